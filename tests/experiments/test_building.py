@@ -197,9 +197,26 @@ def test_architectures_are_an_axis():
     ]
     assert study.varied == ["model", "seed"]
     assert Study.from_json(study.as_json()) == study
-    for models, said in (("relu,MLP", "'relu' is not an architecture"), ("MLP,LeNet5", "LeNet5 takes images")):
+    for models, said in (("relu,MLP", "'relu' is not an architecture"), ("LeNet5,SmallVGG", "LeNet5 takes images")):
         with pytest.raises(BadInput, match=said):
             study_of("digits", settings=[f"model={models}"])
+
+
+def test_shared_settings_are_those_of_each_architecture_whatever_their_order():
+    models, size = "model=SmallVGG,LeNet5", ["train=20", "data.test=20", *SMALL]
+    for settings in ([models, "init=kaiming_uniform"], ["init=kaiming_uniform", models]):
+        study = study_of("patches", settings=[*settings, "seed=3", *size])
+        assert {(n.model.init, n.model.seed, n.training.seed) for n in study.networks()} == {("kaiming_uniform", 3, 3)}
+        assert {n.model.classes for n in study.networks()} == {2}
+    for settings, said in (
+        (["model=SmallVGG,MLP"], "MLP takes rows of numbers and SmallVGG images: that makes two studies"),
+        (["model=SmallVGG,SmallVGG"], "each of them once"),
+        (["model+lr=(SmallVGG,0.1),(LeNet5,0.2)"], "an axis of their own"),
+        (["model="], "at least one value"),
+        (["model"], "write NAME=VALUE"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            study_of("patches", settings=[*settings, *size])
 
 
 def test_the_users_functions_are_an_axis_and_kinds_of_networks(own, tmp_path):
@@ -217,7 +234,14 @@ def test_the_users_functions_are_an_axis_and_kinds_of_networks(own, tmp_path):
     assert set(trained_alike(study)) == {"model", "seed"}
     assert "same weights" not in trained_alike(study)["seed"]
     with pytest.raises(BadInput, match=r"net\.py:deep needs the arguments depth"):
-        study_of(samples, settings=[f"model={build},{deep}"])
+        study_of(samples, settings=[f"model={own}/net.py:build,{own}/net.py:deep"])
+    (tmp_path / "net.py").write_text((own / "net.py").read_text() + "\n# another one")
+    with pytest.raises(BadInput, match=r"net\.py:build\(width=4, activation='relu'\) stands there twice"):
+        study_of(samples, settings=[f"model={build}(width=4),{tmp_path}/net.py:build(width=4)"])
+    with pytest.raises(BadInput, match=r"narrow|shapes|mat1"):
+        study_of(samples, settings=[f"model={build},{own}/net.py:narrow"])  # before any worker begins
+    twice = study_of(samples, settings=[f"model={own}/net.py:deep,{own}/net.py:deeper", "depth=3,4", *SMALL])
+    assert [n.model.options["depth"] for n in twice.networks()] == [3, 4, 3, 4]
 
 
 def test_a_yaml_file_has_several_architectures(own, tmp_path):

@@ -12,7 +12,11 @@ from flatlens.experiments.kinds import kinds_of
         ({"lr": [0.1, 0.2]}, ["", ""]),
         ({"model": ["MLP(widths=(8,))", "MLP(widths=(16,))"]}, ["", ""]),
         ({"model": ["VGG11()", "LeNet()"]}, ["VGG11", "LeNet"]),
-        ({"model": ["VGG11(batchnorm=False)", "VGG11()"]}, ["without BatchNorm", "with BatchNorm"]),
+        ({"model": ["VGG11(batchnorm=False)", "VGG11(batchnorm=True)"]}, ["without BatchNorm", "with BatchNorm"]),
+        ({"model": ["VGG11(batchnorm=False)", "LeNet5()"]}, ["VGG11", "LeNet5"]),
+        ({"model": ["a(ghost_batchnorm=False)", "a(batchnorm=True)"]}, ["", ""]),
+        ({"model.batchnorm": [True, False]}, ["with BatchNorm", "without BatchNorm"]),
+        ({"batchnorm": ["yes", None]}, ["", ""]),
         ({"batchnorm": [True, False]}, ["with BatchNorm", "without BatchNorm"]),
         ({"batchnorm": [True, True]}, ["", ""]),
         (

@@ -20,6 +20,9 @@ def build(width=6, activation="relu"):
 def deep(inputs, outputs, depth):
     return nn.Sequential(nn.Flatten(), *[nn.Linear(inputs, inputs) for _ in range(depth)], nn.Linear(inputs, outputs))
 
+def deeper(inputs, outputs, depth):
+    return deep(inputs, outputs, depth + 1)
+
 def narrow():
     return nn.Sequential(nn.Flatten(), nn.Linear(5, 2))
 """

@@ -28,7 +28,7 @@ def answers(
     study: Study,
     relations: pd.DataFrame,
     within: pd.DataFrame,
-    by_kind: pd.DataFrame,
+    with_gap: pd.DataFrame,
     left_out: int,
     unfinished: int,
 ) -> list[tuple[str, str]]:
@@ -38,7 +38,7 @@ def answers(
         study: its settings.
         relations: the relations of all pairs.
         within: the relations with the gap inside groups of equal settings.
-        by_kind: the relations with the gap in each kind of networks: `gap_correlations`.
+        with_gap: the relations with the gap, also in each kind of networks: `gap_correlations`.
         left_out: number of networks that failed, or are left out of every relation.
         unfinished: number of networks that are not finished.
     """
@@ -49,7 +49,7 @@ def answers(
     return [
         (WHAT, _what(rows, certain)),
         (SURELY, _surely(rows, alike, words)),
-        (BEWARE, _beware(certain, alike, words, by_kind, left_out, unfinished)),
+        (BEWARE, _beware(certain, alike, words, with_gap, left_out, unfinished)),
     ]
 
 
@@ -100,7 +100,7 @@ def _beware(
     certain: Sequence[pd.Series],
     alike: Sequence[pd.Series],
     words: str,
-    by_kind: pd.DataFrame,
+    with_gap: pd.DataFrame,
     left_out: int,
     unfinished: int,
 ) -> str:
@@ -115,7 +115,7 @@ def _beware(
         one = f"the relation of {other_than_gap(lost[0])} is"
         told = f"{len(lost)} of these relations are" if len(lost) > 1 else one
         said.append(f"Within {words}, {told} no longer clear: the settings may move both sides.")
-    if turned := turned_by_kind(by_kind):
+    if turned := turned_by_kind(with_gap):
         name, two = next(iter(turned.items()))
         told = f"{len(turned)} measures go" if len(turned) > 1 else f"{name} goes"
         kinds = f" ({', '.join(two['kind'])})" if len(turned) == 1 else ""

@@ -18,7 +18,6 @@ from typing import Any
 import pandas as pd
 
 from flatlens.errors import BadFolder, BadInput, MissingExtra, needs, one_line
-from flatlens.experiments.gap_correlations import COLUMNS
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.settings import Study
 
@@ -76,7 +75,6 @@ def read_study(archive: zipfile.ZipFile, name: str) -> StudyResult:
     pairs = {key: value for key, value in values.items() if isinstance(value, list)}  # JSON has lists for tuples
     values |= {key: [tuple(one) if isinstance(one, list) else one for one in value] for key, value in pairs.items()}
     values |= {table: pd.read_parquet(io.BytesIO(archive.read(f"{name}/{table}.parquet"))) for table in _TABLES}
-    values["gap_correlations"] = values["gap_correlations"].reindex(
-        columns=list(COLUMNS), fill_value=""
-    )  # once no kind
+    if "kind" not in values["gap_correlations"]:  # an older archive: its rows are of all networks
+        values["gap_correlations"].insert(0, "kind", "")
     return StudyResult(**values, quantities=Study.from_json(values["settings"]).quantities)

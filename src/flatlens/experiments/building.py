@@ -27,9 +27,9 @@ from flatlens.errors import BadInput
 from flatlens.experiments.checkpoints import checkpoint_axis
 from flatlens.experiments.parts import assigned, data_of, in_its_folder, pairs, part_of
 from flatlens.experiments.quantities import STUDIED, quantities, setting
-from flatlens.experiments.reading import load_yaml
+from flatlens.experiments.reading import LONGEST, load_yaml
 from flatlens.experiments.settings import Axis, NetworkSettings, Study, StudyScale, facts, fitted
-from flatlens.experiments.vary import value_of, vary
+from flatlens.experiments.vary import TOGETHER, value_of, vary
 from flatlens.measures.registry import MEASURES, named
 from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG, UserNetwork
 from flatlens.models.checkpoints import load_weights
@@ -86,79 +86,105 @@ def study_of(
     given = [*pairs(file.get("set", {})), *map(assigned, settings)]
     if ends := {name: several[0] for name, several in given if name in ENDS and "checkpoints" not in file}:
         file["training"] = {**file.get("training", {}), **ends}
+    given.sort(key=lambda pair: pair[0] != "model")  # other settings may be those of the architecture
     base, split, read = _base(file, scale, tuple(one.key for one in named(named_measures)))
     loaded = base.data
-    axes: list[Axis] = []
+    axes: dict[str, Axis] = {}
+    shared: dict[str, Any] = {}
     for name, several in given:
-        if name == "model":
-            base = vary(base, name, _architecture(several[0]))
-        if len(several) == 1:
-            base = vary(base, name, several[0])
-            axes = [axis for axis in axes if axis.name != name]
-        else:
-            axes = [*(axis for axis in axes if axis.name != name), Axis(name, several)]
+        if TOGETHER in name and "model" in name.split(TOGETHER):
+            raise BadInput(f"--set {name}: architectures are an axis of their own: --set model=A,B")
+        values = tuple(map(_architecture, several)) if name == "model" else several
+        for earlier in (axes, shared):
+            earlier.pop(name, None)
+        if len(values) > 1:
+            axes[name] = Axis(name, values)
+        elif name != "model":
+            shared[name] = values[0]
+        if len(values) == 1 or name == "model":
+            base = vary(base, name, values[0])
     if _is_flattened(base):
         base = vary(base, "data.flat", True)
     if base.data != loaded:
         split = _loaded(base.data, read)
     base = vary(base, "model", fitted(base.model, split))
-    axes = sorted((_with_sizes(axis, split) for axis in axes), key=lambda axis: axis.name != "model")  # before its seed
     if not len(split.test_x):
         kept = [name for name in base.measures if not MEASURES[name.partition("(")[0]].held_out]
         base = replace(base, measures=tuple(kept))
     name = str(file.get("name", userfile.file_of(data).stem))
     if isinstance(base.training, TrainedElsewhere):
-        return _of_checkpoints(name, base, str(file["checkpoints"]), axes, scale)
-    axes = axes or list(DEFAULT_AXES)
-    base = _with_first_options(base, axes)
-    if isinstance(base.model, UserNetwork) or isinstance(base.data, UserData):
-        _require_trains(base, split)
-    settings_shown = [shown for axis in axes if (shown := setting(axis.name, axis.values)) is not None]
+        return _of_checkpoints(name, base, str(file["checkpoints"]), list(axes), scale)
+    grid = tuple(axes.values()) or DEFAULT_AXES
+    if "model" in axes:
+        models = _fitted_models(axes["model"], base, shared, grid, split)
+        base, grid = (
+            vary(base, "model", models[0]),
+            tuple(Axis("model", models) if a.name == "model" else a for a in grid),
+        )
+    else:
+        base = _complete(base, grid, split)
+    settings_shown = [shown for axis in grid if (shown := setting(axis.name, axis.values)) is not None]
     compared = quantities(base.measures, settings_shown, first_layer=_first_layer(base.model))
-    return Study(name, base, tuple(axes), compared, scale=scale)
+    return Study(name, base, grid, compared, scale=scale)
 
 
 def _architecture(given: Any) -> Architecture:
     if isinstance(given, ARCHITECTURES):
         return given  # type: ignore[return-value]
-    known = ", ".join(kind.__name__ for kind in ARCHITECTURES)
-    raise BadInput(f"model: {given!r} is not an architecture: known are {known}")
+    shown, known = repr(given)[:LONGEST], ", ".join(kind.__name__ for kind in ARCHITECTURES)
+    raise BadInput(f"model: {shown} is not an architecture: known are {known}; several are an axis, --set model=A,B")
 
 
-def _with_sizes(axis: Axis, split: Split) -> Axis:
-    """Return an axis of architectures with the sizes of the data; any other as it is."""
-    if axis.name != "model":
-        return axis
-    models = [fitted(_architecture(each), split) for each in axis.values]
-    for model in models:
-        if isinstance(model, UserNetwork):
-            model.require_complete()
-    return replace(axis, values=tuple(models))
+def _fitted_models(
+    axis: Axis, base: NetworkSettings, shared: Mapping[str, Any], grid: Sequence[Axis], split: Split
+) -> tuple[Architecture, ...]:
+    """Return an axis's architectures with the settings that all networks share and the sizes of the data.
+
+    Raises:
+        BadInput: one does not go with the data or with these settings, or two cannot be told apart.
+    """
+    takes = {field.name: one for one in axis.values for field in fields(one) if field.name in ("inputs", "channels")}
+    if len(takes) == 2:
+        rows, images = (type(takes[kind]).__name__ for kind in ("inputs", "channels"))
+        raise BadInput(f"--set model: {rows} takes rows of numbers and {images} images: that makes two studies")
+    models = []
+    for model in axis.values:
+        one = vary(base, "model", model)
+        for name, value in shared.items():
+            one = vary(one, name, value)
+        models.append(_complete(vary(one, "model", fitted(one.model, split)), grid, split).model)
+    if again := [str(one) for one in models if list(map(str, models)).count(str(one)) > 1]:
+        raise BadInput(f"--set model: {again[0]} stands there twice: give each its own name or settings")
+    return tuple(models)
 
 
-def _with_first_options(base: NetworkSettings, axes: Sequence[Axis]) -> NetworkSettings:
-    """Return the settings with the first value of an axis for arguments of the user's function that have none."""
-    for axis in axes:
-        if isinstance(base.model, UserNetwork) and value_of(base, axis.name) is None:
+def _complete(base: NetworkSettings, grid: Sequence[Axis], split: Split) -> NetworkSettings:
+    """Return the settings with a value for each argument of the user's function: where it has none, an axis's first.
+
+    Refuses a network of the user's, or one on the user's data, that cannot be trained, before any worker begins.
+    """
+    for axis in grid:
+        if isinstance(base.model, UserNetwork) and axis.name != "model" and value_of(base, axis.name) is None:
             base = vary(base, axis.name, axis.values[0])
     if isinstance(base.model, UserNetwork):
         base.model.require_complete()
+    if isinstance(base.model, UserNetwork) or isinstance(base.data, UserData):
+        _require_trains(base, split)
     return base
 
 
 def _require_trains(base: NetworkSettings, split: Split) -> None:
-    """Refuse a network that cannot be trained on the data, before any worker begins."""
     assert isinstance(base.training, Training)
     if not isinstance(base.training.optimiser, Ridge):
         TrainingRun(base.model.build(), split.train, split.held_out, base.training, None)
 
 
-def _of_checkpoints(name: str, base: NetworkSettings, where: str, axes: list[Axis], scale: StudyScale) -> Study:
+def _of_checkpoints(name: str, base: NetworkSettings, where: str, varied: list[str], scale: StudyScale) -> Study:
     """Return the study of networks that were trained elsewhere."""
     assert isinstance(base.training, TrainedElsewhere)
-    if axes:
+    if varied:
         raise BadInput(
-            f"--set {axes[0].name}: the networks of --checkpoints are trained already: what differs stands "
+            f"--set {varied[0]}: the networks of --checkpoints are trained already: what differs stands "
             f"in the columns of the table"
         )
     axis = checkpoint_axis(Path(where), base.model, base.training.loss)

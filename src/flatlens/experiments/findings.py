@@ -12,7 +12,7 @@ from flatlens.experiments.gap_correlations import OVERALL
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words
 from flatlens.experiments.settings import Study
 from flatlens.experiments.tables import held_fixed, unit_column
-from flatlens.experiments.vary import seedless
+from flatlens.experiments.vary import TOGETHER, seedless
 from flatlens.statistics.clustered import FEWEST_DESCRIBED
 from flatlens.training import REACHED, TrainedElsewhere
 
@@ -25,7 +25,7 @@ def findings(
     networks: pd.DataFrame,
     relations: pd.DataFrame,
     within: pd.DataFrame,
-    by_kind: pd.DataFrame,
+    with_gap: pd.DataFrame,
     unfinished: int,
     failed: int,
 ) -> list[str]:
@@ -36,7 +36,7 @@ def findings(
         *_settings(study.quantities, relations),
         *_within(study, within),
         *_reversals(study, relations, within),
-        *_turned_by_kind(by_kind),
+        *_turned_by_kind(with_gap),
         *_twins(study.base.measures, networks),
         _intervals(study, networks),
     ]
@@ -46,7 +46,7 @@ def _intervals(study: Study, networks: pd.DataFrame) -> str:
     """Return what the intervals are over, and what they do not say."""
     kept = networks[networks["outcome"].isin(REACHED)]
     column = unit_column(study.varied)
-    units, unit = kept[column].nunique(), "seed" if column == "seed" else "network"
+    units, unit = kept[column].nunique(), "network" if column == "key" else "seed"
     said = f"The intervals are 95% intervals over {count_of(units, f'independent {unit}')}"
     if unit == "seed":
         said += ": networks of one seed share their initial weights and the order of their batches"
@@ -106,7 +106,8 @@ def trained_alike(study: Study) -> dict[str, str]:
     """Return each way of holding settings fixed, in words."""
     ways, told = held_fixed(study.varied), {}
     models = {seedless(str(one.model)) for one in study.networks()}
-    same_start = len(models) == 1 and not isinstance(study.base.training, TrainedElsewhere)
+    seeds = {"seed", "model.seed"} & {name for axis in study.varied for name in axis.split(TOGETHER)}
+    same_start = seeds and len(models) == 1 and not isinstance(study.base.training, TrainedElsewhere)
     for names in ways:
         words = " and ".join(map(in_words, names))
         only_seed = ("seed",) in ways and len(names) > 1
@@ -199,27 +200,26 @@ def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame) -> l
     return sentences
 
 
-def turned_by_kind(by_kind: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def turned_by_kind(with_gap: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the measures that clearly go with the gap in one kind of networks and against it in another.
 
-    `by_kind` is the table of `gap_correlations`. Each measure has two rows: Pearson's r in one kind, and in the other.
+    `with_gap` is the table of `gap_correlations`. Each measure has two rows: Pearson's r in one kind, and in the other.
     """
-    rows = by_kind[(by_kind["kind"] != "") & (by_kind["coefficient"] == OVERALL["pearson"])]
+    rows = with_gap[(with_gap["kind"] != "") & (with_gap["coefficient"] == OVERALL["pearson"])]
+    rows = rows.rename(columns={"value": "pearson", "low": "pearson_low", "high": "pearson_high"})
     ends = {
-        str(name): same.loc[[same["low"].idxmax(), same["high"].idxmin()]]
-        for name, same in rows.dropna(subset=["low", "high"]).groupby("quantity", sort=False)
+        str(name): same.loc[[same["pearson_low"].idxmax(), same["pearson_high"].idxmin()]]
+        for name, same in rows.dropna(subset=["pearson_low", "pearson_high"]).groupby("quantity", sort=False)
     }
-    return {name: two for name, two in ends.items() if two["low"].iloc[0] > 0 > two["high"].iloc[1]}
+    return {name: two for name, two in ends.items() if two["pearson_low"].iloc[0] > 0 > two["pearson_high"].iloc[1]}
 
 
-def _turned_by_kind(by_kind: pd.DataFrame) -> list[str]:
+def _turned_by_kind(with_gap: pd.DataFrame) -> list[str]:
     """Return the sentence about measures whose sign is another in another kind of networks."""
-    turned = [
-        f"{name}, " + " but ".join(
-            f"{r['value']:.2f} [{r['low']:.2f}, {r['high']:.2f}] in {r['kind']}" for _, r in two.iterrows()
-        )
-        for name, two in turned_by_kind(by_kind).items()
-    ]  # fmt: skip
+    turned = []
+    for name, two in turned_by_kind(with_gap).items():
+        said = [f"{interval_of(row, 'pearson')} in {row['kind']}" for _, row in two.iterrows()]
+        turned.append(f"{name}, {' but '.join(said)}")
     more = f"; and for {len(turned) - 4} more" if len(turned) > 4 else ""
     return [f"Between kinds of networks the sign of r changes for {'; '.join(turned[:4])}{more}."] if turned else []
 

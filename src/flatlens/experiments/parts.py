@@ -93,9 +93,9 @@ def assigned(text: str) -> tuple[str, tuple[Any, ...]]:
     (('lr', (0.05, 0.1)), (64, 64, 64))
     """
     name, _, right = text.partition("=")
-    if name.strip() != "model":
+    if name.strip() != "model" or not right.strip():
         return assignment(text, KNOWN)
-    return "model", tuple(part_of("model", one) for one in split_values(f"({right})"))
+    return "model", tuple(part_of("model", one) for one in split_values(f"({right})") if one)
 
 
 def _user_network(written: str) -> UserNetwork:
@@ -132,8 +132,6 @@ def in_its_folder(file: dict[str, Any], folder: Path) -> dict[str, Any]:
     def found(part: Any) -> Any:
         if isinstance(part, Mapping) and "name" in part:
             return {**part, "name": found(part["name"])}
-        if isinstance(part, list):
-            return [found(each) for each in part]
         if not isinstance(part, str):
             return part
         path = userfile.file_of(part.partition("(")[0])
@@ -148,4 +146,7 @@ def in_its_folder(file: dict[str, Any], folder: Path) -> dict[str, Any]:
     if not isinstance(axes, Mapping) or "model" not in axes:
         return whole
     models = split_values(f"({axes['model']})") if isinstance(axes["model"], str) else axes["model"]
-    return {**whole, "set": {**axes, "model": found(models)}}
+    several = models if isinstance(models, list) else [models]
+    own = [isinstance(one, str) and userfile.is_userfile(one.partition("(")[0]) for one in several]
+    models = [found(one) if mine else one for one, mine in zip(several, own, strict=True)]
+    return {**whole, "set": {**axes, "model": models}}

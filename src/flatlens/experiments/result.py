@@ -39,8 +39,9 @@ class StudyResult:
     """Each quantity against the gap inside groups of equal settings (means of the groups taken out): x, y, group
     ("lr", "lr, batch_size" or "seed"), groups, n, units, pearson, pearson_low, pearson_high."""
     gap_correlations: pd.DataFrame
-    """Each measure with the gap, by every coefficient: quantity, coefficient, value, low, high, p, n, units, given,
-    why, note. Computed by the function of this name."""
+    """Each measure with the gap, by every coefficient: kind, quantity, coefficient, value, low, high, p, n, units,
+    given, why, note; `kind` is "" over all networks, else the kind of networks that it is over. Computed by the
+    function of this name."""
     findings: list[str]
     """Sentences of the main results, with numbers and 95% intervals."""
     quantities: tuple[Quantity, ...]

@@ -168,10 +168,11 @@ class Study:
         return list(self._networks())
 
     def _networks(self) -> Iterator[NetworkSettings]:
+        names = [axis.name for axis in self.axes]
         for values in product(*(_in_order(axis.values) for axis in self.axes)):
             settings = self.base
-            for axis, value in zip(self.axes, values, strict=True):
-                settings = vary(settings, axis.name, value)
+            for name, value in sorted(zip(names, values, strict=True), key=lambda pair: pair[0] != "model"):
+                settings = vary(settings, name, value)  # the architecture first: its seed may be another axis
             yield settings
 
     def as_json(self) -> dict[str, Any]:

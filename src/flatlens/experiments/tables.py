@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import reduce
 from math import nan
 from typing import Any
 
@@ -13,7 +13,7 @@ from flatlens.column import Column
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import NetworkSettings, facts
 from flatlens.experiments.store import Record
-from flatlens.experiments.vary import TOGETHER, but_seeds, last_field, seedless, split_values, value_of
+from flatlens.experiments.vary import TOGETHER, but_seeds, is_seed, seedless, split_values, value_of
 from flatlens.tracking.history import TYPES
 from flatlens.training import REACHED, TrainedElsewhere
 from flatlens.userfile import short
@@ -103,8 +103,8 @@ def held_fixed(axes: Sequence[str]) -> list[tuple[str, ...]]:
 
     >>> held_fixed(["lr", "batch_size", "seed"])
     [('lr',), ('lr', 'batch_size'), ('seed',)]
-    >>> held_fixed(["batchnorm+seed"])
-    [('batchnorm',), ('seed',)]
+    >>> held_fixed(["batchnorm+seed"]), held_fixed(["lr", "model.seed"])
+    ([('batchnorm',), ('seed',)], [('lr',)])
     """
     others = tuple(name for axis in axes if (name := TOGETHER.join(but_seeds(axis))))
     seed: list[tuple[str, ...]] = [("seed",)] if unit_column(axes) == "seed" else []
@@ -114,13 +114,15 @@ def held_fixed(axes: Sequence[str]) -> list[tuple[str, ...]]:
 def unit_column(axes: Sequence[str]) -> str:
     """Return the column that says which networks are one independent unit: the seed if it varies, else the key.
 
-    Networks of one seed share their initial weights and the order of their batches.
+    Networks of one seed share their initial weights and the order of their batches. The column `seed` is that of the
+    batches; where an axis of other seeds alone varies, it is that axis.
 
-    >>> unit_column(["lr", "data.seed+model.seed+training.seed"]), unit_column(["lr"])
-    ('seed', 'key')
+    >>> unit_column(["data.seed+model.seed+training.seed"]), unit_column(["lr"]), unit_column(["lr", "model.seed"])
+    ('seed', 'key', 'model.seed')
     """
-    seeds = any(last_field(name) == "seed" for axis in axes for name in axis.split(TOGETHER))
-    return "seed" if seeds else "key"
+    if {"seed", "training.seed"} & {name for axis in axes for name in axis.split(TOGETHER)}:
+        return "seed"
+    return next(filter(is_seed, axes), "key")
 
 
 def groupings(networks: pd.DataFrame, axes: Sequence[str]) -> dict[str, pd.Series]:
@@ -138,34 +140,28 @@ def without_seeds(networks: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     """
     columns = {}
     for axis in axes:
-        names, kept = axis.split(TOGETHER), but_seeds(axis)
-        if kept:
-            text = networks[axis].map(str)
-            columns[TOGETHER.join(kept)] = (
-                text if kept == names else text.map(partial(_some_of, names=names, kept=kept))
-            )
+        if kept := but_seeds(axis):
+            parts = [_words_of(networks, axis, name) for name in kept]
+            columns[TOGETHER.join(kept)] = reduce(lambda one, other: one + ", " + other, parts)
     return pd.DataFrame(columns, index=networks.index)
 
 
-def _some_of(values: str, names: Sequence[str], kept: Sequence[str]) -> str:
-    """Return some of the values of settings that vary together, from their text.
-
-    >>> _some_of("('relu', 4, True)", ["activation", "seed", "batchnorm"], ["activation", "batchnorm"])
-    'relu, True'
-    """
-    found = dict(zip(names, split_values(values), strict=True))
-    return ", ".join(found[name] for name in kept)
+def _words_of(networks: pd.DataFrame, axis: str, name: str) -> pd.Series:
+    """Return one of the settings of an axis as text; older tables have those that vary together in one column alone."""
+    if name in networks:
+        return networks[name].map(str).map(seedless)
+    return networks[axis].map(lambda values: seedless(split_values(values)[axis.split(TOGETHER).index(name)]))
 
 
-def _cell(value: Any) -> Any:
-    """Return a setting as a cell of a table; nested settings as text, without their seed, which has its own column."""
-    return value if value is None or isinstance(value, int | float | str) else seedless(str(value))
+def _cell(value: Any, seed: int | None) -> Any:
+    """Return a setting as a cell of a table; nested settings as text, without the seed that has a column of its own."""
+    return value if value is None or isinstance(value, int | float | str) else seedless(str(value), seed)
 
 
 def setting_of(settings: NetworkSettings, name: str) -> Any:
     """Return a network's setting as a cell of a table."""
     elsewhere = isinstance(settings.training, TrainedElsewhere)
-    return _cell(facts(settings).get(name) if elsewhere else value_of(settings, name))
+    return _cell(facts(settings).get(name) if elsewhere else value_of(settings, name), settings.training.seed)
 
 
 def _identity(record: Record) -> dict[str, Any]:

@@ -132,13 +132,16 @@ def split_values(values: str) -> list[str]:
     return [part.strip().strip("'") for part in parts]
 
 
-def seedless(settings: str) -> str:
-    """Return settings in words without their seed.
+def seedless(settings: str, seed: int | None = None) -> str:
+    """Return settings in words without their seed; with `seed`, only where it is this one.
 
     >>> seedless("LeNet5(channels=3, seed=4, init='torch')"), seedless("ViT(seed=1, depth=2)")
     ("LeNet5(channels=3, init='torch')", 'ViT(depth=2)')
+    >>> seedless("ViT(seed=12, depth=2)", 1)
+    'ViT(seed=12, depth=2)'
     """
-    return re.sub(r"\bseed=\d+, |(, )?\bseed=\d+", "", settings)
+    number = r"\d+" if seed is None else rf"{seed}\b"
+    return re.sub(rf"\bseed={number}, |(, )?\bseed={number}", "", settings)
 
 
 def _replaced(settings: Any, path: list[str], value: Any) -> Any:

@@ -37,7 +37,7 @@ def with_units(result: StudyResult, networks: pd.DataFrame) -> pd.DataFrame:
     Networks are rows with a column `key`, and a column `seed` if the study varies it.
     """
     column = column_of_units(result)
-    return labelled(networks, [column], "seed" if column == "seed" else _NETWORK)
+    return labelled(networks, [column], _NETWORK if column == "key" else "seed")
 
 
 def labelled(table: pd.DataFrame, columns: Sequence[str], word: str = "") -> pd.DataFrame:

@@ -101,7 +101,6 @@ def study_html(
         spoken=spoken,
         swatches={mode: ordered_colours(max(len(grid.colours), 1), mode) for mode in MODES},
         shapes=words.shape_signs(len(grid.shapes)),
-        coefficients=list(dict.fromkeys(result.gap_correlations["coefficient"])),
         against=against_rows(result),
         measures=measure_rows(result, cards),
         moves=[in_words for _, _, in_words in MOVES],

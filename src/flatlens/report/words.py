@@ -17,7 +17,7 @@ from flatlens.userfile import short
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
 
-SHORT_LIST = 4  #: networks left out that are named, at most
+SHORT_LIST = 4  #: networks left out, or architectures, that are named, at most
 #: In the order of the marks' shapes in the figures.
 _SIGNS = ("●", "■", "▲", "◆", "✚", "▼")
 
@@ -41,7 +41,7 @@ def what_was_run(result: StudyResult) -> str:
     if number == len(result.networks) and any(_with_seeds(axis["name"]) for axis in axes):
         seeds = ", each network with a seed of its own"
     elif grid:
-        each = {count for axis in axes if _with_seeds(axis["name"]) for count in _without_seeds(axis)["seeds"]}
+        each = {count for axis in axes if _with_seeds(axis["name"]) for count in _but_its_seeds(axis)["seeds"]}
         counts = sorted(each or {number})
         told = counted(1, "seed") if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
         seeds = f", {told} for each{' combination' if len(axes) > 1 else ''}" if number > 1 else ""
@@ -77,7 +77,7 @@ def _with_seeds(name: str) -> bool:
     return not is_seed(name) and any(last_field(one) == "seed" for one in name.split(TOGETHER))
 
 
-def _without_seeds(axis: Mapping[str, Any]) -> dict[str, Any]:
+def _but_its_seeds(axis: Mapping[str, Any]) -> dict[str, Any]:
     """Return an axis that changes a seed together with other settings as one of these alone, and its seeds for each."""
     names = axis["name"].split(TOGETHER)
     kept = [i for i, one in enumerate(names) if last_field(one) != "seed"]
@@ -94,7 +94,7 @@ def _without_seeds(axis: Mapping[str, Any]) -> dict[str, Any]:
 def _in_words(axis: Mapping[str, Any]) -> str:
     """Return an axis and its values in words; for nested settings, but a few architectures by name, their number."""
     if _with_seeds(axis["name"]):
-        axis = _without_seeds(axis)
+        axis = _but_its_seeds(axis)
     name, values = axis["name"], axis["values"]
     if name == "model" and 1 < len({_value(value) for value in values}) == len(values) <= SHORT_LIST:
         return f"models {_values(axis)}"
