@@ -86,23 +86,9 @@ def study_of(
     given = [*pairs(file.get("set", {})), *map(assigned, settings)]
     if ends := {name: several[0] for name, several in given if name in ENDS and "checkpoints" not in file}:
         file["training"] = {**file.get("training", {}), **ends}
-    given.sort(key=lambda pair: pair[0] != "model")  # other settings may be those of the architecture
     base, split, read = _base(file, scale, tuple(one.key for one in named(named_measures)))
     loaded = base.data
-    axes: dict[str, Axis] = {}
-    shared: dict[str, Any] = {}
-    for name, several in given:
-        if TOGETHER in name and "model" in name.split(TOGETHER):
-            raise BadInput(f"--set {name}: architectures are an axis of their own: --set model=A,B")
-        values = tuple(map(_architecture, several)) if name == "model" else several
-        for earlier in (axes, shared):
-            earlier.pop(name, None)
-        if len(values) > 1:
-            axes[name] = Axis(name, values)
-        elif name != "model":
-            shared[name] = values[0]
-        if len(values) == 1 or name == "model":
-            base = vary(base, name, values[0])
+    base, axes, shared = _with_settings(base, given)
     if _is_flattened(base):
         base = vary(base, "data.flat", True)
     if base.data != loaded:
@@ -117,15 +103,34 @@ def study_of(
     grid = tuple(axes.values()) or DEFAULT_AXES
     if "model" in axes:
         models = _fitted_models(axes["model"], base, shared, grid, split)
-        base, grid = (
-            vary(base, "model", models[0]),
-            tuple(Axis("model", models) if a.name == "model" else a for a in grid),
-        )
+        base = vary(base, "model", models[0])
+        grid = tuple(replace(axis, values=models) if axis.name == "model" else axis for axis in grid)
     else:
         base = _complete(base, grid, split)
     settings_shown = [shown for axis in grid if (shown := setting(axis.name, axis.values)) is not None]
     compared = quantities(base.measures, settings_shown, first_layer=_first_layer(base.model))
     return Study(name, base, grid, compared, scale=scale)
+
+
+def _with_settings(
+    base: NetworkSettings, given: Sequence[tuple[str, tuple[Any, ...]]]
+) -> tuple[NetworkSettings, dict[str, Axis], dict[str, Any]]:
+    """Return the settings with those given for all networks, the axes, and what was given; the last of a name counts."""
+    axes: dict[str, Axis] = {}
+    shared: dict[str, Any] = {}
+    for name, several in sorted(given, key=lambda pair: pair[0] != "model"):  # others may be the architecture's own
+        if TOGETHER in name and "model" in name.split(TOGETHER):
+            raise BadInput(f"--set {name}: architectures are an axis of their own: --set model=A,B")
+        values = tuple(map(_architecture, several)) if name == "model" else several
+        for earlier in (axes, shared):
+            earlier.pop(name, None)
+        if len(values) > 1:
+            axes[name] = Axis(name, values)
+        elif name != "model":
+            shared[name] = values[0]
+        if len(values) == 1 or name == "model":
+            base = vary(base, name, values[0])
+    return base, axes, shared
 
 
 def _architecture(given: Any) -> Architecture:
