@@ -115,7 +115,7 @@ def study_of(
 def _with_settings(
     base: NetworkSettings, given: Sequence[tuple[str, tuple[Any, ...]]]
 ) -> tuple[NetworkSettings, dict[str, Axis], dict[str, Any]]:
-    """Return the settings with those given for all networks, the axes, and what was given; the last of a name counts."""
+    """Return the settings with those given for all networks, the axes, and those given; the last of a name counts."""
     axes: dict[str, Axis] = {}
     shared: dict[str, Any] = {}
     for name, several in sorted(given, key=lambda pair: pair[0] != "model"):  # others may be the architecture's own
