@@ -213,6 +213,7 @@ def test_shared_settings_are_those_of_each_architecture_whatever_their_order():
         (["model=SmallVGG,SmallVGG"], "each of them once"),
         (["model+lr=(SmallVGG,0.1),(LeNet5,0.2)"], "an axis of their own"),
         (["model="], "at least one value"),
+        (["model=,"], "at least one value"),
         (["model"], "write NAME=VALUE"),
     ):
         with pytest.raises(BadInput, match=said):

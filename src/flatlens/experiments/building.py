@@ -124,8 +124,8 @@ def _with_settings(
         values = tuple(map(_architecture, several)) if name == "model" else several
         for earlier in (axes, shared):
             earlier.pop(name, None)
-        if len(values) > 1:
-            axes[name] = Axis(name, values)
+        if len(values) != 1:
+            axes[name] = Axis(name, values)  # refuses none
         elif name != "model":
             shared[name] = values[0]
         if len(values) == 1 or name == "model":
