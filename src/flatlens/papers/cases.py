@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.papers.contrasts import OfCounts
-from flatlens.papers.evidence import Evidence, Table, complete, over_groups, weighed
+from flatlens.papers.evidence import Evidence, Table, complete, over_groups, weighed, where
 from flatlens.papers.predictions import Results, Side
 from flatlens.papers.units import CASE, trained_ones
 from flatlens.statistics import Statistic, in_cases, pearson, spearman
@@ -171,14 +171,12 @@ def with_over_without(table: Table, setting: str, column: str, same: Sequence[st
 def first_step(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
     """Return the mean of log(b / a) over groups equal in `same`: a at the setting's smallest value, b at the next."""
 
-    def found(results: Results) -> Statistic:
-        values = sorted(table(results)[setting].unique())[:2]
+    def two(networks: pd.DataFrame) -> pd.Series:
+        return networks[setting].isin(sorted(networks[setting].unique())[:2])
 
-        def log_ratio(group: pd.Series) -> float:
-            a, b = (*group.reindex(values), np.nan)[:2]
-            return float(np.log(b / a)) if a > 0 and b > 0 else np.nan
+    def log_ratio(group: pd.Series) -> float:
+        a, b = (*group.sort_index(), np.nan)[:2]
+        return float(np.log(b / a)) if a > 0 and b > 0 else np.nan
 
-        name = f"log of {column} at the second {setting} over that at the first"
-        return over_groups(table, setting, column, same, log_ratio, name)(results)
-
-    return found
+    name = f"log of {column} at the second {setting} over that at the first"
+    return over_groups(where(table, two), setting, column, same, log_ratio, name)
