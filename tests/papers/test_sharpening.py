@@ -70,7 +70,7 @@ def test_a_figure_has_the_networks_of_one_kind_whatever_their_seeds(smoke_of):
     models = [kinds["odd" if seed % 2 else "even"].format(seed) for seed in networks["seed"]]
     table = networks.assign(model=models, rise=-networks["label_smoothing"].astype(float))
     found = _in_all_figures(lambda _: table, "rise")(results)
-    assert set(found.parts) == {"VGG11, 0.08", "VGG11 without BatchNorm, 0.08"}
+    assert set(found.parts) == {"with BatchNorm, 0.08", "without BatchNorm, 0.08"}
 
 
 @pytest.mark.xdist_group("X6")
