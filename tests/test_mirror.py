@@ -99,7 +99,7 @@ ELSEWHERE = {
     "comparing/test_compare.py": "comparing/alike comparing/comparison comparing/direction",
     "experiments/test_building.py": "experiments/parts",
     "experiments/test_executors.py": "experiments/ondask experiments/workers",
-    "experiments/test_findings.py": "experiments/result experiments/tables",
+    "experiments/test_findings.py": "experiments/result",
     "experiments/test_progress_files.py": "experiments/progress_reporter",
     "experiments/test_settings.py": "experiments/quantities",
     "experiments/test_store.py": "experiments/folders experiments/versions",
