@@ -214,6 +214,11 @@ def test_shared_settings_are_those_of_each_architecture_whatever_their_order():
         (["model+lr=(SmallVGG,0.1),(LeNet5,0.2)"], "an axis of their own"),
         (["model="], "at least one value"),
         (["model=,"], "at least one value"),
+        (
+            ["model=VGG11,LeNet5", "batchnorm=False"],
+            "LeNet5 has no such setting, and every architecture of an axis must",
+        ),
+        (["model=VGG11,LeNet5", "batchnorm=False,True"], "LeNet5 has no such setting"),
         (["model"], "write NAME=VALUE"),
     ):
         with pytest.raises(BadInput, match=said):

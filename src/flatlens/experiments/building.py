@@ -23,7 +23,7 @@ from flatlens import userfile
 from flatlens.data import Split, UserData
 from flatlens.data.named import IMAGES, SYNTHETIC, DataSettings
 from flatlens.data.user_data import ReadSamples
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments.checkpoints import checkpoint_axis
 from flatlens.experiments.parts import assigned, data_of, in_its_folder, pairs, part_of
 from flatlens.experiments.quantities import STUDIED, quantities, setting
@@ -155,12 +155,23 @@ def _fitted_models(
     models = []
     for model in axis.values:
         one = vary(base, "model", model)
+        for name in (*shared, *(axis.name for axis in grid)):
+            _require_setting(one, name)
         for name, value in shared.items():
             one = vary(one, name, value)
         models.append(_complete(vary(one, "model", fitted(one.model, split)), grid, split).model)
     if again := [str(one) for one in models if list(map(str, models)).count(str(one)) > 1]:
         raise BadInput(f"--set model: {again[0]} stands there twice: give each its own name or settings")
     return tuple(models)
+
+
+def _require_setting(settings: NetworkSettings, name: str) -> None:
+    """Raise BadInput if these settings have none of this name, as those of other architectures may."""
+    try:
+        value_of(settings, name)
+    except UnknownName as error:
+        kind = str(settings.model).partition("(")[0]
+        raise BadInput(f"--set {name}: {kind} has no such setting, and every architecture of an axis must") from error
 
 
 def _complete(base: NetworkSettings, grid: Sequence[Axis], split: Split) -> NetworkSettings:
