@@ -216,7 +216,7 @@ def test_shared_settings_are_those_of_each_architecture_whatever_their_order():
         (["model=,"], "at least one value"),
         (
             ["model=VGG11,LeNet5", "batchnorm=False"],
-            "LeNet5 has no such setting, and every architecture of an axis must",
+            "LeNet5 has no such setting, and every architecture",
         ),
         (["model=VGG11,LeNet5", "batchnorm=False,True"], "LeNet5 has no such setting"),
         (["model"], "write NAME=VALUE"),
