@@ -64,7 +64,7 @@ def study(
         checkpoints: Networks that were trained elsewhere, which are measured only: a table (.csv, .tsv, .json) with a
             column `weights` and any others, such as lr, seed and gap; or a folder of files such as lr=0.1_seed=0.pt.
         settings: A setting of all networks (`batch_size=16`, `ascent=SAM(0.1)`), or an axis of the grid (`lr=0.05,0.1`,
-            `seed=0:6`). Repeat it for more. With an axis, the axes are exactly those given.
+            `seed=0:6`, `model=SmallVGG,LeNet5`). Repeat it for more. With an axis, the axes are exactly those given.
         measures: The measures, separated by commas. Without it: all that one pass over the data gives.
         scale: `smoke` takes seconds, `laptop` minutes.
         running: The processes or machines to run on.
