@@ -76,9 +76,9 @@ def relative_flatness_ggn(networks: Networks) -> Quantity:
         "`relative_flatness_ggn`",
         net.name,
         "the Gauss-Newton part and the whole have two names",
-        "They are equal where the outputs are piecewise linear in the weight (a last layer, ReLU networks without "
-        "LayerNorm or attention) and at interpolation. `head_flatness` and `head_flatness_ggn` are the two for heads "
-        "of attention, which these networks do not have.",
+        "They are equal at interpolation, and where the outputs are piecewise linear in the weight: a last layer that "
+        "gives the outputs, or a ReLU network without LayerNorm or attention that uses the weight once. "
+        "`head_flatness` and `head_flatness_ggn` are the two for heads of attention, which these networks do not have.",
         rows,
     )
 

@@ -131,8 +131,9 @@ def minibatch_sharpness(networks: Networks) -> Quantity:
     net = networks.relu
     size = BATCHES[-1]
     name = f"minibatch_sharpness(samples={size})"
+    told = f"mean of lmax over 8 random batches of {size}: `samples={size}` (default 32)"
     rows = [
-        Convention(f"mean of lmax over 8 random batches of {size}", "flatlens", net(name)),
+        Convention(told, "flatlens", net(name)),
         Convention("one batch, the last one", "PyHessian `data=`", top(batch_hessian(net, len(BATCHES) - 1))),
         Convention("all the data: `sharpness`", "sharpening section 3", net("sharpness")),
     ]

@@ -22,7 +22,7 @@ STUDIES = {
     "digits": "4-layer ReLU networks on scikit-learn's digits, by learning rate, batch size and seed: "
     "`flatlens study digits --out DIR`",
 }
-SECONDS = {"smoke": 3.0, "laptop": 2.5}
+SECONDS = {"smoke": 3.0, "laptop": 0.7}
 """Seconds for a network of the digits study, with two workers."""
 Settings = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False, allow_leading_hyphen=True)]
 
