@@ -51,15 +51,16 @@ for name in ("relative_flatness", "mls", "log_volume"):
     print(name, report[name].kind, report[name].value, report[name].note)
 
 # %%
-# The network's number is that of its outputs or of its last layer, or a sum over
-# layers. Each layer has its own, too.
+# The network's number is that at its input (``mls``), that of its last linear layer
+# (``relative_flatness``), or a sum over layers. Most measures have a number for each
+# layer, too.
 
 chart = report.plot()
 chart
 
 # %%
 # Measures of the Hessian take more work, so they run only when you name them. A lens
-# remembers what it computed: nothing is computed twice.
+# keeps the values of its passes, and eigenvectors to start later searches from.
 
 more = fl.measure(lens, ["sharpness", "hessian_trace"])
 for name in ("sharpness", "hessian_trace"):

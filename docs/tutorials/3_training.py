@@ -36,8 +36,8 @@ chart = tracker.plot()
 chart
 
 # %%
-# In a loop of your own, call ``tracker.step`` after each step of the optimiser; it
-# measures when its time has come.
+# In a loop of your own, call ``tracker.step`` once before the first step of the
+# optimiser and after each step. It measures at the steps that ``every`` names.
 
 model = MLP(inputs=64, widths=(32, 32), outputs=10).build()
 problem = fl.Problem(model, "cross_entropy", split.train)
@@ -46,6 +46,7 @@ tracker = fl.Tracker(
 )
 optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
 x, y = split.train
+tracker.step(optimiser=optimiser)
 for _ in range(200):
     optimiser.zero_grad()
     torch.nn.functional.cross_entropy(model(x), y).backward()

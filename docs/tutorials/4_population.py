@@ -49,8 +49,9 @@ for heading, line in result.answers:
     print(f"{heading}: {line}")
 
 # %%
-# Each measure with the gap, by every coefficient of the field, with 95% intervals and
-# the number of seeds:
+# ``gap_correlations`` has each measure's correlation with the gap, by several
+# coefficients, with 95% intervals. Here is Kendall's tau-b; ``n`` counts networks,
+# ``units`` seeds:
 
 tau = result.gap_correlations.query("coefficient == 'Kendall tau-b'")
 tau[["quantity", "value", "low", "high", "n", "units"]].head(8)

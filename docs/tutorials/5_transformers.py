@@ -38,7 +38,7 @@ problem = fl.Problem(model, "cross_entropy", batch)
 problem
 
 # %%
-# One forward and three backward passes give everything below, for every layer.
+# One forward and three backward passes give the report below.
 
 report = fl.measure(fl.Lens(problem))
 frame = report.frame()
@@ -48,8 +48,9 @@ frame[frame["layer"].str.contains("layer.0") & (frame["measure"] == "mls")][
 
 # %%
 # Measures that need second derivatives of smooth activations take products.
-# ``layers=`` restricts them, and anything that is expected to take more than ten
-# minutes is refused with its time, unless you write ``anyway=True``.
+# ``layers=`` restricts them, and a measure whose products, searches or draws are
+# expected to take more than ten minutes is refused with that time, unless you write
+# ``anyway=True``.
 
 head = fl.measure(fl.Lens(problem), ["relative_flatness"], layers="classifier")
 head["relative_flatness", "classifier"].value

@@ -30,13 +30,15 @@ frame[["bound", "layer", "lhs", "rhs", "tightness", "status"]].head(10)
 
 # %%
 # *holds*: every assumption was checked, or you declared it, and the left side is at
-# most the right side. *not applicable*: an assumption is false here, or nobody checked
-# it. The sides are shown all the same.
+# most the right side. *not applicable*: an assumption is false here, was neither
+# checked nor declared, or a side is NaN. *undecided*: the standard error is larger
+# than the slack. *violated*: the left side is larger.
 
 frame["status"].value_counts()
 
 # %%
-# *tightness* is left over right. A bound of tightness 1e-18 holds and says nothing.
+# *tightness* is left over right. A bound of tightness 1e-18 holds, but its right side
+# is far too large to be of use.
 # Here are the tightest ones.
 
 tightest = frame.sort_values("tightness", ascending=False).head(8)
