@@ -147,6 +147,5 @@ def in_its_folder(file: dict[str, Any], folder: Path) -> dict[str, Any]:
         return whole
     models = split_values(f"({axes['model']})") if isinstance(axes["model"], str) else axes["model"]
     several = models if isinstance(models, list) else [models]
-    own = [isinstance(one, str) and userfile.is_userfile(one.partition("(")[0]) for one in several]
-    models = [found(one) if mine else one for one, mine in zip(several, own, strict=True)]
+    models = [found(one) if userfile.is_userfile(str(one).partition("(")[0]) else one for one in several]
     return {**whole, "set": {**axes, "model": models}}
