@@ -30,7 +30,6 @@ SHARED = {
     "adapted": "an executor, and its Dask form",
     "counted": "words with their number",
     "declared": "assumptions of bounds, and invariances of measures",
-    "first_step": "of an expansion, and of a course",
     "in_words": "seconds, and a column",
     "kind_of": "of runs, and of optimisers",
     "largest": "of courses, and of samples",

@@ -9,7 +9,7 @@ from flatlens.papers.cases import (
     across,
     alike,
     by_part,
-    first_step,
+    first_change,
     in_each_case,
     margin,
     mean,
@@ -172,9 +172,9 @@ def test_what_a_setting_does_is_seen_among_networks_alike_but_for_it():
 
 def test_the_first_step_is_from_the_smallest_value_to_the_next():
     x = np.array([8.0, 4.0, 2.0] * 5) * np.repeat([1.0, 2.0, 3.0, 4.0, 5.0], 3)
-    found = first_step(TABLE, "p", "x", ["seed"])(blocks(x=x))
+    found = first_change(TABLE, "p", "x", ["seed"])(blocks(x=x))
     assert (found.value, found.n) == (pytest.approx(-np.log(2)), 10)
     x[1] = np.nan  # not measured at the smallest value: nothing to compare with
-    found = first_step(TABLE, "p", "x", ["seed"])(blocks(x=x))
+    found = first_change(TABLE, "p", "x", ["seed"])(blocks(x=x))
     assert (found.value, found.n) == (pytest.approx(-np.log(2)), 8)
     assert found.excluded == (("x is missing", 1), ("undefined among those alike in seed", 1))

@@ -64,7 +64,7 @@ def require_names(data: str, model: str | None, names: Sequence[str], given: Seq
     for name in names:
         if name.partition("(")[0].strip() not in measures():
             raise UnknownName.among("measure", name.partition("(")[0].strip(), measures())
-    if yaml or is_userfile(architecture) or any(each.startswith("model=") and ".py:" in each for each in given):
+    if yaml or is_userfile(architecture) or any(each.startswith("model=") and is_userfile(each) for each in given):
         return  # the arguments of a function of the user's are settings
     for each in given:
         for name in each.partition("=")[0].split("+"):

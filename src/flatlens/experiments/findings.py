@@ -12,7 +12,7 @@ from flatlens.experiments.gap_correlations import OVERALL
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words
 from flatlens.experiments.settings import Study
 from flatlens.experiments.tables import held_fixed, unit_column
-from flatlens.experiments.vary import TOGETHER, seedless
+from flatlens.experiments.vary import TOGETHER, but_seeds, paths
 from flatlens.statistics.clustered import FEWEST_DESCRIBED
 from flatlens.training import REACHED, TrainedElsewhere
 
@@ -105,9 +105,8 @@ def _goal(study: Study) -> str:
 def trained_alike(study: Study) -> dict[str, str]:
     """Return each way of holding settings fixed, in words."""
     ways, told = held_fixed(study.varied), {}
-    models = {seedless(str(one.model)) for one in study.networks()}
-    seeds = {"seed", "model.seed"} & {name for axis in study.varied for name in axis.split(TOGETHER)}
-    same_start = seeds and len(models) == 1 and not isinstance(study.base.training, TrainedElsewhere)
+    fixed = {"seed", "model.seed"} & {name for axis in study.varied for name in axis.split(TOGETHER)}
+    same_start = bool(fixed) and _have_one_model(study)
     for names in ways:
         words = " and ".join(map(in_words, names))
         only_seed = ("seed",) in ways and len(names) > 1
@@ -115,6 +114,14 @@ def trained_alike(study: Study) -> dict[str, str]:
         more = ", where all networks start from the same weights" if names == ("seed",) and same_start else more
         told[", ".join(names)] = f"a fixed {words}{more}"
     return told
+
+
+def _have_one_model(study: Study) -> bool:
+    """Return whether the networks are known to differ in nothing of their architecture but its seed."""
+    settings = {name for axis in study.varied for name in but_seeds(axis)}
+    if "model" in settings or isinstance(study.base.training, TrainedElsewhere):
+        return False
+    return not any(path.startswith("model.") for name in settings for path in paths(study.base, name))
 
 
 def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[str]:

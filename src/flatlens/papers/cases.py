@@ -168,7 +168,7 @@ def with_over_without(table: Table, setting: str, column: str, same: Sequence[st
     return over_groups(table, setting, column, same, log_ratio, f"log of {column} with {setting} over that without")
 
 
-def first_step(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
+def first_change(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
     """Return the mean of log(b / a) over groups equal in `same`: a at the setting's smallest value, b at the next."""
 
     def two(networks: pd.DataFrame) -> pd.Series:

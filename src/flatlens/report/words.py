@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from flatlens.experiments.quantities import in_words
-from flatlens.experiments.vary import TOGETHER, is_seed, last_field, split_values
+from flatlens.experiments.vary import TOGETHER, but_seeds, is_seed, last_field, split_values
 from flatlens.training import REACHED
 from flatlens.userfile import short
 
@@ -74,13 +74,13 @@ def _setting(name: str, value: Any) -> str:
 
 def _with_seeds(name: str) -> bool:
     """Return whether an axis changes other settings together with a seed."""
-    return not is_seed(name) and any(last_field(one) == "seed" for one in name.split(TOGETHER))
+    return not is_seed(name) and but_seeds(name) != name.split(TOGETHER)
 
 
 def _but_its_seeds(axis: Mapping[str, Any]) -> dict[str, Any]:
     """Return an axis that changes a seed together with other settings as one of these alone, and its seeds for each."""
-    names = axis["name"].split(TOGETHER)
-    kept = [i for i, one in enumerate(names) if last_field(one) != "seed"]
+    names, settings = axis["name"].split(TOGETHER), but_seeds(axis["name"])
+    kept = [names.index(one) for one in settings]
     values: list[tuple[Any, ...]] = []
     seeds: list[int] = []
     for value in axis["values"]:
@@ -88,7 +88,7 @@ def _but_its_seeds(axis: Mapping[str, Any]) -> dict[str, Any]:
         if rest not in values:
             values, seeds = [*values, rest], [*seeds, 0]
         seeds[values.index(rest)] += 1
-    return {"name": TOGETHER.join(names[i] for i in kept), "values": values, "seeds": seeds}
+    return {"name": TOGETHER.join(settings), "values": values, "seeds": seeds}
 
 
 def _in_words(axis: Mapping[str, Any]) -> str:

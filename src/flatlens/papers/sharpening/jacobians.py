@@ -17,7 +17,7 @@ import pandas as pd
 
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.experiments.vary import vary
-from flatlens.papers.cases import first_step, in_each_case
+from flatlens.papers.cases import first_change, in_each_case
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.evidence import Evidence, Table, along, trained_in, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
@@ -156,7 +156,7 @@ def _x13_predictions() -> tuple[Prediction, ...]:
                 f"references.{name}",
                 f"Trained at a learning rate of .1 that decays, the {said} is smaller than at .001 throughout.",
                 "sharpening section 5, App. D",
-                first_step(references, "lr", column, _SAME),
+                first_change(references, "lr", column, _SAME),
                 "below",
                 kind="reading" if reason else "claim",
                 quote=quote,
@@ -212,14 +212,14 @@ def _predictions_of(name: str) -> list[Prediction]:
             "generalises",
             "at the largest coefficient the gap is smaller than without, at the same small learning rate.",
             "App. D",
-            first_step(_ends(name), "coefficient", ABSOLUTE, _SAME),
+            first_change(_ends(name), "coefficient", ABSOLUTE, _SAME),
             _IMPROVE,
         ),
         claim(
             "performs",
             "at the largest coefficient the test accuracy is larger than without.",
             "App. D",
-            first_step(_ends(name), "coefficient", "test_accuracy", _SAME),
+            first_change(_ends(name), "coefficient", "test_accuracy", _SAME),
             _IMPROVE,
             "above",
         ),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from flatlens.papers.cases import across, alike, by_part, first_step, in_each_case, margin, mean
+from flatlens.papers.cases import across, alike, by_part, first_change, in_each_case, margin, mean
 from flatlens.papers.contrasts import mean_of, unchanged
 from flatlens.papers.evidence import Evidence, Table, along, where
 from flatlens.papers.predictions import Prediction, Results, Side
@@ -188,7 +188,7 @@ def _predictions_of(name: str, one: Regulariser) -> list[Prediction]:
             f"{title} regularises the Jacobian at least initially: its norm falls from no regularisation to the "
             "weakest.",
             "section 6",
-            first_step(table, "strength", JACOBIAN, SAME_EXCEPT_STRENGTH),
+            first_change(table, "strength", JACOBIAN, SAME_EXCEPT_STRENGTH),
             _AT_LEAST_INITIALLY,
             "below",
         ),
