@@ -51,3 +51,21 @@ def test_fisher_rao_is_one_number_without_biases_and_two_with() -> None:
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["fisher_rao"])
     assert report["fisher_rao.parameters"].value != pytest.approx(report["fisher_rao"].value, rel=0.01)
     assert "biases" in report["fisher_rao"].note
+
+
+def test_sizes_in_train_mode_are_those_of_the_ghost_batches() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)).double()
+        x = torch.randn(10, 5).double() * torch.arange(1.0, 11.0)[:, None]
+    problem = fl.Problem(net, "cross_entropy", (x, torch.arange(10) % 3), batchnorm="train", ghost_batch=4)
+    report = fl.measure(fl.Lens(problem), ["weight_norm", "feature_norm", "output_norm"])
+    assert report["weight_norm"].value == pytest.approx(
+        math.hypot(*(float(net[i].weight.detach().norm()) for i in (0, 3)))
+    )
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    with torch.no_grad():
+        features = [net[:3](batch) for batch in x.split(4)]
+    net.load_state_dict(state)
+    close(report["feature_norm", "3"].value, float(torch.linalg.matrix_norm(torch.cat(features), 2)), 1e-12)
+    close(report["output_norm"].value, float(net[3](torch.cat(features)).norm()), 1e-12)

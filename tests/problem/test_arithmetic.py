@@ -50,6 +50,22 @@ def test_every_report_says_it() -> None:
     assert measured("mlp", arithmetic="bfloat16").about["arithmetic"] == "bfloat16"
 
 
+def test_losses_and_outputs_stay_in_full_precision() -> None:
+    """Whatever else is asked for with them, and takes a pass in bfloat16."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 20, bias=False), nn.ReLU(), nn.Linear(20, 3, bias=False))  # homogeneous
+    data = torch.randn(30, 6), torch.randint(0, 3, (30,))
+    asked = ["ggn_trace", "loss", "output_norm", "fisher_rao", "accuracy"]
+    full, coarse = (
+        fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data, arithmetic=arithmetic)), asked)
+        for arithmetic in ("full", "bfloat16")
+    )
+    assert coarse["ggn_trace"].value != pytest.approx(full["ggn_trace"].value, rel=1e-5)
+    for measure in ("loss", "output_norm", "fisher_rao", "accuracy"):
+        assert coarse[measure].value == pytest.approx(full[measure].value, rel=1e-12), measure
+    assert coarse["fisher_rao"].note == full["fisher_rao"].note == ""
+
+
 def test_autocast_around_it_changes_nothing() -> None:
     """Who trains under autocast has not asked for coarse measures."""
     full = measured("mlp")

@@ -154,7 +154,9 @@ class Lens:
         return self._values
 
     def gathered(self, measure: PassMeasure) -> Mapping[str | None, Tensor]:
-        """Return a measure's values by place if a pass has had them; else nothing."""
+        """Return a measure's values by place if a pass has had them, of outputs in full precision; else nothing."""
+        if measure.place == "outputs" and self.problem.arithmetic != "full":
+            return {}
         return {place: values for (key, place), values in self._values.items() if key == measure.key}
 
     def _run(self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None) -> None:
@@ -182,7 +184,7 @@ class Lens:
             self._values |= found.values
             self.residuals |= found.residuals
             self.products += found.products
-            if found.outcomes is not None:
+            if found.outcomes is not None and self.problem.arithmetic == "full":
                 self._outcomes["data"] = found.outcomes
             self.passes += 1
 

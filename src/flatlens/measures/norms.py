@@ -16,7 +16,6 @@ from flatlens.grams import LayerGrams
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
-from flatlens.problem import measuring
 from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.outcomes import fisher_slopes
 
@@ -60,6 +59,7 @@ def _slope_along_parameters(g: LayerGrams) -> Tensor:
     unit="parameter",
     cost="operator norms",
     invariant_under={PERMUTATION},
+    works_coupled=True,
     differentiates=False,
 )
 def weight_norm(lens: Lens) -> Parts:
@@ -94,6 +94,7 @@ def weight_norm(lens: Lens) -> Parts:
     unit="output",
     invariant_under=FUNCTION,
     reads=(_output_norms,),
+    works_coupled=True,
     differentiates=False,
 )
 def output_norm(lens: Lens) -> Estimate:
@@ -107,8 +108,8 @@ def output_norm(lens: Lens) -> Estimate:
 def _by_a_forward_pass(lens: Lens, of: Callable[[Tensor, Any], Tensor]) -> Tensor:
     """Return numbers per sample, (n, ...), from its outputs in float64 and its target."""
     parts = []
-    with measuring(lens.model), torch.no_grad():
-        for raw in lens.problem.data.chunks(FORWARD_CHUNK):
+    with lens.problem.measuring(lens.model), torch.no_grad():
+        for raw in lens.problem.batches(FORWARD_CHUNK):
             f, y = lens.problem.run(lens.model, lens.problem.place(raw))
             parts.append(of(f.to(torch.float64), y).cpu())
     return torch.cat(parts)
@@ -122,6 +123,7 @@ def _by_a_forward_pass(lens: Lens, of: Callable[[Tensor, Any], Tensor]) -> Tenso
     unit="feature",
     cost="one forward, Lanczos on the features",
     invariant_under={PERMUTATION},
+    works_coupled=True,
     differentiates=False,
 )
 def feature_norm(lens: Lens) -> Parts:
@@ -163,7 +165,8 @@ def fisher_rao(lens: Lens) -> Parts:
         return {("", None): Estimate(whole), ("parameters", None): undefined("no parameter is measured")}
     parameters = math.sqrt(float(inner.square().mean()))
     apart = abs(whole - parameters) / max(whole, parameters, 1e-300)
-    note = "" if apart < 1e-4 else f"sqrt(theta^T F theta) is {parameters:.4g}: the network has biases, or is not ReLU"
+    alike = max(1e-4, lens.problem.as_asked().precision)
+    note = "" if apart < alike else f"sqrt(theta^T F theta) is {parameters:.4g}: the network has biases, or is not ReLU"
     return {("", None): Estimate(whole, note=note), ("parameters", None): Estimate(parameters, products=products)}
 
 
