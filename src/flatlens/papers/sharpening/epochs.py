@@ -26,6 +26,7 @@ from flatlens.papers.sharpening.networks import (
     SOFTMAXED,
     UNTOLD_INIT,
     VGG,
+    measured_in,
     rows,
 )
 from flatlens.papers.sharpening.smoothing import SMOOTHING, of_smoothing, smoothings
@@ -71,6 +72,7 @@ def _x10(scale: Scale) -> Mapping[str, Study]:
         (*followed, "loss", "accuracy", "generalisation_gap"),
         samples=samples,
         followed=Followed(followed, every, samples),
+        dtype=measured_in(scale),
     )
     first = Study("the first epoch", base, axes, (GAP, *shown), scale=scale)
     whole = first.setting("max_epochs", epochs).setting("every", epoch)
@@ -249,7 +251,8 @@ EXPERIMENTS = (
             ),
             "desk": (
                 NARROW,
-                "2000 images of CIFAR-10, 500 of them measured on; batches of 64, 60 epochs, 10 seeds.",
+                "2000 images of CIFAR-10, 500 of them measured on; batches of 64, 60 epochs, 10 seeds; measured in "
+                "float32.",
                 UNTOLD_INIT,
                 MECHANISM,
             ),
