@@ -28,7 +28,6 @@ SHARED = {
     "Place": "a rank in a comparison, and a tensor of the graph",
     "Inputs": "the command line's arguments, and the samples that a search moves",
     "adapted": "an executor, and its Dask form",
-    "counted": "words with their number",
     "declared": "assumptions of bounds, and invariances of measures",
     "in_words": "seconds, and a column",
     "kind_of": "of runs, and of optimisers",

@@ -75,11 +75,15 @@ def _population(study: Study, networks: pd.DataFrame, unfinished: int, failed: i
     for outcome in ("out of steps", "diverged"):
         if number := int((networks["outcome"] == outcome).sum()):
             how = "ran out of steps" if outcome == "out of steps" else outcome
-            sentences.append(f"{count_of(number, 'network')} {how} and {_is(number)} left out of every relation below.")
+            sentences.append(
+                f"{count_of(number, 'network')} {how} and {is_or_are(number)} left out of every relation below."
+            )
     if failed:
-        sentences.append(f"{count_of(failed, 'network')} ended in an error and {_is(failed)} missing.")
+        sentences.append(f"{count_of(failed, 'network')} ended in an error and {is_or_are(failed)} missing.")
     if unfinished:
-        sentences.append(f"{count_of(unfinished, 'network')} {_is(unfinished)} not finished: this is a partial result.")
+        sentences.append(
+            f"{count_of(unfinished, 'network')} {is_or_are(unfinished)} not finished: this is a partial result."
+        )
     return sentences
 
 
@@ -268,9 +272,14 @@ def _range(values: pd.Series, form: str = ".3g") -> str:
 
 
 def count_of(number: int, noun: str) -> str:
-    """Return a number and its noun."""
+    """Return a number and its noun.
+
+    >>> count_of(1, "network"), count_of(48, "network")
+    ('1 network', '48 networks')
+    """
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _is(number: int) -> str:
+def is_or_are(number: int) -> str:
+    """Return the verb of so many."""
     return "is" if number == 1 else "are"

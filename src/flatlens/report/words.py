@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from flatlens.experiments.findings import count_of, is_or_are
 from flatlens.experiments.quantities import in_words
 from flatlens.experiments.vary import TOGETHER, but_seeds, is_seed, last_field, split_values
 from flatlens.training import REACHED
@@ -33,24 +34,24 @@ def what_was_run(result: StudyResult) -> str:
     base = result.settings.get("base", {})
     if base.get("training", {}).get("type") == "TrainedElsewhere":
         differ = f", by {listed([in_words(name) for name in result.varied])}" if result.varied else ""
-        networks = counted(len(result.networks), "network")
+        networks = count_of(len(result.networks), "network")
         return f"{networks}{_made_of(base)}, trained elsewhere, measured{_on_data(base)}{differ}."
     axes = [axis for axis in result.settings.get("axes", ()) if not is_seed(axis["name"])]
     grid, number = ", ".join(map(_in_words, axes)), result.networks["seed"].nunique()
-    seeds = counted(number, "seed")
+    seeds = count_of(number, "seed")
     if number == len(result.networks) and any(_with_seeds(axis["name"]) for axis in axes):
         seeds = ", each network with a seed of its own"
     elif grid:
         each = {count for axis in axes if _with_seeds(axis["name"]) for count in _but_its_seeds(axis)["seeds"]}
         counts = sorted(each or {number})
-        told = counted(1, "seed") if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
+        told = count_of(1, "seed") if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
         seeds = f", {told} for each{' combination' if len(axes) > 1 else ''}" if number > 1 else ""
     untrained = base.get("training", {}).get("max_steps") == 0 and all(axis["name"] != "max_steps" for axis in axes)
     varied = {last_field(one) for axis in axes for one in axis["name"].split(TOGETHER)}
     how = "at their initial weights" if untrained else f"trained{_how(base, varied)}"
     models = {_value(value) for axis in axes if axis["name"] == "model" for value in axis["values"]}
     made_of = f" ({', '.join(models)})" if len(models) == 1 else "" if models else _made_of(base)
-    networks = f"{counted(len(result.networks), 'network')}{made_of}, {how}{_on_data(base, varied)}"
+    networks = f"{count_of(len(result.networks), 'network')}{made_of}, {how}{_on_data(base, varied)}"
     return f"{networks}: {grid}{seeds}.{_stop(base)}{_not_reached(result)}"
 
 
@@ -99,7 +100,7 @@ def _in_words(axis: Mapping[str, Any]) -> str:
     if name == "model" and 1 < len({_value(value) for value in values}) == len(values) <= SHORT_LIST:
         return f"models {_values(axis)}"
     if any(isinstance(value, Mapping) and "lr" not in value for value in values):
-        return counted(len(values), last_field(name).replace("_", " "))
+        return count_of(len(values), last_field(name).replace("_", " "))
     return f"{_spoken(name, len(values))} {_values(axis)}"
 
 
@@ -132,7 +133,9 @@ def _made_of(base: Mapping[str, Any]) -> str:
     if "widths" not in model:
         return f" ({short(model['source']) if 'source' in model else model['type']})"
     widths = model["widths"]
-    return f" of {counted(len(widths) + 1, 'layer')} ({model['activation']}, widths {listed([str(w) for w in widths])})"
+    return (
+        f" of {count_of(len(widths) + 1, 'layer')} ({model['activation']}, widths {listed([str(w) for w in widths])})"
+    )
 
 
 def _how(base: Mapping[str, Any], varied: Collection[str]) -> str:
@@ -157,7 +160,7 @@ def _stop(base: Mapping[str, Any]) -> str:
     if until.get("loss_below") is None or steps is epochs is None:
         return ""
     ends = [f"{steps:,} steps"] if steps is not None else []
-    ends += [counted(epochs, "epoch")] if epochs is not None else []
+    ends += [count_of(epochs, "epoch")] if epochs is not None else []
     first = ", whichever came first" if len(ends) > 1 else ""
     right = "every training sample was right and " if until.get("accuracy") == 1 else ""
     return f" Each ran until {right}the loss was under {until['loss_below']:g}, or for {' or '.join(ends)}{first}."
@@ -168,31 +171,19 @@ def caveats(result: StudyResult) -> list[str]:
     lines = []
     total = len(result.networks)
     if result.excluded:
-        verb = "is" if len(result.excluded) == 1 else "are"
+        left_out = len(result.excluded)
         lines.append(
-            f"{len(result.excluded)} of {counted(total, 'network')} {verb} left out of every correlation "
+            f"{left_out} of {count_of(total, 'network')} {is_or_are(left_out)} left out of every correlation "
             "(listed below; drawn hollow or dashed)."
         )
     if result.failed:
-        lines.append(f"{counted(len(result.failed), 'run')} ended in an error and {_is(result.failed)} missing here.")
+        failed = len(result.failed)
+        lines.append(f"{count_of(failed, 'run')} ended in an error and {is_or_are(failed)} missing here.")
     if result.unfinished:
         lines.append(
-            f"{counted(result.unfinished, 'network')} of the study not finished yet: these are the findings so far."
+            f"{count_of(result.unfinished, 'network')} of the study not finished yet: these are the findings so far."
         )
     return lines
-
-
-def _is(items: list[tuple[str, str]]) -> str:
-    return "is" if len(items) == 1 else "are"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number and its noun.
-
-    >>> counted(1, "network"), counted(48, "network")
-    ('1 network', '48 networks')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def listed(items: list[str]) -> str:
