@@ -72,8 +72,8 @@ def small(error: float | None) -> str:
 
 INTRODUCTION = """# The zoo
 
-Networks of others, a small one of each family of timm and tiny ones of transformers, measured by flatlens and by brute
-force. Made by one command, in the environment of `.ci/timm`:
+Networks of others: small ones of timm's families (all but eight, whose smallest network is too large), and tiny ones of
+transformers, measured by flatlens and by brute force. Made by one command, in the environment of `.ci/timm`:
 
 ```sh
 .venv-timm/bin/python -m benchmarks.zoo
@@ -86,8 +86,7 @@ sixteen samples, the two among them, so that nothing hides behind a zero.
 - S, GGN trace, MLS: relative errors of `interpolation_sharpness`, `ggn_trace` and `mls`, against one backward for each
   sample and output, to all trainable parameters and to the image (of texts, to the first embedding's output). Each must
   be of the kind `exact`.
-- S of a layer: the largest error of a layer's or parameter's own share of S, relative to it or, where it is less than
-  1e-9 of the whole, to that.
+- S of a layer: the largest error of a layer's or parameter's own share of S, relative to that share plus 1e-9 of S.
 - Hv: relative error of a product with `flatlens.curvature.Hessian`, against double backward, sample by sample.
 - differences: how far the arbiter, gradient and Hessian product of brute force along that vector, is itself from
   central finite differences of loss and gradient. Where steps cross kinks, or the network works in float32 in places
@@ -95,5 +94,6 @@ sixteen samples, the two among them, so that nothing hides behind a zero.
 - by autograd: the share of the parameters that no layer explains, and per-sample autograd takes.
 - seconds of flatlens (checking the problem, all measures, one product), and of brute force.
 
-Right is what errs by at most 1e-8 in every column; by 1e-5 where the network itself rounds to float32 (f32).
+A network is right if it errs by at most 1e-8 in the columns from S to Hv; by 1e-5 where it rounds to float32 itself
+(f32).
 """

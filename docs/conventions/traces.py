@@ -34,7 +34,7 @@ def interpolation_sharpness(networks: Networks) -> Quantity:
         net.name,
         "squared, all trainable parameters, biases too",
         "Squares add up over layers and, at interpolation under the half squared error, equal the trace of the "
-        "Hessian; the papers' figures plot the square root. Both names give the same number.",
+        "Hessian; the paper's figures plot the square root. Both names give the same number.",
         rows,
     )
 
@@ -130,7 +130,8 @@ def spectral_density(networks: Networks) -> Quantity:
         "`spectral_density`",
         net.name,
         "8 probes, and a standard error at every point of the curve",
-        "One probe gives no error bar. The curve also depends on the smoothing, here 1% of the range.",
+        "One probe gives no error bar. The curve also depends on the smoothing, here 1.9% of the range (0.75 / "
+        "`steps`).",
         rows,
     )
 

@@ -69,7 +69,7 @@ def _show(rows: list[dict[str, object]]) -> None:
 def fetch(
     name: str, /, *, root: Path | None = None, as_json: Annotated[bool, Flag, Parameter(name="--json")] = False
 ) -> None:
-    """Download a data set from the Hugging Face hub, also for machines without a network.
+    """Download a data set from the Hugging Face hub; copy its folder to machines without internet.
 
     Files appear complete and checked, or not at all. After an interruption the same command continues; run again, it
     checks the files and downloads nothing. For example:

@@ -79,8 +79,8 @@ class Inputs:
     one loss per sample. The network of a study has its own."""
 
     weights: Path | None = None
-    """Weights to load: safetensors (also sharded), .pt, .pth, .bin, .ckpt. Nothing is ever unpickled. `random`: an
-    untrained network of timm or transformers."""
+    """Weights to load: safetensors (also sharded), .pt, .pth, .bin, .ckpt. No code in a file is ever run.
+    `random`: an untrained network of timm or transformers."""
 
     how: How = How()
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 KEY = (
     "\n* takes curvature products, searches or random draws: run only when asked for by name."
     "\nsurvives: layer: the number stays under a layer-wise rescaling of the weights; neuron: under a neuron-wise one; "
-    "order: under a permutation of the neurons; all: under all three, which leave the network's function as it is. "
-    "An option may change that."
+    "order: under a permutation of the neurons; head: under another basis of attention heads; all: under all four, "
+    "which leave the network's function as it is. An option may change that."
     "\nEverything about each of them: docs/measures.md, or --markdown."
 )
 

@@ -38,7 +38,8 @@ class Running:
     """Run in jobs of Slurm, such as `jobs=8,cores=4,memory=8GiB,walltime=02:00:00,queue=short`."""
 
     pack: Whole = 1
-    """Networks given to a worker at a time; more for very short ones on many machines."""
+    """Networks given to a worker at a time, of those that are trained alone; more for very short ones on many
+    machines."""
 
     together: Annotated[int | Literal["off"] | None, WHOLE] = None
     """Networks of one kind that are trained together in one stack, 16 by default, if a trial finds that faster; the

@@ -60,12 +60,15 @@ def study(
         model: The architecture, such as `MLP(widths=(64, 64), activation=tanh)`, `SmallVGG` or `VGG11(width=0.25)`; its
             inputs and outputs come from the data. Or `file.py:NAME`, a function that returns a new network: its
             arguments are settings, too.
-        test: Held-out data of your own, in the same forms. Without any, a fifth of the samples is held out.
+        test: Held-out data of your own, in the same forms. Without any, a fifth of your samples is held out; none with
+            --checkpoints.
         checkpoints: Networks that were trained elsewhere, which are measured only: a table (.csv, .tsv, .json) with a
             column `weights` and any others, such as lr, seed and gap; or a folder of files such as lr=0.1_seed=0.pt.
         settings: A setting of all networks (`batch_size=16`, `ascent=SAM(0.1)`), or an axis of the grid (`lr=0.05,0.1`,
-            `seed=0:6`, `model=SmallVGG,LeNet5`). Repeat it for more. With an axis, the axes are exactly those given.
-        measures: The measures, separated by commas. Without it: all that one pass over the data gives.
+            `seed=0:6`, `model=SmallVGG,LeNet5`). Repeat it for more. Without an axis: `lr=0.02,0.05,0.1` and
+            `seed=0:3`; if you give one, only yours count.
+        measures: The measures, separated by commas. Without it: those that run by default, except seven that add
+            little to others, such as `relative_flatness_ggn` and `output_norm`.
         scale: `smoke` takes seconds, `laptop` minutes.
         running: The processes or machines to run on.
         strict: Exit with 1 if a network failed or did not reach the end of its training.
@@ -103,7 +106,7 @@ def report(
     *,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
 ) -> None:
-    """Rebuild a study's page and figures from its networks' folders; nothing is trained.
+    """Rebuild a study's tables, page and figures from its networks' folders; nothing is trained.
 
     For example:
 

@@ -35,6 +35,9 @@ Option: TypeAlias = int | float | bool | str | None
 Parts: TypeAlias = "Mapping[tuple[str, str | None], Estimate]"
 """By (dotted part, layer): ("", None) is the network's answer, ("max", "fc1") the row `name.max` of fc1."""
 
+GRADIENTS_OF_SAMPLES: frozenset[Need] = frozenset({"diagonal", "columns", "adaptive"})
+"""What takes every sample's own gradient in a shared weight."""
+
 
 @dataclass(frozen=True, eq=False)
 class Run:

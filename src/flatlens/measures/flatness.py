@@ -14,6 +14,8 @@ from flatlens.measures.reduce import Reduced, mean
 
 # features in units of their standard deviation have no scale
 UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalized", "std"): UNITS_AND_ORDER}
+# the end of what layers below a smooth activation cost
+AT_POSITIONS = ", for shared weights times the smaller of m and the number of positions"
 
 
 def in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
@@ -71,7 +73,7 @@ def _features_or_positions(weight: Weight) -> int:
     needs={"C", "R"},
     sketched="probes",
     answer="last",
-    cost="one pass; d Hessian products for a layer below a smooth activation",
+    cost=f"one pass; at a layer below a smooth activation min(d, m) Hessian products{AT_POSITIONS}",
     invariant_under={LAYERWISE, PERMUTATION},
     invariances=UNITS,
     curvature=curvature_of_relative_flatness,
@@ -138,7 +140,7 @@ def curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Te
     needs={"C", "K"},
     sketched="probes",
     answer="sum",
-    cost="one pass; d Hessian products for a layer below a smooth activation",
+    cost=f"one pass; at a layer below a smooth activation d Hessian products{AT_POSITIONS}",
     invariant_under={LAYERWISE, PERMUTATION},
     curvature=curvature_of_trace,
     products=products_of_rows,

@@ -178,7 +178,7 @@ def ggn_norm(
     layers: bool = False,
     batch_statistics: int | None = None,
 ) -> Parts:
-    """Operator norm of the Gauss-Newton matrix. Options, and what may be missed, are those of `sharpness`."""
+    """Operator norm of the Gauss-Newton matrix. Options, except `bottom_k`, and what may be missed: as `sharpness`."""
     of, name = _seen(lens, GaussNewton, "ggn_norm", batch_statistics)
     whole = top_of(lens, run, name, of(None), rtol, top_k)
     return {("", None): whole, **(by_layer(lens, run, of, name, rtol) if layers else {})}
@@ -365,8 +365,9 @@ def spectral_density(
     """Density of the Hessian's eigenvalues; the value is their root mean square, ||H||_F / sqrt(P).
 
     `arrays` has `grid`, `density` and `stderr`, the standard error of the density. The density is smoothed over 1% of
-    the spectrum's range, or over 0.75 / `steps` of the range if that is more, since `steps` products resolve nothing
-    finer. `ggn=True` gives the density of the Gauss-Newton matrix. `layers=True` adds the block of each layer.
+    the spectrum's range, or over 0.75 / `steps` of the range if that is more and the matrix has more rows than `steps`,
+    since `steps` products resolve nothing finer. `ggn=True` gives the density of the Gauss-Newton matrix. `layers=True`
+    adds the block of each layer.
     """
     kind = GaussNewton if ggn else Hessian
 

@@ -104,9 +104,10 @@ def normalized_sharpness(g: LayerGrams, *, lam: float = 1.0) -> Tensor:
     The value of a layer is the minimum of sum_ij H_ij (s_i s'_j)^2 + W_ij^2 / (4 lam^2 (s_i s'_j)^2) over positive s
     and s'. `arrays` has the minimising s and s' as `sigma` and `sigma_prime`.
 
-    H is the diagonal of the layer's Gauss-Newton matrix, which is not negative, as the problem needs. In
-    piecewise-linear networks it equals the diagonal of the Hessian. For a shared weight, positions are summed before
-    squaring. The problem is convex in the logarithms of s and s'. `arrays["gap"]` is a certificate: the value is above
-    the minimum by at most this. Dead rows and columns contribute 0. `lam` divides the value and changes nothing else.
+    H is the diagonal of the layer's Gauss-Newton matrix. It is not negative if the loss is convex in the outputs; for
+    other losses an H with a negative entry leaves the value undefined. In piecewise-linear networks it equals the
+    diagonal of the Hessian. For a shared weight, positions are summed before squaring. The problem is convex in the
+    logarithms of s and s'. `arrays["gap"]` is a certificate: the value is above the minimum by at most this. Dead rows
+    and columns contribute 0. `lam` divides the value and `gap`, and its root divides `sigma`; nothing else changes.
     """
     return g.linear.diagonal()

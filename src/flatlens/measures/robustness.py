@@ -28,7 +28,7 @@ NO_LINEAR_LAYER = "the network has no linear layer"
     symbol=r"\mathcal{E}_F^\phi(f, S, \mathcal{A})",
     source="relative2021 Eq. 4, Def. 1, Prop. 2; reparam2019 D.1",
     unit="loss",
-    cost="two forward passes per probe",
+    cost="two forward passes per probe and level; for over='worst' restarts x steps gradients",
     invariant_under={LAYERWISE, PERMUTATION},
     of_parameters=False,
     on_request=True,

@@ -12,7 +12,7 @@ from torch import Tensor
 from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import one_line
 from flatlens.estimate import Estimate, Key, Kind, undefined
-from flatlens.measures.card import PassMeasure, Run
+from flatlens.measures.card import GRADIENTS_OF_SAMPLES, PassMeasure, Run
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
@@ -80,7 +80,7 @@ def omitted(lens: Lens, one: PassMeasure, asked: bool) -> str:
 
     It cannot be estimated from combinations of outputs, or nobody has named it and it takes too long.
     """
-    if not asked and one.needs & {"diagonal", "adaptive", "columns"}:
+    if not asked and one.needs & GRADIENTS_OF_SAMPLES:
         products = lens.layout.shared_products(lens.problem.outputs if lens.probes is None else lens.probes)
         if products > SHARED_PRODUCTS:
             return (

@@ -124,7 +124,8 @@ def normalized_mls(g: LayerGrams) -> Tensor:
 def input_invariant_mls(g: LayerGrams) -> Tensor:
     """Sensitivity that a rescaling of single inputs cannot change: mean_i sum_p x_ip^2 ||df/dx_ip||^2.
 
-    For C = I and a first layer with unshared weights it is that layer's `neuron_flatness_ggn`.
+    For C = I, and where one linear layer with unshared weights alone reads the input, it is that layer's
+    `neuron_flatness_ggn`.
     """
     assert g.x is not None
     return (g.input_squares * g.x.to(torch.float64).square()).sum(1)

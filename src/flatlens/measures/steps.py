@@ -132,9 +132,9 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
 
     Where the risk is quadratic along the update D, it is D^T H D / <D, gradient>: for gradient descent the curvature
     along the gradient. If it exceeds 2 / lr, the next step raises the risk. No second derivative is needed, so it works
-    with any kernel of attention. `stderr` is a third of the tolerance: the search ends when the last forward moved
-    eta_c by less than `rtol`. `arrays` has the steps tried and the changes of the risk. A rise between two of them that
-    is followed by a fall goes unseen.
+    with any kernel of attention. The half-width of the interval is how far the last forward moved eta_c, at least a
+    third of `rtol`: the search ends when that is less than `rtol`. `arrays` has the steps tried and the changes of the
+    risk. A rise between two of them that is followed by a fall goes unseen.
     """
     require_tolerance(rtol)
     try:

@@ -203,8 +203,9 @@ def hessian_trace(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | Non
 
     The value is the exact Gauss-Newton trace plus the trace of H - GGN. In piecewise-linear networks that use each
     weight once, the latter is 0. In other networks, random probes estimate it: as many as bring the standard error
-    below `rtol` times the value, or exactly `probes`. If every direction in turn takes fewer products, or with
-    `exact=True`, it is exact. `.gauss_newton` and `.functional_hessian` are the two parts.
+    below `rtol` times the value (at most 4,096), or exactly `probes`. If every direction in turn takes fewer products,
+    or with `exact=True`, it is exact. `.gauss_newton` and `.functional_hessian` are the two parts. With
+    `batchnorm="train"`, probes estimate all of Tr H, and there are neither parts nor layers.
     """
     effort = Effort(rtol, probes, exact)
     if lens.problem.coupled:

@@ -19,7 +19,7 @@ from flatlens.perturbation.variation import found_variation
     symbol=r"\max_i V_{B(x_i, \delta)}(Jf)",
     source="sharpening Eq. 5",
     unit="output / input",
-    cost="N backwards at 128 points of each ball (about 16 above 256 dimensions), at 2 x restarts x steps more",
+    cost="N backwards at 128 points of each ball (512 up to 3 dimensions, 16 above 256), at 2 x restarts x steps more",
     invariant_under=FUNCTION,
     of_parameters=False,
     on_request=True,

@@ -79,7 +79,7 @@ def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     needs_full_precision=True,
 )
 def log_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
-    """Mean log volume: mean_i log sqrt(det G_i) over the samples of full rank, the share of the others said."""
+    """Mean log volume: mean_i log sqrt(det G_i) over the samples of full rank; the note counts the others."""
     return log_volumes(g, top_k)
 
 

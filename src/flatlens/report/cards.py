@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from flatlens.column import Column
 from flatlens.measures import HEADWISE, LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, Measure, PassMeasure, named
+from flatlens.measures.card import GRADIENTS_OF_SAMPLES
 
 #: A move of the weights that leaves the network's function as it is: (name on a card, short, in words).
 MOVES = (
@@ -115,6 +116,9 @@ def runs(measure: Measure) -> str:
     """
     if measure.on_request:
         return RUN_WHEN_NAMED
+    said = ["by default, where there is held-out data" if measure.held_out else "by default"]
     if isinstance(measure, PassMeasure) and measure.curvature is not None:
-        return f"by default; at layers below a smooth activation {RUN_WHEN_NAMED}"
-    return "by default, where there is held-out data" if measure.held_out else "by default"
+        said.append(f"at layers below a smooth activation {RUN_WHEN_NAMED}")
+    if isinstance(measure, PassMeasure) and measure.needs & GRADIENTS_OF_SAMPLES:
+        said.append(f"in large networks with shared weights {RUN_WHEN_NAMED}")
+    return "; ".join(said)

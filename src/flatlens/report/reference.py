@@ -21,6 +21,7 @@ derivatives of the outputs with respect to the parameters (df/dtheta df/dtheta^T
 layer: W is its weight (d x m), phi its m input features, J_p the output Jacobian at position p of the layer's output. A
 convolution is a linear layer at every position of the image, with m = in k k. The contributions of the positions to a
 weight are summed before anything is squared; the same holds for token-wise layers and for modules called twice.
+Beyond 128 outputs, volumes and `local_dimension` need `outputs="exact"`, and `nmls` runs only when it is named.
 *Part*: a name with a dot, `report["weight_norm.spectral"]`. *Option*: `"local_volume(top_k=3)"`."""
 
 
