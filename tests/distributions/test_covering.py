@@ -57,9 +57,7 @@ def test_samples_cover_the_support_as_often_as_promised(space, samples, failure)
 def test_the_rules_stand_in_order(space, samples, failure):
     exact, tight = (space.covering_radius(samples, failure, rule=rule).value for rule in ("exact", "tight"))
     assert 0 < tight <= exact <= space.diameter
-    assert (
-        ball(space).log_failure(exact * (1 + 1e-9), samples) <= math.log(failure) + 1e-6
-    )  # proven by the mended union bound
+    assert ball(space).log_failure(exact * (1 + 1e-9), samples) <= math.log(failure) + 1e-6  # proven
     if math.log(samples / failure) >= 1:  # what the proof of Eq. 19 needs
         assert exact == pytest.approx(min(2 * _inverse(space, math.log(samples / failure) / samples), space.diameter))
     twice = space.covering_radius(2 * samples, failure, rule="tight").value
@@ -77,12 +75,12 @@ def _inverse(space, share):
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 @pytest.mark.parametrize(("samples", "failure"), [(100, 0.05), (10**6, 1e-6)])
-def test_tight_is_the_least_that_the_union_bound_gives(space, samples, failure):
+def test_tight_is_the_least_that_any_spacing_gives(space, samples, failure):
     phi = ball(space)
     R = space.covering_radius(samples, failure, rule="tight").value
 
     def failure_at(R, s):
-        return math.log1p(-math.exp(phi.log_measure(R - s))) * samples - phi.log_measure(s / 2)
+        return math.log1p(-math.exp(phi.log_measure(R - s))) * samples - phi.log_measure(s)
 
     grid = [k / 500 for k in range(1, 500)]
     assert min(failure_at(R, R * f) for f in grid) <= math.log(failure) + 0.01

@@ -51,7 +51,7 @@ def test_equation_7_falls_short_of_equation_19(d):
 
 
 def test_equation_7_is_refused_where_nothing_proves_it():
-    refused = Sphere(1).covering_radius(100, 0.9, rule="published")
+    refused = Sphere(1).covering_radius(1, 0.9, rule="published")
     assert refused.kind == "undefined"
     assert "too small to be proven" in refused.note
 

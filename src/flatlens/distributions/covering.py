@@ -1,16 +1,17 @@
 """The covering radius delta(N, eps), by three rules: how close N samples come to every point of their support.
 
-Let Phi(r) = min_x P[B(x, r)], the measure of the smallest ball about a point of the support. Let E be a largest set of
-points of the support with no two nearer than s. Balls of radius s/2 about them do not overlap, so #E Phi(s/2) <= 1. If
-some y has no sample within R, then some x of E lies within s of y and has no sample within R - s. Hence, for every s,
+Let Phi(r) = min_x P[B(x, r)], the measure of the smallest ball about a point of the support. If some y of the support
+has no sample within R, then no z within s of y has a sample within R - s. So the points of the support without a sample
+within R - s have measure Phi(s) at least. The expectation of that measure is at most (1 - Phi(R - s))^N. By Markov's
+inequality, for every s,
 
-    P[rho(X_N) > R] <= #E (1 - Phi(R - s))^N <= Phi(s/2)^-1 (1 - Phi(R - s))^N.          (*)
+    P[rho(X_N) > R] <= Phi(s)^-1 (1 - Phi(R - s))^N.          (*)
 
-The paper (sharpening, proof of Thm 4.2) has s = t, R = 2t and Phi(t)^-1 in front, Eq. 16. But its Eq. 15 counts balls
-of radius t as disjoint although their centres may be only t apart; on a circle their measures sum to 2, not to 1. Its
-conclusion, Eq. 19, also needs log(N/eps) >= 1: for eps = 0.9 it says that one sample covers [0, 1] within 0.21, which
-is false. So nothing is called an upper bound here unless (*) confirms it. Eq. 19 has enough slack for that: of
-thousands of random cases, in up to 120 dimensions, (*) confirmed all with log(N/eps) >= 1.
+With s = t and R = 2t it is the paper's Eq. 16 (sharpening, proof of Thm 4.2). The paper's own argument counts a largest
+set of points with distances of t at least; its Eq. 15 takes the balls of radius t about them as disjoint, and on a
+circle the measures of these balls sum to 2, not to 1. Its conclusion, Eq. 19, also needs log(N/eps) >= 1: for eps = 0.9
+it says that one sample covers [0, 1] within 0.21, which is false. So nothing is called an upper bound here unless (*)
+confirms it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class SmallestBall:
         bounds = [0.0]
         for s in (R * fraction for fraction in fractions()):
             held = math.exp(min(self.log_measure(R - s), -_KNOWN))
-            bounds.append(samples * math.log1p(-held) - self.log_measure(s / 2))
+            bounds.append(samples * math.log1p(-held) - self.log_measure(s))
         return min(bounds)
 
     def proves(self, R: float, samples: int, failure: float) -> bool:
@@ -104,11 +105,11 @@ def exact_radius(ball: SmallestBall, samples: int, failure: float) -> Estimate:
 
 
 def tight_radius(ball: SmallestBall, samples: int, failure: float) -> Estimate:
-    """Return min over s of s + Phi^-1(1 - (eps Phi(s/2))^(1/N)): the smallest radius that (*) of this module proves."""
+    """Return min over s of s + Phi^-1(1 - (eps Phi(s))^(1/N)): the smallest radius that (*) of this module proves."""
 
     def reaches(log_s: float) -> float:
         s = math.exp(log_s)
-        return s + ball.radius(math.log(-math.expm1((math.log(failure) + ball.log_measure(s / 2)) / samples)))
+        return s + ball.radius(math.log(-math.expm1((math.log(failure) + ball.log_measure(s)) / samples)))
 
     start = math.log(min(ball.diameter, 2 * ball.radius(log_share(samples, failure))))
     tried = [start + math.log(fraction) for fraction in fractions()]
@@ -116,7 +117,7 @@ def tight_radius(ball: SmallestBall, samples: int, failure: float) -> Estimate:
     width = -math.log(_STEP)
     refined = minimize_scalar(reaches, bounds=(best - width, best + width), method="bounded", options={"maxiter": 20})
     R = min(reaches(best), float(refined.fun))
-    return _bound(R, ball, "union bound, exact measures", f"{THEOREM}, Eq. 16 with its count of balls mended")
+    return _bound(R, ball, "best spacing, exact measures", f"{THEOREM}, Eq. 16 with the best spacing")
 
 
 def published_radius(R: float, equation: str, ball: SmallestBall, samples: int, failure: float) -> Estimate:
