@@ -142,6 +142,16 @@ def needs(extra: str, what: str) -> Iterator[None]:
         raise MissingExtra(f"{what} needs pip install 'flatlens[{extra}]' ({one_line(error)})") from error
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of torch says that memory is exhausted.
+
+    >>> out_of_memory(RuntimeError("CUDA out of memory")), out_of_memory(RuntimeError("memory_format is not known"))
+    (True, False)
+    """
+    told = message_of(error)
+    return any(words in told for words in ("out of memory", "allocate memory", "not enough memory"))
+
+
 def one_line(error: BaseException, longest: int | None = None) -> str:
     r"""Return the first `longest` characters of an exception's message on one line; its type if there is no message.
 

@@ -34,13 +34,12 @@ from flatlens.cli.reproduce import reproduce
 from flatlens.cli.sharing import launched, speak, together
 from flatlens.cli.stopping import stoppable, stopped
 from flatlens.cli.study import report, study
-from flatlens.errors import FlatlensError, typed_line
+from flatlens.errors import FlatlensError, out_of_memory, typed_line
 from flatlens.former import FormerName
 from flatlens.userfile import said
 from flatlens.version import __version__
 
 TRACEBACK = "--traceback"
-OUT_OF_MEMORY = ("can't allocate memory", "CUDA out of memory")
 
 app = App(
     name="flatlens",
@@ -125,7 +124,7 @@ def _told(error: BaseException) -> tuple[int, str]:
         return 2, f"the code that was given raised {said(error)}{more}"
     if isinstance(error, OSError):
         return 2, _trouble(error)
-    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+    if isinstance(error, MemoryError) or out_of_memory(error):
         return 2, f"out of memory: give a smaller --memory, fewer --samples, or fewer --parameters{more}"
     return 1, f"{typed_line(error)}: an error of flatlens, please report it with what {TRACEBACK} shows"
 

@@ -18,7 +18,8 @@ from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
 from flatlens.curvature.directions import Directions, WeightDirections
-from flatlens.curvature.symmetry import SymmetryCheck
+from flatlens.curvature.symmetry import SymmetryCheck, random_like
+from flatlens.errors import out_of_memory
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.record import Tape, run_recorded
@@ -139,17 +140,61 @@ def _along_preactivation(
     require_second_derivative([slope])
     check.require_symmetric(batch, of, [slope], [seen.edge])
     affine = not slope.requires_grad
-    slope = seen.by_position(slope)
-    forms = []
+    product, forms = _Products(seen, seen.by_position(slope), problem.precision**0.5), []
     for U in _blocks(directions.at_preactivation(W, phi)):
-        if affine:
-            forms.append(f.new_zeros(len(U), n))
-            continue
-        (HU,) = torch.autograd.grad(slope, [seen.edge], U, retain_graph=True, is_grads_batched=True)
-        rows = torch.stack([seen.by_position(h) for h in HU])
-        forms.append((U * rows).sum((2, 3, 4)))
+        forms.append(f.new_zeros(len(U), n) if affine else (U * product.along(U)).sum((2, 3, 4)))
         told(sum(map(len, forms)))
     return torch.cat(forms).T
+
+
+class _Products:
+    """Second derivatives of one graph in a pre-activation, times several directions at once.
+
+    Torch differentiates some operations wrongly when several backward passes are batched, or refuses to: in 2.13 the
+    second derivative of a group norm. So the first block of each size is compared with a pass of its own, along a
+    random combination of the block; where the two differ, every direction takes its own pass.
+    """
+
+    def __init__(self, seen: RecordedWeight, slope: Tensor, tolerance: float) -> None:
+        self._seen, self._slope, self._tolerance = seen, slope, tolerance
+        self._sizes: set[int] = set()  #: numbers of directions whose batched pass is right
+        self._batched = True
+
+    def along(self, U: Tensor) -> Tensor:
+        """Return H U for directions U (b, n, g, d, P), in their shape."""
+        if self._batched and len(U) > 1:
+            found = self._together(U)
+            if found is not None:
+                return found
+            self._batched = False
+        return torch.stack([self._once(u) for u in U])
+
+    def _together(self, U: Tensor) -> Tensor | None:
+        """Return H U from one batched pass; None where torch refuses it or gets it wrong."""
+        try:
+            (HU,) = self._pass(U, batched=True)
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            return None
+        rows = torch.zeros_like(U) if HU is None else torch.stack([self._seen.by_position(h) for h in HU])
+        if len(U) not in self._sizes:
+            (r,) = random_like([U[:, 0, 0, 0, 0]])
+            alone, mixed = self._once(torch.tensordot(r, U, 1)), torch.tensordot(r, rows, 1)
+            if not float((alone - mixed).norm()) <= self._tolerance * float(rows.norm() * r.norm()):
+                return None
+            self._sizes.add(len(U))
+        return rows
+
+    def _once(self, u: Tensor) -> Tensor:
+        (Hu,) = self._pass(u, batched=False)
+        return torch.zeros_like(u) if Hu is None else self._seen.by_position(Hu)
+
+    def _pass(self, U: Tensor, batched: bool) -> tuple[Tensor | None, ...]:
+        # None: a later gate gives the slope a graph, on which the pre-activation has no part
+        return torch.autograd.grad(
+            self._slope, [self._seen.edge], U, retain_graph=True, is_grads_batched=batched, allow_unused=True
+        )
 
 
 def _along_weight(
@@ -181,7 +226,7 @@ def _along_weight(
         try:
             return over_samples(batch, slope, V).detach()
         except RuntimeError as error:  # a forward() that branches on its data: one sample at a time
-            if "memory" in str(error):
+            if out_of_memory(error):
                 raise
         return torch.stack([along(_sample(batch, sample_axes, i), slope[i], V).detach() for i in range(len(f))])
 

@@ -29,7 +29,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 from flatlens.curvature.space import dot
-from flatlens.errors import BadModel
+from flatlens.errors import BadModel, out_of_memory
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import move
@@ -102,7 +102,7 @@ class SymmetryCheck:
                 found = faults(lambda: _risk(problem, twin, batch), at, _response(problem, twin, batch, at))
                 suspect = _suspect(problem, twin, batch) if found > WRONG else ""
         except RuntimeError as error:  # no copy, or no float64: judge by the first error found
-            if "memory" in str(error):
+            if out_of_memory(error):
                 raise
             found, suspect = (found if found > torch.finfo(problem.dtype).eps ** 0.25 else 0.0), "the network"
         if found > WRONG:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatlens.errors import out_of_memory
 from flatlens.grams.certificate import Certificate
 from flatlens.grams.layout import Layout
 from flatlens.grams.places import WatchedPlace, watched_places
@@ -205,7 +206,7 @@ def _all_outputs(
             try:
                 found = _several_outputs(watched, start, f, pool, count, keep_graph)
             except RuntimeError as error:  # the user's own autograd function, without a batching rule
-                if "memory" in str(error) or pool.batched:
+                if out_of_memory(error) or pool.batched:
                     raise
                 pool.batched = False
             else:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 from torch.utils._pytree import tree_map
 
+from flatlens.errors import out_of_memory
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, take
 from flatlens.problem.state import differentiable
@@ -64,7 +65,7 @@ def per_sample_gradients(
     try:
         return _batched(problem, model, batch, names, rows)
     except Exception as error:  # any error: data-dependent control flow, or an operation without a batching rule
-        if "memory" in str(error):
+        if out_of_memory(error):
             raise
         return each_sample_alone(problem, model, batch, names, rows)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, Overflows, UnknownName
+from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, Overflows, UnknownName, out_of_memory
 from flatlens.estimate import Estimate, Key, Progress, Report, undefined
 from flatlens.measures.card import Measure, NetworkMeasure, Parts, PassMeasure, Run
 from flatlens.measures.lens import Lens
@@ -147,7 +147,7 @@ def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estim
             return {(one.key, None): undefined("no parameter is measured")}
         return _parts(one, one.evaluate(lens, run))
     except (RuntimeError, ArithmeticError) as error:
-        if "memory" in str(error) or (
+        if out_of_memory(error) or (
             isinstance(error, FlatlensError) and not isinstance(error, Overflows | NotDifferentiable)
         ):
             raise

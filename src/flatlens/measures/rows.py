@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.probes import mean_of_forms
-from flatlens.errors import one_line
+from flatlens.errors import one_line, out_of_memory
 from flatlens.estimate import Estimate, Key, Kind, undefined
 from flatlens.measures.card import GRADIENTS_OF_SAMPLES, PassMeasure, Run
 from flatlens.measures.left_out import left_out
@@ -150,7 +150,7 @@ def _at_layer(lens: Lens, one: PassMeasure, layer: str, asked: bool, run: Run) -
             bent = one.curvature(lens, layer, one, run)
             values = values + (bent / lens.problem.n if one.total else bent)
         except RuntimeError as error:
-            if "memory" in str(error):
+            if out_of_memory(error):
                 raise
             return undefined(refused(error)), None
     if lens.probes is not None and one.sketched == "probes":

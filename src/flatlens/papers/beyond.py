@@ -242,7 +242,8 @@ _NEARLY = (
 )
 RADII = (
     "The radius is Eq. 19's with the exact measure of the smallest ball. On spheres the printed one, Eq. 7, is "
-    "smaller, as it takes the ball as too large (docs/slips_sharpening.md); the figure has both; on cubes, Eq. 6, they are the same."
+    "smaller, as it takes the ball as too large (docs/slips_sharpening.md); the figure has both. On cubes, Eq. 6, they "
+    "are the same."
 )
 CERTIFIED = (
     "The variation of the Jacobian is bounded by interval arithmetic, from above; that the samples are independent is "

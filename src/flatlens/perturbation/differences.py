@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.space import as_one_vector
-from flatlens.errors import NotDifferentiable
+from flatlens.errors import NotDifferentiable, out_of_memory
 from flatlens.operations.table import operation_of
 from flatlens.perturbation.steps import Landscape
 from flatlens.problem.shards import in_one_piece
@@ -97,7 +97,7 @@ class ShardedHessian:
         try:
             Hu, Hv = (few.second_derivative(self.landscape.space.named(w)) for w in (u, v))
         except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError) as failed:
-            if "memory" in str(failed):
+            if out_of_memory(failed):
                 raise
             return False
         asymmetry = abs(float(u @ Hv - v @ Hu))

@@ -1,0 +1,82 @@
+"""Second derivatives in a pre-activation, where torch's batched backward passes are wrong or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import flatlens as fl
+
+
+class Gated(nn.Module):
+    """A learnt filter in frequency above a layer: the outputs are affine in the layer, and the slope has a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.w = nn.Linear(3, 8), nn.Parameter(torch.randn(5))
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.fft.irfft(torch.fft.rfft(self.a(x)) * self.w, n=8))
+
+
+def normed(groups: int, channels: int, act: nn.Module, *, affine: bool = True) -> nn.Module:
+    """Return a network with a group norm below a smooth or kinked activation."""
+    norm = nn.GroupNorm(groups, channels, affine=affine)
+    return nn.Sequential(nn.Conv2d(1, channels, 1), norm, act, nn.Flatten(), nn.LazyLinear(2))
+
+
+NETWORKS = {
+    "samples, channels and positions alike": (lambda: normed(1, 4, nn.GELU()), (4, 1, 2, 2)),
+    "samples as many as channels of a group": (lambda: normed(1, 3, nn.Tanh(), affine=False), (3, 1, 1, 1)),
+    "one sample": (lambda: normed(4, 4, nn.Tanh(), affine=False), (1, 1, 2, 2)),
+    "no sizes alike": (lambda: normed(2, 8, nn.SiLU()), (5, 1, 2, 3)),
+    "two norms, kinks alone": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 6, 1), nn.GroupNorm(3, 6), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2),
+        ),
+        (7, 1, 3, 3),
+    ),
+    "a gate above": (Gated, (6, 3)),
+}  # fmt: skip
+
+
+def trace_by_double_backward(net: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Return Tr H, one backward pass of the gradient for each parameter."""
+    parameters, total = list(net.parameters()), 0.0
+    gradient = torch.autograd.grad(F.cross_entropy(net(x), y), parameters, create_graph=True)
+    for p, slope in zip(parameters, gradient, strict=True):
+        for j, entry in enumerate(slope.flatten() if slope.requires_grad else ()):
+            (row,) = torch.autograd.grad(entry, [p], retain_graph=True, allow_unused=True)
+            total += 0.0 if row is None else float(row.flatten()[j])
+    return total
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_trace_is_that_of_double_backward(name: str) -> None:
+    build, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    net, x, y = build().double(), torch.randn(*shape, dtype=torch.float64), torch.arange(shape[0]) % 2
+    net(x)  # a lazy layer learns its size
+    found = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["hessian_trace(exact=True)"])
+    trace = found["hessian_trace(exact=True)"]
+    assert trace.kind == "exact"
+    assert trace.value == pytest.approx(trace_by_double_backward(net, x, y), rel=1e-9, abs=1e-11)
+
+
+@pytest.mark.parametrize("pool", [nn.Identity, lambda: nn.MaxPool2d(2)])
+def test_channels_last_is_no_lack_of_memory(pool: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), pool(), nn.Conv2d(4, 5, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 2)
+    ).double()
+    x, y = torch.randn(4, 3, 8, 8, dtype=torch.float64), torch.arange(4) % 2
+    values = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        problem = fl.Problem(net.to(memory_format=layout), "cross_entropy", (x.contiguous(memory_format=layout), y))
+        values.append(fl.measure(fl.Lens(problem), ["hessian_trace"])["hessian_trace"])
+    assert [value.kind for value in values] == ["exact", "exact"]
+    assert values[0].value == pytest.approx(values[1].value, rel=1e-9)
