@@ -71,7 +71,13 @@ def test_the_trace_is_that_of_double_backward(name: str) -> None:
 def test_channels_last_is_no_lack_of_memory(pool: type[nn.Module]) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.ReLU(), pool(), nn.Conv2d(4, 5, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 2)
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        pool(),
+        nn.Conv2d(4, 5, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(5, 2),
     ).double()
     x, y = torch.randn(4, 3, 8, 8, dtype=torch.float64), torch.arange(4) % 2
     values = []

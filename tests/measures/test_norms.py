@@ -68,4 +68,24 @@ def test_sizes_in_train_mode_are_those_of_the_ghost_batches() -> None:
         features = [net[:3](batch) for batch in x.split(4)]
     net.load_state_dict(state)
     close(report["feature_norm", "3"].value, float(torch.linalg.matrix_norm(torch.cat(features), 2)), 1e-12)
-    close(report["output_norm"].value, float(net[3](torch.cat(features)).norm()), 1e-12)
+    close(report["output_norm"].value, float(net[3](torch.cat(features)).detach().norm()), 1e-12)
+
+
+def test_the_norm_of_a_transposed_convolution_is_that_of_its_call() -> None:
+    """`output_size=` of the call, as in a U-Net, sets the output padding."""
+
+    class Up(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.out = nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1, bias=False), nn.Linear(72, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.up(x, output_size=(6, 6)).tanh().flatten(1))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net, x = Up().double(), torch.randn(4, 2, 3, 3).double()
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, torch.arange(4) % 2))), ["weight_norm"])
+    units = torch.eye(18, dtype=torch.float64).reshape(18, 2, 3, 3)
+    operator = net.up(units, output_size=(6, 6)).flatten(1).detach()
+    close(report["weight_norm.spectral", "up"].value, float(torch.linalg.matrix_norm(operator, 2)), 1e-9)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from flatlens.grams.broken import BATCHING, clear_autograd_errors
 from flatlens.grams.layout import Layout, Weight
@@ -325,8 +326,11 @@ class _Planner:
 def _linear_map(call: Call, adapter: Adapter, pure: bool) -> tuple[Adapter, torch.Size]:
     """Return the linear map that a layer applies, and the size of one sample's input to it.
 
-    It is that of the module; for a user's own module whose calls do more than the product, that of the product.
+    It is that of the module; for a user's own module whose calls do more than the product, and for a transposed
+    convolution, whose call may choose the output's size, that of the product.
     """
+    if call.product is not None and isinstance(call.module, _ConvTransposeNd):
+        return adapter, call.x.shape[1:]
     torchs_own = type(call.module).__module__.startswith("torch.nn.modules")
     if call.product is not None and not pure and not torchs_own:
         return adapter, call.product.kept().shape[1:]

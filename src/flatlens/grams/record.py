@@ -7,16 +7,17 @@ differentiates to these tensors and operations, never to a weight: the Jacobian 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
+from flatlens.grams.token_ids import sample_axis
 from flatlens.operations.graph import Graph
 from flatlens.operations.layers import is_linear
 from flatlens.operations.made import Made, made_of, sampled_nodes
@@ -50,7 +51,8 @@ class Tape:
     """The record of a forward pass, in execution order."""
 
     linear: dict[str, Call] = field(default_factory=dict)
-    embedded: list[Tensor] = field(default_factory=list)  #: outputs of embeddings
+    embedded: list[Tensor] = field(default_factory=list)
+    """Outputs of embeddings of the batch's ids, samples in front; those that may be of positions come last."""
     mask: Tensor | None = None  #: attention mask (n, T), 0 at padding; None if the batch has none
     graph: Graph | None = None  #: autograd's graph of the outputs
     reads: dict[str, tuple[Read, ...] | None] = field(default_factory=dict)
@@ -124,9 +126,10 @@ def _alike(W: Tensor, weight: Tensor) -> bool:
 
 
 @contextmanager
-def record(model: nn.Module, mask: Tensor | None = None) -> Iterator[Tape]:
+def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] = ()) -> Iterator[Tape]:
     """Yield a tape that records the linear layers' calls in forward passes inside the block.
 
+    `ids` are the tensors of whole numbers in the batch: embeddings of anything else are not recorded.
     Only calls from one tensor to one tensor are recorded. A layer gets its own copy of its input, so that a gradient at
     x is the one *through this call*. It returns a copy of its output, so that an in-place activation that follows does
     not change the recorded z.
@@ -160,9 +163,16 @@ def record(model: nn.Module, mask: Tensor | None = None) -> Iterator[Tape]:
         )
         return handed_on
 
+    doubtful: list[Tensor] = []
+
     def embed(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> Tensor:
-        tape.embedded.append(z if z.requires_grad else z.detach().requires_grad_())
-        return tape.embedded[-1].clone()
+        axis, sure = sample_axis(args[0], ids) if args else (None, False)
+        if axis is None:
+            return z
+        front = z.movedim(axis, 0) if axis else z
+        leaf = front if z.requires_grad else front.detach().requires_grad_()
+        (tape.embedded if sure else doubtful).append(leaf)
+        return leaf.clone().movedim(0, axis) if axis else leaf.clone()
 
     with ExitStack() as hooks:
         for module in names:
@@ -172,6 +182,7 @@ def record(model: nn.Module, mask: Tensor | None = None) -> Iterator[Tape]:
             if isinstance(module, nn.Embedding):
                 _remove_at_exit(hooks, module.register_forward_hook(embed))
         yield tape
+        tape.embedded += doubtful
 
 
 def _is_recorded(x: object) -> TypeGuard[Tensor]:
@@ -209,7 +220,9 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
         batch = (tree_map(as_leaf, batch[0]), *batch[1:])
     else:
         batch = tree_map(as_leaf, batch)
-    with record(model, problem.mask(batch)) as tape:
+    given = tree_leaves(batch[0] if isinstance(batch, tuple) else batch)
+    ids = [part for part in given if isinstance(part, Tensor) and part.ndim and not part.is_floating_point()]
+    with record(model, problem.mask(batch), ids) as tape:
         f, y = problem.run(model, batch)
     inputs = leaves or tape.embedded[:1]
     tape.read_graph(f, model, inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, final
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from flatlens.errors import BadData, BadInput, BadModel
 from flatlens.estimate import Progress
 from flatlens.former import renamed
+from flatlens.problem.attributes import attributes_kept
 from flatlens.problem.calls import Convention, called, main_output
 from flatlens.problem.checks import (
     REDUCED_PRECISION,
@@ -269,11 +270,9 @@ class Problem:
 
     def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """Return (outputs (n, N), targets) of a placed batch, in the form of `problem.shapes`."""
-        n = size(batch)
-        if self._works_in == "bfloat16":
-            with torch.autocast(device_of(model).type, torch.bfloat16, cache_enabled=False):
-                outputs, targets, counted = self._forward(model, batch)
-        else:
+        n, coarse = size(batch), self._works_in == "bfloat16"
+        cast = torch.autocast(device_of(model).type, torch.bfloat16, cache_enabled=False) if coarse else nullcontext()
+        with attributes_kept(model), cast:
             outputs, targets, counted = self._forward(model, batch)
         if isinstance(outputs, Tensor):
             require_numbers(outputs)

@@ -1,0 +1,53 @@
+"""Networks whose first embedding has no samples in front: transposed ids, or positions looked up before words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flatlens as fl
+from flatlens.grams.token_ids import sample_axis
+
+
+class Reader(nn.Module):
+    """Embeds token ids in one of several orders; the function of the ids is the same in all."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order = order
+        self.words, self.places, self.out = nn.Embedding(6, 3), nn.Embedding(8, 3), nn.Linear(3, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1])
+        if self.order == "transposed":
+            h = self.words(ids.T).movedim(0, 1) + self.places(places)
+        elif self.order == "copied":
+            h = self.words(ids.T.contiguous()).movedim(0, 1) + self.places(places)
+        elif self.order == "places first":
+            before = self.places(places[None])
+            h = before + self.words(ids)
+        else:
+            h = self.words(ids) + self.places(places)
+        return self.out(h.tanh().mean(1))
+
+
+@pytest.mark.parametrize("tokens", [3, 4])  # fewer tokens than samples, and as many
+@pytest.mark.parametrize("order", ["transposed", "copied", "places first"])
+def test_the_input_is_that_of_the_words(order: str, tokens: int) -> None:
+    torch.manual_seed(0)
+    plain, net = Reader("words first").double(), Reader(order).double()
+    net.load_state_dict(plain.state_dict())
+    data = torch.randint(0, 6, (4, tokens)), torch.tensor([0, 1, 1, 0])
+    asked = ["mls", "interpolation_sharpness", "ggn_trace", "jacobian_norm"]
+    expected, found = (fl.measure(fl.Lens(fl.Problem(one, "cross_entropy", data)), asked) for one in (plain, net))
+    for measure in asked:
+        assert found[measure].kind == expected[measure].kind == "exact"
+        assert found[measure].value == pytest.approx(expected[measure].value, rel=1e-12), measure
+
+
+def test_a_column_is_one_id_of_each_sample() -> None:
+    ids = torch.randint(0, 6, (4, 4), generator=torch.Generator().manual_seed(0))
+    assert sample_axis(ids[:, 1], [ids]) == (0, True)
+    assert sample_axis(ids[1], [ids]) == (0, False)  # all ids of one sample
+    assert sample_axis(ids, []) == (None, False)
