@@ -75,3 +75,25 @@ def test_weights_that_torchs_hooks_compute_are_left_to_them() -> None:
         net(torch.randn(1, 3))
         now = net.weight
     assert net.weight is now
+
+
+def test_a_layer_whose_weight_forward_sets() -> None:
+    class Generated(nn.Module):
+        def __init__(self, generated: bool) -> None:
+            super().__init__()
+            self.layer, self.out, self.p = nn.Linear(3, 4), nn.Linear(4, 2), nn.Parameter(torch.randn(4, 3))
+            self.generated = generated
+            del self.layer.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.generated:
+                self.layer.weight = self.p.tanh()
+                return self.out(self.layer(x).relu())
+            return self.out(F.linear(x, self.p.tanh(), self.layer.bias).relu())
+
+    torch.manual_seed(0)
+    nets = [Generated(generated).double() for generated in (True, False)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    data = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
+    values = [fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data)), ["interpolation_sharpness"]) for net in nets]
+    assert values[0]["interpolation_sharpness"].value == pytest.approx(values[1]["interpolation_sharpness"].value)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_TORCHS_OWN = frozenset(vars(nn.Module()))
+_OF_ALL = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
 
 
@@ -16,16 +16,19 @@ _TORCHS_OWN = frozenset(vars(nn.Module()))
 def attributes_kept(model: nn.Module) -> Iterator[None]:
     """Put back the tensors that forward() keeps in plain attributes, lists and dicts of modules.
 
-    A function of a weight that is kept from a pass without gradients would hide the weight from all later passes.
-    Weights that a hook of torch's computes (old weight_norm, spectral_norm, pruning) stay: hooks set them in each pass.
+    A function of a weight that is kept from a pass without gradients would hide the weight from all later passes. Left
+    alone are weights of torch's own layers that are no parameters: hooks (old weight_norm, spectral_norm, pruning) or
+    forward() compute them in each pass.
     """
-    before = [(vars(module), frozenset(vars(module)), _held(module)) for module in model.modules()]
+    before = [(module, frozenset(vars(module)), _held(module)) for module in model.modules()]
     try:
         yield
     finally:
-        for own, names, held in before:
-            for name in [name for name, value in own.items() if isinstance(value, Tensor) and name not in names]:
-                del own[name]
+        for module, names, held in before:
+            own = vars(module)
+            for name in own.keys() - names:
+                if isinstance(own[name], Tensor) and not _computed(module, name):
+                    del own[name]
             for name, (value, content) in held.items():
                 own[name] = value
                 if content is not None and not _alike(value, content):
@@ -35,12 +38,19 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
 
 def _held(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     """Return the attributes that can hold tensors, each with a copy of a list's or dict's content."""
-    computed = {name.removesuffix(end) for name in module._parameters for end in ("_orig", "_g")}
+    own = vars(module)
     return {
-        name: (value, value.copy() if isinstance(value, list | dict) else None)
-        for name, value in vars(module).items()
-        if (value is None or isinstance(value, Tensor | list | dict)) and name not in _TORCHS_OWN | computed
+        name: (own[name], own[name].copy() if isinstance(own[name], list | dict) else None)
+        for name in own.keys() - _OF_ALL
+        if (own[name] is None or isinstance(own[name], Tensor | list | dict)) and not _computed(module, name)
     }
+
+
+def _computed(module: nn.Module, name: str) -> bool:
+    """Return whether an attribute is a weight that each pass computes."""
+    if name in ("weight", "bias") and type(module).__module__.startswith("torch.nn.modules"):
+        return True
+    return f"{name}_orig" in module._parameters or f"{name}_g" in module._parameters
 
 
 def _alike(now: Any, before: Any) -> bool:
