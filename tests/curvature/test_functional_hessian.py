@@ -86,3 +86,62 @@ def test_channels_last_is_no_lack_of_memory(pool: type[nn.Module]) -> None:
         values.append(fl.measure(fl.Lens(problem), ["hessian_trace"])["hessian_trace"])
     assert [value.kind for value in values] == ["exact", "exact"]
     assert values[0].value == pytest.approx(values[1].value, rel=1e-9)
+
+
+class Cells(nn.Module):
+    """Two steps of a cell that torch.func cannot differentiate for several directions at once."""
+
+    def __init__(self, cell: type[nn.LSTMCell] | type[nn.GRUCell]) -> None:
+        super().__init__()
+        self.cell, self.out = cell(2, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = x.new_zeros(len(x), 3)
+        for step in range(x.shape[1]):
+            if isinstance(self.cell, nn.LSTMCell):
+                h, c = self.cell(x[:, step], (h, c))
+            else:
+                h = self.cell(x[:, step], h)
+        return self.out(h)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell])
+@pytest.mark.parametrize("name", ["cell.weight_ih", "cell.weight_hh"])
+def test_relative_flatness_of_cells_is_its_definition(cell: type[nn.LSTMCell] | type[nn.GRUCell], name: str) -> None:
+    torch.manual_seed(0)
+    net, x, y = Cells(cell).double(), torch.randn(4, 2, 2, dtype=torch.float64), torch.arange(4) % 2
+    found = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["relative_flatness"])
+    W = dict(net.named_parameters())[name]
+    (gradient,) = torch.autograd.grad(F.cross_entropy(net(x), y), [W], create_graph=True)
+    rows = [torch.autograd.grad(entry, [W], retain_graph=True)[0] for entry in gradient.flatten()]
+    H = torch.stack(rows).reshape(*W.shape, *W.shape)
+    truth = torch.einsum("sm,tm,sjtj->", W.detach(), W.detach(), H)
+    assert found["relative_flatness", name].kind == "exact"
+    assert found["relative_flatness", name].value == pytest.approx(float(truth), rel=1e-8, abs=1e-12)
+
+
+def test_a_forward_with_torch_func_inside() -> None:
+    """Its graph cannot be watched while it is built; the curvature exists all the same."""
+
+    class Energy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 4), nn.Linear(4, 1)
+
+        def of(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x).tanh()).squeeze(-1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.of(x)[:, None], torch.func.vmap(torch.func.grad(self.of))(x)], 1)
+
+    torch.manual_seed(0)
+    net, x, y = Energy().double(), torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    found = fl.measure(fl.Lens(fl.Problem(net, "mse", (x, y))), ["loss", "sharpness(rtol=1e-8)"])
+    parameters = list(net.parameters())
+    slopes = torch.autograd.grad(F.mse_loss(net(x), y), parameters, create_graph=True)
+    rows = []
+    for entry in torch.cat([slope.flatten() for slope in slopes]):
+        row = torch.autograd.grad(entry, parameters, retain_graph=True, materialize_grads=True)
+        rows.append(torch.cat([part.flatten() for part in row]))
+    largest = torch.linalg.eigvalsh(torch.stack(rows))[-1]
+    assert found["sharpness(rtol=1e-08)"].value == pytest.approx(float(largest), rel=1e-6)

@@ -24,6 +24,7 @@ def measures() -> set[str]:
         node.name
         for node in _nodes("measures/*.py")
         if isinstance(node, ast.FunctionDef) and any(isinstance(each, ast.Call) for each in node.decorator_list)
+        if not node.name.startswith("_")  # those that others read
     }
 
 

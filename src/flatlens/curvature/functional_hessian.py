@@ -214,13 +214,14 @@ def _along_weight(
     rows: list[Tensor | None] = list(torch.autograd.grad(of, [live], create_graph=True, allow_unused=True))
     check.require_symmetric(batch, of, rows, [live])
     W = weight.value
-    product = _sample_product(Runner(problem, model), weight.parameter, W)
+    runner = Runner(problem, model)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
     sample_axes = tree_map(
         lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(f) else None, batch
     )
-    along = vmap(product, in_dims=(None, None, 0))
+    along = vmap(_sample_product(runner, weight.parameter, W), in_dims=(None, None, 0))
     over_samples = vmap(along, in_dims=(sample_axes, 0, None))
+    alone = _plain_product(runner, weight.parameter, W)
 
     def forms(V: Tensor) -> Tensor:
         try:
@@ -228,7 +229,13 @@ def _along_weight(
         except RuntimeError as error:  # a forward() that branches on its data: one sample at a time
             if out_of_memory(error):
                 raise
-        return torch.stack([along(_sample(batch, sample_axes, i), slope[i], V).detach() for i in range(len(f))])
+        each = [(_sample(batch, sample_axes, i), slope[i]) for i in range(len(f))]
+        try:
+            return torch.stack([along(sample, own, V).detach() for sample, own in each])
+        except RuntimeError as error:  # writes in place, an autograd.Function: one direction at a time
+            if out_of_memory(error):
+                raise
+        return torch.stack([torch.stack([alone(sample, own, v) for v in V]) for sample, own in each])
 
     found: list[Tensor] = []
     for V in _blocks(directions.of_weight(weight.cut(weight.adapter.matrix(W)))):
@@ -240,6 +247,20 @@ def _along_weight(
 def _sample(batch: Batch, sample_axes: Batch, i: int) -> Batch:
     """Return what belongs to one sample, without the sample axis."""
     return tree_map(lambda leaf, axis: leaf if axis is None else leaf[i], batch, sample_axes)
+
+
+def _plain_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:
+    """Return the same as `_sample_product`, by two backward passes without torch.func."""
+
+    def product(sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
+        single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
+        eps = W.new_zeros(()).requires_grad_()
+        outputs = runner.at({name: W.detach() + eps * V}, single)[0][0]
+        (first,) = torch.autograd.grad((slope.detach() * outputs).sum(), [eps], create_graph=True)
+        second = torch.autograd.grad(first, [eps], allow_unused=True)[0] if first.requires_grad else None
+        return W.new_zeros(()) if second is None else second.detach()
+
+    return product
 
 
 def _sample_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, spaced, take
@@ -120,7 +122,10 @@ def bytes_of_a_sample(problem: Problem, model: nn.Module, make: Callable[[Batch]
 
 
 def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
-    """Return the bytes per sample that autograd saves, without parameters, when `make` builds a graph of n samples."""
+    """Return the bytes per sample that autograd saves, without parameters, when `make` builds a graph of n samples.
+
+    Torch does not tell what it saves where forward() uses torch.func: then it is the bytes of all tensors computed.
+    """
     held: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
 
     def count(tensor: Tensor) -> Tensor:
@@ -128,7 +133,28 @@ def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
         held.setdefault(storage.data_ptr(), storage.nbytes())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        made = make()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            made: object = make()
+        total = sum(held.values())
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        with _Computed() as computed:
+            made = make()
+        total = computed.bytes
     del made
-    return max(1, sum(held.values()) // n)
+    return max(1, total // n)
+
+
+class _Computed(TorchDispatchMode):
+    """Adds up the bytes of all tensors that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.bytes += sum(t.numel() * t.element_size() for t in tree_leaves(found) if isinstance(t, Tensor))
+        return found

@@ -29,7 +29,7 @@ from flatlens.experiments.parts import assigned, data_of, in_its_folder, pairs, 
 from flatlens.experiments.quantities import STUDIED, quantities, setting
 from flatlens.experiments.reading import LONGEST, load_yaml
 from flatlens.experiments.settings import Axis, NetworkSettings, Study, StudyScale, facts, fitted
-from flatlens.experiments.vary import TOGETHER, value_of, vary
+from flatlens.experiments.vary import TOGETHER, last_field, value_of, vary
 from flatlens.measures.registry import MEASURES, named
 from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG, UserNetwork
 from flatlens.models.checkpoints import load_weights
@@ -97,10 +97,11 @@ def study_of(
     if not len(split.test_x):
         kept = [name for name in base.measures if not MEASURES[name.partition("(")[0]].held_out]
         base = replace(base, measures=tuple(kept))
+    _require_samples(base, axes, split)
     name = str(file.get("name", userfile.file_of(data).stem))
     if isinstance(base.training, TrainedElsewhere):
         return _of_checkpoints(name, base, str(file["checkpoints"]), list(axes), scale)
-    grid = tuple(axes.values()) or DEFAULT_AXES
+    grid = tuple(axes.values()) or _default_axes(shared, file.get("training", {}))
     if "model" in axes:
         models = _fitted_models(axes["model"], base, shared, grid, split)
         base = vary(base, "model", models[0])
@@ -110,6 +111,28 @@ def study_of(
     settings_shown = [shown for axis in grid if (shown := setting(axis.name, axis.values)) is not None]
     compared = quantities(base.measures, settings_shown, first_layer=_first_layer(base.model))
     return Study(name, base, grid, compared, scale=scale)
+
+
+def _require_samples(base: NetworkSettings, axes: Mapping[str, Axis], split: Split) -> None:
+    """Refuse a number of measured samples that the data does not have, before any network is trained."""
+    held = len(split.x)
+    asked = axes["samples"].values if "samples" in axes else (base.samples,)
+    for samples in asked if "data.train" not in axes else ():
+        if samples is not None and not 1 <= samples <= held:
+            raise BadInput(f"--set samples={samples}: there are {held} training samples: 1 to {held} can be measured")
+
+
+def _default_axes(shared: Mapping[str, Any], training: Mapping[str, Any]) -> tuple[Axis, ...]:
+    """Return the default axes, without those of settings that all networks share.
+
+    Raises:
+        BadInput: none is left.
+    """
+    given = {*map(last_field, shared), *training, *(["lr"] if "optimiser" in training else [])}
+    axes = tuple(axis for axis in DEFAULT_AXES if axis.name not in given)
+    if not axes:
+        raise BadInput("--set: every setting has one value, so there is one network: give one several, as in seed=0:6")
+    return axes
 
 
 def _with_settings(
@@ -239,6 +262,8 @@ def _base(
     With data of the user's own, all samples come third.
     """
     elsewhere = "checkpoints" in file
+    if elsewhere and not Path(str(file["checkpoints"])).expanduser().exists():
+        raise BadInput(f"checkpoints: there is no file or folder {file['checkpoints']}")
     data, read = data_of(file["data"], file.get("test"))
     if data.name == "digits" and isinstance(data, DataSettings) and data.train is None:
         data = vary(data, "train", 600 if scale == "laptop" else 200)

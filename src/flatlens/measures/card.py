@@ -115,6 +115,10 @@ class Measure:
                 if not defaults:
                     raise BadInput(f"measure {self.card.name} takes no options, got {name!r}")
                 raise UnknownName.among(f"option of {self.card.name}", name, defaults)
+        for name, value in options.items():
+            if isinstance(defaults[name], bool) != isinstance(value, bool):
+                needed = "True or False" if isinstance(defaults[name], bool) else "a value other than True and False"
+                raise BadOption(f"measure {self.card.name}: option {name}={value!r}: {needed} is needed")
         merged = {**dict(self.options), **options}
         spelled = tuple((name, merged[name]) for name in defaults if name in merged and merged[name] != defaults[name])
         return replace(self, options=spelled)

@@ -27,7 +27,6 @@ from flatlens.measures.hessian import (
 )
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
-from flatlens.measures.perturbation import require_flag
 from flatlens.problem import Problem
 
 
@@ -53,7 +52,6 @@ def batch_jacobian_norm(
     `jacobian_norm`.
     """
     require_tolerance(rtol)
-    require_flag(softmax=softmax)
     problem = in_batches(lens, batch_statistics)
     found = batch_jacobians(
         problem, lens.model, [None], softmax=softmax, rtol=rtol, generator=run.generator, progress=run.progress

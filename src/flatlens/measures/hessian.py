@@ -23,6 +23,7 @@ from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.differenced import sharded_top
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
+from flatlens.measures.perturbation import require_count
 from flatlens.problem import Problem
 from flatlens.progress import ROWS
 
@@ -188,6 +189,7 @@ def in_batches(lens: Lens, batch_statistics: int | None) -> Problem:
     """Return the lens's problem; in eval mode, with BatchNorm's statistics of so many samples together, if given."""
     if batch_statistics is None or lens.problem.coupled:
         return lens.problem
+    require_count(2, batch_statistics=batch_statistics)
     return lens.problem.in_ghost_batches(batch_statistics)
 
 

@@ -75,7 +75,7 @@ class Lens:
         require_optimiser(optimiser, "Lens")
         to_parts(problem.model)
         require_finite_weights(problem.model)
-        self.problem = problem
+        self.problem = problem = problem.present()
         self.optimiser = optimiser
         self.model = problem.measured()
         self.along = _along(along, problem, self.model)

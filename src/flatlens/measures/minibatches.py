@@ -11,7 +11,7 @@ from flatlens.estimate import Estimate, Kind, undefined
 from flatlens.measures.card import PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.hessian import require_tolerance
 from flatlens.measures.lens import Lens
-from flatlens.measures.perturbation import require_count, require_flag
+from flatlens.measures.perturbation import require_count
 from flatlens.perturbation.spread import Spread, spread_of
 from flatlens.perturbation.steps import Landscape
 
@@ -41,7 +41,6 @@ def gradient_noise_scale(lens: Lens, run: Run, *, batches: int = 64, sampled: bo
     `.gradient` is ||g||^2.
     """
     require_count(2, batches=batches)
-    require_flag(sampled=sampled)
     if lens.problem.n < 3:
         return {("", None): undefined("at least 3 samples are needed")}
     spread = spread_of(Landscape(lens.problem, model=lens.model), lens.gradient, batches, run.generator, run.progress)

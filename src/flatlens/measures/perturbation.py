@@ -31,13 +31,6 @@ def require_positive(**options: object) -> None:
             raise BadOption(f"option {name}={value!r}: a positive number is needed")
 
 
-def require_flag(**options: object) -> None:
-    """Refuse anything but True and False."""
-    for name, value in options.items():
-        if not isinstance(value, bool):
-            raise BadOption(f"option {name}={value!r}: True or False is needed")
-
-
 def require_count(least: int, **options: object) -> None:
     """Refuse anything but whole numbers of at least `least`."""
     for name, value in options.items():
@@ -80,7 +73,6 @@ def average_sharpness(
     values. `scale="published46"` is Eq. 46, which has no factor 2 / rho^2 (and rho = 0.1).
     """
     require_positive(rho=rho)
-    require_flag(adaptive=adaptive)
     require_count(2, probes=probes)
     if scale not in _SCALES:
         raise BadInput(f"average_sharpness(scale={scale!r}): one of {', '.join(map(repr, _SCALES))} is needed")
@@ -141,7 +133,6 @@ def worst_sharpness(
     and the rises are averaged.
     """
     require_positive(rho=rho)
-    require_flag(adaptive=adaptive)
     require_count(1, restarts=restarts, steps=steps, **({} if m is None else {"m": m}))
     if m is not None and lens.problem.coupled:
         raise BadInput(
@@ -211,7 +202,6 @@ def pac_bayes_flatness(
     error is a jackknife over probes. `.sigma` is sigma itself. `arrays` has the curve: `sigmas` and `changes`.
     """
     require_positive(level=level)
-    require_flag(adaptive=adaptive)
     require_count(2, probes=probes)
     if of not in ("accuracy", "loss"):
         raise BadInput(f"pac_bayes_flatness(of={of!r}): 'accuracy' or 'loss' is needed")

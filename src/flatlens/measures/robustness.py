@@ -13,7 +13,7 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.lens import Lens
-from flatlens.measures.perturbation import NO_LOSS, of_draws, require_count, require_flag, require_positive
+from flatlens.measures.perturbation import NO_LOSS, of_draws, require_count, require_positive
 from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
 from flatlens.perturbation.labels import relabelled, seen
 from flatlens.perturbation.rotations import ROTATION_LAWS
@@ -62,7 +62,6 @@ def feature_robustness(
     mean, this is a lower bound of the supremum. If the risk is convex along every A, the supremum is at delta.
     """
     require_positive(delta=delta, sigma=sigma)
-    require_flag(layers=layers)
     require_count(2, probes=probes)
     require_count(1, restarts=restarts, steps=steps, levels=levels)
     if over not in (*ROTATION_LAWS, "noise", "worst"):

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import warnings
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +105,9 @@ def _read_file(file: Path, key: str | None = None) -> Weights:
     return _tensors_of(_read_torch(file), file, key)
 
 
+_NO_WEIGHTS = "is not a weights file: give a safetensors file, or a state_dict saved by torch.save"
+
+
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file, device="cpu")
@@ -111,13 +116,36 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(file: Path) -> object:
+    _require_sound(file)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch.load warns of ends in an error here, or does not matter
         try:
             return torch.load(file, map_location="cpu", weights_only=True)
         # Bytes that are not a checkpoint make the reader fail in many ways: KeyError, EOFError, struct.error, ...
         except Exception as error:
+            if not zipfile.is_zipfile(file) and not file.read_bytes()[:1] == b"\x80":  # the first byte of a pickle
+                raise BadWeights(f"weights: {file} {_NO_WEIGHTS}") from error
             raise BadWeights(f"weights: {file} {_refusal(str(error))}") from error
+
+
+def _require_sound(file: Path) -> None:
+    """Refuse an archive in which some checksums fit and others do not; torch itself reads none of them.
+
+    With `torch.serialization.set_crc32_options(False)` it writes none that fits.
+    """
+    if not zipfile.is_zipfile(file):
+        return
+    broken, sound = "", False
+    with zipfile.ZipFile(file) as archive:
+        for part in archive.infolist():
+            try:
+                with archive.open(part) as stream:
+                    while stream.read(2**20):
+                        sound = sound or part.file_size > 0
+            except (zipfile.BadZipFile, zlib.error):
+                broken = part.filename
+    if broken and sound:
+        raise BadWeights(f"weights: {file} is damaged: {broken} in it does not have its checksum: copy it again")
 
 
 def _refusal(message: str) -> str:
@@ -133,7 +161,7 @@ def _refusal(message: str) -> str:
         return "is a pickle file, which flatlens never loads: save the tensors again as safetensors"
     if "PytorchStreamReader" in message or "Ran out of input" in message:
         return "is damaged or cut short: copy or download it again"
-    return "is not a weights file: give a safetensors file, or a state_dict saved by torch.save"
+    return _NO_WEIGHTS
 
 
 def _tensors_of(payload: object, file: Path, key: str | None) -> Weights:

@@ -115,6 +115,7 @@ class Problem:
         self.data = data if isinstance(data, Data) else Data(data, "data=...", paired)
         self.test = test if test is None or isinstance(test, Data) else Data(test, "test=...", paired)
         self.forward = forward
+        self._asked = parameters if isinstance(parameters, str) else None
         self.parameters = chosen_parameters(model, parameters)
         self.dtype = dtype or measuring_dtype(model)
         require_arithmetic(arithmetic, self.dtype, device_of(model))
@@ -180,6 +181,15 @@ class Problem:
     def precision(self) -> float:
         """Return the machine epsilon with which derivatives are computed."""
         return REDUCED_PRECISION.get(self._works_in, torch.finfo(self.dtype).eps)
+
+    def present(self) -> Problem:
+        """Return the same problem, with the parameters that are trainable now if it measures the trainable ones."""
+        now = self.parameters if self._asked is None else chosen_parameters(self.model, self._asked)
+        if now == self.parameters:
+            return self
+        changed = copy.copy(self)
+        changed.parameters = now
+        return changed
 
     def as_asked(self) -> Problem:
         """Return the same problem in the requested arithmetic: for the pass and curvature products only."""
