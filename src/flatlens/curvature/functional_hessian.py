@@ -180,7 +180,7 @@ class _Products:
         rows = torch.zeros_like(U) if HU is None else torch.stack([self._seen.by_position(h) for h in HU])
         if len(U) not in self._sizes:
             (r,) = random_like([U[:, 0, 0, 0, 0]])
-            alone, mixed = self._once(torch.tensordot(r, U, 1)), torch.tensordot(r, rows, 1)
+            alone, mixed = self._once(torch.tensordot(r, U, 1)), torch.tensordot(r, rows.to(r), 1)
             if not float((alone - mixed).norm()) <= self._tolerance * float(rows.norm() * r.norm()):
                 return None
             self._sizes.add(len(U))

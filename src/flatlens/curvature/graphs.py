@@ -147,11 +147,11 @@ def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
     return max(1, total // n)
 
 
-class _Computed(TorchDispatchMode):
+class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the bytes of all tensors that operations return."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

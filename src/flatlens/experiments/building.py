@@ -263,7 +263,7 @@ def _base(
     """
     elsewhere = "checkpoints" in file
     if elsewhere and not Path(str(file["checkpoints"])).expanduser().exists():
-        raise BadInput(f"checkpoints: there is no file or folder {file['checkpoints']}")
+        raise BadInput(f"checkpoints: {file['checkpoints']} is no folder, and no table that is there")
     data, read = data_of(file["data"], file.get("test"))
     if data.name == "digits" and isinstance(data, DataSettings) and data.train is None:
         data = vary(data, "train", 600 if scale == "laptop" else 200)
