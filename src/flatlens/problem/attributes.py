@@ -1,61 +1,69 @@
-"""Tensors that forward() keeps in its modules between passes."""
+"""What forward() keeps in plain attributes of its modules between passes.
+
+A function of a weight that is kept from a pass without gradients would hide the weight from all later passes, and from
+the user's training. So while a network is measured, each pass begins with the attributes that the modules had before,
+and ends with them, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import nn
 
 _OF_ALL = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
 
+_Held = list[tuple[nn.Module, dict[str, tuple[Any, Any]]]]
+_held: WeakKeyDictionary[nn.Module, _Held] = WeakKeyDictionary()
+"""By network that is measured: each module's attributes, and copies of the content of lists, dicts and sets."""
+
 
 @contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Put back the tensors that forward() keeps in plain attributes, lists and dicts of modules.
+    """Put back all plain attributes of the network's own modules afterwards, and whenever `put_back` is called inside.
 
-    A function of a weight that is kept from a pass without gradients would hide the weight from all later passes. Left
-    alone are weights of torch's own layers that are no parameters: hooks (old weight_norm, spectral_norm, pruning) or
-    forward() compute them in each pass.
+    Torch's modules are left alone: they keep none, and where their weight is no parameter, hooks or forward() set it in
+    each pass.
     """
-    before = [(module, frozenset(vars(module)), _held(module)) for module in model.modules()]
+    put_back(model)
+    outer = _held.get(model)
+    own = [module for module in model.modules() if not type(module).__module__.startswith("torch.nn.")]
+    _held[model] = [(module, {name: _copied(vars(module)[name]) for name in _names(module)}) for module in own]
     try:
         yield
     finally:
-        for module, names, held in before:
-            own = vars(module)
-            for name in own.keys() - names:
-                if isinstance(own[name], Tensor) and not _computed(module, name):
-                    del own[name]
-            for name, (value, content) in held.items():
-                own[name] = value
-                if content is not None and not _alike(value, content):
-                    value.clear()
-                    value.extend(content) if isinstance(value, list) else value.update(content)
+        put_back(model)
+        if outer is None:
+            del _held[model]
+        else:
+            _held[model] = outer
 
 
-def _held(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Return the attributes that can hold tensors, each with a copy of a list's or dict's content."""
-    own = vars(module)
-    return {
-        name: (own[name], own[name].copy() if isinstance(own[name], list | dict) else None)
-        for name in own.keys() - _OF_ALL
-        if (own[name] is None or isinstance(own[name], Tensor | list | dict)) and not _computed(module, name)
-    }
+def put_back(model: nn.Module) -> None:
+    """Give a network that is measured the attributes that it had when `attributes_kept` began."""
+    for module, before in _held.get(model, ()):
+        attributes = vars(module)
+        for name in _names(module) - before.keys():
+            del attributes[name]
+        for name, (value, content) in before.items():
+            attributes[name] = value
+            if content is not None:
+                value.clear()
+                if isinstance(value, list):
+                    value.extend(content)
+                else:
+                    value.update(content)
 
 
-def _computed(module: nn.Module, name: str) -> bool:
-    """Return whether an attribute is a weight that each pass computes."""
-    if name in ("weight", "bias") and type(module).__module__.startswith("torch.nn.modules"):
-        return True
-    return f"{name}_orig" in module._parameters or f"{name}_g" in module._parameters
+def _names(module: nn.Module) -> set[str]:
+    """Return the names of a module's own plain attributes, without weights that hooks of torch's compute."""
+    computed = {name.removesuffix(end) for name in module._parameters for end in ("_orig", "_g")}
+    return vars(module).keys() - _OF_ALL - computed
 
 
-def _alike(now: Any, before: Any) -> bool:
-    if len(now) != len(before):
-        return False
-    if isinstance(now, dict):
-        return now.keys() == before.keys() and all(now[key] is before[key] for key in before)
-    return all(a is b for a, b in zip(now, before, strict=True))
+def _copied(value: Any) -> tuple[Any, Any]:
+    return value, value.copy() if type(value) in (list, dict, set) else None

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from flatlens.errors import BadData, BadInput, BadModel
 from flatlens.estimate import Progress
 from flatlens.former import renamed
-from flatlens.problem.attributes import attributes_kept
+from flatlens.problem.attributes import put_back
 from flatlens.problem.calls import Convention, called, main_output
 from flatlens.problem.checks import (
     REDUCED_PRECISION,
@@ -282,7 +282,8 @@ class Problem:
         """Return (outputs (n, N), targets) of a placed batch, in the form of `problem.shapes`."""
         n, coarse = size(batch), self._works_in == "bfloat16"
         cast = torch.autocast(device_of(model).type, torch.bfloat16, cache_enabled=False) if coarse else nullcontext()
-        with attributes_kept(model), cast:
+        put_back(model)
+        with cast:
             outputs, targets, counted = self._forward(model, batch)
         if isinstance(outputs, Tensor):
             require_numbers(outputs)

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatlens.errors import BadModel, ForwardFailed, one_line
+from flatlens.problem.attributes import attributes_kept
 from flatlens.problem.data import checksum
 from flatlens.problem.loaders import random_kept
 from flatlens.problem.plain import (
@@ -100,7 +101,8 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
             model.eval()
             for norm, _ in norms if batch_statistics else []:  # running statistics are neither used nor updated
                 norm.training, norm.track_running_stats = True, False
-            yield
+            with attributes_kept(model):  # after the others: some of them set attributes
+                yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_attention)
         for module, own in held:
