@@ -143,13 +143,14 @@ def needs(extra: str, what: str) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error of torch says that memory is exhausted.
+    """Return whether an error says that memory is exhausted.
 
     >>> out_of_memory(RuntimeError("CUDA out of memory")), out_of_memory(RuntimeError("memory_format is not known"))
     (True, False)
     """
     told = message_of(error)
-    return any(words in told for words in ("out of memory", "allocate memory", "not enough memory"))
+    words = "out of memory", "allocate memory", "not enough memory"
+    return isinstance(error, MemoryError) or any(each in told for each in words)
 
 
 def one_line(error: BaseException, longest: int | None = None) -> str:

@@ -43,14 +43,15 @@ def require_writable(file: Path, named: str) -> None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise BadFolder(f"{named}: there is no folder {file.parent}: make it first")
+    refused = f"{named}: cannot be written there: name a file in a folder that you may write to"
+    if file.is_dir():
+        raise BadFolder(refused)
     try:
-        if file.is_dir():
-            raise IsADirectoryError(file)
         first = partial_name(file.absolute())
         first.touch()  # permissions do not tell: a file system may take no files
         first.unlink()
     except OSError as error:
-        raise BadFolder(f"{named}: cannot be written there: name a file in a folder that you may write to") from error
+        raise BadFolder(refused) from error
 
 
 def partial_name(target: Path) -> Path:

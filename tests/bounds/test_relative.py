@@ -378,3 +378,18 @@ def test_no_generalisation_bound_is_violated_where_the_density_is_known() -> Non
             assert row.status != "violated", f"network {seed}: {row}"
             holding += row.status == "holds"
     assert holding >= 60
+
+
+def test_a_mask_is_a_kink() -> None:
+    class Masked(nn.Module):
+        def forward(self, z: torch.Tensor) -> torch.Tensor:
+            return z * (z > 0)
+
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 2).double(), torch.randn(20, 1).double()
+    for act, named in ((nn.ReLU(), "relu"), (Masked(), "gt")):
+        net = nn.Sequential(nn.Linear(2, 3), act, nn.Linear(3, 1)).double()
+        report = fl.check_bounds(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), "feature_robustness_bound")
+        row = report.of("feature_robustness_bound", "0")
+        assert row.status == "not applicable"
+        assert f"{named} acts above 0" in row.assumption

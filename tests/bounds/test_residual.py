@@ -360,3 +360,21 @@ def test_transformers_are_told_why_not(name, layer, why):
     assert {row.status for row in report} == {"not applicable"}
     assert rows
     assert all(why in row.assumption for row in rows if layer is not None or row.layer is None)
+
+
+def test_a_skip_that_repeats_its_input_is_no_identity() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f, self.h = nn.Linear(1, 4), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.h(x + torch.tanh(self.f(x)))  # (n, 1) + (n, 4)
+
+    torch.manual_seed(0)
+    net = Block().double()
+    nn.init.ones_(net.h.weight)
+    net.f.weight.data *= 0.1
+    problem = Problem(net, "half_squared_error", (torch.randn(5, 1).double(), torch.zeros(5, 1).double()))
+    statuses = {row.status for row in check_bounds(Lens(problem), "residual_bound")}
+    assert statuses == {"not applicable"}

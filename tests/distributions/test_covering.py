@@ -75,7 +75,7 @@ def _inverse(space, share):
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 @pytest.mark.parametrize(("samples", "failure"), [(100, 0.05), (10**6, 1e-6)])
-def test_tight_is_the_least_that_any_spacing_gives(space, samples, failure):
+def test_tight_is_the_least_that_any_split_gives(space, samples, failure):
     phi = ball(space)
     R = space.covering_radius(samples, failure, rule="tight").value
 

@@ -290,3 +290,17 @@ def test_slips_with_ones_own_files_are_one_line_before_anything_starts(own):
         assert "\n" not in str(caught.value)
     with pytest.raises(BadInput, match="--test: digits has test data of its own"):
         study_of("digits", model=build, test=samples)
+
+
+@pytest.mark.parametrize("given", [["lr=0.5"], ["optimiser=Adam(0.001)"]])
+def test_default_axes_leave_the_users_settings_alone(given):
+    study = study_of("digits", settings=[*given, "max_steps=5"], scale="smoke")
+    assert [axis.name for axis in study.axes] == ["seed"]
+    with pytest.raises(BadInput, match="give one several"):
+        study_of("digits", settings=[*given, "seed=3", "max_steps=5"], scale="smoke")
+
+
+@pytest.mark.parametrize("samples", [0, 1000])
+def test_too_many_samples_are_refused_before_training(samples):
+    with pytest.raises(BadInput, match="training samples: 1 to 200 can be measured"):
+        study_of("digits", settings=["seed=0:2", f"samples={samples}"], scale="smoke")

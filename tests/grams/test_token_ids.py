@@ -51,3 +51,26 @@ def test_a_column_is_one_id_of_each_sample() -> None:
     assert sample_axis(ids[:, 1], [ids]) == (0, True)
     assert sample_axis(ids[1], [ids]) == (0, False)  # all ids of one sample
     assert sample_axis(ids, []) == (None, False)
+
+
+def test_ids_by_keyword_and_in_one_row() -> None:
+    class Other(Reader):
+        def forward(self, ids: Tensor) -> Tensor:
+            if self.order == "keyword":
+                h = self.words(input=ids)
+            else:
+                h = self.words(ids.reshape(-1)).reshape(*ids.shape, -1)
+            return self.out((h + self.places(torch.arange(ids.shape[1]))).tanh().mean(1))
+
+    torch.manual_seed(0)
+    plain = Reader("words first").double()
+    for tokens in (3, 4):
+        data = torch.randint(0, 6, (4, tokens)), torch.tensor([0, 1, 1, 0])
+        truth = fl.measure(fl.Lens(fl.Problem(plain, "cross_entropy", data)), ["interpolation_sharpness", "mls"])
+        for order in ("keyword", "one row"):
+            net = Other(order).double()
+            net.load_state_dict(plain.state_dict())
+            found = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data)), ["interpolation_sharpness", "mls"])
+            assert found["interpolation_sharpness"].value == pytest.approx(truth["interpolation_sharpness"].value)
+            if order == "keyword":
+                assert found["mls"].value == pytest.approx(truth["mls"].value)

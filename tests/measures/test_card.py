@@ -7,6 +7,7 @@ import torch
 
 import flatlens as fl
 from flatlens.errors import BadInput, BadOption, UnknownName
+from flatlens.measures import named
 from flatlens.measures.card import FUNCTION, comes_along, on_lens, per_sample
 from flatlens.measures.reduce import largest
 
@@ -76,3 +77,12 @@ def test_what_reads_no_more_comes_along() -> None:
     along = {one.card.name for one in comes_along([fl.measures.mls])}
     assert {"nmls", "local_dimension", "log_volume"} <= along
     assert not along & {"mls", "interpolation_sharpness", "relative_flatness"}
+
+
+@pytest.mark.parametrize(
+    "spelling", ["mls(softmax='no')", "matrix_normalized_sharpness(frobenius=1)", "sharpness(layers=5)",
+                 "hessian_trace(exact='no')", "local_volume(top_k=True)"],
+)  # fmt: skip
+def test_flags_are_flags_and_nothing_else_is(spelling: str) -> None:
+    with pytest.raises(BadOption, match=r"True (or|and) False"):
+        named([spelling])

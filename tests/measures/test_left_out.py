@@ -77,3 +77,19 @@ def test_the_note_names_three_matrices_and_counts_the_others() -> None:
         == "left out, because they are no matrix of a linear layer or product: 0.weight, 1.weight, 2.weight and 1 more"
     )
     assert left_out(one, ["0", "1", "2", "3", "4"]) == ""
+
+
+def test_the_last_layer_may_be_a_matrix_that_is_no_layers() -> None:
+    class Multiplied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.w = nn.Linear(3, 4), nn.Parameter(torch.randn(2, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.einsum("ni,oi->no", self.a(x).relu(), self.w)
+
+    torch.manual_seed(0)
+    problem = fl.Problem(Multiplied().double(), "cross_entropy", (torch.randn(5, 3).double(), torch.arange(5) % 2))
+    note = fl.measure(fl.Lens(problem), ["relative_flatness"])["relative_flatness"].note
+    assert note.startswith("of a; left out")
+    assert note.endswith(": w")

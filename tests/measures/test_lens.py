@@ -72,3 +72,18 @@ def test_a_report_survives_its_file(tmp_path) -> None:
     (tmp_path / "r.safetensors").write_bytes(b"nonsense")
     with pytest.raises(BadInput, match="not a saved report"):
         fl.Report.load(tmp_path / "r.safetensors")
+
+
+def test_parameters_count_as_they_are_when_the_lens_is_made() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    net[0].requires_grad_(False)
+    data = torch.randn(6, 3).double(), torch.arange(6) % 2
+    problem = fl.Problem(net, "cross_entropy", data)
+    frozen = fl.measure(fl.Lens(problem), ["ggn_trace"])["ggn_trace"].value
+    part = problem.subset(6, torch.Generator())
+    net.requires_grad_(True)
+    whole = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data)), ["ggn_trace"])["ggn_trace"].value
+    assert frozen < whole
+    for earlier in (problem, part):
+        assert fl.measure(fl.Lens(earlier), ["ggn_trace"])["ggn_trace"].value == pytest.approx(whole, rel=1e-12)

@@ -8,6 +8,7 @@ from torch import nn
 
 from flatlens.errors import BadWeights
 from flatlens.models.checkpoints import load_weights
+from flatlens.models.weightfiles import read_weights
 
 
 def net() -> nn.Module:
@@ -95,3 +96,25 @@ def test_an_index_that_is_none(tmp_path, index):
 def test_a_shard_that_is_no_file_beside_the_index(tmp_path, shard):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"0.weight": shard}}))
     assert "not in its own folder" in refused(tmp_path)
+
+
+def test_checksums_of_an_archive_are_read(tmp_path):
+    state, file = nn.Linear(600, 600).state_dict(), tmp_path / "net.pt"
+    torch.save(state, file)
+    whole = file.read_bytes()
+    place = whole.index(state["weight"].numpy().tobytes()[:64])
+    file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(BadWeights, match="does not have its checksum"):
+        read_weights(file)
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, file)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert torch.equal(read_weights(file).tensors["weight"], state["weight"])
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadWeights, match="damaged or cut short"):
+        read_weights(file)
+    file.write_text("import torch")
+    with pytest.raises(BadWeights, match="is not a weights file"):
+        read_weights(file)

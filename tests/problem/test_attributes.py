@@ -143,7 +143,9 @@ def test_a_loss_may_read_what_the_last_pass_kept() -> None:
     torch.manual_seed(0)
     net, x, y = Mixture().double(), torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
     problem = fl.Problem(net, lambda f, y: F.cross_entropy(f, y, reduction="none") + 0 * net.aux.detach().sum(), (x, y))
-    assert fl.measure(fl.Lens(problem), ["loss"])["loss"].value == pytest.approx(float(F.cross_entropy(net(x), y).detach()))
+    assert fl.measure(fl.Lens(problem), ["loss"])["loss"].value == pytest.approx(
+        float(F.cross_entropy(net(x), y).detach())
+    )
 
 
 def test_a_layer_whose_weight_forward_sets() -> None:

@@ -5,6 +5,7 @@ from scipy import stats
 
 from flatlens.statistics import (
     clustered,
+    correlate,
     kendall,
     pearson,
     relate_all,
@@ -146,3 +147,26 @@ def test_fifteen_quantities_of_48_networks_take_seconds():
     start = time.perf_counter()
     assert len(relate_all(table)) == 105
     assert time.perf_counter() - start < 10
+
+
+def test_an_outlier_leaves_the_interval_as_it_is_in_other_units() -> None:
+    """Without it a resample is no constant, however far away it was."""
+    near, far = (np.array([1, 2, 3, 4, 5, far, 6, 7.0]) for far in (1e4, 1e8))
+    b = np.array([0.5, 0.4, 0.31, 0.2, 0.1, 0.6, 0.3, 0.35])
+    intervals = [correlate(a, b, "pearson") for a in (near, far)]
+    assert intervals[0].low == pytest.approx(intervals[1].low, abs=0.01)
+    frames = [relate_all(pd.DataFrame({"a": a, "b": b})) for a in (near, far)]
+    assert frames[0]["pearson_low"][0] == pytest.approx(frames[1]["pearson_low"][0], abs=1e-3)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_sizes_near_the_ends_of_float64(size: float) -> None:
+    b = [1.0, 3, 2, 4, 5, 9]
+    found, plain = (relate_all(pd.DataFrame({"a": np.arange(6.0) * scale, "b": b})) for scale in (size, 1.0))
+    assert found["pearson"][0] == pytest.approx(plain["pearson"][0], rel=1e-12)
+
+
+def test_rows_without_a_unit_are_left_out() -> None:
+    table = pd.DataFrame({"a": [1, 2, 3, 4.5, 5, 6], "b": [1.0, 3, 2, 4, 5, 9]})
+    found = relate_all(table, units=pd.Series([1, 1, 2, 2, np.nan, np.nan]))
+    assert (found["n"][0], found["units"][0]) == (4, 2)

@@ -9,7 +9,7 @@ from torch import nn
 import flatlens as fl
 from flatlens.errors import BadInput, BadModel, UnknownName
 from flatlens.grams.record import record
-from flatlens.training import InputJacobian, ParameterJacobian, RelativeFlatness, TrainingLoss
+from flatlens.training import SGD, InputJacobian, ParameterJacobian, RelativeFlatness, Training, TrainingLoss, train
 from flatlens.training import penalties as penalties_module
 from flatlens.training.penalties import Pass
 
@@ -126,3 +126,16 @@ def test_what_cannot_be_regularised_is_refused():
             wrong()
     with pytest.raises(BadInput, match="'last', 'all'"):
         RelativeFlatness(1.0, "first")
+
+
+def test_outputs_without_a_derivative_have_no_penalty():
+    class Looked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e = nn.Embedding(4, 2)
+
+        def forward(self, x):
+            return self.e((x[:, 0] > 0).long())
+
+    how = Training(SGD(0.1), max_steps=3, penalties=(InputJacobian(0.1),))
+    train(Looked(), (torch.randn(9, 3), torch.arange(9) % 2), how)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from typing import Any
+
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from flatlens.bounds.claim import Assumption
 from flatlens.bounds.context import Context
@@ -10,16 +16,41 @@ from flatlens.grams.record import record
 from flatlens.operations.graph import Graph, Node
 from flatlens.operations.table import operation_of
 
+_COMPARISONS = frozenset(
+    {
+        *("gt", "ge", "lt", "le", "eq", "ne", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum"),
+        *("sign", "sgn", "signbit", "copysign", "heaviside", "floor", "ceil", "round", "trunc", "searchsorted"),
+        *("argmax", "argmin", "argsort", "sort", "topk", "max", "min", "median", "kthvalue", "bucketize"),
+    }
+)
+"""Functions whose results are constant between jumps, or that choose entries by their size."""
+
+
+class _Compared(TorchFunctionMode):
+    """Keeps which tensors with a gradient were compared, and by what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, Any]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "").strip("_")
+        if name in _COMPARISONS:
+            given = (part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor))
+            self.found += [(name, part.grad_fn) for part in given if part.grad_fn is not None]
+        return func(*args, **(kwargs or {}))
+
 
 def smooth(context: Context, layer: str) -> Assumption:
     """Return the assumption that no operation between the layer's output and the loss has a kink.
 
     The operations are read from autograd's graph of one probe. Those below the layer do not matter, because its
     features stay fixed. ELU counts as a kink, because its second derivative jumps; so does every operation on a part
-    that was changed in place. A user's own `torch.autograd.Function` counts as smooth.
+    that was changed in place, and a comparison of what depends on the layer (a mask `z > 0`, an argmax). A user's own
+    `torch.autograd.Function` counts as smooth.
     """
     problem, model = context.lens.problem, context.lens.model
-    with problem.measuring(model), torch.enable_grad(), record(model) as tape:
+    with problem.measuring(model), torch.enable_grad(), record(model) as tape, _Compared() as compared:
         f, y = problem.run(model, problem.place(problem.probes[0]))
         risk = problem.loss.values(f.to(torch.float64), y).sum()
     ends = [call.z.grad_fn for key, call in tape.linear.items() if key in context.layers[layer].calls]
@@ -30,5 +61,6 @@ def smooth(context: Context, layer: str) -> Assumption:
         waiting += more
     names = [node.name() for node in graph.nodes if node in above]
     kinks = (name for name in names if getattr(operation_of(name), "kinks", False))
-    called = next(kinks, "").rpartition("::")[2].partition("Backward")[0].removesuffix("Kernel").lower()
+    masks = (f"{name}Backward" for name, node in compared.found if node in above or node in ends)
+    called = next(chain(kinks, masks), "").rpartition("::")[2].partition("Backward")[0].removesuffix("Kernel").lower()
     return Assumption("smooth", not called, f"{called} acts above {layer}" if called else "")

@@ -84,6 +84,9 @@ def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor] | str:
             return "a skip begins at indices, which have no derivative"
         if any(len(found.kept[node]) != len(f) for node in nodes):
             return "samples are not on the first axis"
+        for block in found.blocks:
+            if not block.through and found.kept[block.start].numel() != found.kept[block.end].numel():
+                return f"the skip at {block.end.name} repeats its input: the two sides of the sum differ in size"
         for node, norm in zip(nodes, _spectral(f, [found.kept[node] for node in nodes]), strict=True):
             gathered[node].append(norm.cpu())
     return {node: torch.cat(parts) for node, parts in gathered.items()}

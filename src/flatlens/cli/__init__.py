@@ -124,7 +124,7 @@ def _told(error: BaseException) -> tuple[int, str]:
         return 2, f"the code that was given raised {said(error)}{more}"
     if isinstance(error, OSError):
         return 2, _trouble(error)
-    if isinstance(error, MemoryError) or out_of_memory(error):
+    if out_of_memory(error):
         return 2, f"out of memory: give a smaller --memory, fewer --samples, or fewer --parameters{more}"
     return 1, f"{typed_line(error)}: an error of flatlens, please report it with what {TRACEBACK} shows"
 

@@ -140,19 +140,19 @@ def _along_preactivation(
     require_second_derivative([slope])
     check.require_symmetric(batch, of, [slope], [seen.edge])
     affine = not slope.requires_grad
-    product, forms = _Products(seen, seen.by_position(slope), problem.precision**0.5), []
+    product, forms = _HessianProducts(seen, seen.by_position(slope), problem.precision**0.5), []
     for U in _blocks(directions.at_preactivation(W, phi)):
         forms.append(f.new_zeros(len(U), n) if affine else (U * product.along(U)).sum((2, 3, 4)))
         told(sum(map(len, forms)))
     return torch.cat(forms).T
 
 
-class _Products:
+class _HessianProducts:
     """Second derivatives of one graph in a pre-activation, times several directions at once.
 
     Torch differentiates some operations wrongly when several backward passes are batched, or refuses to: in 2.13 the
-    second derivative of a group norm. So the first block of each size is compared with a pass of its own, along a
-    random combination of the block; where the two differ, every direction takes its own pass.
+    second derivative of a group norm. So the first block of each size in a chunk is compared with a pass of its own,
+    along a random combination of the block; where the two differ, every direction takes its own pass.
     """
 
     def __init__(self, seen: RecordedWeight, slope: Tensor, tolerance: float) -> None:
@@ -223,19 +223,26 @@ def _along_weight(
     over_samples = vmap(along, in_dims=(sample_axes, 0, None))
     alone = _plain_product(runner, weight.parameter, W)
 
+    def each() -> Iterator[tuple[Batch, Tensor]]:
+        return ((_sample(batch, sample_axes, i), slope[i]) for i in range(len(f)))
+
+    ways: list[Callable[[Tensor], Tensor]] = [
+        lambda V: over_samples(batch, slope, V),
+        # a forward() that branches on its data: one sample at a time
+        lambda V: torch.stack([along(sample, own, V) for sample, own in each()]),
+        # writes in place, an autograd.Function: one direction at a time
+        lambda V: torch.stack([torch.stack([alone(sample, own, v) for v in V]) for sample, own in each()]),
+    ]
+
     def forms(V: Tensor) -> Tensor:
-        try:
-            return over_samples(batch, slope, V).detach()
-        except RuntimeError as error:  # a forward() that branches on its data: one sample at a time
-            if out_of_memory(error):
-                raise
-        each = [(_sample(batch, sample_axes, i), slope[i]) for i in range(len(f))]
-        try:
-            return torch.stack([along(sample, own, V).detach() for sample, own in each])
-        except RuntimeError as error:  # writes in place, an autograd.Function: one direction at a time
-            if out_of_memory(error):
-                raise
-        return torch.stack([torch.stack([alone(sample, own, v) for v in V]) for sample, own in each])
+        while len(ways) > 1:
+            try:
+                return ways[0](V).detach()
+            except RuntimeError as error:
+                if out_of_memory(error):
+                    raise
+                ways.pop(0)
+        return ways[0](V).detach()
 
     found: list[Tensor] = []
     for V in _blocks(directions.of_weight(weight.cut(weight.adapter.matrix(W)))):
@@ -256,9 +263,12 @@ def _plain_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Ten
         single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
         eps = W.new_zeros(()).requires_grad_()
         outputs = runner.at({name: W.detach() + eps * V}, single)[0][0]
-        (first,) = torch.autograd.grad((slope.detach() * outputs).sum(), [eps], create_graph=True)
-        second = torch.autograd.grad(first, [eps], allow_unused=True)[0] if first.requires_grad else None
-        return W.new_zeros(()) if second is None else second.detach()
+        of = (slope.detach() * outputs).sum()
+        (first,) = torch.autograd.grad(of, [eps], create_graph=True, materialize_grads=True)
+        if not first.requires_grad:
+            return torch.zeros_like(first)
+        (second,) = torch.autograd.grad(first, [eps], materialize_grads=True)
+        return second
 
     return product
 

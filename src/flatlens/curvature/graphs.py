@@ -124,7 +124,8 @@ def bytes_of_a_sample(problem: Problem, model: nn.Module, make: Callable[[Batch]
 def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
     """Return the bytes per sample that autograd saves, without parameters, when `make` builds a graph of n samples.
 
-    Torch does not tell what it saves where forward() uses torch.func: then it is the bytes of all tensors computed.
+    Torch does not tell what it saves where forward() uses torch.func: then it is the bytes of all tensors computed,
+    which are more.
     """
     held: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
 

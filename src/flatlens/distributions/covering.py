@@ -117,7 +117,7 @@ def tight_radius(ball: SmallestBall, samples: int, failure: float) -> Estimate:
     width = -math.log(_STEP)
     refined = minimize_scalar(reaches, bounds=(best - width, best + width), method="bounded", options={"maxiter": 20})
     R = min(reaches(best), float(refined.fun))
-    return _bound(R, ball, "best spacing, exact measures", f"{THEOREM}, Eq. 16 with the best spacing")
+    return _bound(R, ball, "best split of the radius, exact measures", f"{THEOREM}, Eq. 16 with the best split")
 
 
 def published_radius(R: float, equation: str, ball: SmallestBall, samples: int, failure: float) -> Estimate:

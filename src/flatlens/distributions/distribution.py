@@ -52,8 +52,8 @@ class Distribution(ABC):
 
         With probability >= 1 - eps, supp(P) lies in the union of the balls B(x_i, delta) (sharpening Def. 4.1). In
         the unit of x. `rule` chooses: "exact" is Eq. 19 with the exact measure of the smallest ball; "published" is the
-        printed formula, Eq. 6 or 7, undefined where its condition fails; "tight" is the smallest radius that the
-        proof's union bound gives. All are upper bounds, and at most the diameter.
+        printed formula, Eq. 6 or 7, undefined where its condition fails; "tight" is the smallest radius that (*)
+        of `covering` proves. All are upper bounds, and at most the diameter.
         """
 
     @abstractmethod

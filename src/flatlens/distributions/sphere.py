@@ -91,7 +91,7 @@ class Sphere(Distribution):
         drops the factor 2/d of an integral. It takes r^d / 2 for a cap whose measure, for small r, is
         Gamma((d+1)/2) / (2 sqrt(pi) Gamma(d/2+1)) r^d. The ratio is sqrt(pi) Gamma(d/2+1) / Gamma((d+1)/2): pi/2 at
         d = 1, and 2 at d = 2, where r^2/4 is exact. So, apart from gamma, the radius of Eq. 7 is smaller than that of
-        Eq. 19 by the d-th root of this ratio. It still is a covering radius where the union bound confirms it, which
+        Eq. 19 by the d-th root of this ratio. It still is a covering radius where (*) of `covering` proves it, which
         needs a little over half of the radius of Eq. 19; elsewhere it is undefined.
 
         >>> sphere = Sphere(2)

@@ -115,11 +115,12 @@ def study_of(
 
 def _require_samples(base: NetworkSettings, axes: Mapping[str, Axis], split: Split) -> None:
     """Refuse a number of measured samples that the data does not have, before any network is trained."""
-    held = len(split.x)
-    asked = axes["samples"].values if "samples" in axes else (base.samples,)
-    for samples in asked if "data.train" not in axes else ():
-        if samples is not None and not 1 <= samples <= held:
-            raise BadInput(f"--set samples={samples}: there are {held} training samples: 1 to {held} can be measured")
+    if any("data.train" in name.split(TOGETHER) for name in axes):
+        return  # each network has a number of its own
+    there = len(split.x)
+    for samples in axes["samples"].values if "samples" in axes else (base.samples,):
+        if samples is not None and not 1 <= samples <= there:
+            raise BadInput(f"--set samples={samples}: there are {there} training samples: 1 to {there} can be measured")
 
 
 def _default_axes(shared: Mapping[str, Any], training: Mapping[str, Any]) -> tuple[Axis, ...]:
@@ -128,7 +129,9 @@ def _default_axes(shared: Mapping[str, Any], training: Mapping[str, Any]) -> tup
     Raises:
         BadInput: none is left.
     """
-    given = {*map(last_field, shared), *training, *(["lr"] if "optimiser" in training else [])}
+    given = {*map(last_field, shared), *training}
+    if "optimiser" in given:
+        given.add("lr")
     axes = tuple(axis for axis in DEFAULT_AXES if axis.name not in given)
     if not axes:
         raise BadInput("--set: every setting has one value, so there is one network: give one several, as in seed=0:6")

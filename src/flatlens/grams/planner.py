@@ -329,9 +329,8 @@ def _linear_map(call: Call, adapter: Adapter, pure: bool) -> tuple[Adapter, torc
     It is that of the module; for a user's own module whose calls do more than the product, and for a transposed
     convolution, whose call may choose the output's size, that of the product.
     """
-    if call.product is not None and isinstance(call.module, _ConvTransposeNd):
-        return adapter, call.x.shape[1:]
     torchs_own = type(call.module).__module__.startswith("torch.nn.modules")
-    if call.product is not None and not pure and not torchs_own:
+    sized = isinstance(call.module, _ConvTransposeNd)
+    if call.product is not None and (sized or not (pure or torchs_own)):
         return adapter, call.product.kept().shape[1:]
     return layer_of(call.module), call.x.shape[1:]

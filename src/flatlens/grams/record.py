@@ -165,8 +165,8 @@ def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] =
 
     doubtful: list[Tensor] = []
 
-    def embed(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> Tensor:
-        axis, sure = sample_axis(args[0], ids) if args else (None, False)
+    def embed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
+        axis, sure = sample_axis(args[0] if args else kwargs["input"], ids)
         if axis is None:
             return z
         front = z.movedim(axis, 0) if axis else z
@@ -180,7 +180,7 @@ def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] =
                 _remove_at_exit(hooks, module.register_forward_pre_hook(enter, with_kwargs=True))
                 _remove_at_exit(hooks, module.register_forward_hook(leave, with_kwargs=True))
             if isinstance(module, nn.Embedding):
-                _remove_at_exit(hooks, module.register_forward_hook(embed))
+                _remove_at_exit(hooks, module.register_forward_hook(embed, with_kwargs=True))
         yield tape
         tape.embedded += doubtful
 
@@ -220,7 +220,7 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
         batch = (tree_map(as_leaf, batch[0]), *batch[1:])
     else:
         batch = tree_map(as_leaf, batch)
-    given = tree_leaves(batch[0] if isinstance(batch, tuple) else batch)
+    given = tree_leaves(batch[0] if problem.forward is None and isinstance(batch, tuple) else batch)
     ids = [part for part in given if isinstance(part, Tensor) and part.ndim and not part.is_floating_point()]
     with record(model, problem.mask(batch), ids) as tape:
         f, y = problem.run(model, batch)

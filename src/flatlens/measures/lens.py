@@ -75,7 +75,8 @@ class Lens:
         require_optimiser(optimiser, "Lens")
         to_parts(problem.model)
         require_finite_weights(problem.model)
-        self.problem = problem = problem.present()
+        problem = problem.present()
+        self.problem = problem
         self.optimiser = optimiser
         self.model = problem.measured()
         self.along = _along(along, problem, self.model)
@@ -154,7 +155,7 @@ class Lens:
         return self._values
 
     def gathered(self, measure: PassMeasure) -> Mapping[str | None, Tensor]:
-        """Return a measure's values by place if a pass has had them, of outputs in full precision; else nothing."""
+        """Return a measure's values by place if a pass has had them; nothing for those of outputs if it was coarse."""
         if measure.place == "outputs" and self.problem.arithmetic != "full":
             return {}
         return {place: values for (key, place), values in self._values.items() if key == measure.key}
@@ -205,7 +206,7 @@ class Lens:
         yield from gatherer.by_top([m for m in measures if m.sketched == "top"], generator)
 
     def outcomes(self, which: Literal["data", "test"]) -> Outcomes:
-        """Return losses and correctness on the data (free after a pass) or on the held-out data."""
+        """Return losses and correctness on the data (free after a pass in full precision) or on the held-out data."""
         if which not in self._outcomes:
             self.require_fresh()
             self._outcomes[which] = self._forward(which)

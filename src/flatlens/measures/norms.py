@@ -165,8 +165,12 @@ def fisher_rao(lens: Lens) -> Parts:
         return {("", None): Estimate(whole), ("parameters", None): undefined("no parameter is measured")}
     parameters = math.sqrt(float(inner.square().mean()))
     apart = abs(whole - parameters) / max(whole, parameters, 1e-300)
-    alike = max(1e-4, lens.problem.as_asked().precision)
-    note = "" if apart < alike else f"sqrt(theta^T F theta) is {parameters:.4g}: the network has biases, or is not ReLU"
+    tolerance = max(1e-4, lens.problem.as_asked().precision)
+    note = (
+        ""
+        if apart < tolerance
+        else f"sqrt(theta^T F theta) is {parameters:.4g}: the network has biases, or is not ReLU"
+    )
     return {("", None): Estimate(whole, note=note), ("parameters", None): Estimate(parameters, products=products)}
 
 

@@ -56,10 +56,10 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
     elif one.answer == "last":
         last = _last(lens, layers)
         later = list(lens.layout.weights)[list(lens.layout.weights).index(last) + 1 :]
-        frozen_last = f"of {last}: {later[0]} is frozen" if later else ""
-        known = {*lens.layout.embeddings, *lens.layout.small_parameters}
-        others = left_out(lens, layers, known)  # one of these may be the network's own last layer
-        yield (one.key, None), with_note(with_note(layers[last], frozen_last), f"of {last}; {others}" if others else "")
+        small = {*lens.layout.embeddings, *lens.layout.small_parameters}
+        others = left_out(lens, layers, but=small)  # one of these may be the network's own last layer
+        which = f"of {last}: {later[0]} is frozen" if later else f"of {last}" if others else ""
+        yield (one.key, None), with_note(with_note(layers[last], which), others)
         yield (f"{one.key}.sum", None), _without(frozen, _over_layers(layers, sum), left_out(lens, layers))
         yield (f"{one.key}.max", None), _without(frozen, _over_layers(layers, max))
     else:

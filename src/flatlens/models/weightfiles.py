@@ -102,7 +102,7 @@ def _read_file(file: Path, key: str | None = None) -> Weights:
     # A safetensors file starts with the length of its JSON header (8 bytes), then the header.
     if start[8:9] == b"{" or (file.suffix == ".safetensors" and start[:1] not in (b"\x80", b"P")):
         return Weights(_read_safetensors(file))
-    return _tensors_of(_read_torch(file), file, key)
+    return _tensors_of(_read_torch(file, start), file, key)
 
 
 _NO_WEIGHTS = "is not a weights file: give a safetensors file, or a state_dict saved by torch.save"
@@ -115,7 +115,7 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
         raise BadWeights(f"weights: {file} is damaged, cut short, or not a safetensors file ({error})") from error
 
 
-def _read_torch(file: Path) -> object:
+def _read_torch(file: Path, start: bytes) -> object:
     _require_sound(file)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch.load warns of ends in an error here, or does not matter
@@ -123,7 +123,7 @@ def _read_torch(file: Path) -> object:
             return torch.load(file, map_location="cpu", weights_only=True)
         # Bytes that are not a checkpoint make the reader fail in many ways: KeyError, EOFError, struct.error, ...
         except Exception as error:
-            if not zipfile.is_zipfile(file) and not file.read_bytes()[:1] == b"\x80":  # the first byte of a pickle
+            if start[:1] not in (b"P", b"\x80"):  # the first bytes of an archive and of a pickle
                 raise BadWeights(f"weights: {file} {_NO_WEIGHTS}") from error
             raise BadWeights(f"weights: {file} {_refusal(str(error))}") from error
 
@@ -133,17 +133,19 @@ def _require_sound(file: Path) -> None:
 
     With `torch.serialization.set_crc32_options(False)` it writes none that fits.
     """
-    if not zipfile.is_zipfile(file):
-        return
     broken, sound = "", False
-    with zipfile.ZipFile(file) as archive:
-        for part in archive.infolist():
-            try:
-                with archive.open(part) as stream:
-                    while stream.read(2**20):
-                        sound = sound or part.file_size > 0
-            except (zipfile.BadZipFile, zlib.error):
-                broken = part.filename
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for part in archive.infolist():
+                try:
+                    with archive.open(part) as stream:
+                        while stream.read(2**20):
+                            pass
+                    sound = sound or part.file_size > 0
+                except (zipfile.BadZipFile, zlib.error):
+                    broken = part.filename
+    except Exception:  # no archive, or one that torch refuses in its own words
+        return
     if broken and sound:
         raise BadWeights(f"weights: {file} is damaged: {broken} in it does not have its checksum: copy it again")
 

@@ -253,7 +253,7 @@ class Problem:
             "data": self.data,
             "test": self.test,
             "forward": self.forward,
-            "parameters": self.parameters,
+            "parameters": self._asked or self.parameters,
             "dtype": self.dtype,
             "arithmetic": self.arithmetic,
             "memory": self.memory,

@@ -17,6 +17,8 @@ GroupNumbers: TypeAlias = NDArray[np.int64]
 
 CONSTANT = 1e-9
 """The variance below which values, scaled to variance 1, count as constant: it is rounding."""
+_ROUNDING = 1e-12
+"""The share of a resample's sum of squares below which its variance is rounding."""
 
 
 def pearson(x: Array, y: Array, counts: Array, groups: GroupNumbers | None = None) -> Array:
@@ -29,7 +31,7 @@ def pearson(x: Array, y: Array, counts: Array, groups: GroupNumbers | None = Non
     >>> pearson(x, 2 * x, np.ones((1, 5)))
     array([1.])
     """
-    x, y = standardised(x), standardised(y)  # r does not change, and the sums below stay accurate
+    x, y = _from_median(x), _from_median(y)  # r does not change, and the sums below stay accurate without outliers, too
     groups = np.zeros(len(x), dtype=np.int64) if groups is None else groups
     member = np.eye(1 + int(groups.max()))[groups]
 
@@ -39,7 +41,11 @@ def pearson(x: Array, y: Array, counts: Array, groups: GroupNumbers | None = Non
         means: Array = (in_a * in_b / np.maximum(sizes, 1)).sum(1)
         return np.subtract(products, means)
 
-    return ratio(spread(x, y), spread(x, x), spread(y, y), CONSTANT)
+    def known(w: Array) -> Array:
+        own = spread(w, w)
+        return np.where(own > _ROUNDING * np.einsum("bn,n->b", counts, w * w), own, 0.0)
+
+    return ratio(spread(x, y), known(x), known(y))
 
 
 def spearman(x: Array, y: Array, counts: Array) -> Array:
@@ -83,6 +89,18 @@ def ratio(both: Array, in_x: Array, in_y: Array, above: float = 0.0) -> Array:
     defined = (in_x > above) & (in_y > above)
     found = both / np.sqrt(np.where(defined, in_x * in_y, 1.0))
     return np.where(defined, np.clip(found, -1.0, 1.0), np.nan)
+
+
+def _from_median(values: Array) -> Array:
+    """Return the values' distances from their median, the largest 1; all zeros if they are constant up to rounding."""
+    largest = np.abs(values).max(initial=0.0)
+    if largest == 0:
+        return np.zeros_like(values)
+    scaled = values / largest
+    if np.ptp(scaled) <= 1e-13:
+        return np.zeros_like(values)
+    centred = scaled - np.median(scaled)
+    return np.asarray(centred / np.abs(centred).max())
 
 
 def standardised(values: Array) -> Array:

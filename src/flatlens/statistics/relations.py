@@ -28,7 +28,7 @@ def relate_all(table: pd.DataFrame, units: pd.Series | None = None) -> pd.DataFr
     """
     rows = []
     for names in combinations(table.columns, 2):
-        kept = _finite(table, *names)
+        kept = _usable(table, *names, units)
         x, y = table[list(names)][kept].to_numpy(dtype=np.float64).T
         labels = _labels(table, units)[kept]
         each: list[float] = []
@@ -49,7 +49,7 @@ def relate_within(
     """
     rows = []
     for grouping, name in product(groupings, table.columns.drop(target)):
-        kept = _finite(table, name, target)
+        kept = _usable(table, name, target, units)
         x, y = table[[name, target]][kept].to_numpy(dtype=np.float64).T
         numbers, labels = pd.factorize(groupings[grouping][kept], use_na_sentinel=False)
         within, known = partial(pearson, x, y, groups=numbers), _labels(table, units)[kept]
@@ -69,5 +69,7 @@ def _labels(table: pd.DataFrame, units: pd.Series | None) -> NDArray[np.object_]
     return np.asarray(np.arange(len(table)) if units is None else units.to_numpy(), dtype=object).astype(str)
 
 
-def _finite(table: pd.DataFrame, x: str, y: str) -> NDArray[np.bool_]:
-    return np.asarray(np.isfinite(table[[x, y]].to_numpy(dtype=np.float64)).all(1))
+def _usable(table: pd.DataFrame, x: str, y: str, units: pd.Series | None) -> NDArray[np.bool_]:
+    """Return the rows with two finite numbers and, where units are given, a unit."""
+    finite = np.isfinite(table[[x, y]].to_numpy(dtype=np.float64)).all(1)
+    return np.asarray(finite if units is None else finite & units.notna().to_numpy())

@@ -135,7 +135,8 @@ def _jacobian_penalty(form: PenaltyForm, seen: Pass, at: Sequence[Tensor], gener
     else:
         u = random_signs(tuple(f.shape), f, generator)
     rows = torch.autograd.grad(f, at, u, create_graph=True, allow_unused=True)
-    square = torch.stack([row.square().sum() for row in rows if row is not None]).sum()
+    squares = [row.square().sum() for row in rows if row is not None]
+    square = torch.stack(squares).sum() if squares else f.new_zeros(())  # without a derivative there is no penalty
     if form == "mean_square":
         return square / len(f)
     return square.clamp(min=torch.finfo(square.dtype).tiny).sqrt()  # at 0 the root has no slope

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -268,8 +269,8 @@ def test_a_shape_whose_kernels_differ_is_trained_alone(monkeypatch):
 
 
 def test_a_slower_stack_is_not_taken(monkeypatch):
-    times = iter([1.0] * 6 + [9.0] * 99)
-    monkeypatch.setattr(trial, "_timed", lambda step: step() or next(times))
+    alone = iter([1.0] * 2 * trial._MANY_STEPS)
+    monkeypatch.setattr(trial, "_timed", lambda step: step() or next(alone, 9.0))
     assert all("times as slow" in one.why_alone for one in train_together([member(0), member(5)]))
 
 
@@ -289,3 +290,37 @@ def test_why_alone_names_the_reason():
         assert word in why_alone(model, how(0))
     assert "ghost" in why_alone(network(0), replace(how(0), ghost_batch=4))
     assert why_alone(network(0, dtype=torch.float64), how(0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "samples", "held_out", "batch"),
+    [
+        (torch.float32, (2, 16, 2), 20, 5, 16),
+        (torch.float64, (4, 4, 1), 33, None, 4),
+        (torch.float32, (3, 2, 1), 30, 7, 1),
+    ],
+)
+def test_small_networks_have_the_bits_of_each_alone(
+    dtype: torch.dtype, sizes: tuple[int, int, int], samples: int, held_out: int | None, batch: int
+) -> None:
+    """Also in their curves on held-out data; or each is trained alone: two kernels agree in most values by chance."""
+    torch.manual_seed(1)
+    ins, width, outs = sizes
+    x, y = torch.randn(samples, ins, dtype=dtype), torch.randn(samples, outs, dtype=dtype)
+    test = (
+        None
+        if held_out is None
+        else (torch.randn(held_out, ins, dtype=dtype), torch.randn(held_out, outs, dtype=dtype))
+    )
+
+    def net(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(ins, width), nn.GELU(), nn.Linear(width, outs)).to(dtype)
+
+    how = [Training(SGD(0.02 + 0.01 * s), batch_size=batch, loss="mse", max_steps=300, seed=s) for s in range(5)]
+    for ended in train_together([Member(net(s), (x, y), one, test=test) for s, one in enumerate(how)]):
+        alone = train(net(ended.number), (x, y), how[ended.number], test=test)
+        assert ended.result is not None
+        together = ended.result.curves
+        assert together.keys() == alone.curves.keys()
+        assert all(np.array_equal(together[name], alone.curves[name], equal_nan=True) for name in together)

@@ -3,8 +3,9 @@
 Nothing promises that a batched product has the bits of the single ones. On one thread it has for most shapes; where
 another kernel takes small products, or those of a single output, it has not, and each lane's are taken by themselves,
 which still saves most of what a step costs. So each kind of network is tried
-before it is stacked: three steps (a whole batch, the last one of an epoch, the first one of the next) and a look at the
-loss, with every number of lanes that can come about. Kernels are chosen by shapes, never by values.
+before it is stacked: three steps (a whole batch, the last one of an epoch, the first one of the next) and looks at the
+loss, also of held-out data, with every number of lanes that can come about. Kernels are chosen by shapes, never by
+values. But two kernels can agree in most values by chance, so that networks of few numbers take more steps.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from flatlens.training.stack.lanes import Lanes, stepping
 from flatlens.training.stack.updates import update_of
 from flatlens.training.stopping import Until
 
-_STEPS = 3
+_STEPS, _MANY_STEPS = 3, 60
+_FEW = 20_000  #: parameters; a network with fewer takes many steps
 _KNOWN: dict[tuple[Hashable, int], TrialResult] = {}
 
 
@@ -45,7 +47,7 @@ def trial_of(kind: Hashable, runs: Sequence[TrainingRun]) -> TrialResult:
 def _try(runs: Sequence[TrainingRun]) -> TrialResult:
     copies = [_copy(run) for run in runs]
     seconds = [each for run in copies for each in _steps_alone(run)]
-    wanted = [_digits_alone(run, run.data.look()) for run in copies]
+    wanted = [_digits_alone(run, [*run.data.look(), *(run.test.look() if run.test else [])]) for run in copies]
     alone = statistics.median(seconds)
     for singly in (False, True):
         if (together := _stacked([_copy(run) for run in runs], wanted, singly=singly)) is not None:
@@ -64,8 +66,10 @@ def _stacked(runs: Sequence[TrainingRun], wanted: list[list[Tensor]], *, singly:
             run.step, run.epoch_loss = 0, [0.0, 0.0]
             run.batches.load_state_dict(where)
             lanes.enter(run)
-        seconds = statistics.median(_timed(lanes.step) for _ in range(_STEPS)) / count
+        seconds = statistics.median(_timed(lanes.step) for _ in range(_steps(runs[0]))) / count
         looks = lanes.looks(range(count), [run.data for run in runs[:count]])
+        if held_out := [run.test for run in runs[:count] if run.test is not None]:
+            looks = [a + b for a, b in zip(looks, lanes.looks(range(count), held_out), strict=True)]
         if not all(_same(_digits(lanes, row, looks[row]), wanted[row]) for row in range(count)):
             return None
     return seconds
@@ -74,9 +78,12 @@ def _stacked(runs: Sequence[TrainingRun], wanted: list[list[Tensor]], *, singly:
 def _copy(run: TrainingRun) -> TrainingRun:
     """Return a new run from the same weights, before the last but one batch of an epoch, without check points."""
     each = -(-len(run.data.x) // (run.settings.batch_size or len(run.data.x)))
-    settings = replace(run.settings, until=Until(loss_over=run.settings.until.loss_over), max_epochs=None, max_steps=99)
-    held = run.data.x, run.data.y
-    other = TrainingRun(copy.deepcopy(run.model), held, None, settings, None)
+    settings = replace(
+        run.settings, until=Until(loss_over=run.settings.until.loss_over), max_epochs=None, max_steps=999
+    )
+    data, test = run.data, run.test
+    held_out = None if test is None else (test.x, test.y)
+    other = TrainingRun(copy.deepcopy(run.model), (data.x, data.y), held_out, settings, None)
     other.batches.stand(max(each - 2, 0), over=False)
     return other
 
@@ -88,7 +95,12 @@ def _steps_alone(run: TrainingRun) -> list[float]:
         batch = next(batches)
         run.count(run.stepper.take(batch.x, batch.targets, run.settings.factor(run.step, batch.epoch)), len(batch.x))
 
-    return [_timed(step) for _ in range(_STEPS)]
+    return [_timed(step) for _ in range(_steps(run))]
+
+
+def _steps(run: TrainingRun) -> int:
+    """Return the number of steps that tell two kernels apart."""
+    return _MANY_STEPS if sum(p.numel() for p in run.stepper.parameters) < _FEW else _STEPS
 
 
 def _timed(step: Callable[[], None]) -> float:
