@@ -127,15 +127,14 @@ def test_a_network_beside_the_truth_of_another_is_all_faults(second: str) -> Non
 
 def test_a_network_left_changed_is_a_fault() -> None:
     class Diary(nn.Module):
-        """Keeps a note of each call."""
+        """Writes a note of each call to a module of torch's, where nobody looks for one."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.calls = nn.Linear(3, 3), 0
+            self.a = nn.Linear(3, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            setattr(self, f"note_{self.calls}", len(x))
+            setattr(self.a, f"note_{len(vars(self.a))}", len(x))
             return self.a(x)
 
     with torch.random.fork_rng():
