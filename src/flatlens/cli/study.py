@@ -66,7 +66,7 @@ def study(
             column `weights` and any others, such as lr, seed and gap; or a folder of files such as lr=0.1_seed=0.pt.
         settings: A setting of all networks (`batch_size=16`, `ascent=SAM(0.1)`), or an axis of the grid (`lr=0.05,0.1`,
             `seed=0:6`, `model=SmallVGG,LeNet5`). Repeat it for more. Without an axis: `lr=0.02,0.05,0.1` and
-            `seed=0:3`; if you give one, only yours count.
+            `seed=0:3`, but for what you set; if you give one, only yours count.
         measures: The measures, separated by commas. Without it: those that run by default, except seven that add
             little to others, such as `relative_flatness_ggn` and `output_norm`.
         scale: `smoke` takes seconds, `laptop` minutes.

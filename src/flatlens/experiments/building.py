@@ -57,8 +57,8 @@ def study_of(
 ) -> Study:
     """Return the study that a command line describes; `data` is a data set's name, the user's own, or a YAML file.
 
-    `settings` are `NAME=VALUE` for all networks, or `NAME=VALUE,VALUE` and `NAME=FIRST:END` for an axis. The
-    default axes apply only if no axis is given.
+    `settings` are `NAME=VALUE` for all networks, or `NAME=VALUE,VALUE` and `NAME=FIRST:END` for an axis. The default
+    axes apply only if no axis is given, without those of settings that are given.
 
     >>> study = study_of("digits", settings=["lr=0.05,0.1", "seed=0:5", "label_smoothing=0.1"], scale="smoke")
     >>> len(study.networks()), study.base.training.label_smoothing
