@@ -320,3 +320,14 @@ def test_a_loader_that_draws_with_replacement_is_named(net, capsys):
         )
     assert cli.run(["measure", "net.py:build", "--data", "net.py:loader", *net[2:], "--measures", "mls"]) == 0
     assert "11 of the 12 samples are there again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--save", "--page"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(net, option, monkeypatch, refused):
+    def full(*_, **__):
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(Path, "touch", full)
+    name = "x.safetensors" if option == "--save" else "x.html"
+    told = refused("measure", "net.py:build", *net, "--measures", "mls", option, name)
+    assert told.startswith(f"flatlens: {option} {name}: cannot be written there")
