@@ -45,8 +45,8 @@ def interpolation_sharpness(g: LayerGrams) -> Tensor:
 def ggn_trace(g: LayerGrams) -> Tensor:
     """Trace of the Gauss-Newton matrix: mean_i tr(C_i K_i), summed over parameters.
 
-    It equals Tr H if the outputs are an affine function of each weight. Those of ReLU networks that
-    use each weight once are.
+    It equals Tr H if the outputs are an affine function of each weight. Those of ReLU networks that use
+    each weight once are.
     """
     return trace(g.C, g.K)
 

@@ -48,8 +48,6 @@ class Effort:
     def __post_init__(self) -> None:
         if not (isinstance(self.rtol, int | float) and self.rtol > 0):
             raise BadOption(f"option rtol={self.rtol!r}: a positive number is needed")
-        if not isinstance(self.exact, bool):
-            raise BadOption(f"option exact={self.exact!r}: True or False is needed")
         if self.exact and self.probes is not None:
             raise BadOption("options exact=True and probes=...: choose one")
         if self.probes is not None and not (isinstance(self.probes, int) and self.probes >= 2):

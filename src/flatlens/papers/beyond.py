@@ -3,8 +3,7 @@
 The bound needs the law of the inputs, the target's Lipschitz constant and how much the Jacobian can vary in a ball. All
 three are known here. Its `.corrected` form adds the network's largest distance to a training target, so it is also a
 bound for networks that interpolate only nearly. The covering radius delta(N, 0.05) is taken by three rules: Eq. 19 with
-the exact measure of the smallest ball; the printed formulas, Eq. 6 or 7; and the smallest radius that is
-proved.
+the exact measure of the smallest ball; the printed formulas, Eq. 6 or 7; and the smallest radius that is proved.
 """
 
 from __future__ import annotations

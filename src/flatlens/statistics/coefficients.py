@@ -93,19 +93,22 @@ def ratio(both: Array, in_x: Array, in_y: Array, above: float = 0.0) -> Array:
 
 def _from_median(values: Array) -> Array:
     """Return the values' distances from their median, the largest 1; all zeros if they are constant up to rounding."""
-    largest = np.abs(values).max(initial=0.0)
-    if largest == 0:
+    if _is_constant(values):
         return np.zeros_like(values)
-    scaled = values / largest
-    if np.ptp(scaled) <= 1e-13:
-        return np.zeros_like(values)
+    scaled = values / np.abs(values).max()  # first, so that no difference overflows
     centred = scaled - np.median(scaled)
     return np.asarray(centred / np.abs(centred).max())
 
 
+def _is_constant(values: Array) -> bool:
+    """Return whether there are no values, or they are the same up to rounding."""
+    largest = np.abs(values).max(initial=0.0)
+    return bool(largest == 0 or np.ptp(values / largest) <= 1e-13)
+
+
 def standardised(values: Array) -> Array:
     """Return the values scaled to mean 0 and variance 1; all zeros if they are constant up to rounding."""
-    if len(values) == 0 or np.ptp(values) <= 1e-13 * np.abs(values).max():
+    if _is_constant(values):
         return np.zeros_like(values)
     centred = values - values.mean()
     return np.asarray(centred / np.sqrt((centred**2).mean()))
