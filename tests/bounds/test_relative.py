@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -378,6 +379,45 @@ def test_no_generalisation_bound_is_violated_where_the_density_is_known() -> Non
             assert row.status != "violated", f"network {seed}: {row}"
             holding += row.status == "holds"
     assert holding >= 60
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.function(z)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        return 2 * z
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return 2 * slope
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda z: z / torch.linalg.vector_norm(z, 1, dim=1, keepdim=True), "linalgvectornorm"),
+        (lambda z: z.square().pow(0.5), "pow"),
+        (lambda z: nn.functional.softplus(z, threshold=1), "softplus"),
+        (Doubled.apply, "doubled"),
+    ],
+)
+def test_what_may_have_a_kink_is_not_taken_for_smooth(function: Callable[[Tensor], Tensor], named: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 3), Applied(function)).double()
+    problem = fl.Problem(net, "mse", (torch.randn(9, 2).double(), torch.randn(9, 3).double()))
+    where = "feature_robustness_bound", "0"
+    row = table(problem, where[0]).of(*where)
+    assert row.status == "not applicable"
+    assert row.assumption == f"smooth: {named} acts above 0, and may have a kink"
+    assert table(problem, where[0], assume="smooth").of(*where).assumption == "declared, not checked: smooth"
 
 
 def test_a_mask_is_a_kink() -> None:

@@ -15,6 +15,7 @@ from flatlens.operations.table import OPERATIONS, node_role, operation_of, role_
 ROWS = torch.tensor([2, 0, 2])
 PLACES = (torch.tensor([1, 0, 2]), torch.tensor([3, 1, 0]))
 HIGH = torch.arange(12).reshape(3, 4) % 3 == 0
+LABELS, HEADS = torch.tensor([[1, 2]]), (1, 2, 3, 4)
 LINE, PLANE, SPACE = (1, 2, 6), (1, 2, 5, 6), (1, 1, 4, 4, 5)
 RANDOM = torch.rand(1, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -115,6 +116,8 @@ LINEAR: dict[str, tuple[Any, ...]] = {
     "NansumBackward0": (lambda x: x.nansum(1), M),
     "TraceBackward0": (torch.trace, (3, 3)),
     "CumsumBackward0": (lambda x: x.cumsum(1), M),
+    "NllLossBackward0": (lambda x: F.nll_loss(x, ROWS), M),
+    "NllLoss2DBackward0": (lambda x: F.nll_loss(x, torch.ones(1, 5, 6, dtype=torch.long)), PLANE),
     "ConstantPadNdBackward0": (lambda x: F.pad(x, (1, 2), value=3.0), M),
     **{
         f"ReflectionPad{d}DBackward0": (lambda x, d=d: F.pad(x, (1, 1) * d, "reflect"), s)
@@ -258,13 +261,56 @@ CURVED: dict[str, tuple[Any, ...]] = {
     "CumprodBackward0": (lambda x: x.cumprod(1), M),
     "VarBackward0": (torch.var, M),
     "NativeBatchNormBackward0": (lambda x: F.batch_norm(x, None, None, training=True), M),
+    "LogSigmoidBackward0": (F.logsigmoid, M),
+    **{
+        f"{name}Backward0": (lambda x, f=f: f(x.square() + 0.1), M)
+        for name, f in {"Log": torch.log, "Log2": torch.log2, "Log10": torch.log10, "Rsqrt": torch.rsqrt}.items()
+    },
+    **{
+        f"{name}Backward0": (lambda x, f=f: f(x / 4), M)
+        for name, f in {
+            **{"Exp2": torch.exp2, "Expm1": torch.expm1, "Log1P": torch.log1p, "Sin": torch.sin, "Cos": torch.cos},
+            **{"Tan": torch.tan, "Sinh": torch.sinh, "Cosh": torch.cosh, "Atan": torch.atan, "Asinh": torch.asinh},
+            **{"Atanh": torch.atanh, "Erf": torch.erf, "Erfc": torch.erfc},
+        }.items()
+    },
+    "LgammaBackward0": (lambda x: torch.lgamma(x + 9), M),
+    "DigammaBackward0": (lambda x: torch.digamma(x + 9), M),
+    "PowBackward1": (lambda x, y: (x.square() + 1).pow(y), M, N),
+    "PowBackward2": (lambda y: torch.pow(2.0, y), M),
+    "LogSoftmaxBackward0": (lambda x: x.log_softmax(1), M),
+    "SafeSoftmaxBackward0": (lambda x: torch.ops.aten._safe_softmax(x, 1), M),
+    "LogaddexpBackward0": (torch.logaddexp, M, N),
+    "Logaddexp2Backward0": (torch.logaddexp2, M, N),
+    "LogcumsumexpBackward0": (lambda x: x.logcumsumexp(1), M),
+    "ScaledDotProductFlashAttentionForCpuBackward0": (F.scaled_dot_product_attention, HEADS, HEADS, HEADS),
+    "VarMeanBackward0": (lambda x: torch.var_mean(x, 1)[0], M),
+    "WeightNormInterfaceBackward0": (lambda v, g: torch._weight_norm(v, g, 0), M, (3, 1)),
+    "ProdBackward1": (lambda x: x.prod(1), M),
+    "LinalgInvExBackward0": (torch.linalg.inv, (3, 3)),
+    "LinalgSolveExBackward0": (torch.linalg.solve, (3, 3), (3, 2)),
+    "LinalgDetBackward0": (torch.linalg.det, (3, 3)),
+    "LinalgSlogdetBackward0": (lambda x: torch.linalg.slogdet(x).logabsdet, (3, 3)),
+    "LinalgMatrixExpBackward0": (torch.linalg.matrix_exp, (3, 3)),
+    "CtcLossBackward0": (lambda x: F.ctc_loss(x.log_softmax(2), LABELS, (5,), (2,), reduction="none"), (5, 1, 4)),
+    "BinaryCrossEntropyBackward0": (lambda x: F.binary_cross_entropy(x.sigmoid(), HIGH.double()), M),
+    "BinaryCrossEntropyWithLogitsBackward0": (
+        lambda x: F.binary_cross_entropy_with_logits(x, HIGH.double()),
+        M,
+    ),
+    "SoftMarginLossBackward0": (lambda x: F.soft_margin_loss(x, 2 * HIGH.double() - 1), M),
 }
 QUOTIENTS: dict[str, tuple[Any, ...]] = {
     "DivBackward0": (torch.div, M, N),
     "DivBackward1": (lambda x: torch.ops.aten.div.Scalar(x, 2), M),
 }
 ROLES = {"linear": LINEAR, "piecewise linear": PIECEWISE, "bilinear": BILINEAR, "quotient": QUOTIENTS, None: CURVED}
-ELSEWHERE = {"LinearBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"}  # made on other devices alone
+ELSEWHERE = {  # made on other devices alone
+    "CtcLossBackward1",
+    *(f"{name}Backward0" for name in ("Linear", "CudnnBatchNorm", "MiopenBatchNorm", "FusedRmsNorm")),
+    *(f"ScaledDotProduct{kind}AttentionBackward0" for kind in ("Flash", "Efficient", "Cudnn")),
+    *(f"ThnnFused{kind}CellBackward0" for kind in ("Gru", "Lstm")),
+}
 
 
 def has_kink(name: str) -> bool:

@@ -34,6 +34,7 @@ DECLARABLE = (
     "smooth_density",
     "bounded_loss",
     "large_sample",
+    "smooth",
 )
 """Assumptions that no sample can check, or that the user may declare."""
 

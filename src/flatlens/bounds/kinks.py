@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from flatlens.bounds.claim import Assumption
 from flatlens.bounds.context import Context
 from flatlens.grams.record import record
+from flatlens.operations.activations import SOFTPLUS_TAIL
 from flatlens.operations.graph import Graph, Node
 from flatlens.operations.table import operation_of
 
@@ -46,8 +47,9 @@ def smooth(context: Context, layer: str) -> Assumption:
 
     The operations are read from autograd's graph of one probe. Those below the layer do not matter, because its
     features stay fixed. ELU counts as a kink, because its second derivative jumps; so does every operation on a part
-    that was changed in place, and a comparison of what depends on the layer (a mask `z > 0`, an argmax). A user's own
-    `torch.autograd.Function` counts as smooth.
+    that was changed in place, and a comparison of what depends on the layer (a mask `z > 0`, an argmax). An operation
+    that may have a kink (a norm, a square root, a user's own `torch.autograd.Function`) leaves the assumption open:
+    the user may declare it.
     """
     problem, model = context.lens.problem, context.lens.model
     with problem.measuring(model), torch.enable_grad(), record(model) as tape, _Compared() as compared:
@@ -59,8 +61,31 @@ def smooth(context: Context, layer: str) -> Assumption:
         more = {reader for reader, _ in graph.read_by(waiting.pop())} - above
         above |= more
         waiting += more
-    names = [node.name() for node in graph.nodes if node in above]
-    kinks = (name for name in names if getattr(operation_of(name), "kinks", False))
+    nodes = [node for node in graph.nodes if node in above]
+    kinks = (node.name() for node in nodes if getattr(operation_of(node.name()), "kinks", False))
     masks = (f"{name}Backward" for name, node in compared.found if node in above or node in ends)
-    called = next(chain(kinks, masks), "").rpartition("::")[2].partition("Backward")[0].removesuffix("Kernel").lower()
-    return Assumption("smooth", not called, f"{called} acts above {layer}" if called else "")
+    if bent := next(chain(kinks, masks), ""):
+        return Assumption("smooth", False, f"{_called(bent)} acts above {layer}")
+    unproved = next((node.name() for node in nodes if not _without_kinks(node)), "")
+    if not unproved or "smooth" in context.declared:
+        return context.declare("smooth") if unproved else Assumption("smooth", True)
+    return Assumption("smooth", None, f"{_called(unproved)} acts above {layer}, and may have a kink")
+
+
+def _without_kinks(node: Any) -> bool:
+    """Return whether a node of no known kink has none where it is defined."""
+    name = node.name()
+    if name == "PowBackward0":
+        return float(node._saved_exponent).is_integer()  # sqrt(z^2) is |z|
+    if name == "SoftplusBackward0":
+        return float(node._saved_threshold) >= SOFTPLUS_TAIL  # below it, the jump is more than rounding
+    return operation_of(name) is not None
+
+
+def _called(name: str) -> str:
+    """Return a node's name as users know the operation.
+
+    >>> _called("ReluBackward0"), _called("torch::autograd::CopySlices"), _called("PreluKernelBackward0")
+    ('relu', 'copyslices', 'prelu')
+    """
+    return name.rpartition("::")[2].partition("Backward")[0].removesuffix("Kernel").lower()

@@ -129,6 +129,7 @@ OPERATIONS = (
     Operation("choice", "", "Where0", "linear", kinks=True),  # the condition may depend on the values
     Operation("average", "mean sum", "Mean0 Mean1 Sum0 Sum1 Nansum0 Trace0", "linear", "average", True),
     Operation("running sum", "", "Cumsum0", "linear"),
+    Operation("entries of the labels", "", "NllLoss0 NllLoss2D0", "linear"),
     Operation("padding", "pad", "ConstantPadNd0 ReflectionPad1D0 ReflectionPad2D0 ReflectionPad3D0 ReplicationPad1D0 "
               "ReplicationPad2D0 ReplicationPad3D0", "linear"),
     Operation("resampling", "", "Im2Col0 Col2Im0 MaxUnpool2D0 MaxUnpool3D0 UpsampleLinear1D0 UpsampleBilinear2D0 "
@@ -160,17 +161,29 @@ OPERATIONS = (
     Operation("elu", "ELU elu elu_", "Elu0", None, "each", False, True, act.elu, lambda m: max(1.0, abs(m.alpha))),
     Operation("selu", "SELU selu selu_", "", None, "each", False, True),
     Operation("celu", "CELU celu celu_", "Celu0", None, "each", False, True),
-    Operation("tanh", "Tanh tanh tanh_", effect="each", activation=act.tanh),
-    Operation("sigmoid", "Sigmoid sigmoid sigmoid_", effect="each", activation=act.sigmoid),
-    Operation("softplus", "Softplus softplus", effect="each", activation=act.softplus,
+    Operation("tanh", "Tanh tanh tanh_", "Tanh0", effect="each", activation=act.tanh),
+    Operation("sigmoid", "Sigmoid sigmoid sigmoid_", "Sigmoid0", effect="each", activation=act.sigmoid),
+    Operation("softplus", "Softplus softplus", "Softplus0", effect="each", activation=act.softplus,
               steepest=lambda m: 1.0 if act.softplus(m) else math.nan),  # else a jump may be more than rounding
-    Operation("gelu", "GELU gelu", effect="each", activation=act.gelu),
-    Operation("silu", "SiLU silu", effect="each", activation=act.silu),
-    Operation("mish", "Mish mish", effect="each"),
-    Operation("softsign", "Softsign softsign", effect="each"),
-    Operation("logsigmoid", "LogSigmoid logsigmoid", effect="each"),
+    Operation("gelu", "GELU gelu", "Gelu0", effect="each", activation=act.gelu),
+    Operation("silu", "SiLU silu", "Silu0", effect="each", activation=act.silu),
+    Operation("mish", "Mish mish", "Mish0", effect="each"),
+    Operation("softsign", "Softsign softsign", effect="each", kinks=True),
+    Operation("logsigmoid", "LogSigmoid logsigmoid", "LogSigmoid0", effect="each"),
     Operation("tanhshrink", "Tanhshrink tanhshrink", effect="each"),
-    Operation("functions of one number", "exp square sin cos", effect="each"),
+    Operation("functions of one number", "exp square sin cos", "Exp0 Exp20 Expm10 Log0 Log20 Log100 Log1P0 Pow0 Pow1 "
+              "Pow2 Reciprocal0 Rsqrt0 Sin0 Cos0 Tan0 Sinh0 Cosh0 Atan0 Asinh0 Atanh0 Erf0 Erfc0 Lgamma0 Digamma0",
+              effect="each"),
+    # curved and without kinks where they are defined
+    Operation("softmax", "", "Softmax0 LogSoftmax0 SafeSoftmax0 Logsumexp0 Logaddexp0 Logaddexp20 Logcumsumexp0"),
+    Operation("attention", "", "ScaledDotProductFlashAttentionForCpu0 ScaledDotProductFlashAttention0 "
+              "ScaledDotProductEfficientAttention0 ScaledDotProductCudnnAttention0"),
+    Operation("norms and gates", "", "NativeLayerNorm0 NativeGroupNorm0 FusedRmsNorm0 Var0 VarMean0 Glu0 "
+              "WeightNormInterface0 ThnnFusedGruCell0 ThnnFusedLstmCell0"),
+    Operation("products", "", "Prod0 Prod1 Cumprod0 Addcdiv0 LinalgInvEx0 LinalgSolveEx0 LinalgDet0 LinalgSlogdet0 "
+              "LinalgMatrixExp0"),
+    Operation("smooth losses", "", "MseLoss0 BinaryCrossEntropy0 BinaryCrossEntropyWithLogits0 SoftMarginLoss0 "
+              "CtcLoss0 CtcLoss1"),  # torch's logarithm of a probability ends at -100
 )  # fmt: skip
 
 
