@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flatlens.errors import BadData, typed_line
 from flatlens.problem.apart import picked
@@ -164,8 +164,9 @@ class Data:
     @property
     def again(self) -> int:
         """The number of samples that a loader gives once more, as its sampler draws with replacement."""
-        drawn = self._source.dataset if isinstance(self._source, DataLoader) else None
-        return len(drawn) - len(set(drawn.indices)) if isinstance(drawn, Subset) else 0
+        batches = self._source.batch_sampler if isinstance(self._source, DataLoader) else None
+        drawn = [index for batch in batches for index in batch] if isinstance(batches, list) else []
+        return len(drawn) - len(set(drawn))
 
     def chunks(self, most: int) -> Iterator[Batch]:
         """Yield batches of at most `most` samples, in the data's order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset
 
 from flatlens.errors import BadData
 from flatlens.problem.ranks import Ranks
@@ -30,25 +30,39 @@ def read(loader: DataLoader[Any], ranks: Ranks, where: str) -> Iterator[tuple[in
         return
     with _failing(where, "its sampler"):
         mine = {number: list(picked) for number, picked in enumerate(sampler) if ranks.takes(number)}
-    part = DataLoader(
-        loader.dataset, batch_sampler=list(mine.values()), collate_fn=loader.collate_fn, num_workers=loader.num_workers
-    )
-    yield from zip(mine, _guarded(part, where), strict=True)
+    yield from zip(mine, _guarded(_like(loader, batch_sampler=list(mine.values())), where), strict=True)
 
 
 def fixed_order(loader: DataLoader[Any], where: str) -> DataLoader[Any]:
     """Return a loader of the same samples and collate, in index order; a sampler's choice is drawn once and kept."""
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:  # the latter: batches ready made
-        return loader
+        return _apart(loader)
     batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
     with random_kept(), kept(loader), _failing(where, "its sampler"):
         if loader.batch_size is None:
             picked = sorted(index for batch in loader.batch_sampler for index in batch)
         else:
             picked = sorted(loader.sampler)
-    collate: Callable[[list[Any]], Any] = loader.collate_fn
+    return _like(loader, batch_sampler=[picked[at : at + batch_size] for at in range(0, len(picked), batch_size)])
+
+
+def _apart(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader whose reading does not end another one's: workers that persist serve one reader at a time."""
+    if not loader.persistent_workers:
+        return loader
+    drawn = {} if isinstance(loader.dataset, IterableDataset) else {"sampler": loader.sampler}
+    return _like(loader, batch_size=loader.batch_size, drop_last=loader.drop_last, **drawn)
+
+
+def _like(loader: DataLoader[Any], **picking: Any) -> DataLoader[Any]:
+    """Return a loader of the same data set, collate and workers, which picks its samples otherwise."""
     return DataLoader(
-        Subset(loader.dataset, picked), batch_size=batch_size, collate_fn=collate, num_workers=loader.num_workers
+        loader.dataset,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        **picking,
     )
 
 
@@ -88,14 +102,16 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def kept(loader: DataLoader[Any]) -> Iterator[None]:
-    """Restore the loader's own generator afterwards."""
-    generator = loader.generator
-    state = None if generator is None else generator.get_state()
+    """Restore the generators of the loader and of its samplers afterwards."""
+    batches = loader.batch_sampler
+    holders = loader, loader.sampler, batches, getattr(batches, "sampler", None)
+    generators = {id(g): g for g in (getattr(one, "generator", None) for one in holders) if g is not None}
+    states = [(g, g.get_state()) for g in generators.values() if isinstance(g, torch.Generator)]
     try:
         yield
     finally:
-        if generator is not None and state is not None:
-            generator.set_state(state)
+        for g, state in states:
+            g.set_state(state)
 
 
 @contextmanager
@@ -126,21 +142,20 @@ def _culprit(loader: DataLoader[Any], turn: int, line: str) -> str:
     dataset, first = loader.dataset, None
     try:
         indices = next(islice(loader.batch_sampler, turn, None), [])
-        names = [dataset.indices[i] if isinstance(dataset, Subset) else i for i in indices]
     except (Exception, SystemExit):
         return f"batch {turn} cannot be read ({line})"
-    for index, name in zip(indices, names, strict=True):
+    for index in indices:
         try:
             form = _form(dataset[index])
         except (Exception, SystemExit) as error:
-            return f"sample {name} cannot be read ({said(error)})"
-        first = first or (name, form)
+            return f"sample {index} cannot be read ({said(error)})"
+        first = first or (index, form)
         if form != first[1]:
             return (
-                f"samples {first[0]} and {name} do not go into one batch, of shapes {first[1]} and {form} ({line}): "
+                f"samples {first[0]} and {index} do not go into one batch, of shapes {first[1]} and {form} ({line}): "
                 f"bring them to one shape, or give a DataLoader whose collate_fn pads them"
             )
-    which = f", of samples {names[0]} to {names[-1]}," if names else ""
+    which = f", of samples {indices[0]} to {indices[-1]}," if indices else ""
     return f"the collate of batch {turn}{which} failed ({line})"
 
 
