@@ -48,7 +48,7 @@ ELSEWHERE = {
     "problem/test_problem.py": "problem/checks problem/inspection",
     "problem/test_sequences.py": "problem/outcomes",
     "problem/test_shapes.py": "problem/heads",
-    "problem/test_streams.py": "problem/data problem/loaders",
+    "problem/test_streams.py": "problem/data",
     # A run of training is tested step by step, whichever settings it has
     "training/stack/test_together.py": (
         "training/stack/chain training/stack/kinds training/stack/lanes training/stack/trial training/stack/updates"
