@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
 from quadratic import gradient_and_hessian, half_squared, linear
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flatlens as fl
 from flatlens.errors import BadInput
-from flatlens.perturbation.steps import Landscape, next_update
+from flatlens.perturbation.steps import _LINEAR, Landscape, next_update
 
 Made = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -335,3 +337,105 @@ def test_directional_sharpness_does_not_depend_on_the_length_of_the_direction(sc
     values = [fl.measure(fl.Lens(problem, along=u), "directional_sharpness")["directional_sharpness"].value
               for u in (unit, scaled)]  # fmt: skip
     assert values[1] == pytest.approx(values[0], rel=1e-4)
+
+
+def matrices(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6, bias=False), nn.Tanh(), nn.Linear(6, 3, bias=False)).to(dtype)
+
+
+@pytest.mark.parametrize("lr", [1e-7, 1e-2])
+@pytest.mark.parametrize("name", _LINEAR)
+def test_the_next_update_is_not_lost_in_the_weights_rounding(name: str, lr: float) -> None:
+    """At 1e-7, where most schedules end, a step of float32 weights is below their last digits."""
+    if name == "Muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    coarse, fine = matrices(torch.float32), matrices(torch.float64)
+    fine.load_state_dict(coarse.state_dict())
+    kind = getattr(torch.optim, name)
+    optimisers = [kind(net.parameters(), lr=lr) for net in (coarse, fine)]
+    gradients = [
+        torch.randn(p.shape, generator=torch.Generator().manual_seed(k)) for k, p in enumerate(fine.parameters())
+    ]
+    for net, optimiser in zip((coarse, fine), optimisers, strict=True):
+        for _ in range(7):  # RAdam takes plain steps at first
+            for p, gradient in zip(net.parameters(), gradients, strict=True):
+                p.grad = gradient.to(p)
+            optimiser.step()
+    before = {name: p.detach().clone() for name, p in fine.named_parameters()}
+    for p in fine.parameters():
+        p.grad = p.grad.double() + 0.1
+    given = {name: p.grad.clone() for name, p in fine.named_parameters()}
+    optimisers[1].step()
+    found = next_update(optimisers[0], coarse, given)
+    for key, p in fine.named_parameters():
+        wanted = (before[key] - p.detach()) / lr
+        tolerance = 2e-2 if name == "Muon" else 1e-4  # Muon iterates in bfloat16
+        assert torch.allclose(found[key].double(), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
+
+
+class Halving(torch.optim.Optimizer):
+    """One of the user's own, of which nobody knows how its step depends on the learning rate."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad)
+
+
+def test_a_step_that_is_lost_in_rounding_is_refused() -> None:
+    net = matrices(torch.float32)
+    gradient = {name: torch.ones_like(p) for name, p in net.named_parameters()}
+    assert torch.allclose(
+        next_update(Halving(net.parameters(), 0.1), net, gradient)["0.weight"], torch.ones(6, 4), 1e-4
+    )
+    with pytest.raises(BadInput, match="the next step of Halving is lost in the rounding of the weights"):
+        next_update(Halving(net.parameters(), 1e-6), net, gradient)
+
+
+def test_critical_sharpness_at_the_end_of_a_schedule() -> None:
+    """In float32 a step of this learning rate changes the risk by rounding alone: 1e6 was the answer once."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)), torch.randn(48, 6)
+    y = x[:, :3].argmax(1)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    found = fl.measure(fl.Lens(problem, optimiser=torch.optim.SGD(net.parameters(), lr=1e-7)), "critical_sharpness")
+    exact = fl.Problem(copy.deepcopy(net).double(), "cross_entropy", (x.double(), y))
+    wanted = fl.measure(fl.Lens(exact), "critical_sharpness")
+    assert found["critical_sharpness"].value == pytest.approx(wanted["critical_sharpness"].value, rel=0.05)
+
+
+def test_the_users_hooks_on_all_optimisers_do_not_run() -> None:
+    calls = []
+    handle = register_optimizer_step_post_hook(lambda *_: calls.append(1))
+    try:
+        net = matrices(torch.float64)
+        gradient = {name: torch.ones_like(p) for name, p in net.named_parameters()}
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        next_update(sgd, net, gradient)
+        assert not calls
+        for p in net.parameters():
+            p.grad = torch.ones_like(p)
+        sgd.step()
+        assert calls == [1]
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("batchnorm", ["eval", "train"])
+def test_the_preconditioner_of_training_beside_the_hessian_of_evaluation(batchnorm: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x, y = torch.randn(20, 3).double(), torch.randn(20, 2).double()
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(3):
+        optimiser.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimiser.step()
+    problem = fl.Problem(net, "mse", (x, y), batchnorm=batchnorm, ghost_batch=20 if batchnorm == "train" else None)
+    found = fl.measure(fl.Lens(problem, optimiser=optimiser), "preconditioned_sharpness")["preconditioned_sharpness"]
+    assert ("P is of training" in found.note) == (batchnorm == "eval")

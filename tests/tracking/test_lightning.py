@@ -97,3 +97,17 @@ def test_a_checkpoint_of_another_tracker_is_refused(tmp_path) -> None:
         fit(tmp_path, resume=tmp_path / "step=6.ckpt", every=5)
     with pytest.raises(BadInput, match="a Tracker is needed, got int"):
         TrackerCallback(3)
+
+
+def test_two_trackers_in_one_trainer() -> None:
+    module, data = Module(), blobs()
+    problem = fl.Problem(module.net, "cross_entropy", data)
+    trackers = [fl.Tracker(problem, "loss", every=every, live=False) for every in (1, 2)]
+    callbacks = [TrackerCallback(one, name=name) for one, name in zip(trackers, ("", "seldom"), strict=True)]
+    assert [one.state_key for one in callbacks] == ["TrackerCallback", "TrackerCallback(seldom)"]
+    trainer = lightning.Trainer(
+        max_steps=4, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=callbacks, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(TensorDataset(*data), batch_size=16))
+    assert [list(one.history.step) for one in trackers] == [[0, 1, 2, 3, 4], [0, 2, 4]]

@@ -112,6 +112,8 @@ def test_where_there_is_no_edge() -> None:
     for without in (
         torch.optim.Adadelta(one, lr=0.1),
         torch.optim.SGD(one, lr=0.1, maximize=True),
+        torch.optim.SGD(one, lr=0.1, momentum=1.5),
+        torch.optim.RMSprop(one, lr=0.1, momentum=1.2),
         torch.optim.Adam(one, lr=0.1, maximize=True),
         torch.optim.SGD([{"params": one}, {"params": two, "momentum": 0.5}], lr=0.1),
         torch.optim.Adam([{"params": one}, {"params": two, "betas": (0.5, 0.9)}], lr=0.1),
@@ -145,3 +147,44 @@ def test_a_tracker_takes_the_update_of_another_loss() -> None:
     )
     values = [tracker.step(0, optimiser=run.optimiser)["directional_sharpness"].value for tracker in (apart, own)]
     assert values[0] != pytest.approx(values[1], rel=1e-3)
+
+
+def test_no_edge_beside_the_sharpness_of_parameters_that_are_not_trained() -> None:
+    """A head on a frozen-in-practice body: the sharpness of all parameters says nothing about the head's steps."""
+    run = Run()
+    head = list(run.net.parameters())[-2:]
+    optimiser = torch.optim.SGD(head, lr=0.5)
+    tracker = fl.Tracker(run.problem, ["sharpness", "preconditioned_sharpness"], every=1, live=False)
+    tracker.step(0, optimiser=optimiser)
+    table = tracker.history.set_index("measure")
+    assert math.isnan(table.edge["sharpness"])
+    assert table.edge["preconditioned_sharpness"] == 4
+    assert table.value["preconditioned_sharpness"] < table.value["sharpness"]
+
+
+def test_adagrad_has_no_geometry_before_its_first_step() -> None:
+    run = Run()
+    adagrad = torch.optim.Adagrad(run.net.parameters(), lr=0.1)
+    found = fl.measure(fl.Lens(run.problem, optimiser=adagrad), "preconditioned_sharpness")["preconditioned_sharpness"]
+    assert found.note == "the Adagrad has made no step yet: its preconditioner is not known before"
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Muon"])
+def test_a_learning_rate_of_zero_makes_no_step(name: str) -> None:
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"this torch has no {name}")
+    run = Run()
+    matrices = [p for p in run.net.parameters() if p.ndim == 2]
+    optimiser = getattr(torch.optim, name)(matrices, lr=0.0)
+    report = fl.measure(fl.Lens(run.problem, optimiser=optimiser), ["preconditioned_sharpness", "critical_sharpness"])
+    assert {one.note for one in report.values()} == {"the learning rate is 0: the optimiser makes no step"}
+
+
+def test_a_decay_that_makes_the_steps_grow() -> None:
+    run = Run()
+    adamw = torch.optim.AdamW(run.net.parameters(), lr=0.5, weight_decay=4.0)
+    for p in run.net.parameters():
+        p.grad = torch.zeros_like(p)
+    adamw.step()
+    found = fl.measure(fl.Lens(run.problem, optimiser=adamw), "preconditioned_sharpness")["preconditioned_sharpness"]
+    assert "its weight decay alone makes the steps grow" in found.note

@@ -361,3 +361,79 @@ def test_nothing_measured_yet() -> None:
     assert len(table) == 0
     assert table.attrs["reproducible"] is True
     assert table.dtypes["step"] == "int64"
+
+
+def test_an_interrupted_measurement_may_be_made_again(monkeypatch) -> None:
+    run = Run()
+    tracker = fl.Tracker(run.problem, "loss", every=1, live=False)
+
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "measure_with", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tracker.step(0)
+    assert tracker.step(0) is not None
+    assert tracker.step(0) is None
+    assert len(tracker.history) == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "diverged"),
+    [
+        (OSError("stale file handle"), False),
+        (RuntimeError("CUDA out of memory"), False),
+        (RuntimeError("singular matrix"), True),
+    ],
+)
+def test_what_is_no_divergence_is_not_called_one(raised: Exception, diverged: bool) -> None:
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.fails = nn.Linear(12, 4), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.fails and not isinstance(raised, OSError):
+                raise raised
+            return self.net(x)
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 96
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            if net.fails and isinstance(raised, OSError):
+                raise raised
+            return x[index], y[index]
+
+    (x, y), net = blobs(), Sometimes()
+    tracker = fl.Tracker(fl.Problem(net, "cross_entropy", Rows()), "loss", every=1, live=False)
+    net.fails = True
+    note = tracker.step(0)["loss"].note
+    assert str(raised) in note
+    assert note.startswith("training diverged?") == diverged
+
+
+def test_an_optimiser_that_accelerate_has_wrapped() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    run = Run()
+    prepared = accelerate.Accelerator(cpu=True).prepare(run.optimiser)
+    tracker = fl.Tracker(run.problem, ["sharpness", "preconditioned_sharpness"], every=1, live=False)
+    tracker.step(0, optimiser=prepared)
+    assert tracker.history.edge.tolist() == [2 * 1.9 / 0.05] * 2
+    assert set(tracker.history.kind) == {"lower bound"}
+
+
+@pytest.mark.parametrize("every", [np.array(4), torch.tensor(4)])
+def test_a_number_of_steps_in_an_array(every: object) -> None:
+    tracker = fl.Tracker(Run().problem, "loss", every=every, live=False)
+    assert [step for step in range(10) if tracker.due(step)] == [0, 4, 8]
+
+
+def test_messages_of_what_is_no_whole_state_or_no_function() -> None:
+    tracker = fl.Tracker(Run().problem, "loss", live=False)
+    with pytest.raises(BadInput, match="the state has no 'tracker'"):
+        tracker.load_state_dict({"version": 1})
+    with pytest.raises(BadInput, match=r"Tracker\(log='run.csv'\): functions of a Moment are needed"):
+        fl.Tracker(Run().problem, "loss", log="run.csv")

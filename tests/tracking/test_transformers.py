@@ -118,3 +118,27 @@ def test_what_cannot_be_restored(tmp_path) -> None:
     assert sorted(set(tracker.history.step)) == [4, 6]
     with pytest.raises(BadInput, match="a Tracker is needed, got int"):
         TrackerCallback(3)
+
+
+def test_two_trackers_in_one_trainer(tmp_path) -> None:
+    def trained(names: tuple[str, str], resume: bool = False) -> list[fl.Tracker]:
+        torch.manual_seed(0)
+        model, (x, y) = Classifier(), blobs()
+        problem = fl.Problem(model, "cross_entropy", {"x": x, "labels": y}, forward=forward)
+        trackers = [fl.Tracker(problem, "loss", every=every, live=False) for every in (1, 2)]
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=8, report_to="none", save_steps=4,
+            use_cpu=True, disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
+        )  # fmt: skip
+        callbacks = [TrackerCallback(one, name=name) for one, name in zip(trackers, names, strict=True)]
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Rows(), callbacks=callbacks)
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4") if resume else None)
+        return trackers
+
+    with pytest.raises(BadInput, match="another tracker of this trainer has this name"):
+        trained(("", ""))
+    whole = trained(("", "seldom"))
+    assert (tmp_path / "checkpoint-4" / "flatlens_tracker-seldom.pt").is_file()
+    again = trained(("", "seldom"), resume=True)
+    for one, other in zip(whole, again, strict=True):
+        assert one.history.drop(columns="seconds").equals(other.history.drop(columns="seconds"))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.curvature.operators import Operator
+from flatlens.curvature.preconditioned import rate_of_a_step
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.progress import SEARCH
@@ -37,7 +38,7 @@ class BallPeak:
 def ball_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, float]:
     """Return s of each matrix that a `torch.optim.Muon` moves, in units of its largest learning rate."""
     names = {id(p): name for name, p in model.named_parameters()}
-    largest = max(float(group["lr"]) for group in optimiser.param_groups)
+    largest = rate_of_a_step(optimiser)
     found = {}
     for group in optimiser.param_groups:
         for p in group["params"]:

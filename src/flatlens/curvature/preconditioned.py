@@ -31,15 +31,25 @@ class Preconditioner:
     decay: Mapping[str, float]  #: weight decay that is added to the gradient
 
 
-def require_optimiser(optimiser: object, call: str) -> None:
-    """Refuse what is neither an optimiser nor None; `call` is the user's call."""
-    if not isinstance(optimiser, torch.optim.Optimizer | None):
+def plain_optimiser(optimiser: object, call: str) -> torch.optim.Optimizer | None:
+    """Return an optimiser without the wrapping of accelerate, or None; refuse anything else. `call` is the user's."""
+    inner = getattr(optimiser, "optimizer", optimiser)
+    if not isinstance(inner, torch.optim.Optimizer | None):
         raise BadInput(f"{call}(optimiser=...): a torch.optim.Optimizer is needed, got {type(optimiser).__name__}")
+    return inner
 
 
 def leading_rate(optimiser: torch.optim.Optimizer) -> float:
     """Return the largest learning rate of the optimiser's groups, in whose unit a preconditioner is."""
     return max(float(group["lr"]) for group in optimiser.param_groups)
+
+
+def rate_of_a_step(optimiser: torch.optim.Optimizer) -> float:
+    """Return the leading rate; refuse an optimiser whose learning rates are 0."""
+    rate = leading_rate(optimiser)
+    if not rate > 0:
+        raise BadInput(f"the learning rate is {rate:g}: the optimiser makes no step")
+    return rate
 
 
 def uniform_groups(optimiser: torch.optim.Optimizer) -> bool:
@@ -61,7 +71,7 @@ def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Pre
 
     Raises:
         BadInput: another optimiser, one that maximises or holds none of the network's parameters, or one that has not
-            made a step yet.
+            made a step yet, or whose learning rates are 0, or whose decay alone makes its steps grow.
 
     >>> net = nn.Linear(2, 1, bias=False)
     >>> sgd = torch.optim.SGD([{"params": net.parameters(), "lr": 0.1}])
@@ -75,7 +85,7 @@ def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Pre
     if any(group.get("maximize") for group in optimiser.param_groups):
         raise BadInput(f"{kind.__name__}(maximize=True) climbs: it has no edge of stability")
     names = {id(p): name for name, p in model.named_parameters()}
-    rate = leading_rate(optimiser)
+    rate = rate_of_a_step(optimiser)
     divisor: dict[str, Tensor] = {}
     decay: dict[str, float] = {}
     held = False
@@ -84,10 +94,13 @@ def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Pre
         for p in group["params"]:
             held |= id(p) in names
             state = optimiser.state.get(p, {})
-            if id(p) not in names or own == 0 or (kind is not torch.optim.SGD and not state):
+            stepped = kind is torch.optim.SGD or (state and float(state["step"]) > 0)  # Adagrad's begins at 0
+            if id(p) not in names or own == 0 or not stepped:
                 continue
             P = _DIVISORS[kind](group, state, p) * (rate / own)
             weight_decay = float(group["weight_decay"])
+            if after and own * weight_decay >= 2:
+                raise BadInput(f"{kind.__name__}: its weight decay alone makes the steps grow, as lr x decay is over 2")
             divisor[names[id(p)]] = P * (1 - own * weight_decay / 2) if after else P
             decay[names[id(p)]] = 0.0 if after else weight_decay
     if not held:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flatlens.curvature.directions import Directions
 from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.krylov import Remembered
-from flatlens.curvature.preconditioned import require_optimiser
+from flatlens.curvature.preconditioned import plain_optimiser
 from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput, StaleLens
 from flatlens.estimate import Key, Progress
@@ -72,7 +72,7 @@ class Lens:
             raise BadInput(
                 f"Lens(...): a Problem is needed, got {type(problem).__name__}: Lens(Problem(model, loss, data))"
             )
-        require_optimiser(optimiser, "Lens")
+        optimiser = plain_optimiser(optimiser, "Lens")
         to_parts(problem.model)
         require_finite_weights(problem.model)
         problem = problem.present()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatlens.curvature import Hessian
 from flatlens.curvature.krylov import Remembered
@@ -26,7 +28,12 @@ from flatlens.perturbation.steps import Landscape, next_update
 NO_OPTIMISER = (
     "it needs the optimiser that trains the network: Lens(problem, optimiser=...), Tracker.step(optimiser=...)"
 )
+OF_EVAL = (
+    "P is of training, where BatchNorm takes the batch's statistics, and H of evaluation: Problem(batchnorm='train') "
+    "measures the loss that is trained"
+)
 SAFE_SQUARE = 1e20  #: a product with a vector whose squared length is between this and its inverse is safe
+ROUNDING = 4.0  #: rounding error of a risk, in units of the dtype's eps and of the risk
 CLIMBS = 4  #: starts of the search over Muon's ball; the first is the gradient
 
 
@@ -69,7 +76,9 @@ def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Est
         operator = PreconditionedHessian(lens.problem, P, model=lens.model)
     except BadInput as error:
         return undefined(str(error))
-    return top_of(lens, run, "preconditioned_sharpness", operator, rtol)
+    found = top_of(lens, run, "preconditioned_sharpness", operator, rtol)
+    eval_mode = not lens.problem.coupled and any(isinstance(m, _BatchNorm) for m in lens.model.modules())
+    return replace(found, note="; ".join(filter(None, (found.note, OF_EVAL if eval_mode else ""))))
 
 
 def _over_matrices(lens: Lens, run: Run, optimiser: torch.optim.Optimizer) -> Estimate:
@@ -133,8 +142,9 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     Where the risk is quadratic along the update D, it is D^T H D / <D, gradient>: for gradient descent the curvature
     along the gradient. If it exceeds 2 / lr, the next step raises the risk. No second derivative is needed, so it works
     with any kernel of attention. The half-width of the interval is how far the last forward moved eta_c, at least a
-    third of `rtol`: the search ends when that is less than `rtol`. `arrays` has the steps tried and the changes of the
-    risk. A rise between two of them that is followed by a fall goes unseen.
+    third of `rtol`, and the share of the risk's change that rounding is: the search ends when the first is less than
+    `rtol`. `arrays` has the steps tried and the changes of the risk. A rise between two of them that is followed by a
+    fall goes unseen.
     """
     require_tolerance(rtol)
     try:
@@ -151,6 +161,9 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     earlier = lens.remembered.get(key)
     rate = 1.0 if lens.optimiser is None else leading_rate(lens.optimiser)
     first = rate if earlier is None else float(earlier.values[0])
+    rounding = ROUNDING * torch.finfo(lens.problem.dtype).eps * abs(here)
+    if slope is not None:
+        first = max(first, 100 * rounding / -slope)  # a shorter step changes the risk by rounding alone
     with landscape.walk(direction) as move:
 
         def change(step: float) -> float:
@@ -169,7 +182,10 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
         most = float(found.steps[-1])
         return Estimate(2 / most, kind="upper bound", note=f"the risk rose at no step tried; {tried}", arrays=arrays)
     lens.remember(key, Remembered(torch.tensor([found.step], dtype=torch.float64), torch.empty(1, 0)))
-    share = max(found.error / found.step, rtol / 3)
+    lost = 0.0 if slope is None else rounding / (-slope * found.step)
+    if lost > 0.5:
+        return undefined(f"the risk changes by rounding alone along the update; {tried}")
+    share = max(found.error / found.step, rtol / 3, lost)
     note = "" if found.error <= rtol * found.step else "; stopped before the tolerance was reached"
     value = 2 / found.step
     return Estimate(value, share * value / 1.96, "estimate", note=tried + note, arrays=arrays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.curvature.graphs import LARGEST_CHUNK, bytes_of_a_sample, samples_at_once
-from flatlens.curvature.preconditioned import leading_rate
+from flatlens.curvature.preconditioned import rate_of_a_step
 from flatlens.curvature.space import as_one_vector, space_of
 from flatlens.curvature.symmetry import operations
 from flatlens.errors import BadInput, one_line
@@ -24,6 +25,10 @@ from flatlens.problem.shards import in_one_piece, of_the_first, whole_parameters
 from flatlens.problem.state import differentiable
 
 Direction = Mapping[str, Tensor]
+_LINEAR = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Muon")
+"""Optimisers of torch whose step is proportional to the learning rate, whatever their state."""
+_LONG = 2.0**40  #: a learning rate at which the weights are rounding beside the step; a power of 2 rounds nothing
+_LOST = 1e-3  #: share of a step that the weights' own rounding may be
 
 
 @final
@@ -193,10 +198,11 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
     """Return (theta - theta') / lr by name: what the optimiser subtracts next, given a gradient, at learning rate 1.
 
     A copy of the optimiser takes the step, on copies of the weights: it costs the memory of both. lr is the largest
-    learning rate of its groups. The step holds momentum, preconditioner and weight decay.
+    learning rate of its groups. The step holds momentum, preconditioner and weight decay. Where it is proportional to
+    lr, the copy takes a very long one, of which the weights' rounding hides nothing.
 
     Raises:
-        BadInput: the optimiser cannot be copied, or it steps with a closure only.
+        BadInput: the optimiser cannot be copied, steps with a closure only, or makes a step that is lost in rounding.
 
     >>> net = nn.Linear(2, 1, bias=False)
     >>> sgd = torch.optim.SGD(net.parameters(), lr=0.5)
@@ -204,15 +210,15 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
     tensor([[1., 2.]])
     """
     names = {id(p): name for name, p in model.named_parameters()}
-    rate = leading_rate(optimiser)
-    if not rate > 0:
-        raise BadInput(f"the learning rate is {rate:g}: the optimiser makes no step")
+    rate = rate_of_a_step(optimiser)
     known: dict[str, tuple[Tensor, Tensor]] = {}
+    scale = _LONG / rate if _is_linear(optimiser) else 1.0
     try:
         held = (p.grad for group in optimiser.param_groups for p in group["params"])
         without: dict[int, Any] = {id(grad): None for grad in held if grad is not None}  # gradients are not copied
         twin = copy.deepcopy(optimiser, without)
         for group, own in zip(twin.param_groups, optimiser.param_groups, strict=True):
+            group["lr"] = group["lr"] * scale
             for p, original in zip(group["params"], own["params"], strict=True):
                 name = names.get(id(original), "")
                 p.grad = None
@@ -220,7 +226,8 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
                     # a copy, as some optimisers write to gradients; in p's own layout, as fused ones read memory
                     p.grad = torch.empty_like(p).copy_(spread_like(gradient[name].detach(), p))
                     known[name] = original.detach(), p
-        twin.step()
+        with _global_hooks_put_away():
+            twin.step()
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise BadInput(
             f"{type(optimiser).__name__}: no step of a copy of it is possible ({one_line(error)})"
@@ -228,7 +235,39 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
     if not known:
         raise BadInput(f"the {type(optimiser).__name__} holds none of the measured parameters")
     moved = {name: after.detach().sub_(before) for name, (before, after) in known.items()}  # in memory already at hand
-    return {name: in_one_piece(step.div_(-rate)) for name, step in moved.items()}
+    if scale == 1.0 and _rounding(before for before, _ in known.values()) > _LOST * _length(moved.values()) > 0:
+        raise BadInput(f"the next step of {type(optimiser).__name__} is lost in the rounding of the weights")
+    return {name: in_one_piece(step.div_(-rate * scale)) for name, step in moved.items()}
+
+
+def _is_linear(optimiser: torch.optim.Optimizer) -> bool:
+    """Return whether the step is proportional to the learning rate, and may be long in the weights' dtype."""
+    wide = all(torch.finfo(p.dtype).max > _LONG**3 for group in optimiser.param_groups for p in group["params"])
+    return wide and type(optimiser) in (getattr(torch.optim, name, None) for name in _LINEAR)
+
+
+@contextmanager
+def _global_hooks_put_away() -> Iterator[None]:
+    """Keep the user's hooks on the steps of all optimisers from running: a copy's step is none of the training."""
+    of_all = import_module("torch.optim.optimizer")  # torch.optim deletes this name of its own
+    hooks = [getattr(of_all, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
+    kept = [dict(one) for one in hooks]
+    for one in hooks:
+        one.clear()
+    try:
+        yield
+    finally:
+        for one, before in zip(hooks, kept, strict=True):
+            one.update(before)
+
+
+def _length(parts: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(in_one_piece(part).to(torch.float64).square().sum()) for part in parts))
+
+
+def _rounding(weights: Iterable[Tensor]) -> float:
+    """Return the length of the rounding errors of weights."""
+    return _length(torch.finfo(w.dtype).eps / math.sqrt(12) * w for w in weights)
 
 
 def spread_like(tensor: Tensor, like: Tensor) -> Tensor:

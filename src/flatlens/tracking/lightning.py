@@ -26,14 +26,20 @@ class TrackerCallback(Callback):
 
     The tracker's problem uses the plain network inside the LightningModule. Steps are the trainer's `global_step`, so
     that accumulated batches count once; with several processes the first one measures, and all of them where parameters
-    are spread over them. The numbers also go to the trainer's own loggers, unless `log` is False.
+    are spread over them. The numbers also go to the trainer's own loggers, unless `log` is False. Of several callbacks
+    in one trainer each needs a `name` of its own.
     """
 
-    def __init__(self, tracker: Tracker, *, log: bool = True) -> None:
+    def __init__(self, tracker: Tracker, *, log: bool = True, name: str = "") -> None:
         if not isinstance(tracker, Tracker):
             raise BadInput(f"TrackerCallback(tracker=...): a Tracker is needed, got {type(tracker).__name__}")
         self.tracker = tracker
-        self._log = log
+        self._log, self._name = log, name
+
+    @property
+    def state_key(self) -> str:
+        """Return the name of the tracker's state in a checkpoint."""
+        return f"{type(self).__qualname__}{self._name and f'({self._name})'}"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure before the first step, or continue from a checkpoint."""

@@ -23,7 +23,7 @@ class Schedule:
         if callable(every):
             self._says = every
             self.plain: int | str | list[int] = f"function {getattr(every, '__qualname__', type(every).__name__)}"
-        elif isinstance(every, Iterable) and not isinstance(every, str):
+        elif isinstance(every, Iterable) and not isinstance(every, str) and getattr(every, "ndim", 1) != 0:
             self.plain = [whole(step, "every=[...]", 0) for step in every]
             if self.plain != sorted(set(self.plain)) or not self.plain:
                 raise BadInput(f"Tracker(every={self.plain}): the steps must increase")

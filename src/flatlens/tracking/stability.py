@@ -54,7 +54,8 @@ def edge_of(optimiser: torch.optim.Optimizer | None) -> Edge:
         h < 2 (1 + b) / (a (1 - b)),    38 / a for b = 0.9
 
     (Cohen et al. 2022, Adaptive gradient methods at the edge of stability). For Muon it is 2 / a, without its momentum.
-    There is no such number for other optimisers, or if groups differ in more than these two.
+    There is no such number for other optimisers, for a momentum of 1 or more, or if groups differ in more than these
+    two.
 
     >>> w = [torch.nn.Parameter(torch.zeros(1))]
     >>> edge_of(torch.optim.SGD(w, lr=0.05)).value, round(edge_of(torch.optim.Adam(w, lr=0.05)).value, 9)
@@ -98,6 +99,8 @@ def _threshold(of: Mapping[str, float]) -> tuple[float, str]:
     if beta1 := of.get("betas", 0.0):
         return 2 * (1 + beta1) / (1 - beta1), "2(1+beta1)/((1-beta1)lr)"
     momentum = of.get("momentum", 0.0)
+    if momentum >= 1:  # the velocity alone grows
+        return math.nan, ""
     dampening = of.get("dampening", 0.0) if momentum else 0.0  # torch never applies it without momentum
     value = 2 * (1 + momentum) / (1 - dampening) if dampening < 1 else math.nan
     if of.get("nesterov"):

@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 
 from flatlens.curvature.krylov import Remembered
-from flatlens.curvature.preconditioned import require_optimiser
-from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
+from flatlens.curvature.preconditioned import plain_optimiser
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line, out_of_memory
 from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.former import present_measure, renamed
 from flatlens.measures import Lens, Measure
@@ -29,7 +29,7 @@ from flatlens.tracking.history import History, save_history
 from flatlens.tracking.isolated import isolated
 from flatlens.tracking.live import Live, Moment
 from flatlens.tracking.schedule import Every, Schedule, whole
-from flatlens.tracking.stability import edge_of
+from flatlens.tracking.stability import Edge, edge_of
 
 
 @final
@@ -99,7 +99,8 @@ class Tracker:
         self._outputs: Literal["exact"] | int | None = outputs
         self._along = along
         self._live = Live() if live is True else live or None
-        self._logs = [log] if callable(log) else list(log) if isinstance(log, Iterable) else [log]
+        several = isinstance(log, Iterable) and not isinstance(log, str) and not callable(log)
+        self._logs: list[Any] = list(log) if several else [log]  # type: ignore[arg-type]
         if wrong := [one for one in self._logs if not callable(one) or isinstance(one, type)]:
             raise BadInput(f"Tracker(log={wrong[0]!r}): functions of a Moment are needed, such as CSVLog('run.csv')")
         if not problem.first:
@@ -133,20 +134,27 @@ class Tracker:
         undefined numbers, never an error.
         """
         step = self._next if step is None else whole(step, "step", 0)
-        require_optimiser(optimiser, "Tracker.step")
+        optimiser = plain_optimiser(optimiser, "Tracker.step")
         if step < self._latest:
             raise BadInput(
                 f"Tracker.step({step}): the last step was {self._latest}, and steps must increase: make a new Tracker "
                 f"for a new run"
             )
-        repeated = step == self._latest
-        self._next, self._latest = step + 1, step
-        if repeated or not self._schedule.due(step):
+        before, self._next, self._latest = self._latest, step + 1, step
+        if step == before or not self._schedule.due(step):
             return None
-        edge = edge_of(optimiser)
+        edge = self._edge(optimiser)
         if why := self._over_budget():
             self._history.skip(step, self._identity["measures"], edge, why)
             return None
+        try:
+            return self._followed(step, edge, optimiser)
+        except BaseException:  # an interrupted step has not been measured
+            self._latest = before
+            raise
+
+    def _followed(self, step: int, edge: Edge, optimiser: torch.optim.Optimizer | None) -> Report:
+        """Return the report of a step that is due; the history and the live line get it, too."""
         start = time.perf_counter()
         with isolated(self.problem.model):
             report = self._measure(step, optimiser)
@@ -159,13 +167,24 @@ class Tracker:
         self.latest = moment
         return report
 
+    def _edge(self, optimiser: torch.optim.Optimizer | None) -> Edge:
+        """Return the optimiser's edge; beside the sharpness only if it trains just the measured parameters."""
+        edge = edge_of(optimiser)
+        if optimiser is None:
+            return edge
+        trained = {id(p) for group in optimiser.param_groups for p in group["params"] if p.requires_grad}
+        named_parameters = self.problem.model.named_parameters()
+        measured = {id(p) for name, p in named_parameters if name in self.problem.parameters}
+        return edge if trained == measured else replace(edge, of="preconditioned_sharpness")
+
     def _measure(self, step: int, optimiser: torch.optim.Optimizer | None) -> Report:
         try:
             lens = Lens(self.problem, outputs=self._outputs, after=self._warm, optimiser=optimiser, along=self._along)
             watch = Watch(no_progress if self._live is None else ProgressLine(f"step {step}: "), limit=math.inf)
             report = measure_with(lens, self._measures, Run(self._generator(step), watch))
         except (BadModel, BadLoss, BadData, ArithmeticError) as error:
-            why = f"training diverged? {one_line(error)}"
+            elsewhere = isinstance(error, BadData) or out_of_memory(error)
+            why = one_line(error) if elsewhere else f"training diverged? {one_line(error)}"
             return Report({(m.key, None): undefined(why) for m in self._measures}, {})
         self._warm = lens.remembered
         return Report({key: e if e.value == e.value else _undefined(e) for key, e in report.items()}, report.about)
@@ -231,6 +250,8 @@ class Tracker:
         """
         if not isinstance(state, dict) or state.get("version") != 1:
             raise BadInput("Tracker.load_state_dict(...): the argument is not the result of Tracker.state_dict()")
+        if missing := [key for key in ("tracker", "history", "warm", "next", "latest", "seconds") if key not in state]:
+            raise BadInput(f"Tracker.load_state_dict(...): the state has no {missing[0]!r}: it is not a whole one")
         saved = dict(state["tracker"])
         saved["measures"] = [present_measure(name) for name in saved.get("measures", ())]
         for key, own in self._identity.items():

@@ -20,7 +20,7 @@ with needs("hf", "flatlens.tracking.transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 FILE = "flatlens_tracker.pt"
-"""The file beside the weights in each checkpoint's folder."""
+"""The file beside the weights in each checkpoint's folder, of a callback without a name."""
 
 
 @final
@@ -32,7 +32,8 @@ class TrackerCallback(TrainerCallback):
     and all of them where parameters are spread over them.
 
     The trainer writes the numbers where it reports its own, if the callback has its function `log`: make the trainer,
-    then `trainer.add_callback(TrackerCallback(tracker, log=trainer.log))`.
+    then `trainer.add_callback(TrackerCallback(tracker, log=trainer.log))`. Of several callbacks in one trainer each
+    needs a `name` of its own.
     """
 
     def __init__(
@@ -41,17 +42,25 @@ class TrackerCallback(TrainerCallback):
         *,
         resume_from: str | os.PathLike[str] | None = None,
         log: Callable[[dict[str, float]], object] | None = None,
+        name: str = "",
     ) -> None:
         if not isinstance(tracker, Tracker):
             raise BadInput(f"TrackerCallback(tracker=...): a Tracker is needed, got {type(tracker).__name__}")
         self.tracker = tracker
-        self._log = log
+        self._log, self._name = log, name
+        self._file = f"flatlens_tracker-{name}.pt" if name else FILE
         self._resume_from = None if resume_from is None else Path(resume_from)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Measure before the first step, or continue from a checkpoint."""
+        names = vars(control).setdefault("_flatlens", {})  # the trainer's callbacks share this object
+        if names.setdefault(self._name, self) is not self:
+            raise BadInput(
+                f"TrackerCallback(name={self._name!r}): another tracker of this trainer has this name, and would "
+                f"overwrite its file: give each a name of its own"
+            )
         if self._takes_part(state):
             if state.global_step:
                 self._restore(self._resume_from or _folder(args, state))
@@ -67,7 +76,7 @@ class TrackerCallback(TrainerCallback):
         if state.is_world_process_zero and _folder(args, state).is_dir():
             held = io.BytesIO()
             torch.save(self.tracker.state_dict(), held)
-            write_whole(_folder(args, state) / FILE, held.getvalue())
+            write_whole(_folder(args, state) / self._file, held.getvalue())
 
     def _takes_part(self, state: TrainerState) -> bool:
         return state.is_world_process_zero or self.tracker.problem.sharded
@@ -82,7 +91,7 @@ class TrackerCallback(TrainerCallback):
             self._log(scalars(self.tracker.latest))
 
     def _restore(self, folder: Path) -> None:
-        path = folder / FILE
+        path = folder / self._file
         if not path.is_file():
             warnings.warn(f"no tracker's state at {path}: the history begins here", stacklevel=2)
             return
