@@ -140,3 +140,18 @@ WRONG = [  # (function, the right expression, a wrong one)
 def test_wrong_formulas_are_caught(where: str, right: str, wrong: str) -> None:
     with mutated([batchnorm], batchnorm, where, right, wrong) as check, pytest.raises(AssertionError):
         agree(check)
+
+
+def test_an_input_given_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.norm(input=x))
+
+    row = check_bounds(lens_of(Named().double(), drawn("normal", 70, 3)), "batchnorm_limit").of(
+        "batchnorm_limit", "norm"
+    )
+    assert row.status == "holds"

@@ -6,7 +6,7 @@ from builders import lens_on, mlp, normal
 from literal_bounds import layers
 from torch import Tensor, nn
 
-from flatlens import measure
+from flatlens import Lens, Problem, measure
 from flatlens.bounds import check_bounds
 
 NET = mlp((4, 5, 3), nn.Tanh)
@@ -104,3 +104,22 @@ def test_both_sides_survive_a_rescaling_of_neurons():
         one, other = inner(relu, X, layer), inner(scaled, X, layer)
         assert one.lhs == pytest.approx(other.lhs, rel=1e-5)
         assert one.rhs == pytest.approx(other.rhs, rel=1e-9)
+
+
+def test_a_loss_that_curves_downwards_at_one_sample_is_not_convex():
+    """Its average curves upwards, so that no entry of H is negative; sqrt(8) on the left was above 0.28."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(2, 2, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.fc(x[:, :2]) * x[:, 2:]).sum(1, keepdim=True)
+
+    net = Gated().double()
+    nn.init.ones_(net.fc.weight)
+    x = torch.tensor([[1.0, 1, 1, 1], [1, 1, 1, -1]]).double()
+    problem = Problem(net, lambda f, y: y[:, 0] * f[:, 0] ** 2 / 2, (x, torch.tensor([[1.0], [-0.99]]).double()))
+    row = check_bounds(Lens(problem), "matrix_normalized_bound").of("matrix_normalized_bound.inner", "fc")
+    assert (row.status, row.assumption) == ("not applicable", "convex_loss: the loss curves downwards at an output")

@@ -433,3 +433,27 @@ def test_a_mask_is_a_kink() -> None:
         row = report.of("feature_robustness_bound", "0")
         assert row.status == "not applicable"
         assert f"{named} acts above 0" in row.assumption
+
+
+def test_a_negative_rest_counts_on_the_side_of_a_negative_change() -> None:
+    """A risk of a small curvature upwards and a large fourth order downwards: |E| is mostly the rest."""
+    net = nn.Linear(2, 1, bias=False).double()
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[1.0, 0.0]]))
+    x = torch.tensor([[0.0, 1.0]]).double()
+    problem = fl.Problem(net, lambda f, y: 1e-3 * f[:, 0] ** 2 - f[:, 0] ** 4, (x, torch.zeros(1, 1).double()))
+    row = table(problem, "feature_robustness_bound").of("feature_robustness_bound", "")
+    assert row.status == "holds"
+    assert row.rhs > row.lhs > 2e-5
+
+
+def test_the_mask_of_tokens_is_no_kink_and_a_fixed_choice_may_be_declared() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    tokens = fl.Problem(net, "cross_entropy", (torch.randn(4, 5, 3).double(), torch.randint(0, 2, (4, 5))))
+    assert table(tokens, "feature_robustness_bound").of("feature_robustness_bound", "2").status == "holds"
+    mask = torch.tensor([True, False, True])
+    chosen = nn.Sequential(nn.Linear(3, 3), Applied(lambda z: torch.where(mask, z, 0.0))).double()
+    problem = fl.Problem(chosen, "mse", (torch.randn(9, 3).double(), torch.randn(9, 3).double()))
+    row = table(problem, "feature_robustness_bound").of("feature_robustness_bound", "0")
+    assert row.assumption == "smooth: where acts above 0, and may have a kink"

@@ -378,3 +378,17 @@ def test_a_skip_that_repeats_its_input_is_no_identity() -> None:
     problem = Problem(net, "half_squared_error", (torch.randn(5, 1).double(), torch.zeros(5, 1).double()))
     statuses = {row.status for row in check_bounds(Lens(problem), "residual_bound")}
     assert statuses == {"not applicable"}
+
+
+@pytest.mark.parametrize("scale", [0.07, 100.0])
+def test_what_forward_does_after_the_last_layer_counts(scale: float) -> None:
+    net, x = Residual(4, 2, 3, seed=0), normal(5, 4)
+    plain = Problem(net, "half_squared_error", (x, torch.zeros(5, 3).double()))
+    scaled = Problem(
+        net, "half_squared_error", (x, torch.zeros(5, 3).double()), forward=lambda m, b: (m(b[0]) / scale, b[1])
+    )
+    for part in ("residual_bound.sum", "residual_bound.mean"):
+        one, other = (check_bounds(Lens(problem), "residual_bound").of(part) for problem in (plain, scaled))
+        assert other.lhs == pytest.approx(one.lhs / scale)
+        assert other.rhs == pytest.approx(one.rhs / scale)
+        assert other.status == one.status == "holds"

@@ -60,3 +60,14 @@ def test_the_excess_of_a_smoothed_loss_is_what_training_can_take_away() -> None:
     assert report["loss(excess=True)"].value == pytest.approx(report["loss"].value - least)
     own = fl.Problem(net, lambda f, y: f.square().sum(1), (x, y))
     assert fl.measure(fl.Lens(own), "loss(excess=True)")["loss(excess=True)"].kind == "undefined"
+
+
+def test_one_held_out_sample_has_no_error() -> None:
+    net = nn.Linear(3, 2)
+    train, test = ((torch.randn(n, 3), torch.zeros(n, dtype=torch.long)) for n in (5, 1))
+    report = fl.measure(
+        fl.Lens(fl.Problem(net, "cross_entropy", train, test=test)), ["test_loss", "generalisation_gap"]
+    )
+    for name in ("test_loss", "generalisation_gap"):
+        assert report[name].kind == "undefined"
+        assert report[name].note.endswith("on one held-out sample: an error needs two")

@@ -157,6 +157,6 @@ def test_a_network_without_attention_says_so():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     wiring = read_wiring(fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2))), net)
     reasons = [TRANSFORMS[name].offer(wiring).refused for name in NAMES]
-    assert reasons == ["the network has no attention"] * 2 + ["the network has no attention of several heads"] + [
-        "the network has no norm with a scale that matrix products read"
-    ] * 2 + ["the network has no gated layer"]  # fmt: skip
+    assert reasons == ["no attention is found"] * 2 + ["no attention of several heads is found"] + [
+        "no norm with a scale that matrix products read is found"
+    ] * 2 + ["no gated layer is found"]  # fmt: skip

@@ -92,3 +92,27 @@ def test_a_network_that_fails_on_few_samples_says_so():
     (why,) = read_symmetries(problem, net).queries.left.values()
     assert "autograd's graph of the network cannot be read" in why
     assert "\n" not in why
+
+
+def test_an_expert_that_the_first_samples_do_not_reach_reads_the_features_too():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.experts = nn.LayerNorm(3), nn.ModuleList(nn.Linear(3, 2) for _ in range(2))
+
+        def forward(self, x):
+            z = self.norm(x)
+            out = torch.zeros(len(x), 2, dtype=x.dtype)
+            for number, expert in enumerate(self.experts):
+                mine = x[:, 0] > 0 if number else x[:, 0] <= 0
+                if mine.any():
+                    out = out.index_add(0, mine.nonzero()[:, 0], expert(z[mine]))
+            return out
+
+    torch.manual_seed(0)
+    x = torch.randn(12, 3).double()
+    x[:, 0] = torch.tensor([-1.0] * 9 + [1.0] * 3)
+    problem = fl.Problem(Experts().double(), "mse", (x, torch.zeros(12, 2).double()))
+    report = fl.check_invariance(fl.Lens(problem), "mls", ["norm_scale", "norm_folding"])
+    assert not report.moved
+    assert all("the outputs change with it" in why for why in report.left_out.values())

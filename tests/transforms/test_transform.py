@@ -265,3 +265,37 @@ def test_one_link_alone(problem_of):
         where=lambda wiring: replace(between_layers(wiring), links=between_layers(wiring).links[:1]),
     )
     assert narrow.apply(problem_of("mlp-relu")).links == ("0 -> 2",)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_norm_under_two_names_is_one_norm(affine: bool) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.norm, self.head = nn.Linear(3, 4), nn.BatchNorm1d(4, affine=affine), nn.Linear(4, 2)
+            self.body = nn.Sequential(self.fc, self.norm, nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.body(x))
+
+    torch.manual_seed(0)
+    net = Named().double()
+    net(torch.randn(30, 3).double())
+    problem = fl.Problem(net.eval(), "mse", (torch.randn(9, 3).double(), torch.randn(9, 2).double()))
+    report = fl.check_invariance(fl.Lens(problem), "mls", ["batchnorm_folding", "permutation"])
+    assert set(report.moved) == {"batchnorm_folding", "permutation"}
+
+
+def test_what_torch_fx_does_not_look_into_is_named() -> None:
+    net = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 2)).eval()
+    problem = fl.Problem(net, "mse", (torch.randn(3, 5, 4), torch.randn(3, 5, 2)))
+    report = fl.check_invariance(fl.Lens(problem), "mls", "layerwise")
+    assert "0: torch.fx does not look into TransformerEncoderLayer" in report.left_out["layerwise"]
+
+
+def test_a_norm_that_is_called_twice_says_so() -> None:
+    norm = nn.BatchNorm1d(3)
+    net = nn.Sequential(nn.Linear(3, 3), norm, nn.Linear(3, 3), norm, nn.Linear(3, 2)).double().eval()
+    problem = fl.Problem(net, "mse", (torch.randn(9, 3).double(), torch.randn(9, 2).double()))
+    report = fl.check_invariance(fl.Lens(problem), "mls", "batchnorm_scale")
+    assert "it is called 2 times" in report.left_out["batchnorm_scale"]

@@ -160,10 +160,10 @@ def _inputs(context: Context, layers: dict[str, _BatchNorm]) -> dict[str, Tensor
         found.setdefault(name, []).append(rows[:, torch.randperm(rows.shape[1], generator=context.generator)[:KEPT]])
 
     def hook(name: str) -> torch.utils.hooks.RemovableHandle:
-        def before(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            keep(name, arguments[0])
+        def before(_: nn.Module, arguments: tuple[Tensor, ...], options: dict[str, Tensor]) -> None:
+            keep(name, arguments[0] if arguments else options["input"])
 
-        return layers[name].register_forward_pre_hook(before)
+        return layers[name].register_forward_pre_hook(before, with_kwargs=True)
 
     handles = [hook(name) for name in layers]
     try:

@@ -101,7 +101,8 @@ def _goal(context: Context) -> Goal | Assumption:
         return Assumption("quadratic_growth", False, "with class weights the loss is not a divergence")
     parts: list[tuple[Tensor, ...]] = []
     for raw in problem.data.chunks(FORWARD_CHUNK):
-        f, y = problem.run(context.lens.model, problem.place(raw))
+        with problem.measuring(context.lens.model):
+            f, y = problem.run(context.lens.model, problem.place(raw))
         if bool((loss.mass(f, y) == 0).any()):
             return Assumption("all_labelled", False, "some samples' labels are ignored")
         parts.append(_targets(loss, f.detach().to(torch.float64), y))

@@ -17,6 +17,7 @@ from flatlens.grams import LayerGrams, one_pass, quadratic
 from flatlens.measures.flatness import relative_flatness_ggn
 from flatlens.measures.normalised import normalized_sharpness
 from flatlens.measures.sensitivity import input_invariant_mls, mls, normalized_mls
+from flatlens.problem.data import FORWARD_CHUNK
 
 
 @bound(
@@ -66,20 +67,32 @@ def _matrix_normalized(context: Context, layer: str) -> tuple[float, float, floa
 def _inner(context: Context) -> Iterator[Claim]:
     """Yield Eq. 37 for each layer applied once."""
     H = {layer: _diagonal(context, layer) for layer in context.readable}
-    convex = {layer: bool((h >= 0).all()) for layer, h in H.items()}
-    balanced = {
-        layer: Balanced(context, layer, H[layer]) for layer in H if context.layers[layer].dense and convex[layer]
-    }
+    convex = context.once(_convex)
+    balanced = {layer: Balanced(context, layer, H[layer]) for layer in H if context.layers[layer].dense and convex}
     sides = _scaled_sensitivity(context, balanced)
     for layer in H:
         premises = (
             context.unshared(layer),
-            Assumption("convex_loss", convex[layer], "" if convex[layer] else "the loss curves downwards at an output"),
+            Assumption("convex_loss", convex, "" if convex else "the loss curves downwards at an output"),
         )
         if layer in balanced:
             yield Claim(sides[layer], balanced[layer].objective, layer, "inner", premises)
         else:
             yield Claim(math.nan, math.nan, layer, "inner", premises)
+
+
+def _convex(context: Context) -> bool:
+    """Return whether the loss's second derivative C_i has no negative eigenvalue at any sample."""
+    problem = context.lens.problem
+    if problem.loss.convex:
+        return True
+    for raw in problem.batches(FORWARD_CHUNK):
+        with problem.measuring(context.lens.model), torch.no_grad():
+            f, y = problem.run(context.lens.model, problem.place(raw))
+            eigenvalues = torch.linalg.eigvalsh(problem.loss.output_hessian(f.to(torch.float64), y))
+            if bool((eigenvalues[:, 0] < -context.rounding * eigenvalues[:, -1].abs()).any()):
+                return False
+    return True
 
 
 def _diagonal(context: Context, layer: str) -> Tensor:

@@ -62,7 +62,11 @@ def smooth(context: Context, layer: str) -> Assumption:
         above |= more
         waiting += more
     nodes = [node for node in graph.nodes if node in above]
-    kinks = (node.name() for node in nodes if getattr(operation_of(node.name()), "kinks", False))
+    kinks = (
+        node.name()
+        for node in nodes
+        if getattr(operation_of(node.name()), "kinks", False) and node.name() != "WhereBackward0"
+    )  # which has none where its condition is fixed
     masks = (f"{name}Backward" for name, node in compared.found if node in above or node in ends)
     if bent := next(chain(kinks, masks), ""):
         return Assumption("smooth", False, f"{_called(bent)} acts above {layer}")
@@ -75,6 +79,8 @@ def smooth(context: Context, layer: str) -> Assumption:
 def _without_kinks(node: Any) -> bool:
     """Return whether a node of no known kink has none where it is defined."""
     name = node.name()
+    if name == "WhereBackward0":
+        return False  # its condition may come from values by a way that is not recorded
     if name == "PowBackward0":
         return float(node._saved_exponent).is_integer()  # sqrt(z^2) is |z|
     if name == "SoftplusBackward0":

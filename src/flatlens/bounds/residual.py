@@ -154,12 +154,7 @@ def _telescoped(context: Context, found: SkipGraph, norms: dict[fx.Node, Tensor]
     premises.append(Assumption("ends_in_linear", last is not None, why))
     premises += [context.unshared(layer) for layer in layers]
     premises += [context.nonzero(layer, context.each(input_norm2, layer)) for layer in layers]
-    end = (
-        norms[blocks[-1].end]
-        if last is None
-        else torch.full_like(norms[blocks[-1].end], context.layers[last].spectral_norm)
-    )
-    first = norms[blocks[0].start]
+    first, end = norms[blocks[0].start], norms[blocks[-1].end]  # the latter is ||W_L||_2, unless forward= goes on
     yield Claim(first, end + sum(_added(context, layer) for layer in layers), None, "sum", tuple(premises))
     squares = [(context.layers[one].spectral_norm ** 2 / context.each(input_norm2, one)).mean() for one in layers]
     S = context.total(interpolation_sharpness).mean()

@@ -25,12 +25,14 @@ def stderr_of(samples: Tensor) -> float:
 
 
 def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
-    """Return the mean over the data; for held-out data, as an estimate of its expectation."""
+    """Return the mean over the data; for held-out data, as an estimate of its expectation, from two samples on."""
     if samples is None:
         return undefined(NO_CLASSES)
     counted = samples[~torch.isnan(samples)]
     if not sampled:
         return Estimate(float(counted.mean()), samples=samples)
+    if len(counted) == 1:
+        return undefined(f"{float(counted):g} on one held-out sample: an error needs two")
     return Estimate(float(counted.mean()), stderr=stderr_of(counted), kind="estimate", samples=samples)
 
 
@@ -150,8 +152,10 @@ def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
         if train.correct is None or test.correct is None:
             return undefined(NO_CLASSES)
         a, b = _mean(train.correct, sampled=False), _mean(test.correct, sampled=True)
-        return Estimate(a.value - b.value, stderr=b.stderr, kind="estimate", unit="share")
+        return b if b.kind == "undefined" else Estimate(a.value - b.value, b.stderr, "estimate", unit="share")
     a, b = _mean(train.losses, sampled=False), _mean(test.losses, sampled=True)
+    if b.kind == "undefined":
+        return b
     if convention == "signed":
         return Estimate(b.value - a.value, stderr=b.stderr, kind="estimate")
     if convention == "absolute":

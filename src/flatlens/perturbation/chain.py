@@ -46,7 +46,7 @@ def read_chain(problem: Problem, model: nn.Module) -> Chain:
     try:
         chain = _Reader(exact, problem.memory).read(x[:1])
         with torch.no_grad():
-            f = exact(x)
+            f = exact(x).reshape(len(x), -1)
             apart = float((chain(x.flatten(1)) - f).abs().max())
     except Refused:
         raise

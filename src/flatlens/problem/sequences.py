@@ -172,7 +172,7 @@ class TokenWise(Loss):
             found = of(rows, t)
         except BadData as error:
             raise BadData(str(error).replace("at sample", "at token")) from error
-        return torch.where(counted, found, 0.0).reshape(y.counted.shape)
+        return found.masked_fill(~counted, 0.0).reshape(y.counted.shape)
 
     def values(self, f: Tensor, y: Any) -> Tensor:
         """Return the losses summed over tokens, (n,)."""

@@ -39,8 +39,9 @@ def batchnorm_folding(moving: Moving) -> str:
         assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
         assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
         _fold(layer, norm)
-        above, _, last = name.rpartition(".")
-        setattr(moving.module(above), last, nn.Identity())
+        for above in list(moving.model.modules()):  # under each of its names
+            for last in [own for own, module in above._modules.items() if module is norm]:
+                setattr(above, last, nn.Identity())
     return f"{len(moving.links)} BatchNorms became biases: their parameters count no longer"
 
 

@@ -155,7 +155,8 @@ def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estima
     searched = max(_left_open(one, a), _left_open(one, b))
     slack = max(64 * eps**0.5, searched)
     size = max(abs(a.value), abs(b.value))
-    unchanged = a.value == b.value or abs(b.value - a.value) <= slack * size + 8 * eps + STDERRS * stderr
+    rounding = 0.0 if must is False else 8 * eps  # of a number that is 0 on both sides, and must be
+    unchanged = a.value == b.value or abs(b.value - a.value) <= slack * size + rounding + STDERRS * stderr
     change = _change(a.value, b.value)
     off = abs(b.value - a.value)
     if must and not unchanged and searched and off <= _SHORT * size:

@@ -11,10 +11,10 @@ from flatlens.transforms.symmetries import OfKind, Symmetries, move_symmetry
 from flatlens.transforms.transform import Moving, Offer, transform
 from flatlens.transforms.wiring import Wiring
 
-NO_ATTENTION = "the network has no attention"
-NO_ORDER = "the network has no attention of several heads"
-NO_NORM = "the network has no norm with a scale that matrix products read"
-NO_GATE = "the network has no gated layer"
+NO_ATTENTION = "no attention is found"
+NO_ORDER = "no attention of several heads is found"
+NO_NORM = "no norm with a scale that matrix products read is found"
+NO_GATE = "no gated layer is found"
 
 
 def _offered(of: Callable[[Symmetries], OfKind], otherwise: str) -> Callable[[Wiring], Offer]:

@@ -128,6 +128,10 @@ class _Reader(Trace):
         out = super().run_node(n)
         what = self.what(n)
         kind = operation_of(what, hooks=True) if n.op == "call_module" else None
+        if n.op == "call_module" and kind is None and _is_closed(what):
+            closed = Link(str(n.target), 0, refused=f"torch.fx does not look into {type(what).__name__}")
+            for links in (self.wiring.orders, self.wiring.scales):
+                links.setdefault(closed.source, closed)
         if n.op == "output":
             for tag in tags.values():
                 tag.refuse(OUTPUTS)
@@ -171,10 +175,10 @@ class _Reader(Trace):
         tag = next(iter(tags.values()), None)
         if tag is not None and (why or not torch.equal(tag.ids, channels)):
             tag.refuse(f"{name} reads them: {why or 'its channels are not their features'}")
+        mine = Link(name, module.num_features, refused=why or ("" if module.affine else "it has no affine map"))
+        self.wiring.scales.setdefault(name, mine)
         if why:
             return
-        mine = Link(name, module.num_features, refused="" if module.affine else "it has no affine map")
-        self.wiring.scales.setdefault(name, mine)
         order = None if tag is None or tag.order is None or tag.order.refused else tag.order
         reader = Reader(name, torch.arange(module.num_features), tag is not None and tag.direct)
         if tag is not None and tag.scale is not None:
@@ -205,6 +209,11 @@ class _Reader(Trace):
         return replace(feeds, ids=ids, direct=False)
 
 
+def _is_closed(module: nn.Module) -> bool:
+    """Return whether a module that is one step of the graph has layers inside, as torch's transformers have."""
+    return isinstance(module, nn.RNNBase) or any(True for _ in module.children())
+
+
 def _refuse_order(link: Link, name: str, module: Any, owner: Tensor) -> None:
     if getattr(module, "groups", 1) > 1:
         link.refuse(f"{name} reads them in groups")
@@ -220,14 +229,14 @@ def _refuse_all(tags: dict[fx.Node, _Tag], why: str) -> None:
 def _reasons(trace: Trace, model: nn.Module) -> dict[int, str]:
     """Return why a layer must stay as it is, by the id of its module; nothing for one that may change."""
     calls = Counter(id(trace.what(n)) for n in trace.nodes if n.op == "call_module")
-    names = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    holders = Counter(id(p) for m in model.modules() for p in {id(p): p for p in m._parameters.values()}.values())
     bare = {id(trace.fetch_attr(str(n.target))) for n in trace.nodes if n.op == "get_attr"}
     found = {}
     for module in {id(m): m for m in trace.module.modules() if type(m).__module__.startswith("torch.nn")}.values():
         own = [p for p in module._parameters.values() if p is not None]
         if calls[id(module)] > 1:
             found[id(module)] = f"it is called {calls[id(module)]} times"
-        elif any(names[id(p)] > 1 for p in own):
+        elif any(holders[id(p)] > 1 for p in own):
             found[id(module)] = "its parameters are tied to another layer's"
         elif any(id(p) in bare for p in own):
             found[id(module)] = "its parameters are used outside its call, too"
