@@ -515,3 +515,14 @@ def test_risk_and_gradient_are_those_of_plain_autograd(batch: int, memory: str |
     vector = torch.randn(operator.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     assert torch.equal(operator(vector), Hessian(problem)(vector))
     assert all(torch.equal(gradient[name], again) for name, again in operator.risk_and_gradient()[1].items())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 30])
+def test_the_root_mean_square_needs_no_quadrature(steps: int) -> None:
+    """One node has the square of <v, H v>, which is smaller than ||H v||^2."""
+    x = 0.3 * normal(6, 40) + 3
+    problem = fl.Problem(nn.Linear(40, 1, bias=False).double(), "half_squared_error", (x, normal(6, 1)))
+    found = spectral_density(Hessian(problem), probes=200, steps=steps)
+    wanted = float((x.T @ x / 6).norm()) / 40**0.5
+    assert found.rms_stderr < 0.2 * wanted
+    assert found.rms == pytest.approx(wanted, abs=3 * found.rms_stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from networks import network
+from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadInput
@@ -42,3 +43,11 @@ def test_an_unknown_bandwidth_names_the_known_ones() -> None:
     net, x, y = network("mlp-relu", n=30)
     with pytest.raises(BadInput, match="bandwidth='best'"):
         measured(fl.Problem(net, "cross_entropy", (x, y)), "representativeness(bandwidth='best')")
+
+
+def test_negative_losses_are_bounded_by_their_size() -> None:
+    torch.manual_seed(0)
+    net, x, y = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(40, 3), torch.randn(40, 2)
+    problem = fl.Problem(net, lambda f, y: -torch.exp(-(f - y).square().sum(1)) - 0.5, (x, y))
+    report = fl.measure(fl.Lens(problem), "representativeness")
+    assert report["representativeness.bound"].value >= report["representativeness"].value > 0

@@ -234,3 +234,19 @@ def test_what_is_not_about_parameters_needs_none(key: str) -> None:
     frozen = measured(fl.Problem(net.requires_grad_(False), "cross_entropy", (x, y)), key)
     assert frozen.value == pytest.approx(free.value)
     assert measured(fl.Problem(net, "cross_entropy", (x, y)), "average_sharpness").kind == "undefined"
+
+
+def test_worst_sharpness_stays_a_lower_bound_in_float32() -> None:
+    """Far from 0 the weights' own grid is coarser than a small ball: the rise on it was 34% above the largest."""
+    net = nn.Linear(3, 1, bias=False)
+    nn.init.constant_(net.weight, 100.3)
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    problem = fl.Problem(net, "half_squared_error", (x, (x.double() @ torch.full((3, 1), 90.0).double()).float()))
+    lens = fl.Lens(problem)
+    lost = fl.measure(lens, "worst_sharpness(rho=1e-05)")["worst_sharpness(rho=1e-05)"]
+    assert lost.note == "rho = 1e-05 is lost in the weights' rounding: a larger rho, or dtype=torch.float64"
+    X, residual = x.double(), x.double() @ net.weight.detach().double().T - problem.probes[0][1][:6].double()
+    g, top = (residual * X).mean(0), float(torch.linalg.eigvalsh(X.T @ X / 6)[-1])
+    for rho in (0.002, 0.05):
+        name = f"worst_sharpness(rho={rho})"
+        assert fl.measure(lens, name)[name].value <= float(g.norm()) * rho + rho**2 * top / 2

@@ -139,3 +139,16 @@ def test_normalised_slopes_are_in_units_of_the_input():
     one = mls_by_search(steps=200, normalized=True)
     report = fl.measure(fl.Lens(linear_problem(x)), ["normalized_mls", one])
     assert report[one.key].value == pytest.approx(report["normalized_mls"].value, rel=1e-6)
+
+
+@pytest.mark.parametrize("bias", [0.0, 10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("delta", [1e-3, 2e-5])
+def test_a_lower_bound_is_one_in_float32_too(bias: float, delta: float) -> None:
+    """The largest of many noisy secants is the noisiest: 0.88 was the answer for 0.54 once."""
+    torch.manual_seed(0)
+    net, x = nn.Linear(4, 2), torch.randn(8, 4)
+    nn.init.constant_(net.bias, bias)
+    one = mls_by_search(delta=delta)
+    found = fl.measure(fl.Lens(fl.Problem(net, "mse", (x, torch.zeros(8, 2)))), [one])[one.key]
+    assert found.kind == "lower bound"
+    assert found.value <= float(torch.linalg.matrix_norm(net.weight.detach().double(), 2)) * (1 + 1e-7)

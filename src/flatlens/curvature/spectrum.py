@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flatlens.curvature.krylov import Eigenpairs, Krylov, Remembered, lanczos, length
 from flatlens.curvature.operators import Operator
-from flatlens.curvature.probes import skewed
+from flatlens.curvature.probes import mean_of_forms, skewed
 from flatlens.curvature.recall import RANDOM_SHARE, mixed_start, recall
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
@@ -161,7 +161,7 @@ def spectral_density(
     """Return the density of eigenvalues by stochastic Lanczos quadrature.
 
     It is the mean over random vectors of the Gauss quadrature from Lanczos steps; the standard error is over the
-    vectors.
+    vectors. The root mean square is that of ||H v|| over vectors of length 1, and needs no quadrature.
 
     Args:
         operator: The symmetric matrix, by its products.
@@ -179,12 +179,14 @@ def spectral_density(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     like = torch.empty(0, dtype=operator.dtype, device=operator.space.device)
     nodes = torch.full((probes, min(steps, operator.size)), torch.nan, dtype=torch.float64)
-    weights = torch.zeros_like(nodes)
+    weights, squares = torch.zeros_like(nodes), torch.zeros(probes, dtype=torch.float64)
     open_ended = False  # whether some basis ended before it was invariant
     for probe in range(probes):
         krylov = Krylov(operator, random_signs((operator.size,), like, generator), steps)
         while not krylov.full:
             krylov.extend()
+            if krylov.steps == 1:
+                squares[probe] = krylov.T[0, 0].square() + krylov.beta**2  # ||H v||^2
             if progress is not None:
                 progress(PRODUCTS, probe * steps + krylov.products, probes * steps)
             if krylov.beta == 0:
@@ -203,7 +205,7 @@ def spectral_density(
         width * (2 * torch.pi) ** 0.5
     )
     density, stderr = skewed((weights[..., None] * bumps).sum(1))
-    mean_square, square_stderr = skewed((weights * nodes.nan_to_num().square()).sum(1))
+    mean_square, square_stderr = mean_of_forms(squares)  # one eigenvalue may dominate
     rms, rms_stderr = _root(float(mean_square), float(square_stderr))
     return Density(grid, density, stderr, width, rms, rms_stderr, nodes, weights)
 

@@ -103,7 +103,7 @@ def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, ba
         if run.progress is not None:
             run.progress("random splits", number + 1, splits)
     note = "an approximation from random splits"
-    largest = float(losses.max())
+    largest = float(losses.abs().max())
 
     def spread(values: Tensor, unit: str = "loss", note: str = note) -> Estimate:
         mean, stderr = student(values)
@@ -112,7 +112,7 @@ def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, ba
     return {
         ("", None): spread(weighted),
         ("shift", None): spread(shifts, "share"),
-        ("bound", None): spread(largest * shifts, note=f"{note}; the largest loss seen is {largest:.3g}"),
+        ("bound", None): spread(largest * shifts, note=f"{note}; the largest absolute loss seen is {largest:.3g}"),
     }
 
 

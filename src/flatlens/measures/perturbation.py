@@ -126,7 +126,8 @@ def worst_sharpness(
 ) -> Estimate:
     """Worst-case sharpness: the largest rise of the risk over all ||d||_2 <= rho, found by projected gradient ascent.
 
-    The value is a lower bound: the best of `restarts` searches of `steps` gradients each. One search starts along the
+    The value is a lower bound: the best of `restarts` searches of `steps` gradients each, less the risk's own rounding
+    error. Where the weights' rounding is over 1% of rho, there is no value. One search starts along the
     gradient (its first step is SAM's own approximation), the others in random directions. `arrays["restarts"]` shows
     how far they agree. `adaptive=True` takes the ball ||d / |theta| ||_2 <= rho (that of ASAM, for every parameter); a
     parameter at 0 stays at 0. `m=k` is m-sharpness: each group of k samples, in the data's order, has a d of its own,
@@ -140,9 +141,14 @@ def worst_sharpness(
         )
     elsewhere = Elsewhere(lens.problem, model=lens.model)
     groups = [None] if m is None or m >= lens.problem.n else lens.problem.data.in_batches_of(m)
+    unit = _units(elsewhere, adaptive)
+    size = float((elsewhere.here / unit).nan_to_num(posinf=0.0, neginf=0.0).norm())
+    blurred = torch.finfo(unit.dtype).eps / math.sqrt(12) * size
+    if blurred > 0.01 * rho:
+        return undefined(f"rho = {rho:g} is lost in the weights' rounding: a larger rho, or dtype=torch.float64")
     total, done, reached = 0.0, 0, []
     for group in groups:
-        rise, mass, each = _worst_of(elsewhere, group, rho, _units(elsewhere, adaptive), restarts, steps, run)
+        rise, mass, each = _worst_of(elsewhere, group, rho, unit, restarts, steps, run)
         total, done = total + rise * mass, done + 1
         reached.append(each * mass)
         if run.progress is not None:
@@ -151,7 +157,10 @@ def worst_sharpness(
         return undefined(NO_LOSS)
     kept = torch.stack(reached).sum(0) / lens.problem.mass
     note = f"m = {lens.problem.n if m is None else min(m, lens.problem.n)}, {done} group{'s' * (done > 1)} of samples"
-    return Estimate(total / lens.problem.mass, kind="lower bound", note=note, arrays={"restarts": kept})
+    value = max(total / lens.problem.mass - elsewhere.rounding(), 0.0)
+    if value == 0 < float(kept.max()):
+        note += "; the rise is rounding: a larger rho, or dtype=torch.float64"
+    return Estimate(value, kind="lower bound", note=note, arrays={"restarts": kept})
 
 
 def _worst_of(

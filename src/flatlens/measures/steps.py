@@ -33,7 +33,7 @@ OF_EVAL = (
     "measures the loss that is trained"
 )
 SAFE_SQUARE = 1e20  #: a product with a vector whose squared length is between this and its inverse is safe
-ROUNDING = 4.0  #: rounding error of a risk, in units of the dtype's eps and of the risk
+RISK_ROUNDING = 4.0  #: rounding error of a risk, in units of the dtype's eps and of the risk
 CLIMBS = 4  #: starts of the search over Muon's ball; the first is the gradient
 
 
@@ -161,7 +161,7 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     earlier = lens.remembered.get(key)
     rate = 1.0 if lens.optimiser is None else leading_rate(lens.optimiser)
     first = rate if earlier is None else float(earlier.values[0])
-    rounding = ROUNDING * torch.finfo(lens.problem.dtype).eps * abs(here)
+    rounding = RISK_ROUNDING * torch.finfo(lens.problem.dtype).eps * abs(here)
     if slope is not None:
         first = max(first, 100 * rounding / -slope)  # a shorter step changes the risk by rounding alone
     with landscape.walk(direction) as move:

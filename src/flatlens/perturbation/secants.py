@@ -9,6 +9,8 @@ from flatlens.estimate import Progress
 from flatlens.perturbation.inputs import ROUNDINGS, Inputs, inputs_of, require_seen
 from flatlens.problem import Problem
 
+ROUNDED = 2.0  #: rounding error of a difference of outputs, in units of eps and of the outputs' norm
+
 
 def steepest_secants(
     problem: Problem,
@@ -63,12 +65,12 @@ def _steepest(
         rise = inputs.outputs(leaf).to(torch.float64) - f
         size = rise.detach().norm(dim=1)
         moved = (leaf.detach() - base).to(torch.float64).norm(dim=1)  # the part that survives rounding
-        slope = size / moved
+        lost = ROUNDED * torch.finfo(base.dtype).eps * f.norm(dim=1)
+        slope = (size - lost).clamp(min=0) / moved  # a lower bound: the largest of many is the largest rounding, too
         better = ~(slope <= steepest)  # NaN passes
         steepest = torch.where(better, slope, steepest)
-        coarse = torch.where(
-            better, (size > 0) & (size < ROUNDINGS * torch.finfo(base.dtype).eps * f.norm(dim=1)), coarse
-        )
+        few = (size > 0) & (size < ROUNDINGS * torch.finfo(base.dtype).eps * f.norm(dim=1))
+        coarse = torch.where(better | (steepest == 0), few, coarse)
         if step == steps or not rise.requires_grad:
             break
         (g,) = torch.autograd.grad(rise.square().sum() / 2, leaf)
