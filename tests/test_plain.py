@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, UnknownName
 from flatlens.plain import as_plain, canonical, digest, from_plain
 from flatlens.training import SAM, SETTINGS, SGD, RelativeFlatness, Steps, Training, Until
 
@@ -37,7 +37,11 @@ def test_types_are_told_apart_and_every_field_counts():
 def test_what_does_not_fit_is_refused_in_a_line():
     with pytest.raises(BadInput, match="unknown settings type 'Adagrad'"):
         from_plain({"type": "Adagrad"}, KNOWN)
-    with pytest.raises(BadInput, match="the settings of a SAM do not fit"):
+    with pytest.raises(UnknownName, match="no setting of SAM is called 'radius': known are rho"):
         from_plain({"type": "SAM", "radius": 1.0}, KNOWN)
+    with pytest.raises(UnknownName, match="did you mean momentum"):
+        from_plain({"type": "SGD", "momentun": 0.9}, KNOWN)
+    with pytest.raises(BadInput, match=r"^SGD needs lr: write SGD\(lr=\.\.\.\)$"):
+        from_plain({"type": "SGD", "momentum": 0.9}, KNOWN)
     with pytest.raises(BadInput, match="settings contain a set"):
         as_plain({1, 2})

@@ -97,13 +97,17 @@ class UnknownName(BadInput, KeyError):
 
     @classmethod
     def among(cls, what: str, name: object, known: Iterable[str]) -> UnknownName:
-        """Return the error for `name`, with the nearest known names.
+        """Return the error for `name`, with the nearest known names, whatever their case.
 
-        >>> print(UnknownName.among("measure", "ml", ["mls", "nmls"]))
-        no measure is called 'ml': did you mean mls, nmls?
+        >>> print(UnknownName.among("measure", "ML", ["mls", "nmls"]))
+        no measure is called 'ML': did you mean mls, nmls?
         """
         known = sorted(map(str, known))
-        near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+        lower: dict[str, list[str]] = {}
+        for one in known:
+            lower.setdefault(one.lower(), []).append(one)
+        close = difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)
+        near = [one for match in close for one in lower[match]]
         more = f", ... ({len(known)} in all)" if len(known) > _SHOWN else ""
         hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known[:_SHOWN])}{more}"
         return cls(f"no {what} is called {name!r}: {hint}")

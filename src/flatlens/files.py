@@ -45,7 +45,7 @@ def require_writable(file: Path, named: str) -> None:
         raise BadFolder(f"{named}: there is no folder {file.parent}: make it first")
     refused = f"{named}: cannot be written there: name a file in a folder that you may write to"
     if file.is_dir():
-        raise BadFolder(refused)
+        raise BadFolder(f"{named}: this is a folder: name a file in it")
     try:
         first = partial_name(file.absolute())
         first.touch()  # permissions do not tell: a file system may take no files

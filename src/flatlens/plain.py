@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -24,7 +24,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from flatlens.errors import BadInput, FlatlensError, one_line
+from flatlens.errors import BadInput, FlatlensError, UnknownName, one_line
 
 
 class Options(dict[str, Any]):
@@ -87,6 +87,7 @@ def made(kind: Any, values: Mapping[str, Any]) -> Any:
     Raises:
         BadInput: a value of another type, an unknown field, a missing one, or an impossible value.
     """
+    _require_fields(kind, values)
     hints = _hints(kind)
     for name, value in values.items():
         if name in hints and not _fits(value, hints[name]):
@@ -97,6 +98,19 @@ def made(kind: Any, values: Mapping[str, Any]) -> Any:
         raise
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadInput(f"the settings of a {kind.__name__} do not fit: {one_line(error)}") from error
+
+
+def _require_fields(kind: Any, values: Mapping[str, Any]) -> None:
+    """Refuse names that are no fields of a dataclass, and fields without a value."""
+    if not is_dataclass(kind):
+        return
+    of, known = getattr(kind, "__name__", str(kind)), {field.name: field for field in fields(kind) if field.init}
+    for name in values:
+        if name not in known:
+            raise UnknownName.among(f"setting of {of}", name, known)
+    needed = [n for n, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise BadInput(f"{of} needs {' and '.join(missing)}: write {of}({', '.join(f'{n}=...' for n in missing)})")
 
 
 @cache

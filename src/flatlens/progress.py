@@ -48,6 +48,15 @@ def in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a number and its noun.
+
+    >>> count_of(1, "network"), count_of(48, "network")
+    ('1 network', '48 networks')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def no_progress(what: str, done: int, total: int) -> None:
     """Show nothing: the `progress` of work inside other work that shows its own."""
 

@@ -106,6 +106,17 @@ def needed_arguments(function: Callable[..., object]) -> list[str]:
     return [p.name for p in _parameters(function) if p.default is p.empty and p.kind not in variadic]
 
 
+def takes(function: Callable[..., object], count: int) -> bool:
+    """Return whether a function can be called with so many arguments by position.
+
+    >>> takes(lambda outputs, targets: None, 2), takes(lambda weight=None: None, 2)
+    (True, False)
+    """
+    found = _parameters(function)
+    by_position = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in found)
+    return by_position >= count or any(p.kind is p.VAR_POSITIONAL for p in found) or inspect.isbuiltin(function)
+
+
 def arguments(function: Callable[..., object]) -> dict[str, Any]:
     """Return the arguments of a function that settings can give, with their defaults; None for one without a default.
 

@@ -39,6 +39,29 @@ def test_a_fraction_for_a_whole_number_is_refused(capsys, command, option):
     assert told.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("measure", "--measures"),
+        ("bounds", "--bounds"),
+        ("bounds", "--assume"),
+        ("invariance", "--measures"),
+        ("invariance", "--transforms"),
+        ("compare", "--measures"),
+        ("compare", "--name"),
+    ],
+)
+@pytest.mark.parametrize("empty", ["", " , "])
+def test_an_empty_list_of_names_is_refused_before_the_work(refused, tmp_path, monkeypatch, command, option, empty):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(
+        "import torch\ndef build(): return torch.nn.Linear(2, 1)\ndef data(): return torch.ones(2, 2), torch.ones(2)\n"
+    )
+    models = ["net.py:build"] * (2 if command == "compare" else 1)
+    line = refused(command, *models, "--data", "net.py:data", "--loss", "mse", option, empty)
+    assert f"{option}: names are needed: give at least one, or leave the option out" in line
+
+
 def test_help_is_instant():
     command = [sys.executable, "-m", "flatlens", "--help"]
     seconds = []
@@ -78,6 +101,8 @@ def test_version(capsys):
         (["measure", "m.py:f", "--loss", "mse"], "--data is needed"),
         (["measure", "m.py:f", "--data", "digits", "--loss", "mse"], "no file 'm.py'"),
         (["measure", "m.py:f", "--save", "nowhere/at/all.safetensors"], "no folder"),
+        (["measure", "m.py:f", "--save", "."], "--save .: this is a folder: name a file in it"),
+        (["bounds", "m.py:f", "--page", "."], "--page .: this is a folder: name a file in it"),
     ],
 )
 def test_a_mistake_is_one_line_and_2(refused, tmp_path, monkeypatch, arguments, words):

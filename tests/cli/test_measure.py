@@ -27,6 +27,9 @@ class Noisy(nn.Module):
     def forward(self, x):
         return self.fc(x) + torch.randn(len(x), 3)
 
+def coupled():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))
+
 def conv():
     return nn.Conv1d(4, 3, 1)
 
@@ -46,6 +49,10 @@ def sequences(): return x[:, :, None].expand(-1, -1, 7), y
 
 def half(outputs, targets):
     return 0.5 * (outputs - nn.functional.one_hot(targets, 3)).square().sum(1)
+def weighted(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, torch.ones(3), reduction="none")
+def factory(smoothing=0.1):
+    return nn.CrossEntropyLoss(label_smoothing=smoothing)
 def total(outputs, targets):
     return nn.functional.cross_entropy(outputs, targets, reduction="sum")
 Smooth = type("Smooth", (nn.CrossEntropyLoss,), {"__module__": __name__})
@@ -140,6 +147,10 @@ def test_a_loss_of_ones_own(net, capsys):
     for name in ("loss", "ggn_trace", "mls"):
         assert mine[name] == pytest.approx(named[name], rel=1e-10)
     assert measured(capsys, "net.py:build", "--data", "net.py:samples", "--loss", "net.py:Smooth", "--measures", "loss")
+    made = measured(
+        capsys, "net.py:build", "--data", "net.py:samples", "--loss", "net.py:factory", "--measures", "loss"
+    )
+    assert made["loss"] > 0
 
 
 def test_save_keeps_the_whole_report(net, capsys):
@@ -220,7 +231,9 @@ def test_weights_change_the_numbers(net, capsys, refused):
         (["net.py:build", "--data", "net.py:empty"], ["empty"]),
         (["net.py:build", "--loss", "net.py:total"], ["it is their sum"]),
         (["net.py:build", "--loss", "net.py:number"], ["--loss", "function"]),
+        (["net.py:build", "--loss", "net.py:weighted"], ["float64 outputs", ".to(outputs.dtype)", "CrossEntropyLoss"]),
         (["net.py:build", "--loss", "cross_entropie"], ["cross_entropy"]),
+        (["net.py:coupled"], ["MODEL", "--batchnorm train with --ghost-batch k measures"]),
         (["net.py:Noisy"], ["MODEL", "same batch twice", "eval mode"]),
         (["net.py:conv", "--data", "net.py:sequences"], ["--data", "one row per token"]),
         (["net.py:build", "--measures", "relative_flatnes"], ["did you mean relative_flatness"]),
@@ -300,26 +313,32 @@ def test_a_page_and_chosen_layers(net, capsys, refused):
 
 
 def test_no_file_but_a_page_or_a_saved_result_is_replaced(net, capsys, refused):
-    Path("w.pt").write_bytes(b"weights")
+    Path("w.safetensors").write_bytes(b"weights")
     Path("notes.html").write_text("mine")
     command = ["measure", "net.py:build", *net, "--measures", "mls"]
-    assert "is no saved result" in refused(*command, "--save", "w.pt")
+    assert "is no saved result" in refused(*command, "--save", "w.safetensors")
+    assert "--save r.json: what is saved is safetensors: name a file" in refused(*command, "--save", "r.json")
     assert "is no page" in refused(*command, "--page", "notes.html")
     assert "ends in .html" in refused(*command, "--page", "net.py")
-    assert Path("w.pt").read_bytes() == b"weights"
+    assert Path("w.safetensors").read_bytes() == b"weights"
     for _ in range(2):
         assert cli.run([*command, "--save", "r.safetensors", "--page", "page.html"]) == 0
 
 
-def test_a_loader_that_draws_with_replacement_is_named(net, capsys):
+def test_samples_that_a_loader_gives_otherwise_are_noted_once_and_in_the_head(net, capsys):
     with Path("net.py").open("a") as file:
         file.write(
             "from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler\n"
             "drawn = WeightedRandomSampler([1.0] + [0.0] * 19, 12)\n"
             "def loader(): return DataLoader(TensorDataset(*samples()), batch_size=4, sampler=drawn)\n"
+            "def drops(): return DataLoader(TensorDataset(*samples()), batch_size=8, drop_last=True)\n"
         )
-    assert cli.run(["measure", "net.py:build", "--data", "net.py:loader", *net[2:], "--measures", "mls"]) == 0
-    assert "11 of the 12 samples are there again" in capsys.readouterr().err
+    for name, told in {"loader": "11 of the 12 samples are there again", "drops": "4 of the 20 samples are"}.items():
+        for command in (["measure", "net.py:build"], ["compare", "net.py:build", "net.py:build"]):
+            assert cli.run([*command, "--data", f"net.py:{name}", *net[2:], "--measures", "mls"]) == 0
+            out, err = capsys.readouterr()
+            assert err.count(told) == 1
+            assert f"data: what net.py:{name} gives; {told}" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("option", ["--save", "--page"])

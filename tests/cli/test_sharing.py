@@ -84,11 +84,13 @@ def said(errors):
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_first_process_says_what_one_alone_says(start, tmp_path, count):
     command = measure("build", "net.py:samples", "--measures", "mls,hessian_trace", "--json")
-    alone, shared = (start(*command, "--save", f"{n}.npz", count=n).communicate(timeout=300) for n in (1, count))
+    alone, shared = (
+        start(*command, "--save", f"{n}.safetensors", count=n).communicate(timeout=300) for n in (1, count)
+    )
     one, many = (json.loads(out)["estimates"] for out, _ in (alone, shared))
     assert [row["value"] for row in many] == pytest.approx([row["value"] for row in one], rel=1e-6)
     lines = said(shared[1])  # on a busy machine, how far it is, too: in one voice
-    assert lines[-1] == f"flatlens: report saved in {count}.npz"
+    assert lines[-1] == f"flatlens: report saved in {count}.safetensors"
     assert len(lines) == len(set(lines))
 
 

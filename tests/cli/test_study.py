@@ -103,6 +103,13 @@ def test_a_folder_that_is_no_study(tmp_path, refused, make):
     assert str(target) in refused(*command)
 
 
+def test_training_for_a_number_of_steps_does_not_converge_but_ends(monkeypatch, tmp_path, capsys):
+    endless = TINY.setting("until.loss_below", None).setting("until.accuracy", None).setting("max_steps", 3)
+    monkeypatch.setattr(settings.Study, "digits", classmethod(lambda cls, scale="laptop": endless.over("seed", 0)))
+    assert cli.run(["study", "digits", "--out", str(tmp_path / "out"), "--workers", "1"]) == 0
+    assert "of them reached the end of their training\n" in capsys.readouterr().out
+
+
 def test_strict_is_1_when_a_network_missed(monkeypatch, tmp_path, capsys):
     hurried = TINY.setting("max_steps", 3).over("seed", 0)
     monkeypatch.setattr(settings.Study, "digits", classmethod(lambda cls, scale="laptop": hurried))

@@ -1,6 +1,7 @@
 """How far rankings agree: which measures count, W beside statistics.kendall_w, tau beside scipy's."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from checkpoints import TEST, lens, network
 from scipy import stats
@@ -46,6 +47,24 @@ def test_small_values_are_no_twins():
     assert agreement(rows, set(rows), set(), {}, 1e-4).counted == ["one", "other"]
 
 
+@pytest.mark.parametrize("many", [2, 4])
+def test_networks_that_no_measure_tells_apart_are_one_sentence(many):
+    rows = table(one=[3.0] * many, two=[0.0] * many, norm=[5.0] * many, broken=[float("nan")] * many)
+    found = agreement(rows, {"one", "two"}, set(), gaps(*[0.1] * many), 1e-9)
+    assert found.equal
+    assert found.remarks == ("All networks have equal values: are these the same weights?",)
+    unknown = agreement(table(broken=[float("nan")] * many), {"broken"}, set(), {}, 1e-9)
+    assert not unknown.equal
+
+
+def test_a_measure_with_one_value_ranks_nothing_and_is_nobodys_twin():
+    rows = table(one=[1, 2, 4.0, 3], two=[2, 1, 4.0, 3], same=[7.0] * 4, other=[9.0] * 4)
+    found = agreement(rows, set(rows), set(), {}, 1e-9)
+    assert not found.equal
+    assert found.counted == ["one", "two"]
+    assert found.left_out == dict.fromkeys(["same", "other"], "the same value on all networks")
+
+
 def test_tau_with_the_gap_is_scipys():
     rows = table(one=[1, 2, 4, 3], two=[1, 1, 2, 3.0], flat=[1, 1, 1, 1.0])
     found = agreement(rows, set(rows), set(rows), gaps(0.1, 0.3, 0.2, 0.4), 1e-9).gap.set_index("measure")
@@ -53,6 +72,18 @@ def test_tau_with_the_gap_is_scipys():
         values = [e.value for e in rows[name].values()]
         assert found.loc[name, "tau"] == pytest.approx(stats.kendalltau(values, [0.1, 0.3, 0.2, 0.4]).statistic)
     assert np.isnan(found.loc["flat", ["tau", "p"]].astype(float)).all()
+
+
+def test_a_network_without_a_gap_is_left_out_of_tau_with_the_gap():
+    rows, nan = table(one=[1, 9, 3, 2], other=[3, 0, 1, 2]), float("nan")
+    found = agreement(rows, set(rows), set(rows), gaps(0.1, nan, 0.3, 0.2), 1e-9)
+    three = table(one=[1, 3, 2], other=[3, 1, 2])
+    without = agreement(three, set(three), set(three), gaps(0.1, 0.3, 0.2), 1e-9)
+    pd.testing.assert_frame_equal(found.gap, without.gap)
+    assert found.gap["tau"].tolist() == [1, -1]
+    assert f"Without a finite generalisation gap, and left out of tau with it: {B}." in found.remarks
+    assert not any("finite" in remark for remark in without.remarks)
+    assert agreement(rows, set(rows), set(rows), gaps(*[nan] * 4), 1e-9).gap.empty
 
 
 def test_p_with_the_gap_is_that_of_all_orders():

@@ -48,6 +48,7 @@ TIGHT = {  # to a residual
 SPELLED = {  # so that errors are small beside what a move changes
     "pac_bayes_flatness": "pac_bayes_flatness(of='loss', probes=50)",
     "feature_robustness": "feature_robustness(probes=400)",
+    "spectral_density": "spectral_density(probes=64)",
     "locally_constant_labels": "locally_constant_labels(delta=0.5, probes=400)",
     **{name: f"{name}(rtol=1e-11)" for name in TIGHT},
 }

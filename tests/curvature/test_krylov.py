@@ -266,7 +266,7 @@ def test_the_root_mean_square_is_calibrated(probes: int) -> None:
             operator, probes=probes, steps=2, points=2, generator=torch.Generator().manual_seed(seed)
         )
         inside += abs(found.rms - rms) <= 1.96 * found.rms_stderr
-    assert 0.92 <= inside / runs <= 0.985, inside / runs
+    assert 0.92 <= inside / runs <= 0.995, inside / runs  # as wide as one direction that dominates needs
 
 
 def test_densities_of_degenerate_matrices() -> None:

@@ -25,6 +25,14 @@ def nothing(): return None
 def uneven(): return x, y[:4]
 def words(): return np.array(["a", "b"]), np.array([0, 1])
 def needs(path): return x, y
+def labelled(): return {"x": x, "labels": y}
+def rows(): return [{"x": one, "label": label} for one, label in zip(x, y)]
+def unlabelled(): return {"x": x}
+def named(): return x, ["ab"[i] for i in y]
+def ragged(): return x, [[1], [2, 3]]
+def named_in_a_table():
+    import pandas as pd
+    return pd.DataFrame(x.numpy()), pd.Series(["ab"[i] for i in y])
 def broken(): raise FileNotFoundError("data.npz")
 """
 
@@ -57,6 +65,28 @@ def test_datasets_and_loaders_are_handed_on(mine):
     assert isinstance(load_data(f"{mine}:ready").data, Dataset)
 
 
+@pytest.mark.parametrize("name", ["labelled", "rows"])
+def test_dicts_with_labels_and_lists_of_dicts_are_handed_on(mine, name):
+    import flatlens as fl
+
+    class Named(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x)
+
+    source = load_data(f"{mine}:{name}")
+    net = Named(3, 2)
+    found, pair = (fl.Problem(net, "cross_entropy", data) for data in (source.data, load_data(f"{mine}:pair").data))
+    assert fl.measure(fl.Lens(found), "mls")["mls"].value == fl.measure(fl.Lens(pair), "mls")["mls"].value
+    with pytest.raises(BadInput, match="--samples: does not work with a DataLoader or dicts"):
+        source.drawn(2)
+
+
+@pytest.mark.parametrize("count", [0, 7])
+def test_a_number_of_samples_that_there_are_not_is_refused_with_those_there_are(mine, count):
+    with pytest.raises(BadInput, match=f"--samples {count}: a number from 1 to 6"):
+        load_data(f"{mine}:pair").drawn(count)
+
+
 def test_an_object_with_held_out_data(mine):
     assert len(load_data(f"{mine}:split").test[0]) == 2
     assert load_data(f"{mine}:no_test").test is None
@@ -65,10 +95,14 @@ def test_an_object_with_held_out_data(mine):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("triple", "tuple of 3"),
+        ("triple", r"tuple of 3; .*; several inputs of the network go into a tuple, \(\(x, z\), y\)"),
+        ("unlabelled", "dict of 1; it must give .* a dict with labels"),
+        ("named", "the targets of .* are text: number the classes 0, 1, ..."),
+        ("named_in_a_table", "the targets of .* are text: number the classes 0, 1, ..."),
         ("nothing", "NoneType"),
         ("uneven", "6 inputs and 4 targets"),
-        ("words", "cannot be turned into an array of numbers"),
+        ("words", "the inputs of .* are text: give a list of texts, or numbers"),
+        ("ragged", "cannot be turned into an array of numbers"),
         ("needs", "needs the arguments path"),
         ("broken", r"FileNotFoundError: data\.npz"),
     ],
@@ -83,6 +117,10 @@ def test_what_is_no_data_is_one_line(mine, name, words):
 def test_an_unknown_name_and_a_file_that_is_not_python(tmp_path):
     with pytest.raises(UnknownName, match="did you mean digits"):
         load_data("digit")
+    with pytest.raises(UnknownName, match="did you mean digits"):
+        load_data("DIGITS")
+    with pytest.raises(BadData, match=f"^--data: there is no folder or file {tmp_path}/nowhere$"):
+        load_data(f"{tmp_path}/nowhere")
     (tmp_path / "x.csv").write_text("1,2\n")
     with pytest.raises(BadData, match=r"file\.py:NAME"):
         load_data(str(tmp_path / "x.csv"))

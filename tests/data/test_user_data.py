@@ -5,6 +5,7 @@ import torch
 
 from flatlens.data import UserData
 from flatlens.errors import BadData, BadInput
+from flatlens.models import UserNetwork
 
 DATA = """
 import itertools
@@ -26,6 +27,9 @@ class Both:
 def restless(): return x + next(calls), y
 def dicts(): return {"ids": x}, y
 def uneven(): return x, y[:3]
+class Mixed:
+    def __init__(self): self.x, self.y, self.test_x, self.test_y = x, y, x[:5], x[:5, 0]
+def below(): return x, y - 5
 def fails(): raise OSError("no disk")
 """
 
@@ -85,6 +89,35 @@ def test_random_samples_are_the_same_at_each_call_and_the_global_state_stays(fil
 def test_samples_that_change_from_call_to_call_are_refused(file):
     with pytest.raises(BadData, match="restless gives other samples than when the study began"):
         UserData.of(f"{file}:restless").load()
+
+
+def test_random_numbers_of_the_import_do_not_shift_those_of_the_call(tmp_path):
+    """The first call in a process imports the file; a worker may import it for the network before."""
+    texts = (
+        "import torch\nnoise = torch.randn(3)\ndef samples(): return torch.randn(9, 2) + noise[0], torch.arange(9)\n"
+    )
+    (tmp_path / "net.py").write_text(texts + "def build(): return torch.nn.Linear(2, 9)\n")
+    torch.manual_seed(5)
+    first = UserData.of(f"{tmp_path}/net.py:samples")
+    assert torch.equal(first.load().x, first.load().x)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "net.py").write_text((tmp_path / "net.py").read_text())
+    torch.manual_seed(6)
+    UserNetwork.of(f"{tmp_path}/elsewhere/net.py:build").build()
+    assert UserData.of(f"{tmp_path}/elsewhere/net.py:samples").contents == first.contents
+
+
+def test_labels_and_numbers_do_not_go_together(file):
+    for spec in ((f"{file}:Mixed",), (f"{file}:numbers", f"{file}:pair")):
+        with pytest.raises(
+            BadData, match=r"the targets of mine.py:\w+ are .*those of the test data .*y.float"
+        ) as caught:
+            UserData.of(*spec)
+        assert "\n" not in str(caught.value)
+
+
+def test_labels_below_0_make_no_negative_number_of_classes(file):
+    assert UserData.of(f"{file}:below").load().classes == 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from user_study import NET
 
 from flatlens.data import UserData
-from flatlens.errors import BadInput, UnknownName
+from flatlens.errors import BadData, BadInput, UnknownName
 from flatlens.experiments import Study, run_study
 from flatlens.experiments.building import study_of
 from flatlens.experiments.findings import trained_alike
@@ -90,12 +90,15 @@ def test_a_yaml_file_is_a_study(tmp_path):
         (("name:", "nome:"), "no part 'nome'"),
         (("digits", "digit"), "did you mean digits"),
         (("MLP(", "MPL("), "did you mean MLP"),
-        (("batch_size", "batchsize"), "training: .*batchsize"),
+        (("batch_size", "batchsize"), "no setting of Training is called 'batchsize': did you mean batch_size"),
         (("label_smoothing: [0", "label_smoothin: [0"), "did you mean"),
         (("mls,", "mlss,"), "did you mean mls"),
         (("data: {name: digits, train: 100}", ""), "names no data"),
         (("[0, 0.5]", "[0, 0]"), "each of them once"),
-        (("widths=(16,)", "width=16"), "unexpected keyword"),
+        (("widths=(16,)", "width=16"), "no setting of MLP is called 'width': did you mean widths"),
+        (("optimiser: SGD(lr=0.1)", "lr: 0.2"), r"lr is a setting of the optimiser: write optimiser: SGD\(lr=0.2\)"),
+        (("SGD(lr=0.1)", "SGD(momentum=0.9)"), "SGD needs lr"),
+        (("[mls,", "[] # [mls,"), "measures: something like"),
     ],
 )
 def test_a_slip_in_a_yaml_file_is_one_line(tmp_path, change, said):
@@ -128,6 +131,15 @@ def own(tmp_path_factory):
 
 
 SMALL = ["max_steps=20"]
+
+
+@pytest.mark.parametrize("labels", ["2 * (x[:, 0] > 0).long() - 1", "torch.arange(9)", "torch.eye(9).long()"])
+def test_whole_numbers_that_are_no_labels_say_how_to_mend_the_users_function(tmp_path, labels):
+    head = "import torch\ndef build(): return torch.nn.Linear(2, 2)\ndef samples():\n    x = torch.randn(9, 2)\n"
+    (tmp_path / "net.py").write_text(f"{head}    return x, {labels}\n")
+    with pytest.raises(BadData, match=r"^data: net.py:samples: labels from 0 to 1 are .*y.float\(\).*argmax") as caught:
+        study_of(f"{tmp_path}/net.py:samples", model=f"{tmp_path}/net.py:build", settings=["seed=0:2"])
+    assert "\n" not in str(caught.value)
 
 
 def test_arguments_of_the_users_function_are_settings_and_axes(own, tmp_path):

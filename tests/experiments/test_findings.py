@@ -102,6 +102,14 @@ def test_a_sign_that_turns_round_between_kinds_of_networks_is_told():
     assert any(s.startswith("No clear relation") for s in sentences)
 
 
+def test_no_interval_is_spoken_of_where_no_network_is_left():
+    table = pd.DataFrame({GAP.name: [], "MLS": []})
+    networks = pd.DataFrame({"outcome": ["out of steps"] * 48, "steps": 5, "seed": 0})
+    relations = relate_all(table)
+    sentences = findings(STUDY, networks, relations, relate_within(table, GAP.name, {}), NO_KINDS, 0, 0)
+    assert sentences[-1] == "There are no intervals: no network reached the end of its training."
+
+
 def test_nothing_is_claimed_of_pure_noise():
     sentences, _ = told(gap_with_sharpness=0, sharpness_with_lr=0)
     assert not any("most closely" in s or "goes with" in s for s in sentences)

@@ -35,7 +35,7 @@ def test_several_values():
         ("__import__('os').system('true')", BadInput, "is not a setting"),
         ("open('x')", UnknownName, "no settings is called 'open'"),
         ("SAMM(0.1)", UnknownName, "did you mean SAM"),
-        ("SAM(radius=1)", BadInput, "unexpected keyword"),
+        ("SAM(radius=1)", BadInput, "no setting of SAM is called 'radius'"),
         ("SAM(-1)", BadInput, "must not be negative"),
         ("[x for x in (1, 2)]", BadInput, "is not a setting"),
     ],
@@ -58,6 +58,16 @@ def test_an_assignment_needs_a_name_and_a_value():
             assignment(text, KNOWN)
 
 
+def test_exponents_in_yaml_are_numbers_as_in_python(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text(
+        "a: [1e-3, -2.5E4, 1.e+2, .5e1, 3, 1e, e3, '1e3']\nb: {lr: 5e-2}\nc: &c {x: 1}\nd: {<<: *c, x: 2}\n"
+    )
+    assert load_yaml(file) == {
+        "a": [1e-3, -2.5e4, 100.0, 5.0, 3, "1e", "e3", "1e3"], "b": {"lr": 0.05}, "c": {"x": 1}, "d": {"x": 2}
+    }  # fmt: skip
+
+
 def test_yaml_is_read_and_what_is_none_refused(tmp_path):
     file = tmp_path / "study.yaml"
     file.write_text("data: {name: digits}\nset: {lr: [0.1, 0.2]}\n")
@@ -66,6 +76,8 @@ def test_yaml_is_read_and_what_is_none_refused(tmp_path):
         ("a: [1", "is not YAML"),
         ("- 1", "must be a mapping"),
         ("!!python/object:os.system x", "is not YAML"),
+        ("data: digits\nset: {}\ndata: patches", "names data twice"),
+        ("data: digits\nset: {lr: 0.1, lr: 0.2}", "names lr twice"),
     ]:
         file.write_text(content)
         with pytest.raises(BadInput, match=said) as caught:

@@ -9,9 +9,9 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments import Quantity, Study
 from flatlens.experiments.network import measure_network
 from flatlens.experiments.quantities import LEFT_OUT
-from flatlens.experiments.settings import DataSettings, NetworkSettings
+from flatlens.experiments.settings import Axis, DataSettings, NetworkSettings
 from flatlens.measures import MEASURES
-from flatlens.training import Until
+from flatlens.training import SGD, Until
 
 
 def test_the_laptop_scale_is_the_grid_it_says():
@@ -88,3 +88,11 @@ def test_what_a_study_leaves_out_as_the_same_number_is_the_same_number():
     assert len(found) == 4
     for name, twin in found.items():
         assert report[name].value == pytest.approx(twin.value, rel=1e-10), name
+
+
+def test_an_axis_has_each_value_once_however_it_is_written():
+    for values in ((1, 1.0, 0.5), (SGD(1), SGD(1.0)), ((1, 2), (1.0, 2)), (np.float64(0.1), 0.1), ("a", "a")):
+        with pytest.raises(BadInput, match="each of them once"):
+            Axis("lr", values)
+    for values in ((1, True), (0, False, None), ("1", 1), (SGD(1), SGD(1, 0.9)), ((1, 2), (2, 1))):
+        assert Axis("lr", values).values == values

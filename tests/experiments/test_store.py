@@ -147,6 +147,14 @@ def test_a_damaged_network_is_one_line_that_says_how_to_mend(store, file, damage
     assert "\n" not in str(caught.value)
 
 
+def test_a_network_without_files_is_one_line_with_one_advice(store):
+    store.folder(NETWORK.key).mkdir()
+    for read in (store.read, lambda key: store.refuse_other_versions([key], {})):
+        with pytest.raises(BadFolder, match="is damaged") as caught:
+            read(NETWORK.key)
+        assert str(caught.value).count("run the study again") == 1
+
+
 @pytest.mark.parametrize("file", [f"{name}.{end}" for end, names in KEPT.items() for name in names])
 def test_no_flipped_bit_is_read(store, file):
     store.write(record())

@@ -1,5 +1,6 @@
 """A study from its settings to its tables, with a stand-in for the measuring: no worker process is started here."""
 
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,11 +10,14 @@ import pandas as pd
 import pytest
 import torch
 
+from flatlens.data.named import DataSettings
 from flatlens.errors import BadFolder
 from flatlens.estimate import Estimate, Report
 from flatlens.experiments import Quantity, Study, load_study, run_study
 from flatlens.experiments import network as network_module
 from flatlens.experiments import study as study_module
+from flatlens.models import MLP
+from flatlens.training import SGD, Training, Until
 
 STUDY = replace(
     Study.digits("smoke")
@@ -240,6 +244,16 @@ def test_a_study_in_which_nothing_interpolates_still_has_a_result(tmp_path):
     assert result.relations["pearson"].isna().all()
     assert result.findings[0].startswith("0 of 8 networks interpolate")
     assert "after 3 steps" in result.excluded[0][1]
+    assert repr(result) == "<StudyResult of digits: 8 networks, 8 left out>"
+
+
+def test_a_regression_that_does_not_end_is_told_without_accuracy_and_batch_size(tmp_path):
+    training = Training(SGD(0.01), loss="mse", until=Until(loss_below=1e-9), max_steps=2)
+    base = replace(STUDY.base, data=DataSettings("eight_points"), model=MLP(1, (16,), 1), training=training)
+    ((_, why),) = run(
+        tmp_path, replace(STUDY, base=base).over("lr", 0.01).over("batch_size", None).over("seed", 0)
+    ).excluded
+    assert re.fullmatch(r"loss \S+ after 2 steps \(learning rate 0.01, full batch, seed 0\)", why)
 
 
 def test_a_study_in_which_everything_fails_says_the_first_error(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -313,6 +314,25 @@ def test_several_networks_with_no_usual_key_are_refused_until_one_is_chosen(tmp_
         load_weights(model, tmp_path / "w.pt")
     load_weights(model, tmp_path / "w.pt", prefix="teacher")
     assert_loaded(model, net(2))
+
+
+@pytest.mark.parametrize(
+    ("beside", "key", "inside", "prefix"),
+    [
+        ({"weights": torch.ones(3)}, "model_dict", "", "model_dict"),
+        ({"loss": torch.ones(3)}, "state", "", "state"),
+        ({"loss": torch.ones(3)}, "state", "module.", "state"),
+        ({"loss": torch.ones(3)}, "state", "m.", "state.m."),
+        ({"weights": {"of_classes": torch.ones(3)}}, "my_model", "", "my_model"),
+    ],
+)
+def test_the_state_dict_that_fits_is_offered(tmp_path, beside, key, inside, prefix):
+    torch.save({**beside, key: prefixed(net(1).state_dict(), inside)}, tmp_path / "w.pt")
+    model = net(0)
+    with pytest.raises(BadWeights, match=rf"; '{key}' in the file fits: give --prefix {re.escape(prefix)}$"):
+        load_weights(model, tmp_path / "w.pt")
+    load_weights(model, tmp_path / "w.pt", prefix=prefix)
+    assert_loaded(model, net(1))
 
 
 def test_a_prefix_that_no_name_has_is_named(tmp_path):

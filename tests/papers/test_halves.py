@@ -39,6 +39,15 @@ def test_a_seed_that_a_study_lacks_changes_no_half():
     assert odd["other"].networks["seed"].tolist() == [3, 8]
 
 
+def test_a_seed_of_another_name():
+    """The networks of one `model.seed` are one unit, and stay in one half."""
+    one = result({"seed": [0] * 6, "model.seed": [0, 0, 1, 1, 2, 2], "lr": [1, 2] * 3})
+    axes = [{"name": "model.seed", "values": [0, 1, 2]}, {"name": "lr", "values": [1, 2]}]
+    even, odd = halves({"one": replace(one, settings={**one.settings, "axes": axes})})
+    assert even["one"].networks["model.seed"].tolist() == [0, 0, 2, 2]
+    assert odd["one"].networks["model.seed"].tolist() == [1, 1]
+
+
 def test_networks_where_the_seed_does_not_vary():
     even, odd = halves({"one": result({"lr": [1, 2, 3]})})
     assert even["one"].networks["lr"].tolist() == [1, 3]

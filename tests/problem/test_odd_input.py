@@ -57,6 +57,8 @@ REFUSED = {
     "sparse x of a loader": (lambda: problem(data=DataLoader([(X[0].to_sparse(), 0)], collate_fn=lambda rows: (
         torch.stack([rows[0][0]]), torch.tensor([0])))), BadData, SPARSE),
     "nested x": (lambda: problem(data=(torch.nested.nested_tensor([X[0], X[1]]), Y[:2])), BadData, "nested"),
+    "labels in words": (lambda: problem(data=DataLoader(list(zip(X, "abababab", strict=True)))), BadInput,
+    "the labels are text: number the classes 0, 1, "),
     "x in eight bits": (lambda: problem(data=(X.to(torch.float8_e4m3fn), Y)), BadData, r"with .float\(\)"),
     "a weight in eight bits": (lambda: problem(with_weight(torch.ones(2, 3).to(torch.float8_e4m3fn))), BadModel,
     "float8"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import flatlens as fl
 from flatlens.errors import BadData
@@ -90,3 +91,19 @@ def test_a_rank_s_share_that_ends_early(rank: int) -> None:
     data.counted(320)
     with pytest.raises(BadData, match="64 samples now, and had 320"):
         list(data.chunks(64))
+
+
+@pytest.mark.parametrize(
+    ("picking", "told"),
+    [
+        ({}, []),
+        ({"batch_size": 4, "drop_last": True}, []),
+        ({"batch_size": 5, "drop_last": True}, ["2 of the 12 samples are left out by the loader's drop_last=True"]),
+        ({"sampler": WeightedRandomSampler([1.0] + [0.0] * 11, 12)}, ["11 of the 12 samples are there again"]),
+    ],
+)
+def test_samples_that_a_loader_gives_otherwise_are_told(picking: dict[str, Any], told: list[str]) -> None:
+    data = Data(DataLoader(TensorDataset(X[:12], X[:12, :2]), **picking), "data=...")
+    assert len(data.remarks) == len(told)
+    assert all(remark.startswith(words) for remark, words in zip(data.remarks, told, strict=True))
+    assert all(words in data.told for words in told)

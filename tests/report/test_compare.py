@@ -80,6 +80,29 @@ def test_marks_are_explained_and_used():
     assert text.index("Survive any rescaling") < text.index("* Change when") < text.index("No direction known: a small")
 
 
+def test_the_picture_has_the_signs_of_bounds():
+    comparison = made_up(["a", "b"])
+    shown = ranks_frame(comparison).set_index(["measure", "model"])["value_text"]
+    assert shown["sharpness", "a"] == "≥-1.2e-05"
+    assert shown["log_volume", "b"] == "–"
+    assert "≥" not in shown["mls", "a"]
+    assert "≥, ≤: a bound" in ranks_figure(comparison).caption
+
+
+def test_networks_that_no_measure_tells_apart_are_one_sentence(tmp_path):
+    values = {(name, None): Estimate(2.0) for name in ("mls", "ggn_trace", "weight_norm", "loss", "accuracy")}
+    same = Comparison(
+        {name: Report(values, ABOUT) for name in "ab"},
+        {key: MEASURES[key] for key in ("mls", "ggn_trace", "weight_norm")},
+    )
+    page = write_compare_page(same, tmp_path / "page.html").read_text()
+    for text in (screen(same), page):
+        assert text.count("All networks have equal values: are these the same weights?") == 1
+        assert "Not counted" not in text
+        assert "undefined (" not in text
+        assert ". ." not in text
+
+
 def test_many_networks_are_a_line_each():
     text = screen(made_up([f"net{i}" for i in range(30)]))
     assert "30 networks: their ranks and values by each measure are in --page and --json." in " ".join(text.split())

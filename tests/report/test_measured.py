@@ -1,7 +1,11 @@
 """The page and the screens of one measured network with more than a hundred layers."""
 
+import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
+from importlib.resources import files
 
 import pytest
 from rich.console import Console
@@ -114,3 +118,35 @@ def test_a_network_of_one_layer_has_a_page_too(tmp_path):
              "dtype": "float64", "versions": {"torch": "2.13"}}  # fmt: skip
     report = Report({("mls", None): Estimate(1.0), ("mls", "fc"): Estimate(1.0)}, about)
     assert Rows(write_measure_page(report, catalogue(), tmp_path / "page.html").read_text()).found == ["fc"]
+
+
+SEARCHED = """
+const row = (search) => ({ hidden: false, dataset: { search } });
+const button = { addEventListener() {}, setAttribute() {} };
+const body = (rows, folds) => ({
+  rows, hidden: false, classList: { toggle() {}, contains: () => false },
+  querySelector: () => (folds ? button : null), querySelectorAll: () => rows,
+});
+const bodies = [
+  body([row("mls sensitivity"), row("nmls")], false), body([row("ggn_trace")], false), body([row("fc1")], true),
+];
+const table = { tBodies: bodies, querySelectorAll: () => bodies.flatMap((one) => one.rows) };
+const input = { addEventListener: (_, typed) => { input.typed = typed; } };
+const tools = {
+  dataset: { searches: "table" }, querySelector: (what) => (what === "input" ? input : {}), querySelectorAll: () => [],
+};
+globalThis.document = { querySelectorAll: () => [tools], getElementById: () => table };
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize(
+    ("typed", "hidden"), [("mls", [False, True, True]), ("FC", [True, True, False]), ("", [False, False, False])]
+)
+def test_a_search_hides_the_heading_of_a_family_without_a_row(tmp_path, typed, hidden):
+    script = files("flatlens.report").joinpath("templates", "groups.js").read_text()
+    search = f"input.typed({{ target: {{ value: {json.dumps(typed)} }} }});"
+    show = "console.log(JSON.stringify(bodies.map((one) => one.hidden)));"
+    (tmp_path / "search.js").write_text(f"{SEARCHED}{script}{search}{show}")
+    done = subprocess.run(["node", str(tmp_path / "search.js")], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == hidden

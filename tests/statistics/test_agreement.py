@@ -59,7 +59,7 @@ def test_rankings_that_say_nothing_are_left_out_and_told():
     scores = pd.DataFrame([[1, 2, 3], [1, 2, 3], [4, 4, 4], [1, np.nan, 2]])
     found = kendall_w(scores)
     assert found.value == 1
-    assert found.note == "2 rankings; 1 not: a value is missing; 1 not: all networks tie"
+    assert found.note == "2 rankings; 1 left out: a value is missing; 1 left out: all networks tie"
     assert np.isnan(kendall_w(scores.iloc[1:]).value)
     assert "at least 2 are needed" in kendall_w(scores.iloc[1:]).note
     assert np.isnan(kendall_w(np.full((3, 4), np.nan)).value)

@@ -52,7 +52,7 @@ def test_fewer_than_six_units_have_no_interval():
 def test_two_values_have_the_exact_binomial_interval(k):
     x = np.repeat([1.0, 0.0], [k, 8 - k])
     expected = binomtest(k, 8).proportion_ci()
-    found = average(x)
+    found = average(x, shares=True)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     for than in (0.2, 0.5):
         above, below = found.tails(than)
@@ -65,8 +65,8 @@ def test_two_values_have_the_exact_binomial_interval(k):
 
 
 def test_units_that_all_agree_are_a_sign_test():
-    assert average([-1.0] * 6).tails(0.0) == (1.0, pytest.approx(0.5**6))
-    assert average([-1.0] * 6).tails(-1.0) == (1.0, 1.0)
+    assert average([-1.0] * 6).tails(0.0) == pytest.approx((1 - 0.5**6, 0.5**6))
+    assert average([-1.0] * 6).tails(-1.0) == (0.5, 0.5)
     agreeing = average([1.0] * 6, correlations=True)
     assert agreeing.tails(0.5) == (pytest.approx(0.75**6), 1.0)  # its interval begins at .08
     assert average([0.0] * 6, correlations=True).value == 0.0
@@ -85,7 +85,7 @@ def test_units_of_unequal_size_keep_the_mean_over_networks():
 
 
 def test_units_that_agree_have_a_binomial_interval_whatever_their_sizes():
-    found = average([1.0] * 13, units=list("aaaaaaabcdefg"))
+    found = average([1.0] * 13, units=list("aaaaaaabcdefg"), shares=True)
     assert (found.low, found.high) == pytest.approx(tuple(binomtest(7, 7).proportion_ci()))
     mixed = average([1.0] * 24 + [0.0] * 16, cases=["a"] * 24 + ["b"] * 16)
     assert mixed.value == pytest.approx(0.5)
@@ -108,12 +108,29 @@ def test_a_kind_with_more_networks_does_not_count_for_more():
 def test_units_of_one_value_have_the_interval_of_a_sign_test():
     """Of six units that agree, the share on their side of 0 is at least .541, so the mean at least 2 x .541 - 1."""
     least = 2 * binomtest(6, 6).proportion_ci().low - 1
-    for found, high in ((average([1.0] * 6, correlations=True), 1.0), (average([0.3] * 6), 0.3)):
-        assert (found.low, found.high) == pytest.approx((high * least, high))
-        assert found.p == pytest.approx(2 * 0.5**6)
+    found = average([1.0] * 6, correlations=True)
+    assert (found.low, found.high) == pytest.approx((least, 1.0))
+    assert found.p == pytest.approx(2 * 0.5**6)
     found = average([-1.0] * 6, correlations=True)
     assert (found.low, found.high) == pytest.approx((-1.0, -least))
-    assert average([1.0] * 6).low == pytest.approx(binomtest(6, 6).proportion_ci().low)  # a share
+    assert average([1.0] * 6, shares=True).low == pytest.approx(binomtest(6, 6).proportion_ci().low)
+
+
+@pytest.mark.parametrize(
+    ("value", "than", "side"),
+    [(1.01, 1.5, 1), (1.01, 0.99, 0), (1.0, 1.5, 1), (-0.2, -0.3, 0), (-0.2, -0.1, 1), (0.0, -0.5, 0), (0.0, 1e-6, 1)],
+)
+@pytest.mark.parametrize("of", [{}, {"shares": True}, {"correlations": True}])
+def test_all_units_on_one_side_of_a_number_are_a_sign_test_against_it(value, than, side, of):
+    """p says what the interval says: that of eight units of one value is this value."""
+    found = average([value] * 8, **of)
+    outside = than > max(value, 1.0) or than < min(value, 0.0)
+    if not of or (outside and "shares" in of):
+        assert found.tails(than)[side] == pytest.approx(0.5**8)
+    assert found.tails(than)[1 - side] > 0.5
+    assert (found.tails(than)[side] <= 0.025) == (found.low > than if side == 0 else found.high < than)
+    if not of:
+        assert found.low == found.high == value
 
 
 @pytest.mark.parametrize(("values", "than"), [([1 / 3, 1.0, 1.0, 1.0, 1.0, 1.0], 0.0), ([0.0, 1.0] * 4, 1.5)])

@@ -62,6 +62,63 @@ def test_many_units_are_left_out_in_groups():
     assert found.high - found.low == pytest.approx(2 * 1.96 * x.std() / np.sqrt(1000), rel=0.15)
 
 
+@pytest.mark.parametrize("labels", [range(400), [f"net {i}" for i in range(400)]])
+def test_the_order_of_many_units_does_not_count(labels):
+    """Neighbours of opposite values would cancel in each group, if neighbours were joined."""
+    x = np.tile([-1.0, 1.0], 200) + 0.1 * RNG.normal(size=400)
+    found = clustered("mean", lambda n: n @ x / n.sum(1), labels)
+    assert found.high - found.low == pytest.approx(2 * 1.97 * x.std() / np.sqrt(400), rel=0.15)
+    order = RNG.permutation(400)
+    units = np.array(labels)[order]
+    moved = clustered("mean", lambda n: n @ x[order] / n.sum(1), units)
+    assert (moved.low, moved.high) == pytest.approx((found.low, found.high), abs=1e-12)
+
+
+def test_more_units_have_more_degrees_of_freedom():
+    x = np.array([1.0, 2, 3, 6, 2, 1])
+    found = clustered("mean", lambda n: n @ x / n.sum(1), range(6))
+    error = x.std(ddof=1) / np.sqrt(6)
+    assert found.grown(1.0)(0.0) == found.tails(0.0)
+    assert found.grown(3.0)(0.0)[0] == pytest.approx(t.sf(x.mean() / error * np.sqrt(3), 17))
+    assert found.grown(900.0)(2.4)[0] == pytest.approx(t.sf(0.1 / error * 30, MOST_GROUPS - 1))
+    alike = clustered("mean", lambda n: n @ np.ones(6) / n.sum(1), range(6))
+    assert (alike.tails(0.0)[0], alike.grown(2.0)(0.0)[0]) == (0.5**6, 0.5**12)
+
+
+def ranked(x, y, units=None, **options):
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    units = range(len(x)) if units is None else units
+    return clustered("rho", lambda n: spearman(x, y, n), units, fisher=True, fewest=3, ordered=(x, y), **options)
+
+
+def test_p_is_at_least_one_over_the_number_of_orders():
+    y = np.array([1.0, 2, 3, 4, 6, 5])
+    halves = ranked([0, 0, 0, 1, 1, 1], y)
+    assert halves.tails is None
+    assert halves.note == "the values have only 20 orders: too few for an interval"
+    assert ranked(range(6), y).tails(0.0)[0] >= 1 / 720
+    third = ranked([0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 2, 3, *range(5, 11)])
+    assert third.tails(0.0)[0] == pytest.approx(1 / 84)
+    assert third.grown(2.0)(0.0)[0] == pytest.approx(1 / 84**2)
+
+
+def test_orders_of_several_networks_a_unit_are_those_of_units_and_within_them():
+    units, y = np.repeat(range(6), 2), np.repeat([1.0, 2, 3, 4, 6, 5], 2) + np.tile([0, 0.1], 6)
+    of_units = ranked(np.repeat([0, 0, 0, 1, 1, 1], 2), y, units)
+    assert "only 20 orders" in of_units.note
+    crossed = ranked(np.tile([0, 1], 6), y + np.tile([0, 9], 6), units)  # 2 orders in each of six units: 64
+    assert "only 64 orders" in crossed.note
+    assert ranked(np.tile([0, 1], 7), np.arange(14) % 2 * 9 + np.arange(14), np.repeat(range(7), 2)).tails is not None
+
+
+def test_ranks_beside_a_correlation_have_their_own_orders():
+    x, y = np.array([0.0, 0, 0, 1, 1, 1]), np.array([1.0, 2, 3, 4, 6, 5])
+    found = clustered("r", lambda n: pearson(x, y, n), range(6), fisher=True, ranks=lambda n: spearman(x, y, n),
+                      ordered=(x, y))  # fmt: skip
+    assert found.low > 0
+    assert found.tails(0.0)[0] == pytest.approx(1 / 40)
+
+
 def test_what_is_undefined_has_no_interval():
     constant = clustered("r", lambda n: pearson(np.ones(8), np.arange(8.0), n), range(8), fisher=True)
     assert np.isnan(constant.value)

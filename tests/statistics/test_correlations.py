@@ -70,6 +70,25 @@ def test_p_is_that_of_all_orders(name):
     assert correlate(x, y, name, resampled=0, permuted=20000).p == pytest.approx(everything.pvalue, abs=0.015)
 
 
+def test_fewer_than_six_networks_have_no_bootstrap_interval():
+    x, y = np.array([1.0, 2, 3, 4, 5, 6]), np.array([1.0, 3, 2, 4, 6, 5])
+    found = correlate(x[:5], y[:5])
+    assert (found.value, found.p) == (pytest.approx(0.8), pytest.approx(10 / 120))
+    assert np.isnan([found.low, found.high]).all()
+    assert (found.note, found.method) == ("fewer than 6 networks: no interval", "p: two-sided, all 120 permutations")
+    six = correlate(x, y)
+    assert six.low < six.value < six.high
+    assert six.note == ""
+
+
+@pytest.mark.parametrize("name", ["spearman", "kendall"])
+def test_a_column_of_two_values_in_few_units_has_no_interval(name):
+    found = correlate([0, 0, 0, 1, 1, 1], [1, 2, 3, 4, 6, 5], name, units=range(6))
+    assert "only 20 orders" in found.note
+    assert np.isnan(found.p)
+    assert correlate([0, 0, 0, 1, 1, 1], [1, 2, 3, 4, 6, 5], "pearson", units=range(6)).low > 0
+
+
 def test_p_never_is_zero_and_says_what_it_must():
     x = np.arange(30.0)
     assert correlate(x, x, resampled=0, permuted=99).p == pytest.approx(0.01)

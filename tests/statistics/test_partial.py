@@ -166,6 +166,37 @@ def test_over_units_it_is_computed_again_without_each(xyz, name, theirs):
     assert (found.units, found.unit) == (8, "seed")
 
 
+@pytest.mark.parametrize("far", [1e8, 1e17, 1e30])
+def test_a_far_network_leaves_the_others_as_they_are(xyz, far):
+    """Without it the resamples and the units left out are no constants, however far away it is."""
+    near, apart = (
+        [np.append(values, end) for values, end in zip(xyz, (distance, 0.0, 0.0), strict=True)]
+        for distance in (1e6, far)
+    )
+    found = [partial_correlation(x, y, pd.DataFrame({"z": z}), permuted=0) for x, y, z in (near, apart)]
+    assert (found[1].low, found[1].high) == pytest.approx((found[0].low, found[0].high), abs=1e-3)
+    over = [partial_correlation(x, y, pd.DataFrame({"z": z}), units=range(len(x))) for x, y, z in (near, apart)]
+    assert over[1].leave_one_out == pytest.approx(over[0].leave_one_out, abs=1e-3)
+
+
+@pytest.mark.parametrize("far", [1e3, 1e6])
+def test_a_network_far_in_x_and_in_a_control_is_no_explanation(xyz, far):
+    x, y, z = (np.append(values, end) for values, end in zip(xyz, (far, 0.0, far), strict=True))
+    residuals = [v - np.linalg.lstsq(np.c_[np.ones_like(z), z], v)[0] @ np.c_[np.ones_like(z), z].T for v in (x, y)]
+    found = partial_correlation(x, y, pd.DataFrame({"z": z}), resampled=0, permuted=0)
+    assert found.value == pytest.approx(stats.pearsonr(*residuals).statistic, abs=1e-6)
+
+
+def test_what_controls_explain_is_found_whatever_their_sizes_and_levels():
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        controls = rng.normal(size=(20, 3)) * 10.0 ** rng.uniform(-6, 6, 3) + 10.0 ** rng.uniform(-3, 4, 3)
+        controls[0] *= 1e5
+        x = (controls / controls.std(0)) @ rng.normal(size=3) + 1
+        found = partial_correlation(x, rng.normal(size=20), pd.DataFrame(controls, columns=list("abc")), resampled=0)
+        assert found.note == "the controls explain one of the two completely"
+
+
 def test_over_units_what_the_controls_explain_is_told():
     x = np.arange(9.0)
     found = partial_correlation(x, x**2, pd.DataFrame({"z": 2 * x}), units=range(9))

@@ -12,6 +12,7 @@ from flatlens.statistics import (
     relate_within,
     resamples,
     with_interval,
+    within_groups,
 )
 
 
@@ -125,6 +126,36 @@ def test_within_groups_the_groups_own_levels_do_not_count():
     assert row["pearson"] == pytest.approx(stats.pearsonr(residuals["x"], residuals["y"]).statistic)
     assert row["pearson_high"] < -0.8
     assert (row["groups"], row["n"]) == (4, 40)
+
+
+@pytest.mark.parametrize("level", [1e6, 1e9, 1e12])
+def test_levels_of_groups_far_apart_are_no_constants(level):
+    rng = np.random.default_rng(5)
+    groups, x = np.arange(30) % 3, np.round(rng.normal(size=30), 2)
+    y = x + rng.normal(size=30)
+    near, far = (pearson(x + at * groups, y, np.ones((1, 30)), groups) for at in (0.0, level))
+    assert far == pytest.approx(near, abs=level * 1e-14)
+    constant = np.where(groups == 1, 0.1 + 0.2, 0.3) + level * groups
+    assert np.isnan(pearson(constant, y, np.ones((1, 30)), groups))
+    assert within_groups(x + level * groups, y, groups).value == pytest.approx(near[0], abs=level * 1e-14)
+
+
+def test_a_column_that_is_constant_up_to_rounding_has_no_coefficient():
+    row = relate_all(pd.DataFrame({"a": 1 + 1e-16 * np.arange(8), "b": np.arange(8.0)})).iloc[0]
+    assert row[["pearson", "kendall", "kendall_low"]].isna().all()
+
+
+def test_two_values_in_few_units_have_no_interval_of_kendalls_tau():
+    table = pd.DataFrame({"batchnorm": [0.0, 0, 0, 1, 1, 1], "gap": np.arange(6.0)})
+    row = relate_all(table).iloc[0]
+    assert row["kendall"] == pytest.approx(stats.kendalltau(*table.to_numpy().T).statistic)
+    assert np.isnan(row["kendall_low"])
+    assert row["pearson_low"] > 0
+
+
+def test_a_number_and_its_text_are_two_units():
+    table = pd.DataFrame({"a": np.arange(8.0), "b": np.arange(8.0) ** 2})
+    assert relate_all(table, pd.Series([1, "1", 2, "2", 3, "3", 4, "4"], dtype=object))["units"][0] == 8
 
 
 def test_groups_that_leave_too_few_points_are_undefined():

@@ -32,6 +32,29 @@ def test_a_mean_of_skewed_numbers_errs_below_alone(row):
     assert below >= 6
 
 
+@pytest.mark.parametrize("row", [row for row in sizes.ALONE if "sigma 2" in row.design], ids=each)
+def test_pearsons_r_of_skewed_columns_errs_unless_ranks_agree(row):
+    _, below = sizes.verdicts(row, 30, 0.0, 200, seed=2)
+    if row.statistic == "Pearson r by itself":
+        assert below > 200 * 0.1
+    else:
+        assert binomtest(below, 200, MOST, alternative="greater").pvalue > SURE
+
+
+@pytest.mark.parametrize("row", sizes.TWO_VALUED, ids=each)
+def test_a_column_of_two_values_errs_if_two_networks_alone_differ(row):
+    for units in row.units:
+        most = 0.055 if row.design.startswith("2") else MOST
+        for wrong in sizes.verdicts(row, units, 0.0, 200, seed=2):
+            assert binomtest(wrong, 200, most, alternative="greater").pvalue > SURE, wrong
+
+
+def test_bootstrap_intervals_miss_too_often_where_flatlens_gives_none():
+    pearson = next(row for row in sizes.RESAMPLED if "true r 0.8" in row.design)
+    rates = {units: sizes.verdicts(pearson, units, 0.0, 200, seed=2)[0] for units in (4, 6)}
+    assert rates[4] > 25 > rates[6]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("row", "units"), [(row, units) for row in sizes.ROWS for units in row.units])
 def test_wrong_verdicts_are_as_rare_as_is_said(row, units):
@@ -47,6 +70,6 @@ def test_a_statistic_that_counts_networks_as_units_is_caught(monkeypatch):
         return found.assign(unit=[f"network {i}" for i in range(len(found))])
 
     wrong = sizes.Row(row.statistic, row.design, table, row.weigh)
-    monkeypatch.setattr(sizes, "ROWS", (*sizes.ROWS, wrong))
+    monkeypatch.setattr(sizes, "EVERY", (*sizes.EVERY, wrong))
     with pytest.raises(AssertionError):
         check(wrong, 8, 200)

@@ -125,7 +125,10 @@ def test_running_statistics_of_every_norm_see_a_sam_step_once():
 def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_path):
     model = net()
     before = copy.deepcopy(model.state_dict())
-    for save, said in [(tmp_path / "nowhere" / "run.pt", "there is no folder"), (tmp_path, "name a file in a folder")]:
+    for save, said in [
+        (tmp_path / "nowhere" / "run.pt", "there is no folder"),
+        (tmp_path, "this is a folder: name a file in it"),
+    ]:
         with pytest.raises(BadFolder, match=said):
             train(model, (X, Y), settings(), save=save)
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())

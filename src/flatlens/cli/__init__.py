@@ -143,6 +143,8 @@ def in_options(message: str) -> str:
     "--memory 'lots': a size is needed"
     >>> in_options("Lens(attention_heads=2): True or False is needed")
     '--attention-heads 2: True or False is needed'
+    >>> in_options("Problem(model=...): samples are coupled: batchnorm='train' with ghost_batch=k measures it")
+    'MODEL: samples are coupled: --batchnorm train with --ghost-batch k measures it'
     """
     message = re.sub(r"^weights:", "--weights:", message)
     message = re.sub(r"^Problem\(ranks=\.\.\.\)", "torchrun", message)
@@ -150,12 +152,15 @@ def in_options(message: str) -> str:
     message = re.sub(r"^train\((\w+)=\.\.\.\)", r"\1", message)
     message = re.sub(r"^Searches\.load\('(.*?)'\)", r"--after \1", message)
     message = re.sub(r"^Problem\(batchnorm='train', ghost_batch=(.*?)\)", r"--ghost-batch \1", message)
-    message = re.sub(r"^Problem\(ghost_batch=\.\.\.\): has an effect with batchnorm='train'", "--ghost-batch: has an "
-                     "effect with --batchnorm train", message)  # fmt: skip
     argument = r"^(?:Problem|Lens|check_bounds)\((\w+)="
     message = re.sub(argument + r"\.\.\.\)", r"--\1", message)
     message = re.sub(argument + r"(.*?)\):", r"--\1 \2:", message)
-    return re.sub(r"^--\w+", lambda option: option[0].replace("_", "-"), message)
+    message = re.sub(r"^--\w+", lambda option: option[0].replace("_", "-"), message)
+    return ADVISED.sub(lambda it: " ".join(filter(None, [f"--{it[1].replace('_', '-')}", it[2] or it[3]])), message)
+
+
+ADVISED = re.compile(r"\b(batchnorm|ghost_batch|arithmetic)=(?:\.\.\.|(k)\b|['\"](\w+)['\"])")
+"""Arguments of Problem that errors advise to give, change or leave out, anywhere in their sentences."""
 
 
 def _trouble(error: OSError) -> str:

@@ -64,8 +64,8 @@ def bounds(
         lens, generator = fl.Lens(problem, outputs="exact"), generator_of(seed)
         check = partial(
             fl.check_bounds,
-            bounds=all_names(bounds) or None,
-            assume=all_names(assume),
+            bounds=all_names(bounds, "--bounds") or None,
+            assume=all_names(assume, "--assume"),
             distribution=_law(distribution, problem),
             delta=delta,
         )
@@ -77,9 +77,9 @@ def bounds(
             from flatlens.report.bounds import write_bounds_page
 
             bar.stage(DRAWING)
-            note(f"page written: {write_bounds_page(found, fl.measures.about(lens), page)}")
+            note(f"page written: {write_bounds_page(found, page)}")
     if as_json:
-        show_json({"about": fl.measures.about(lens), "bounds": found.frame().to_dict("records")})
+        show_json({"about": found.about, "bounds": found.frame().to_dict("records")})
     else:
         from flatlens.report.bounds import bounds_screen
 

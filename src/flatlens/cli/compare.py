@@ -84,7 +84,7 @@ class Compared:
 
     def _names(self, pairs: Sequence[tuple[str, Path | None]]) -> list[str]:
         """Return the given names, or the parts in which the checkpoints' names differ."""
-        given = all_names(self.name)
+        given = all_names(self.name, "--name")
         if given:
             if len(given) != len(pairs) or len(set(given)) != len(given):
                 raise BadInput(
@@ -136,7 +136,7 @@ def compare(
         lenses = {name: fl.Lens(problem) for name, problem in problems.items()}
         generator = generator_of(seed)
         bar.stage(TRYING)
-        names, anyway = all_names(measures) or None, compared.how.anyway
+        names, anyway = all_names(measures, "--measures") or None, compared.how.anyway
         work = partial(fl.measure, measures=names, progress=no_progress)
         announce(next(iter(lenses.values())), work, times=len(lenses), anyway=anyway)
         bar.stage(MEASURING)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
 
 from cyclopts import Parameter
 
@@ -68,15 +69,16 @@ class Inputs:
     data: str | None = None
     """The name of a data set (`flatlens data list` has them), `cifar10:ROOT` for one whose files are in ROOT, a folder
     of images or of .txt files as FOLDER/CLASS/FILE (or with train/ and test/ above the classes), or `file.py:NAME`, a
-    function that returns (x, y), a Dataset, a DataLoader, or an object with x, y, test_x and test_y. Images and texts
-    for networks of timm and transformers are prepared as their makers do. The network of a study has its own data."""
+    function that returns (x, y), a Dataset, a DataLoader, a dict with labels, a list of dicts, or an object with x, y,
+    test_x and test_y. Images and texts for networks of timm and transformers are prepared as their makers do. The
+    network of a study has its own data."""
 
     test: str | None = None
     """Held-out data in the same forms: adds the test loss, the test accuracy and the generalisation gap."""
 
     loss: str | None = None
     """`cross_entropy`, `half_squared_error`, `mse`, or `file.py:NAME`, a function of (outputs, targets) that returns
-    one loss per sample. The network of a study has its own."""
+    one loss per sample, or one without arguments that returns such a function. The network of a study has its own."""
 
     weights: Path | None = None
     """Weights to load: safetensors (also sharded), .pt, .pth, .bin, .ckpt. No code in a file is ever run.
@@ -112,9 +114,11 @@ class Inputs:
             )
         if named.remark:
             note(named.remark)
-        if again := found.data.again:
-            note(f"{again} of the {found.n} samples are there again: the loader's sampler draws with replacement")
-        told = {"weights": named.weights, "data": source.description, "preparation": source.preparation}
+        remarks = [] if source.data is found.data else found.data.remarks  # else the problem beside has told them
+        for remark in remarks:
+            note(remark)
+        data = "; ".join(filter(None, [source.description, *remarks]))
+        told = {"weights": named.weights, "data": data, "preparation": source.preparation}
         found.origin = {what: words for what, words in told.items() if words}
         return found
 
@@ -178,15 +182,20 @@ def generator_of(seed: int) -> torch.Generator:
 
 
 def _loss(spec: str) -> Any:
-    """Return a loss's name unchanged; from a file, return a loss module, a class of them, or a function."""
+    """Return a loss's name unchanged; from a file, a loss module, a function, or what a class or a factory makes."""
     if not userfile.is_userfile(spec):
         return spec
     found = userfile.load(spec, "--loss")
-    if isinstance(found, type):
+    if isinstance(found, type) or _makes_a_loss(found):
         found = userfile.guarded(found, f"--loss: {spec}")
     if not callable(found):
         raise BadLoss(f"--loss: {spec} is a {type(found).__name__}; it must be a function of (outputs, targets)")
     return found
+
+
+def _makes_a_loss(found: object) -> TypeGuard[Callable[[], object]]:
+    """Return whether a function is no loss itself: it takes no (outputs, targets), and needs no argument."""
+    return callable(found) and not userfile.takes(found, 2) and not userfile.needed_arguments(found)
 
 
 def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:

@@ -55,7 +55,7 @@ def invariance(
 
         problem = inputs.problem(model)
         lens, generator = fl.Lens(problem), generator_of(seed)
-        asked, moves = all_names(measures) or None, all_names(transforms) or None
+        asked, moves = all_names(measures, "--measures") or None, all_names(transforms, "--transforms") or None
         bar.stage(TRYING)
         work = partial(fl.measure, measures=asked, progress=no_progress)
         announce(lens, work, times=1 + len(moves or TRANSFORMS), anyway=inputs.how.anyway)

@@ -88,7 +88,7 @@ def measure(
 
         earlier = None if after is None or not after.exists() else Searches.load(after).pairs
         problem = inputs.problem(model)
-        names = all_names(measures)
+        names = all_names(measures, "--measures")
         _require_layers(problem, layers)
         lens = fl.Lens(problem, outputs=_combinations(outputs), after=earlier, attention_heads=attention_heads)
         generator = generator_of(seed)

@@ -61,6 +61,8 @@ def require_own(file: Path | None, option: str) -> None:
 
     if file is not None:
         require_writable(file, f"{option} {file}")
+        if file.suffix.lower() not in ("", ".safetensors"):
+            raise BadFolder(f"{option} {file}: what is saved is safetensors: name a file that ends in .safetensors")
         _require_ours(file, option, is_saved, "saved result")
 
 

@@ -75,7 +75,7 @@ def study(
         as_json: Print JSON.
     """
     running.check()
-    require_names(data, model, all_names(measures), settings)
+    require_names(data, model, all_names(measures, "--measures"), settings)
     with stdout_to_stderr(), Bar(stage="reading the data") as bar:
         from flatlens.experiments.building import study_of
 
@@ -85,7 +85,7 @@ def study(
             test=test,
             checkpoints=checkpoints,
             settings=settings,
-            measures=all_names(measures),
+            measures=all_names(measures, "--measures"),
             scale=scale,
         )
         from flatlens.experiments.study import run_study
@@ -149,9 +149,9 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
     if as_json:
         show_json({"page": page, "files": files, **_facts(result)})
         return
-    converged = len(result.networks) - len(result.excluded)
-    elsewhere = "trained elsewhere" in set(result.networks["outcome"])
-    how = "all trained elsewhere" if elsewhere else f"{converged} of them converged"
+    reached, outcomes = len(result.networks) - len(result.excluded), set(result.networks["outcome"])
+    end = "reached the end of their training" if "finished" in outcomes else "converged"
+    how = "all trained elsewhere" if "trained elsewhere" in outcomes else f"{reached} of them {end}"
     show(f"{len(result.networks)} networks, {how}\n", bullets(result.findings))
     for key, why in result.excluded:
         note(f"network {key} is left out of the correlations: {why}")

@@ -18,6 +18,7 @@ from flatlens.statistics.correlations import p_value
 PERMUTED = 9999
 _FEW = 5
 """Fewer networks than this can hardly show agreement beyond chance."""
+ALL_EQUAL = ("All networks have equal values: are these the same weights?",)
 _Table = Mapping[str, Mapping[str, Estimate]]
 """Estimates by measure and network."""
 
@@ -30,6 +31,7 @@ class Agreement:
     surviving: Statistic  #: the same for the measures that both rescalings of the weights leave unchanged
     counted: list[str]  #: the measures that are counted
     left_out: Mapping[str, str]  #: the other measures, with the reason
+    equal: bool  #: whether every measure has the same value on all networks
     taus: pd.DataFrame  #: Kendall's tau-b of each two measures that rank all networks; NaN if one ties them all
     gap: pd.DataFrame  #: measure, tau (with the generalisation gap), p; empty without held-out data
     remarks: tuple[str, ...]  #: conclusions from the numbers, in words
@@ -52,6 +54,8 @@ def agreement(
         rounding: values that are closer than this, relatively, tie.
     """
     left_out = _left_out(estimates, pointing, rounding)
+    known = any(e.value == e.value for row in estimates.values() for e in row.values())
+    equal = known and all(_equal(row, rounding) for row in estimates.values())
     counted = [name for name in estimates if name not in left_out]
     models = list(next(iter(estimates.values()), {}))
     ranks = pd.DataFrame(
@@ -69,8 +73,8 @@ def agreement(
     taus = pd.DataFrame(
         [[_tau(a, b) for b in signs.values()] for a in signs.values()], index=list(signs), columns=list(signs)
     )
-    remarks = (*_about_w(overall, ranks), *_about_gaps(gaps, rounding))
-    return Agreement(overall, of_function, counted, left_out, taus, _with_gap(signs, gaps, rounding), remarks)
+    remarks = ALL_EQUAL if equal else (*_about_w(overall, ranks), *_about_gaps(gaps, rounding))
+    return Agreement(overall, of_function, counted, left_out, equal, taus, _with_gap(signs, gaps, rounding), remarks)
 
 
 def _left_out(estimates: _Table, pointing: Collection[str], rounding: float) -> dict[str, str]:
@@ -85,11 +89,19 @@ def _left_out(estimates: _Table, pointing: Collection[str], rounding: float) -> 
             found[name] = "no direction known: a small value means neither flat nor compressed"
         elif missing:
             found[name] = f"undefined on {'every network' if len(missing) == len(row) else ', '.join(missing)}"
+        elif _equal(row, rounding):
+            found[name] = "the same value on all networks"
         elif twin is not None:
             found[name] = f"on these networks equal to {twin} times a constant"
         else:
             before[name] = values
     return found
+
+
+def _equal(row: Mapping[str, Estimate], rounding: float) -> bool:
+    """Return whether a measure has the same value, or none, on all networks."""
+    values = np.array([e.value for e in row.values()])
+    return bool(np.isnan(values).all() or np.allclose(values, values[0], rtol=rounding, atol=0))
 
 
 def _proportional(a: Array, b: Array, rounding: float) -> bool:
@@ -111,13 +123,15 @@ def _tau(a: Array, b: Array) -> float:
 
 
 def _with_gap(signs: Mapping[str, Array], gaps: Mapping[str, Estimate], rounding: float) -> pd.DataFrame:
-    """Return each measure's tau with the measured gap, and its p from permuted gaps."""
+    """Return each measure's tau with the measured gap, and its p from permuted gaps, over networks that have a gap."""
     rows = []
     values = np.array([gap.value for gap in gaps.values()])
-    if len(values) and np.isfinite(values).all():
-        order = larger_of([Estimate(value) for value in values], rounding)
-        drawn = [order[np.ix_(one, one)] for one in permutations(len(values), 0, PERMUTED // 10)]
-        for name, mine in signs.items():
+    known = np.flatnonzero(np.isfinite(values))
+    if len(known):
+        order = larger_of([Estimate(value) for value in values[known]], rounding)
+        drawn = [order[np.ix_(one, one)] for one in permutations(len(known), 0, PERMUTED // 10)]
+        for name, all_signs in signs.items():
+            mine = all_signs[np.ix_(known, known)]
             tau = _tau(mine, order)
             under_null = np.array([(mine * other).sum() for other in drawn])
             rows.append((name, tau, p_value(float((mine * order).sum()), under_null) if tau == tau else np.nan))
@@ -145,16 +159,19 @@ def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
 
 
 def _about_gaps(gaps: Mapping[str, Estimate], rounding: float) -> list[str]:
-    """Return a remark on how many pairs of gaps the held-out data can order."""
+    """Return remarks on networks without a gap, and on how many pairs of gaps the held-out data can order."""
     if not gaps:
         return []
-    known = [gap for gap in gaps.values() if gap.value == gap.value]
+    known = [gap for gap in gaps.values() if np.isfinite(gap.value)]
+    unknown = ", ".join(model for model, gap in gaps.items() if not np.isfinite(gap.value))
+    told = [f"Without a finite generalisation gap, and left out of tau with it: {unknown}."] if unknown else []
     signs = larger_of(known, rounding)
     pairs = len(known) * (len(known) - 1) // 2
     undecided = pairs - int((signs > 0).sum())
     if not undecided:
-        return []
+        return told
     return [
+        *told,
         f"The 95% intervals of the generalisation gap overlap for {undecided} of {pairs} pairs of networks: tau with "
-        f"the gap uses the order of the measured gaps."
+        f"the gap uses the order of the measured gaps.",
     ]

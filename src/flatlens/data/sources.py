@@ -5,12 +5,13 @@ Images and texts are prepared as the network's makers prepare them, where the ne
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from flatlens.data.raw import PLAIN, Raw, RawImages, RawTexts, from_pixels, prep
 from flatlens.data.waves import RECIPES
 from flatlens.errors import BadData, BadInput, UnknownName, one_line
 from flatlens.models.preparing import NetworkPreparation
+from flatlens.problem.batches import LABELS, is_dicts
 from flatlens.problem.data import Data, size
 
 PICTURES: dict[str, Callable[[str | None], Images]] = {
@@ -50,11 +52,11 @@ MEANINGS = {
 """The description of each data set, in a few words."""
 
 _FORMS = (
-    "a pair (x, y), a Dataset, a DataLoader, or an object with x and y (and test_x, test_y); x may be a list of "
-    "texts or of Pillow's images"
+    "a pair (x, y), a Dataset, a DataLoader, a dict with labels, a list of dicts, or an object with x and y (and "
+    "test_x, test_y); x may be a list of texts or of Pillow's images"
 )
 
-Samples: TypeAlias = "tuple[Any, Any] | Dataset[Any] | DataLoader[Any] | Data"
+Samples: TypeAlias = "tuple[Any, Any] | Dataset[Any] | DataLoader[Any] | Mapping[str, Any] | Sequence[Any] | Data"
 """The forms of data that `flatlens.Problem` takes."""
 
 
@@ -71,14 +73,14 @@ class Source:
         """Return the same with `count` of the samples, drawn without replacement, in the data's order.
 
         Raises:
-            BadInput: fewer than one sample, more than there are, or a loader, whose samples cannot be picked.
+            BadInput: fewer than one sample, more than there are, or a loader or dicts, whose samples cannot be picked.
         """
         data = self.data
         if not (isinstance(data, tuple) or (isinstance(data, Dataset) and isinstance(data, Sized))):
-            raise BadInput("--samples: does not work with a DataLoader: return a Dataset, or (x, y)")
+            raise BadInput("--samples: does not work with a DataLoader or dicts: return a Dataset, or (x, y)")
         total = size(data) if isinstance(data, tuple) else len(data)
         if not 1 <= count <= total:
-            raise BadInput(f"--samples {count}: the data has {total} samples")
+            raise BadInput(f"--samples {count}: a number from 1 to {total}, the samples of the data, is needed")
         picked = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].sort().values
         some = f"{count} of {total} samples, drawn with seed {seed}"
         part = _picked(data, picked, total) if isinstance(data, tuple) else Subset(data, picked.tolist())
@@ -114,6 +116,8 @@ def load_data(spec: str, argument: str = "--data", preparation: NetworkPreparati
             f"{argument}: data files such as {spec!r} are not read: write file.py:NAME, a function that returns "
             f"{_FORMS}"
         )
+    if os.sep in name:
+        raise BadData(f"{argument}: there is no folder or file {name}")
     raise UnknownName.among("data set (nor is it a folder, nor file.py:NAME)", name, MEANINGS)
 
 
@@ -161,8 +165,8 @@ def _from_file(spec: str, argument: str) -> object:
 
 def _source(found: object, spec: str, argument: str, preparation: NetworkPreparation | None) -> Source:
     told = f"what {spec} gives"
-    if isinstance(found, DataLoader | Dataset):
-        return Source(found, None, told)
+    if isinstance(found, DataLoader | Dataset) or _has_labels(found) or is_dicts(found):
+        return Source(cast(Samples, found), None, told)
     if isinstance(found, tuple | list) and len(found) == 2:
         data, how = _pair(found[0], found[1], spec, argument, preparation)
         return Source(data, None, told, how)
@@ -173,7 +177,15 @@ def _source(found: object, spec: str, argument: str, preparation: NetworkPrepara
             return Source(data, None, told, how)
         return Source(data, _pair(test_x, test_y, f"{spec} (test)", argument, preparation)[0], told, how)
     shape = f" of {len(found)}" if isinstance(found, tuple | list | dict) else ""
-    raise BadData(f"{argument}: {spec} gave a {type(found).__name__}{shape}; it must give {_FORMS}")
+    several = "; several inputs of the network go into a tuple, ((x, z), y)" * (
+        isinstance(found, tuple) and len(found) > 2
+    )
+    raise BadData(f"{argument}: {spec} gave a {type(found).__name__}{shape}; it must give {_FORMS}{several}")
+
+
+def _has_labels(found: object) -> bool:
+    """Return whether this is a dict with labels: a batch as transformers have it."""
+    return isinstance(found, Mapping) and any(name in found for name in LABELS)
 
 
 def _pair(
@@ -207,10 +219,22 @@ def _same(image: Any) -> Any:
     return image
 
 
+def _is_text(values: object) -> bool:
+    """Return whether values are strings: a list, an array, or a column of a table."""
+    try:
+        found = np.asarray(values)
+    except (TypeError, ValueError):  # such as rows of different lengths
+        return False
+    return found.dtype.kind in "US" or (found.dtype.kind == "O" and any(isinstance(one, str) for one in found.flat))
+
+
 def _tensors(values: object, what: str) -> object:
     """Return arrays and lists as tensors; dicts and tuples, for networks of several inputs, are unchanged."""
     if isinstance(values, Tensor | dict | tuple):
         return values
+    if _is_text(values):
+        mend = "number the classes 0, 1, ..." if "targets" in what else "give a list of texts, or numbers"
+        raise BadData(f"{what} are text: {mend}")
     try:
         return torch.as_tensor(np.require(values, requirements="W"))  # a copy where the array is read-only
     except (TypeError, ValueError, RuntimeError) as error:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from flatlens import userfile
 from flatlens.data.sources import Samples, load_data
@@ -21,7 +21,7 @@ from flatlens.training.training_data import Pair
 ONE_IN = 5
 """One of this many samples is held out as test data, where there is none."""
 _SEED = 0
-"""Seed of the random numbers that the user's function draws."""
+"""Seed of the random numbers that the user's file draws while it is imported, and that its function draws."""
 ReadSamples: TypeAlias = tuple[Pair, Pair | None]
 """All training samples, and the test samples if the user gives any."""
 
@@ -97,7 +97,7 @@ class UserData:
             train = _drawn(train, self.train, self.seed, "train")
         (x, y), (test_x, test_y) = (((x.flatten(1) if self.flat else x), y) for x, y in (train, test))
         labels = torch.cat([y, test_y]) if not y.is_floating_point() else y[:0]
-        classes = 1 + int(labels.max()) if labels.numel() else 0
+        classes = max(0, 1 + int(labels.max())) if labels.numel() else 0
         return Split(self.name, x, y, test_x, test_y, classes, "; ".join(told))
 
 
@@ -110,6 +110,10 @@ def _whole_path(spec: str) -> str:
 
 def _read(source: str, held_out: str | None) -> ReadSamples:
     """Return the training data, and the test data if there are any."""
+    for spec, argument in ((source, "data"), (held_out, "test")):
+        if spec is not None and userfile.is_userfile(spec):
+            with seeded(_SEED):  # apart from the call: a file is imported once, and may draw random numbers
+                userfile.load(spec, argument)
     with seeded(_SEED):
         found = load_data(source, "data")
         train = _gathered(found.data, f"data: {userfile.short(source)}")
@@ -117,15 +121,33 @@ def _read(source: str, held_out: str | None) -> ReadSamples:
     if held_out is not None:
         with seeded(_SEED):
             test = load_data(held_out, "test").data
+    if test is None:
+        return train, None
     with seeded(_SEED):
-        return train, None if test is None else _gathered(test, f"test: {userfile.short(held_out or source)}")
+        others = _gathered(test, f"test: {userfile.short(held_out or source)}")
+    _require_alike(train[1], others[1], userfile.short(source))
+    return train, others
+
+
+def _require_alike(y: Tensor, test_y: Tensor, what: str) -> None:
+    """Raise BadData if training and test data have targets of different kinds."""
+    if y.dtype == test_y.dtype and y.shape[1:] == test_y.shape[1:]:
+        return
+    one, other = (
+        f"{'numbers' if part.is_floating_point() else 'class labels'} of shape {tuple(part.shape)}"
+        for part in (y, test_y)
+    )
+    raise BadData(
+        f"data: the targets of {what} are {one}, those of the test data {other}: give both in one form, such as "
+        f"y.long() for labels or y.float() for a regression"
+    )
 
 
 def _gathered(samples: Samples, what: str) -> Pair:
     """Return all samples as one pair of tensors: inputs (n, ...), and labels (n,) or targets (n, N)."""
     pair: object = samples
-    if not isinstance(samples, tuple):
-        loader = samples if isinstance(samples, DataLoader) else DataLoader(samples, batch_size=256)  # type: ignore[arg-type]
+    if isinstance(samples, Dataset | DataLoader):
+        loader = samples if isinstance(samples, DataLoader) else DataLoader(samples, batch_size=256)
         pair = userfile.guarded(lambda: _joined(loader), what)
     if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
         raise BadData(f"{what}: a study needs pairs of tensors (inputs, targets); dicts and several inputs do not work")

@@ -8,7 +8,6 @@ import pandas as pd
 
 from flatlens.experiments.findings import (
     FEW,
-    count_of,
     interval_of,
     is_clear,
     other_than_gap,
@@ -19,6 +18,7 @@ from flatlens.experiments.findings import (
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.settings import Study
 from flatlens.experiments.tables import held_fixed
+from flatlens.progress import count_of
 from flatlens.statistics.clustered import FEWEST_DESCRIBED
 
 WHAT, SURELY, BEWARE = "What goes with the gap", "How surely", "Beware"

@@ -23,7 +23,7 @@ from flatlens import userfile
 from flatlens.data import Split, UserData
 from flatlens.data.named import IMAGES, SYNTHETIC, DataSettings
 from flatlens.data.user_data import ReadSamples
-from flatlens.errors import BadInput, UnknownName
+from flatlens.errors import BadData, BadInput, UnknownName
 from flatlens.experiments.checkpoints import checkpoint_axis
 from flatlens.experiments.parts import assigned, data_of, in_its_folder, pairs, part_of
 from flatlens.experiments.quantities import STUDIED, quantities, setting
@@ -77,7 +77,7 @@ def study_of(
     if "data" not in file:
         raise BadInput(f"the study {data!r} names no data: add a line such as data: digits")
     for part, kinds in {"training": (Mapping,), "measures": (list, tuple)}.items():
-        if part in file and not isinstance(file[part], kinds):
+        if part in file and (not isinstance(file[part], kinds) or (part == "measures" and not file[part])):
             needed = "[mls, nmls]" if part == "measures" else "{batch_size: 16, max_epochs: 50}"
             raise BadInput(f"{part}: something like {needed} is needed, got {file[part]!r}")
     if data == "digits" and not (any(given_here.values()) or settings or measures):
@@ -217,8 +217,14 @@ def _complete(base: NetworkSettings, grid: Sequence[Axis], split: Split) -> Netw
 
 def _require_trains(base: NetworkSettings, split: Split) -> None:
     assert isinstance(base.training, Training)
-    if not isinstance(base.training.optimiser, Ridge):
-        TrainingRun(base.model.build(), split.train, split.held_out, base.training, None)
+    if isinstance(base.training.optimiser, Ridge):
+        return
+    network = base.model.build()
+    try:
+        TrainingRun(network, split.train, split.held_out, base.training, None)
+    except BadData as error:
+        told = str(error).replace("train(data=...)", f"data: {base.data.name}")
+        raise BadData(told.replace("train(test=...)", f"test data of {base.data.name}")) from error
 
 
 def _of_checkpoints(name: str, base: NetworkSettings, where: str, varied: list[str], scale: StudyScale) -> Study:

@@ -13,6 +13,7 @@ from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words
 from flatlens.experiments.settings import Study
 from flatlens.experiments.tables import held_fixed, unit_column
 from flatlens.experiments.vary import TOGETHER, but_seeds, paths
+from flatlens.progress import count_of
 from flatlens.statistics.clustered import FEWEST_DESCRIBED
 from flatlens.training import REACHED, TrainedElsewhere
 
@@ -47,11 +48,14 @@ def _intervals(study: Study, networks: pd.DataFrame) -> str:
     kept = networks[networks["outcome"].isin(REACHED)]
     column = unit_column(study.varied)
     units, unit = kept[column].nunique(), "network" if column == "key" else "seed"
+    if not units:
+        return "There are no intervals: no network reached the end of its training."
     said = f"The intervals are 95% intervals over {count_of(units, f'independent {unit}')}"
     if unit == "seed":
         said += ": networks of one seed share their initial weights and the order of their batches"
     if units < FEWEST_DESCRIBED:
-        return f"{said}, and {units} are too few for an interval. A correlation here is no proof of anything."
+        few = f"{units} {is_or_are(units)} too few for an interval"
+        return f"{said}, and {few}. A correlation here is no proof of anything."
     rough = f" With {count_of(units, unit)} they are rough at best." if units < FEW else ""
     return f"{said}. A correlation in this population is no proof of a cause.{rough}"
 
@@ -269,15 +273,6 @@ def interval_of(row: pd.Series, coefficient: str) -> str:
 def _range(values: pd.Series, form: str = ".3g") -> str:
     low, high = f"{values.min():{form}}", f"{values.max():{form}}"
     return low if low == high else f"{low} to {high}"
-
-
-def count_of(number: int, noun: str) -> str:
-    """Return a number and its noun.
-
-    >>> count_of(1, "network"), count_of(48, "network")
-    ('1 network', '48 networks')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def is_or_are(number: int) -> str:

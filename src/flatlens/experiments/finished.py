@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -117,10 +118,12 @@ def _in_order(tables: Sequence[pd.DataFrame], order: dict[str, int]) -> pd.DataF
 def _why(record: Record) -> str:
     training, result = record.settings.training, record.result
     assert isinstance(training, Training)  # a training elsewhere is at its end
-    where = f"learning rate {training.optimiser.lr:g}, batch size {training.batch_size}, seed {training.seed}"
+    batch = "full batch" if training.batch_size is None else f"batch size {training.batch_size}"
+    where = f"learning rate {training.optimiser.lr:g}, {batch}, seed {training.seed}"
     if result["outcome"] == "diverged":
         return f"diverged after {result['steps']} steps ({where})"
-    return f"loss {result['loss']:.3g}, accuracy {result['accuracy']:.3g} after {result['steps']} steps ({where})"
+    right = "" if math.isnan(result["accuracy"]) else f", accuracy {result['accuracy']:.3g}"  # NaN: a regression
+    return f"loss {result['loss']:.3g}{right} after {result['steps']} steps ({where})"
 
 
 def _merged(all_versions: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from flatlens import userfile
 from flatlens.data import UserData
@@ -17,6 +18,7 @@ from flatlens.experiments.vary import split_values, vary
 from flatlens.models import MLP, UserNetwork
 from flatlens.plain import made
 from flatlens.training import Augmentation, Mixup, Training, Until
+from flatlens.training.optimisers import Stepping
 
 IMPLIED: Mapping[str, type] = {
     "data": DataSettings,
@@ -67,12 +69,26 @@ def part_of(name: str, plain: Any) -> Any:
             f"{name}: {dict(plain)} needs a known type: write type: NAME, or NAME(...); known are {', '.join(KNOWN)}"
         )
     inside = {key: part_of(str(key), value) for key, value in plain.items() if key != "type"}
+    if kind is Training:
+        _require_no_optimiser(inside)
     try:
         return made(kind, _SIZES | inside if kind is MLP else inside)
     except UnknownName:
         raise
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from error
+
+
+def _require_no_optimiser(given: Mapping[str, Any]) -> None:
+    """Raise UnknownName for a setting of the optimiser, such as the learning rate, beside those of training."""
+    own = {field.name for field in fields(Training)}
+    for name, value in given.items():
+        if name not in own and any(name in {field.name for field in fields(kind)} for kind in get_args(Stepping)):
+            shown = f"lr={value}" if name == "lr" else f"lr=0.1, {name}={value}"
+            raise UnknownName(
+                f"training: {name} is a setting of the optimiser: write optimiser: SGD({shown}), or {name}: {value} "
+                f"under set:"
+            )
 
 
 def expression_of_model(text: str) -> Any:

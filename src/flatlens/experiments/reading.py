@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from flatlens.plain import made
 LONGEST = 60
 """Number of characters of a setting that an error repeats."""
 
+_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+\Z")
+"""Numbers that YAML 1.1 takes for words: it wants a point and a sign, 1.0e-3."""
 _MOST = 100_000
 """Largest number of values of an axis."""
 
@@ -80,7 +83,9 @@ def load_yaml(path: Path) -> dict[str, Any]:
         import yaml
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader(path))
+    except BadInput:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"the study {str(path)!r} cannot be read: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date; unclosed brackets
@@ -91,6 +96,22 @@ def load_yaml(path: Path) -> dict[str, Any]:
         )
     _require_end(found, path)
     return found
+
+
+def _loader(path: Path) -> Any:
+    """Return a safe loader of YAML to which 1e-3 is a number, as in Python, and which refuses a name given twice."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if twice := next((key for at, key in enumerate(keys) if key in keys[:at]), None):
+                raise BadInput(f"the study {str(path)!r} names {twice} twice: keep one of them")
+            return node
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+    return Loader
 
 
 def _require_end(found: object, path: Path) -> None:

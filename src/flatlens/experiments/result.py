@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 
 from flatlens.experiments.quantities import Quantity
+from flatlens.progress import count_of
 from flatlens.result import of_report
 
 
-@dataclass(frozen=True, eq=False)  # eq would compare tables
+@dataclass(frozen=True, eq=False, repr=False)  # repr would show every table, eq would compare tables
 class StudyResult:
     """A finished or unfinished study as tidy tables; every number can be computed again from the folders alone."""
 
@@ -63,6 +64,13 @@ class StudyResult:
     """The study in three lines, each with its heading: what goes with the gap, how surely, what to beware of."""
     seconds: float = 0.0
     """Seconds of training and measuring, added up over the networks; 0 where they are not known."""
+
+    def __repr__(self) -> str:
+        """Return the study's name and the number of its networks, and of those that are missing in the relations."""
+        counts = {"left out": len(self.excluded), "failed": len(self.failed), "unfinished": self.unfinished}
+        told = [f"{number} {how}" for how, number in counts.items() if number]
+        networks = count_of(len(self.networks), "network")
+        return f"<StudyResult of {self.settings.get('name', 'a study')}: {', '.join([networks, *told])}>"
 
     def plot(self) -> Any:
         """Return an Altair chart of each measure against the gap; a notebook shows it by itself."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import product
+from numbers import Real
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from flatlens.bounds.registry import BOUNDS
@@ -102,7 +103,7 @@ class Axis:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))
-        if not self.values or len(set(map(repr, self.values))) < len(self.values):
+        if not self.values or len(set(map(_by_value, self.values))) < len(self.values):
             raise BadInput(f"the axis {self.name}={self.values}: at least one value is needed, each of them once")
 
 
@@ -261,6 +262,19 @@ def _digits(train: int, widths: tuple[int, ...], loss_below: float, max_steps: i
         ),
         measures=STUDIED,
     )
+
+
+def _by_value(value: Any) -> Any:
+    """Return what equal settings have in common, however their numbers are written; a bool is no number.
+
+    >>> _by_value(SGD(1)) == _by_value(SGD(1.0)), _by_value((1, 2)) == _by_value((1, True))
+    (True, False)
+    """
+    if isinstance(value, tuple | list):
+        return tuple(map(_by_value, value))
+    if is_dataclass(value):
+        return type(value).__name__, *(_by_value(getattr(value, field.name)) for field in fields(value))
+    return value if isinstance(value, Real) and not isinstance(value, bool) else repr(value)
 
 
 def _in_order(values: tuple[Any, ...]) -> list[Any]:

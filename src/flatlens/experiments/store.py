@@ -247,7 +247,7 @@ class Store:
                 history=load_history(history) if (history := folder / "history.csv").exists() else None,
             )
         except Exception as error:  # damaged bytes make a reader fail in any way at all
-            damage = f"the network in {str(folder)!r} is damaged ({one_line(error)})"
+            damage = f"the network in {str(folder)!r} is damaged ({one_line(error).removesuffix(_MEND)})"
             raise BadFolder(f"{damage}: remove that folder and run the study again") from error
 
     def refuse_other_versions(self, keys: Iterable[str], now: dict[str, str]) -> None:
@@ -255,6 +255,8 @@ class Store:
         known = self._kept_versions()
         for key in keys:
             file = self.folder(key) / "result.json"
+            if key not in known and not file.exists():
+                self.read(key)  # says that the folder is damaged
             recorded = known[key] if not file.exists() else _read_json(file).get("versions", {})
             if what := difference(recorded, now):
                 raise BadFolder(
@@ -370,11 +372,14 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+_MEND = ": remove it and run the study again"
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadFolder(f"{str(path)!r} cannot be read ({error}): remove it and run the study again") from error
+        raise BadFolder(f"{str(path)!r} cannot be read ({error}){_MEND}") from error
     if not isinstance(plain, dict):
-        raise BadFolder(f"{str(path)!r} cannot be read (not a JSON object): remove it and run the study again")
+        raise BadFolder(f"{str(path)!r} cannot be read (not a JSON object){_MEND}")
     return plain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,20 +37,20 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     """Load the weights in `path` into `model`, all or nothing, and return remarks for the reader, one line each.
 
     `module.`, `_orig_mod.` and `model.` are taken off the file's names where that makes them fit. `prefix` names
-    another one, with or without its final dot, or the key of one of several state dicts in the file. Tensors outside
-    the prefix belong to something else, and are left out (with a line that says so).
+    another one, with or without its final dot, or the key of one of several state dicts in the file, or both, such as
+    `ema.net.`. Tensors outside the prefix belong to something else, and are left out (with a line that says so).
 
     Raises:
         BadWeights: the file cannot be read safely (see `read_weights`), or its names or shapes are not the network's.
     """
     key = None if prefix is None else prefix.removesuffix(".")
     read = read_weights(path, key)
-    if prefix is not None and read.key == key and not _under(read.tensors, prefix):
-        prefix = None  # it has chosen the state dict
-    state = {name.replace(COMPILED, ""): tensor for name, tensor in read.tensors.items()}
+    if key is not None and read.key and not _under(read.tensors, prefix or ""):  # it has chosen the state dict
+        prefix = None if key == read.key else (prefix or "").removeprefix(f"{read.key}.")
+    state = _uncompiled(read)
     own = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
     names = _Names(frozenset(k.replace(COMPILED, "") for k in own), _ties(own))
-    used = _fitting_prefix(state, names, Path(path), prefix)
+    used = _fitting_prefix(state, names, Path(path), prefix, read.others)
     chosen = _under(state, used)
     tensors = {k: chosen[k.replace(COMPILED, "")] for k in own if k.replace(COMPILED, "") in chosen}
     _check_tensors(tensors, own, Path(path))
@@ -60,6 +60,10 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     except RuntimeError as error:
         raise BadWeights(f"weights: {path} cannot be put into the network: {one_line(error)}") from error
     return _remarks(read, state, used, tensors, own)
+
+
+def _uncompiled(read: Weights) -> dict[str, Tensor]:
+    return {name.replace(COMPILED, ""): tensor for name, tensor in read.tensors.items()}
 
 
 def _under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -74,7 +78,9 @@ def _ties(own: Mapping[str, Tensor]) -> tuple[frozenset[str], ...]:
     return tuple(frozenset(group) for group in groups.values() if len(group) > 1)
 
 
-def _fitting_prefix(state: Mapping[str, Tensor], names: _Names, path: Path, prefix: str | None) -> str:
+def _fitting_prefix(
+    state: Mapping[str, Tensor], names: _Names, path: Path, prefix: str | None, others: Sequence[str]
+) -> str:
     candidates = _wrapper_prefixes(state) if prefix is None else [prefix, f"{prefix}."]
     if prefix is not None and not _under(state, prefix):
         begun = ", ".join(sorted({name.partition(".")[0] + "." for name in state})[:_SHOWN])
@@ -89,7 +95,7 @@ def _fitting_prefix(state: Mapping[str, Tensor], names: _Names, path: Path, pref
     present = set(_under(state, nearest))
     raise BadWeights(
         f"weights: {path} does not fit the network: {_misfit(names.missing(present), sorted(present - names.known))}"
-        f"{_mending(state, names)}"
+        f"{_mending(state, names) or _elsewhere(path, others, names)}"
     )
 
 
@@ -112,11 +118,8 @@ def _wrapper_prefixes(names: Collection[str]) -> list[str]:
 
 def _mending(state: Mapping[str, Tensor], names: _Names) -> str:
     """Return the advice that would make every name fit, if there is one."""
-    probe = max(names.known, key=len, default="")
-    for name in state:
-        prefix = name.removesuffix(probe)
-        if name.endswith(probe) and prefix and _fits(state, names, prefix):
-            return f"; every name fits without {prefix!r}: give --prefix {prefix}"
+    if prefix := _longer_prefix(state, names):
+        return f"; every name fits without {prefix!r}: give --prefix {prefix}"
     anchor = max(state, key=len)
     for name in names.known:
         prefix = name.removesuffix(anchor)
@@ -125,6 +128,23 @@ def _mending(state: Mapping[str, Tensor], names: _Names) -> str:
                 f"; every name would fit with {prefix!r} in front: the file holds only the network's part "
                 f"{prefix[:-1]!r}: load it into that part in your own function"
             )
+    return ""
+
+
+def _longer_prefix(state: Mapping[str, Tensor], names: _Names) -> str:
+    """Return a prefix of the user's own without which every name fits; empty if there is none."""
+    probe = max(names.known, key=len, default="")
+    prefixes = (name.removesuffix(probe) for name in state if name.endswith(probe))
+    return next((prefix for prefix in prefixes if prefix and _fits(state, names, prefix)), "")
+
+
+def _elsewhere(path: Path, others: Sequence[str], names: _Names) -> str:
+    """Return the advice to choose another state dict of the file, if one fits."""
+    for other in others:
+        state = _uncompiled(read_weights(path, other))
+        wrapped = any(_fits(state, names, prefix) for prefix in _wrapper_prefixes(state))
+        if wrapped or (prefix := _longer_prefix(state, names)):
+            return f"; {other!r} in the file fits: give --prefix {other if wrapped else f'{other}.{prefix}'}"
     return ""
 
 
@@ -170,7 +190,7 @@ def _remarks(
     read: Weights, state: Mapping[str, Tensor], used: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]
 ) -> list[str]:
     remarks = []
-    if read.others:
+    if read.key and read.others:
         remarks.append(
             f"weights read from {read.key!r} of the file, which also holds {_some(list(read.others))}: --prefix chooses"
         )

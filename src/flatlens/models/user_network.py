@@ -94,8 +94,9 @@ class UserNetwork:
 
 def _function(spec: str) -> Any:
     if not Path(userfile.file_of(spec)).is_file():
-        raise BadInput(f"model: there is no file {str(userfile.file_of(spec))!r} (any more)")
-    found = userfile.load(spec, "model")
+        raise BadInput(f"model: there is no file {str(userfile.file_of(spec))!r}")
+    with seeded(0):  # as for data, which may be in the same file: it is imported once, and may draw random numbers
+        found = userfile.load(spec, "model")
     if not userfile.is_current(userfile.file_of(spec)):
         raise BadModel(
             f"model: the code of {userfile.short(spec)} has changed since this process read it: start it again"

@@ -48,7 +48,7 @@ def read_weights(path: str | os.PathLike[str], key: str | None = None) -> Weight
 
     `path` is a safetensors file, a file of `torch.save` (.pt, .pth, .bin, .ckpt), the index of a sharded one, or a
     folder that holds any of them. What kind of file it is shows in its first bytes; its name is not trusted. If a file
-    of `torch.save` holds several state dicts, `key` chooses one; without it, it is the one with a usual key.
+    of `torch.save` holds several state dicts, the beginning of `key` chooses one; without it, a usual key does.
 
     Raises:
         BadWeights: missing, empty, cut short, foreign, or only to be read by unpickling objects, which is never done.
@@ -173,11 +173,11 @@ def _tensors_of(payload: object, file: Path, key: str | None) -> Weights:
         if any(payload is outer for outer in seen):
             raise BadWeights(f"weights: {file} holds a dictionary that contains itself: save a state_dict instead")
         seen.append(payload)
-        if (inner := _inner(payload, file, key)) is None:
-            break
-        chosen = str(inner)
+        inner = _inner(payload, file, key)
         others += [str(name) for name, value in payload.items() if name != inner and _is_state(value)]
-        payload = payload[inner]
+        if inner is None:
+            break
+        chosen, payload = str(inner), payload[inner]
     tensors = {str(k): v for k, v in payload.items() if isinstance(v, Tensor)} if isinstance(payload, Mapping) else {}
     if not tensors:
         raise BadWeights(f"weights: {file} holds no tensors by name ({_describe(payload)}): save a state_dict")
@@ -187,8 +187,9 @@ def _tensors_of(payload: object, file: Path, key: str | None) -> Weights:
 def _inner(payload: Mapping[Any, Any], file: Path, key: str | None) -> Any:
     """Return the key of the dictionary inside that holds the network's tensors; None if it is `payload` itself."""
     states = [name for name, value in payload.items() if _is_state(value)]
-    if key in states:
-        return key
+    for name in states:
+        if key is not None and f"{key}.".startswith(f"{name}."):
+            return name
     usual = [name for name in NESTS if isinstance(payload.get(name), Mapping)]
     if usual or _is_state(payload):
         return usual[0] if usual else None

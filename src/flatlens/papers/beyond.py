@@ -161,7 +161,7 @@ def _predictions() -> tuple[Prediction, ...]:
             "holds",
             "The true error is below the bound, for more than 95% of the samples.",
             "sharpening Thm 6.1",
-            mean_of(sides(), "holds"),
+            mean_of(sides(), "holds", shares=True),
             "above",
             0.95,
             kind="theorem",

@@ -137,17 +137,23 @@ def changed(table: Table, before: str, after: str) -> Evidence:
     return _mean(table, lambda networks: _log_ratio(networks, before, after), f"log({after} / {before})")
 
 
-def mean_of(table: Table, column: str, ranks: str | None = None) -> Evidence:
-    """Return the mean of a column; if it holds correlations, `ranks` may hold those of ranks, which have to agree."""
-    return _mean(table, lambda networks: numbers_of(networks, [column])[column].to_numpy(), column, ranks)
+def mean_of(table: Table, column: str, ranks: str | None = None, *, shares: bool = False) -> Evidence:
+    """Return the mean of a column; if it holds correlations, `ranks` may hold those of ranks, which have to agree.
+
+    `shares`: the column is 1 where something holds, else 0.
+    """
+    return _mean(table, lambda of: numbers_of(of, [column])[column].to_numpy(), column, ranks, shares=shares)
 
 
-def _mean(table: Table, values: Callable[[pd.DataFrame], Array], name: str, ranks: str | None = None) -> Evidence:
+def _mean(
+    table: Table, values: Callable[[pd.DataFrame], Array], name: str, ranks: str | None = None, *, shares: bool = False
+) -> Evidence:
     def found(results: Results) -> Statistic:
         networks, untrained = trained_ones(table(results))
         units = units_in(networks)
         of_ranks = None if ranks is None else numbers_of(networks, [ranks])[ranks]
-        one = average(values(networks), units, name=name, unit=word_of(units), ranks=of_ranks, cases=networks.get(CASE))
+        one = average(values(networks), units, name=name, unit=word_of(units), ranks=of_ranks, shares=shares,
+                      cases=networks.get(CASE))  # fmt: skip
         low, high = (one.low, one.high) if ranks is None else np.clip([one.low, one.high], -1, 1)
         return replace(one, low=low, high=high, excluded=(*untrained, *one.excluded))
 

@@ -105,6 +105,7 @@ def correlated(table: Table, x: str, y: str, coefficient: CoefficientName = "pea
             kept,
             fisher=True,
             ranks=partial(spearman, a, b) if coefficient == "pearson" else None,
+            ordered=(a, b),
         )
         return replace(one, correlation=coefficient != "kendall")
 
@@ -235,8 +236,9 @@ def weighed(
     fisher: bool = False,
     folded: bool = False,
     ranks: Coefficient | None = None,
+    ordered: Sequence[Array] = (),
 ) -> Statistic:
     """Return a statistic of the networks that are kept, weighed over their units, as in `clustered`."""
     units = kept.table[UNIT]
     return clustered(name, coefficient, units, unit=word_of(units), fisher=fisher, folded=folded, ranks=ranks,
-                     excluded=kept.excluded)  # fmt: skip
+                     excluded=kept.excluded, ordered=ordered)  # fmt: skip

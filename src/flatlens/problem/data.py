@@ -142,6 +142,7 @@ class Data:
         self.where = where
         self._paired = paired  #: whether a dict with labels becomes a pair (inputs, labels)
         self.labelled = False  #: whether the batches read so far came as dicts with labels
+        self._drops = source.batch_size if isinstance(source, DataLoader) and source.drop_last else None
         self._source, tensors = _open(source, where)
         self._tensors = self._read(tensors) if isinstance(tensors, Mapping) else tensors
         self._prints: dict[int, tuple[int, int]] = {}  #: checksum and samples, by the batch's number
@@ -152,8 +153,7 @@ class Data:
     def told(self) -> str:
         """The data in words: shapes and checksum of tensors, the type of anything else."""
         if self._tensors is None:
-            again = f", {self.again} of its samples again" * bool(self.again)
-            return f"batches of a {type(self._source).__name__}{again}"
+            return "; ".join([f"batches of a {type(self._source).__name__}", *self.remarks])
         leaves = [leaf for leaf in tree_leaves(self._tensors) if isinstance(leaf, Tensor)]
         total = 0
         for leaf in leaves:
@@ -162,11 +162,20 @@ class Data:
         return f"tensors of shape {shapes}, checksum {total:08x}"
 
     @property
-    def again(self) -> int:
-        """The number of samples that a loader gives once more, as its sampler draws with replacement."""
+    def remarks(self) -> list[str]:
+        """The samples that a loader gives more than once, and those that are measured although it leaves them out."""
         batches = self._source.batch_sampler if isinstance(self._source, DataLoader) else None
         drawn = [index for batch in batches for index in batch] if isinstance(batches, list) else []
-        return len(drawn) - len(set(drawn))
+        told = []
+        if again := len(drawn) - len(set(drawn)):
+            told.append(
+                f"{again} of the {len(drawn)} samples are there again: the loader's sampler draws with replacement"
+            )
+        if self._drops and (out := len(drawn) % self._drops):
+            told.append(
+                f"{out} of the {len(drawn)} samples are left out by the loader's drop_last=True, and are measured, too"
+            )
+        return told
 
     def chunks(self, most: int) -> Iterator[Batch]:
         """Yield batches of at most `most` samples, in the data's order."""

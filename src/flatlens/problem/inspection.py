@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -220,10 +221,15 @@ def _losing(loss: Loss, where: str, f: Tensor, y: Any) -> Iterator[None]:
     """Raise any exception of the loss as one line that says where in the data it happened."""
 
     def failed(line: str) -> LossFailed:
-        return LossFailed(
-            f"Problem(loss={loss}): the loss failed on {where} ({line}): do the targets, of {_kind(y)}, fit "
-            f"outputs of shape {tuple(f.shape)}, and is it differentiable?"
-        )
+        mend = f"do the targets, of {_kind(y)}, fit outputs of shape {tuple(f.shape)}, and is it differentiable?"
+        if f.dtype == torch.float64 and re.search(r"\b(dtype|scalar type)\b", line):
+            mend = (
+                "the loss gets float64 outputs: cast its own tensors with .to(outputs.dtype), or, for class weights, "
+                "give nn.CrossEntropyLoss(weight=...)"
+            )
+        if isinstance(y, list | tuple) and any(isinstance(one, str) for one in y):
+            mend = "the labels are text: number the classes 0, 1, ..."
+        return LossFailed(f"Problem(loss={loss}): the loss failed on {where} ({line}): {mend}")
 
     with users_code(failed):
         try:

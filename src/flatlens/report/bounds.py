@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flatlens.bounds import BOUNDS, Verdict
+from flatlens.bounds import BOUNDS, BoundsReport, Verdict
 from flatlens.column import Column
 from flatlens.files import write_whole
 from flatlens.report.blocks import summed_up
+from flatlens.report.head import head_of_page, head_of_screen
 
 REASONS = 24  #: number of reasons that a screen shows
 LAYERS = 12  #: with more layers, a screen shows one row for each bound
 STYLES = {"holds": "green", "violated": "bold red", "undecided": "magenta", "not applicable": "dim"}
 
 
-def bounds_screen(verdicts: Sequence[Verdict]) -> RenderableType:
-    """Return the screen of `flatlens bounds`: one row for each claim, then how to read it."""
+def bounds_screen(verdicts: BoundsReport) -> RenderableType:
+    """Return the screen of `flatlens bounds`: what was measured, one row for each claim, then how to read it."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title="\nBounds", title_justify="left",
                   title_style="bold")  # fmt: skip
     deep = len({v.layer for v in verdicts}) > LAYERS
@@ -56,7 +57,7 @@ def bounds_screen(verdicts: Sequence[Verdict]) -> RenderableType:
         if deep
         else []
     )
-    return Group(table, *every, _reasons(verdicts), _key(verdicts))
+    return Group(*head_of_screen({"": verdicts.about}), table, *every, _reasons(verdicts), _key(verdicts))
 
 
 def _reasons(verdicts: Sequence[Verdict]) -> Text:
@@ -124,7 +125,7 @@ def _cause(violated: Sequence[Verdict]) -> str:
     return f"either an assumption that you declared is false ({'; '.join(declared)}), or {ours}" if declared else ours
 
 
-def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], path: Path) -> Path:
+def write_bounds_page(verdicts: BoundsReport, path: Path) -> Path:
     """Write one HTML file that needs no network: the chain, every claim's tightness, the table, all the bounds."""
     from flatlens.report.figures.chain import chain_figure, tightness_figure  # not above: the screen draws nothing
     from flatlens.report.page import environment
@@ -134,7 +135,8 @@ def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], pat
     figures = [figure for figure in drawn if figure.data[figure.data.columns[2]].notna().any()]
     names = dict.fromkeys(Column.parse(verdict.bound).measure for verdict in verdicts)
     html = environment().get_template("bounds.html.j2").render(
-        about=about,
+        about=verdicts.about,
+        **head_of_page({"": verdicts.about}),
         figures=[(figure, svg_of(figure)) for figure in figures],
         groups=_by_bound(verdicts),
         why=_why,

@@ -17,6 +17,9 @@ MOVES = (
     (HEADWISE, "head", "changing the basis of attention heads"),
 )
 
+SIGNS = {"lower bound": "≥", "upper bound": "≤"}
+"""The sign before a value that is a bound, by the kind of its estimate."""
+
 FAMILIES = {
     "sharpness": "Size of the derivatives of the outputs, and so of the risk, with respect to the parameters.",
     "sensitivity": "Size of the derivatives of the outputs with respect to the input.",

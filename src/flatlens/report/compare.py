@@ -13,11 +13,12 @@ from rich.text import Text
 
 from flatlens.comparing import Agreement, Comparison, direction
 from flatlens.files import write_whole
+from flatlens.report.cards import SIGNS
+from flatlens.report.head import head_of_page, head_of_screen
 from flatlens.statistics import Statistic
 
 ACROSS = 6  #: largest number of networks on a screen of 80 columns
 _WIDTH = 80
-SIGNS = {"lower bound": "≥", "upper bound": "≤"}
 SURVIVE = "Survive any rescaling of the weights"
 CHANGE = "* Change when the weights are rescaled without changing the function"
 NO_DIRECTION = "No direction known: a small value means neither flat nor compressed"
@@ -26,7 +27,7 @@ NO_DIRECTION = "No direction known: a small value means neither flat nor compres
 def compare_screen(comparison: Comparison) -> RenderableType:
     """Return the screen of `flatlens compare`: the networks, their ranks and values, how far the measures agree."""
     heads = headings(comparison)
-    parts: list[RenderableType] = [_networks(comparison, heads)]
+    parts: list[RenderableType] = [*head_of_screen(comparison.about), _networks(comparison, heads)]
     if len(heads) <= ACROSS:
         parts += [*_ranks(comparison, heads), _values(comparison, heads)]
     else:
@@ -148,7 +149,8 @@ def _key(comparison: Comparison) -> Text:
     def say(head: str, body: str) -> None:
         text.append(f"\n{head}: ", style="bold").append(body, style="not bold")
 
-    say("Agreement", "; ".join(told(w) for w in (agreement.overall, agreement.surviving)) + ".")
+    if rankings := _of_rankings(agreement):
+        say("Agreement", "; ".join(rankings) + ".")
     for remark in (*agreement.remarks, *comparison.notes):
         text.append(f"\n{remark}", style="not bold")
     for why, names in _left_out(agreement).items():
@@ -170,6 +172,11 @@ def _key(comparison: Comparison) -> Text:
     return text
 
 
+def _of_rankings(agreement: Agreement) -> list[str]:
+    """Return how far the rankings agree, by all measures and by those of the function, in words."""
+    return [] if agreement.equal else [told(w) for w in (agreement.overall, agreement.surviving)]
+
+
 def told(w: Statistic) -> str:
     """Return Kendall's W in words.
 
@@ -177,16 +184,16 @@ def told(w: Statistic) -> str:
     "Kendall's W = 0.50 (3 rankings of 4 networks, p = 0.02)"
     """
     if w.value != w.value:
-        return f"{w.name} undefined ({w.note})"
+        return f"{w.name}: undefined ({w.note})"
     rankings, _, more = w.note.partition("; ")
     said = "; ".join(part for part in (f"{rankings} of {w.n} networks, p = {w.p:.2g}", more) if part)
     return f"{w.name} = {w.value:.2f} ({said})"
 
 
 def _left_out(agreement: Agreement) -> dict[str, list[str]]:
-    """Return the measures that are not counted, by reason."""
+    """Return the measures that are not counted, by reason; none where no measure tells the networks apart."""
     found: dict[str, list[str]] = {}
-    for name, why in agreement.left_out.items():
+    for name, why in ({} if agreement.equal else agreement.left_out).items():
         found.setdefault(why, []).append(name)
     return found
 
@@ -220,11 +227,12 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
     figures = [ranks_figure(comparison), *([taus_figure(comparison)] if len(agreement.taus) > 1 else [])]
     html = environment().get_template("compare.html.j2").render(
         about=next(iter(comparison.reports.values())).about,
+        **head_of_page(comparison.about),
         models=comparison.models,
         figures=[(figure, svg_of(figure)) for figure in figures],
         networks=_records(comparison.networks()),
         agreement=agreement,
-        told=[told(w) for w in (agreement.overall, agreement.surviving)],
+        told=_of_rankings(agreement),
         method=agreement.overall.method,
         left_out=_left_out(agreement),
         notes=comparison.notes,

@@ -11,6 +11,7 @@ from rich.text import Text
 from flatlens.files import write_whole
 from flatlens.report.blocks import by_reason, summed_up
 from flatlens.report.cards import MOVES, spelling
+from flatlens.report.head import head_of_page, head_of_screen
 from flatlens.report.tables import ANSWERS_DOWN, RISK
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
 
@@ -32,8 +33,10 @@ SHORT = {
 
 
 def invariance_screen(report: InvarianceReport) -> RenderableType:
-    """Return the screen of `flatlens invariance`: a row for each measure, a column for each transform, then notes."""
-    parts: list[RenderableType] = [_table(report)] if report.moved else []
+    """Return the screen of `flatlens invariance`: a row for each measure, a column for each transform."""
+    parts: list[RenderableType] = [*head_of_screen({"": report.about})]
+    if report.moved:
+        parts.append(_table(report))
     parts.append(_transforms(report))
     parts.append(_key(report))
     return Group(*parts)
@@ -45,6 +48,7 @@ def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
 
     html = environment().get_template("invariance.html.j2").render(
         about=report.about,
+        **head_of_page({"": report.about}),
         wrong=[f"{cell.measure} under {cell.transform}" for cell in report.disagreeing],
         transforms=list(report.moved),
         rows=[

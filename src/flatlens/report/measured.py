@@ -13,6 +13,7 @@ from flatlens.measures import Card
 from flatlens.report.blocks import grouped, heights, role
 from flatlens.report.cards import FAMILIES, MOVES, card_of, spelling, survives
 from flatlens.report.figures.depth import depth_figure
+from flatlens.report.head import head_of_page
 from flatlens.report.page import environment
 from flatlens.report.render import svg_of
 from flatlens.report.tables import RISK, execution_order
@@ -59,7 +60,7 @@ def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Pat
     drawn = depth_figure(report) if len(layers) > 1 else None
     html = environment().get_template("measure.html.j2").render(
         about=report.about,
-        origin=report.about.get("origin", {}),
+        **head_of_page({"": report.about}),
         families=_families(report, cards),
         moves=[(short, in_words) for _, short, in_words in MOVES],
         figures=[(drawn, svg_of(drawn))] if drawn is not None and drawn.data["depth"].nunique() > 1 else [],

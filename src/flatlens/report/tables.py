@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,6 +13,7 @@ from flatlens.estimate import Estimate, Report
 from flatlens.measures import Card
 from flatlens.report.blocks import grouped, profile, role
 from flatlens.report.cards import MOVES, card_of, spelling, survives
+from flatlens.report.head import head_of_screen
 
 LAYERS_ACROSS = 5  #: largest number of layers side by side on a screen of 80 columns
 MEASURES_ACROSS = 4  #: largest number of measures beside the names of layers
@@ -35,8 +35,7 @@ def measure_screen(report: Report, cards: Sequence[Card], layers: str = "") -> R
         Something for a rich console: what was measured, the network's answers, the layers' values, a key.
     """
     whole, report = report, _without_parts(report)
-    parts: list[RenderableType] = [Text(_about(report.about), style="bold")]
-    parts += [_origin(what, words) for what, words in report.about.get("origin", {}).items()]
+    parts: list[RenderableType] = [*head_of_screen({"": report.about})]
     parts.append(_network_table(report, cards))
     parts += _layer_tables(report, layers)
     notes = _notes(report)
@@ -55,23 +54,6 @@ def _without_parts(report: Report) -> Report:
     if sum(layer is None for _, layer in report) <= ANSWERS_DOWN:
         return report
     return Report({key: estimate for key, estimate in report.items() if key[0] == spelling(key[0])}, report.about)
-
-
-def _about(about: Mapping[str, Any]) -> str:
-    """Return the first line: samples, outputs, layers, loss."""
-    facts = [f"{about[key]} {noun}" for key, noun in (("n", "samples"), ("outputs", "outputs")) if key in about]
-    if about.get("layers") and isinstance(about["layers"], Sequence) and not isinstance(about["layers"], str):
-        facts.append(f"{len(about['layers'])} layers")
-    if about.get("arithmetic", "full") != "full":
-        facts.append(f"multiplied in {about['arithmetic']}")
-    if "loss" in about:
-        facts.append(str(about["loss"]).replace("_", " "))
-    return ", ".join(facts) if facts else "measured"
-
-
-def _origin(what: str, words: str) -> Text:
-    """Return a line on the origin of something; untrained weights are highlighted."""
-    return Text(f"{what}: {words}", style="bold yellow" if words.startswith("random") else "dim")
 
 
 def _network_table(report: Report, cards: Sequence[Card]) -> Table:

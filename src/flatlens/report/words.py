@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from flatlens.experiments.findings import count_of, is_or_are
+from flatlens.experiments.findings import is_or_are
 from flatlens.experiments.quantities import in_words
 from flatlens.experiments.vary import TOGETHER, but_seeds, is_seed, last_field, split_values
+from flatlens.progress import count_of
 from flatlens.training import REACHED
 from flatlens.userfile import short
 

@@ -10,6 +10,7 @@ from scipy.special import chdtrc
 from scipy.stats import rankdata
 
 from flatlens.errors import BadInput
+from flatlens.progress import count_of
 from flatlens.statistics.coefficients import Array
 from flatlens.statistics.correlations import ALIKE, require_counts
 from flatlens.statistics.draws import Seed, generator
@@ -44,9 +45,9 @@ def kendall_w(
     ranks = values[whole] if ranked else rankdata(values[whole], axis=1)
     distinct = np.ptp(ranks, axis=1) > 0 if len(ranks) else np.zeros(0, dtype=bool)
     ranks, n = ranks[distinct], table.shape[1]
-    left = [(f"{(~whole).sum()} not: a value is missing", not whole.all())]
-    left += [(f"{(~distinct).sum()} not: all networks tie", not distinct.all())]
-    note = "; ".join([f"{len(ranks)} rankings", *(why for why, there in left if there)])
+    left = [(f"{(~whole).sum()} left out: a value is missing", not whole.all())]
+    left += [(f"{(~distinct).sum()} left out: all networks tie", not distinct.all())]
+    note = "; ".join([count_of(len(ranks), "ranking"), *(why for why, there in left if there)])
     if len(ranks) < 2:
         return Statistic(name, NAN, n, note=f"{note}; at least 2 are needed")
     value = float(concordance(ranks))

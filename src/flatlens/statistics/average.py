@@ -24,18 +24,20 @@ def average(
     unit: str = "network",
     ranks: Any = None,
     correlations: bool = False,
+    shares: bool = False,
     cases: Any = None,
 ) -> Statistic:
     """Return the mean over networks, of one number per network; the interval is Student's over independent units.
 
-    `units` are the labels of the networks' units; by default each network is a unit. If the units' means are all 0 or
-    1, or take two values only, Student's distribution is a bad approximation: the interval is then the exact binomial
-    one (Clopper and Pearson 1934) of the share of units with the larger value, if the units have equally many networks
-    of one kind. If all have one value, other than 0 and 1, it is that of a sign test: of the share of units on their
-    side of 0.
+    `units` are the labels of the networks' units; by default each network is a unit. If the units' means take two
+    values only, Student's distribution is a bad approximation: the interval is then the exact binomial one (Clopper and
+    Pearson 1934) of the share of units with the larger value, if the units have equally many networks of one kind. If
+    all have one value, the interval is this value, and p is that of a sign test: 2^-units, as all are on one side.
 
-    `correlations`: the numbers lie between -1 and 1, so that units whose means are all 1 agree in sign, and are no
-    shares.
+    `correlations`: the numbers lie between -1 and 1. If all units have one value, the interval is that of the share of
+    units on their side of 0.
+    `shares`: the numbers are 1 where something holds, else 0. If all units have one of them, the interval is the exact
+    binomial one, too.
     `ranks`: where the numbers are correlations, the same of ranks; a verdict then needs both means (`clustered`).
     `cases`: label of each network's kind. The mean is then over kinds, of the mean within each: a kind of which there
     are more networks does not count for more.
@@ -64,9 +66,9 @@ def average(
     if of_ranks or len(means) < FEWEST_UNITS:
         return found
     agree, alike = len(set(means)) == 1, each.size().nunique() == member.shape[1] == 1
-    if agree and (correlations or means[0] not in (0.0, 1.0)):
+    if agree and correlations:
         return _one_value(found, means)
-    ends = _two_values(means) if agree or alike else None
+    ends = _two_values(means, shares=shares) if agree or alike else None
     return found if ends is None else _binomial(found, means, *ends)
 
 
@@ -86,16 +88,16 @@ def share(holds: Any, units: Any = None, *, name: str = "it", unit: str = "netwo
     labels = np.arange(len(holds)) if units is None else np.asarray(units, dtype=object)
     table = as_columns(holds=np.asarray(holds, dtype=np.float64), unit=labels).dropna()
     whole = table.groupby("unit")["holds"].min()
-    found = average(whole.to_numpy(), whole.index.to_numpy(), name=name, unit=unit)
+    found = average(whole.to_numpy(), whole.index.to_numpy(), name=name, unit=unit, shares=True)
     left = len(holds) - len(table)
     excluded = ((f"{name} is not known", left),) if left else ()
     return replace(found, name=f"Share of {unit}s with {name}", n=len(table), excluded=excluded)
 
 
-def _two_values(means: Array) -> tuple[float, float] | None:
-    """Return the two values that the units' means take; None if they take more, or one that is neither 0 nor 1."""
+def _two_values(means: Array, *, shares: bool) -> tuple[float, float] | None:
+    """Return the two values that the units' means take; None if they take more, or one. Those of shares are 0 and 1."""
     values = np.unique(means)
-    if set(values) <= {0.0, 1.0}:
+    if shares and set(values) <= {0.0, 1.0}:
         return 0.0, 1.0
     return (float(values[0]), float(values[1])) if len(values) == 2 else None
 
@@ -120,8 +122,9 @@ def _binomial(found: Statistic, means: Array, low: float, high: float) -> Statis
 
     def tails(than: float) -> tuple[float, float]:
         p = float(np.clip((than - low) / from_share, 0.0, 1.0))
-        above = 1.0 if k == 0 else float(beta.cdf(p, k, n - k + 1))  # P(at least k of n), each with probability p
-        below = 1.0 if k == n else float(beta.sf(p, k + 1, n - k))  # P(at most k of n)
+        # P(at least k of n) and P(at most k of n), each with probability p; beyond an end all units are on one side
+        above = float(than >= low) if k == 0 else float(beta.cdf(p, k, n - k + 1))
+        below = float(than <= high) if k == n else float(beta.sf(p, k + 1, n - k))
         least = 0.5 ** int((means != than).sum())
         return max(above, least if than <= low else 0.0), max(below, least if than >= high else 0.0)
 

@@ -9,8 +9,11 @@ Fisher's scale z = arctanh r. docs/sizes.md has the simulated error rates.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import exp, lgamma
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from scipy.stats import t as student
 
 from flatlens.statistics.bootstrap import Coefficient
 from flatlens.statistics.coefficients import Array, GroupNumbers
+from flatlens.statistics.draws import generator
 from flatlens.statistics.statistic import NAN, Statistic, Tails
 
 FEWEST_UNITS = 6
@@ -27,8 +31,12 @@ FEWEST_DESCRIBED = 3
 """Smallest number of units for an interval that describes a study; it is wide, and errors are below 3% a side."""
 MOST_GROUPS = 200
 """Largest number of groups of units that are left out in turn; more units are joined to as many groups."""
+_LEVEL = 0.025
+"""Share of wrong intervals on each side."""
 RANK_LEVEL = 2.0
 """Factor on the level at which ranks have to agree with a correlation: 5% a side where it is tested at 2.5%."""
+_LARGEST = 700.0
+"""Largest logarithm of a number that float64 holds."""
 _SAME = 1e-12
 """A standard error below this share of the value is rounding."""
 
@@ -45,6 +53,7 @@ def clustered(
     excluded: tuple[tuple[str, int], ...] = (),
     note: str = "",
     fewest: int = FEWEST_UNITS,
+    ordered: Sequence[Array] = (),
 ) -> Statistic:
     """Return a statistic with its 95% interval over independent units.
 
@@ -64,17 +73,21 @@ def clustered(
         excluded: (reason, number) of networks left out.
         note: further remark.
         fewest: smallest number of units for an interval.
+        ordered: the columns whose ranks the statistic (or `ranks`, if given) correlates. By chance alone, each order of
+            a column is as likely as any other, so p is at least one over their number. A column of few values and few
+            units has few orders: of three 0 and three 1 there are 20. With fewer than 80 orders there is no interval:
+            those of two of them have to be rarer than 2.5%.
 
     >>> x, units = np.array([1.0, 2.0, 3.0, 6.0, 2.0, 1.0]), range(6)
     >>> clustered("mean", lambda counts: counts @ x / counts.sum(1), units)
     mean = 2.5 [0.537, 4.46], p = 0.022 (n = 6, 6 networks)
     """
     numbers, labels = pd.factorize(np.asarray(units, dtype=object))
-    n, known = len(numbers), len(labels)
+    n, known, groups = len(numbers), len(labels), in_groups(numbers, labels)
     plain = Statistic(name, NAN, n, excluded=excluded, note=note, units=known, unit=unit, correlation=fisher)
     if n == 0:
         return replace(plain, note="no network is left")
-    value, left_out = _with_and_without(coefficient, numbers, known)
+    value, left_out = _with_and_without(coefficient, groups)
     plain = replace(plain, value=abs(value) if folded else value)
     if not np.isfinite(value):
         return replace(plain, note=_and(note, "undefined: a column is constant, or too few networks are left"))
@@ -84,31 +97,39 @@ def clustered(
         return replace(plain, note=_and(note, f"fewer than {fewest} independent units"))
     if not np.isfinite(left_out).all():
         return replace(plain, note=_and(note, f"undefined without one {unit}"))
-    found = _interval(plain, value, left_out, fisher=fisher, folded=folded)
+    least = max((1 / _orders(column, numbers) for column in ordered), default=0.0)
+    if 2 * least > _LEVEL and ranks is None:
+        return replace(plain, note=_and(note, f"the values have only {1 / least:.0f} orders: too few for an interval"))
+    found = _interval(plain, value, left_out, 0.0 if ranks else least, fisher=fisher, folded=folded)
     if known < FEWEST_UNITS and found.low == found.high:
         return replace(plain, note=_and(note, f"all values without one {unit} agree: too few units for an interval"))
-    return found if ranks is None else _with_ranks(found, ranks, numbers, known, fisher=fisher, folded=folded)
+    return found if ranks is None else _with_ranks(found, ranks, groups, least, fisher=fisher, folded=folded)
 
 
-def _interval(plain: Statistic, value: float, left_out: Array, *, fisher: bool, folded: bool = False) -> Statistic:
-    """Return the statistic with interval, p and tails, from its values without each unit (or group of units)."""
+def _interval(
+    plain: Statistic, value: float, left_out: Array, least: float, *, fisher: bool, folded: bool = False
+) -> Statistic:
+    """Return the statistic with interval, p and tails, from its values without each unit (or group of units).
+
+    `least` is the smallest possible p.
+    """
     to, back = (fishers_z, np.tanh) if fisher else (_plain, _plain)
     groups, at = len(left_out), float(to(np.array(value)))
     error = float(np.sqrt((groups - 1) / groups * ((to(left_out) - at) ** 2).sum()))
     error = 0.0 if error <= _SAME * max(abs(at), 1e-300) else error
-    reach = student.ppf(0.975, groups - 1) * error
+    reach = student.ppf(1 - _LEVEL, groups - 1) * error
     low, high = (float(back(np.array(end))) for end in (at - reach, at + reach))
     if folded:
         low, high = (0.0 if low < 0 < high else min(abs(low), abs(high))), max(abs(low), abs(high))
     centre = abs(at) if folded else at
 
     def grown(times: float, than: float) -> tuple[float, float]:
-        distance = centre - float(to(np.array(than)))
+        distance, many = centre - float(to(np.array(than))), min(times * groups, MOST_GROUPS)
         if error == 0:
-            least = 0.5**groups
-            return (least, 1 - least) if distance > 0 else (1 - least, least) if distance < 0 else (0.5, 0.5)
-        above = float(student.sf(distance / error * times**0.5, groups - 1))
-        return above, 1 - above
+            above = 0.5 if distance == 0 else 0.5**many if distance > 0 else 1 - 0.5**many
+        else:
+            above = float(student.sf(distance / error * times**0.5, many - 1))
+        return max(above, least**times), max(1 - above, least**times)
 
     tails = partial(grown, 1.0)
     scale = ", of Fisher's z" if fisher else ""
@@ -125,14 +146,14 @@ def two_sided(tails: tuple[float, float]) -> float:
 
 
 def _with_ranks(
-    found: Statistic, ranks: Coefficient, numbers: GroupNumbers, known: int, *, fisher: bool, folded: bool
+    found: Statistic, ranks: Coefficient, groups: GroupNumbers, least: float, *, fisher: bool, folded: bool
 ) -> Statistic:
     """Return the statistic with that of ranks beside it; its p is at least half of that of the ranks."""
-    value, left_out = _with_and_without(ranks, numbers, known)
+    value, left_out = _with_and_without(ranks, groups)
     beside = replace(found, name=f"{found.name}, of ranks", value=value, leave_one_out=(NAN, NAN))
     if not np.isfinite([value, *left_out]).all():
         return replace(found, low=NAN, high=NAN, p=NAN, tails=None, note=_and(found.note, "undefined of ranks"))
-    beside = _interval(beside, value, left_out, fisher=fisher, folded=folded)
+    beside = _interval(beside, value, left_out, least, fisher=fisher, folded=folded)
     own, theirs = found.grown, beside.grown
     assert own is not None  # both have intervals
     assert theirs is not None
@@ -158,11 +179,48 @@ def least_of(own: Tails, of_ranks: Tails) -> Tails:
     return tails
 
 
-def _with_and_without(coefficient: Coefficient, numbers: GroupNumbers, known: int) -> tuple[float, Array]:
-    """Return the statistic of all networks, and without each unit, or each of 200 groups of units."""
-    groups = numbers * MOST_GROUPS // known if known > MOST_GROUPS else numbers
-    counts = np.ones((1 + min(known, MOST_GROUPS), len(numbers)))
-    counts[1 + groups, np.arange(len(numbers))] = 0.0
+def in_groups(numbers: GroupNumbers, labels: Any) -> GroupNumbers:
+    """Return the group of each network that is left out in turn: its unit, or one of 200 groups of units.
+
+    The units of a group are drawn by their labels, always the same: the order of the rows does not count, as neighbours
+    in a table may be alike.
+    """
+    known = len(labels)
+    if known <= MOST_GROUPS:
+        return numbers
+    by_label = sorted(range(known), key=lambda unit: (str(labels[unit]), type(labels[unit]).__name__))
+    group = np.empty(known, dtype=np.int64)
+    group[by_label] = generator(0).permutation(known) * MOST_GROUPS // known
+    return np.asarray(group[numbers])
+
+
+def _orders(column: Array, numbers: GroupNumbers) -> float:
+    """Return how many different orders a column has if units are exchanged, and the networks of each unit.
+
+    >>> round(_orders(np.array([0.0, 0, 0, 1, 1, 1]), np.arange(6)))
+    20
+    >>> round(_orders(np.array([0.0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 2, 2])))  # 3 units, and 2 orders in one
+    12
+    """
+    of_units = [Counter(column[rows].tolist()) for rows in _rows_of(numbers)]
+    alike = [frozenset((value, times / of.total()) for value, times in of.items()) for of in of_units]
+    return exp(min(_log_orders(alike) + sum(_log_orders(of.elements()) for of in of_units), _LARGEST))
+
+
+def _rows_of(numbers: GroupNumbers) -> list[Array]:
+    return np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+
+
+def _log_orders(values: Iterable[Hashable]) -> float:
+    """Return the logarithm of how many different orders these values have."""
+    times = Counter(values)
+    return lgamma(times.total() + 1) - sum(lgamma(each + 1) for each in times.values())
+
+
+def _with_and_without(coefficient: Coefficient, groups: GroupNumbers) -> tuple[float, Array]:
+    """Return the statistic of all networks, and without each unit, or each group of units."""
+    counts = np.ones((2 + int(groups.max()), len(groups)))
+    counts[1 + groups, np.arange(len(groups))] = 0.0
     with np.errstate(invalid="ignore", divide="ignore"):
         values = np.asarray(coefficient(counts), dtype=np.float64)
     return float(values[0]), values[1:]

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[np.float64]
 GroupNumbers: TypeAlias = NDArray[np.int64]
 
-CONSTANT = 1e-9
-"""The variance below which values, scaled to variance 1, count as constant: it is rounding."""
+CONSTANT = 1e-13
+"""The variance below which values, scaled to variance 1, count as constant: it is rounding, which is some 1e-15."""
 _ROUNDING = 1e-12
 """The share of a resample's sum of squares below which its variance is rounding."""
 
@@ -31,7 +31,7 @@ def pearson(x: Array, y: Array, counts: Array, groups: GroupNumbers | None = Non
     >>> pearson(x, 2 * x, np.ones((1, 5)))
     array([1.])
     """
-    x, y = _from_median(x), _from_median(y)  # r does not change, and the sums below stay accurate without outliers, too
+    x, y = from_median(x, groups), from_median(y, groups)  # r stays, and sums are accurate without outliers, too
     groups = np.zeros(len(x), dtype=np.int64) if groups is None else groups
     member = np.eye(1 + int(groups.max()))[groups]
 
@@ -91,13 +91,22 @@ def ratio(both: Array, in_x: Array, in_y: Array, above: float = 0.0) -> Array:
     return np.where(defined, np.clip(found, -1.0, 1.0), np.nan)
 
 
-def _from_median(values: Array) -> Array:
-    """Return the values' distances from their median, the largest 1; all zeros if they are constant up to rounding."""
-    if _is_constant(values):
-        return np.zeros_like(values)
-    scaled = values / np.abs(values).max()  # first, so that no difference overflows
-    centred = scaled - np.median(scaled)
-    return np.asarray(centred / np.abs(centred).max())
+def from_median(values: Array, groups: GroupNumbers | None = None) -> Array:
+    """Return the values' distances from their median, the largest 1; all zeros if they are constant up to rounding.
+
+    With `groups` (one group number per point) the distances are those from the group's own median.
+
+    >>> from_median(np.array([0.0, 1.0, 3.0]))
+    array([-0.5,  0. ,  1. ])
+    >>> from_median(np.array([15.0, 16.0, 5.0, 5.0]), np.array([0, 0, 1, 1]))
+    array([-1.,  1.,  0.,  0.])
+    """
+    groups = np.zeros(len(values), dtype=np.int64) if groups is None else groups
+    centred = values / (np.abs(values).max(initial=0.0) or 1.0)  # first, so that no difference overflows
+    for group in np.unique(groups):
+        mine = groups == group
+        centred[mine] = 0.0 if _is_constant(centred[mine]) else centred[mine] - np.median(centred[mine])
+    return np.asarray(centred / (np.abs(centred).max(initial=0.0) or 1.0))
 
 
 def _is_constant(values: Array) -> bool:

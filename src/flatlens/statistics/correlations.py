@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.statistics.bootstrap import FEWEST_POINTS, Coefficient, with_interval
+from flatlens.statistics.bootstrap import FEWEST_POINTS, Coefficient, has_interval, no_interval, with_interval
 from flatlens.statistics.clustered import clustered
-from flatlens.statistics.coefficients import Array, kendall, pearson, signs, spearman, standardised
+from flatlens.statistics.coefficients import Array, from_median, kendall, pearson, signs, spearman, standardised
 from flatlens.statistics.draws import Seed, generator, is_every, permutations, resamples
 from flatlens.statistics.exclusions import Retained, as_columns, keep
 from flatlens.statistics.statistic import NAN, Statistic
@@ -44,10 +44,11 @@ def correlate(
 ) -> Statistic:
     """Return the correlation of two quantities over networks, with one number per network in each of `x` and `y`.
 
-    The interval is a bias-corrected and accelerated bootstrap of networks, from `resampled` resamples. p is two-sided,
-    from `permuted` random orders of y: (1 + number as far from 0) / (1 + number); the null hypothesis is that x and y
-    are independent. With at most 7 networks p is exact: all orders are taken. 0 leaves out the interval or p.
-    Quantities named in `log` are replaced by their logarithms.
+    The interval is a bias-corrected and accelerated bootstrap of networks, from `resampled` resamples; fewer than 6
+    networks have none, as it would miss too often (docs/sizes.md). p is two-sided, from `permuted` random orders of y:
+    (1 + number as far from 0) / (1 + number); the null hypothesis is that x and y are independent. With at most 7
+    networks p is exact: all orders are taken. 0 leaves out the interval or p. Quantities named in `log` are replaced by
+    their logarithms.
 
     Both take networks for independent. Where they are not, `units` has the label of each network's independent unit,
     such as its seed, and `unit` says what a unit is: interval and p are then those of `clustered`.
@@ -64,8 +65,10 @@ def correlate(
     kept = keep(as_columns(**{names[0]: x, names[1]: y}, **labels), names, log, present=list(labels))
     if labels:
         pair = kept.table[list(names)]
-        coefficient = partial(COEFFICIENTS[statistic], *pair.to_numpy().T)
-        return over_units(_title(statistic, names), coefficient, kept, unit, undefined_because(pair))
+        columns = tuple(pair.to_numpy().T)
+        coefficient = partial(COEFFICIENTS[statistic], *columns)
+        ordered = () if statistic == "pearson" else columns
+        return over_units(_title(statistic, names), coefficient, kept, unit, undefined_because(pair), ordered=ordered)
     rng = generator(seed)
     counts = resamples(len(kept.table), rng, resampled)
     orders = permutations(len(kept.table), rng, permuted)
@@ -87,15 +90,26 @@ def of_units(x: Any, units: Any) -> dict[str, Any]:
 
 
 def over_units(
-    title: str, coefficient: Coefficient, kept: Retained, unit: str, undefined: str = "", note: str = ""
+    title: str,
+    coefficient: Coefficient,
+    kept: Retained,
+    unit: str,
+    undefined: str = "",
+    note: str = "",
+    ordered: Sequence[Array] = (),
 ) -> Statistic:
-    """Return a correlation with its interval over the units of the networks kept; `undefined` says why it has none."""
+    """Return a correlation with its interval over the units of the networks kept; `undefined` says why it has none.
+
+    `ordered`: the columns whose ranks it correlates, as in `clustered`.
+    """
     units = kept.table[UNIT_LABELS]
     if undefined:
         return Statistic(
             title, NAN, len(units), excluded=kept.excluded, note=undefined, units=units.nunique(), unit=unit
         )
-    return clustered(title, coefficient, units, unit=unit, fisher=True, excluded=kept.excluded, note=note)
+    return clustered(
+        title, coefficient, units, unit=unit, fisher=True, excluded=kept.excluded, note=note, ordered=ordered
+    )
 
 
 def all_pairs(
@@ -157,15 +171,16 @@ def _related(
         return Statistic(title, NAN, len(x), excluded=excluded, note=why)
     found = with_interval(partial(COEFFICIENTS[statistic], x, y), counts)
     p = p_value(found.value, permuted_values(statistic, x, y, orders))
-    method = methods(len(counts), len(orders), every=is_every(len(x)))
-    return Statistic(title, found.value, found.n, found.low, found.high, p, excluded, method)
+    method = methods(len(counts) * has_interval(len(x)), len(orders), every=is_every(len(x)))
+    note = no_interval(len(counts), len(x))
+    return Statistic(title, found.value, found.n, found.low, found.high, p, excluded, method, note)
 
 
 def undefined_because(table: pd.DataFrame, fewest: int = FEWEST_POINTS) -> str:
     """Return why the columns have no correlation; an empty string if they have one."""
     if len(table) < fewest:
         return f"{len(table)} networks are left, at least {fewest} are needed"
-    constant = [str(name) for name in table if not standardised(table[name].to_numpy()).any()]
+    constant = [str(name) for name in table if not from_median(table[name].to_numpy()).any()]
     return f"{' and '.join(constant)} {'are' if constant[1:] else 'is'} constant" if constant else ""
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flatlens.errors import BadInput
-from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
+from flatlens.statistics.bootstrap import FEWEST_POINTS, has_interval, no_interval, with_interval
 from flatlens.statistics.coefficients import Array, GroupNumbers, signs
 from flatlens.statistics.correlations import UNIT_LABELS, methods, of_units, over_units, p_value, require_counts
 from flatlens.statistics.draws import Seed, generator, is_every, permutations, resamples
@@ -77,7 +77,7 @@ def granulated_kendall(
         return Statistic(title, NAN, n, excluded=kept.excluded, note=why, **whose)
     levels = {str(name): pd.factorize(kept.table[f"hyperparameter {name}"])[0] for name in axes}
     groupings = {name: _groups(levels, name) for name in levels}
-    rng = generator(seed)
+    rng, drawn = generator(seed), resampled * has_interval(n)
     counts, orders = resamples(n, rng, resampled), permutations(n, rng, permuted)
     parts = {}
     for name, (groups, compared) in groupings.items():
@@ -88,7 +88,7 @@ def granulated_kendall(
         found = with_interval(psi, counts)
         within = permutations(n, rng, permuted, groups)
         p = p_value(found.value, _permuted(a, b, [(groups, compared)], within))
-        method = methods(resampled, len(within), "permutations within groups", every=is_every(n, groups))
+        method = methods(drawn, len(within), "permutations within groups", every=is_every(n, groups))
         parts[name] = Statistic(along, found.value, n, found.low, found.high, p, kept.excluded, method, remark)
     counted = [groupings[name] for name, part in parts.items() if part.value == part.value]
     skipped = [f"{name} not counted: {part.note}" for name, part in parts.items() if part.value != part.value]
@@ -103,7 +103,8 @@ def granulated_kendall(
         return replace(over_units(title, whole, kept, unit, note=note), parts=parts)
     found = with_interval(whole, counts)
     p = p_value(found.value, _permuted(a, b, counted, orders))
-    method = methods(resampled, len(orders), every=is_every(n))
+    note = "; ".join(filter(None, [note, no_interval(resampled, n)]))
+    method = methods(drawn, len(orders), every=is_every(n))
     return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, note, parts)
 
 

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
-from flatlens.statistics.coefficients import CONSTANT, Array, centred_ranks, ratio, standardised
+from flatlens.statistics.bootstrap import FEWEST_POINTS, has_interval, no_interval, with_interval
+from flatlens.statistics.coefficients import CONSTANT, Array, centred_ranks, from_median, ratio, standardised
 from flatlens.statistics.correlations import methods, of_units, over_units, p_value, require_counts, undefined_because
 from flatlens.statistics.draws import Seed, generator, is_every, permutations, resamples
 from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.statistic import NAN, Statistic
 
+_ROUNDING = 1e-26
+"""The share of a resample's mean square below which its variance is rounding."""
 _EXPLAINED = "the controls explain one of the two completely"
 
 
@@ -77,8 +79,10 @@ def partial_correlation(
         return Statistic(title, NAN, n, excluded=kept.excluded, note=_EXPLAINED)
     orders = permutations(n, rng, permuted)
     p = p_value(found.value, _under_null(values, orders, statistic == "spearman"))
-    method = methods(resampled, len(orders), "permutations of residuals (Freedman-Lane)", every=is_every(n))
-    return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method)
+    enough = has_interval(n, fewest)
+    method = methods(resampled * enough, len(orders), "permutations of residuals (Freedman-Lane)", every=is_every(n))
+    note = no_interval(resampled, n, fewest)
+    return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, note)
 
 
 def _listed(controls: pd.DataFrame) -> str:
@@ -87,16 +91,17 @@ def _listed(controls: pd.DataFrame) -> str:
 
 def _partial(values: Array, counts: Array, ranked: bool) -> Array:
     """Return the partial correlation in each resample, (B,), from the rows x, y and controls of `values` (2 + k, n)."""
-    columns = [centred_ranks(v, counts) if ranked else np.broadcast_to(standardised(v), counts.shape) for v in values]
+    columns = [centred_ranks(v, counts) if ranked else np.broadcast_to(from_median(v), counts.shape) for v in values]
     stacked = np.stack(columns, axis=1)  # (B, 2 + k, n)
     weights = counts / counts.sum(1, keepdims=True)
     centred = stacked - np.einsum("bpn,bn->bp", stacked, weights)[:, :, None]
-    S = np.einsum("bpn,bqn,bn->bpq", centred, centred, weights, optimize=["einsum_path", (0, 2), (0, 1)])
-    scale = np.sqrt(np.maximum(np.einsum("bpp->bp", S), 1e-300))
-    S = S / (scale[:, :, None] * scale[:, None, :])  # a correlation matrix, so that CONSTANT is a share of 1
-    explained = S[:, :2, 2:] @ np.linalg.pinv(S[:, 2:, 2:], rcond=1e-10, hermitian=True) @ S[:, 2:, :2]
-    left = S[:, :2, :2] - explained
-    return ratio(left[:, 0, 1], left[:, 0, 0], left[:, 1, 1], CONSTANT)
+    own, raw = (np.einsum("bpn,bpn,bn->bp", each, each, weights) for each in (centred, stacked))
+    length = np.sqrt(np.where(own > _ROUNDING * raw, own, np.inf))[:, :, None]  # a constant becomes 0
+    scaled = centred * np.sqrt(weights)[:, None, :] / length
+    pair, basis = scaled[:, :2], _basis(scaled[:, 2:].swapaxes(1, 2))
+    left = pair - np.einsum("bnk,bpk->bpn", basis, np.einsum("bnk,bpn->bpk", basis, pair))
+    S = np.einsum("bpn,bqn->bpq", left, left)
+    return ratio(S[:, 0, 1], S[:, 0, 0], S[:, 1, 1], CONSTANT)
 
 
 def _under_null(values: Array, orders: NDArray[np.int64], ranked: bool) -> Array:
@@ -110,6 +115,6 @@ def _under_null(values: Array, orders: NDArray[np.int64], ranked: bool) -> Array
 
 
 def _basis(columns: Array) -> Array:
-    """Return an orthonormal basis of the columns' span."""
+    """Return an orthonormal basis of the span of columns (..., n, k), with columns of zeros where they span less."""
     u, s, _ = np.linalg.svd(columns, full_matrices=False)
-    return np.asarray(u[:, s > 1e-8 * s[0]])
+    return np.asarray(u * (s > 1e-8 * s[..., :1])[..., None, :])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import combinations, product
 
@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flatlens.statistics.bootstrap import FEWEST_POINTS, Coefficient
+from flatlens.statistics.bootstrap import Coefficient
 from flatlens.statistics.clustered import FEWEST_DESCRIBED, clustered
-from flatlens.statistics.coefficients import kendall, pearson
+from flatlens.statistics.coefficients import Array, kendall, pearson
+from flatlens.statistics.correlations import undefined_because
 
 FEWEST_WITHIN = 10
 """The smallest number of points minus number of groups for which a correlation within groups is given."""
@@ -32,9 +33,10 @@ def relate_all(table: pd.DataFrame, units: pd.Series | None = None) -> pd.DataFr
         x, y = table[list(names)][kept].to_numpy(dtype=np.float64).T
         labels = _labels(table, units)[kept]
         each: list[float] = []
-        for coefficient in (pearson, kendall):
-            each += _interval(partial(coefficient, x, y), labels) if len(x) >= FEWEST_POINTS else _NOTHING
-        rows.append((*names, len(x), len(np.unique(labels)), *each))
+        undefined = undefined_because(pd.DataFrame({"x": x, "y": y}))
+        for coefficient, ordered in ((pearson, ()), (kendall, (x, y))):
+            each += _NOTHING if undefined else _interval(partial(coefficient, x, y), labels, ordered)
+        rows.append((*names, len(x), len(pd.unique(labels)), *each))
     coefficients = [f"{name}{end}" for name in ("pearson", "kendall") for end in ("", "_low", "_high")]
     return pd.DataFrame(rows, columns=["x", "y", "n", "units", *coefficients])
 
@@ -54,19 +56,21 @@ def relate_within(
         numbers, labels = pd.factorize(groupings[grouping][kept], use_na_sentinel=False)
         within, known = partial(pearson, x, y, groups=numbers), _labels(table, units)[kept]
         r = _interval(within, known) if len(x) - len(labels) >= FEWEST_WITHIN else _NOTHING
-        rows.append((name, target, grouping, len(labels), len(x), len(np.unique(known)), *r))
+        rows.append((name, target, grouping, len(labels), len(x), len(pd.unique(known)), *r))
     ends = ["pearson", "pearson_low", "pearson_high"]
     return pd.DataFrame(rows, columns=["x", "y", "group", "groups", "n", "units", *ends])
 
 
-def _interval(coefficient: Coefficient, units: NDArray[np.object_]) -> tuple[float, float, float]:
-    """Return a correlation with its interval over units."""
-    found = clustered("", coefficient, units, fisher=True, fewest=FEWEST_DESCRIBED)
+def _interval(
+    coefficient: Coefficient, units: NDArray[np.object_], ordered: Sequence[Array] = ()
+) -> tuple[float, float, float]:
+    """Return a correlation with its interval over units; `ordered`: the columns whose ranks it correlates."""
+    found = clustered("", coefficient, units, fisher=True, fewest=FEWEST_DESCRIBED, ordered=ordered)
     return found.value, found.low, found.high
 
 
 def _labels(table: pd.DataFrame, units: pd.Series | None) -> NDArray[np.object_]:
-    return np.asarray(np.arange(len(table)) if units is None else units.to_numpy(), dtype=object).astype(str)
+    return np.asarray(np.arange(len(table)) if units is None else units.to_numpy(), dtype=object)
 
 
 def _usable(table: pd.DataFrame, x: str, y: str, units: pd.Series | None) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from flatlens.errors import BadInput
 from flatlens.statistics.bootstrap import with_interval
-from flatlens.statistics.coefficients import pearson, standardised
+from flatlens.statistics.coefficients import from_median, pearson, standardised
 from flatlens.statistics.correlations import methods, p_value, require_counts
 from flatlens.statistics.draws import Seed, generator, is_every, permutations, resamples
 from flatlens.statistics.exclusions import as_columns, keep
@@ -54,7 +54,8 @@ def within_groups(
     if np.isnan(found.value):
         note = f"{names[0]} or {names[1]} is constant within each group"
         return Statistic(title, NAN, n, excluded=kept.excluded, note=note)
-    inside_a, inside_b = (standardised(v - _means(v, labels)) for v in (a, b))
+    near = (from_median(v, labels) for v in (a, b))
+    inside_a, inside_b = (standardised(v - _means(v, labels)) for v in near)
     orders = permutations(n, rng, permuted, labels)
     drawn = inside_b[orders] @ inside_a / n
     method = methods(resampled, len(orders), "permutations within groups", every=is_every(n, labels))

@@ -58,7 +58,9 @@ class TrainingLoss:
         if y.ndim != 1 or (len(y) and not 0 <= int(y.min()) <= int(y.max()) < N):
             met = f"shape {tuple(y.shape)}" if y.ndim != 1 else f"{int(y.min())} to {int(y.max())}"
             raise BadData(
-                f"train({what}=...): labels from 0 to {N - 1} are needed, since the network has {N} outputs; got {met}"
+                f"train({what}=...): labels from 0 to {N - 1} are needed, since the network has {N} outputs; got "
+                f"{met}. Whole numbers are class labels: y.float() makes them targets of a regression, y.argmax(1) "
+                f"turns one-hot rows into labels"
             )
         return smoothed(F.one_hot(y.long(), N).to(outputs.dtype), self.label_smoothing)
 

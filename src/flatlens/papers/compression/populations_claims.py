@@ -179,7 +179,8 @@ def _of_all_kinds() -> list[Prediction]:
         Prediction(
             "bounds_hold",
             "MLPs: MLS, NMLS, volume and network volume are at most their bounds by sharpness in every network.",
-            "compression section 1 (1)", mean_of(population("mlp"), HOLDS), "above", 1 - _ROUNDED, kind="theorem",
+            "compression section 1 (1)", mean_of(population("mlp"), HOLDS, shares=True), "above", 1 - _ROUNDED,
+            kind="theorem",
             quote="identifies two representation space quantities that quantify compression and are bounded by "
             "sharpness",
         ),

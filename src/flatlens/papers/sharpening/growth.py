@@ -83,7 +83,7 @@ def bound_predictions() -> tuple[Prediction, ...]:
             "bound.holds",
             "Theorem 5.1: the largest Jacobian norm is above its lower bound, in 95% of the samples at least.",
             "sharpening Thm 5.1, Eq. 9",
-            mean_of(of_laws, "holds"),
+            mean_of(of_laws, "holds", shares=True),
             "above",
             0.95,
             kind="theorem",

@@ -142,7 +142,7 @@ def x9_predictions() -> tuple[Prediction, ...]:
             "The norm of the Gauss-Newton matrix is (almost) always very similar to that of the Hessian: a fifth apart "
             f"at most in more than {ALMOST_ALWAYS:.0%} of the networks.",
             "sharpening B.3",
-            mean_of(_alike(every), "norms a fifth apart at most"),
+            mean_of(_alike(every), "norms a fifth apart at most", shares=True),
             "above",
             ALMOST_ALWAYS,
             kind="reading",

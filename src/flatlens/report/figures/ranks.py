@@ -6,6 +6,7 @@ import altair as alt
 import pandas as pd
 
 from flatlens.comparing import Comparison
+from flatlens.report.cards import SIGNS
 from flatlens.report.figures.figure import Figure
 from flatlens.report.palette import FALLS, RISES
 
@@ -21,7 +22,8 @@ def ranks_frame(comparison: Comparison) -> pd.DataFrame:
     last = data.groupby("measure")["rank"].transform("count") - 1
     data["place"] = (data["rank"] - 1) / last.where(last > 0)
     data["pointing"] = data["small_means"] != ""
-    values = [f"{value:.3g}" if value == value else "–" for value in data["value"]]
+    signs = [SIGNS.get(kind, "") for kind in data["kind"]]
+    values = [f"{sign}{value:.3g}" if value == value else "–" for sign, value in zip(signs, data["value"], strict=True)]
     data["value_text"] = [
         f"{text}{'~' if open_ else ''}" for text, open_ in zip(values, data["undecided_with"], strict=True)
     ]
@@ -67,7 +69,8 @@ def ranks_figure(comparison: Comparison) -> Figure:
         f"{'Values; the colour is the rank' if count <= WITH_VALUES else 'Ranks'}: green is the smallest, that is the "
         "flattest or the most compressed, orange the largest. Grey rows are measures without a known direction. "
         "~: tied, or its 95% interval overlaps another's. *: the measure changes when the weights are rescaled without "
-        "changing the function, so its ranks also depend on the scales of the weights."
+        "changing the function, so its ranks also depend on the scales of the weights. ≥, ≤: a bound, ranked by its "
+        "value."
     )
     return Figure("ranks", "Ranks by every measure", caption, data, drawn, (drawn,), "wide", colours=False)
 

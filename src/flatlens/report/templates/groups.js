@@ -31,10 +31,9 @@
         row.hidden = !fits;
         shown += fits;
       });
-      groups.forEach((body) => {
-        const some = [...body.querySelectorAll("tr[data-search]")].some((row) => !row.hidden);
-        body.hidden = !some;
-        open(body, wanted.length ? some : rows.length <= MANY);
+      [...table.tBodies].forEach((body) => { // also one whose heading is not a button: a family of measures
+        body.hidden = [...body.querySelectorAll("tr[data-search]")].every((row) => row.hidden);
+        if (groups.includes(body)) open(body, wanted.length ? !body.hidden : rows.length <= MANY);
       });
       say(shown);
     });

@@ -1,0 +1,76 @@
+"""The head of every screen and page says which weights, data, samples and preparation were measured."""
+
+import html
+from pathlib import Path
+
+import pytest
+
+from flatlens import cli
+from flatlens.report.head import head_of_page, head_of_screen
+
+NET = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+
+x = torch.linspace(-1, 1, 80).reshape(20, 4).sin().double()
+def samples(): return x, torch.arange(20) % 3
+"""
+
+
+@pytest.mark.parametrize("command", ["measure", "bounds", "invariance", "compare"])
+def test_screen_and_page_of_every_command_state_the_origin(command, tmp_path, monkeypatch, capsys):
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+    names: dict[str, object] = {}
+    exec(NET, names)
+    state = names["build"]().state_dict()
+    torch.save(state, "one.pt")
+    torch.save({name: 2 * tensor for name, tensor in state.items()}, "two.pt")
+    files = ["--weights", "one.pt,two.pt" if command == "compare" else "one.pt"]
+    options = ["--data", "net.py:samples", "--samples", "12", "--loss", "half_squared_error", "--page", "page.html"]
+    assert cli.run([command, "net.py:build", *files, *options]) == 0
+    screen = " ".join(capsys.readouterr().out.split())
+    page = html.unescape(Path("page.html").read_text())
+    assert screen.startswith("12 samples, 3 outputs, 2 layers, half squared error")
+    assert "12 samples, 3 outputs, 2 layers, half squared error." in page
+    weights = (
+        {"weights of one": "one.pt", "weights of two": "two.pt"} if command == "compare" else {"weights": "one.pt"}
+    )
+    for what, words in {**weights, "data": "what net.py:samples gives; 12 of 20 samples, drawn with seed 0"}.items():
+        assert f"{what}: {words}" in screen
+        assert f"<dt>{what}</dt><dd>{words}</dd>" in page
+
+
+RANDOM = {"n": 1, "origin": {"weights": "random (seed 0)", "preparation": "images / 255"}}
+TRAINED = {"n": 1, "origin": {"weights": "a.pt", "preparation": "images / 255"}}
+
+
+@pytest.mark.parametrize(
+    ("abouts", "told"),
+    [
+        ({"": TRAINED}, []),
+        ({"": RANDOM}, ["The weights are random: nobody trained this network."]),
+        ({"a": TRAINED, "b": RANDOM}, ["The weights of b are random: nobody trained this network."]),
+        ({"a": RANDOM, "b": RANDOM}, ["The weights of a, b are random: nobody trained these networks."]),
+    ],
+)
+def test_untrained_networks_are_named_once(abouts, told):
+    page, screen = head_of_page(abouts), [str(line) for line in head_of_screen(abouts)]
+    assert page["facts"] == screen[0] == "1 sample"
+    assert page["untrained"] == told == screen[1 + len(page["origins"]) :]
+    assert ("preparation", "images / 255") in page["origins"]
+
+
+@pytest.mark.parametrize(("count", "lines"), [(6, 7), (7, 2)])
+def test_many_different_weights_are_counted_on_a_screen_and_listed_on_a_page(count, lines):
+    abouts = {str(i): {"origin": {"weights": f"{i}.pt", "data": "digits"}} for i in range(count)}
+    screen = [str(line) for line in head_of_screen(abouts)]
+    assert len(screen) == 1 + lines
+    assert screen[-1] == "data: digits"
+    assert len(head_of_page(abouts)["origins"]) == count + 1
