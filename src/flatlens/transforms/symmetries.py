@@ -150,6 +150,9 @@ class _Trial:
         return OfKind(tuple(stay), {**read.refused, **left, **changed})
 
     def _stays(self, several: Sequence[Symmetry]) -> bool:
+        """Return whether the outputs stay when these symmetries are moved together."""
+        if not several:
+            return True
         generator = torch.Generator().manual_seed(0)
         names = {entries.parameter for one in several for entries in one.entries}
         parameters = dict(self.model.named_parameters())
