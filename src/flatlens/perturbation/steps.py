@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flatlens.curvature.graphs import LARGEST_CHUNK, bytes_of_a_sample, samples_at_once
 from flatlens.curvature.preconditioned import rate_of_a_step
-from flatlens.curvature.space import as_one_vector, space_of
+from flatlens.curvature.space import as_one_vector, dot, inner, space_of
 from flatlens.curvature.symmetry import operations
 from flatlens.errors import BadInput, one_line
 from flatlens.grams.second_derivative import require_second_derivative
@@ -234,10 +234,11 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         ) from error
     if not known:
         raise BadInput(f"the {type(optimiser).__name__} holds none of the measured parameters")
-    moved = {name: after.detach().sub_(before) for name, (before, after) in known.items()}  # in memory already at hand
-    if scale == 1.0 and _rounding(before for before, _ in known.values()) > _LOST * _length(moved.values()) > 0:
+    # in memory already at hand
+    moved = {name: in_one_piece(after.detach().sub_(before)) for name, (before, after) in known.items()}
+    if scale == 1.0 and _rounding(before for before, _ in known.values()) > _LOST * inner(moved, moved) ** 0.5 > 0:
         raise BadInput(f"the next step of {type(optimiser).__name__} is lost in the rounding of the weights")
-    return {name: in_one_piece(step.div_(-rate * scale)) for name, step in moved.items()}
+    return {name: step.div_(-rate * scale) for name, step in moved.items()}
 
 
 def _is_linear(optimiser: torch.optim.Optimizer) -> bool:
@@ -261,13 +262,10 @@ def _global_hooks_put_away() -> Iterator[None]:
             one.update(before)
 
 
-def _length(parts: Iterable[Tensor]) -> float:
-    return math.sqrt(sum(float(in_one_piece(part).to(torch.float64).square().sum()) for part in parts))
-
-
 def _rounding(weights: Iterable[Tensor]) -> float:
     """Return the length of the rounding errors of weights."""
-    return _length(torch.finfo(w.dtype).eps / math.sqrt(12) * w for w in weights)
+    errors = [torch.finfo(w.dtype).eps / math.sqrt(12) * in_one_piece(w) for w in weights]
+    return math.sqrt(dot(errors, errors))
 
 
 def spread_like(tensor: Tensor, like: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def move_symmetry(model: nn.Module, one: Symmetry, generator: torch.Generator) -
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """What the graph shows of one kind, before it is tried."""
+    """The symmetries of one kind that the graph shows, before they are tried."""
 
     alone: tuple[Sequence[Symmetry], Mapping[str, str]]  #: symmetries, and those left because weights act elsewhere
     refused: Mapping[str, str]
