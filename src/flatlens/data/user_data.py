@@ -15,13 +15,13 @@ from flatlens import userfile
 from flatlens.data.sources import Samples, load_data
 from flatlens.data.split import Split
 from flatlens.errors import BadData
-from flatlens.problem.loaders import seeded
+from flatlens.problem.loaders import load_seeded, seeded
 from flatlens.training.training_data import Pair
 
 ONE_IN = 5
 """One of this many samples is held out as test data, where there is none."""
 _SEED = 0
-"""Seed of the random numbers that the user's file draws while it is imported, and that its function draws."""
+"""Seed of the random numbers that the user's function draws."""
 ReadSamples: TypeAlias = tuple[Pair, Pair | None]
 """All training samples, and the test samples if the user gives any."""
 
@@ -112,8 +112,7 @@ def _read(source: str, held_out: str | None) -> ReadSamples:
     """Return the training data, and the test data if there are any."""
     for spec, argument in ((source, "data"), (held_out, "test")):
         if spec is not None and userfile.is_userfile(spec):
-            with seeded(_SEED):  # apart from the call: a file is imported once, and may draw random numbers
-                userfile.load(spec, argument)
+            load_seeded(spec, argument)  # apart from the call, which is seeded anew
     with seeded(_SEED):
         found = load_data(source, "data")
         train = _gathered(found.data, f"data: {userfile.short(source)}")

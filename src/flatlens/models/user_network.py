@@ -12,7 +12,7 @@ from torch import nn
 from flatlens import userfile
 from flatlens.errors import BadInput, BadModel
 from flatlens.plain import Options
-from flatlens.problem.loaders import seeded
+from flatlens.problem.loaders import load_seeded, seeded
 
 _SEED = "seed"
 
@@ -95,8 +95,7 @@ class UserNetwork:
 def _function(spec: str) -> Any:
     if not Path(userfile.file_of(spec)).is_file():
         raise BadInput(f"model: there is no file {str(userfile.file_of(spec))!r}")
-    with seeded(0):  # as for data, which may be in the same file: it is imported once, and may draw random numbers
-        found = userfile.load(spec, "model")
+    found = load_seeded(spec, "model")
     if not userfile.is_current(userfile.file_of(spec)):
         raise BadModel(
             f"model: the code of {userfile.short(spec)} has changed since this process read it: start it again"

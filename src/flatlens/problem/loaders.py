@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from flatlens.errors import BadData
 from flatlens.problem.ranks import Ranks
-from flatlens.userfile import said, users_code
+from flatlens.userfile import load, said, users_code
 
 
 def read(loader: DataLoader[Any], ranks: Ranks, where: str) -> Iterator[tuple[int, Any]]:
@@ -98,6 +98,15 @@ def seeded(seed: int) -> Iterator[None]:
         np.random.seed(seed % 2**32)
         random.seed(seed)
         yield
+
+
+def load_seeded(spec: str, argument: str) -> Any:
+    """Return what `file.py:NAME` names; random numbers that the file draws while it is imported are seeded with 0.
+
+    A process imports a file once, for the network or for the data: whoever comes first must not matter.
+    """
+    with seeded(0):
+        return load(spec, argument)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class MeasuredCell:
 
 @dataclass(frozen=True)
 class _Row:
-    """One layer of the table."""
+    """A row of the table: a layer and its cells."""
 
     name: str
     label: str

@@ -37,7 +37,7 @@ _TABLE_1 = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One number before and after one transform."""
+    """A number before and after a transform."""
 
     measure: str  #: name of the measure, with its part
     transform: str
