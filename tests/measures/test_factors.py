@@ -30,3 +30,14 @@ def test_the_second_factor_of_a_lower_layer_is_the_map_above_it() -> None:
     report = fl.measure(lens_on(net, X), ["layer_factors(rtol=1e-8)"])
     above = float(torch.linalg.matrix_norm(net[1].weight.detach(), 2))
     assert report["layer_factors(rtol=1e-08).jacobian", "0"].value == pytest.approx(above, rel=1e-7)
+
+
+def test_without_the_blocks_the_factors_stay() -> None:
+    """They come from one pass: the factors are the same numbers, and no product is taken for a block."""
+    net = chain([3, 4, 2], 5)
+    whole, factors = (fl.measure(lens_on(net, X), [f"layer_factors{asked}"]) for asked in ("", "(blocks=False)"))
+    alone = "layer_factors(blocks=False)"
+    for part, layer in (("loss_curvature", None), ("features", "0"), ("jacobian", "0"), ("features", "2")):
+        assert factors[f"{alone}.{part}", layer].value == whole[f"layer_factors.{part}", layer].value
+    assert factors[alone].kind == "undefined"
+    assert factors[alone].note == "blocks=False leaves the blocks out"

@@ -75,7 +75,9 @@ def _found(norm: JacobianNorm) -> Estimate:
     works_coupled=True,
     on_request=True,
 )
-def layer_factors(lens: Lens, run: Run, *, rtol: float = 1e-3, batch_statistics: int | None = None) -> Parts:
+def layer_factors(
+    lens: Lens, run: Run, *, blocks: bool = True, rtol: float = 1e-3, batch_statistics: int | None = None
+) -> Parts:
     """Largest eigenvalue of each layer's Gauss-Newton block, summed over layers, and of the factors of the block.
 
     The value of a layer is the largest eigenvalue of its Gauss-Newton block, in the layer's weight alone. The block
@@ -84,7 +86,8 @@ def layer_factors(lens: Lens, run: Run, *, rtol: float = 1e-3, batch_statistics:
     ||C^(1/2)|| with C divided by the number of samples; `.features`, the spectral norm of the layer's features
     f_{l-1}(X); and `.jacobian`, the largest norm over samples of the derivative of the outputs with respect to the
     layer's output. If the layer's weight is used once per sample, the block is at most the product of the squares of
-    the three. For shared weights there is no such bound.
+    the three. For shared weights there is no such bound. `blocks=False` leaves the eigenvalues out, and with them most
+    of the cost.
 
     With BatchNorm in train mode (`batch_statistics`, as in `sharpness`), all numbers are those of the network in that
     mode, and `.jacobian` is the norm of the Jacobian of a whole ghost batch.
@@ -96,33 +99,35 @@ def layer_factors(lens: Lens, run: Run, *, rtol: float = 1e-3, batch_statistics:
     problem = in_batches(lens, batch_statistics)
     if lens.probes is not None and not problem.coupled:
         return {("", None): undefined(f"it needs all {lens.problem.outputs} outputs: Lens(problem, outputs='exact')")}
-    curvature, jacobians, rows = (_of_batches if problem.coupled else _of_samples)(lens, problem, run, weights, rtol)
+    curvature, jacobians = (_of_batches if problem.coupled else _of_samples)(lens, problem, run, weights, rtol)
     features = feature_norms(problem, lens.model, lens.layout)
     elsewhere = undefined("the weight also acts in other ways than by products in the layer's calls")
     parts: dict[tuple[str, str | None], Estimate] = {}
     for name in weights:
-        parts["", name] = rows[name]
         parts["features", name] = Estimate(features[name], unit="feature") if name in features else elsewhere
         parts["jacobian", name] = replace(jacobians.get(name, elsewhere), unit="output / feature")
-    kinds = {parts["", name].kind for name in weights}
-    said = ("" if kinds == {"exact"} else f"each to a residual of {rtol:g} of its size", left_out(lens, weights))
-    parts["", None] = Estimate(
-        sum(parts["", name].value for name in weights),
-        kind="exact" if kinds == {"exact"} else "lower bound",
-        note="; ".join(part for part in said if part),
-        products=sum(parts["", name].products for name in weights),
-    )
     loss_curvature = (max(0.0, curvature) / lens.problem.n) ** 0.5
     parts["loss_curvature", None] = Estimate(loss_curvature, unit="sqrt loss / output")
-    return parts
+    if not blocks:
+        return parts | {("", None): undefined("blocks=False leaves the blocks out")}
+    rows = _blocks(lens, problem, run, weights, rtol)
+    kinds = {row.kind for row in rows.values()}
+    said = ("" if kinds == {"exact"} else f"each to a residual of {rtol:g} of its size", left_out(lens, weights))
+    parts["", None] = Estimate(
+        sum(row.value for row in rows.values()),
+        kind="exact" if kinds == {"exact"} else "lower bound",
+        note="; ".join(part for part in said if part),
+        products=sum(row.products for row in rows.values()),
+    )
+    return parts | {("", name): row for name, row in rows.items()}
 
 
-_Factors: TypeAlias = tuple[float, dict[str, Estimate], dict[str, Estimate]]
-"""The largest eigenvalue of C over samples; by layer, the Jacobian from its output up, and the block's eigenvalue."""
+_Factors: TypeAlias = tuple[float, dict[str, Estimate]]
+"""The largest eigenvalue of C over samples, and by layer the Jacobian from its output up."""
 
 
 def _of_samples(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float) -> _Factors:
-    """Return the factors where samples are apart: from one pass, and Lanczos for layers that are not dense."""
+    """Return the factors where samples are apart, from one pass."""
     curvature, above = 0.0, dict.fromkeys((name for name, weight in weights.items() if weight.explained), 0.0)
     with closing(one_pass(problem, lens.model, lens.layout, None, run.progress, {"K"})) as chunks:
         for chunk in chunks:
@@ -132,11 +137,7 @@ def _of_samples(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weigh
                 if name in above:
                     JJ = gram(g.linear.J)
                     above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
-    closed = closed_form(lens, weights)
-    blocks = dense_blocks(problem, lens.model, lens.layout, closed, run.progress) if closed else {}
-    rows = {name: as_estimate(blocks[name].largest(rtol, run.progress), 0) for name in blocks}
-    rows |= {name: _block(lens, problem, run, name, weights[name], rtol) for name in weights if name not in blocks}
-    return curvature, {name: Estimate(max(0.0, value) ** 0.5) for name, value in above.items()}, rows
+    return curvature, {name: Estimate(max(0.0, value) ** 0.5) for name, value in above.items()}
 
 
 def _of_batches(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float) -> _Factors:
@@ -152,12 +153,18 @@ def _of_batches(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weigh
         problem, lens.model, list(calls.values()), softmax=False, rtol=rtol, generator=run.generator,
         progress=run.progress,
     )  # fmt: skip
-    rows = {name: _block(lens, problem, run, name, weight, rtol) for name, weight in weights.items()}
-    return curvature, {name: _found(norms[call]) for name, call in calls.items()}, rows
+    return curvature, {name: _found(norms[call]) for name, call in calls.items()}
 
 
-def _block(lens: Lens, problem: Problem, run: Run, name: str, weight: Weight, rtol: float) -> Estimate:
-    """Return lmax of the Gauss-Newton block of a layer's weight."""
-    assert weight.parameter is not None
-    key = f"layer_factors {name}" + (" in ghost batches" if problem.coupled else "")
-    return top_of(lens, run, key, GaussNewton(problem, [weight.parameter], model=lens.model), rtol)
+def _blocks(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float) -> dict[str, Estimate]:
+    """Return lmax of the Gauss-Newton block of each layer's weight: in closed form of dense layers, else by Lanczos."""
+    closed = [] if problem.coupled else closed_form(lens, weights)
+    dense = dense_blocks(problem, lens.model, lens.layout, closed, run.progress) if closed else {}
+    rows = {name: as_estimate(block.largest(rtol, run.progress), 0) for name, block in dense.items()}
+    for name, weight in weights.items():
+        if name not in dense:
+            assert weight.parameter is not None
+            key = f"layer_factors {name}" + (" in ghost batches" if problem.coupled else "")
+            operator = GaussNewton(problem, [weight.parameter], model=lens.model)
+            rows[name] = top_of(lens, run, key, operator, rtol)
+    return rows
