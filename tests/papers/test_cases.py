@@ -13,6 +13,7 @@ from flatlens.papers.cases import (
     in_each_case,
     margin,
     mean,
+    of_each_case,
     ranked,
     with_over_without,
 )
@@ -75,6 +76,29 @@ def test_one_relation_is_held_against_another_case_by_case():
     assert found.low > 0
     each = in_each_case(TABLE, pairs, "margin")(results(**columns))
     assert {case: part.value for case, part in each.parts.items()} == pytest.approx(margins)
+
+
+def test_relations_are_held_against_each_other_by_their_size_alone():
+    columns = three_cases()
+    pairs = [("z", "y"), ("x", "y")]
+    columns["x"] = np.where(columns["case"] == "a", -columns["x"], columns["x"])  # its strongest one, against y
+    signed, sized = (in_each_case(TABLE, pairs, "margin", size=size)(results(**columns)) for size in (False, True))
+    assert signed.parts["a"].value == pytest.approx(z(columns, "a", "z") - z(columns, "a", "x"))
+    assert signed.parts["a"].low > 0
+    assert sized.parts["a"].value == pytest.approx(abs(z(columns, "a", "z")) - abs(z(columns, "a", "x")))
+    assert sized.parts["a"].high < 0
+
+
+def test_what_holds_in_the_mean_of_cases_may_not_in_each():
+    """Case a rises with p in each of its ten seeds, case b falls by less: the mean rises, b does not."""
+    p = np.tile([0.0, 1.0, 2.0], 20)
+    x = np.where(np.arange(60) < 30, p, np.tile([0.0, -1.0, -0.5], 20))
+    columns = {"case": np.repeat(["a", "b"], 30), "p": p, "x": x, "seed": np.tile(np.repeat(np.arange(10), 3), 2)}
+    found = of_each_case(TABLE, lambda case: along(case, "p", "x", ["seed"]), "tau")(results(**columns))
+    assert {case: part.value for case, part in found.parts.items()} == pytest.approx({"a": 1.0, "b": -1 / 3})
+    assert conclusion_of(along(TABLE, "p", "x", ["case", "seed"])(results(**columns)), "above", 0.0) == "reproduced"
+    assert conclusion_of(found, "above", 0.0) == "not reproduced"
+    assert found.parts["b"].name == "tau: b"
 
 
 def test_a_claim_about_all_cases_fails_with_one_and_about_some_holds_with_one():

@@ -12,8 +12,8 @@ from flatlens.papers.contrasts import (
     steadier,
     strength,
     stronger,
-    stronger_in_size,
     unchanged,
+    weaker,
     weakest,
 )
 from flatlens.papers.evidence import correlated, reached
@@ -49,20 +49,23 @@ def z(columns, x):
 
 def test_the_stronger_correlation_is_told_with_its_margin():
     columns = noisy()
-    found = stronger(TABLE, ["near"], ["far"], "gap")(results(**columns))
+    both = stronger(TABLE, ["near"], ["far"], "gap")(results(**columns))
+    assert both.parts["r of near"].value == pytest.approx(r(columns, "near"))
+    found = both.parts["near less far"]
     assert found.value == pytest.approx(z(columns, "near") - z(columns, "far"))
     assert 0 < found.low < found.value < found.high
     assert found.leave_one_out[0] < found.value < found.leave_one_out[1]
-    assert stronger(TABLE, ["far"], ["near"], "gap")(results(**columns)).high < 0
+    assert stronger(TABLE, ["far"], ["near"], "gap")(results(**columns)).parts["far less near"].high < 0
 
 
 def test_a_correlation_stronger_than_several_is_stronger_than_each():
-    three = noisy() | {"against": -noisy()["far"]}
-    among = stronger(TABLE, ["near"], ["far", "against"], "gap")(results(**three))
-    assert set(among.parts) == {"near less far", "near less against"}
-    assert among.value == pytest.approx(z(three, "near") - z(three, "far"))  # the case that decides
+    three = noisy() | {"other": noisy()["gap"] + 3 * np.random.default_rng(1).normal(size=60)}
+    among = stronger(TABLE, ["near"], ["far", "other"], "gap")(results(**three))
+    assert set(among.parts) == {"r of near", "near less far", "near less other"}
+    least = min(r(three, "near"), *(z(three, "near") - z(three, name) for name in ("far", "other")))
+    assert among.value == pytest.approx(least)  # the case that decides
     assert conclusion_of(among, "above", 0.0) == "reproduced"
-    one_is_not = stronger(TABLE, ["near", "against"], ["far"], "gap")(results(**three))
+    one_is_not = stronger(TABLE, ["near", "other"], ["near", "far"], "gap")(results(**three))
     assert conclusion_of(one_is_not, "above", 0.0) == "not reproduced"
 
 
@@ -80,12 +83,19 @@ def test_sizes_of_correlations_have_no_sign():
     found = strength(TABLE, "against", "gap")(results(**columns))
     assert found.value == pytest.approx(r(columns, "near"))
     assert 0 < found.low < found.value < found.high
-    margin = stronger_in_size(TABLE, ["near", "against"], ["far"], "gap")(results(**columns))
+    margin = weaker(TABLE, ["far"], ["near", "against"], "gap")(results(**columns))
     assert margin.value == pytest.approx(z(columns, "near") - z(columns, "far"))
     assert conclusion_of(margin, "above", 0.0) == "reproduced"
-    assert conclusion_of(stronger(TABLE, ["near", "against"], ["far"], "gap")(results(**columns)), "above", 0.0) == (
-        "not reproduced"
-    )
+
+
+def test_no_correlation_below_zero_is_the_stronger_one():
+    """Of two columns that go against the gap neither is the better one: not the nearer to 0, nor the larger by size."""
+    columns = noisy() | {"against": -noisy()["near"], "less": -noisy()["far"]}
+    for mine, other in (("less", "against"), ("against", "less"), ("against", "far")):
+        found = stronger(TABLE, [mine], [other], "gap")(results(**columns))
+        assert conclusion_of(found, "above", 0.0) == "not reproduced"
+    found = weaker(TABLE, ["less"], ["against"], "gap")(results(**columns))
+    assert conclusion_of(found, "above", 0.0) == "reproduced"
 
 
 def test_correlations_that_differ_less_among_themselves_are_steadier():
@@ -100,9 +110,9 @@ def test_correlations_that_differ_less_among_themselves_are_steadier():
 def test_rows_with_a_missing_value_are_left_out_and_counted():
     columns = noisy()
     columns["far"][:3] = np.nan
-    found = stronger(TABLE, ["near"], ["far"], "gap")(results(**columns))
+    found = stronger(TABLE, ["near"], ["far"], "gap")(results(**columns)).parts["near less far"]
     assert (found.n, found.left_out) == (57, 3)
-    nothing = stronger(TABLE, ["near"], ["nowhere"], "gap")(results(**columns))
+    nothing = weaker(TABLE, ["near"], ["nowhere"], "gap")(results(**columns))
     assert (nothing.n, nothing.note) == (0, "no network is left")
 
 

@@ -21,6 +21,7 @@ from flatlens.papers.courses import (
     rise,
     slowing,
     until_partner,
+    up_to_edge,
 )
 from flatlens.papers.evidence import along, histories, reached, trained_in
 from flatlens.papers.predictions import conclusion_of
@@ -81,6 +82,9 @@ def test_two_columns_of_a_course():
     assert np.isnan(correlated_changes("s", "nowhere")(course))
     assert growth_beyond("j", "s", "edge")(course) == pytest.approx(np.log(8 / 2))
     assert np.isnan(growth_beyond("j", "s", "edge")(course.iloc[:1]))
+    assert up_to_edge(last("j"), "s", "edge")(course) == 2  # where growth beyond it begins
+    assert up_to_edge(last("j"), "s", "edge")(course.iloc[:1]) == last("j")(course.iloc[:1])
+    assert up_to_edge(len, "s", "edge")(course.assign(edge=np.inf)) == len(course)
 
 
 def test_courses_begin_where_the_loss_is_low():

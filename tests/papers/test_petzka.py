@@ -108,7 +108,7 @@ def test_the_approximated_bound_is_the_theorems(smoke_of):
     row = samples[(samples["separation"] == 4.0) & (samples["seed"] == 1)].iloc[0]
     assert row["bound"] == pytest.approx(bound.mean())
     assert row["slack"] == pytest.approx(bound.mean() - one["generalisation_gap"].mean())
-    assert row["excess"] == pytest.approx(bound.mean() - 10 * one["generalisation_gap"].mean())
+    assert row["room"] == pytest.approx(10 * one["generalisation_gap"].mean() - bound.mean())
     assert row["representativeness"] == pytest.approx(one["representativeness"].mean())
     coded = one["representativeness"] + 0.01 * one[FLATNESS] / 8
     assert row["as coded"] == pytest.approx(coded.mean())

@@ -6,6 +6,7 @@ Networks of different kinds are never pooled: their numbers differ in size, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -65,28 +66,48 @@ def _related(kept: Retained, pairs: Sequence[_Pair]) -> Retained:
 
 
 def in_each_case(
-    table: Table, pairs: Sequence[_Pair], name: str, holds: Holds = "all", side: Side = "above"
+    table: Table, pairs: Sequence[_Pair], name: str, holds: Holds = "all", side: Side = "above", *, size: bool = False
 ) -> Evidence:
     """Return Pearson's r of a pair of columns in each case, or Fisher's z of the first pair less that of the second.
+
+    It has to be on the side in "all" cases, or in "some" case (see `in_cases`). `size`: compare |z|.
+    """
+    return of_each_case(table, lambda case: lambda results: _case(case(results), pairs, name, size), name, holds, side)
+
+
+def of_each_case(
+    table: Table, evidence: Callable[[Table], Evidence], name: str, holds: Holds = "all", side: Side = "above"
+) -> Evidence:
+    """Return a statistic of each case alone, which `evidence` makes of the case's table.
 
     It has to be on the side in "all" cases, or in "some" case (see `in_cases`).
     """
 
     def found(results: Results) -> Statistic:
-        parts = {str(case): _case(mine, pairs, f"{name}: {case}") for case, mine in table(results).groupby(CASE)}
+        parts = {}
+        for case, mine in table(results).groupby(CASE, sort=False):
+            one = evidence(partial(_the_same, mine))(results)
+            parts[str(case)] = replace(one, name=f"{name}: {case}")
         return in_cases(parts, holds, name, side)
 
     return found
 
 
-def _case(networks: pd.DataFrame, pairs: Sequence[_Pair], name: str) -> Statistic:
+def _the_same(networks: pd.DataFrame, results: Results) -> pd.DataFrame:
+    return networks
+
+
+def _case(networks: pd.DataFrame, pairs: Sequence[_Pair], name: str, size: bool) -> Statistic:
     """Return r of a pair over the networks of a case, or Fisher's z of one pair less that of another."""
     kept = complete(networks, [column for pair in pairs for column in pair])
     of = {column: kept.table[column].to_numpy() for pair in pairs for column in pair}
 
     def one(r: OfCounts, counts: Array) -> Array:
         each = [r(of[x], of[y], counts) for x, y in pairs]
-        return each[0] if len(pairs) == 1 else fishers_z(each[0]) - fishers_z(each[1])
+        if len(pairs) == 1:
+            return each[0]
+        own, theirs = (np.abs(fishers_z(one)) if size else fishers_z(one) for one in each)
+        return own - theirs
 
     return weighed(name, partial(one, pearson), kept, fisher=len(pairs) == 1, ranks=partial(one, spearman))
 

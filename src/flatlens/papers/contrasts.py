@@ -27,36 +27,50 @@ Columns: TypeAlias = dict[str, Array]
 
 
 def stronger(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
-    """Return Fisher's z with y of each of these columns less that of each of the others; all have to be larger."""
-    return _each_pair(table, these, others, y, "z with", fishers_z)
+    """Return Fisher's z with y of each of these columns less that of each of the others; all have to be above 0.
+
+    So have r of these columns: the one nearer to 0 of two correlations below it is no stronger one.
+    """
+    name = f"Fisher's z with {y}: {', '.join(these)} less {', '.join(others)}; and r of the former"
+
+    def found(results: Results) -> Statistic:
+        own = {f"r of {mine}": correlated(table, mine, y)(results) for mine in these}
+        return in_cases(own | _each_pair(table(results), these, others, y, "z", fishers_z), "all", name)
+
+    return found
 
 
-def stronger_in_size(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
-    """Return |Fisher's z| with y of each of these columns less that of each of the others; all have to be larger."""
-    return _each_pair(table, these, others, y, "|z| with", lambda r: np.abs(fishers_z(r)))
+def weaker(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
+    """Return |Fisher's z| with y of each of the others less that of each of these columns; all have to be above 0."""
+    name = f"Fisher's |z| with {y}: {', '.join(others)} less {', '.join(these)}"
+
+    def size(r: Array) -> Array:
+        return np.abs(fishers_z(r))
+
+    return lambda results: in_cases(_each_pair(table(results), others, these, y, "|z|", size), "all", name)
 
 
 def _each_pair(
-    table: Table, these: Sequence[str], others: Sequence[str], y: str, said: str, scale: Callable[[Array], Array]
-) -> Evidence:
-    name = f"Fisher's {said} {y}: {', '.join(these)} less {', '.join(others)}"
+    networks: pd.DataFrame,
+    these: Sequence[str],
+    others: Sequence[str],
+    y: str,
+    said: str,
+    scale: Callable[[Array], Array],
+) -> dict[str, Statistic]:
+    """Return the difference of scaled correlations with y of each of these columns and each of the others."""
+    parts = {}
+    for mine, rival in product(these, others):
+        if _same_numbers(networks, mine, rival):
+            continue  # a maximum over layers that is one layer's in every network has that layer's correlation
 
-    def found(results: Results) -> Statistic:
-        networks = table(results)
-        parts = {}
-        for mine, rival in product(these, others):
-            if _same_numbers(networks, mine, rival):
-                continue  # a maximum over layers that is one layer's in every network has that layer's correlation
+        def difference(of: Columns, r: OfCounts, counts: Array, pair: tuple[str, str] = (mine, rival)) -> Array:
+            own, theirs = (scale(r(of[x], of[y], counts)) for x in pair)
+            return own - theirs
 
-            def difference(of: Columns, r: OfCounts, counts: Array, pair: tuple[str, str] = (mine, rival)) -> Array:
-                own, theirs = (scale(r(of[x], of[y], counts)) for x in pair)
-                return own - theirs
-
-            said_of = f"Fisher's {said} {y}: {mine} less {rival}"
-            parts[f"{mine} less {rival}"] = _of(networks, [mine, rival, y], difference, said_of)
-        return in_cases(parts, "all", name)
-
-    return found
+        name = f"Fisher's {said} with {y}: {mine} less {rival}"
+        parts[f"{mine} less {rival}"] = _of(networks, [mine, rival, y], difference, name)
+    return parts
 
 
 def _same_numbers(networks: pd.DataFrame, a: str, b: str) -> bool:

@@ -117,6 +117,16 @@ def growth_beyond(column: str, over: str, edge: str) -> Number:
     return found
 
 
+def up_to_edge(number: Number, column: str, edge: str) -> Number:
+    """Return a number of the course up to the step where `column` first reached `edge`, or of the whole course."""
+
+    def found(course: pd.DataFrame) -> float:
+        below = ~(course[column] >= course[edge]).cummax()
+        return number(course.iloc[: int(below.sum()) + 1])
+
+    return found
+
+
 def gain(column: str) -> Number:
     """Return a column's last value minus its first."""
     return lambda course: last(column)(course) - first(column)(course)

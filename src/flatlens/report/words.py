@@ -57,7 +57,7 @@ def what_was_run(result: StudyResult) -> str:
 
 
 def _not_reached(result: StudyResult) -> str:
-    """Return how many networks did not get to the end of training, and which, as they are left out of all claims."""
+    """Return how many networks did not get to the end of training, and which; most claims leave them out."""
     networks = result.networks
     short = networks[~networks["outcome"].isin(REACHED)] if "outcome" in networks else networks.iloc[:0]
     if short.empty:
@@ -66,7 +66,7 @@ def _not_reached(result: StudyResult) -> str:
     told = [f"{row['outcome']} ({', '.join([*(_setting(name, row[name]) for name in names), f'seed {row.seed}'])})"
             for _, row in short.head(SHORT_LIST).iterrows()]  # fmt: skip
     more = f"; and {len(short) - SHORT_LIST} more" if len(short) > SHORT_LIST else ""
-    return f" Training did not get there in {len(short)}, which no claim is about: {'; '.join(told)}{more}."
+    return f" Training did not get there in {len(short)}: {'; '.join(told)}{more}."
 
 
 def _setting(name: str, value: Any) -> str:

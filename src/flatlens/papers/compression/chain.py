@@ -161,7 +161,7 @@ EXPERIMENTS = (
             ),
             Prediction(
                 "C_D_is_the_wide_step",
-                "D - C is larger than B - A and C - B.",
+                "D - C is larger than B - A and C - B (how much larger 'large' is, is not asked).",
                 "compression Fig. G.4",
                 mean_of(_steps, "wide"),
                 kind="claim",
@@ -182,8 +182,8 @@ EXPERIMENTS = (
                 "correlate better with those of A.",
                 "compression Fig. G.4",
                 _over_runs(_more_indicative, "Fisher's z of the changes of log A and log C, less that of A and D"),
-                kind="claim",
                 quote="is more indicative of the change in the maximum local sensitivity (A)",
+                reason="The sentence is about the partial sharpness, a factor of C; how changes compare is not said.",
             ),
             Prediction(
                 "B_C_by_variation",
@@ -191,8 +191,9 @@ EXPERIMENTS = (
                 "over the lengths of training.",
                 "compression G.1 (2)",
                 _over_runs(_with_variation, "Pearson r of log C/B and the variation of the ratio"),
-                kind="claim",
                 quote="does not vary too much from sample to sample",
+                reason="The text names a condition for a tight bound (a wrong one: docs/slips_compression.md), and no "
+                "statistic.",
             ),
         ),
         _x3_plots,

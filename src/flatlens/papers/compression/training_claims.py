@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.quantities import SHARPNESS
+from flatlens.papers.cases import of_each_case
 from flatlens.papers.compression.networks import FIXED_BATCH, FIXED_LR, INTERPOLATES, LOG_VOLUME, TOP_THREE
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import (
@@ -22,12 +23,15 @@ from flatlens.papers.courses import (
     slowing,
 )
 from flatlens.papers.evidence import Evidence, Table, along, histories, reached, where
-from flatlens.papers.predictions import Prediction, PredictionKind, Side
+from flatlens.papers.predictions import Prediction, PredictionKind, Results, Side
 from flatlens.papers.remarks import WEAK
+from flatlens.papers.units import CASE
 from flatlens.statistics.correlations import CoefficientName
 
 STUDY = "training"
 ONSET_SHARE = 0.1
+LONG = 50_000
+"""Steps after which the sharpness stops decreasing in the paper: a shorter training cannot show it."""
 STEADY = float(np.log(0.9))
 """A quantity that falls by less than a tenth (in the logarithm) over the later half counts as no longer decreasing."""
 LATE, ONSET, LATER = once_below(INTERPOLATES), between(0, ONSET_SHARE), between(0.5, 1)
@@ -50,6 +54,7 @@ class Line:
     larger: str
     side: Side  #: side of sharpness and compression where the setting is larger
     quote: str
+    reason: str = ""  #: why its rows about the end of training are readings
 
     @property
     def over(self) -> str:
@@ -61,15 +66,32 @@ class Line:
         held, value = ("batch_size", FIXED_BATCH) if self.setting == "lr" else ("lr", FIXED_LR)
         return where(table, lambda networks: networks[held] == value)
 
-    def mean(self, name: str, number: Number, courses: Courses = histories) -> Evidence:
-        """Return the mean over the figure's networks of a number of their courses."""
-        return mean_of(self.of(in_course(STUDY, {name: number}, courses)), name)
+    def mean(self, name: str, number: Number, courses: Courses = histories, side: Side = "below") -> Evidence:
+        """Return the mean of a number of the networks' courses, at each value of the setting."""
+        return self._at_each(in_course(STUDY, {name: number}, courses), name, None, side)
 
-    def following(self, name: str, column: str, courses: Courses = histories, *, size: bool = False) -> Evidence:
-        """Return the mean r, or size of r, of the changes of sharpness and a column; that of ranks has to agree."""
-        said, ranks = f"Pearson r of the changes of sharpness and {name} between steps", "of ranks"
-        numbers = {said: follows(column, size=size), ranks: follows(column, "spearman", size=size)}
-        return mean_of(self.of(in_course(STUDY, numbers, courses)), said, ranks)
+    def following(
+        self, name: str, column: str, courses: Courses = histories, side: Side = "above", *, share: bool = False
+    ) -> Evidence:
+        """Return the mean r of the changes of sharpness and a column at each value of the setting, as in `follows`.
+
+        That of ranks has to agree.
+        """
+        said, ranks = (
+            f"{'r^2' if share else 'Pearson r'} of the changes of sharpness and {name} between steps",
+            "of ranks",
+        )
+        numbers = {said: follows(column, share=share), ranks: follows(column, "spearman", share=share)}
+        return self._at_each(in_course(STUDY, numbers, courses), said, ranks, side)
+
+    def _at_each(self, table: Table, name: str, ranks: str | None, side: Side) -> Evidence:
+        """Return the mean of a column at each value of the setting; all have to be on the side."""
+
+        def by_value(results: Results) -> pd.DataFrame:
+            networks = self.of(table)(results)
+            return networks.assign(**{CASE: f"{self.setting} " + networks[self.setting].astype(str)})
+
+        return of_each_case(by_value, lambda case: mean_of(case, name, ranks), name, side=side)
 
     def trend(self, column: str) -> Evidence:
         """Return the mean over seeds of Kendall's tau-b of the setting and a column at the end of training."""
@@ -82,27 +104,43 @@ FIG_2 = Line(
     "batch_sizes", "batch_size", "Fig. 2", "Larger batches", "above",
     "lower batch sizes lead to lower sharpness and hence stronger compression",
 )  # fmt: skip
-FIG_H9 = Line("learning_rates", "lr", "Fig. H.9", "Higher learning rates", "below", _LRS)
+_AT_THE_END = (
+    "The caption says it of networks whose loss is minimised; here it is the end of training, at whatever loss that is."
+)
+FIG_H9 = Line(
+    "learning_rates", "lr", "Fig. H.9", "Higher learning rates", "below",
+    "After the loss is minimized, higher learning rates lead to lower sharpness and hence stronger compression.",
+    _AT_THE_END,
+)  # fmt: skip
 FIG_H8 = Line(
     "batch_sizes", "batch_size", "Fig. H.8", "Larger batches", "above",
-    "lower batch sizes lead to lower sharpness and stronger compression",
+    "After minimizing the loss, lower batch sizes lead to lower sharpness and stronger compression.", _AT_THE_END,
 )  # fmt: skip
 SHARP, VOLUME = SHARPNESS.column, LOG_VOLUME.column
 _CODED = TOP_THREE.column
 
 
-def follows(column: str, coefficient: CoefficientName = "pearson", *, size: bool = False) -> Number:
+def follows(column: str, coefficient: CoefficientName = "pearson", *, share: bool = False) -> Number:
     """Return the correlation of the changes between steps of a column and of sharpness, as in the figures its root.
 
-    `size`: return its size alone.
+    `share`: return r^2, less what chance adds: of unrelated columns its mean is 0.
     """
     of = correlated_changes(SHARPNESS.name, column, coefficient)
 
     def found(course: pd.DataFrame) -> float:
-        r = of(course.assign(**{SHARPNESS.name: SHARPNESS.of(course)}))
-        return abs(r) if size else r
+        both = course.assign(**{SHARPNESS.name: SHARPNESS.of(course)})
+        r = of(both)
+        if not share:
+            return r
+        changes = len(both.reindex(columns=[SHARPNESS.name, column]).dropna()) - 1
+        return (r**2 * (changes - 1) - 1) / (changes - 2) if changes > 2 else np.nan
 
     return found
+
+
+def of_long(number: Number) -> Number:
+    """Return the number of courses of twice LONG steps or more, whose later half is beyond LONG; NaN of others."""
+    return lambda course: number(course) if course.index.max() >= 2 * LONG else np.nan
 
 
 def _ends(line: Line, *, top: bool) -> list[Prediction]:
@@ -120,7 +158,8 @@ def _ends(line: Line, *, top: bool) -> list[Prediction]:
     return [
         Prediction(
             f"{line.name}.{name}", f"{line.larger} lead to {told}.", f"compression {line.figure}", line.trend(column),
-            line.side, kind=kind, quote=line.quote, reason=reason,
+            line.side, kind="reading" if line.reason else kind, quote=line.quote,
+            reason=f"{line.reason} {reason}".strip(),
         )
         for name, column, told, kind, reason in rows
     ]  # fmt: skip
@@ -146,14 +185,14 @@ def _vgg(line: Line) -> list[Prediction]:
     lowers: list[tuple[str, str, Number, str]] = [
         ("sharpness", "sharpness decreases", log_gain(SHARP), when if line is FIG_1 else trends),
         ("volume", "volume decreases", gain(VOLUME), when if line is FIG_1 else trends),
-        ("mls", "MLS decreases", log_gain("mls"), "Similarly, the MLS decreases."),
+        ("mls", "MLS decreases", log_gain("mls"), "Similarly, the MLS decreases." if line is FIG_1 else trends),
     ]
     rows = [
         Prediction(
             f"{line.name}.{name}_follows_sharpness", f"{over}, {told}.", f"compression {source}",
             line.following(name, column, late),
-            kind="claim" if name == "volume" else "reading", quote=quote, headline=headline,
-            reason="" if name == "volume" else _FOLLOWS,
+            kind="claim" if headline else "reading", quote=quote, headline=headline,
+            reason="" if headline else _FOLLOWS,
         )
         for name, column, told, source, quote, headline in (
             (
@@ -162,7 +201,10 @@ def _vgg(line: Line) -> list[Prediction]:
                 "representations correlates with the flatness of the loss" if line is FIG_1
                 else "sharpness and volumes decrease together", line is FIG_1,
             ),
-            ("mls", "mls", "MLS follows sharpness", "section 4.1", "Similarly, the MLS decreases.", False),
+            (
+                "mls", "mls", "MLS follows sharpness", "section 4.1",
+                "Similarly, the MLS decreases." if line is FIG_1 else trends, False,
+            ),
         )
     ]  # fmt: skip
     rows += [
@@ -187,14 +229,16 @@ def _vgg(line: Line) -> list[Prediction]:
             "compression section 3.2",
             line.mean("log(later / first) of local_dimension", log_gain("local_dimension"), ONSET), "below",
             quote="the local dimensionality decreases rapidly with training onset",
-            reason="What share of the training is its onset is not said; the first tenth is ours.",
+            reason="What share of the training is its onset is not said, and how fast is 'rapidly'; the first tenth is "
+            "ours.",
         ),
         Prediction(
             f"{line.name}.dimension_unexplained",
-            f"{over}, sharpness tells little of local dimension: the size of r of their changes is below {WEAK:g}.",
+            f"{over}, sharpness tells little of local dimension: r^2 of their changes, less what chance adds, is below "
+            f"{WEAK**2:.2g}.",
             "compression section 4.2",
-            line.following("local dimension", "local_dimension", late, size=True),
-            "below", WEAK,
+            line.following("local dimension", "local_dimension", late, "below", share=True),
+            "below", WEAK**2,
             quote="the local dimensionality exhibits unpredictable behavior that cannot be explained by the sharpness",
             reason=f"No number says how little is 'cannot be explained'; {WEAK:g} is ours. MLS and volume follow "
             "sharpness more closely: X4 compares them.",
@@ -204,7 +248,8 @@ def _vgg(line: Line) -> list[Prediction]:
 
 def _batch_32() -> list[Prediction]:
     numbers = {"log(last / first) of sharpness": log_gain(SHARP), "gain of log volume": gain(VOLUME)}
-    largest = where(in_course(STUDY, numbers, LATER), lambda networks: networks["batch_size"] == 32)
+    beyond = {name: of_long(number) for name, number in numbers.items()}
+    largest = where(in_course(STUDY, beyond, LATER), lambda networks: networks["batch_size"] == 32)
     quote = (
         "while sharpness stops decreasing after about $50 \\cdot 10^3$ iterations for a batch size of 32, the volume "
         "continues to decrease as learning proceeds"
@@ -212,17 +257,24 @@ def _batch_32() -> list[Prediction]:
     return [
         Prediction(
             "batch_32.sharpness_stops",
-            "With batches of 32 sharpness stops decreasing: over the later half of training it falls by less than a "
-            "tenth.",
+            f"With batches of 32 sharpness stops decreasing after {LONG:,} steps: over the later half of training it "
+            "falls by less than a tenth.",
             "compression section 4.1", mean_of(largest, "log(last / first) of sharpness"), "above", STEADY,
             quote=quote, reason=NO_NUMBER,
         ),
         Prediction(
             "batch_32.volume_continues",
-            "With batches of 32 volume continues to decrease over the later half of training.",
+            f"With batches of 32 volume continues to decrease after {LONG:,} steps, over the later half of training.",
             "compression section 4.1", mean_of(largest, "gain of log volume"), "below", kind="claim", quote=quote,
         ),
     ]  # fmt: skip
+
+
+_CONTINUES = "The volume continues to decrease after the sharpness plateaus, albeit at a much slower rate"
+_SLOWER = (
+    "The text compares with the time before sharpness plateaus, and says 'much': here it is halves of the steps after "
+    "the loss is minimised, and no number."
+)
 
 
 def mlp_predictions() -> tuple[Prediction, ...]:
@@ -245,12 +297,12 @@ def _mlp(line: Line) -> list[Prediction]:
         Prediction(
             f"{line.name}.sharpness_plateaus",
             f"{line.over}: over the later half of training sharpness falls by less than a tenth.",
-            "compression section 4.1", line.mean("log(last / first) of sharpness", log_gain(SHARP), LATER), "above",
-            STEADY, quote="the sharpness does not noticeably decrease towards the end of the training",
+            "compression section 4.1", line.mean("log(last / first) of sharpness", log_gain(SHARP), LATER, "above"),
+            "above", STEADY, quote="the sharpness does not noticeably decrease towards the end of the training",
             reason=NO_NUMBER,
         )
     )  # fmt: skip
-    quote = "The volume continues to decrease after the sharpness plateaus, albeit at a much slower rate"
+    quote = _CONTINUES
     volumes: tuple[tuple[str, str, str, PredictionKind, str], ...] = (
         ("volume", VOLUME, "volume", "claim", ""),
         ("volume_of_top_3", _CODED, "the volume of the three largest eigenvalues", "reading", VOLUME_IN_CODE),
@@ -268,8 +320,8 @@ def _mlp(line: Line) -> list[Prediction]:
                 f"{line.over}: {told} does so more slowly: once the loss is minimised, it falls less over the later "
                 "half of the steps than over the earlier.",
                 "compression section 4.1",
-                line.mean(f"later less earlier mean gain of {column}", slowing(column), LATE),
-                kind=kind, quote=quote, reason=reason,
+                line.mean(f"later less earlier mean gain of {column}", slowing(column), LATE, "above"),
+                quote=quote, reason=f"{_SLOWER} {reason}".strip(),
             ),
         ]  # fmt: skip
     return rows

@@ -191,7 +191,7 @@ EXPERIMENTS = (
                     trained_here, _OWN_TREND, "Spearman rho of adaptive sharpness and normalised MLS", _OWN_NEEDED
                 ),
                 quote="there is a general trend that lower sharpness indeed implies lower MLS",
-                reason="Twelve small architectures on two photographs stand for no pretrained network.",
+                reason="Small architectures trained here for a short time stand for no pretrained network.",
             ),
         ),
         _x5_plots,

@@ -51,8 +51,6 @@ _UNSAID = (
     "converged by then is left out, as in the paper."
 )
 
-_SIGNS = "Correlations are compared with their signs: of two below 0, that nearer to 0 is the higher."
-
 EXPERIMENTS = (
     Experiment(
         "X18",
@@ -66,14 +64,14 @@ EXPERIMENTS = (
             "laptop": (
                 "Patches of two photographs in place of CIFAR-10, 120 to train on; smaller batches, and learning rates "
                 "at which each optimiser converges; 2 networks of each setup.",
-                SPLIT_GAP, CODE, _FACTORS, _SIGNS, COEFFICIENT,
+                SPLIT_GAP, CODE, _FACTORS, COEFFICIENT,
             ),
             "desk": (
                 "2000 images of CIFAR-10 to train on, batches of 16 to 128, learning rates at which each optimiser "
                 "converges; 5 networks of each setup, 120 in all; losses and gaps on all images, the rest on 500.",
-                _UNSAID, SPLIT_GAP, CODE, _FACTORS, _SIGNS, COEFFICIENT,
+                _UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT,
             ),
-            "paper": (_UNSAID, SPLIT_GAP, CODE, _FACTORS, _SIGNS, COEFFICIENT),
+            "paper": (_UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT),
         },
     ),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flatlens.papers.contrasts import stronger, unchanged
+from flatlens.papers.contrasts import stronger, unchanged, weaker
 from flatlens.papers.evidence import correlated
 from flatlens.papers.predictions import Prediction, PredictionKind
 from flatlens.papers.relative2021.lenets import CODED, OF_ANOTHER, RIGHT, THEOREM_4, minima
@@ -47,7 +47,7 @@ def _correlations() -> list[Prediction]:
         Prediction(
             "flatness", "Relative flatness correlates positively with the generalisation gap.",
             SECTION_6, correlated(minima, FLAT, "gap"),
-            kind="claim", quote=STRONGLY, headline=True,
+            kind="claim", quote=STRONGLY,
         ),
         Prediction(
             "flatness.ranks", "So do their ranks: Spearman's correlation.",
@@ -57,7 +57,7 @@ def _correlations() -> list[Prediction]:
         Prediction(
             "flatness.strong", f"It does so strongly, r at least {STRONG:g}.",
             SECTION_6, correlated(minima, FLAT, "gap"), "above", STRONG,
-            quote=STRONGLY, reason=_NO_NUMBER,
+            quote=STRONGLY, reason=_NO_NUMBER, headline=True,
         ),
         Prediction(
             "stronger", "Relative flatness correlates more strongly with it than each of the four other measures.",
@@ -66,7 +66,7 @@ def _correlations() -> list[Prediction]:
         ),
         Prediction(
             "fisher_rao.weakest", "The Fisher-Rao norm shows the weakest correlation.",
-            "relative2021 section 6", stronger(minima, [FLAT, TRACE, PAC_BAYES, NORM], [FISHER_RAO], "gap"),
+            "relative2021 section 6", weaker(minima, [FISHER_RAO], [FLAT, TRACE, PAC_BAYES, NORM], "gap"),
             kind="claim", quote=WEAKEST,
         ),
     ]  # fmt: skip
@@ -124,7 +124,7 @@ def _invariances() -> list[Prediction]:
             "Relative flatness of features divided by their standard deviation: invariant to neuron-wise "
             "reparametrisation.",
             "relative2021 section 4, Thm 4", unchanged(minima, THEOREM_4, f"neurons moved {THEOREM_4}"), "below",
-            LEAST_CHANGE, kind="theorem", quote=PREPROCESSED,
+            LEAST_CHANGE, quote=PREPROCESSED,
             reason="The text divides by the variance, for which it does not hold (docs/slips_relative.md).",
         )
     )  # fmt: skip
@@ -140,8 +140,8 @@ def _declines() -> list[Prediction]:
     )  # fmt: skip
     return [
         Prediction(
-            f"{_slug(name)}.{row}", f"{after} lowers the correlation of {_with_article(name)} with the gap.",
-            place, stronger(minima, [name], [f"{prefix} {name}"], "gap"),
+            f"{_slug(name)}.{row}", f"{after} weakens the correlation of {_with_article(name)} with the gap.",
+            place, weaker(minima, [f"{prefix} {name}"], [name], "gap"),
             kind=kind, quote=quote, reason=reason,
         )
         for row, prefix, after, place, kind, quote, reason in moves
@@ -165,7 +165,7 @@ def _another_layer() -> list[Prediction]:
         ),
         Prediction(
             "another_layer.less", "It does so less than that of the penultimate layer's features.",
-            place, stronger(minima, [FLAT], [OF_ANOTHER], "gap"),
+            place, weaker(minima, [OF_ANOTHER], [FLAT], "gap"),
             kind="claim", quote=ANOTHER_LAYER,
         ),
     ]  # fmt: skip

@@ -153,14 +153,14 @@ def _predictions() -> tuple[Prediction, ...]:
                 f"{name}.gap",
                 f"{ONE_INIT}, {symbol} correlates positively with the generalisation error.",
                 FIG_1, correlated(table, name, "gap"),
-                quote=SIGNIFICANT, reason=WHY_ONE_INIT, headline=name == "kappa_tau",
+                quote=SIGNIFICANT, reason=WHY_ONE_INIT,
             )
             for name, symbol in symbols.items()
         ),
         *(
             Prediction(
                 f"{name}.gap.pooled",
-                f"{symbol} correlates positively with it over all networks; the four schemes are the units.",
+                f"{symbol} correlates positively with it over all networks; the schemes are the units.",
                 FIG_1, correlated(pooled, name, "gap"),
                 kind="claim", quote=SIGNIFICANT,
             )
@@ -178,7 +178,8 @@ def _predictions() -> tuple[Prediction, ...]:
             "paper it is 0.91).",
             "reparam2019 section 1", correlated(table, "kappa_tau", "gap"), "above", STRONG,
             quote="We empirically show that it also correlates strongly with good generalization performance",
-            reason="App. C calls a correlation of at least 0.7 strong; section 1 and 3 name no least value.",
+            reason=f"{WHY_ONE_INIT} App. C calls 0.7 and more strong; section 1 and 3 name no least value.",
+            headline=True,
         ),
         *(
             Prediction(
@@ -205,7 +206,7 @@ def _predictions() -> tuple[Prediction, ...]:
                 f"{name}.weak",
                 f"{ONE_INIT}, {said} then correlates very weakly with it, |r| below {VERY_WEAK:g}.",
                 FIG_2, strength(table, f"moved {name}", "gap"), "below", VERY_WEAK,
-                quote=VERY_WEAKLY, reason=WEAK_BY_EVANS,
+                quote=VERY_WEAKLY, reason=f"{WHY_ONE_INIT} {WEAK_BY_EVANS}",
             )
             for name, said, _ in _HESSIAN
         ),

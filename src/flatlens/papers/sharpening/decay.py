@@ -111,7 +111,7 @@ def _x7_predictions() -> tuple[Prediction, ...]:
             "empirical Jacobian norm consistently correlates better with generalisation than does sharpness for all "
             "regularisation measures we studied",
         ),
-        claim(
+        Prediction(
             "sharpness.worse",
             "The collapse of the Hessian without weight decay makes the correlation of sharpness and gap worse: it is "
             "larger among the networks with decay than among all.",
@@ -120,7 +120,8 @@ def _x7_predictions() -> tuple[Prediction, ...]:
                 table, lambda t: t[DECAY] > 0, sharp, gap,
                 "Pearson r of sharpness and gap: with decay less that of all networks",
             ),
-            "This would make the correlation between sharpness and generalisation gap even worse.",
+            quote="This would make the correlation between sharpness and generalisation gap even worse.",
+            reason="The text says so of the networks of its Fig. 5; networks with decay are held against all here.",
         ),
     )  # fmt: skip
 

@@ -178,12 +178,13 @@ def _x10_predictions() -> tuple[Prediction, ...]:
             mean_of(plain, "rise of the output norm"),
             "the norm of the network output grows to infinity in the unsmoothed case (Figure 29)",
         ),
-        claim(
+        Prediction(
             "curvature.collapses",
             "The norm of C falls to a smaller share of its largest value with unsmoothed labels than with others.",
             late,
             with_over_without(whole, SMOOTHING, "share of the largest norm of C", ["seed"]),
-            "the decay of the C terms in Equation (4) begins to overtake growth in Jacobian norm",
+            quote="the decay of the C terms in Equation (4) begins to overtake growth in Jacobian norm",
+            reason="What overtakes is not weighed: that the C terms decay more where labels are not smoothed is.",
         ),
         claim(
             "curvature.follows_outputs",

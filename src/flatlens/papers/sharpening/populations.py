@@ -127,8 +127,8 @@ def _fast(t: pd.DataFrame) -> pd.Series:
 
 
 _FLATTER = (
-    "the claim that smaller batch sizes and larger learning rates lead to flatter minima and better generalisation is "
-    "supported by our experiments"
+    "on the whole, the claim that smaller batch sizes and larger learning rates lead to flatter minima and better "
+    "generalisation is supported by our experiments"
 )
 _SMALLER_RATES = (
     "At least for the smaller learning rates, increasing batch size typically increases sharpness, Jacobian norm and "
