@@ -10,6 +10,7 @@ from networks import network
 from torch import Tensor, nn
 
 import flatlens as fl
+from flatlens.curvature.functional_hessian import PRODUCT_OUTPUTS
 from flatlens.curvature.probes import mean_of_forms, student
 from flatlens.curvature.trace import curved_parameters, exact_functional_hessian_trace, functional_hessian_trace
 
@@ -56,6 +57,26 @@ def test_errors_at_any_number_of_probes(name: str, weighted: bool) -> None:
     for probes in (2, 4, 8, 32):
         assert 0.92 <= coverage(truth, values, probes) <= 0.98, probes
     assert abs(float(values.mean()) - truth) <= 4 * float(values.std()) / len(values) ** 0.5
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_probes_do_not_depend_on_the_chunk(weighted: bool) -> None:
+    """Of a dense layer, of one with many positions, and of a norm's parameters, which all samples of a block share."""
+    torch.manual_seed(0)
+    inside = [nn.Conv1d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(9, 4), nn.LayerNorm(4), nn.Tanh()]
+    net, x = nn.Sequential(*inside, nn.Linear(4, 2)).double(), torch.randn(140, 2, 4, dtype=torch.float64)
+    rows, memory = [], 10**9
+    for _ in range(2):
+        problem = fl.Problem(net, "cross_entropy", (x, torch.arange(140) % 2), memory=memory)
+        layout = fl.Lens(problem).layout
+        drawn = functional_hessian_trace(
+            problem, net, layout, curved_parameters(problem, layout), probes=3, weighted=weighted,
+            generator=torch.Generator().manual_seed(1),
+        )  # fmt: skip
+        assert "4.weight" in drawn
+        rows.append(torch.stack(list(drawn.values())))
+        memory = 50 * 4 * layout.bytes_per_sample(PRODUCT_OUTPUTS)
+    torch.testing.assert_close(rows[1], rows[0], rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.parametrize(("key", "weighted"), [("hessian_trace", False), ("adaptive_sharpness", True)])

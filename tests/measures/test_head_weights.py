@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import flatlens as fl
-from flatlens.measures.head_weights import HeadWeight, heads_of
+from flatlens.measures.head_weights import HeadWeight, _samples, heads_of
 from flatlens.operations.pairs import Entries
+from flatlens.operations.product_weights import NotUnderstood
 
 
 def outer(rows: list[dict[str, Tensor]]) -> Tensor:
@@ -58,3 +59,15 @@ def test_directions_span_all_relative_changes(name: str) -> None:
         theirs = relative(one, values)
         assert all(set(row) == set(theirs[0]) for row in moved)
         torch.testing.assert_close(outer(moved), outer(theirs), rtol=1e-10, atol=1e-10)
+
+
+def test_a_row_that_is_rounding_takes_the_sample_of_its_place() -> None:
+    plain = torch.ones(6, 2)
+    numbered = torch.tensor([1.0, 1, 2, 2, 3, 3])[:, None] * plain
+    plain[4], numbered[4] = 1e-5, -2e-5
+    assert _samples(plain, numbered, 3).tolist() == [0, 0, 1, 1, 2, 2]
+    turned = [0, 2, 4, 1, 3, 5]  # in another order its place is no sign
+    assert _samples(plain[turned], numbered[turned], 3).tolist() == [0, 1, -1, 0, 1, 2]
+    numbered[4] = 3e-5 + torch.tensor([0, 1e-2])
+    with pytest.raises(NotUnderstood, match="several samples"):
+        _samples(plain, numbered, 3)

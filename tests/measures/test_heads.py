@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrize
 
 import flatlens as fl
 from flatlens.transforms import TRANSFORMS, read_wiring
@@ -16,6 +17,7 @@ from flatlens.transforms import TRANSFORMS, read_wiring
 NAME, WHOLE = "head_flatness_ggn", "head_flatness"
 EXACTLY = f"{WHOLE}(exact=True)"
 MOVES = ("query_key_basis", "value_output_basis", "head_permutation", "norm_folding", "norm_scale", "gate_scale")
+DEFINED = ["plain", "grouped", "llama-shaped", "called twice", "crossed", "partly rotary", "gemma-shaped"]
 NORMED = {"crossed": ("q",)}  #: which projections read a norm's features; else all
 
 
@@ -31,7 +33,8 @@ def changed(net: nn.Module, projection: str, head: int, size: int, normed: bool,
     if projection == "o":
         new = torch.cat([W[:, : rows.start], (one + A) @ W[:, rows], W[:, rows.stop :]], 1)
         return {f"{name}.weight": new}
-    scale = net.norm1.weight.detach() if normed else torch.ones(W.shape[1], dtype=torch.float64)
+    norm = net.norm1
+    scale = getattr(norm, "scale", norm.weight).detach() if normed else torch.ones(W.shape[1], dtype=torch.float64)
     mine = (W[rows] * scale) @ (one + A) / scale  # as the network reads it: features times the scale
     found = {f"{name}.weight": torch.cat([W[: rows.start], mine, W[rows.stop :]])}
     if layer.bias is not None and normed and getattr(net.norm1, "bias", None) is not None:
@@ -57,7 +60,7 @@ def literal(net: nn.Module, x: Tensor, y: Tensor, projection: str, head: int, si
     return total / len(x)
 
 
-@pytest.mark.parametrize("name", ["plain", "grouped", "llama-shaped", "called twice", "crossed", "partly rotary"])
+@pytest.mark.parametrize("name", DEFINED)
 def test_it_is_its_literal_definition(name):
     net, x, y = attentions.made(name)
     found = measured(fl.Problem(net, "cross_entropy", (x, y)))
@@ -86,7 +89,7 @@ def literal_hessian(net: nn.Module, x: Tensor, y: Tensor, projection: str, head:
     return float(torch.stack(seconds).sum())
 
 
-@pytest.mark.parametrize("name", ["plain", "grouped", "llama-shaped", "called twice", "crossed", "partly rotary"])
+@pytest.mark.parametrize("name", DEFINED)
 def test_the_whole_is_its_literal_definition(name):
     net, x, y = attentions.made(name)
     whole, few = f"{WHOLE}(exact=True)", f"{WHOLE}(probes=60)"
@@ -157,7 +160,7 @@ def test_it_is_the_trace_in_the_metric_of_the_quotient():
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "grouped", "llama-shaped", "called twice", "crossed", "vit-mha", "gpt2", "llama"]
+    "name", ["plain", "grouped", "llama-shaped", "called twice", "crossed", "gemma-shaped", "vit-mha", "gpt2", "llama"]
 )
 def test_no_symmetry_moves_it(name):
     if name in attentions.MADE:
@@ -198,6 +201,55 @@ def test_no_head_is_undefined_with_the_reason():
     few = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y)), outputs=2), [NAME])[NAME]
     assert few.kind == "undefined"
     assert "outputs='exact'" in few.note
+
+
+def test_a_weight_with_something_added_is_no_parameter():
+    """Its derivative is that of the change, and its values are not: a change of 0 would have no flatness."""
+    net, x, y = attentions.made("plain")
+
+    class Added(nn.Module):
+        def __init__(self, base: Tensor):
+            super().__init__()
+            self.register_buffer("base", base)
+
+        def forward(self, change: Tensor) -> Tensor:
+            return self.base + change
+
+    for layer in (net.attention.q, net.attention.k, net.attention.v, net.attention.o):
+        parametrize.register_parametrization(layer, "weight", Added(layer.weight.detach().clone()), unsafe=True)
+    report = measured(fl.Problem(net, "cross_entropy", (x, y)))
+    assert report[NAME].kind == "undefined"
+    assert "no parameter itself" in report[NAME].note
+
+
+def test_frozen_weights_are_left_out():
+    net, x, y = attentions.made("plain")
+    whole = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), [NAME, EXACTLY])
+    net.attention.q.requires_grad_(False)
+    net.attention.k.weight.requires_grad_(False)
+    part = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), [NAME, EXACTLY])
+    for name in (NAME, EXACTLY):
+        assert part[name].value == pytest.approx(whole[f"{name}.value_output"].value, rel=1e-9)
+        assert part[name].note == "2 frozen layers left out"
+        assert part[f"{name}.query_key"].kind == "undefined"
+        assert [layer for row, layer in part if row == name and layer] == ["attention.v.0", "attention.v.1"]
+    none = measured(fl.Problem(net, "cross_entropy", (x, y), parameters=["head.weight"]))[NAME]
+    assert "parameters='all'" in none.note
+    every = measured(fl.Problem(net, "cross_entropy", (x, y), parameters="all"))[NAME]
+    assert (every.value, every.note) == (pytest.approx(whole[NAME].value), "")
+    net.attention.v.bias.requires_grad_(False)
+    assert "frozen bias" in fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), EXACTLY)[EXACTLY].note
+
+
+@pytest.mark.parametrize("scale", [5, 60])
+def test_saturated_attention_in_single_precision(scale):
+    """Its softmax cancels: the derivatives of some rows are rounding."""
+    net, x, y = attentions.made("plain", n=16)
+    with torch.no_grad():
+        net.attention.q.weight.mul_(scale)
+    exact = measured(fl.Problem(net, "cross_entropy", (x, y)))[NAME].value
+    found = measured(fl.Problem(net.float(), "cross_entropy", (x.float(), y)))[NAME]
+    assert found.value == pytest.approx(exact, rel=1e-4), found
 
 
 @pytest.mark.parametrize("name", ["normed queries", "unit queries", "tied"])

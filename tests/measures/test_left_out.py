@@ -11,6 +11,7 @@ from flatlens.measures.left_out import left_out
 
 X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6) % 3
 WEIGHTED = [name for name, m in fl.measures.MEASURES.items() if getattr(m, "place", "") == "weight"]
+MOVED = ["feature_robustness", "locally_constant_labels", "representativeness"]
 OF_LAYERS = ["layer_sharpness", "maximal_relative_flatness", "layer_factors"]
 
 
@@ -56,7 +57,29 @@ def test_all_measures_them_again() -> None:
 def test_the_last_layer_is_the_last_trained_one_and_named() -> None:
     whole, part = measured([]), measured(["4"])
     assert part["relative_flatness"].value == pytest.approx(whole["relative_flatness", "2"].value)
-    assert part["relative_flatness"].note == "of 2: 4 is frozen"
+    for name in ("relative_flatness", "maximal_relative_flatness"):
+        assert part[name].note == "of 2: 4 is frozen"
+        assert not whole[name].note
+    at_frozen = fl.measure(fl.Lens(fl.Problem(network(["4"]), "cross_entropy", (X, Y))), MOVED)
+    assert all(at_frozen[name].note.endswith("of 4, which is frozen") for name in MOVED)
+
+
+def test_one_of_several_output_layers_is_named() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(5, 2)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            h = self.body(x).tanh()
+            return {"a": self.a(h), "b": self.b(h)}
+
+    torch.manual_seed(0)
+    problem = fl.Problem(Two().double(), {"a": "cross_entropy", "b": "mse"}, (X, {"a": Y, "b": X[:, :2]}))
+    names = ["relative_flatness", "maximal_relative_flatness", "feature_robustness"]
+    report = fl.measure(fl.Lens(problem), names)
+    assert all(report[name].note == "of b, one of several output layers" for name in names)
+    assert not report["relative_flatness.sum"].note
 
 
 def test_all_frozen_is_undefined_with_the_way_out() -> None:

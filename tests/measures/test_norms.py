@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -89,3 +90,11 @@ def test_the_norm_of_a_transposed_convolution_is_that_of_its_call() -> None:
     units = torch.eye(18, dtype=torch.float64).reshape(18, 2, 3, 3)
     operator = net.up(units, output_size=(6, 6)).flatten(1).detach()
     close(report["weight_norm.spectral", "up"].value, float(torch.linalg.matrix_norm(operator, 2)), 1e-9)
+
+
+def test_a_norm_of_groups_warns_of_nothing() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    problem = fl.Problem(net, "cross_entropy", (torch.randn(4, 2, 5, 5), torch.arange(4) % 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fl.measure(fl.Lens(problem))["fisher_rao"].value > 0

@@ -110,11 +110,34 @@ def test_labels_of_far_clusters_hold_still_and_those_of_mixed_ones_do_not() -> N
     mixed = torch.randn(40, 3, generator=generator).double()
     net = nn.Linear(3, 2).double()
     still, moving = (fl.Problem(net, "cross_entropy", (x, y)) for x in (apart, mixed))
-    assert measured(still, "locally_constant_labels").value == 0
+    found = measured(still, "locally_constant_labels")
+    assert found.value == 0
+    assert found.note == "no label differs at 640 points: the share is at most 0.0047 (95%)"
+    assert measured(still, "locally_constant_labels", "changed").stderr == pytest.approx(3 / 640 / 1.96)
+    x = torch.cat([apart, apart]).double()  # with logits 0 and c no label changes the loss by more than |c|
+    largest = float((net(x)[:, 0] - net(x)[:, 1]).abs().max().detach())
+    assert 0.3 * largest < found.stderr * 1.96 / (3 / 640) < 1.5 * largest
     found = measured(moving, "locally_constant_labels(delta=0.5)")
     assert found.value > 4 * found.stderr > 0
     assert measured(moving, "locally_constant_labels(delta=0.5)", "worst").value > found.value
     assert 0 < measured(moving, "locally_constant_labels(delta=0.5)", "changed").value < 1
+
+
+def test_one_label_is_constant_for_no_reason() -> None:
+    problem = fl.Problem(nn.Linear(3, 2), "cross_entropy", (torch.randn(5, 3), torch.zeros(5).long()))
+    for part in ("", "changed"):
+        found = measured(problem, "locally_constant_labels", part)
+        assert (found.value, found.kind) == (0, "exact")
+        assert found.note.startswith("vacuous")
+
+
+def test_a_label_for_each_token_is_refused_in_no_other_measures_name() -> None:
+    problem = fl.Problem(nn.Linear(4, 3), "cross_entropy", (torch.randn(12, 5, 4), torch.randint(0, 3, (12, 5))))
+    for key in ("representativeness", "locally_constant_labels"):
+        found = measured(problem, key)
+        assert found.kind == "undefined"
+        assert "one label per sample" in found.note
+        assert "locally_constant_labels" not in found.note
 
 
 @pytest.mark.parametrize("key", ["locally_constant_labels(delta=0.5)", "representativeness"])

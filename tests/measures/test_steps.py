@@ -61,6 +61,18 @@ def test_critical_sharpness_on_a_quadratic(name: str) -> None:
         assert len(found.arrays["steps"]) <= 3  # the second is exact, but a thousand times the first at most
 
 
+def test_no_step_is_taken_along_a_gradient_of_zero() -> None:
+    net, x, _ = linear()
+    problem = fl.Problem(net, "half_squared_error", (x, net(x).detach()))
+    stirred = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for weight in net.parameters():
+        stirred.state[weight]["momentum_buffer"] = torch.ones_like(weight)
+    for optimiser, says in ((None, "the direction is zero"), (stirred, "no slope along the next update")):
+        found = fl.measure(fl.Lens(problem, optimiser=optimiser), "critical_sharpness")["critical_sharpness"]
+        assert found.kind == "undefined"
+        assert says in found.note
+
+
 def test_a_compiled_network_in_training_has_the_sharpness_of_the_network_inside() -> None:
     """Its own steps stay compiled: the same weights with and without the tracker, and nothing is compiled again."""
     compilations = []

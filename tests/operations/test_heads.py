@@ -104,3 +104,56 @@ def test_products_of_other_tensors_are_no_heads():
 
     found = heads_of(Other(), X)
     assert [found.queries, found.values, found.orders] == [[], [], []]
+
+
+class Beside(nn.Module):
+    """Attention by linear layers, and what else reads its features."""
+
+    def __init__(self, other: nn.Module):
+        super().__init__()
+        self.attention, self.other = attentions.Attention(), other
+
+    def forward(self, x):
+        return self.other(x + self.attention(x))
+
+
+class Convolved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o = nn.Conv1d(8, 24, 1), nn.Conv1d(8, 8, 1)
+
+    def forward(self, x):
+        q, k, v = (z.mT for z in self.qkv(x.mT).chunk(3, 1))
+        return self.o(((q @ k.mT).softmax(-1) @ v).mT)
+
+
+class Pooled(nn.Module):
+    """Products of features that weigh nothing: second moments, and a mean weighed by one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.weigh = nn.LayerNorm(8), nn.Conv1d(8, 1, 1)
+
+    def forward(self, x):
+        z = self.norm(x)
+        return z.mT @ z + self.weigh(x.mT).softmax(-1) @ z
+
+
+def test_an_attention_by_convolutions_is_refused_and_other_products_are_not():
+    x = torch.randn(2, 5, 8).double()
+    for other, why in ((Convolved(), "pass through Convolution on their way"), (Pooled(), "")):
+        found = heads_of(Beside(other), x)
+        assert (len(found.queries), len(found.values)) == (2, 2)
+        assert found.refused_values == ({"other.qkv.weight": f"its values {why}"} if why else {})
+        assert found.refused_queries == ({"other.qkv.weight": f"its queries or keys {why}"} if why else {})
+
+
+def test_a_weight_that_is_made_refuses_its_own_attention_alone():
+    other = attentions.Attention()
+    nn.utils.parametrizations.weight_norm(other.v)
+    nn.utils.parametrizations.weight_norm(other.q)
+    found = heads_of(Beside(other), torch.randn(2, 5, 8).double())
+    assert (len(found.queries), len(found.values)) == (2, 2)
+    (values,), (queries,) = found.refused_values, found.refused_queries
+    assert values.startswith("other.v.parametrizations.weight")
+    assert queries.startswith("other.q.parametrizations.weight")

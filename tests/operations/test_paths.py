@@ -96,6 +96,11 @@ def test_vectors_come_back_along_the_map():
         (lambda w: w / w.norm(), None),
         (lambda w: w.repeat(2, 1), None),
         (lambda w: w[:3] + w[3:], None),
+        (lambda w: w / 2 + w / 2, lambda at: at),
+        (lambda w: 1 + w, None),
+        (lambda w: w - 1, None),
+        (lambda w: torch.ones(6, 4).double().index_add(0, torch.arange(6), w), None),
+        (lambda w: (w - w.detach()).exp(), None),
     ],
 )
 def test_entries_of_a_parameter_keep_their_positions(make, of):
@@ -117,3 +122,13 @@ def test_what_acts_on_samples_is_told_apart_from_what_makes_a_weight():
     assert node.name() == "AddBackward0"
     assert edge[0].name() == "ExpBackward0"
     assert [node.name() for node, _ in paths.acting(net.fc.weight)] == ["AddmmBackward0"]
+
+
+def test_a_constant_may_be_added_where_the_caller_knows_of_it():
+    net = nn.Module()
+    net.w = nn.Parameter(torch.zeros(5).double())
+    for make, known in ((lambda w: (w + 1).flip(0), True), (lambda w: w.exp(), False)):
+        f = make(net.w).square()
+        found = Paths(Graph(f), net).leaf_of(edges_of(f.grad_fn)[0], shifted=True)
+        assert (found is not None) == known
+        assert found is None or found[1].tolist() == [4, 3, 2, 1, 0]

@@ -62,6 +62,27 @@ def test_a_norm_and_all_that_reads_it(norm, scale, shift):
     assert all(torch.equal(columns.at, at) for columns, _ in found.readers)
 
 
+def test_a_constant_in_a_scale_is_told_apart():
+    class OneMore(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.layer_norm(x, (4,), 1 + self.weight, self.bias)
+
+    norm = OneMore(4)
+    (found,) = scales_of(Read(norm)).norms
+    parameters = {"norm.weight": norm.weight, "norm.bias": norm.bias}
+    torch.testing.assert_close(found.scale.of(parameters)[:, 0], 1 + norm.weight.detach())
+    found.scale.set(parameters, torch.full((4, 1), 3.0).double())
+    assert norm.weight.tolist() == [2.0] * 4
+
+
+def test_a_shift_that_is_made_hides_the_norm():
+    class Shifted(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.layer_norm(x, (4,), self.weight, 2 * self.bias)
+
+    assert not scales_of(Read(Shifted(4))).norms
+
+
 def test_features_that_go_elsewhere_refuse():
     found = scales_of(Read(nn.LayerNorm(4), skip=True))
     assert not found.norms

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -94,6 +94,50 @@ def while_accumulating(net: Any, kind: str) -> dict[str, float]:
     return {"accumulating": seen[1] / seen[0], "gradient moved": moved}
 
 
+def refused(mesh: DeviceMesh) -> dict[str, str]:
+    """What is said of processes that differ, of networks on part of them, and of trackers that came before."""
+    me, (x, y) = dist.get_rank(), data("tanh, float64", seed=1)
+    other, alone = x.clone(), init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("copies", "parts"))
+    other[12] += me
+
+    def spread(over: DeviceMesh = mesh) -> nn.Module:
+        net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+        fully_shard(net, mesh=over)
+        return net
+
+    def problem(net: nn.Module, samples: Tensor = x, **more: Any) -> fl.Problem:
+        return fl.Problem(net, "cross_entropy", (samples, y[: len(samples)]), **more)
+
+    def of_its_own() -> fl.Lens:
+        net = spread()
+        known = problem(net)
+        net[1].running_var += me
+        return fl.Lens(known)
+
+    def late() -> object:
+        net = nn.Sequential(nn.Linear(6, 3)).double()
+        tracker = fl.Tracker(problem(net), "loss", budget=0.5, live=False)
+        fully_shard(net, mesh=mesh)
+        return tracker.step(0)
+
+    cases: dict[str, Callable[[], object]] = {
+        "the buffers of rank 1 differ from those of rank 0, the first in '1.running_var'": of_its_own,
+        "the values of rank 1 differ": lambda: problem(spread(), other),
+        "the shapes of rank 1 differ": lambda: problem(spread(), x[: 20 - me]),
+        "spread over 1 of the 2 processes": lambda: problem(spread(alone["parts"])),
+        "the network's parameters are spread": lambda: problem(spread(), ranks=fl.Ranks.joined()),
+        "processes that measure together would skip": late,
+    }
+    found = {}
+    for words, work in cases.items():
+        try:
+            work()
+            found[words] = "no error"
+        except fl.FlatlensError as error:
+            found[words] = str(error)
+    return found
+
+
 def main(out: str, how: str, kind: str) -> None:
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -107,6 +151,11 @@ def main(out: str, how: str, kind: str) -> None:
     told: list[object] = []
     tracker = fl.Tracker(fl.Problem(net, "cross_entropy", data(kind, seed=1)), "loss", live=False, log=told.append)
     assert tracker.step(0) is not None
+    later = nn.Sequential(nn.Linear(6, 3)).to(KINDS[kind][1])
+    tracker = fl.Tracker(fl.Problem(later, "cross_entropy", data(kind, seed=1)), "loss", live=False, log=told.append)
+    fully_shard(later, mesh=mesh)
+    assert tracker.step(0) is not None
+    found["refused"] = refused(mesh)
     found["told"] = [0] * dist.get_world_size()
     dist.all_gather_object(found["told"], len(told))
     if how in WRAPPED:

@@ -1,5 +1,7 @@
 """A network that changes its derivative is told from one that has kinks, ties and jumps."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -64,7 +66,7 @@ def said(network, x, dtype=torch.float32, **options):
     torch.manual_seed(0)
     y = torch.arange(len(x)) % 3
     problem = fl.Problem(network.to(dtype), "cross_entropy", (x.to(dtype), y), **options)
-    return other_derivative(problem, problem.measured())
+    return "".join(other_derivative(problem, problem.measured()))
 
 
 @pytest.fixture
@@ -77,6 +79,45 @@ def x():
 def test_another_derivative_is_seen(name, dtype, x):
     torch.manual_seed(0)
     assert said(Between(CHANGED[name]), x, dtype).startswith("autograd's derivative is not the function's")
+
+
+@pytest.mark.parametrize("cut", ["inputs", "weights"])
+def test_only_the_numbers_of_that_side_say_so(cut, x):
+    """The inputs' own norm without a derivative leaves the curvature right, the weights' the Jacobian."""
+    torch.manual_seed(0)
+
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight / self.weight.detach().norm())
+
+    norm = {"inputs": lambda x: x / x.detach().norm(dim=1, keepdim=True), "weights": lambda x: x}[cut]
+    network = nn.Sequential(Between(HONEST["nothing"], before=norm), Scaled(3, 3) if cut == "weights" else nn.Tanh())
+    problem = fl.Problem(network.double(), "mse", (x.double(), torch.zeros(40, 3)))
+    names = {"hessian_trace": "weights", "relative_flatness": "weights", "mls": "inputs"}
+    report = fl.measure(fl.Lens(problem), list(names))
+    for name, side in names.items():
+        expected = f"the function's in the {side}"
+        assert (expected in report[name].note) == (side == cut), (name, report[name].note)
+        assert ("derivative" in report[name].note) == (side == cut)
+
+
+def test_an_input_that_forward_makes_differentiable_gives_no_warning(x):
+    class Force(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.energy = nn.Sequential(nn.Linear(10, 5), nn.Tanh(), nn.Linear(5, 1))
+
+        def forward(self, x):
+            with torch.enable_grad():
+                x.requires_grad_(True)
+                return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+    torch.manual_seed(0)
+    problem = fl.Problem(Force().double(), "mse", (x.double(), torch.zeros(40, 10)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert other_derivative(problem, problem.measured()) == ("", "")
+        assert fl.measure(fl.Lens(problem), "mls")["mls"].note == ""
 
 
 def test_inputs_without_a_derivative_are_seen(x):

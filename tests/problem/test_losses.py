@@ -30,6 +30,10 @@ CASES = [
     (nn.BCEWithLogitsLoss(), PROBABILITIES),
     (nn.SmoothL1Loss(), F6 + 0.3),
     (nn.NLLLoss(), LABELS),
+    (nn.NLLLoss(), IGNORED),
+    (nn.NLLLoss(weight=WEIGHTS), IGNORED),
+    (nn.NLLLoss(weight=WEIGHTS, ignore_index=1), LABELS),
+    (nn.KLDivLoss(reduction="batchmean"), PROBABILITIES),
 ]
 
 
@@ -107,8 +111,48 @@ def test_any_label_may_be_the_ignored_one() -> None:
     loss = as_loss(module)
     assert float(loss.values(F6, y).sum() / loss.mass(F6, y).sum()) == pytest.approx(float(module(F6, y)))
     assert loss.output_hessian(F6, y)[2].abs().max() == 0
+    with pytest.raises(BadLoss, match="class weights"):
+        as_loss(nn.MultiMarginLoss(weight=WEIGHTS))
+
+    class Own(nn.NLLLoss):
+        def forward(self, f: Tensor, y: Tensor) -> Tensor:
+            return super().forward(2 * f, y)
+
     with pytest.raises(BadLoss, match="ignore_index"):
-        as_loss(nn.NLLLoss(ignore_index=0))
+        as_loss(Own(ignore_index=0))
+
+
+def trace_of_hessian(net: nn.Module, risk: Tensor) -> float:
+    parameters = list(net.parameters())
+    slopes = torch.autograd.grad(risk, parameters, create_graph=True)
+    return sum(
+        float(torch.autograd.grad(slope.flatten()[k], p, retain_graph=True)[0].flatten()[k])
+        for slope, p in zip(slopes, parameters, strict=True)
+        for k in range(p.numel())
+    )
+
+
+LOG_PROBABLE: list[tuple[nn.Module, nn.Module, Tensor]] = [
+    (nn.NLLLoss(weight=WEIGHTS, ignore_index=3), nn.LogSoftmax(1), LABELS),
+    (nn.KLDivLoss(reduction="batchmean"), nn.LogSoftmax(1), PROBABILITIES),
+    (
+        nn.KLDivLoss(reduction="batchmean"),
+        nn.Sequential(nn.Unflatten(1, (2, 2)), nn.LogSoftmax(2)),
+        PROBABILITIES.reshape(6, 2, 2),
+    ),
+]
+
+
+@pytest.mark.parametrize(("module", "last", "y"), LOG_PROBABLE, ids=["weighted", "batchmean", "tokens"])
+def test_losses_of_log_probabilities_have_torch_s_risk_and_curvature(
+    module: nn.Module, last: nn.Module, y: Tensor
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4), last).double()
+    report = fl.measure(fl.Lens(fl.Problem(net, module, (F6, y))), ["loss", "hessian_trace(exact=True)"])
+    risk = module.double()(net(F6), y)
+    assert report["loss"].value == pytest.approx(float(risk.detach()), rel=1e-12)
+    assert report["hessian_trace(exact=True)"].value == pytest.approx(trace_of_hessian(net, risk), rel=1e-10)
 
 
 @pytest.mark.parametrize(("module", "y"), CASES[:7], ids=lambda v: type(v).__name__)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -63,6 +64,38 @@ def test_every_measure_is_the_same(tmp_path):
     one, two = (values(tmp_path, count, 50, "40KB", 0) for count in (1, 2))
     require_same(one, two)
     assert sum(math.isfinite(value) for value, _ in one.values()) > 350
+
+
+UNLIKE = {
+    "weights": "NotAlike .* the weights of rank 1 differ from those of rank 0, the first in '0.weight'",
+    "running statistics": "NotAlike .* the buffers of rank 1 .* '1.running_mean': running statistics .* broadcast",
+    "values": r"BadData Problem\(data=...\): the values of rank 1 differ",
+    "held-out values": r"BadData Problem\(test=...\): the values of rank 1 differ",
+    "shapes": "BadData .* the shapes of rank 1 differ",
+    "sampler": "BadData .* the loader picks other samples in rank 1 .* DistributedSampler",
+    "first batch": "BadData .* the first samples of rank 1 differ",
+    "length": "BadData .* the numbers of samples of rank 1 differ",
+    "budget": r"BadInput Tracker\(budget=...\): processes that measure together",
+    "forward": "ForwardFailed .* a large feature",
+    "why": "once_differentiable",
+    "tracked": "^Problem.* the buffers of rank 1",
+}
+
+
+def test_what_differs_between_ranks_is_the_first_one_s_or_refused_by_both(tmp_path):
+    """An error of one alone is raised by both: none waits for the other."""
+    command = [*TORCHRUN, "2", str(Path(__file__).parent / "unlike_program.py"), str(tmp_path)]
+    subprocess.run(command, check=True, env=environment(), timeout=300, capture_output=True)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first["shared"] == pytest.approx(first["alone"], rel=1e-6)
+    assert [first.pop("shown"), second.pop("shown")] == [2, 0]
+    assert first == second
+    for what, words in UNLIKE.items():
+        assert re.search(words, first[what]), what
+    assert first["remembered"] == [3.0, 1.0]
+    assert first["kinds"] == ["undefined", "exact", "exact"]
+    for name in ("one", "own0", "own1"):
+        assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 3, name
 
 
 class Counted(Dataset):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import flatlens as fl
 from flatlens.errors import BadData
@@ -99,7 +99,14 @@ def test_a_rank_s_share_that_ends_early(rank: int) -> None:
         ({}, []),
         ({"batch_size": 4, "drop_last": True}, []),
         ({"batch_size": 5, "drop_last": True}, ["2 of the 12 samples are left out by the loader's drop_last=True"]),
-        ({"sampler": WeightedRandomSampler([1.0] + [0.0] * 11, 12)}, ["11 of the 12 samples are there again"]),
+        (
+            {"sampler": WeightedRandomSampler([1.0] + [0.0] * 11, 12)},
+            ["11 of the 12 samples are there again", "11 of the 12 samples are left out by the loader's sampler"],
+        ),
+        (
+            {"sampler": DistributedSampler(range(12), num_replicas=5, rank=4)},
+            ["9 of the 12 samples are left out by the loader's sampler"],
+        ),
     ],
 )
 def test_samples_that_a_loader_gives_otherwise_are_told(picking: dict[str, Any], told: list[str]) -> None:

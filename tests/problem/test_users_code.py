@@ -271,3 +271,27 @@ def test_a_hook_that_fails_and_a_change_in_place_are_one_line_of_an_operator_too
     assert torch.equal(hessian(v), before)
     with pytest.raises(BadModel, match="do not change tensors or frozen parameters in place"):
         Hessian(fl.Problem(Overwrites(3, 2), "cross_entropy", (X[:9], Y[:9])))(torch.ones(8))
+
+
+def test_a_cast_to_a_fixed_dtype_says_to_cast_to_the_weight_s() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4, dtype=torch.bfloat16), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x.to(torch.bfloat16)).float())
+
+    with pytest.raises(ForwardFailed, match=r"copy of another dtype: cast to the weight's"):
+        fl.Problem(Mixed(), "cross_entropy", (X, Y))
+    with pytest.raises(ForwardFailed, match="do the data's shapes and types fit the model"):
+        fl.Problem(nn.Linear(3, 2), "cross_entropy", (X.long(), Y))
+
+
+def test_a_loss_of_a_distribution_is_told_that_it_gets_the_logits() -> None:
+    class Policy(nn.Linear):
+        def forward(self, x: Tensor) -> torch.distributions.Categorical:  # type: ignore[override]
+            return torch.distributions.Categorical(logits=super().forward(x))
+
+    with pytest.raises(LossFailed, match=r"the loss gets \.logits of what the network returns"):
+        fl.Problem(Policy(3, 2), lambda d, y: -d.log_prob(y), (X, Y))

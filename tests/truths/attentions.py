@@ -129,6 +129,21 @@ class Last(nn.Module):
         return self.attention(x).mean(1)
 
 
+class OnePlus(nn.Module):
+    """RMSNorm whose scale is 1 + its weight, as Gemma has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    @property
+    def scale(self) -> Tensor:
+        return 1 + self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 + self.weight)
+
+
 @dataclass(frozen=True)
 class Said:
     """How many symmetries a network has, and why something has none."""
@@ -157,6 +172,7 @@ MADE: dict[str, tuple[Callable[[], nn.Module], Said]] = {
     "rotary": (lambda: Net(Attention(rotary=True)), Said(2, 2, 1, 2)),
     "partly rotary": (lambda: Net(Attention(partly=True)), Said(2, 2, 1, 2)),
     "llama-shaped": (llama_shaped, Said(2, 2, 1, 3, 1)),
+    "gemma-shaped": (lambda: Net(Attention(4, 2, bias=False), Gated(), OnePlus), Said(2, 2, 1, 3, 1)),
     "gate and factor fused": (lambda: Net(Attention(), Gated(True)), Said(2, 2, 1, 3, 1)),
     "called twice": (lambda: Twice(Attention()), Said(2, 2, 1, 2)),
     "crossed": (Crossed, Said(2, 2, 1, 2)),

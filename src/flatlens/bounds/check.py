@@ -128,6 +128,7 @@ def check_bounds(
             "alone"
         )
     generator = drawing(generator, progress, "check_bounds")
+    lens.problem.peers.same_draws(generator)
     watch = Watch(or_line(progress), math.inf if anyway else LIMIT, "check_bounds", LESS_OF_A_BOUND)
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
         raise BadInput(f"check_bounds(delta={delta!r}): a radius in the input's units is needed, above 0 and finite")

@@ -82,9 +82,10 @@ class Operator(ABC):
         with _differentiating():
             rows = vectors.reshape(-1, self.size).to(self.space.device, self.dtype, copy=vectors.is_inference())
             totals: list[Tensor] = []
-            for product in self._graphs:
-                parts = [product(row) for row in rows]
-                totals = [total.add_(part) for total, part in zip(totals, parts, strict=True)] if totals else parts
+            with self.problem.ranks.as_one():
+                for product in self._graphs:
+                    parts = [product(row) for row in rows]
+                    totals = [total.add_(part) for total, part in zip(totals, parts, strict=True)] if totals else parts
             whole = totals[0] if len(totals) == 1 else torch.stack(totals) if totals else torch.zeros_like(rows)
             whole = self.problem.ranks.total(whole)
         self.products += len(rows)
@@ -100,8 +101,9 @@ class Operator(ABC):
 
         def apply(v: Tensor) -> Tensor:
             total = torch.zeros_like(v)
-            for product in graphs:
-                total += product(v)
+            with self.problem.ranks.as_one():
+                for product in graphs:
+                    total += product(v)
             return self.problem.ranks.total(total) * share
 
         return apply
@@ -191,7 +193,7 @@ class Hessian(Operator):
     def quadratic(self, direction: Mapping[str, Tensor]) -> float:
         """Return u^T H u for a direction u by parameter; a part that is missing is zero. It counts as one product."""
         u = [direction.get(name, p.new_zeros(())).to(p).expand(p.shape) for name, p in self.space.parameters.items()]
-        with _differentiating():
+        with _differentiating(), self.problem.ranks.as_one():
             total = sum(graph.quadratic(u) for graph in self._curved())
         self.products += 1
         return float(self.problem.ranks.total(torch.tensor(total, dtype=torch.float64, device=self.space.device)))

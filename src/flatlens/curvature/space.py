@@ -79,11 +79,12 @@ class Space:
         The gradient is in float64 where it is a sum of several.
         """
         number, total = 0.0, dict[str, Tensor]()
-        for turn, (share, parts) in enumerate(shares):
-            number += share
-            if turn == 1:  # copies: autograd may return one tensor as the gradient in two parameters
-                total = {name: part.to(torch.float64, copy=True) for name, part in total.items()}
-            total = {name: part.add_(parts[name]) for name, part in total.items()} or parts
+        with ranks.as_one():
+            for turn, (share, parts) in enumerate(shares):
+                number += share
+                if turn == 1:  # copies: autograd may return one tensor as the gradient in two parameters
+                    total = {name: part.to(torch.float64, copy=True) for name, part in total.items()}
+                total = {name: part.add_(parts[name]) for name, part in total.items()} or parts
         if not total:
             total = self.named(torch.zeros(self.size, dtype=torch.float64, device=self.device))
         if ranks.size == 1:

@@ -14,7 +14,6 @@ from flatlens.curvature.recall import RANDOM_SHARE, mixed_start, recall
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.former import renamed
-from flatlens.grams.sketch import random_signs
 from flatlens.progress import PRODUCTS
 
 _SHARE = 8  #: the start vector is computed on every 8th sample...
@@ -177,12 +176,11 @@ def spectral_density(
     if not (isinstance(probes, int) and probes >= 2 and isinstance(steps, int) and steps >= 1):
         raise BadInput(f"spectral_density(probes={probes!r}, steps={steps!r}): at least 2 probes and 1 step are needed")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    like = torch.empty(0, dtype=operator.dtype, device=operator.space.device)
     nodes = torch.full((probes, min(steps, operator.size)), torch.nan, dtype=torch.float64)
     weights, squares = torch.zeros_like(nodes), torch.zeros(probes, dtype=torch.float64)
     open_ended = False  # whether some basis ended before it was invariant
     for probe in range(probes):
-        krylov = Krylov(operator, random_signs((operator.size,), like, generator), steps)
+        krylov = Krylov(operator, _random(operator, generator), steps)  # signs of few probes can agree by chance
         while not krylov.full:
             krylov.extend()
             if krylov.steps == 1:

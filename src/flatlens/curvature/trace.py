@@ -3,11 +3,12 @@
 A probe v of the parameters gives v^T (H - GGN) v, whose noise comes from all off-diagonal entries of H - GGN. If one
 call uses a weight, z = W phi + b, each sample i can have its own perturbation V_i of the weight, because the network
 sees only U_i = V_i phi_i. One double backward then averages n independent probes. Other parameters (of norms, not in a
-layer, weights of several calls) have one probe per chunk.
+layer, weights of several calls) have one probe for each block of samples. Neither depends on the chunk's size.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.contractions import pieces
 from flatlens.grams.record import run_recorded
 from flatlens.grams.second_derivative import require_second_derivative
-from flatlens.grams.sketch import random_signs
+from flatlens.grams.sketch import SampleStream, random_signs
 from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
@@ -31,7 +32,7 @@ from flatlens.problem.outcomes import slopes
 from flatlens.problem.state import differentiable
 from flatlens.progress import PRODUCTS
 
-_CHUNK = 128  #: largest number of samples in a chunk, which share the probes of some parameters
+_BLOCK = 128  #: number of samples, by position in the data, that share the probes of some parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,8 @@ def functional_hessian_trace(
     if not curved.names:
         return {}
     problem = problem.as_asked()
-    most = max(1, min(_CHUNK, problem.memory // (4 * layout.bytes_per_sample(PRODUCT_OUTPUTS))))
+    fitting = max(1, min(_BLOCK, problem.memory // (4 * layout.bytes_per_sample(PRODUCT_OUTPUTS))))
+    most = 1 << fitting.bit_length() - 1  # a power of two: no chunk has samples of two blocks
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     totals = next(iter(parameters.values())).new_zeros(len(curved.names), probes, dtype=torch.float64)
     seed = int(torch.randint(2**62, (), generator=generator))
@@ -87,14 +89,29 @@ def functional_hessian_trace(
         ignore_slow_batching_warning(),
     ):
         seen = 0
-        for number, raw in problem.shared(most):
+        for first, raw in problem.shared(most):
             chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted, check)
-            own = torch.Generator().manual_seed(seed + number)  # the same on whichever process has the chunk
+            of_block = torch.Generator().manual_seed(seed + first // _BLOCK)
             for probe in range(probes):
-                totals[:, probe] += chunk.probe(own)
+                totals[:, probe] += chunk.probe(_Signs(curved.names, seed, probe, first), of_block)
                 tell(problem, progress, probes, seen, size(raw), probe + 1)
             seen += size(raw)
     return dict(zip(curved.names, problem.ranks.total(totals).cpu(), strict=True))
+
+
+@dataclass(frozen=True)
+class _Signs:
+    """The signs of one probe for the samples of a chunk: the same for a sample, whatever its chunk."""
+
+    names: tuple[str, ...]
+    seed: int
+    probe: int
+    first: int  #: number of the chunk's first sample
+
+    def of(self, name: str, shape: tuple[int, ...], like: Tensor, start: int = 0) -> Tensor:
+        """Return signs for a parameter, of this shape; the first axis is samples from the chunk's `start` on."""
+        stream = SampleStream(self.seed, self.probe * len(self.names) + self.names.index(name))
+        return stream.signs(self.first + start, shape[0], math.prod(shape[1:])).reshape(shape).to(like)
 
 
 class _Chunk:
@@ -133,10 +150,10 @@ class _Chunk:
             found[layer] = factor(phi) if not self.weighted and phi.shape[2] > 4 * phi.shape[3] else phi
         return found
 
-    def probe(self, generator: torch.Generator) -> Tensor:
+    def probe(self, signs: _Signs, of_block: torch.Generator) -> Tensor:
         """Return one estimate of the part of each of `curved.names`, float64, by one double backward."""
-        moves = {layer: self._move(layer, weight, generator) for layer, weight in self.layers.items()}
-        steps = {name: random_signs(p.shape, p, generator) for name, p in self.others.items()}
+        moves = {layer: self._move(layer, weight, signs) for layer, weight in self.layers.items()}
+        steps = {name: random_signs(p.shape, p, of_block) for name, p in self.others.items()}
         if self.weighted:
             steps = {name: step * self.others[name].detach() for name, step in steps.items()}
         onto = [self.seen[layer].as_output(_added(parts)) for layer, parts in moves.items()] + list(steps.values())
@@ -154,30 +171,31 @@ class _Chunk:
             shares[name] = _overlap(step, row)
         return torch.stack([shares[name] for name in self.curved.names])
 
-    def _move(self, layer: str, weight: Weight, generator: torch.Generator) -> dict[str, Tensor]:
+    def _move(self, layer: str, weight: Weight, signs: _Signs) -> dict[str, Tensor]:
         """Return random changes of the pre-activation by weight and bias, (n, g, d, P), another for each sample."""
         z = self._like(layer)
         parts = {}
         if layer in self.curved.weights:
-            parts[self.curved.weights[layer]] = self._weight_move(weight, self.phi[layer], z, generator)
+            name = self.curved.weights[layer]
+            parts[name] = self._weight_move(name, weight, self.phi[layer], z, signs)
         if layer in self.curved.biases:
-            b = random_signs((*z.shape[:3], 1), z, generator)
+            b = signs.of(self.curved.biases[layer], (*z.shape[:3], 1), z)
             if self.weighted:
                 assert weight.bias_value is not None
                 b = b * weight.bias_value.reshape(z.shape[1], z.shape[2], 1)
             parts[self.curved.biases[layer]] = b.expand_as(z)
         return parts
 
-    def _weight_move(self, weight: Weight, phi: Tensor, z: Tensor, generator: torch.Generator) -> Tensor:
+    def _weight_move(self, name: str, weight: Weight, phi: Tensor, z: Tensor, signs: _Signs) -> Tensor:
         W = weight.adapter.matrix(weight.value)
         n, g, m, P = phi.shape
         d = W.shape[1]
         if self.weighted and P == 1:  # one sign times this has the second moments of sum_t v_st W_st phi_t
             size = (W.square() @ phi.square()).sqrt()
-            return random_signs((n, g, d, 1), phi, generator) * size
+            return signs.of(name, (n, g, d, 1), phi) * size
         U = torch.empty_like(z)
         for piece in pieces(n, g * d * m * phi.element_size()):
-            V = random_signs((len(phi[piece]), g, d, m), phi, generator)
+            V = signs.of(name, (len(phi[piece]), g, d, m), phi, piece.start)
             U[piece] = (V * W if self.weighted else V) @ phi[piece]
         return U
 

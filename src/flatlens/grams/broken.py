@@ -60,12 +60,16 @@ def clear_autograd_errors(kind: type[BadModel] | None = None) -> Iterator[None]:
 
 @contextmanager
 def agreed(ranks: Ranks) -> Iterator[None]:
-    """Raise PlanBroken on all ranks, with all their reasons, if one of them raised it inside the block."""
+    """Raise PlanBroken on all ranks, with all their reasons, if one of them raised it inside the block.
+
+    Any other error of one rank is raised on all, too.
+    """
     broken = None
-    try:
-        yield
-    except PlanBroken as error:
-        broken = error
+    with ranks.as_one():
+        try:
+            yield
+        except PlanBroken as error:
+            broken = error
     told = None if broken is None else (broken.batches, broken.distrusted)
     every = [one for one in ranks.together(told) if one is not None]
     if every:

@@ -132,6 +132,7 @@ class Layout:
     not_parted: dict[str, str]  #: attentions whose projections and heads cannot be told, with the reason
     ignores_padding: bool  #: whether tokens outside the attention mask have no effect; then their features are left out
     batched: bool  #: whether several backward passes may run as one batched pass
+    several_ends: bool  #: whether outputs come from other layers than the last, too, through no layer after these
 
     @cached_property
     def affine(self) -> frozenset[str]:

@@ -22,6 +22,7 @@ from flatlens.grams.record import Call, made_reads
 from flatlens.grams.rows import Rows
 from flatlens.grams.structure import Structure, common_structure
 from flatlens.grams.trial import Trial
+from flatlens.operations.graph import Node
 from flatlens.operations.heads import HeadFinder
 from flatlens.operations.layers import Adapter, layer_of
 from flatlens.operations.made import matrix_in_products
@@ -90,7 +91,8 @@ class _Planner:
         structure: Structure,
         distrusted: Collection[str],
     ) -> None:
-        self.problem, self.trials, self.first, self.structure = problem, trials, trials[0], structure
+        self.problem, self.model = problem, model
+        self.trials, self.first, self.structure = trials, trials[0], structure
         self.distrusted = distrusted
         self.parameters = {name: p for name, p in model.named_parameters() if name in self.first.tape.reads}
         places = [name for name in self.first.rows if not name.startswith("input:") and name not in distrusted]
@@ -154,7 +156,26 @@ class _Planner:
             not_parted={},
             ignores_padding=all(trial.ignores_padding for trial in self.trials),
             batched=BATCHING not in self.distrusted,
+            several_ends=self._several_ends(weights),
         )
+
+    def _several_ends(self, weights: dict[str, Weight]) -> bool:
+        """Return whether outputs come from other layers than the last, too, through no layer after these."""
+        last, graph = next(reversed(weights.values()), None), self.first.tape.graph
+        if last is None or not last.products or graph is None:
+            return False
+        paths, own = Paths(graph, self.model), {self.first.operations[name].node for name in last.products}
+        waiting: list[Node] = [graph.nodes[-1]]
+        seen: set[Node] = set()
+        ends: set[bool] = set()  # whether a layer that is reached is the last
+        while waiting:
+            node = waiting.pop()
+            if node in own or paths.is_layer(node):
+                ends.add(node in own)
+            elif node not in seen:
+                seen.add(node)
+                waiting += [source for source, _ in node.next_functions if source is not None]
+        return len(ends) == 2
 
     def _axes(self) -> tuple[dict[str, int], dict[str, str]]:
         """Return the axis of samples in each call's input, and for the other calls the reason why there is none."""

@@ -45,7 +45,7 @@ def _balanced(normal: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Stream:
+class SampleStream:
     """Random numbers for samples: those of a sample do not depend on which other samples are drawn with it."""
 
     seed: int
@@ -90,7 +90,7 @@ class Sketch:
 
     def combinations(self, first: int, n: int, outputs: int) -> Iterator[Tensor]:
         """Yield each probe's u, (n, N) float64, for n samples from number `first` on."""
-        streams = [_Stream(self.seed, probe) for probe in range(self.probes)]
+        streams = [SampleStream(self.seed, probe) for probe in range(self.probes)]
         if self.probes > _FEW:
             yield from (stream.signs(first, n, outputs) for stream in streams)
         else:

@@ -11,9 +11,11 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, UNITS_AND_ORDER, Parts, Run, on_lens
 from flatlens.measures.generalisation import stderr_of
+from flatlens.measures.left_out import which_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.perturbation import require_count, require_positive
 from flatlens.measures.robustness import NO_LINEAR_LAYER
+from flatlens.measures.rows import with_note
 from flatlens.perturbation.density import BANDWIDTHS, mismatch
 from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
 from flatlens.perturbation.labels import seen
@@ -74,10 +76,10 @@ def representativeness(
     weight = lens.layout.weights[last]
     if why := unmovable(weight, by_noise=True):
         return {("", None): undefined(why)}
-    return {
-        **_by_splits(lens, run, weight, splits, folds, bandwidth),
-        **(_split_gap(lens, run, weight, delta, probes, over, sigma) if lens.problem.test is not None else {}),
-    }
+    parts = dict(_by_splits(lens, run, weight, splits, folds, bandwidth))
+    if lens.problem.test is not None:
+        parts |= _split_gap(lens, run, weight, delta, probes, over, sigma)
+    return {key: with_note(one, which_layer(lens, last)) for key, one in parts.items()}
 
 
 def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, bandwidth: str) -> Parts:

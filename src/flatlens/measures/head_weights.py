@@ -201,7 +201,7 @@ def seen_of(lens: Lens, batch: Batch, wanted: list[int]) -> tuple[SeenChunk, Ten
         if slope is None:
             raise NotUnderstood(OTHER_PRODUCTS)
         each[number] = slope[:N].detach().to(torch.float64)
-        samples[number] = _samples(slope[N].to(torch.float64), slope[N + 1].to(torch.float64))
+        samples[number] = _samples(slope[N].detach(), slope[N + 1].detach(), n)
     return SeenChunk(n, read, each, samples), C.to(f.device)
 
 
@@ -211,13 +211,21 @@ def _read(product: Node) -> Tensor:
     return phi.detach().to(torch.float64)
 
 
-def _samples(plain: Tensor, numbered: Tensor) -> Tensor:
-    """Return the sample of each row, from derivatives of all outputs, and of these times the samples' numbers."""
-    size = plain.square().sum(1)
-    ratio = (plain * numbered).sum(1) / size.clamp(min=torch.finfo(size.dtype).tiny)
+def _samples(plain: Tensor, numbered: Tensor, n: int) -> Tensor:
+    """Return the sample of each row, from derivatives of all outputs, and of these times the samples' numbers.
+
+    Rows whose derivatives are rounding tell no sample. They take that of their place if the others are in the order of
+    the samples, else -1.
+    """
+    rounded = min(100 * n * torch.finfo(plain.dtype).eps, 1e-3)  # of the largest row: a softmax cancels what it sums
+    plain, numbered = plain.to(torch.float64), numbered.to(torch.float64)
+    size = plain.abs().amax(1)
+    ratio = (plain * numbered).sum(1) / plain.square().sum(1).clamp(min=torch.finfo(size.dtype).tiny)
     number = ratio.round()
-    wrong = (numbered - number[:, None] * plain).abs().amax(1) > 1e-3 * plain.abs().amax(1)
-    rounding = size <= 1e-12 * size.max()
-    if bool((wrong & ~rounding).any()):
+    error = (numbered - number[:, None] * plain).abs().amax(1)
+    floor = rounded * size.max()
+    if bool(((error > 1e-3 * size) & (error > floor)).any()):
         raise NotUnderstood("the rows of a projection belong to several samples at once")
-    return torch.where((size > 0) & ~(wrong & rounding), number.long() - 1, -1)
+    told, sample = (size > floor) & (error < 0.1 * size), number.long() - 1
+    in_order = torch.arange(len(size), device=size.device) * n // len(size)
+    return in_order if torch.equal(sample[told], in_order[told]) else torch.where(told, sample, -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -16,7 +16,9 @@ from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.measures.card import HEADWISE, LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.head_weights import HeadWeight, heads_of, seen_of
 from flatlens.measures.lens import Lens
+from flatlens.measures.rows import ALL, with_note
 from flatlens.measures.traces import Effort, FunctionalHessianPart, plus, sampled
+from flatlens.operations.pairs import Entries
 from flatlens.operations.product_weights import NotUnderstood
 from flatlens.problem.state import differentiable
 from flatlens.progress import PRODUCTS
@@ -24,6 +26,8 @@ from flatlens.progress import PRODUCTS
 NO_HEADS = "the network has no attention whose heads can be told"
 EVERY_OUTPUT = "it needs the derivative of every output: Lens(outputs='exact')"
 NO_BIAS = "projections without a bias read a norm's shift: no change of their weights leaves its part as it is"
+FROZEN_BIAS = "projections with a frozen bias read a norm's shift, whose part only the bias can keep as it is"
+FROZEN = f"all of its weights are frozen: {ALL}"
 
 
 @on_lens(
@@ -45,15 +49,15 @@ def head_flatness_ggn(lens: Lens, run: Run) -> Parts:
     of its rows (columns of W_o): the trace in the metric tr((W W^T)^-1 dW dW^T), for W_o tr(dW (W^T W)^-1 dW^T), which
     is that of the quotient. Behind a norm that attention alone reads, W stands with the norm's scale, so that a scale
     that moves out of the norm changes nothing. Rows are heads; `.query_key` and `.value_output` are the two products,
-    `.max` is the largest head. Where a head of some attention is not understood, the sum is undefined, and rows of
-    other heads are there.
+    `.max` is the largest head. Frozen weights are left out. Where a head of some attention is not understood, the sum
+    is undefined, and rows of other heads are there.
     """
     try:
-        weights, why = _told(lens)
-        sums = _gauss_newton(lens, run, weights)
+        heads = _told(lens, run)
+        sums = _gauss_newton(lens, run, heads.weights)
     except NotUnderstood as reason:
         return {("", None): undefined(str(reason))}
-    return _parts(weights, why, lambda numbers: Estimate(float(sums[numbers].sum())))
+    return _parts(heads, lambda numbers: Estimate(float(sums[numbers].sum())))
 
 
 @on_lens(
@@ -72,14 +76,17 @@ def head_flatness(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | Non
     It is `head_flatness_ggn`, which describes the metric, plus the same trace of the functional Hessian, H - GGN.
     Random probes estimate the latter: as many as bring the standard error of the sum below `rtol` times the value, or
     exactly `probes`; or with `exact=True` every direction in turn. `.gauss_newton` and `.functional_hessian` are the
-    two parts; other parts and the rows are those of `head_flatness_ggn`. Undefined where projections without a bias
-    read the shift of a norm: the change that the definition asks for is then none of the parameters.
+    two parts; other parts and the rows are those of `head_flatness_ggn`. Undefined where projections without a bias, or
+    with a frozen one, read the shift of a norm: the change that the definition asks for is then none of the parameters.
     """
     effort = Effort(rtol, probes, exact)
     try:
-        weights, why = _told(lens)
-        if any(one.norm is not None and one.norm.shift is not None and one.bias is None for one in weights):
-            raise NotUnderstood(NO_BIAS)
+        heads = _told(lens, run)
+        weights = heads.weights
+        shifted = [one for one in weights if one.norm is not None and one.norm.shift is not None]
+        for one in shifted:
+            if one.bias is None or not _measured(lens, run, one.bias):
+                raise NotUnderstood(NO_BIAS if one.bias is None else FROZEN_BIAS)
         sums = _gauss_newton(lens, run, weights)
     except NotUnderstood as reason:
         return {("", None): undefined(str(reason))}
@@ -89,26 +96,48 @@ def head_flatness(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | Non
         return beyond.over([beyond.names[number] for number in numbers])
 
     whole = list(range(len(weights)))
-    parts = _parts(weights, why, lambda numbers: plus(Estimate(float(sums[numbers].sum())), part(numbers)))
+    parts = _parts(heads, lambda numbers: plus(Estimate(float(sums[numbers].sum())), part(numbers)))
     if parts["", None].kind != "undefined":
-        parts["gauss_newton", None] = Estimate(float(sums.sum()))
-        parts["functional_hessian", None] = replace(part(whole), arrays={})
+        parts["gauss_newton", None] = with_note(Estimate(float(sums.sum())), heads.left_out)
+        parts["functional_hessian", None] = with_note(replace(part(whole), arrays={}), heads.left_out)
     return parts
 
 
-def _told(lens: Lens) -> tuple[list[HeadWeight], Mapping[str, str]]:
-    """Return `heads_of` the network.
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """The weights of the heads that are measured, and what is not."""
+
+    weights: list[HeadWeight]
+    why: Mapping[str, str]  #: by part, why some heads cannot be told
+    frozen: list[HeadWeight]
+
+    @property
+    def left_out(self) -> str:
+        """Return the note on frozen weights; empty if there are none."""
+        layers = {one.entries.parameter for one in self.frozen}
+        return f"{len(layers)} frozen layers left out" if layers else ""
+
+
+def _told(lens: Lens, run: Run) -> _Told:
+    """Return the weights of the network's heads.
 
     Raises:
-        NotUnderstood: no head can be told, or the lens does not take every output.
+        NotUnderstood: no head can be told, all are frozen, or the lens does not take every output.
     """
     if lens.probes is not None:
         raise NotUnderstood(EVERY_OUTPUT)
-    weights, why = heads_of(lens)
-    if not weights:
+    every, why = heads_of(lens)
+    if not every:
         reasons = "; ".join(dict.fromkeys(why.values()))
         raise NotUnderstood(f"{NO_HEADS}{reasons and f': {reasons}'}")
-    return weights, why
+    weights = [one for one in every if _measured(lens, run, one.entries)]
+    if not weights:
+        raise NotUnderstood(FROZEN)
+    return _Told(weights, why, [one for one in every if one not in weights])
+
+
+def _measured(lens: Lens, run: Run, entries: Entries) -> bool:
+    return run.frozen or entries.parameter in lens.problem.parameters
 
 
 def _gauss_newton(lens: Lens, run: Run, weights: list[HeadWeight]) -> Tensor:
@@ -118,7 +147,12 @@ def _gauss_newton(lens: Lens, run: Run, weights: list[HeadWeight]) -> Tensor:
     values = dict(model.named_parameters())
     wanted = sorted({product for one in weights for product, _ in one.uses})
     most = max(1, min(64, problem.memory // (4 * lens.layout.bytes_per_sample(problem.outputs))))
-    with problem.measuring(model), differentiable(model.parameters()), ignore_slow_batching_warning():
+    with (
+        problem.ranks.as_one(),
+        problem.measuring(model),
+        differentiable(model.parameters()),
+        ignore_slow_batching_warning(),
+    ):
         for _, raw in problem.walked(most, "heads", run.progress):
             seen, C = seen_of(lens, problem.place(raw), wanted)
             for at, one in enumerate(weights):
@@ -177,13 +211,12 @@ def _functional_hessian(
     return FunctionalHessianPart(names, total, None, everything)
 
 
-def _parts(
-    weights: list[HeadWeight], why: Mapping[str, str], of: Callable[[list[int]], Estimate]
-) -> dict[tuple[str, str | None], Estimate]:
+def _parts(heads: _Told, of: Callable[[list[int]], Estimate]) -> dict[tuple[str, str | None], Estimate]:
     """Return the sum, the heads, and their two products; undefined where a head of some attention is not understood.
 
     `of(numbers)` is the sum over some weights.
     """
+    weights, why = heads.weights, heads.why
     found: dict[tuple[str, str], list[int]] = {}
     for number, one in enumerate(weights):
         for part in ("", one.part):
@@ -198,8 +231,10 @@ def _parts(
     }
     for part in ("query_key", "value_output"):
         mine = [number for number, one in enumerate(weights) if one.part == part]
-        parts[part, None] = replace(of(mine), arrays={})
+        frozen = not mine and any(one.part == part for one in heads.frozen)
+        parts[part, None] = undefined(FROZEN) if frozen else replace(of(mine), arrays={})
         if part in why:
             told = undefined(f"some heads cannot be told: {why[part]}")
             parts |= dict.fromkeys([("", None), ("max", None), (part, None)], told)
+    parts = {key: with_note(whole, heads.left_out) for key, whole in parts.items()}
     return parts | {key: replace(row, arrays={}) for key, row in rows.items()}

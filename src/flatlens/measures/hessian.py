@@ -21,9 +21,10 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.differenced import sharded_top
-from flatlens.measures.left_out import left_out
+from flatlens.measures.left_out import left_out, which_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.perturbation import require_count
+from flatlens.measures.rows import with_note
 from flatlens.problem import Problem
 from flatlens.progress import ROWS
 
@@ -38,8 +39,14 @@ def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
 
     Some eigenvalue lies within the residual of the Ritz value; it need not be the largest.
     """
-    value = float(pairs.values[0])
-    note = "" if pairs.exact else _near(float(pairs.residuals[0]), value + pairs.above)
+    value, residuals = float(pairs.values[0]), pairs.residuals
+    tiny = torch.finfo(pairs.vectors.dtype).tiny
+    underflows = not pairs.exact and 0 < abs(value) < tiny
+    if underflows:  # products round by an absolute amount there, which the residual does not show
+        value, residuals = value - tiny, residuals + 2 * tiny
+    note = "" if pairs.exact else _near(float(residuals[0]), value + pairs.above)
+    if underflows:
+        note += f"; products underflow {pairs.vectors.dtype}"
     if not pairs.converged and not pairs.exact:
         note += f"; stopped after {products} products, before the tolerance was reached"
     return Estimate(
@@ -47,7 +54,7 @@ def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
         kind="exact" if pairs.exact else "lower bound",
         note=note,
         products=products,
-        arrays={"eigenvalues": pairs.values, "residuals": pairs.residuals},
+        arrays={"eigenvalues": pairs.values, "residuals": residuals},
     )
 
 
@@ -312,7 +319,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Pa
             arrays={"rows": maxima},
         )
     layers = [parts["", name] for name in weights]
-    parts["", None] = layers[-1]
+    parts["", None] = with_note(layers[-1], which_layer(lens, next(reversed(weights)), weights))
     for part, add in (("sum", True), ("max", False)):
         parts[part, None] = _noted(lens, weights, _combined(layers, add, rtol))
     return parts

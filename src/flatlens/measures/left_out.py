@@ -1,4 +1,4 @@
-"""The note on parameters that a sum over linear layers leaves out."""
+"""The notes on the layer that a number is of, and on parameters that a sum over linear layers leaves out."""
 
 from __future__ import annotations
 
@@ -25,3 +25,23 @@ def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> st
         return ""
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
     return f"left out, because they are no matrix of a linear layer or product: {', '.join(missing[:NAMED])}{more}"
+
+
+def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> str:
+    """Return the note on the layer that the network's number is of; empty if that layer alone makes the outputs.
+
+    With `layers`, those that have a value, the note names the matrices outside them: one may be the last layer.
+    """
+    weights = lens.layout.weights
+    small = {*lens.layout.embeddings, *lens.layout.small_parameters}
+    others = "" if layers is None else left_out(lens, layers, but=small)
+    later = list(weights)[list(weights).index(layer) + 1 :]
+    if later:
+        which = f"of {layer}: {later[0]} is {'left out' if weights[later[0]].measured else 'frozen'}"
+    elif not weights[layer].measured:
+        which = f"of {layer}, which is frozen"
+    elif lens.layout.several_ends:
+        which = f"of {layer}, one of several output layers"
+    else:
+        which = f"of {layer}" if others else ""
+    return "; ".join(part for part in (which, others) if part)

@@ -24,7 +24,9 @@ from flatlens.perturbation.steps import Landscape
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
 from flatlens.problem.data import FORWARD_CHUNK, checksum
+from flatlens.problem.inspection import require_same_everywhere
 from flatlens.problem.outcomes import Outcomes, outcomes
+from flatlens.problem.ranks import Ranks
 from flatlens.problem.shards import to_parts
 from flatlens.problem.state import fingerprint
 
@@ -74,6 +76,7 @@ class Lens:
             )
         optimiser = plain_optimiser(optimiser, "Lens")
         to_parts(problem.model)
+        require_same_everywhere(problem)
         require_finite_weights(problem.model)
         problem = problem.present()
         self.problem = problem
@@ -87,7 +90,7 @@ class Lens:
         self.passes = 0
         self.products = 0  #: products with curvature matrices over all the data, since the lens was made
         self.pass_seconds = 0.0  #: duration of all passes, which serve many measures each
-        self.remembered = _remembered(after)  #: leading eigenpairs, by search and layer
+        self.remembered = _remembered(after, problem.peers)  #: leading eigenpairs, by search and layer
         self.residuals: dict[Key, Tensor] = {}  #: relative residuals of largest eigenvalues found matrix-free, (n,)
         self._values: dict[Key, Tensor] = {}
         self._passed: set[str] = set()  #: measures that a pass has had
@@ -278,11 +281,13 @@ def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield name, (id(b), checksum(b))
 
 
-def _remembered(after: object) -> dict[Key, Remembered]:
-    """Return the eigenpairs that an earlier moment left for this one's searches."""
+def _remembered(after: object, peers: Ranks) -> dict[Key, Remembered]:
+    """Return the eigenpairs that an earlier moment left for this one's searches, the first process's if they differ."""
     left = {} if after is None else after.remembered if isinstance(after, Lens) else after
     if not (isinstance(left, Mapping) and all(isinstance(pairs, Remembered) for pairs in left.values())):
         raise BadInput(f"Lens(after=...): an earlier Lens (or its .remembered) is needed, got {type(after).__name__}")
+    if peers.apart(lambda: {key: (checksum(pairs.values), checksum(pairs.vectors)) for key, pairs in left.items()}):
+        return peers.of_the_first({key: Remembered(p.values.cpu(), p.vectors.cpu()) for key, p in left.items()})
     return dict(left)
 
 

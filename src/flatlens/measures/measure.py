@@ -49,7 +49,7 @@ def measure(
         layers: Parts of the names of the layers that get curvature products, where a measure takes them layer by layer;
             the others' values are then undefined. None is all of them.
         anyway: Whether to do long work, too.
-        generator: Draws the random numbers; seeded with 0 if None.
+        generator: Draws the random numbers, in several processes the first one's; seeded with 0 if None.
         progress: Called with (what, done, total); None shows a line if stderr is a terminal.
 
     >>> net = torch.nn.Linear(2, 1, bias=False)
@@ -71,6 +71,7 @@ def measure(
 def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] | None, run: Run) -> Report:
     """Return what `measure` does for a lens known to be fresh, with rows for frozen layers if the run includes them."""
     asked = measures is not None
+    lens.problem.peers.same_draws(run.generator)
     if isinstance(measures, Iterable) and not isinstance(measures, str | Measure):
         measures = list(measures)
     chosen = named(measures) if measures is not None else _default(lens)
@@ -81,7 +82,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
         with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # torch has it, and does not list it
             lens.per_sample(_in_one_pass(lens, defined, asked), run.progress, run.generator)
         estimates: dict[Key, Estimate] = {}
-        derived: list[Key] = []  # rows that depend on derivatives of the outputs
+        derived: dict[Key, Measure] = {}  # rows that depend on derivatives of the outputs
         for one in chosen:
             if isinstance(run.progress, Watch):
                 run.progress.begin(one.key)
@@ -100,9 +101,9 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
                 )
                 seconds = 0.0  # that of all rows of the measure stands in the first
             if isinstance(one, PassMeasure) or (isinstance(one, NetworkMeasure) and one.differentiates):
-                derived += [key for key in found if estimates[key].kind != "undefined"]
-        other = other_derivative(lens.problem, lens.model) if derived else ""
-    estimates |= {key: with_note(estimates[key], other) for key in derived}
+                derived |= {key: one for key in found if estimates[key].kind != "undefined"}
+        other = other_derivative(lens.problem, lens.model) if derived else ("", "")
+    estimates |= {key: with_note(estimates[key], other[of_inputs(one)]) for key, one in derived.items()}
     return Report(estimates, about(lens) | _spellings(measures, chosen))
 
 
@@ -113,6 +114,17 @@ def _spellings(measures: str | Measure | Iterable[str | Measure] | None, chosen:
         each: one.key for each, one in zip(given, chosen, strict=False) if isinstance(each, str) and each != one.key
     }
     return {"spelled": other} if other else {}
+
+
+def of_inputs(measure: Measure) -> bool:
+    """Return whether a measure takes derivatives in the inputs, of the network or of a layer; else in the weights.
+
+    >>> of_inputs(MEASURES["mls"]), of_inputs(MEASURES["hessian_trace"])
+    (True, False)
+    """
+    if isinstance(measure, PassMeasure):
+        return measure.place == "input"
+    return isinstance(measure, NetworkMeasure) and not measure.of_parameters
 
 
 def _in_one_pass(lens: Lens, measures: list[Measure], asked: bool) -> list[PassMeasure]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from flatlens.curvature import Hessian, eigenpairs
-from flatlens.curvature.probes import quantile, student
+from flatlens.curvature.probes import mean_of_forms, student
 from flatlens.estimate import Estimate, Kind, undefined
 from flatlens.measures.card import PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.hessian import require_tolerance
@@ -40,7 +42,7 @@ def gradient_noise_scale(lens: Lens, run: Run, *, batches: int = 64, sampled: bo
     samples there are, as for a training set; `exact` with a group for each sample. `.covariance` is tr Sigma,
     `.gradient` is ||g||^2.
     """
-    require_count(2, batches=batches)
+    require_count(3, batches=batches)  # of two, what is left without one has no spread
     if lens.problem.n < 3:
         return {("", None): undefined("at least 3 samples are needed")}
     spread = spread_of(Landscape(lens.problem, model=lens.model), lens.gradient, batches, run.generator, run.progress)
@@ -58,15 +60,15 @@ def noise_scale(spread: Spread, sampled: bool) -> dict[str, Estimate]:
         covariance, covariances, squares = covariance * (n - 1) / n, covariances * (n - 1) / n, squares * 0 + square
     each = not sampled and m == n
 
-    def stderr(values: Tensor) -> float:
-        return 0.0 if each else float(values.var(correction=0) * (m - 1)) ** 0.5 * quantile(m)
+    def stderr(values: Tensor, error: Callable[[Tensor], tuple[Tensor, Tensor]] = mean_of_forms) -> float:
+        return 0.0 if each else float(error((1 - m) * values)[1])  # of the jackknife's pseudo-values, up to a shift
 
     kind: Kind = "exact" if each else "estimate"
     known: Kind = "estimate" if sampled else "exact"
     unit = "loss^2 / parameter^2"
     parts = {
         "covariance": Estimate(covariance, stderr(covariances), kind, unit=unit),
-        "gradient": Estimate(square, stderr(squares), known, unit=unit),
+        "gradient": Estimate(square, stderr(squares, student), known, unit=unit),
     }
     largest = square + 1.96 * parts["gradient"].stderr
     if spread.square == 0:
@@ -104,12 +106,13 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
     require_tolerance(rtol)
     if samples > lens.problem.n:
         return undefined(f"the data has {lens.problem.n} samples: samples={samples} cannot be drawn")
-    values, residuals = [], []
+    values, residuals, products = [], [], 0
     for number in range(batches):
         operator = Hessian(lens.problem.subset(samples, run.generator), model=None)
         pairs = eigenpairs(operator, rtol=rtol, generator=run.generator)
         values.append(pairs.largest)
         residuals.append(float(pairs.residuals[0]))
+        products += operator.products
         lens.count(operator.products)
         if run.progress is not None:
             run.progress("minibatches", number + 1, batches)
@@ -117,4 +120,4 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
     mean, stderr = student(found)
     stderr += sum(residuals) / batches / 1.96
     note = f"over {batches} batches: {float(found.min()):.3g} to {float(found.max()):.3g}"
-    return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found})
+    return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found}, products=products)

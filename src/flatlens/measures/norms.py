@@ -179,7 +179,7 @@ def _along_parameters(lens: Lens) -> tuple[Tensor | None, int]:
     if not lens.problem.parameters:
         return None, 0
     if places := lens.gathered(_slope_along_parameters):
-        return torch.stack(list(places.values())).sum(0), 0
+        return torch.stack(list(places.values())).sum(0).detach(), 0
     jacobian = ParameterJacobian(lens.problem, model=lens.model)
     along = jacobian.times(jacobian.space.point()).to(torch.float64)
     return (_by_a_forward_pass(lens, lambda f, y: fisher_slopes(lens.problem, f, y)).to(along) * along).sum(1), 1

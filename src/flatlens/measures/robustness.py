@@ -12,14 +12,17 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
+from flatlens.measures.left_out import which_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.perturbation import NO_LOSS, of_draws, require_count, require_positive
-from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
-from flatlens.perturbation.labels import relabelled, seen
+from flatlens.measures.rows import with_note
+from flatlens.perturbation.features import Move, RotatedFeatures, noise, unmovable, with_moved_features
+from flatlens.perturbation.labels import Seen, relabelled, seen
 from flatlens.perturbation.rotations import ROTATION_LAWS
 from flatlens.perturbation.weights import Elsewhere
 
 NO_LINEAR_LAYER = "the network has no linear layer"
+FEW_LABELS = 20  #: labels of all that show how much another label can change the loss
 
 
 @on_lens(
@@ -87,7 +90,11 @@ def feature_robustness(
         return {("", None): undefined(NO_LINEAR_LAYER)}
     found = {name: of(weight) for name, weight in weights.items() if layers or name == last}
     places: list[tuple[str | None, str]] = [(None, last), *((name, name) for name in found if layers)]
-    return {(part, at): estimate for at, name in places for part, estimate in found[name].items()}
+    return {
+        (part, at): with_note(estimate, which_layer(lens, last) if at is None else "")
+        for at, name in places
+        for part, estimate in found[name].items()
+    }
 
 
 def _by_rotations(
@@ -158,8 +165,8 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, probes:
     phi' = phi_i + delta ||phi_i|| xi at the last linear layer, where xi is uniform on the sphere; f' are the outputs
     there. The label y[phi'] is a guess: that of the nearest sample, in the data and the held-out data. Definition 9
     requires that the change is O(delta^3) in all directions: `.worst` takes each sample's largest change, a lower bound
-    of that. `.changed` is the share of points whose label differs. If you know the label function, give it to
-    `flatlens.perturbation.label_change`.
+    of that. `.changed` is the share of points whose label differs. Where no point's label differs, the note says how
+    large that share can be. If you know the label function, give it to `flatlens.perturbation.label_change`.
     """
     require_positive(delta=delta)
     require_count(2, probes=probes)
@@ -170,23 +177,51 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, probes:
     if why := unmovable(weight, by_noise=True):
         return {("", None): undefined(why)}
     try:
-        labels = seen(lens.problem, lens.model, lens.layout, weight, held_out=True).nearest
+        known = seen(lens.problem, lens.model, lens.layout, weight, held_out=True)
     except BadInput as error:
         return {("", None): undefined(str(error))}
     changes, changed = [], []
     for number in range(probes):
         move = noise(delta, 1.0, run.generator)
-        found = relabelled(lens.problem, lens.model, lens.layout, weight, labels, move)
+        found = relabelled(lens.problem, lens.model, lens.layout, weight, known.nearest, move)
         changes.append((found.told - found.kept).abs())
         changed.append(found.changed.nanmean())
         if run.progress is not None:
             run.progress("moved features", number + 1, probes)
-    values = torch.stack(changes)
+    values, shares = torch.stack(changes), torch.stack(changed)
     worst = values.max(0).values
+    parts = {
+        "": of_draws(values.mean(1)),
+        "worst": Estimate(float(worst.mean()), kind="lower bound", samples=worst),
+        "changed": Estimate(float(shares.mean()), float(student(shares)[1]), "estimate", unit="share"),
+    }
+    if not bool(shares.any()):
+        parts |= _none_differs(lens, weight, known, noise(delta, 1.0, run.generator), probes)
+    return {(part, None): with_note(one, which_layer(lens, last)) for part, one in parts.items()}
+
+
+def _none_differs(lens: Lens, weight: Weight, known: Seen, move: Move, probes: int) -> dict[str, Estimate]:
+    """Return the change of the loss and the share of labels that differ, where none did: 0 with a one-sided error.
+
+    What is not met at k points has a share of at most 3 / k (95%).
+    """
+    told: Tensor = torch.unique(known.y, dim=0)
+    if len(told) == 1:
+        vacuous = Estimate(0.0, note="vacuous: all samples have one label, so none can differ")
+        return {"": vacuous, "changed": replace(vacuous, unit="share")}
+    points = probes * int(known.counted[: lens.problem.n].sum())
+    share = 3 / points
+    note = f"no label differs at {points} points: the share is at most {share:.2g} (95%)"
+    few = told[torch.linspace(0, len(told) - 1, min(len(told), FEW_LABELS)).long()]
+    largest = 0.0
+    for label in few:
+
+        def told_alike(phi: Tensor, label: Tensor = label) -> Tensor:
+            return label.expand(len(phi), *label.shape)
+
+        moved = relabelled(lens.problem, lens.model, lens.layout, weight, told_alike, move)
+        largest = max(largest, float((moved.told - moved.kept).abs().max()))
     return {
-        ("", None): of_draws(values.mean(1)),
-        ("worst", None): Estimate(float(worst.mean()), kind="lower bound", samples=worst),
-        ("changed", None): Estimate(
-            float(torch.stack(changed).mean()), float(student(torch.stack(changed))[1]), "estimate", unit="share"
-        ),
+        "": Estimate(0.0, share * largest / 1.96, "estimate", note),
+        "changed": Estimate(0.0, share / 1.96, "estimate", note, unit="share"),
     }

@@ -13,7 +13,7 @@ from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import one_line, out_of_memory
 from flatlens.estimate import Estimate, Key, Kind, undefined
 from flatlens.measures.card import GRADIENTS_OF_SAMPLES, PassMeasure, Run
-from flatlens.measures.left_out import left_out
+from flatlens.measures.left_out import left_out, which_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
 from flatlens.problem.data import finite
@@ -55,11 +55,7 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
         yield (one.key, None), undefined(f"every linear layer is frozen: {ALL}" if frozen else why)
     elif one.answer == "last":
         last = _last(lens, layers)
-        later = list(lens.layout.weights)[list(lens.layout.weights).index(last) + 1 :]
-        small = {*lens.layout.embeddings, *lens.layout.small_parameters}
-        others = left_out(lens, layers, but=small)  # one of these may be the network's own last layer
-        which = f"of {last}: {later[0]} is frozen" if later else f"of {last}" if others else ""
-        yield (one.key, None), with_note(with_note(layers[last], which), others)
+        yield (one.key, None), with_note(layers[last], which_layer(lens, last, layers))
         yield (f"{one.key}.sum", None), _without(frozen, _over_layers(layers, sum), left_out(lens, layers))
         yield (f"{one.key}.max", None), _without(frozen, _over_layers(layers, max))
     else:

@@ -151,11 +151,13 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
         direction, own = direction_of(lens, "update")
     except BadInput as error:
         return undefined(str(error))
+    if not inner(direction, direction) > 0:
+        return undefined("the direction is zero")
     slope = -inner(direction, lens.gradient) if own else None
+    if slope == 0:
+        return undefined("the risk has no slope along the next update")
     if slope is not None and not slope < 0:
         return undefined("the next update does not go downhill on this data: every small step raises the risk")
-    if slope is None and not inner(direction, direction) > 0:
-        return undefined("the direction is zero")
     landscape, key = Landscape(lens.problem, model=lens.model), ("critical_sharpness", None)
     here = landscape.risk() if slope is None else lens.risk_and_gradient[0]
     earlier = lens.remembered.get(key)

@@ -34,6 +34,7 @@ from flatlens.progress import PRODUCTS, Watch
 
 _FIRST = 8  #: probes of the pilot: fewer do not show their own spread
 _FEW = 64  #: number of directions up to which all are taken: probes of few directions are far from normal
+_SURE = 16  #: number of probes that do not all agree by chance: a form that varies takes no value more often than 3/4
 _MOST = 4096  #: largest number of probes
 
 
@@ -42,7 +43,7 @@ class Effort:
     """The accuracy that a trace estimate aims at, and its method."""
 
     rtol: float  #: standard error wanted, relative to the value
-    probes: int | None  #: exactly this many, whatever the error
+    probes: int | None  #: this many, whatever the error
     exact: bool  #: whether to use every direction and no probes
 
     def __post_init__(self) -> None:
@@ -61,10 +62,13 @@ def sampled(
 
     `draw(m)` returns m rows whose sums are the values; `size` is the number that the values are added to.
     """
-    if effort.probes is not None:
-        return draw(effort.probes), None
-    if effort.exact or everything <= _FEW:
+    few = _FEW if effort.probes is None else max(_SURE, effort.probes)
+    if effort.exact or everything <= few:
         return None
+    if effort.probes is not None:
+        rows = draw(effort.probes)
+        more = _SURE - effort.probes
+        return (torch.cat([rows, draw(more)]) if more > 0 and _some_agree(rows) else rows), None
     start = time.perf_counter()
     rows = draw(_FIRST)
     each = (time.perf_counter() - start) / _FIRST
@@ -83,6 +87,13 @@ def sampled(
     return (torch.cat([rows, draw(needed - _FIRST)]) if needed > _FIRST else rows), _FIRST
 
 
+def _some_agree(rows: Tensor) -> bool:
+    """Return whether the rows' sums, or a column, are all one number that is not 0: signs can agree by chance."""
+    values = torch.cat([rows, rows.sum(1, keepdim=True)], 1)
+    size = values.abs().amax(0)
+    return bool(((values.amax(0) - values.amin(0) <= 1e-5 * size) & (size > 0)).any())
+
+
 def of_probes(values: Tensor, pilot: int | None) -> Estimate:
     """Return the mean of the probes as an estimate.
 
@@ -92,7 +103,8 @@ def of_probes(values: Tensor, pilot: int | None) -> Estimate:
     mean = float(values.mean())
     _, stderr = mean_of_forms(values if pilot is None else values[:pilot])
     scale = 1.0 if pilot is None else (pilot / len(values)) ** 0.5
-    return Estimate(mean, float(stderr) * scale, "estimate", arrays={"probes": values}, products=len(values))
+    note = "" if stderr > 0 else f"all {len(values)} probes agree"
+    return Estimate(mean, float(stderr) * scale, "estimate", note, arrays={"probes": values}, products=len(values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,9 +213,10 @@ def hessian_trace(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | Non
 
     The value is the exact Gauss-Newton trace plus the trace of H - GGN. In piecewise-linear networks that use each
     weight once, the latter is 0. In other networks, random probes estimate it: as many as bring the standard error
-    below `rtol` times the value (at most 4,096), or exactly `probes`. If every direction in turn takes fewer products,
-    or with `exact=True`, it is exact. `.gauss_newton` and `.functional_hessian` are the two parts. With
-    `batchnorm="train"`, probes estimate all of Tr H, and there are neither parts nor layers.
+    below `rtol` times the value (at most 4,096), or `probes` of them (16 if fewer agree). It is exact if every
+    direction in turn takes at most 64 products (with `probes`: 16), or no more than the probes, or with `exact=True`.
+    `.gauss_newton` and `.functional_hessian` are the two parts. With `batchnorm="train"`, probes estimate all of Tr H,
+    and there are neither parts nor layers.
     """
     effort = Effort(rtol, probes, exact)
     if lens.problem.coupled:

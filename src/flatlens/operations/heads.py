@@ -13,10 +13,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from flatlens.operations.graph import Node
+from flatlens.operations.graph import LEAF, Node
 from flatlens.operations.head_sides import HeadPairs, HeadSide, structure, together
 from flatlens.operations.pairs import Entries, HeadOrder, WeightPair
-from flatlens.operations.paths import GraphEdge, Paths, dtype_of, is_product, shape_of, taken_back
+from flatlens.operations.paths import GraphEdge, Origins, Paths, dtype_of, is_product, shape_of, taken_back
 from flatlens.operations.product_weights import NotUnderstood, WeightReader, probe, rounding, unit_vectors
 
 _PRODUCTS = ("BmmBackward0", "BaddbmmBackward0")  #: the second adds a mask to scores
@@ -48,6 +48,7 @@ class HeadFinder:
         made = [any(is_product(self.paths, one) for one, _ in origin.edges) for origin in origins]
         if not any(made):
             self._unread[node] = next(self._told(one.edges, one.joined) for one in origins)
+            self._refuse_unmade(node, origins)
             return
         operand, refused = made.index(True), self.found.refused_queries
         try:
@@ -71,11 +72,35 @@ class HeadFinder:
         return True
 
     def _name(self, edges: Iterable[GraphEdge]) -> str:
-        """Return the name of the first weight that makes a factor."""
-        for node, _ in edges:
-            if is_product(self.paths, node):
-                return self.weights.of(node).parameter
+        """Return the name of the first weight that makes a factor, or of the parameter that this weight is made from.
+
+        Weights of matrix products come first.
+        """
+        fixed = self.paths.fixed
+        for node, _ in sorted(edges, key=lambda edge: not is_product(self.paths, edge[0])):
+            operands = node.next_functions[-1:] if is_product(self.paths, node) else node.next_functions
+            made = next((source for source, _ in operands if source in fixed), None)
+            while made is not None:
+                if made.name() == LEAF:
+                    return self.paths.names[id(made.variable)]
+                made = next((source for source, _ in made.next_functions if source in fixed), None)
         return ""
+
+    def _refuse_unmade(self, node: Node, origins: list[Origins]) -> None:
+        """Refuse an attention whose values come from no matrix product: the product that weighs them by its scores."""
+        if any(source in self.paths.fixed for source, _ in node.next_functions[-2:]):
+            return
+        for operand, values in enumerate(origins):
+            scores = self._scores_behind(node.next_functions[-1 - operand][0], past_weights=False)
+            if scores is not None:
+                name = self._name(values.edges)
+                self.found.refused_values[name] = f"its values {self._told(values.edges, values.joined)}"
+                self._refuse_unread(scores, name)
+
+    def _refuse_unread(self, scores: Node | None, name: str) -> None:
+        """Refuse the queries and keys of a product if neither comes from a matrix product."""
+        if scores in self._unread:
+            self.found.refused_queries[name] = f"its queries or keys {self._unread[scores]}"
 
     def _read_scores(self, node: Node, left: GraphEdge, right: GraphEdge) -> None:
         """Read a product of queries and keys: the last axis of the one, the middle axis of the other are summed."""
@@ -95,9 +120,7 @@ class HeadFinder:
         """Read a product that weighs values: the axis of features passes through, and a matrix product reads it."""
         axis = 2 if operand else 1
         edge, scores = node.next_functions[operand - 2], self._scores_behind(node.next_functions[-1 - operand][0])
-        if scores in self._unread:
-            name = self._name(self.paths.origins(edge).edges)
-            self.found.refused_queries[name] = f"its queries or keys {self._unread[scores]}"
+        self._refuse_unread(scores, self._name(self.paths.origins(edge).edges))
         sides = self.sides(edge, axis, "values")
         if node.name() != "BmmBackward0":
             raise NotUnderstood("something is added to what its heads make")
@@ -144,8 +167,11 @@ class HeadFinder:
         name = _named(heads[0][0].weights.parameter, columns[0].parameter, f"{len(members) * len(members[0])} heads")
         self.found.orders.append(HeadOrder(name, tuple(shared.values()), members, nodes))
 
-    def _scores_behind(self, node: Node | None) -> Node | None:
-        """Return the nearest product of two tensors that depend on samples, from which a tensor is made."""
+    def _scores_behind(self, node: Node | None, *, past_weights: bool = True) -> Node | None:
+        """Return the nearest product of two tensors that depend on samples, from which a tensor is made.
+
+        Without `past_weights`, one from which it comes through no product with parameters.
+        """
         found, seen, waiting = [], {node}, [node]
         while waiting:
             one = waiting.pop()
@@ -154,6 +180,8 @@ class HeadFinder:
             factors = [source for source, _ in one.next_functions[-2:]]
             if one.name() in _PRODUCTS and not any(source in self.paths.fixed for source in factors):
                 found.append(one)
+                continue
+            if not past_weights and self.paths.is_layer(one):
                 continue
             below = {source for source, _ in one.next_functions} - seen
             seen |= below

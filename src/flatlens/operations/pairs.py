@@ -24,6 +24,7 @@ class Entries:
     at: Tensor  #: flat positions in the parameter, (h, k)
     basis: Tensor | None = None
     """(h, h) float64: the coordinates that are multiplied are `basis @ features`; None: the features themselves."""
+    added: Tensor | None = None  #: (h, k): a constant that the network adds before it uses the entries, as in 1 + w
 
     @cached_property
     def key(self) -> tuple[str, tuple[int, ...]]:
@@ -31,13 +32,14 @@ class Entries:
         return self.parameter, tuple(self.at.flatten().tolist())
 
     def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the values, (h, k)."""
+        """Return the values as the network uses them, (h, k)."""
         values: Tensor = parameters[self.parameter].detach().flatten()[self.at.to(parameters[self.parameter].device)]
-        return values
+        return values if self.added is None else values + self.added.to(values)
 
     def set(self, parameters: Mapping[str, Tensor], values: Tensor) -> None:
-        """Write values, (h, k)."""
+        """Write values, (h, k), as the network is to use them."""
         live = parameters[self.parameter]
+        values = values if self.added is None else values - self.added.to(values)
         with torch.no_grad():
             whole = live.detach().clone().flatten()
             whole[self.at.to(live.device)] = values.to(whole)

@@ -22,6 +22,7 @@ GraphEdge: TypeAlias = tuple[Node, int]
 
 _PLAIN = ("addition", "subtraction", "negation", "identity", "shape", "selection", "joining", "average", "padding")
 _SCALED = ("multiplication", "division")
+_KEPT = ("negation", "identity", "shape", "selection", "choice", "average", "running sum", "padding")
 _LOOKUPS = ("EmbeddingBackward0", "IndexBackward0", "IndexSelectBackward0", "GatherBackward0", "TakeBackward0")
 _COMPLEX = ("ViewAsComplexBackward0", "ViewAsRealBackward0", "ViewAsRealPhysicalBackward0")
 _MOST = 4  #: origins after which a search stops: a sum over many layers
@@ -45,7 +46,8 @@ class Paths:
 
     def __init__(self, graph: Graph, model: nn.Module) -> None:
         self.graph = graph
-        self.names = {id(p): name for name, p in model.named_parameters()}
+        self.parameters = dict(model.named_parameters())
+        self.names = {id(p): name for name, p in self.parameters.items()}
         self.fixed = _fixed(graph, self.names)
 
     def origins(self, edge: GraphEdge) -> Origins:
@@ -129,10 +131,16 @@ class Paths:
                     waiting.append(reader)
         return found
 
-    def leaf_of(self, edge: GraphEdge) -> tuple[str, Tensor] | None:
+    def is_layer(self, node: Node) -> bool:
+        """Return whether a node multiplies by a matrix or a kernel that is made from parameters alone."""
+        known = operation_of(node.name())
+        multiplies = known is not None and known.name in ("linear", "convolution", "matrix product")
+        return multiplies and any(source in self.fixed for source, _ in node.next_functions[-2:])
+
+    def leaf_of(self, edge: GraphEdge, *, shifted: bool = False) -> tuple[str, Tensor] | None:
         """Return the parameter whose entries a tensor consists of, and their flat positions in it; None if it is made.
 
-        The positions have the tensor's shape.
+        The positions have the tensor's shape. If `shifted`, constants may be added to the entries: `1 + w`.
         """
         leaves, readers, waiting = {}, set(), [edge]
         while waiting:
@@ -141,6 +149,8 @@ class Paths:
                 continue
             if node.name() == LEAF:
                 leaves[id(node.variable)] = node.variable
+            elif not _keeps(node, shifted=shifted):
+                return None
             readers.add(node)
             waiting += [one for one in node.next_functions if one[0] not in readers]
         if len(leaves) != 1:
@@ -179,6 +189,22 @@ def dtype_of(edge: GraphEdge) -> torch.dtype:
     """Return the dtype of a tensor of the graph."""
     found: torch.dtype = edge[0]._input_metadata[edge[1]].dtype
     return found
+
+
+def _keeps(node: Node, *, shifted: bool) -> bool:
+    """Return whether a node gives multiples of the entries that it reads, and sums of these.
+
+    If `shifted`, constants may be added, too.
+    A derivative of 1 does not tell: `w + 1` has it, and so has `exp(w)` at w = 0.
+    """
+    operation = operation_of(node.name())
+    kind = "" if operation is None else operation.name
+    read = [source is not None for source, _ in node.next_functions]
+    if kind in ("addition", "subtraction"):
+        return shifted or read == [True, True]  # a constant is an operand without a node, or none
+    if kind in _SCALED:
+        return sum(read) == 1 and (read[0] or kind == "multiplication")
+    return kind in _KEPT or (kind == "joining" and all(read))
 
 
 def is_product(paths: Paths, node: Node) -> bool:

@@ -7,7 +7,7 @@ divided. Both are found in autograd's graph, as heads are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -86,47 +86,57 @@ class ScaleFinder:
                 self._read_gate(origin, readers)
         return self.found
 
-    def _vector(self, edge: GraphEdge) -> tuple[str, Tensor] | None:
-        """Return the parameter and its positions if a tensor is a vector that is a parameter."""
+    def _vector(self, node: Node, operand: int) -> Entries | None:
+        """Return the entries of an operand that is a vector: a parameter, perhaps with a constant added."""
+        edge = node.next_functions[operand]
         if edge[0] is None or edge[0] not in self.paths.fixed or len(shape_of(edge)) != 1:
             return None
-        return self.paths.leaf_of(edge)
+        known = self.paths.leaf_of(edge)
+        if known is not None:
+            return Entries(known[0], known[1][:, None])
+        known, used = self.paths.leaf_of(edge, shifted=True), _used(node, operand)
+        if known is None or used is None:
+            return None
+        entries = Entries(known[0], known[1][:, None])
+        return replace(entries, added=used.detach()[:, None] - entries.of(self.paths.parameters))
 
-    def _affine(self, node: Node) -> tuple[tuple[str, Tensor], tuple[str, Tensor] | None, frozenset[Node]] | None:
+    def _affine(self, node: Node) -> tuple[Entries, Entries | None, frozenset[Node]] | None:
         """Return (scale, shift, the nodes that apply them) of a norm that ends in this node; None if none does."""
         name = node.name()
         if name in _NORMS:
-            scale, shift = (*(self._vector(edge) for edge in node.next_functions[1:3]), None)[:2]
-            return None if scale is None else (scale, shift, frozenset({node}))
+            scale, shift = (*(self._vector(node, operand) for operand in range(1, len(node.next_functions))), None)[:2]
+            if scale is None or (shift is None and any(source is not None for source, _ in node.next_functions[2:])):
+                return None
+            return scale, shift, frozenset({node})
         if name == "MulBackward0":
-            for one, other in (node.next_functions, node.next_functions[::-1]):
-                vector = self._vector(one)
+            for operand in range(2):
+                vector, other = self._vector(node, operand), node.next_functions[1 - operand]
                 if vector is not None and other[0] is not None and other[0] not in self.paths.fixed:
                     adds = [reader for reader, _ in self.paths.graph.read_by(node) if self._shifts(reader, node)]
                     return None if adds else (vector, None, frozenset({node}))
         if name == "AddBackward0":
-            for below, other in (node.next_functions, node.next_functions[::-1]):
-                shift = self._vector(other)
-                if shift is not None and below[0] is not None and self._shifts(node, below[0]):
-                    scaled = next(filter(None, (self._vector(edge) for edge in below[0].next_functions)))
-                    return scaled, shift, frozenset({node, below[0]})
+            for operand in range(2):
+                shift, below = self._vector(node, operand), node.next_functions[1 - operand][0]
+                if shift is not None and below is not None and self._shifts(node, below):
+                    scaled = next(filter(None, (self._vector(below, one) for one in range(2))))
+                    return scaled, shift, frozenset({node, below})
         return None
 
     def _shifts(self, node: Node, below: Node) -> bool:
         """Return whether a node adds a vector to what another one has scaled by a vector."""
         if node.name() != "AddBackward0" or below.name() != "MulBackward0" or node._saved_alpha != 1:
             return False
-        return all(any(self._vector(edge) is not None for edge in one.next_functions) for one in (node, below))
+        return all(any(self._vector(one, operand) is not None for operand in range(2)) for one in (node, below))
 
     def _read_norm(
         self,
         out: GraphEdge,
-        scale: tuple[str, Tensor],
-        shift: tuple[str, Tensor] | None,
+        scale: Entries,
+        shift: Entries | None,
         nodes: frozenset[Node],
         readers: list[Node],
     ) -> None:
-        name, reading = scale[0], self.paths.readers(out)
+        name, reading = scale.parameter, self.paths.readers(out)
         try:
             others = sorted({node.name().partition("Backward")[0] for node in reading if node not in readers})
             if others or not reading:
@@ -139,9 +149,8 @@ class ScaleFinder:
             self.found.refused_norms[name] = str(why)
             return
         read = tuple({columns.key: (columns, bias) for columns, bias in read}.values())
-        entries = [Entries(vector[0], vector[1][:, None]) for vector in (scale, shift) if vector is not None]
         told = f"{name} -> {', '.join(columns.parameter for columns, _ in read)}"
-        self.found.norms.append(NormScale(told, entries[0], None if shift is None else entries[1], read, nodes))
+        self.found.norms.append(NormScale(told, scale, shift, read, nodes))
 
     def _columns(self, out: GraphEdge, reader: Node) -> tuple[Entries, Entries | None]:
         """Return the columns of a product in the order of the features that it reads, and its bias."""
@@ -175,6 +184,13 @@ class ScaleFinder:
         rows = weights.rows(torch.tensor(features))
         told = f"{weights.parameter} -> {columns.parameter}"
         return WeightPair(told, rows, (columns,), None, (), weights.nodes | {reader})
+
+
+def _used(node: Node, operand: int) -> Tensor | None:
+    """Return what an operand of a product or a norm was in the forward pass; None if autograd does not keep it."""
+    names = ("self", "other") if node.name() == "MulBackward0" else ("input", "weight", "bias")
+    used: Tensor | None = getattr(node, f"_saved_{names[operand]}", None)
+    return used
 
 
 def _feature_of(edge: GraphEdge, out: GraphEdge) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -30,45 +31,52 @@ _AGREE = 0.2
 _ROUNDINGS = 4
 """Smallest difference from autograd's derivative, in roundings of the outputs over the shortest step."""
 _VECTORS = 16  #: vectors as long as the weights, or as the outputs, that the test holds at once
+_SIDES = ("weights", "inputs")
 _FOUND = "the derivative that is not autograd's"
 
 
-def other_derivative(problem: Problem, model: nn.Module) -> str:
-    """Return in words that the function's derivative is not autograd's; empty if nothing speaks for it.
+def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
+    """Return in words that the derivative in the weights, and in the inputs, is not autograd's; empty if none is found.
 
     Tested once for a problem, beside its weights and inputs, on at most 8 samples and a random combination of their
-    outputs: along autograd's gradient with respect to measured weights and inputs, and along random directions. At a
-    kink a difference of outputs is another, too: it is believed if it is the same over two steps to each side. Not
-    seen are changes of less than a twentieth of the derivative, or that rounding of the outputs hides, operations that
-    jump many times within a step (fine rounding), and networks whose weights take a 16th of the problem's memory.
+    outputs: in the measured weights, then in the inputs, along autograd's gradient and along random directions. Where
+    inputs are no floating numbers, the words about weights stand for both. At a kink a difference of outputs is
+    another, too: it is believed if it is the same over two steps to each side. Not seen are changes of less than a
+    twentieth of the derivative, or that rounding of the outputs hides, operations that jump many times within a step
+    (fine rounding), and networks whose weights take a 16th of the problem's memory.
     """
     if _FOUND not in problem.facts:
-        problem.facts[_FOUND] = ""
+        problem.facts[_FOUND] = "", ""
         numbers = sum(p.numel() for p in model.parameters()) + size(problem.probes[0]) * problem.outputs
         held = _VECTORS * numbers * torch.finfo(problem.dtype).bits // 8
         if problem.parameters and not problem.sharded and held <= problem.memory:
             with suppress(RuntimeError, FlatlensError):  # it has no derivative, or does not run at other weights
                 problem.facts[_FOUND] = _tested(problem, model)
-    found: str = problem.facts[_FOUND]
+    found: tuple[str, str] = problem.facts[_FOUND]
     return found
 
 
-def _tested(problem: Problem, model: nn.Module) -> str:
+def _tested(problem: Problem, model: nn.Module) -> tuple[str, str]:
     with problem.measuring(model):
         combination = _Combination(Elsewhere(problem, model=model), problem.place(problem.probes[0]))
-        step = _STEP[combination.here[0].dtype]
-        for direction, slope in combination.directions():
-            found = [combination.difference(direction, step)]
-            if _apart(found[0], slope):
-                found += [combination.difference(direction, other) for other in (step / 4, -step, -step / 4)]
-                mean = sum(found) / len(found)
-                alike = max(found) - min(found) <= _AGREE * min(abs(mean), abs(mean - slope))
-                seen = abs(mean - slope) >= _ROUNDINGS * combination.rounding / (step / 4)
-                if _apart(mean, slope) and any(found) and alike and seen:
-                    return (
-                        f"autograd's derivative is not the function's (along one direction {slope:.3g}; differences of "
-                        f"the outputs give {mean:.3g})"
-                    )
+        words = [_words(combination, side) for side in range(len(combination.here))]
+    return words[0], words[-1]
+
+
+def _words(combination: _Combination, side: int) -> str:
+    step = _STEP[combination.here[0].dtype]
+    for direction, slope in combination.directions(side):
+        found = [combination.difference(direction, step)]
+        if _apart(found[0], slope):
+            found += [combination.difference(direction, other) for other in (step / 4, -step, -step / 4)]
+            mean = sum(found) / len(found)
+            alike = max(found) - min(found) <= _AGREE * min(abs(mean), abs(mean - slope))
+            seen = abs(mean - slope) >= _ROUNDINGS * combination.rounding / (step / 4)
+            if _apart(mean, slope) and any(found) and alike and seen:
+                return (
+                    f"autograd's derivative is not the function's in the {_SIDES[side]} (along one direction "
+                    f"{slope:.3g}; differences of the outputs give {mean:.3g})"
+                )
     return ""
 
 
@@ -90,28 +98,32 @@ class _Combination:
         self.rounding = network.problem.precision * float(torch.linalg.vector_norm(outputs.detach()))
         self.value = float(self._at(self.here).detach())
 
-    def directions(self) -> Iterator[tuple[list[Tensor], float]]:
-        """Yield the gradient and random signs, each as long as the weights and as the inputs, with their slopes.
+    @cached_property
+    def gradient(self) -> tuple[Tensor, ...]:
+        """Return autograd's gradient with respect to the weights and to the inputs."""
+        leaves = [one.clone().requires_grad_() for one in self.here]
+        return torch.autograd.grad(self._at(leaves), leaves, allow_unused=True, materialize_grads=True)
+
+    def directions(self, side: int) -> Iterator[tuple[list[Tensor], float]]:
+        """Yield the gradient and random signs, each as long as the weights or the inputs, with their slopes.
 
         Weights without a gradient stay: the row of an embedding's padding has none on purpose.
         """
-        leaves = [one.clone().requires_grad_() for one in self.here]
-        gradient = torch.autograd.grad(self._at(leaves), leaves, allow_unused=True, materialize_grads=True)
+        here, gradient = self.here[side], self.gradient[side]
         for turn in range(1 + _RANDOM):
-            parts = [self._signs(one) for one in self.here] if turn else list(gradient)
-            parts[0] = parts[0] * (gradient[0] != 0)
-            direction = [self._as_long(here, part) for here, part in zip(self.here, parts, strict=True)]
-            each = zip(gradient, direction, strict=True)
-            yield direction, sum(float(torch.sum(a * b, dtype=torch.float64)) for a, b in each)
+            part = self._signs(here) if turn else gradient
+            part = self._as_long(here, part * (gradient != 0) if side == 0 else part)
+            direction = [part if at == side else torch.zeros_like(one) for at, one in enumerate(self.here)]
+            yield direction, float(torch.sum(gradient * part, dtype=torch.float64))
 
     def difference(self, direction: list[Tensor], step: float) -> float:
         """Return the change over a step, divided by it."""
         with torch.no_grad():
             moved = [here + step * part for here, part in zip(self.here, direction, strict=True)]
-            return (float(self._at(moved)) - self.value) / step
+            return (float(self._at(moved).detach()) - self.value) / step
 
     def _at(self, point: list[Tensor]) -> Tensor:
-        theta, *x = point
+        theta, *x = (one.clone() for one in point)  # forward() may write to its input, or call requires_grad_() on it
         outputs, _ = self.network.run(theta, (*x, *self.batch[1:]) if x else self.batch)
         return torch.sum(outputs * self.signs, dtype=torch.float64)
 

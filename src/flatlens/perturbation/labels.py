@@ -48,7 +48,7 @@ def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, 
                 with record(model) as tape:
                     f, y = problem.run(model, problem.place(raw))
                 if not isinstance(y, Tensor) or len(y) != len(f):
-                    raise BadInput("locally_constant_labels: the targets must be a tensor with one label per sample")
+                    raise BadInput("Problem(data=...): the targets must be a tensor with one label per sample")
                 x = by_sample(tape.linear[weight.layer].x.detach(), axis)
                 features.append(x.reshape(len(f), -1).to(torch.float64))
                 targets.append(y)

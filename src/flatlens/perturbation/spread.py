@@ -51,7 +51,7 @@ def spread_of(
     problem, g = landscape.problem, as_one_vector(gradient)
     parts = torch.randperm(problem.n, generator=generator).tensor_split(min(groups, problem.n))
     found: dict[int, tuple[int, float, float]] = {}
-    with landscape.differentiated():
+    with landscape.differentiated(), problem.ranks.as_one():
         for number, part in enumerate(parts):
             if not problem.ranks.takes(number):
                 continue

@@ -27,7 +27,8 @@ class CustomLoss(Loss):
     """A callable (outputs, targets) -> losses of shape (n,); C by automatic differentiation, sample by sample.
 
     `by_row`: for outputs with one row per token, the callable gets the rows, not the sequences. `singly`: the callable
-    returns the mean of a batch, and is called for each sample.
+    returns the mean of a batch, and is called for each sample. `masses`: a callable (outputs, targets) -> masses of
+    shape (n,); all are 1 if None.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class CustomLoss(Loss):
         by_row: bool = False,
         singly: bool = False,
         settings: Mapping[str, object] | None = None,
+        masses: LossFunction | None = None,
+        ignore_index: int = -100,
     ) -> None:
         self.function, self.name, self.by_row, self.singly = function, name, by_row, singly
-        self.whole = not by_row
+        self.whole, self.masses, self.ignore_index = not by_row, masses, ignore_index
         self._settings = {} if settings is None else dict(settings)
 
     @property
@@ -55,6 +58,10 @@ class CustomLoss(Loss):
             alone = [torch.tensor([i]) for i in range(n)]
             return torch.stack([self._called(picked(f, i, n), picked(y, i, n), 1).reshape(()) for i in alone])
         return self._called(f, y, samples_of(f))
+
+    def mass(self, f: Tensor, y: Any) -> Tensor:
+        """Return what each sample adds to the risk's denominator, (n,) float64."""
+        return super().mass(f, y) if self.masses is None else self.masses(f, y).to(torch.float64)
 
     def _called(self, f: Any, y: Any, n: int) -> Tensor:
         if isinstance(y, Tensor) and y.is_floating_point() and isinstance(f, Tensor):
@@ -145,28 +152,40 @@ def as_module(loss: object) -> nn.Module | None:
 
 
 def elementwise(module: nn.Module) -> Loss:
-    """Return the Loss of a module with its options; reduction 'mean' is over a sample's outputs, then over samples."""
+    """Return the Loss of a module with its options; reduction 'mean' is over a sample's outputs, then over samples.
+
+    'batchmean' is the sum over a sample's outputs, and the mean over samples. NLLLoss divides by the weights of the
+    labels that count, as torch does.
+    """
     name, settings = type(module).__name__, settings_of(module)
-    if getattr(module, "weight", None) is not None and not isinstance(module, nn.BCEWithLogitsLoss | nn.BCELoss):
+    labels = isinstance(module, nn.NLLLoss) and type(module).forward is nn.NLLLoss.forward
+    may_weigh = labels or isinstance(module, nn.BCEWithLogitsLoss | nn.BCELoss)
+    if getattr(module, "weight", None) is not None and not may_weigh:
         raise BadLoss(
-            f"Problem(loss={name}): class weights are supported for CrossEntropyLoss only: pass a function "
+            f"Problem(loss={name}): class weights are supported for CrossEntropyLoss and NLLLoss only: pass a function "
             f"(outputs, targets) -> losses of shape (n,)"
         )
     if not hasattr(module, "reduction"):
         return CustomLoss(module, name, settings=settings)
-    if getattr(module, "ignore_index", -100) != -100:
+    ignored: int = getattr(module, "ignore_index", -100)
+    if ignored != -100 and not labels:
         raise BadLoss(
-            f"Problem(loss={name}): ignore_index is supported for CrossEntropyLoss only: pass a function "
+            f"Problem(loss={name}): ignore_index is supported for CrossEntropyLoss and NLLLoss only: pass a function "
             f"(outputs, targets) -> losses of shape (n,)"
         )
-    each = copy.deepcopy(module)
+    each, summed = copy.deepcopy(module), module.reduction == "batchmean"
     each.reduction = "none"  # type: ignore[assignment]
 
     def values(f: Tensor, y: Any) -> Tensor:
         losses: Tensor = each.to(f)(f, _shaped(f, y, module))
-        return losses if losses.ndim < 2 else losses.reshape(len(f), -1).mean(1)
+        if losses.ndim < 2:
+            return losses
+        return losses.reshape(len(f), -1).sum(1) if summed else losses.reshape(len(f), -1).mean(1)
 
-    return CustomLoss(values, name, by_row=True, settings=settings)
+    if summed:  # over the tokens of a sequence, too
+        return CustomLoss(values, name, settings=settings | {"reduction": "batchmean"})
+    masses = (lambda f, y: values(-torch.ones_like(f), y)) if labels else None
+    return CustomLoss(values, name, by_row=True, settings=settings, masses=masses, ignore_index=ignored)
 
 
 def settings_of(module: nn.Module) -> dict[str, object]:

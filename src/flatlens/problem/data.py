@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeAlias, cast, final
@@ -26,6 +26,9 @@ Batch: TypeAlias = Any
 
 FORWARD_CHUNK = 512
 """Samples of a forward pass without a graph: with 1024, LeNet takes 1.5 times as long, with 256 small networks do."""
+
+CHOICE = "choice of samples"
+"""The fact of a loader that differs between processes where each gets its own part of the data."""
 
 MOST_IN_BATCH = 2**32
 """More samples than any batch has: the number of a chunk is the batch's number times this, plus its first sample."""
@@ -161,16 +164,35 @@ class Data:
         shapes = " and ".join(str(tuple(leaf.shape)) for leaf in leaves)
         return f"tensors of shape {shapes}, checksum {total:08x}"
 
+    @cached_property
+    def facts(self) -> dict[str, object]:
+        """What has to be the same in all processes, by what it is of: of a loader without all of its values."""
+        if self._tensors is not None:
+            shapes = [tuple(leaf.shape) for leaf in tree_leaves(self._tensors) if isinstance(leaf, Tensor)]
+            return {"shapes": shapes, "values": self.told}
+        first = next(self.chunks(FORWARD_CHUNK), None)
+        return {
+            "numbers of samples": _length(self._source),
+            CHOICE: self._drawn,
+            "first samples": [checksum(leaf) for leaf in tree_leaves(first) if isinstance(leaf, Tensor)],
+        }
+
+    @property
+    def _drawn(self) -> list[Any]:
+        """The indices of a loader's samples, as its sampler picks them."""
+        batches = self._source.batch_sampler if isinstance(self._source, DataLoader) else None
+        return [index for batch in batches for index in batch] if isinstance(batches, list) else []
+
     @property
     def remarks(self) -> list[str]:
-        """The samples that a loader gives more than once, and those that are measured although it leaves them out."""
-        batches = self._source.batch_sampler if isinstance(self._source, DataLoader) else None
-        drawn = [index for batch in batches for index in batch] if isinstance(batches, list) else []
-        told = []
+        """The samples that a loader gives more than once or not, and those that are measured although it drops them."""
+        drawn, told = self._drawn, []
         if again := len(drawn) - len(set(drawn)):
             told.append(
                 f"{again} of the {len(drawn)} samples are there again: the loader's sampler draws with replacement"
             )
+        if drawn and (out := (_length(self._source) or 0) - len(set(drawn))) > 0:
+            told.append(f"{out} of the {_length(self._source)} samples are left out by the loader's sampler")
         if self._drops and (out := len(drawn) % self._drops):
             told.append(
                 f"{out} of the {len(drawn)} samples are left out by the loader's drop_last=True, and are measured, too"
@@ -306,6 +328,12 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
         f"Problem({where}): a pair (x, y), a dict with labels, a list of dicts, a Dataset or a DataLoader is needed, "
         f"got {type(source).__name__}"
     )
+
+
+def _length(loader: DataLoader[Any] | None) -> int | None:
+    """Return the number of samples of a loader's data set, if it tells."""
+    dataset = None if loader is None else loader.dataset
+    return len(dataset) if isinstance(dataset, Sized) else None
 
 
 def _plain(batch: Batch, n: int = 0) -> Batch:

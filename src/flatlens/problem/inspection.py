@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, LossFailed
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, LossFailed, NotAlike
+from flatlens.problem.beside import require_no_weights, same_targets
 from flatlens.problem.calls import Convention, convention_of
 from flatlens.problem.data import (
+    CHOICE,
     FORWARD_CHUNK,
     Batch,
     Data,
@@ -32,6 +33,8 @@ from flatlens.problem.loss import Loss
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.sequences import Tokens
 from flatlens.problem.shapes import of_form
+from flatlens.problem.shards import require_all_processes
+from flatlens.problem.state import differentiable
 from flatlens.userfile import said, users_code
 
 _PROBE = 8  #: samples in a probe
@@ -40,10 +43,22 @@ _PROBE = 8  #: samples in a probe
 class Unchecked(Protocol):
     """A Problem that is being made: the part of it that the checks use."""
 
+    model: nn.Module
     data: Data
+    test: Data | None
     loss: Loss
+    forward: Callable[..., Any] | None
+    parameters: frozenset[str]
     ranks: Ranks
     ghost_batch: int | None
+
+    @property
+    def sharded(self) -> bool:
+        """See `Problem.sharded`."""
+
+    @property
+    def peers(self) -> Ranks:
+        """See `Problem.peers`."""
 
     @property
     def coupled(self) -> bool:
@@ -72,6 +87,50 @@ class Contents:
     probes: list[Batch]  #: a few samples from all over the data; empty for held-out data
 
 
+def require_same_everywhere(problem: Unchecked) -> None:
+    """Refuse a network or data that are not the same in all processes that measure together.
+
+    Not compared: parameters that are spread over the processes and, of a loader's samples, all but the first batch.
+    """
+    require_all_processes(problem.model)
+    if problem.sharded and problem.ranks.size > 1:
+        raise BadInput(
+            "Problem(ranks=...): the network's parameters are spread over the processes, each of which reads all the "
+            "data: leave ranks out"
+        )
+    found = problem.peers.apart(lambda: dict(_facts(problem)))
+    if found is None:
+        return
+    (of, name), others = found
+    if of in ("weights", "buffers"):
+        cause = (
+            "give all processes the same (set the seed before building the model)" if of == "weights" else
+            "running statistics do where each process takes them from its own samples: broadcast rank 0's before "
+            "measuring (for b in model.buffers(): torch.distributed.broadcast(b, 0)), or train with SyncBatchNorm"
+        )  # fmt: skip
+        raise NotAlike(
+            f"Problem(model=...): the {of} of {others} differ from those of rank 0, the first in {name!r}: {cause}"
+        )
+    if name == CHOICE:
+        raise BadData(
+            f"Problem({of}): the loader picks other samples in {others} than in rank 0, as a DistributedSampler, a "
+            f"loader of accelerate or an unseeded sampler does: give every process the data set itself, or a loader of "
+            f"all of it"
+        )
+    raise BadData(
+        f"Problem({of}): the {name} of {others} differ from those of rank 0: give every process all of the data, in "
+        f"the same order (set the seed before drawing or splitting it)"
+    )
+
+
+def _facts(problem: Unchecked) -> Iterator[tuple[tuple[str, str], object]]:
+    """Yield what has to be the same in all processes, by what it is of and its name."""
+    for of, named in (("weights", problem.model.named_parameters()), ("buffers", problem.model.named_buffers())):
+        yield from (((of, name), checksum(tensor)) for name, tensor in named if not hasattr(tensor, "to_local"))
+    for data in filter(None, (problem.data, problem.test)):
+        yield from (((data.where, name), fact) for name, fact in data.facts.items())
+
+
 def first_convention(problem: Unchecked, model: nn.Module) -> Convention:
     """Return how the network reads labels, from the first batch; in a pair (x, labels) they lie as they are given."""
     for raw in problem.batches(256):
@@ -94,16 +153,13 @@ def check_first(problem: Unchecked, model: nn.Module) -> Loss:
     for _ in problem.batches(256):  # read again from the start: the first batch must come back the same
         break
     require_finite(first, f"Problem({problem.data.where})")
-    problem.ranks.require_same(
-        lambda: [checksum(x) for x in tree_leaves(first) if isinstance(x, Tensor)], "first samples"
-    )
     with _retold("the first batch"):
         once, y = problem.run(model, problem.place(first))
     loss = of_form(problem.loss, y)
     with _losing(loss, "the first batch", once, y):
         loss = loss.settled(once, y)
         loss.check(once, y)
-    again, _ = problem.run(model, problem.place(first))  # a fresh copy: forward() may write to its input
+    again, targets = problem.run(model, problem.place(first))  # a fresh copy: forward() may write to its input
     if not finite(once):
         return loss  # check_all names the sample
     apart = _largest_difference(once, again)
@@ -115,6 +171,11 @@ def check_first(problem: Unchecked, model: nn.Module) -> Loss:
             f"{apart:.2g}). It runs in eval mode here: is there a functional dropout, or noise drawn inside "
             f"forward()?"
         )
+    if problem.forward is not None and not same_targets(y, targets, 100):
+        raise BadData(
+            "Problem(forward=...): forward= returned different targets for the same batch twice: does it draw random "
+            "numbers, or is a network that it uses in train mode (dropout)? Draw beforehand, and call eval() on it"
+        )
     return loss
 
 
@@ -125,32 +186,34 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     n, outputs, mass = 0, 0, 0.0
     few: dict[int, Batch] = {}
     shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
-    for turn, (number, raw) in enumerate(shared):
-        require_finite(raw, f"Problem({data.where})")
-        if own and turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8, ...
-            few[number] = spaced(raw, _PROBE)
-        if own and problem.coupled and size(raw) < 2:
-            raise BadInput(
-                f"Problem(ghost_batch={problem.ghost_batch}): the last ghost batch would have one sample alone: leave "
-                f"this sample out, or choose another size"
-            )
-        with _retold(partial(_failing_sample, problem, model, raw, n, given)):
-            f, y = problem.run(model, problem.place(raw))
-        if not finite(f):
-            bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
-            raise BadModel(
-                f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and "
-                f"data are finite: do activations overflow {f.dtype}? dtype=torch.float64 may help"
-            )
-        if outputs not in (0, f.shape[1]) and not isinstance(y, Tokens):
-            raise BadModel(
-                f"Problem({data.where}): the model gives {outputs} outputs for the samples before {n}, and "
-                f"{f.shape[1]} for sample {n}: give every sample the same number"
-            )
-        if len(f) > 1 and not problem.coupled:
-            _require_samples_apart(problem, model, raw, f)
-        _require_losses(problem.loss, f.to(torch.float64), y, n, data.where)
-        n, outputs, mass = n + len(f), max(outputs, f.shape[1]), mass + float(problem.loss.mass(f, y).sum())
+    with problem.ranks.as_one():
+        for turn, (number, raw) in enumerate(shared):
+            require_finite(raw, f"Problem({data.where})")
+            if own and turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8, ...
+                few[number] = spaced(raw, _PROBE)
+            if own and problem.coupled and size(raw) < 2:
+                raise BadInput(
+                    f"Problem(ghost_batch={problem.ghost_batch}): the last ghost batch would have one sample alone: "
+                    f"leave this sample out, or choose another size"
+                )
+            with _retold(partial(_failing_sample, problem, model, raw, n, given)):
+                f, y = problem.run(model, problem.place(raw))
+            if not finite(f):
+                bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
+                raise BadModel(
+                    f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and "
+                    f"data are finite: do activations overflow {f.dtype}? dtype=torch.float64 may help"
+                )
+            if outputs not in (0, f.shape[1]) and not isinstance(y, Tokens):
+                raise BadModel(
+                    f"Problem({data.where}): the model gives {outputs} outputs for the samples before {n}, and "
+                    f"{f.shape[1]} for sample {n}: give every sample the same number"
+                )
+            _require_no_weights(problem, model, raw, n)
+            if len(f) > 1 and not problem.coupled:
+                _require_samples_apart(problem, model, raw, f, y)
+            _require_losses(problem, model, f.detach().to(torch.float64), y, n, data.where)
+            n, outputs, mass = n + len(f), max(outputs, f.shape[1]), mass + float(problem.loss.mass(f, y).sum())
     ns, widths, masses = zip(*problem.ranks.together((n, outputs, mass)), strict=True)
     n, outputs, mass = sum(ns), max(widths), sum(masses)
     probes = problem.ranks.in_order(few) if own else []
@@ -165,20 +228,49 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     return Contents(n, outputs, mass, probes)
 
 
-def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: Tensor) -> None:
-    """Refuse a batch whose outputs differ from those of its two random halves.
+def _require_no_weights(problem: Unchecked, model: nn.Module, raw: Batch, start: int) -> None:
+    """Refuse a loss that leads to weights through targets of forward=, or through what the network keeps of a pass.
+
+    A graph shows it: that of two samples, as no more may fit. (Of a network in parts this pass might leave the parts
+    gathered.) Weights that the loss reads itself are seen on the whole chunk.
+    """
+    weights = _weights(problem, model)
+    if problem.sharded or not weights or (problem.loss.apart and problem.forward is None):
+        return
+    with torch.enable_grad(), differentiable(weight for _, weight in weights):
+        f, y = problem.run(model, problem.place(raw if problem.coupled else spaced(raw, 2)))
+        f = f.detach().to(torch.float64)
+        with _losing(problem.loss, f"samples of the chunk from sample {start} on", f, y):
+            require_no_weights(problem.loss.name, problem.loss.values(f, y), weights)
+
+
+def _weights(problem: Unchecked, model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the measured parameters; where a copy is measured, also the network's own, which a loss may read."""
+    networks = [model] if model is problem.model else [model, problem.model]
+    return [named for one in networks for named in one.named_parameters() if named[0] in problem.parameters]
+
+
+def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: Tensor, y: Any) -> None:
+    """Refuse a batch whose outputs, or targets of forward=, differ from those of its two random halves.
 
     Derivatives would not show a coupling through detached values, such as a detached mean over the batch.
     """
     order = torch.randperm(len(f), generator=torch.Generator().manual_seed(len(f)))
     for rows in (part.sort().values for part in order.chunk(2)):
-        alone, whole = problem.run(model, problem.place(select(raw, rows)))[0], f[rows.to(f.device)]
+        alone, targets = problem.run(model, problem.place(select(raw, rows)))
+        whole = f[rows.to(f.device)]
         apart, scale = _largest_difference(whole, alone), float(f.abs().max()) + 1e-30
         if apart > 1e4 * torch.finfo(f.dtype).eps * scale:
             raise BadModel(
                 f"Problem(model=...): a sample's outputs change with the other samples of its batch (difference "
                 f"{apart:.2g}), so per-sample derivatives do not exist. If a BatchNorm without running statistics "
                 f'causes this, batchnorm="train" with ghost_batch=k measures it in batches of k'
+            )
+        if problem.forward is not None and not same_targets(y, targets, 1e4, rows, len(f)):
+            raise BadData(
+                "Problem(forward=...): a sample's targets change with the other samples of its batch: does forward= "
+                "normalise, rank or count over the batch, or draw random numbers, or is a network that it uses in "
+                "train mode? Compute them on all the data beforehand, and give them with the data"
             )
 
 
@@ -198,12 +290,15 @@ def _failing_sample(problem: Unchecked, model: nn.Module, raw: Batch, start: int
     return f"sample {start + low} of {given}"
 
 
-def _require_losses(loss: Loss, f: Tensor, y: Any, start: int, given: str) -> None:
-    """Refuse losses that are not finite, or that couple samples; the chunk begins at sample `start`."""
-    where = f"samples {start} to {start + len(f) - 1} of the data"
+def _require_losses(problem: Unchecked, model: nn.Module, f: Tensor, y: Any, start: int, given: str) -> None:
+    """Refuse losses that are not finite, read weights, or couple samples; the chunk begins at sample `start`."""
+    loss, where = problem.loss, f"samples {start} to {start + len(f) - 1} of the data"
+    weights = _weights(problem, model)
     try:
-        with _losing(loss, where, f, y):
+        with _losing(loss, where, f, y), torch.enable_grad(), differentiable(weight for _, weight in weights):
             values = loss.check(f, y)
+            require_no_weights(loss.name, values, weights)
+            values = values.detach()
     except BadData as error:
         raise BadData(f"{str(error).replace('data=...', given, 1)} ({where})") from error
     if not finite(values):
@@ -227,6 +322,11 @@ def _losing(loss: Loss, where: str, f: Tensor, y: Any) -> Iterator[None]:
                 "the loss gets float64 outputs: cast its own tensors with .to(outputs.dtype), or, for class weights, "
                 "give nn.CrossEntropyLoss(weight=...)"
             )
+        if "'Tensor' object has no attribute" in line:
+            mend = (
+                "the loss gets .logits of what the network returns, where it has them (those of a Categorical are "
+                "normalised), else its tensor: compute the loss from a tensor"
+            )
         if isinstance(y, list | tuple) and any(isinstance(one, str) for one in y):
             mend = "the labels are text: number the classes 0, 1, ..."
         return LossFailed(f"Problem(loss={loss}): the loss failed on {where} ({line}): {mend}")
@@ -246,9 +346,17 @@ def _largest_difference(one: Tensor, other: Tensor) -> float:
 
 def forward_failed(where: str) -> Callable[[str], ForwardFailed]:
     """Return the function that makes one line about an exception into the error of a failed forward()."""
-    return lambda line: ForwardFailed(
-        f"Problem(model=...): forward failed on {where} ({line}): do the data's shapes and types fit the model?"
-    )
+
+    def failed(line: str) -> ForwardFailed:
+        mend = "do the data's shapes and types fit the model?"
+        if "type" in line and len({word.lower() for word in re.findall("BFloat16|Half|Float|Double", line, re.I)}) > 1:
+            mend = (
+                "does forward() cast to a fixed dtype? The network may be measured in a copy of another dtype: cast to "
+                "the weight's, as in x.to(self.layer.weight.dtype)"
+            )
+        return ForwardFailed(f"Problem(model=...): forward failed on {where} ({line}): {mend}")
+
+    return failed
 
 
 @contextmanager

@@ -221,7 +221,8 @@ def _softmax_covariance(f: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]
 def _from_module(module: nn.Module) -> Loss:
     """Return the Loss of a torch.nn module with its options."""
     name = type(module).__name__
-    if getattr(module, "reduction", "mean") != "mean":
+    means = ("mean", "batchmean") if isinstance(module, nn.KLDivLoss) else ("mean",)
+    if getattr(module, "reduction", "mean") not in means:
         raise BadLoss(
             f"Problem(loss={name}(reduction={module.reduction!r})): the risk is a mean over samples: use "
             f"reduction='mean', or pass a function (outputs, targets) -> losses of shape (n,)"

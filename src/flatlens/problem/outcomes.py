@@ -33,7 +33,7 @@ class Outcomes:
 def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: _Run) -> Outcomes:
     """Return every sample's outcome under the problem's loss, from this rank's chunks of the data."""
     kept: ChunkBuffer[str] = ChunkBuffer()
-    with torch.no_grad():
+    with torch.no_grad(), problem.ranks.as_one():
         for number, raw in shared:
             f, y = run(problem.place(raw))
             f = f.to(torch.float64)

@@ -9,7 +9,6 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from flatlens.errors import BadData, BadInput, BadModel
 from flatlens.estimate import Progress
@@ -31,8 +30,14 @@ from flatlens.problem.checks import (
     require_usable,
 )  # fmt: skip
 from flatlens.problem.custom import LossFunction
-from flatlens.problem.data import Batch, Data, checksum, move, size
-from flatlens.problem.inspection import check_all, check_first, first_convention, forward_failed
+from flatlens.problem.data import Batch, Data, move, size
+from flatlens.problem.inspection import (
+    check_all,
+    check_first,
+    first_convention,
+    forward_failed,
+    require_same_everywhere,
+)
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import as_loss
 from flatlens.problem.ranks import ALONE, Ranks
@@ -45,8 +50,6 @@ from flatlens.userfile import users_code
 
 Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
 """Maps (model, batch) to (outputs, targets), or to (outputs (n, T, N), targets, mask of counted tokens (n, T))."""
-
-_ALIKE = 8  #: samples that have to be the same in all processes over which parameters are spread
 
 
 @final
@@ -128,15 +131,11 @@ class Problem:
         require_ranks(ranks)
         self.ranks = ranks  #: the processes that share the samples
         self.ghost_batch = ghost_batch  #: samples that BatchNorm normalises together; None if samples are not coupled
+        require_same_everywhere(self)
         require_finite_weights(model)
         self.convention = Convention()  #: how the network reads labels
         self.outputs = 0  #: N; with one row per token, N of the longest batch
         copied = self.measured()
-        ranks.require_same(lambda: [checksum(tensor) for tensor in copied.state_dict().values()], "weights")
-        if self.sharded:
-            first = next(iter(self.data.chunks(_ALIKE)))
-            every = Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
-            every.require_same(lambda: [checksum(t) for t in tree_leaves(first) if isinstance(t, Tensor)], "data")
         with untouched(copied):
             with self.measuring(copied), torch.no_grad():
                 if forward is None:
@@ -169,9 +168,14 @@ class Problem:
         return any(hasattr(p, "to_local") for p in self.model.parameters())
 
     @property
+    def peers(self) -> Ranks:
+        """Return the processes that measure together: all over which parameters are spread, or those of `ranks`."""
+        return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size()) if self.sharded else self.ranks
+
+    @property
     def first(self) -> bool:
         """Return whether this process is the first of those that measure together: it alone prints and writes."""
-        return (torch.distributed.get_rank() if self.sharded else self.ranks.rank) == 0
+        return self.peers.rank == 0
 
     def measuring(self, model: nn.Module, *, twice: bool = True) -> AbstractContextManager[None]:
         """Return the context in which the risk is differentiated, `twice` or once only."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flatlens.errors import BadInput, LostRank
+from flatlens.errors import LostRank, typed_line
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -98,20 +99,85 @@ class Ranks:
         every = {number: part for mine in self.together(dict(parts)) for number, part in mine.items()}
         return [every[number] for number in sorted(every)]
 
-    def require_same(self, value: Callable[[], object], what: str) -> None:
-        """Refuse values that differ between ranks; a single process does not compute them."""
+    def of_the_first(self, part: _T) -> _T:
+        """Return the first rank's part."""
+        held = [part]
+        if self.size > 1:
+            with _contact():
+                dist.broadcast_object_list(held, 0)
+        return held[0]
+
+    def same_draws(self, generator: torch.Generator) -> None:
+        """Let a generator draw what the first rank's will: seeds may differ between ranks."""
+        if self.size > 1:
+            generator.set_state(self.of_the_first(generator.get_state()))
+
+    def apart(self, facts: Callable[[], Mapping[K, object]]) -> tuple[K, str] | None:
+        """Return the first fact that differs between ranks, and where; a single process does not find them out."""
         if self.size == 1:
+            return None
+        with self.as_one():
+            own = dict(facts())
+        every = self.together(own)
+        for name in dict.fromkeys(name for one in every for name in one):
+            others = [str(rank) for rank, one in enumerate(every) if one.get(name) != every[0].get(name)]
+            if others:
+                return name, f"rank {', '.join(others)}"
+        return None
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """Raise on all ranks what one raises inside this context, in which none waits for another.
+
+        Otherwise the others would wait for one that goes on with something else, such as the next measure.
+        """
+        if self.size == 1:
+            yield
             return
-        values = self.together(value())
-        others = [str(rank) for rank, other in enumerate(values) if other != values[0]]
-        if others:
-            raise BadInput(
-                f"Problem(ranks=...): the {what} of rank {', '.join(others)} differ from those of rank 0: give all "
-                f"processes the same (set the seed before building the model)"
-            )
+        own: Exception | None = None
+        try:
+            yield
+        except LostRank:
+            raise
+        except Exception as error:
+            own = error
+        # one number, as often nothing has failed: a product of a small network would take twice as long otherwise
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        if not self.total(torch.tensor(int(own is not None), device=device)):
+            return
+        every = self.together(None if own is None else _sendable(own))
+        failed, first = next((rank, error) for rank, error in enumerate(every) if error is not None)
+        raise own if own is not None and failed == self.rank else first
 
 
 ALONE = Ranks()
+
+
+def in_first_process() -> bool:
+    """Return whether this process is the first of those that torch.distributed connects, or a single one."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
+def claimed(name: str) -> bool:
+    """Return whether this process was the first of those that torch.distributed connects to ask for a name.
+
+    It waits for no other one: perhaps no other asks.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return True
+    try:
+        store, me = dist.distributed_c10d._get_default_store(), str(dist.get_rank())
+        return bool(store.compare_set(f"flatlens/{name}", "", me).decode() == me)
+    except (AttributeError, RuntimeError):  # a backend without a store, or one that has gone with its process
+        return True
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return an error that another process can read: itself, or else its words."""
+    try:
+        return error if isinstance(pickle.loads(pickle.dumps(error)), type(error)) else RuntimeError(typed_line(error))
+    except Exception:  # an error of the user's code may hold anything
+        return RuntimeError(typed_line(error))
 
 
 def _leave() -> None:

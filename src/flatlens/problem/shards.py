@@ -14,6 +14,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from flatlens.errors import BadModel
+
 _PLAIN: Mapping[str, object] = {
     "reduce_grads": True,
     "all_reduce_grads": True,
@@ -89,6 +91,16 @@ def of_the_first(tensor: Tensor, sharded: bool) -> Tensor:
     if sharded:
         dist.broadcast(tensor, 0)
     return tensor
+
+
+def require_all_processes(model: nn.Module) -> None:
+    """Refuse parameters that are spread over some of the processes: the others have another network, or none."""
+    over = max((p.device_mesh.size() for p in model.parameters() if hasattr(p, "device_mesh")), default=None)
+    if over is not None and over != (size := dist.get_world_size()):
+        raise BadModel(
+            f"Problem(model=...): its parameters are spread over {over} of the {size} processes of torch.distributed, "
+            f"and a network is measured by all of them: use a mesh of all, or measure a copy in one piece (full_tensor)"
+        )
 
 
 def _wrapped(model: nn.Module) -> list[Any]:

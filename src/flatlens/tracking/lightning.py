@@ -52,7 +52,7 @@ class TrackerCallback(Callback):
         self._step(trainer)
 
     def _step(self, trainer: Trainer) -> None:
-        if trainer.is_global_zero or self.tracker.problem.sharded:
+        if trainer.is_global_zero or self.tracker.problem.peers.size > 1:
             optimiser = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
             known = isinstance(optimiser, torch.optim.Optimizer)
             report = self.tracker.step(trainer.global_step, optimiser=optimiser if known else None)

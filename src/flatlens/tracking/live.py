@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from flatlens.column import Column
 from flatlens.estimate import Estimate, Report
+from flatlens.problem.ranks import in_first_process
 from flatlens.tracking.stability import WITH_EDGE, Edge
 
 _PAUSE = 15.0
@@ -32,7 +33,9 @@ class Live:
         self._spoke, self._moments = -float("inf"), 0
 
     def __call__(self, moment: Moment) -> None:
-        """Show the moment."""
+        """Show the moment; where processes train together, in the first one alone."""
+        if not in_first_process():
+            return
         line = as_line(moment)
         self._moments += 1
         if sys.stderr.isatty():

@@ -18,6 +18,7 @@ from typing import Any, final
 
 from flatlens.column import Column
 from flatlens.errors import BadFolder, BadInput, needs
+from flatlens.problem.ranks import claimed
 from flatlens.tracking.live import Moment
 from flatlens.tracking.stability import WITH_EDGE
 
@@ -50,7 +51,10 @@ def scalars(moment: Moment) -> dict[str, float]:
 
 @final
 class CSVLog:
-    """A CSV file that grows with each measurement: step, name, value. A run that is resumed adds to it."""
+    """A CSV file that grows with each measurement: step, name, value. A run that is resumed adds to it.
+
+    Of several processes that train together and name the same file, the first one to write to it is the only one.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -59,6 +63,8 @@ class CSVLog:
 
     def __call__(self, moment: Moment) -> None:
         """Write the moment's rows."""
+        if not claimed(str(self._path.absolute())):
+            return
         try:
             with self._path.open("a", newline="") as file:
                 rows = csv.writer(file, lineterminator="\n")
@@ -78,10 +84,13 @@ class TensorBoardLog:
             writer = import_module("torch.utils.tensorboard").SummaryWriter
         if not isinstance(where, writer | str | os.PathLike):
             raise BadInput(f"TensorBoardLog({where!r}): a folder or a SummaryWriter is needed")
+        self._folder = "" if isinstance(where, writer) else str(Path(where).absolute())
         self._writer = where if isinstance(where, writer) else writer(os.fspath(where))
 
     def __call__(self, moment: Moment) -> None:
-        """Write the moment's scalars."""
+        """Write the moment's scalars; where processes that train together name one folder, in one of them alone."""
+        if self._folder and not claimed(self._folder):
+            return
         for name, value in scalars(moment).items():
             self._writer.add_scalar(name, value, moment.step)
         self._writer.flush()

@@ -15,7 +15,7 @@ import torch
 
 from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.preconditioned import plain_optimiser
-from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line, out_of_memory
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, NotAlike, one_line, out_of_memory
 from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.former import present_measure, renamed
 from flatlens.measures import Lens, Measure
@@ -23,6 +23,7 @@ from flatlens.measures.card import Run
 from flatlens.measures.measure import measure_with
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
+from flatlens.problem.ranks import in_first_process
 from flatlens.progress import ProgressLine, Watch, no_progress
 from flatlens.result import of_report
 from flatlens.tracking.history import History, save_history
@@ -47,7 +48,7 @@ class Tracker:
         samples: The number of the problem's samples to measure on, drawn once with `seed`; None: all.
         seed: Seeds all random draws, also of each measurement.
         budget: The largest share of wall time, between 0 and 1, for measuring. Measurements beyond it are skipped, and
-            the history then says that it is not reproducible. Not where parameters are spread over processes.
+            the history then says that it is not reproducible. Not where several processes measure together.
         outputs: As for `Lens`.
         along: As for `Lens`.
         live: True for a line on stderr, False for none, or a function that is called with a `Moment`.
@@ -91,8 +92,7 @@ class Tracker:
             raise BadInput(f"Tracker(measures=...): {held[0]} needs held-out data: Problem(..., test=(x, y))")
         if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
             raise BadInput(f"Tracker(budget={budget!r}): a share of wall time is needed, between 0 and 1")
-        if budget is not None and problem.sharded:
-            raise BadInput("Tracker(budget=...): processes that share the parameters would skip different steps")
+        _require_alone(problem, budget)
         if not (isinstance(live, bool) or callable(live)):
             raise BadInput(f"Tracker(live={live!r}): True, False or a function of a Moment is needed")
         self._schedule, self._seed, self._budget = Schedule(every), whole(seed, "seed", 0), budget
@@ -103,8 +103,6 @@ class Tracker:
         self._logs: list[Any] = list(log) if several else [log]  # type: ignore[arg-type]
         if wrong := [one for one in self._logs if not callable(one) or isinstance(one, type)]:
             raise BadInput(f"Tracker(log={wrong[0]!r}): functions of a Moment are needed, such as CSVLog('run.csv')")
-        if not problem.first:
-            self._live, self._logs = None, []
         self._identity: dict[str, Any] = {
             "measures": [m.key for m in self._measures],
             "every": self._schedule.plain,
@@ -143,6 +141,7 @@ class Tracker:
         before, self._next, self._latest = self._latest, step + 1, step
         if step == before or not self._schedule.due(step):
             return None
+        _require_alone(self.problem, self._budget)  # a network may have been spread since
         edge = self._edge(optimiser)
         if why := self._over_budget():
             self._history.skip(step, self._identity["measures"], edge, why)
@@ -162,8 +161,9 @@ class Tracker:
         self._measuring += time.perf_counter() - start
         self._history.add(step, report, edge)
         moment = Moment(step, report, edge)
-        for tell in [*([] if self._live is None else [self._live]), *self._logs]:
-            tell(moment)
+        if self.problem.first:
+            for tell in [*([] if self._live is None else [self._live]), *self._logs]:
+                tell(moment)
         self.latest = moment
         return report
 
@@ -180,10 +180,11 @@ class Tracker:
     def _measure(self, step: int, optimiser: torch.optim.Optimizer | None) -> Report:
         try:
             lens = Lens(self.problem, outputs=self._outputs, after=self._warm, optimiser=optimiser, along=self._along)
-            watch = Watch(no_progress if self._live is None else ProgressLine(f"step {step}: "), limit=math.inf)
+            shown = self._live is not None and self.problem.first and in_first_process()
+            watch = Watch(ProgressLine(f"step {step}: ") if shown else no_progress, limit=math.inf)
             report = measure_with(lens, self._measures, Run(self._generator(step), watch))
         except (BadModel, BadLoss, BadData, ArithmeticError) as error:
-            elsewhere = isinstance(error, BadData) or out_of_memory(error)
+            elsewhere = isinstance(error, BadData | NotAlike) or out_of_memory(error)
             why = one_line(error) if elsewhere else f"training diverged? {one_line(error)}"
             return Report({(m.key, None): undefined(why) for m in self._measures}, {})
         self._warm = lens.remembered
@@ -265,6 +266,12 @@ class Tracker:
         self._next, self._latest = int(state["next"]), int(state["latest"])
         self._measuring, self._longest, self._before = state["seconds"]
         self._started = time.perf_counter()
+
+
+def _require_alone(problem: Problem, budget: float | None) -> None:
+    """Refuse a budget of time where several processes measure together."""
+    if budget is not None and problem.peers.size > 1:
+        raise BadInput("Tracker(budget=...): processes that measure together would skip different steps: leave it out")
 
 
 def _undefined(estimate: Estimate) -> Estimate:

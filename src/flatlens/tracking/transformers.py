@@ -79,7 +79,7 @@ class TrackerCallback(TrainerCallback):
             write_whole(_folder(args, state) / self._file, held.getvalue())
 
     def _takes_part(self, state: TrainerState) -> bool:
-        return state.is_world_process_zero or self.tracker.problem.sharded
+        return state.is_world_process_zero or self.tracker.problem.peers.size > 1
 
     def _step(self, state: TrainerState, handed: dict[str, Any]) -> None:
         optimiser = handed.get("optimizer")

@@ -60,6 +60,7 @@ def check_invariance(
             "check_invariance(measures=[]): name at least one measure, or leave measures out for all of one pass"
         )
     draws, progress = drawing(generator, progress, "check_invariance"), or_line(progress)
+    lens.problem.peers.same_draws(draws)
     seeds = [int(torch.randint(2**40, (), generator=draws)) for _ in range(2)]
     numbers = partial(_numbers, lens, seed=seeds[0], anyway=anyway, progress=progress)
     problem = in_double(lens.problem)

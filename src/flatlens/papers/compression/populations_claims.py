@@ -159,7 +159,9 @@ def _of_all_kinds() -> list[Prediction]:
             kind="claim", quote=_CONSISTENTLY, headline=True,
         ),
         Prediction(
-            "volume_and_mls_with_sharpness.strong", f"They do so strongly, by r of at least {STRONG:g}.",
+            "volume_and_mls_with_sharpness.strong",
+            "In VGGs, MLPs and LeNets, log volume and MLS correlate strongly with sharpness, by r of at "
+            f"least {STRONG:g}.",
             "compression section 1 (2)",
             over_kinds(with_sharpness, "all", "above", "Pearson r of log volume or MLS and sqrt sharpness"),
             "above", STRONG, quote=_STRONGLY, reason=_NO_STRENGTH, headline=True,

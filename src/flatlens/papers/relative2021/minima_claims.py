@@ -55,7 +55,8 @@ def _correlations() -> list[Prediction]:
             quote=STRONGLY, reason="The text does not say which correlation; one network can make or hide Pearson's.",
         ),
         Prediction(
-            "flatness.strong", f"It does so strongly, r at least {STRONG:g}.",
+            "flatness.strong",
+            f"Relative flatness correlates strongly with the generalisation gap, r at least {STRONG:g}.",
             SECTION_6, correlated(minima, FLAT, "gap"), "above", STRONG,
             quote=STRONGLY, reason=_NO_NUMBER, headline=True,
         ),
