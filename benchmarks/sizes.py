@@ -293,9 +293,6 @@ def _several() -> Iterator[Row]:
               sharing_layers,
               lambda t: contrasts.steadier(t, ["u0", "u1", "u2", "u3"], ["v0", "v1", "v2", "v3"], "gap"),
               conservative=SPREAD)  # fmt: skip
-    yield Row("r of each layer", "one network a seed, all r 0",
-              lambda rng, units, effect: layers(0.8 * effect, rng, units, 0.0),
-              lambda t: contrasts.weakest(t, ["u0", "u1", "u2", "u3"], "gap"), conservative=CASES_DECIDE)  # fmt: skip
 
 
 def rivals(rng: Rng, units: int, effect: float) -> pd.DataFrame:

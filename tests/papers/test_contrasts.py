@@ -14,7 +14,6 @@ from flatlens.papers.contrasts import (
     stronger,
     unchanged,
     weaker,
-    weakest,
 )
 from flatlens.papers.evidence import correlated, reached
 from flatlens.papers.predictions import conclusion_of
@@ -67,15 +66,6 @@ def test_a_correlation_stronger_than_several_is_stronger_than_each():
     assert conclusion_of(among, "above", 0.0) == "reproduced"
     one_is_not = stronger(TABLE, ["near", "other"], ["near", "far"], "gap")(results(**three))
     assert conclusion_of(one_is_not, "above", 0.0) == "not reproduced"
-
-
-def test_the_weakest_of_several_decides():
-    columns = noisy()
-    found = weakest(TABLE, ["near", "far"], "gap")(results(**columns))
-    assert found.value == pytest.approx(r(columns, "far"))
-    assert found.parts["near"].value == pytest.approx(r(columns, "near"))
-    assert conclusion_of(found, "above", 0.0) == "reproduced"
-    assert conclusion_of(found, "above", 0.9) == "not reproduced"
 
 
 def test_sizes_of_correlations_have_no_sign():

@@ -54,7 +54,7 @@ class NormScale:
 
 @dataclass(eq=False)
 class Scales:
-    """What was found."""
+    """The scales of norms, and the gates, that a network's graph shows."""
 
     norms: list[NormScale] = field(default_factory=list)
     gates: list[WeightPair] = field(default_factory=list)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.papers.contrasts import OfCounts
-from flatlens.papers.evidence import Evidence, Table, complete, over_groups, weighed, where
+from flatlens.papers.evidence import Evidence, Table, complete, over_groups, these, weighed, where
 from flatlens.papers.predictions import Results, Side
 from flatlens.papers.units import CASE, trained_ones
 from flatlens.statistics import Statistic, in_cases, pearson, spearman
@@ -84,17 +84,11 @@ def of_each_case(
     """
 
     def found(results: Results) -> Statistic:
-        parts = {}
-        for case, mine in table(results).groupby(CASE, sort=False):
-            one = evidence(partial(_the_same, mine))(results)
-            parts[str(case)] = replace(one, name=f"{name}: {case}")
+        cases = {str(case): mine for case, mine in table(results).groupby(CASE, sort=False)}
+        parts = {case: replace(evidence(these(mine))(results), name=f"{name}: {case}") for case, mine in cases.items()}
         return in_cases(parts, holds, name, side)
 
     return found
-
-
-def _the_same(networks: pd.DataFrame, results: Results) -> pd.DataFrame:
-    return networks
 
 
 def _case(networks: pd.DataFrame, pairs: Sequence[_Pair], name: str, size: bool) -> Statistic:

@@ -93,13 +93,6 @@ def steadier(table: Table, these: Sequence[str], others: Sequence[str], y: str) 
     return lambda results: _of(table(results), [*these, *others, y], difference, name)
 
 
-def weakest(table: Table, xs: Sequence[str], y: str) -> Evidence:
-    """Return Pearson's r of each of several columns with y; all have to be on the side."""
-    name = f"Pearson r with {y} of {', '.join(xs)}"
-
-    return lambda results: in_cases({x: correlated(table, x, y)(results) for x in xs}, "all", name)
-
-
 def strength(table: Table, x: str, y: str) -> Evidence:
     """Return |Pearson's r| of two columns."""
 

@@ -82,6 +82,11 @@ def independent(table: Table, unit: str = "seed", columns: Sequence[str] | None 
     return lambda results: labelled(table(results), columns or [unit], unit)
 
 
+def these(networks: pd.DataFrame) -> Table:
+    """Return the table of these networks, whatever the results."""
+    return lambda results: networks
+
+
 def where(table: Table, chosen: Callable[[pd.DataFrame], pd.Series]) -> Table:
     """Return the networks of a table for which `chosen` is true."""
 

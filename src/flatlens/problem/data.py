@@ -166,7 +166,7 @@ class Data:
 
     @cached_property
     def facts(self) -> dict[str, object]:
-        """What has to be the same in all processes, by what it is of: of a loader without all of its values."""
+        """Return what has to be the same in all processes, by name; of a loader only its first batch is read."""
         if self._tensors is not None:
             shapes = [tuple(leaf.shape) for leaf in tree_leaves(self._tensors) if isinstance(leaf, Tensor)]
             return {"shapes": shapes, "values": self.told}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import pandas as pd
 import torch
@@ -16,7 +16,7 @@ from flatlens.distributions import GaussianMixture
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Study
 from flatlens.papers.contrasts import changed, mean_of
-from flatlens.papers.evidence import Evidence, along, reached
+from flatlens.papers.evidence import Evidence, along, reached, these
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.relative2021.clusters import (
@@ -119,14 +119,10 @@ def _at_each(columns: Sequence[str]) -> Evidence:
         parts = {}
         for separation, samples in approximated(results).groupby("separation"):
             for column in columns:
-                parts[f"{column} at separation {separation:g}"] = mean_of(partial(_these, samples), column)(results)
+                parts[f"{column} at separation {separation:g}"] = mean_of(these(samples), column)(results)
         return in_cases(parts, "all", f"Mean of {' and '.join(columns)} at each separation")
 
     return found
-
-
-def _these(samples: pd.DataFrame, results: Results) -> pd.DataFrame:
-    return samples
 
 
 def _predictions() -> tuple[Prediction, ...]:
