@@ -48,6 +48,14 @@ def test_the_options_of_a_partial_are_kept() -> None:
         as_loss(partial(F.cross_entropy, lable_smoothing=0.1))
 
 
+def test_a_partial_that_returns_each_samples_loss_is_a_function() -> None:
+    each = as_loss(partial(F.cross_entropy, reduction="none", label_smoothing=0.2))
+    mean = F.cross_entropy(F6, LABELS, label_smoothing=0.2)
+    assert float(each.values(F6, LABELS).mean()) == pytest.approx(float(mean), rel=1e-12)
+    with pytest.raises(BadLoss, match=r"one value per sample, shape \(6,\)"):
+        problem(partial(F.mse_loss, reduction="none"), POSITIVE)
+
+
 class Mean(nn.Module):
     def forward(self, f: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(f, y)

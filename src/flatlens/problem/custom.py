@@ -129,6 +129,8 @@ MODULE_OF: dict[Callable[..., Tensor], type[nn.Module]] = {
 def as_module(loss: object) -> nn.Module | None:
     """Return the module of a torch function, also one with options set by functools.partial; None for anything else.
 
+    With reduction="none" it is a function like any other, which returns a loss for each sample.
+
     >>> as_module(functools.partial(F.huber_loss, delta=2.0))
     HuberLoss()
     """
@@ -142,7 +144,7 @@ def as_module(loss: object) -> nn.Module | None:
         kind = MODULE_OF.get(loss)  # type: ignore[call-overload]
     except TypeError:  # not hashable
         return None
-    if kind is None:
+    if kind is None or options.get("reduction") == "none":
         return None
     try:
         found: nn.Module = kind(**options)
