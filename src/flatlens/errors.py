@@ -5,7 +5,7 @@
     |   |-- BadModel                   a network that cannot be measured: random, coupled samples, NaN weights, odd
     output
     |   |   |-- ForwardFailed          the network's own code raised (also a RuntimeError)
-    |   |   |-- NotAlike                   a network that differs between the processes that measure it
+    |   |   |-- NotAlike               a network that differs between the processes that measure it
     |   |   |-- NotDifferentiable      autograd refuses a curvature product (also a RuntimeError)
     |   |   `-- Overflows              a curvature product is not finite (also an ArithmeticError)
     |   |-- BadLoss                    a loss of the wrong shape, or one that is not a mean over samples

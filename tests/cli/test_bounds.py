@@ -4,23 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from builders import NET
 
 from flatlens import cli
 from flatlens.bounds import BOUNDS
 from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Claim
 
-NET = """
-import torch
-from torch import nn
-
-def build():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
-
-x = torch.linspace(-1, 1, 80).reshape(20, 4).sin().double()
-def samples(): return x, torch.arange(20) % 3
-"""
 OPTIONS = ["net.py:build", "--data", "net.py:samples", "--loss", "half_squared_error"]
 
 

@@ -4,21 +4,10 @@ import html
 from pathlib import Path
 
 import pytest
+from builders import NET
 
 from flatlens import cli
 from flatlens.report.head import head_of_page, head_of_screen
-
-NET = """
-import torch
-from torch import nn
-
-def build():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
-
-x = torch.linspace(-1, 1, 80).reshape(20, 4).sin().double()
-def samples(): return x, torch.arange(20) % 3
-"""
 
 
 @pytest.mark.parametrize("command", ["measure", "bounds", "invariance", "compare"])

@@ -10,6 +10,19 @@ from torch import Tensor, nn
 
 from flatlens import Lens, Problem
 
+NET = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+
+x = torch.linspace(-1, 1, 80).reshape(20, 4).sin().double()
+def samples(): return x, torch.arange(20) % 3
+"""
+"""The text of a user's file: a small ReLU network, and samples."""
+
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)

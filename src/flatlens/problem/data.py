@@ -191,8 +191,9 @@ class Data:
             told.append(
                 f"{again} of the {len(drawn)} samples are there again: the loader's sampler draws with replacement"
             )
-        if drawn and (out := (_length(self._source) or 0) - len(set(drawn))) > 0:
-            told.append(f"{out} of the {_length(self._source)} samples are left out by the loader's sampler")
+        there = _length(self._source) or 0
+        if drawn and (out := there - len(set(drawn))) > 0:
+            told.append(f"{out} of the {there} samples are left out by the loader's sampler")
         if self._drops and (out := len(drawn) % self._drops):
             told.append(
                 f"{out} of the {len(drawn)} samples are left out by the loader's drop_last=True, and are measured, too"

@@ -149,13 +149,14 @@ def _of_all_kinds() -> list[Prediction]:
     """Return the predictions about all kinds of networks together."""
     single = [(x.name, y.name) for x, y in ((RELATIVE, GAP), (RELATIVE, SHARPNESS), (D, GAP), (D, SHARPNESS))]
     with_sharpness = [(LOG_VOLUME.name, SHARPNESS.name), (MLS.name, SHARPNESS.name)]
+    together = over_kinds(with_sharpness, "all", "above", "Pearson r of log volume or MLS and sqrt sharpness")
     only = "only the bound (Proposition 3.10) incorporating all linear weights of the network consistently predicts a "
     rows = [
         Prediction(
             "volume_and_mls_with_sharpness",
             "In VGGs, MLPs and LeNets, log volume and MLS correlate positively with sharpness.",
             "compression section 1 (2)",
-            over_kinds(with_sharpness, "all", "above", "Pearson r of log volume or MLS and sqrt sharpness"),
+            together,
             kind="claim", quote=_CONSISTENTLY, headline=True,
         ),
         Prediction(
@@ -163,7 +164,7 @@ def _of_all_kinds() -> list[Prediction]:
             "In VGGs, MLPs and LeNets, log volume and MLS correlate strongly with sharpness, by r of at "
             f"least {STRONG:g}.",
             "compression section 1 (2)",
-            over_kinds(with_sharpness, "all", "above", "Pearson r of log volume or MLS and sqrt sharpness"),
+            together,
             "above", STRONG, quote=_STRONGLY, reason=_NO_STRENGTH, headline=True,
         ),
         Prediction(
