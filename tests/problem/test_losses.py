@@ -132,7 +132,7 @@ def trace_of_hessian(net: nn.Module, risk: Tensor) -> float:
     )
 
 
-LOG_PROBABLE: list[tuple[nn.Module, nn.Module, Tensor]] = [
+OF_TORCH: list[tuple[nn.Module, nn.Module, Tensor]] = [
     (nn.NLLLoss(weight=WEIGHTS, ignore_index=3), nn.LogSoftmax(1), LABELS),
     (nn.KLDivLoss(reduction="batchmean"), nn.LogSoftmax(1), PROBABILITIES),
     (
@@ -140,13 +140,12 @@ LOG_PROBABLE: list[tuple[nn.Module, nn.Module, Tensor]] = [
         nn.Sequential(nn.Unflatten(1, (2, 2)), nn.LogSoftmax(2)),
         PROBABILITIES.reshape(6, 2, 2),
     ),
+    (nn.BCEWithLogitsLoss(pos_weight=WEIGHTS[:2, None]), nn.Unflatten(1, (2, 2)), PROBABILITIES.reshape(6, 2, 2)),
 ]
 
 
-@pytest.mark.parametrize(("module", "last", "y"), LOG_PROBABLE, ids=["weighted", "batchmean", "tokens"])
-def test_losses_of_log_probabilities_have_torch_s_risk_and_curvature(
-    module: nn.Module, last: nn.Module, y: Tensor
-) -> None:
+@pytest.mark.parametrize(("module", "last", "y"), OF_TORCH, ids=["weighted", "batchmean", "tokens", "channels"])
+def test_losses_with_options_have_torch_s_risk_and_curvature(module: nn.Module, last: nn.Module, y: Tensor) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4), last).double()
     report = fl.measure(fl.Lens(fl.Problem(net, module, (F6, y))), ["loss", "hessian_trace(exact=True)"])

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel
-from flatlens.problem.heads import OfHeads, heads_joined
+from flatlens.problem.heads import HeadLosses
 from flatlens.problem.losses import as_loss
+from flatlens.problem.shapes import in_rows, of_form
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(5, 3, generator=G).double()
@@ -138,23 +139,83 @@ def test_heads_add_their_losses(name: str) -> None:
     assert abs(float(values.mean()) - truth["ggn_trace"].value) < 4 * float(values.std()) / 40**0.5
 
 
-def test_the_second_derivatives_of_heads_are_those_of_their_sum() -> None:
-    loss = OfHeads([as_loss("cross_entropy"), as_loss("half_squared_error")])
-    f, y = heads_joined({"a": torch.randn(5, 3).double(), "b": torch.randn(5, 2).double()}, {"a": KINDS, "b": SIZES}, 5)
+@pytest.mark.parametrize("name", HEADS)
+def test_several_heads_have_no_one_softmax(name: str) -> None:
+    form, loss, targets = HEADS[name]
+    keys = ["mls(softmax=True)", "jacobian_norm(softmax=True)", "batch_jacobian_norm(softmax=True)"]
+    report = fl.measure(fl.Lens(fl.Problem(Heads(form), loss, (X, targets))), keys)
+    assert all(report[key].kind == "undefined" and "no one softmax" in report[key].note for key in keys)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2), (2, 1, 2)], ids=["classes", "tokens", "an image of classes"])
+def test_the_second_derivatives_of_heads_are_those_of_their_sum(shape: tuple[int, ...]) -> None:
+    """With torch's own mean over places in each head."""
+    a, b = torch.randn(5, *shape).double(), torch.randn(5, 2).double()
+    kinds = KINDS if len(shape) == 1 else torch.randint(0, 2, (5, 1, 2) if len(shape) == 3 else (5, 2))
+    heads = HeadLosses([as_loss("cross_entropy"), as_loss("half_squared_error")], ["a", "b"])
+    f, y = in_rows({"a": a, "b": b}, {"a": kinds, "b": SIZES}, 5, heads, None, 0)
+    loss, N = of_form(heads, y), f.shape[1]
+    classes = a.movedim(2, 1) if len(shape) == 2 else a
+    risk = F.cross_entropy(classes, kinds) + 0.5 * (b - SIZES).square().sum(1).mean()
+    assert float(loss.check(f, y).mean()) == pytest.approx(float(risk), rel=1e-12)
     C = loss.output_hessian(f, y)
     H = torch.autograd.functional.hessian(lambda g: loss.values(g, y).sum(), f)
     assert all(torch.allclose(C[i], H[i, :, i]) for i in range(5))
-    u = torch.randn(5, 5).double()
+    u = torch.randn(5, N).double()
     assert torch.allclose(loss.output_hessian_product(f, y)(u), (C @ u[..., None])[..., 0])
     assert torch.allclose(loss.fisher(f, y)(u), (C @ u[..., None])[..., 0])
     total = torch.zeros_like(C)
-    for signs in torch.cartesian_prod(*[torch.tensor([-1.0, 1.0]).double()] * 5):
-        rows, B = loss.combine(f, y, signs.expand(5, 5))
-        total += rows.mT @ B @ rows / 32
+    for signs in torch.cartesian_prod(*[torch.tensor([-1.0, 1.0]).double()] * N):
+        rows, B = loss.combine(f, y, signs.expand(5, N))
+        total += rows.mT @ B @ rows / 2**N
     assert torch.allclose(total, C)
     s = loss.draw_slopes(f, y, 4000, torch.Generator().manual_seed(0))
     assert torch.allclose(s.mT @ s / 4000, C, atol=0.08)
-    assert torch.allclose(loss.least(f, y), torch.zeros(5).double(), atol=1e-12)
+    if len(shape) == 1:
+        assert torch.allclose(loss.least(f, y), torch.zeros(5).double(), atol=1e-12)
+
+
+class MaskAndKind(nn.Module):
+    """An image of classes beside one class of the whole image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.mask, self.kind = nn.Conv2d(1, 3, 2), nn.Conv2d(3, 2, 1), nn.Linear(3, 2)
+        self.double()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = torch.relu(self.trunk(x))
+        return {"mask": self.mask(h), "kind": self.kind(h.mean((2, 3)))}
+
+
+def of_masks(f: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(f, y, reduction="none").mean((1, 2))
+
+
+@pytest.mark.parametrize("of_mask", ["cross_entropy", of_masks], ids=["a name", "a function of one head"])
+def test_a_head_may_be_an_image_of_classes(of_mask: Any) -> None:
+    net, x = MaskAndKind(), torch.randn(6, 1, 3, 3).double()
+    targets = {"mask": torch.randint(0, 2, (6, 2, 2)), "kind": torch.randint(0, 2, (6,))}
+    problem = fl.Problem(net, {"kind": "cross_entropy", "mask": of_mask}, (x, targets))
+    report = fl.measure(fl.Lens(problem), ["loss", "hessian_trace"])
+    f, parameters = net(x), list(net.parameters())
+    risk = F.cross_entropy(f["mask"], targets["mask"]) + F.cross_entropy(f["kind"], targets["kind"])
+    assert report["loss"].value == pytest.approx(float(risk.detach()), rel=1e-12)
+    slopes = torch.autograd.grad(risk, parameters, create_graph=True)
+    trace = sum(
+        float(torch.autograd.grad(slope.flatten()[k], p, retain_graph=True)[0].flatten()[k])
+        for slope, p in zip(slopes, parameters, strict=True)
+        for k in range(p.numel())
+    )
+    assert report["hessian_trace"].value == pytest.approx(trace, rel=1e-10)
+
+
+def test_ignored_places_of_a_head_are_refused() -> None:
+    masks = torch.tensor([[[0, 1], [1, -100]], [[0, 1], [1, 1]]])
+    targets = {"mask": masks, "kind": torch.tensor([0, 1])}
+    with pytest.raises(BadLoss, match="every sample must count alike"):
+        fl.Problem(MaskAndKind(), "cross_entropy", (torch.randn(2, 1, 3, 3).double(), targets))
 
 
 REFUSED: dict[str, tuple[Any, Any, Any, type[Exception], str]] = {

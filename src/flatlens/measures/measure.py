@@ -167,9 +167,8 @@ def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estim
 
 
 COUPLED = "batchnorm='train' couples the samples of a batch: measures of single samples are not defined"
-
-
 SHARDED = "its parameters are spread over processes: on such networks only {} are measured"
+NO_SOFTMAX = "outputs of several heads, or of images that a function takes whole, have no one softmax"
 
 
 def _not_defined(lens: Lens, one: Measure) -> str:
@@ -178,6 +177,8 @@ def _not_defined(lens: Lens, one: Measure) -> str:
         return COUPLED
     if lens.problem.sharded and not one.works_sharded:
         return SHARDED.format(", ".join(name for name, known in MEASURES.items() if known.works_sharded))
+    if dict(one.options).get("softmax") and not lens.problem.loss.one_softmax:
+        return NO_SOFTMAX
     return ""
 
 

@@ -186,6 +186,8 @@ def elementwise(module: nn.Module) -> Loss:
 
     if summed:  # over the tokens of a sequence, too
         return CustomLoss(values, name, settings=settings | {"reduction": "batchmean"})
+    if any(buffer.ndim > 1 for buffer in module.buffers()):  # weights of channels, in the shape of an image's outputs
+        return CustomLoss(values, name, settings=settings)
     masses = (lambda f, y: values(-torch.ones_like(f), y)) if labels else None
     return CustomLoss(values, name, by_row=True, settings=settings, masses=masses, ignore_index=ignored)
 

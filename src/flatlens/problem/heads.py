@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, final
 
 import torch
@@ -12,20 +13,17 @@ from torch import Tensor
 from flatlens.errors import BadData, BadLoss
 from flatlens.problem.forms import OfForm
 from flatlens.problem.loss import Loss
+from flatlens.problem.sequences import TokenWise
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
     """The targets of several heads, and where each head's outputs lie among all outputs."""
 
-    targets: Mapping[str, Any] | tuple[Any, ...]  #: in the structure of the outputs
+    targets: Mapping[str, Any] | tuple[Any, ...]  #: as the user gave them, in the structure of the outputs
+    forms: tuple[Any, ...]  #: each head's targets in the form that its loss takes
     columns: tuple[slice, ...]
     shapes: tuple[tuple[int, ...], ...]  #: of one sample's outputs
-
-    def parts(self, f: Tensor) -> Iterator[tuple[slice, Any]]:
-        """Yield each head's columns and targets."""
-        each = self.targets.values() if isinstance(self.targets, Mapping) else self.targets
-        yield from zip(self.columns, each, strict=True)
 
     def structured(self, f: Tensor) -> Any:
         """Return the outputs in the structure and the shapes that the network gives them."""
@@ -33,12 +31,11 @@ class Heads:
         return dict(zip(self.targets, parts, strict=True)) if isinstance(self.targets, Mapping) else tuple(parts)
 
 
-def heads_joined(outputs: Any, targets: Any, n: int) -> tuple[Tensor, Heads] | None:
-    """Return (the heads' outputs side by side, (n, N); their targets); None if these are not several heads.
+def matching(outputs: Any, targets: Any, n: int) -> tuple[list[Tensor], Any] | None:
+    """Return (each head's outputs; the targets in their order); None if these are not several heads.
 
-    >>> f, y = heads_joined({"a": torch.ones(2, 1), "b": torch.zeros(2, 3)}, {"b": 1, "a": 2}, 2)
-    >>> f.shape, y.targets
-    (torch.Size([2, 4]), {'a': 2, 'b': 1})
+    >>> matching({"a": torch.ones(2, 1), "b": torch.zeros(2, 3)}, {"b": 1, "a": 2}, 2)[1]
+    {'a': 2, 'b': 1}
     """
     if isinstance(outputs, Mapping) and isinstance(targets, Mapping):
         named = {name: part for name, part in outputs.items() if name in targets}
@@ -48,27 +45,31 @@ def heads_joined(outputs: Any, targets: Any, n: int) -> tuple[Tensor, Heads] | N
                 f"{', '.join(map(str, outputs))}: name the targets as the outputs"
             )
         parts: list[Any] = list(named.values())
-        told: dict[Any, Any] | tuple[Any, ...] = {name: targets[name] for name in named}
+        told: Any = {name: targets[name] for name in named}
     elif isinstance(outputs, tuple | list) and isinstance(targets, tuple | list) and len(outputs) == len(targets):
         parts, told = list(outputs), tuple(targets)
     else:
         return None
     if not parts or not all(isinstance(part, Tensor) and part.ndim and len(part) == n for part in parts):
         return None
-    widths = [part.numel() // n for part in parts]
-    ends = torch.tensor(widths).cumsum(0).tolist()
-    columns = tuple(slice(end - width, end) for end, width in zip(ends, widths, strict=True))
-    shapes = tuple(tuple(part.shape[1:]) for part in parts)
-    return torch.cat([part.reshape(n, -1) for part in parts], 1), Heads(told, columns, shapes)
+    return parts, told
 
 
-def of_heads(loss: Loss, y: Heads) -> Loss:
-    """Return the loss of several heads: that of each, or a callable of all."""
-    if isinstance(loss, OfHeads | OfStructure):
-        return loss
+def in_columns(parts: list[Tensor], targets: Any, each: list[tuple[Tensor, Any]]) -> tuple[Tensor, Heads]:
+    """Return (the heads' outputs side by side, (n, N); their targets) from each head's rows and form of its targets."""
+    ends = list(accumulate(rows.shape[1] for rows, _ in each))
+    columns = tuple(slice(end - rows.shape[1], end) for end, (rows, _) in zip(ends, each, strict=True))
+    forms, shapes = tuple(form for _, form in each), tuple(tuple(part.shape[1:]) for part in parts)
+    return torch.cat([rows for rows, _ in each], 1), Heads(targets, forms, columns, shapes)
+
+
+def loss_of_each(loss: Loss, targets: Any) -> list[Loss] | None:
+    """Return the heads' losses in the order of the targets; None for a callable of all heads."""
+    if isinstance(loss, OfHeads):
+        return loss.each
     if isinstance(loss, HeadLosses):
-        return OfHeads(loss.matched(y.targets))
-    return OfStructure(loss) if loss.whole else OfHeads([loss] * len(y.columns))
+        return loss.matched(targets)
+    return None if loss.whole else [loss] * len(targets)
 
 
 @final
@@ -101,6 +102,8 @@ class HeadLosses(Loss):
 class OfStructure(OfForm):
     """A callable of all heads: it gets the outputs and the targets as the network and the data give them."""
 
+    one_softmax = False
+
     def form(self, f: Tensor, y: Any) -> Any:
         """Return the outputs in the network's structure."""
         return y.structured(f)
@@ -108,7 +111,9 @@ class OfStructure(OfForm):
 
 @final
 class OfHeads(Loss):
-    """The sum of the heads' losses: C is block-diagonal."""
+    """The sum of the heads' losses, that of tokens or places the mean over them: C is block-diagonal."""
+
+    one_softmax = False
 
     def __init__(self, each: list[Loss]) -> None:
         self.each = each
@@ -120,24 +125,27 @@ class OfHeads(Loss):
         """Return the heads' own, added."""
         return " + ".join(loss.description for loss in self.each)
 
-    def _each(self, f: Tensor, y: Heads) -> Iterator[tuple[Loss, slice, Tensor, Any]]:
-        """Yield each head's loss, columns, outputs and targets."""
-        for loss, (at, target) in zip(self.each, y.parts(f), strict=True):
-            yield loss, at, f[:, at], target
+    def _each(self, f: Tensor, y: Heads) -> Iterator[tuple[Loss, slice, Tensor, Any, int]]:
+        """Yield each head's loss, columns, outputs and targets, and the mass of a sample, by which it is divided."""
+        for loss, at, form in zip(self.each, y.columns, y.forms, strict=True):
+            places = form.counted.shape[1] if isinstance(loss, TokenWise) and not loss.half_square else 1
+            yield loss, at, f[:, at], form, places
 
     def settled(self, f: Tensor, y: Any) -> Loss:
         """Return the loss whose heads' losses are settled."""
-        return OfHeads([loss.settled(part, target) for loss, _, part, target in self._each(f, y)])
+        return OfHeads([loss.settled(part, target) for loss, _, part, target, _ in self._each(f, y)])
 
     def values(self, f: Tensor, y: Any) -> Tensor:
         """Return the sum over heads, (n,)."""
-        return torch.stack([loss.values(part, target) for loss, _, part, target in self._each(f, y)]).sum(0)
+        return torch.stack([loss.values(part, target) / mass for loss, _, part, target, mass in self._each(f, y)]).sum(
+            0
+        )
 
     def check(self, f: Tensor, y: Any) -> Tensor:
         """Return the losses; refuse heads whose samples do not all count alike."""
-        for loss, _, part, target in self._each(f, y):
+        for loss, _, part, target, mass in self._each(f, y):
             loss.check(part, target)
-            if not bool((loss.mass(part, target) == 1).all()):
+            if not bool((loss.mass(part, target) == mass).all()):
                 raise BadLoss(
                     f"Problem(loss={self.name}): some targets of a head are ignored, or its classes are weighted: with "
                     f"several heads every sample must count alike: give a function (outputs, targets) -> losses, (n,)"
@@ -146,47 +154,54 @@ class OfHeads(Loss):
 
     def require_apart(self, f: Tensor, y: Any) -> None:
         """Refuse heads whose losses couple samples."""
-        for loss, _, part, target in self._each(f, y):
+        for loss, _, part, target, _ in self._each(f, y):
             loss.require_apart(part, target)
 
     def least(self, f: Tensor, y: Any) -> Tensor | None:
         """Return the sum of the heads' least losses; None if one is not known."""
-        each = [loss.least(part, target) for loss, _, part, target in self._each(f, y)]
-        known = [least for least in each if least is not None]
+        each = [(loss.least(part, target), mass) for loss, _, part, target, mass in self._each(f, y)]
+        known = [least / mass for least, mass in each if least is not None]
         return torch.stack(known).sum(0) if len(known) == len(each) else None
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
         """Return C with one block per head, (n, N, N)."""
         C = f.new_zeros(len(f), f.shape[1], f.shape[1], dtype=torch.float64)
-        for loss, at, part, target in self._each(f, y):
-            C[:, at, at] = loss.output_hessian(part, target)
+        for loss, at, part, target, mass in self._each(f, y):
+            C[:, at, at] = loss.output_hessian(part, target) / mass
         return C
 
     def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """Return the product with C, head by head."""
-        each = [(at, loss.output_hessian_product(part, target)) for loss, at, part, target in self._each(f, y)]
-        return lambda u: torch.cat([product(u[:, at]) for at, product in each], 1)
+        return self._head_by_head(f, y, lambda loss, part, target: loss.output_hessian_product(part, target))
 
     def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return each head's own rows, zero at the other heads."""
         rows, blocks = [], []
-        for loss, at, part, target in self._each(f, y):
+        for loss, at, part, target, mass in self._each(f, y):
             found, B = loss.combine(part, target, u[:, at])
             wide = found.new_zeros(len(f), found.shape[1], f.shape[1])
             wide[:, :, at] = found
             rows.append(wide)
-            blocks.append(B)
+            blocks.append(B / mass)
         return torch.cat(rows, 1), _block_diagonal(blocks)
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """Return the product for targets drawn separately for every head."""
-        each = [(at, loss.fisher(part, target)) for loss, at, part, target in self._each(f, y)]
-        return lambda u: torch.cat([product(u[:, at]) for at, product in each], 1)
+        return self._head_by_head(f, y, lambda loss, part, target: loss.fisher(part, target))
+
+    def _head_by_head(
+        self, f: Tensor, y: Any, product: Callable[[Loss, Tensor, Any], Callable[[Tensor], Tensor]]
+    ) -> Callable[[Tensor], Tensor]:
+        each = [(at, product(loss, part, target), mass) for loss, at, part, target, mass in self._each(f, y)]
+        return lambda u: torch.cat([of_head(u[:, at]) / mass for at, of_head, mass in each], 1)
 
     def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
         """Return gradients for targets drawn separately for every head, (n, draws, N)."""
-        each = self._each(f, y)
-        return torch.cat([loss.draw_slopes(part, target, draws, generator) for loss, _, part, target in each], 2)
+        each = [
+            loss.draw_slopes(part, target, draws, generator) / mass**0.5
+            for loss, _, part, target, mass in self._each(f, y)
+        ]
+        return torch.cat(each, 2)
 
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
         """Return None: several heads have no one class."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from flatlens.errors import BadData, BadModel
 from flatlens.problem.forms import OfForm
-from flatlens.problem.heads import Heads, heads_joined, of_heads
+from flatlens.problem.heads import Heads, OfHeads, OfStructure, in_columns, loss_of_each, matching
 from flatlens.problem.loss import Loss, one_each
 from flatlens.problem.sequences import Tokens, by_token, of_sequences
 
@@ -26,6 +27,8 @@ class Shaped:
 class OfShape(OfForm):
     """A callable of outputs in the shape that the network gives them."""
 
+    one_softmax = False
+
     def form(self, f: Tensor, y: Any) -> Tensor:
         """Return the outputs in the network's shape."""
         return f.reshape(-1, *y.shape)
@@ -35,8 +38,11 @@ def of_form(loss: Loss, y: Any) -> Loss:
     """Return the loss for targets of this form."""
     if isinstance(y, Tokens):
         return of_sequences(loss)
-    if isinstance(y, Heads):
-        return of_heads(loss, y)
+    if isinstance(y, Heads) and not isinstance(loss, OfHeads | OfStructure):
+        each = loss_of_each(loss, y.targets)
+        if each is None:
+            return OfStructure(loss)
+        return OfHeads([of_form(*head) for head in zip(each, y.forms, strict=True)])
     return OfShape(loss) if isinstance(y, Shaped) and not isinstance(loss, OfShape) else loss
 
 
@@ -51,9 +57,9 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, longes
         counted: Which tokens count, (n, T); ignored if it does not fit.
         longest: The number of outputs known so far.
     """
-    heads = None if isinstance(outputs, Tensor) else heads_joined(outputs, targets, n)
+    heads = None if isinstance(outputs, Tensor) else matching(outputs, targets, n)
     if heads is not None:
-        return heads
+        return _in_heads(*heads, n, loss, counted)
     if not isinstance(outputs, Tensor):
         raise BadModel(
             f"Problem(model=...): the network returned {_told(outputs)}; outputs must be a tensor of shape "
@@ -87,6 +93,16 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, longes
             f"the outputs, in the model or through forward=(model, batch) -> (outputs, targets)"
         )
     return outputs.reshape(n, -1), targets.reshape(n, -1) if outputs.ndim > 1 else targets
+
+
+def _in_heads(parts: list[Tensor], targets: Any, n: int, loss: Loss, counted: Any) -> tuple[Tensor, Heads]:
+    """Return the heads' outputs side by side, each in rows, and their targets."""
+    given = list(zip(parts, targets.values() if isinstance(targets, Mapping) else targets, strict=True))
+    each = loss_of_each(loss, targets)
+    if each is None:
+        return in_columns(parts, targets, [(part.reshape(n, -1), target) for part, target in given])
+    rows = [in_rows(*head, n, one, counted, 0) for head, one in zip(given, each, strict=True)]
+    return in_columns(parts, targets, rows)
 
 
 def _classes_second(outputs: Tensor, targets: Tensor, loss: Loss) -> bool:
