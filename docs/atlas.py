@@ -181,7 +181,7 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
             runs.append(f"{small.marked} {small.outcome.statistic.in_words}")
         yield line(_said(outcome.prediction), outcome.prediction.kind, both(row.marked, row.would_decide(one.hours)),
                    outcome.marked, *runs,
-                   outcome.weighed, both(statistic.in_words, statistic.beside),
+                   outcome.tested_as, both(statistic.in_words, statistic.beside),
                    both(statistic.size, statistic.why))  # fmt: skip
     yield ""
     for plot in one.plots:

@@ -73,7 +73,7 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
 def _main_claim(one: Reproduction, row: Row) -> str:
     prediction, statistic = row.outcome.prediction, row.outcome.statistic
     here = f"{atlas.link(one, ATLAS)}: {prediction.says} {prediction.reason}".rstrip()
-    value = atlas.both(f"{row.outcome.weighed}: {statistic.in_words}", _beside(row.outcome))
+    value = atlas.both(f"{row.outcome.tested_as}: {statistic.in_words}", _beside(row.outcome))
     again = f"{row.again.marked} {row.again.statistic.in_words}" if row.again else ""
     if row.halves:
         again = " and ".join(half.statistic.in_words for half in row.halves) + ", each half of the units"

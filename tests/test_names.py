@@ -24,7 +24,6 @@ SHARED = {
     "accuracy": "the measure, and the number that training evaluates",
     "spectral_density": "the measure, and the function of an operator",
     "Activation": "the activation by name in a model's settings, and its table of slopes in operations",
-    "Operation": "a read of a parameter in the graph, and a row of the table of operations",
     "Place": "a rank in a comparison, and a tensor of the graph",
     "Inputs": "the command line's arguments, and the samples that a search moves",
     "adapted": "an executor, and its Dask form",

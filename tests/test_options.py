@@ -56,7 +56,7 @@ SPARED = {
     "problem/losses.py:CrossEntropy.draw_slopes(draws)": "as of Fisher",
     "problem/heads.py:OfHeads.draw_slopes(draws)": "as of Fisher",
     "problem/sequences.py:TokenWise.draw_slopes(draws)": "as of Fisher",
-    "measures/hessian.py:as_estimate(pairs)": "eigenpairs themselves",
+    "measures/tops.py:as_estimate(pairs)": "eigenpairs themselves",
     "measures/searches.py:Searches.__init__(pairs)": "eigenpairs themselves",
     "statistics/relate.py:Relations.__init__(pairs)": "pairs of columns",
     "curvature/muon.py:dual_norm(radius)": "of a ball for each matrix, in spectral norm",

@@ -10,9 +10,9 @@ from rich.console import Console
 
 import flatlens as fl
 from flatlens import cli
-from flatlens.estimate import Estimate
+from flatlens.estimate import Estimate, undefined
 from flatlens.measures import MEASURES
-from flatlens.report.invariance import invariance_screen
+from flatlens.report.invariance import invariance_screen, write_invariance_page
 from flatlens.transforms import TRANSFORMS, Applied, InvarianceReport
 from flatlens.transforms.cells import compare
 
@@ -137,3 +137,14 @@ def test_transforms_are_listed(capsys):
     assert [row["name"] for row in rows] == list(TRANSFORMS)
     assert rows[0]["declared_as"] == "layerwise"
     assert [row["id"] for row in rows] == [f"R{n}" for n in (1, 2, 3, 4, 4, 5, 5, 6, 7, 8, 9, 9, 10)]
+
+
+def test_a_page_says_undefined_and_explains_its_words(tmp_path):
+    about = {"model": "Net", "device": "cpu", "dtype": "float64", "versions": {"torch": "2"}}
+    missing = undefined("a reason")
+    cell = compare(TRANSFORMS["layerwise"], MEASURES["mls"], "mls", missing, missing, torch.float64)
+    report = InvarianceReport([cell], {"layerwise": Applied(0.0, ("0 -> 2",))}, {}, about)
+    page = write_invariance_page(report, tmp_path / "page.html").read_text()
+    assert '<td class="number">undefined</td>' in page
+    assert "-: undefined before or after" in page
+    assert "NO in capitals" in page

@@ -7,14 +7,14 @@ import torch
 from builders import chain, lens_on, normal
 
 import flatlens as fl
-from flatlens.measures.gather import frames
+from flatlens.measures.gather import by_weighting
 
 
 def test_measures_with_and_without_the_loss_are_gathered_apart() -> None:
     mls, ggn = fl.measures.mls, fl.measures.ggn_trace
-    assert list(frames([mls, ggn])) == [(False, [mls]), (True, [ggn])]
-    assert list(frames([ggn])) == [(True, [ggn])]
-    assert list(frames([])) == []
+    assert list(by_weighting([mls, ggn])) == [(False, [mls]), (True, [ggn])]
+    assert list(by_weighting([ggn])) == [(True, [ggn])]
+    assert list(by_weighting([])) == []
 
 
 @pytest.mark.parametrize("memory", ["2KB", "1GiB"])

@@ -87,3 +87,31 @@ def test_parameters_count_as_they_are_when_the_lens_is_made() -> None:
     assert frozen < whole
     for earlier in (problem, part):
         assert fl.measure(fl.Lens(earlier), ["ggn_trace"])["ggn_trace"].value == pytest.approx(whole, rel=1e-12)
+
+
+ZERO = ["sharpness", "ggn_norm", "gradient_noise_scale", "directional_sharpness", "critical_sharpness"]
+
+
+def test_slopes_that_underflow_are_no_zero() -> None:
+    """Of 1e-52, as float64 has it; float32 ends at 1e-45, and every product is 0 in it."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with torch.no_grad():
+        network[2].bias[0] += 120.0
+    x, y = torch.randn(6, 3), torch.zeros(6, dtype=torch.long)
+    found = fl.measure(fl.Lens(fl.Problem(network, "cross_entropy", (x, y))), ZERO)
+    for name in ZERO:
+        assert found[name].kind == "undefined", name
+        assert "the loss's slopes underflow torch.float32: Problem(dtype=torch.float64) mends it" in found[name].note
+    mended = fl.measure(fl.Lens(fl.Problem(network, "cross_entropy", (x, y), dtype=torch.float64)), ZERO[:1])
+    assert 0 < mended["sharpness"].value < 1e-45
+
+
+def test_a_zero_that_is_one_stays() -> None:
+    network = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False))
+    with torch.no_grad():
+        network[0].weight.abs_().neg_()  # no unit is alive
+    x, y = torch.rand(6, 3), torch.zeros(6, dtype=torch.long)
+    found = fl.measure(fl.Lens(fl.Problem(network, "cross_entropy", (x, y))), ZERO)
+    assert (found["sharpness"].value, found["sharpness"].kind) == (0, "exact")
+    assert "underflow" not in "".join(found[name].note for name in ZERO)

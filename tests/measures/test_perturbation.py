@@ -180,32 +180,6 @@ def test_samples_normalised_together_can_be_moved() -> None:
         measured(problem, "worst_sharpness(m=4)")
 
 
-@pytest.mark.parametrize(("key", "told"), [
-    ("average_sharpness(rho=0)", "rho=0: a positive number"),
-    ("average_sharpness(rho=True)", "rho=True"),
-    ("average_sharpness(probes=1)", "probes=1: a whole number of at least 2"),
-    ("average_sharpness(scale='sum')", "'curvature', 'published46'"),
-    ("worst_sharpness(rho=-1)", "rho=-1"),
-    ("worst_sharpness(m=0)", "m=0"),
-    ("worst_sharpness(steps=0)", "steps=0"),
-    ("pac_bayes_flatness(level=0)", "level=0"),
-    ("pac_bayes_flatness(of='f1')", "'accuracy' or 'loss'"),
-    ("feature_robustness(over='all')", "'rotations', 'ball', 'truncated_normal', 'noise', 'worst'"),
-    ("average_sharpness(adaptive='no')", "adaptive='no': True or False"),
-    ("feature_robustness(layers=3)", "layers=3: True or False"),
-    ("feature_robustness(sigma=0)", "sigma=0"),
-    ("locally_constant_labels(delta=0)", "delta=0"),
-    ("representativeness(folds=1)", "folds=1"),
-    ("representativeness(bandwidth='wide')", "'scott', 'relative'"),
-])  # fmt: skip
-def test_bad_options_are_told_in_one_line(key: str, told: str) -> None:
-    net, x, y = network("mlp-relu", n=9)
-    with pytest.raises(BadInput) as error:
-        measured(fl.Problem(net, "cross_entropy", (x, y)), key)
-    assert told in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_moves_that_overflow_are_undefined() -> None:
     net, x, y = network("mlp-relu", n=6)

@@ -267,9 +267,12 @@ def test_a_step_at_the_critical_rate_leaves_the_risk_and_a_longer_one_raises_it(
     lens = fl.Lens(problem, optimiser=optimiser)
     critical = 2 / fl.measure(lens, "critical_sharpness")["critical_sharpness"].value
     landscape, update = Landscape(problem), next_update(optimiser, net, lens.gradient)
-    here = landscape.risk()
-    assert landscape.risk_along(update, 0.95 * critical) < here < landscape.risk_along(update, 1.05 * critical)
-    assert all(landscape.risk_along(update, share * critical) < here for share in (0.1, 0.3, 0.6, 0.9))
+    here, risks = landscape.risk(), {}
+    with landscape.walk(update) as move:
+        for share in (0.1, 0.3, 0.6, 0.9, 0.95, 1.05):
+            move(share * critical)
+            risks[share] = landscape.risk()
+    assert [share for share, risk in risks.items() if risk > here] == [1.05]
 
 
 def test_relative_critical_sharpness_is_of_one_loss_along_the_update_of_another() -> None:
@@ -319,6 +322,15 @@ def test_directions_that_cannot_be_taken_say_why() -> None:
     assert "zero" in fl.measure(fl.Lens(problem, along=nothing), "directional_sharpness")["directional_sharpness"].note
     lens = fl.Lens(problem, optimiser=torch.optim.LBFGS(net.parameters()))
     assert "LBFGS" in fl.measure(lens, "critical_sharpness")["critical_sharpness"].note
+
+    class Guarded(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            raise raised
+
+    for raised in (AssertionError("a closure is needed"), KeyError("old_p"), Exception("not in train mode")):
+        report = fl.measure(fl.Lens(problem, optimiser=Guarded(net.parameters())), ["critical_sharpness", "loss"])
+        note = f"Guarded: no step of a copy of it is possible ({raised})"
+        assert (report["critical_sharpness"].note, report["loss"].kind) == (note, "exact")
     climbing = torch.optim.SGD(net.parameters(), lr=0.1, maximize=True)
     lens = fl.Lens(problem, optimiser=climbing)
     assert "downhill" in fl.measure(lens, "critical_sharpness")["critical_sharpness"].note

@@ -10,8 +10,12 @@ import torch
 from builders import redrawn
 from torch import Tensor, nn
 
-from flatlens.operations.layers import LinearLayer
-from flatlens.operations.operator_norm import kernel_norm, operator_norm
+from flatlens.operations.layers import LinearLayer, layer_of
+from flatlens.operations.operator_norm import blocks_norm, operator_norm
+
+
+def kernel_norm(layer: LinearLayer) -> float:
+    return blocks_norm(layer_of(layer).matrix(layer.weight).detach().double())
 
 
 def written_out(layer: LinearLayer, size: tuple[int, ...]) -> Tensor:

@@ -12,11 +12,12 @@ from scipy.stats import norm
 from flatlens.experiments.result import StudyResult
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.evidence import correlated, reached, studied, trend
+from flatlens.papers.evidence import along, correlated, reached, studied
 from flatlens.papers.experiment import Plot
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, conclusion_of, replicated
 from flatlens.papers.remarks import WEAK
+from flatlens.papers.units import UNIT
 from flatlens.statistics import Statistic, correlate, in_cases
 from flatlens.statistics.statistic import NAN
 
@@ -105,8 +106,7 @@ def test_a_correlation_on_neither_side_may_be_at_most_weak(value, width, above, 
 
 def test_correlations_are_known_as_such():
     assert correlated(studied("one"), "MLS", "gap")(RESULTS).correlation
-    assert not trend("one", "lr", "mls")(RESULTS).correlation  # a tau of 0.3 is an r of 0.45
-    assert not correlated(studied("one"), "MLS", "gap", "kendall")(RESULTS).correlation
+    assert not correlated(studied("one"), "MLS", "gap", "kendall")(RESULTS).correlation  # a tau of 0.3 is an r of 0.45
     assert mean_of(reached("one"), "mls", "lr")(RESULTS).correlation  # with ranks beside them they are correlations
     assert not mean_of(reached("one"), "mls")(RESULTS).correlation
     parts = {"a": Statistic("r", 0.5, 9, correlation=True), "b": Statistic("z", 0.5, 9)}
@@ -148,17 +148,16 @@ def test_a_theorem_is_decided_by_its_value_alone():
 
 
 def test_a_trend_is_along_the_setting():
-    found = trend("one", "lr", "mls")(RESULTS)
-    assert found.n == 5
-    assert found.value < -0.5
+    trend = along(reached("s"), "lr", "mls", [UNIT])
     networks = pd.DataFrame(
         {"seed": np.repeat(range(6), 3), "lr": [1, 2, 3] * 6, "mls": np.repeat(np.arange(6) * 10, 3) + [2.0, 1, 0] * 6}
     )
-    of_seeds = trend("s", "lr", "mls")({"s": fake_result(networks)})
+    of_seeds = trend({"s": fake_result(networks)})
     assert (of_seeds.value, of_seeds.n, of_seeds.units, of_seeds.unit) == (-1.0, 18, 6, "seed")
     assert of_seeds.tails(0.0)[1] == 0.5**6  # every seed falls
+    assert not of_seeds.correlation
     mixed = networks.assign(mls=[0.0, 2.0, 1.0, 1.0, 2.0, 0.0, *networks["mls"][6:]])  # tau 1/3, -1/3, -1, ...
-    wide = trend("s", "lr", "mls")({"s": fake_result(mixed)})
+    wide = trend({"s": fake_result(mixed)})
     assert wide.low == -1  # Student's interval would reach beyond what a tau can be
     assert wide.high < 1
 

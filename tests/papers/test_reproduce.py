@@ -181,7 +181,7 @@ def test_laptop_scale_stands_beside_desk_scale(tightness, docs_script):
     assert "| here | at laptop scale | statistic | value" in page
     row = rows_of([laptop])[0][0]
     small, outcome = f"{row.marked} {row.outcome.statistic.in_words}", found.outcomes[0]
-    assert f"| {small} | {outcome.weighed} | {outcome.statistic.in_words}; " in page
+    assert f"| {small} | {outcome.tested_as} | {outcome.statistic.in_words}; " in page
 
 
 def test_pictures_that_take_too_much_are_refused_and_large_ones_become_png(

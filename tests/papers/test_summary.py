@@ -60,7 +60,7 @@ def test_a_row_says_why_it_is_open():
         == "? inconclusive: the halves differ"
     )
     assert outcome(0.2).marked == Row(outcome(0.2), None).marked == "? inconclusive"  # the interval says so
-    assert ranks.weighed == "r, above 0"
+    assert ranks.tested_as == "r, above 0"
 
 
 def test_the_summary_counts_kinds_apart_and_what_chance_does():

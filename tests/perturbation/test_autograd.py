@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import flatlens as fl
-from flatlens.perturbation.autograd import other_derivative
+from flatlens.perturbation.autograd import other_derivative, rounding_of
 
 
 class Reversed(torch.autograd.Function):
@@ -176,3 +176,37 @@ def test_every_number_that_depends_on_it_says_so(x):
     assert not noted & {"loss", "accuracy", "weight_norm", "output_norm", "feature_norm"}
     honest = fl.measure(fl.Lens(fl.Problem(Between(HONEST["nothing"]), "cross_entropy", (x, torch.arange(40) % 3))))
     assert not any("derivative is not the function's" in e.note for e in honest.values())
+
+
+LAST = {"softmax": nn.Softmax(1), "log-softmax": nn.LogSoftmax(1)}
+
+
+@pytest.mark.parametrize("last", LAST)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("margin", [0.0, 16.0])
+def test_rounding_of_saturated_outputs_is_told(last, dtype, margin, x):
+    """1 - p is a difference of almost equal numbers: at p = 1 - 2e-7 float32 has lost much of it."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3), LAST[last]).to(dtype)
+    with torch.no_grad():
+        network[2].bias[0] += margin
+    labels = torch.zeros(len(x), dtype=torch.long)
+    loss, targets = ("mse", torch.eye(3)[labels]) if last == "softmax" else (nn.NLLLoss(), labels)
+    report = fl.measure(
+        fl.Lens(fl.Problem(network, loss, (x, targets))), ["interpolation_sharpness", "mls", "weight_norm"]
+    )
+    much = margin > 0 and dtype == torch.float32
+    for name, where in (("interpolation_sharpness", "weights"), ("mls", "inputs")):
+        assert (f"rounding in float32 moves the derivative in the {where} by up to" in report[name].note) == much
+    assert "rounding" not in report["weight_norm"].note
+
+
+def test_rounding_is_not_looked_at_where_the_copy_does_not_run(x):
+    class Narrow(nn.Linear):
+        def forward(self, x):
+            if x.dtype != torch.float32:
+                raise TypeError("float32 alone")
+            return super().forward(x).mul(100).softmax(1)
+
+    problem = fl.Problem(Narrow(10, 3), "mse", (x, torch.zeros(len(x), 3)))
+    assert rounding_of(problem, problem.measured()) == ("", "")

@@ -12,7 +12,6 @@ import flatlens as fl
 from flatlens.errors import BadInput, UnknownName
 from flatlens.perturbation.features import (
     RotatedFeatures,
-    chosen,
     noise,
     smallest_feature_matrix,
     with_moved_features,
@@ -90,8 +89,8 @@ def test_bad_input_is_told_in_one_line() -> None:
     net, x, y = network("bare")
     with pytest.raises(BadInput, match="acts outside"):
         feature_change(fl.Problem(net, "cross_entropy", (x, y)), torch.eye(5), "tied")
-    with pytest.raises(BadInput, match="no linear layer"):
-        chosen(fl.Lens(fl.Problem(nn.Flatten(), "mse", (torch.ones(3, 1), torch.ones(3, 1)))).layout, None)
+    with pytest.raises(BadInput, match=r"feature_change\(\.\.\.\): the network has no linear layer whose features"):
+        feature_change(fl.Problem(nn.Flatten(), "mse", (torch.ones(3, 1), torch.ones(3, 1))), torch.eye(1))
 
 
 def test_the_smallest_matrix_for_given_moves_is_that_of_d2() -> None:

@@ -90,3 +90,14 @@ def test_what_a_label_function_must_give() -> None:
     layer = next(name for name, weight in fl.Lens(image).layout.weights.items() if not weight.dense)
     with pytest.raises(BadInput, match="one position a sample"):
         feature_change(image, torch.eye(2), layer, labels=labels)
+
+
+def test_labels_of_tokens_are_refused() -> None:
+    net, tokens = nn.Sequential(nn.Embedding(5, 4), nn.Tanh(), nn.Linear(4, 5)), torch.arange(6).reshape(2, 3) % 5
+    problem = fl.Problem(net, "cross_entropy", (tokens, tokens))
+    kept = fl.measure(fl.Lens(problem), "loss")["loss"].value
+    assert moved_risk(problem, lambda phi: phi) == pytest.approx(kept)  # each token keeps its own
+    with pytest.raises(BadInput, match="the targets must be a tensor with one label per sample"):
+        moved_risk(problem, lambda phi: phi, labels=lambda phi: tokens)
+    with pytest.raises(BadInput, match="the targets must be a tensor with one label per sample"):
+        label_change(problem, lambda phi: tokens, lambda phi: phi)

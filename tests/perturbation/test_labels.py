@@ -108,3 +108,26 @@ def test_a_matrix_of_the_wrong_shape_is_refused() -> None:
         label_change_terms(fl.Problem(net, "cross_entropy", (x, smooth(x))), smooth, torch.eye(2))
     with pytest.raises(BadInput, match=r"got \(5, 2\)"):
         label_change_terms(fl.Problem(net, "cross_entropy", (x, smooth(x))), smooth, torch.ones(5, 2))
+
+
+class Product(nn.Module):
+    """A weight that multiplies outside the calls of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w.T
+
+
+def test_where_features_cannot_be_moved_there_are_no_terms() -> None:
+    x = torch.randn(4, 5)
+    with pytest.raises(BadInput, match=r"label_change_terms\(layer='w'\): the weight multiplies outside the calls"):
+        label_change_terms(fl.Problem(Product(), "cross_entropy", (x, smooth(x))), smooth, torch.eye(5))
+
+
+def test_labels_of_tokens_are_refused() -> None:
+    net, tokens = nn.Sequential(nn.Embedding(5, 4), nn.Tanh(), nn.Linear(4, 5)), torch.arange(6).reshape(2, 3) % 5
+    with pytest.raises(BadInput, match="the targets must be a tensor with one label per sample"):
+        label_change_terms(fl.Problem(net, "cross_entropy", (tokens, tokens)), smooth, torch.eye(12))

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.errors import BadLoss
-from flatlens.problem.apart import picked
 from flatlens.problem.loss import Loss
 
 LossFunction = Callable[[Tensor, Any], Tensor]
@@ -232,16 +231,6 @@ def test_targets_may_be_nested() -> None:
     assert problem(loss, forward=forward).n == 12
     with pytest.raises(BadLoss, match="other samples"):
         problem(lambda f, y: loss(f, y) * y["label"].sum(), forward=forward)
-
-
-def test_picked_targets() -> None:
-    at, three = torch.tensor([2, 0]), torch.arange(3)
-    whole = {"a": three, "b": [three, torch.ones(2)], "c": ["x", "y", "z"], "d": None, "e": torch.tensor(1.0)}
-    found = picked(whole, at, 3)
-    assert found["a"].tolist() == found["b"][0].tolist() == [2, 0]
-    assert found["b"][1].tolist() == [1, 1]
-    assert found["c"] == ["z", "x"]
-    assert (found["d"], float(found["e"])) == (None, 1.0)
 
 
 def test_whole_sequences_and_modules_of_tokens() -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import flatlens as fl
 from flatlens.errors import BadData, BadInput
-from flatlens.problem.batches import as_pair, collated, is_dicts, stacked
+from flatlens.problem.batches import as_pair, collated, is_dicts, picked, stacked
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(6) % 2
@@ -114,6 +114,26 @@ def test_a_list_of_boxes_is_taken_apart_with_its_images() -> None:
     assert {1, 2, 4} <= set(seen)
 
 
+def test_picked_targets() -> None:
+    at, three = torch.tensor([2, 0]), torch.arange(3)
+    whole = {"a": three, "b": [three, torch.ones(2)], "c": ["x", "y", "z"], "d": None, "e": torch.tensor(1.0)}
+    found = picked(whole, at, 3)
+    assert found["a"].tolist() == found["b"][0].tolist() == [2, 0]
+    assert found["b"][1].tolist() == [1, 1]
+    assert found["c"] == ["z", "x"]
+    assert (found["d"], float(found["e"])) == (None, 1.0)
+
+
+def test_a_list_or_tuple_as_long_as_the_batch() -> None:
+    """A list is cut unless all its items count samples; a tuple only if none does, and if `lists` has tuple."""
+    at, two, other = torch.tensor([1]), torch.arange(2), torch.zeros(3)
+    assert [one.tolist() for one in picked([two, two], at, 2)] == [[1], [1]]
+    assert picked([two, other], at, 2) == [other]
+    assert [one.tolist() for one in picked((two, other), at, 2)] == [[1], [0, 0, 0]]
+    assert picked((other, "a"), at, 2) == ["a"]
+    assert picked((other, "a"), at, 2, (list,)) == (other, "a")
+
+
 REFUSED = {
     "no labels": ({"pixels": X}, BadData, "pairs .x, y. or dicts with labels"),
     "rows that differ": ([{"pixels": X[0], "label": 1}, {"pixels": X[0]}, {"pixels": X[0], "label": 1}], BadData,
@@ -130,6 +150,28 @@ def test_what_cannot_be_read_gets_one_line(what: str) -> None:
     with pytest.raises(error, match=words) as caught:
         fl.Problem(net(), "cross_entropy", data)
     assert "\n" not in str(caught.value)
+
+
+class Unlike(Rows):
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"pixels": X[i]} if i == 1 else super().__getitem__(i)
+
+
+UNREADABLE = {
+    "rows that differ": (lambda: [FORMS["a list of samples"]()[0], {"pixels": X[0]}, FORMS["a list of samples"]()[0]],
+                         "sample 1 has the entries"),
+    "a data set of rows that differ": (Unlike, "sample 1 has the entries"),
+    "images of two sizes": (lambda: [{"pixels": torch.ones(3, i), "label": 0} for i in (2, 3)], "to one shape"),
+    "numbers that are none": (lambda: [{"pixels": [1.0, 2.0, "a"], "label": 0}], "a list is no tensor"),
+    "a dict of such": (lambda: {"pixels": [[1.0, 2.0, "a"]], "labels": [0]}, "a list is no tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_held_out_data_that_cannot_be_read_are_named_so(what: str) -> None:
+    data, words = UNREADABLE[what]
+    with pytest.raises(BadData, match=rf"Problem\(test=\.\.\.\): .*{words}"):
+        fl.Problem(net(), "cross_entropy", (X, Y), test=data())
 
 
 def test_small_parts() -> None:

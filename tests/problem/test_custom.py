@@ -56,6 +56,18 @@ def test_a_partial_that_returns_each_samples_loss_is_a_function() -> None:
         problem(partial(F.mse_loss, reduction="none"), POSITIVE)
 
 
+def test_partials_that_set_other_arguments_are_told_apart() -> None:
+    def weighted(a: float, b: float, f: Tensor, y: Tensor, c: float = 0.0) -> Tensor:
+        return (a * (f - y).square() + b * (f - y).abs() + c).sum(1)
+
+    same = [partial(weighted, 0.5, 0.9), partial(partial(weighted, 0.5), 0.9)]
+    others = [partial(weighted, 0.9, 0.5), partial(weighted, 0.5, torch.tensor(0.9)), partial(weighted, 0.5, 0.9, c=1)]
+    told = [as_loss(one).description for one in (*same, *others)]
+    assert told[0] == told[1]
+    assert "#1=0.5, #2=0.9" in told[0]
+    assert len(set(told)) == 4
+
+
 class Mean(nn.Module):
     def forward(self, f: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(f, y)

@@ -10,7 +10,8 @@ from flatlens.comparing import Comparison
 from flatlens.estimate import Estimate, Report, undefined
 from flatlens.measures import MEASURES
 from flatlens.report.compare import compare_screen, headings, number, write_compare_page
-from flatlens.report.figures.ranks import ranks_figure, ranks_frame, taus_figure
+from flatlens.report.figures.ranks import NEUTRAL, ranks_figure, ranks_frame, taus_figure
+from flatlens.report.render import svg_of
 
 ABOUT = {"n": 20, "outputs": 3, "loss": "cross_entropy", "dtype": "float64", "device": "cpu", "layers": ["fc1"],
          "versions": {"torch": "2"}}  # fmt: skip
@@ -87,6 +88,33 @@ def test_the_picture_has_the_signs_of_bounds():
     assert shown["log_volume", "b"] == "–"
     assert "≥" not in shown["mls", "a"]
     assert "≥, ≤: a bound" in ranks_figure(comparison).caption
+
+
+@pytest.mark.parametrize(("count", "explained"), [(2, "~*≥"), (9, "~*"), (31, "*")])
+def test_a_caption_explains_the_marks_that_are_drawn(count, explained):
+    figure = ranks_figure(made_up([f"n{i}" for i in range(count)]))
+    assert {mark for mark in "~*≥" if mark in figure.caption} == set(explained)
+
+
+def test_an_open_rank_is_marked_and_no_name_is_cut():
+    figure = ranks_figure(made_up([f"n{i}" for i in range(9)]))
+    texts = ranks_frame(made_up([f"n{i}" for i in range(9)])).set_index("measure")["rank_text"]
+    assert set(texts["ggn_trace"].str[-1]) == {"~"}
+    assert not texts["mls"].str.contains("~").any()
+    assert figure.spec["layer"][0]["encoding"]["x"]["axis"]["labelLimit"] == 0
+
+
+def test_a_tau_that_is_undefined_is_an_empty_cell():
+    names = ("mls", "nmls", "ggn_trace")
+    reports = {
+        model: Report({(name, None): Estimate(1.0 if name == "nmls" else float(i)) for name in names}, ABOUT)
+        for i, model in enumerate("abc")
+    }
+    figure = taus_figure(Comparison(reports, {name: MEASURES[name] for name in names}))
+    assert figure.data["tau"].isna().any()
+    svg = svg_of(figure)
+    assert "null" not in re.sub("<[^>]*>", "", svg)
+    assert svg.count(f'fill="{NEUTRAL}"') == len(figure.data)  # below the tints
 
 
 def test_networks_that_no_measure_tells_apart_are_one_sentence(tmp_path):

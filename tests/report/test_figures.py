@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import vl_convert
 
@@ -15,7 +17,9 @@ from flatlens.report.figures import (
     study_figures,
     training_curves,
 )
-from flatlens.report.palette import MODES, ordered_colours, theme
+from flatlens.report.figures.figure import Grid, log_axis
+from flatlens.report.palette import MODES, NOT_KNOWN_GREY, ordered_colours, theme
+from flatlens.report.render import svg_of
 
 FIGURES = [gap_forest, gap_panels, scatter_matrix, layer_profiles, training_curves]
 
@@ -109,6 +113,44 @@ def test_nothing_undefined_stops_a_figure(name, strange_figures):
         svg = vl_convert.vegalite_to_svg(json.dumps(figure.spec), vl_version="6.4", config=theme("light", 2))
         assert svg.startswith("<svg"), figure.name
         assert "NaN" not in svg, figure.name
+
+
+def unknown_settings(result, rows):
+    """The study with the learning rates and batch sizes of these rows missing."""
+    tables = {}
+    for name in ("networks", "values", "layers"):
+        table = getattr(result, name).astype({"lr": float, "batch_size": float})
+        missing = table["key"].isin(result.networks["key"][rows])
+        tables[name] = table.assign(lr=table["lr"].mask(missing), batch_size=table["batch_size"].mask(missing))
+    return replace(result, **tables)
+
+
+@pytest.mark.parametrize("draw", [gap_panels, scatter_matrix, layer_profiles])
+def test_a_network_without_a_setting_is_drawn_in_grey(draw, smoke):
+    svg = svg_of(draw(unknown_settings(smoke, slice(0, 2))), 2)
+    assert NOT_KNOWN_GREY in svg
+    assert ">not known<" in svg
+    assert not re.search(r">\d+\.0<", re.sub(r"<g[^>]*role-axis-label.*?</g>", "", svg))
+    assert 'fill="null"' not in svg
+
+
+@pytest.mark.parametrize(("draw", "marks"), [(gap_panels, 8), (scatter_matrix, 8), (layer_profiles, 4)])
+def test_with_no_setting_known_every_network_has_one_colour_and_there_is_no_legend(draw, marks, smoke):
+    svg = svg_of(draw(unknown_settings(smoke, slice(None))), 0)
+    assert svg.count(ordered_colours(1, "light")[0]) >= marks
+    assert "not known" not in re.sub(r' aria-label="[^"]*"', "", svg)
+    assert "learning rate<" not in svg
+
+
+def test_levels_end_with_the_one_that_is_not_known(smoke):
+    grid = Grid.of(unknown_settings(smoke, slice(0, 2)))
+    assert (grid.colours, grid.shapes) == ((0.05, 0.1, "not known"), (4, 16, "not known"))
+    assert all(isinstance(level, int) for level in grid.shapes[:2])  # not 4.0, which the missing ones made of them
+    assert grid.signs == ["circle", "square", "triangle-right"]
+
+
+def test_an_infinite_value_leaves_an_axis_its_ticks():
+    assert log_axis(pd.Series([1.0, 100.0, np.inf]), None).to_dict()["values"] == [1.0, 10.0, 100.0]
 
 
 @pytest.mark.parametrize("mode", MODES)

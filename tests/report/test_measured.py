@@ -1,6 +1,7 @@
 """The page and the screens of one measured network with more than a hundred layers."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -96,7 +97,7 @@ def printed(report: Report, layers: str = "", width: int = 100) -> list[str]:
 
 def test_the_screen_shows_the_way_through_the_blocks(deep):
     lines = printed(deep)
-    assert any("123 layers in 30 blocks" in line for line in lines)
+    assert any("122 layers and 1 other parameter in 30 blocks" in line for line in lines)
     bars = next(line.split()[1] for line in lines if "█" in line)
     assert len(bars) == 30
     assert (bars[0], bars[-1]) == ("█", "▁")
@@ -113,10 +114,12 @@ def test_layers_asked_for_are_shown_each(deep):
         printed(deep, "blocks.77.")
 
 
+ABOUT = {"model": "Net", "n": 1, "outputs": 1, "layers": ["fc"], "loss": "mse", "parameters": 2, "device": "cpu",
+         "dtype": "float64", "versions": {"torch": "2.13"}}  # fmt: skip
+
+
 def test_a_network_of_one_layer_has_a_page_too(tmp_path):
-    about = {"model": "Net", "n": 1, "outputs": 1, "layers": ["fc"], "loss": "mse", "parameters": 2, "device": "cpu",
-             "dtype": "float64", "versions": {"torch": "2.13"}}  # fmt: skip
-    report = Report({("mls", None): Estimate(1.0), ("mls", "fc"): Estimate(1.0)}, about)
+    report = Report({("mls", None): Estimate(1.0), ("mls", "fc"): Estimate(1.0)}, ABOUT)
     assert Rows(write_measure_page(report, catalogue(), tmp_path / "page.html").read_text()).found == ["fc"]
 
 
@@ -150,3 +153,45 @@ def test_a_search_hides_the_heading_of_a_family_without_a_row(tmp_path, typed, h
     (tmp_path / "search.js").write_text(f"{SEARCHED}{script}{search}{show}")
     done = subprocess.run(["node", str(tmp_path / "search.js")], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == hidden
+
+
+def test_an_estimate_of_a_layer_has_its_error_and_a_bound_its_sign(tmp_path):
+    estimates = {
+        ("ggn_trace", "fc1"): Estimate(5.4, 8.0, "estimate"),
+        ("ggn_trace", "fc2"): Estimate(1.0),
+        ("mls", "fc1"): Estimate(2.0, kind="lower bound"),
+        ("mls", "fc2"): undefined("it has a kink"),
+    }
+    report = Report(estimates, {**ABOUT, "layers": ["fc1", "fc2"]})
+    page = write_measure_page(report, catalogue(), tmp_path / "page.html").read_text()
+    assert re.search(r'title="5\.4 ± 16 \(estimate\)">5\.4 ± 16<', page)
+    assert ">≥2<" in page
+    assert re.search(r'tabindex="0" title="it has a kink">–<', page)
+    screen = "\n".join(printed(report))
+    assert "5.4 ± 16" in screen
+    assert "≥2" in screen
+    (panel,) = depth_figure(report).spec["concat"]
+    assert [layer["mark"]["type"] for layer in panel["layer"]] == ["line", "rule", "point"]
+    assert panel["layer"][1]["encoding"]["y"]["scale"].get("type") is None  # the interval reaches below zero
+
+
+def test_no_picture_over_the_depth_of_measures_at_one_layer_each(tmp_path):
+    report = Report({("mls", "fc1"): Estimate(1.0), ("ggn_trace", "fc2"): Estimate(1.0)}, {**ABOUT, "layers": ["fc1"]})
+    assert "Over the depth" not in write_measure_page(report, catalogue(), tmp_path / "page.html").read_text()
+
+
+def test_an_infinite_value_is_in_the_table_and_left_out_of_the_picture(tmp_path):
+    values = {"a.0.x": math.inf, "a.0.y": 2.0, "a.1.x": 1.0, "a.1.y": 2.0}
+    about = {**ABOUT, "layers": [*values]}
+    report = Report({("mls", layer): Estimate(value) for layer, value in values.items()}, about)
+    assert "inf (exact)" in write_measure_page(report, catalogue(), tmp_path / "page.html").read_text()
+    assert depth_frame(report)["layer"].to_list() == ["a.0.y", "a.1.x", "a.1.y"]
+
+
+def test_parameters_beside_the_layers_are_counted_as_such(page):
+    assert "122 layers and 1 other parameter, by block" in page
+
+
+def test_closed_blocks_are_open_on_paper(page):
+    closed = page[: page.index(".data .closed tr:not(.group)")]
+    assert closed.endswith("@media screen { ")

@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 
+import pandas as pd
 import pytest
 
 from flatlens.measures import Card
@@ -133,7 +137,9 @@ def test_badges_say_what_survives(html):
 
 def test_every_coefficient_is_there_and_bold_where_it_is_sure(html, laptop):
     section = html[html.index('<section id="coefficients">') :].partition("</section>")[0]
-    cells = re.findall(r"<td title=\"[^\"]*\">(<b>)?(-?[\d.]+)(?:</b>)? <small>\[(-?[\d.]+), (-?[\d.]+)\]", section)
+    cells = re.findall(
+        r"<td tabindex=\"0\" title=\"[^\"]*\">(<b>)?(-?[\d.]+)(?:</b>)? <small>\[(-?[\d.]+), (-?[\d.]+)\]", section
+    )
     against = laptop.gap_correlations.dropna(subset=["value"])
     assert len(cells) == len(against)
     sure = (against["low"] > 0) | (against["high"] < 0)
@@ -228,3 +234,52 @@ def test_progress_is_called_to_the_end(make_result, tmp_path):
     write_study_page(result, tmp_path, cards=CARDS, progress=lambda *call: calls.append(call))
     assert calls[0] == ("drawing figures", 0, 5)
     assert calls[-1] == ("drawing figures", 5, 5)
+
+
+SCRIPTED = """
+const row = (search, value) => ({ hidden: false, dataset: { search }, cells: [{ dataset: { value } }] });
+const rows = [row("SGD", "nan"), row("Adam", "inf"), row("sgd", "2.0"), row("x", "-inf")];
+const on = (it) => Object.assign(it, { on: {}, addEventListener(name, act) { it.on[name] = act; } });
+const head = { classList: { contains: () => true }, removeAttribute() {}, getAttribute: () => null, setAttribute() {} };
+const button = on({ parentElement: head });
+const body = { rows, moved: [], append(one) { this.moved.push(one.cells[0].dataset.value); } };
+const table = { tBodies: [body], querySelectorAll: (what) => (what === "thead button" ? [button] : []) };
+const [search, fold] = [on({}), on({ open: false })];
+const slot = { dataset: { spec: "a" }, closest: () => !fold.open };
+const byId = { networks: table, search, specs: { textContent: "{}" }, themes: { textContent: "{}" } };
+globalThis.drawn = 0;
+globalThis.vegaEmbed = () => { drawn += 1; };
+globalThis.location = { hash: "" };
+globalThis.window = on({ matchMedia: () => on({ matches: false }) });
+globalThis.document = {
+  getElementById: (id) => byId[id] || null, documentElement: { dataset: {} },
+  querySelectorAll: (what) => (what === "details" ? [fold] : [slot]),
+};
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize(
+    ("act", "show", "expected"),
+    [
+        ("search.on.input({ target: { value: 'SGD' } });", "rows.map((one) => one.hidden)", [False, True, False, True]),
+        ("button.on.click();", "body.moved", ["-inf", "2.0", "inf", "nan"]),
+        ("window.on.beforeprint();", "[fold.open, drawn]", [True, 1]),
+    ],
+)
+def test_the_script_searches_sorts_and_draws_all_for_the_printer(tmp_path, act, show, expected):
+    script = files("flatlens.report").joinpath("templates", "study.js").read_text("utf-8")
+    (tmp_path / "page.js").write_text(f"{SCRIPTED}{script}{act}console.log(JSON.stringify({show}));")
+    done = subprocess.run(["node", str(tmp_path / "page.js")], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == expected
+
+
+def test_a_missing_whole_number_is_a_dash_and_sorts_with_the_undefined(smoke):
+    sizes = pd.array([None, *range(1, len(smoke.networks))], dtype="Int64")
+    html = study_html(replace(smoke, networks=smoke.networks.assign(size=sizes)), study_figures(smoke), CARDS)
+    assert '<td class="number" data-value="nan" title="nan">–</td>' in html
+    assert "&lt;NA&gt;" not in html
+
+
+def test_a_table_does_not_deny_the_intervals_of_the_figures(html):
+    assert "no interval\nin this table; the figures and findings have one from 3 units on" in html

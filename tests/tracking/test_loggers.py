@@ -64,6 +64,31 @@ def test_a_csv_file_grows_with_the_run(tmp_path: Path) -> None:
         CSVLog(tmp_path / "no" / "run.csv")
 
 
+def test_a_csv_file_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+    """Killed at step 6 while it wrote, after a checkpoint at 3; an earlier run is in the same file."""
+    path, run = tmp_path / "run.csv", Run()
+
+    def tracker() -> fl.Tracker:
+        return fl.Tracker(run.problem, "loss", every=1, live=False, log=CSVLog(path))
+
+    tracker().step(5)
+    killed, resumed = tracker(), tracker()
+    for step in range(4):
+        killed.step(step)
+    state = killed.state_dict()
+    killed.step(4)
+    killed.step(5)
+    with path.open("a") as file:
+        file.write("6,flatle")
+    resumed.load_state_dict(state)
+    for step in (4, 6):
+        resumed.step(step)
+    assert [row["step"] for row in csv.DictReader(path.open())] == ["5", "0", "1", "2", "3", "4", "6"]
+    later = tracker()
+    later.load_state_dict(state | {"latest": 5})  # no row comes after the one at 6, and the earlier run's stay
+    assert path.read_text().count("\n") == 7
+
+
 def test_several_logs_and_what_is_none(tmp_path: Path) -> None:
     seen: list[Moment] = []
     tracked([CSVLog(tmp_path / "a.csv"), seen.append])
@@ -92,8 +117,19 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(BadInput, match=r"wandb\.init"):
         WandbLog()
     with wandb.init(mode="offline", dir=tmp_path, project="tracked") as run:
+        logs = WandbLog(), WandbLog()  # of two trackers
+        for step in range(6):
+            for log in logs[: 1 + (step % 2 == 0)]:
+                log(Moment(step, Report({(f"m{step}", None): Estimate(1.0)}, {}), Edge()))
+            run.log({f"own{step}": 1.0}, step=step)
+        assert run.step == 5
+        logs[1](Moment(6, REPORT, Edge()))  # a row of its own, as that of step 5 is filled
+        assert run.step == 6
         run.log({"own": 1.0}, step=100)  # the run's own count is ahead of the tracker's
         truth = tracked(WandbLog())
+        run.log({"end": 1.0})
+        rows = {"own", "end"} | {f"{name}{step}" for name in ("own", "flatlens/m") for step in range(6)}
+        assert rows <= set(run.summary.keys())
         assert run.summary[f"flatlens/{NAMES[0]}"] == pytest.approx(truth[4])
         assert run.summary["flatlens/step"] == 4
     assert list(tmp_path.rglob("*.wandb"))

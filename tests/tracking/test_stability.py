@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
-from tracked_run import Run
+from torch.nn.utils import prune
+from tracked_run import Run, blobs
 
 import flatlens as fl
 from flatlens.tracking import Edge, edge_of
@@ -160,6 +162,40 @@ def test_no_edge_beside_the_sharpness_of_parameters_that_are_not_trained() -> No
     assert math.isnan(table.edge["sharpness"])
     assert table.edge["preconditioned_sharpness"] == 4
     assert table.value["preconditioned_sharpness"] < table.value["sharpness"]
+
+
+def _frozen(net: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    net[0].requires_grad_(False)
+
+
+def _thawed(net: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    net[0].requires_grad_(True)
+
+
+def _thawed_and_trained(net: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    net[0].requires_grad_(True)
+    optimiser.add_param_group({"params": net[0].parameters()})
+
+
+def _pruned(net: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    prune.l1_unstructured(net[2], "weight", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("trained", "change", "edge"),
+    [("all", _frozen, 20), ("head", _thawed, math.nan), ("head", _thawed_and_trained, 20), ("all", _pruned, 20)],
+)
+def test_the_edge_is_that_of_the_parameters_of_the_moment(
+    trained: str, change: Callable[[torch.nn.Module, torch.optim.Optimizer], None], edge: float
+) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(12, 5), torch.nn.Tanh(), torch.nn.Linear(5, 4))
+    net[0].requires_grad_(trained == "all")
+    optimiser = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+    tracker = fl.Tracker(fl.Problem(net, "cross_entropy", blobs()), "sharpness", every=1, live=False)
+    tracker.step(0, optimiser=optimiser)
+    change(net, optimiser)
+    tracker.step(1, optimiser=optimiser)
+    assert tracker.history.edge.to_list() == pytest.approx([20, edge], nan_ok=True)
 
 
 def test_adagrad_has_no_geometry_before_its_first_step() -> None:

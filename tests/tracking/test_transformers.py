@@ -120,6 +120,22 @@ def test_what_cannot_be_restored(tmp_path) -> None:
         TrackerCallback(3)
 
 
+def test_a_trainer_s_next_run_may_have_another_tracker(tmp_path) -> None:
+    model, (x, y) = Classifier(), blobs()
+    problem = fl.Problem(model, "cross_entropy", {"x": x, "labels": y}, forward=forward)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=8, report_to="none", save_strategy="no",
+        use_cpu=True, disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Rows())
+    for _ in range(2):
+        tracker = fl.Tracker(problem, "loss", every=1, live=False)
+        trainer.add_callback(TrackerCallback(tracker))
+        trainer.train()
+        trainer.remove_callback(TrackerCallback)
+        assert tracker.history.step.tolist() == [0, 1]
+
+
 def test_two_trackers_in_one_trainer(tmp_path) -> None:
     def trained(names: tuple[str, str], resume: bool = False) -> list[fl.Tracker]:
         torch.manual_seed(0)

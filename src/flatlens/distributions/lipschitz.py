@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadInput, one_line
+from flatlens.operations.layers import is_linear
 from flatlens.operations.operator_norm import operator_norm
 from flatlens.operations.table import Operation, hooked, operation_of
-from flatlens.problem import is_linear, measuring
+from flatlens.problem import measuring
 
 _SLACK = 1e-9  #: relative margin: operator norms are found from below, to 1e-10 of the value
 

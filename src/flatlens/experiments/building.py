@@ -33,8 +33,8 @@ from flatlens.experiments.vary import TOGETHER, last_field, value_of, vary
 from flatlens.measures.registry import MEASURES, named
 from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG, UserNetwork
 from flatlens.models.checkpoints import load_weights
+from flatlens.operations.layers import is_linear
 from flatlens.plain import made
-from flatlens.problem import is_linear
 from flatlens.training import SGD, TrainedElsewhere, Training, Until
 from flatlens.training.ridge import Ridge
 from flatlens.training.run import TrainingRun

@@ -22,7 +22,7 @@ from flatlens.experiments.store import Record, Store
 from flatlens.experiments.versions import versions
 from flatlens.files import contents_of
 from flatlens.models.checkpoints import load_weights
-from flatlens.problem import is_linear
+from flatlens.operations.layers import is_linear
 from flatlens.tracking import Tracker
 from flatlens.training import SGD, TrainedElsewhere, Training, TrainingResult, train
 from flatlens.training.stack import Member, train_together

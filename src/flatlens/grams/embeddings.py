@@ -12,11 +12,11 @@ from torch import Tensor
 
 from flatlens.grams.contractions import concatenated
 from flatlens.grams.explicit import ExplicitJacobian
-from flatlens.operations.reads import Lookup, Operation
+from flatlens.operations.reads import GraphOperation, Lookup
 
 
 def embedding_jacobian(
-    weight: Tensor, lookups: list[tuple[Operation | None, Tensor, Tensor]], C: Tensor
+    weight: Tensor, lookups: list[tuple[GraphOperation | None, Tensor, Tensor]], C: Tensor
 ) -> ExplicitJacobian:
     """Return the Jacobian in the embedding `weight` (V, D), whose theta is each sample's own rows.
 

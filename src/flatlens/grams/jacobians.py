@@ -28,7 +28,7 @@ from flatlens.grams.record import Tape
 from flatlens.grams.shared import GramKind, SharedJacobian
 from flatlens.grams.small_parameters import entrywise_jacobian
 from flatlens.operations.layers import by_sample
-from flatlens.operations.reads import Operation
+from flatlens.operations.reads import GraphOperation
 from flatlens.problem import Problem
 
 Saved: TypeAlias = dict[tuple[str, int], Tensor]
@@ -39,7 +39,7 @@ def saved_of(layout: Layout, tape: Tape, n: int) -> Saved:
     """Return the inputs of the plan's operations, from what autograd saved; the last backward pass frees them."""
     found: Saved = {}
     operations = layout.operations(tape)
-    reads: dict[tuple[str, int], tuple[Operation, str]] = {
+    reads: dict[tuple[str, int], tuple[GraphOperation, str]] = {
         (name, k): place
         for name in (*layout.small_parameters, *layout.embeddings, *layout.made)
         for k, place in enumerate(layout.places(tape, name))
@@ -181,7 +181,7 @@ class ChunkJacobians:
         for name in (name for name in layout.made if name not in mine):
             found[name] = as_explicit(*self.made[name], named[name].detach(), self.C)
         for name in layout.embeddings:
-            parts: list[tuple[Operation | None, Tensor, Tensor]] = [
+            parts: list[tuple[GraphOperation | None, Tensor, Tensor]] = [
                 (read, self.saved[name, k].reshape(len(self.C), -1), self.output_jacobians[place])
                 for k, (read, place) in enumerate(layout.places(self.tape, name))
             ]

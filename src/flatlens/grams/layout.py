@@ -25,7 +25,7 @@ from flatlens.grams.weight import WeightMatrix
 from flatlens.operations.layers import Adapter
 from flatlens.operations.made import Made
 from flatlens.operations.operator_norm import blocks_norm, map_norm
-from flatlens.operations.reads import Operation, Read
+from flatlens.operations.reads import GraphOperation, Read
 from flatlens.problem import Batch
 from flatlens.problem.data import size
 from flatlens.problem.sequences import unpadded
@@ -199,7 +199,7 @@ class Layout:
             if weight.dense and operations[weight.products[0]].shape.numel() != n * weight.neurons:
                 raise PlanBroken([batch])  # the weight acts at several positions on this batch
 
-    def operations(self, tape: Tape) -> dict[str, Operation]:
+    def operations(self, tape: Tape) -> dict[str, GraphOperation]:
         """Return the operations of a forward pass that the plan names, by name."""
         if not tape.operations:
             tape.operations = operations_of(tape, self.structure)

@@ -18,7 +18,7 @@ from flatlens.grams.record import Tape
 from flatlens.grams.rows import FRONT, Rows
 from flatlens.operations.graph import Place
 from flatlens.operations.layers import by_sample
-from flatlens.operations.reads import Bias, Lookup, Operation, Product
+from flatlens.operations.reads import Bias, GraphOperation, Lookup, Product
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ def watched_places(
     return watched
 
 
-def _watched_place(operation: Operation, rows: Rows, n: int, dense: bool) -> WatchedPlace:
+def _watched_place(operation: GraphOperation, rows: Rows, n: int, dense: bool) -> WatchedPlace:
     """Return the output of an operation as a place; its derivatives are kept in the form that its type needs.
 
     (n, d) for a dense product, (n, g, d, P) for other products, (n, T, D) for an embedding lookup, (n, w, the other

@@ -21,7 +21,7 @@ from flatlens.grams.token_ids import sample_axis
 from flatlens.operations.graph import Graph
 from flatlens.operations.layers import is_linear
 from flatlens.operations.made import Made, made_of, sampled_nodes
-from flatlens.operations.reads import Lookup, Operation, Product, Read, product_of, reaches, reads_of
+from flatlens.operations.reads import GraphOperation, Lookup, Product, Read, product_of, reaches, reads_of
 from flatlens.problem import Batch, Problem
 
 
@@ -59,7 +59,7 @@ class Tape:
     """Operations that read each parameter, by its name; None if one of them is of an unknown type."""
     made: dict[str, tuple[Made, ...] | None] = field(default_factory=dict)
     """Tensors that are made from a parameter, where `reads` does not say how it acts; None if one read is unknown."""
-    operations: dict[str, Operation] = field(default_factory=dict)  #: cache of `Layout.operations`
+    operations: dict[str, GraphOperation] = field(default_factory=dict)  #: cache of `Layout.operations`
 
     def read_graph(self, f: Tensor, model: nn.Module, inputs: list[Tensor]) -> None:
         """Find in the graph of f the operations that read each parameter, and the product of each call."""

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.rows import Rows
-from flatlens.operations.reads import Entrywise, Operation
+from flatlens.operations.reads import Entrywise, GraphOperation
 
 
-def entrywise_jacobian(operation: Operation, rows: Rows, J: Tensor, factor: Tensor | None) -> Tensor:
+def entrywise_jacobian(operation: GraphOperation, rows: Rows, J: Tensor, factor: Tensor | None) -> Tensor:
     """Return df/dtheta through one operation, (n, N, size) float64, from the output Jacobian J at its output.
 
     J is (n, N, d) or (n, N, g, d, P) if theta is the bias of a product, else (n, N, w, other axes). `factor` is the

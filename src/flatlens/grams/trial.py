@@ -10,19 +10,19 @@ from flatlens.grams.record import Tape, made_reads, run_recorded
 from flatlens.grams.rows import CANDIDATES, Rows, independent_rows
 from flatlens.grams.structure import Structure, structure_of
 from flatlens.operations.graph import Node, Place
-from flatlens.operations.reads import Bias, Entrywise, Operation, Product
+from flatlens.operations.reads import Bias, Entrywise, GraphOperation, Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.sequences import unpadded
 
 
-def operations_of(tape: Tape, structure: Structure) -> dict[str, Operation]:
+def operations_of(tape: Tape, structure: Structure) -> dict[str, GraphOperation]:
     """Return the operations through which parameters act, by name.
 
     `z:CALL` is the product in a layer's call, `PARAMETER@k` the k-th other operation that reads a parameter, and
     `PARAMETER~k` the k-th that reads a tensor made from it. Output Jacobians at these operations give the Jacobians of
     the parameters. Only operations in `structure` are included.
     """
-    found: dict[str, Operation] = {
+    found: dict[str, GraphOperation] = {
         f"z:{key}": call.product
         for key, call in tape.linear.items()
         if call.product is not None and structure.calls.get(key) is not None
@@ -55,7 +55,7 @@ class Trial:
         self.n = len(self.f)
         self.input_is_embedding = len(self.inputs) == 1 and any(self.inputs[0] is x for x in self.tape.embedded[:1])
         self.structure = structure_of(self.tape, self.inputs, model)
-        self.operations: dict[str, Operation] = {}
+        self.operations: dict[str, GraphOperation] = {}
         self.names: dict[Node, str] = {}
         self.rows: dict[str, list[Rows]] = {}  #: all possible arrangements of the samples, by place
 

@@ -124,7 +124,7 @@ class Measure:
         return replace(self, options=spelled)
 
     def evaluate(self, *arguments: Any) -> Any:
-        """Return the function's value on one place of one chunk.
+        """Return the function's value with these options: at one place of one chunk, or of a lens (and a run).
 
         Raises:
             BadOption: an option cannot be used.

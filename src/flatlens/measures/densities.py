@@ -11,10 +11,9 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, UNITS_AND_ORDER, Parts, Run, on_lens
 from flatlens.measures.generalisation import stderr_of
-from flatlens.measures.left_out import which_layer
+from flatlens.measures.left_out import NO_LINEAR_LAYER, which_layer
 from flatlens.measures.lens import Lens
-from flatlens.measures.perturbation import require_count, require_positive
-from flatlens.measures.robustness import NO_LINEAR_LAYER
+from flatlens.measures.options import require_count, require_one_of, require_positive
 from flatlens.measures.rows import with_note
 from flatlens.perturbation.density import BANDWIDTHS, mismatch
 from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
@@ -64,12 +63,8 @@ def representativeness(
     """
     require_count(2, splits=splits, folds=folds, probes=probes)
     require_positive(delta=delta, sigma=sigma)
-    if over not in ROTATION_LAWS:
-        known = ", ".join(map(repr, ROTATION_LAWS))
-        raise BadInput(f"representativeness(over={over!r}): one of {known} is needed")
-    if bandwidth not in BANDWIDTHS:
-        known = ", ".join(map(repr, BANDWIDTHS))
-        raise BadInput(f"representativeness(bandwidth={bandwidth!r}): one of {known} is needed")
+    require_one_of(ROTATION_LAWS, over=over)
+    require_one_of(BANDWIDTHS, bandwidth=bandwidth)
     last = lens.layout.last()
     if last is None:
         return {("", None): undefined(NO_LINEAR_LAYER)}

@@ -16,17 +16,11 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight, one_pass
 from flatlens.grams.contractions import gram
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, Run, on_lens
-from flatlens.measures.hessian import (
-    NO_MEASURED_LAYER,
-    as_estimate,
-    closed_form,
-    in_batches,
-    require_tolerance,
-    top_of,
-    whole_weights,
-)
-from flatlens.measures.left_out import left_out
+from flatlens.measures.left_out import NO_MEASURED_LAYER, left_out
 from flatlens.measures.lens import Lens
+from flatlens.measures.options import require_tolerance
+from flatlens.measures.rows import with_note
+from flatlens.measures.tops import as_estimate, closed_form, in_batches, top_of, whole_weights
 from flatlens.problem import Problem
 
 
@@ -112,13 +106,13 @@ def layer_factors(
         return parts | {("", None): undefined("blocks=False leaves the blocks out")}
     rows = _blocks(lens, problem, run, weights, rtol)
     kinds = {row.kind for row in rows.values()}
-    said = ("" if kinds == {"exact"} else f"each to a residual of {rtol:g} of its size", left_out(lens, weights))
-    parts["", None] = Estimate(
+    whole = Estimate(
         sum(row.value for row in rows.values()),
         kind="exact" if kinds == {"exact"} else "lower bound",
-        note="; ".join(part for part in said if part),
+        note="" if kinds == {"exact"} else f"each to a residual of {rtol:g} of its size",
         products=sum(row.products for row in rows.values()),
     )
+    parts["", None] = with_note(whole, left_out(lens, weights))
     return parts | {("", name): row for name, row in rows.items()}
 
 
@@ -131,12 +125,10 @@ def _of_samples(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weigh
     curvature, above = 0.0, dict.fromkeys((name for name, weight in weights.items() if weight.explained), 0.0)
     with closing(one_pass(problem, lens.model, lens.layout, None, run.progress, {"K"})) as chunks:
         for chunk in chunks:
-            for name in weights:
-                g = chunk.layers[name]
-                curvature = max(curvature, float(torch.linalg.eigvalsh(g.C)[:, -1].max()))
-                if name in above:
-                    JJ = gram(g.linear.J)
-                    above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
+            curvature = max(curvature, float(torch.linalg.eigvalsh(chunk.outputs.C)[:, -1].max()))
+            for name in above:
+                JJ = gram(chunk.layers[name].linear.J)
+                above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
     return curvature, {name: Estimate(max(0.0, value) ** 0.5) for name, value in above.items()}
 
 

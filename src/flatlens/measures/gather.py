@@ -15,7 +15,7 @@ from flatlens.estimate import Key, Progress
 from flatlens.grams import ChunkGrams, LayerGrams, Layout, Sketch, agreed, one_pass
 from flatlens.measures.card import PassMeasure
 from flatlens.problem import Problem
-from flatlens.problem.chunk_buffer import ChunkBuffer
+from flatlens.problem.chunk_buffer import ChunkBuffer, emptied
 from flatlens.problem.outcomes import Outcomes, as_rows, from_rows
 
 TOLERANCE = 0.03  #: largest relative residual of a squared spectral norm found by products: 1.5% of the norm
@@ -71,7 +71,7 @@ class Gatherer:
         for (key, _), value in sorted(found.items(), key=lambda item: item[0][1]):
             by_probe.setdefault(key, []).append(value)
         del found, totals  # freed now: each may be as large as a weight, and is not held twice
-        values = {key: each[0] if sketch is None else torch.stack(each) for key, each in _emptied(by_probe)}
+        values = {key: each[0] if sketch is None else torch.stack(each) for key, each in emptied(by_probe)}
         return Gathered(values, from_rows(ends.joined(ranks)))
 
     def by_top(self, measures: list[PassMeasure], generator: torch.Generator) -> Iterator[Gathered]:
@@ -112,12 +112,6 @@ class Gatherer:
         return Gathered(values, residuals=residuals, products=max(self.problem.ranks.together(products)))
 
 
-def _emptied(lists: dict[Key, list[Tensor]]) -> Iterator[tuple[Key, list[Tensor]]]:
-    """Yield the lists' entries, and empty the lists."""
-    for key in list(lists):
-        yield key, lists.pop(key)
-
-
 def _places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:
     """Yield the places where a measure is evaluated."""
     if measure.place == "input":
@@ -136,8 +130,8 @@ def _places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | Non
         yield from chunk.others.items()
 
 
-def frames(measures: Iterable[PassMeasure]) -> Iterator[tuple[bool, list[PassMeasure]]]:
-    """Return (whether weighted by the loss, measures) for each kind of combination that is needed."""
+def by_weighting(measures: Iterable[PassMeasure]) -> Iterator[tuple[bool, list[PassMeasure]]]:
+    """Yield (whether weighted by the loss, measures) for each kind of combination that is needed."""
     for weighted in (False, True):
         mine = [measure for measure in measures if ("C" in measure.needs) == weighted]
         if mine:

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, on_lens
 from flatlens.measures.lens import Lens
+from flatlens.measures.options import require_one_of
 from flatlens.problem.data import FORWARD_CHUNK
 
 NO_TEST = "no held-out data: give Problem(test=...)"
@@ -142,9 +142,7 @@ def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
     held-out data; the empirical risk has none. With `batchnorm="train"`, the training loss is computed with batch
     statistics, and the test loss never is.
     """
-    if convention not in CONVENTIONS:
-        known = ", ".join(repr(one) for one in CONVENTIONS)
-        raise BadInput(f"generalisation_gap(convention={convention!r}): one of {known} is needed")
+    require_one_of(CONVENTIONS, convention=convention)
     if lens.problem.test is None:
         return undefined(NO_TEST)
     train, test = lens.outcomes("data"), lens.outcomes("test")

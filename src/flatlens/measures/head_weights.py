@@ -16,6 +16,7 @@ from flatlens.operations.heads import HeadFinder
 from flatlens.operations.pairs import Entries
 from flatlens.operations.paths import Paths, is_product
 from flatlens.operations.product_weights import NotUnderstood
+from flatlens.operations.reads import features_of
 from flatlens.operations.scales import NormScale, ScaleFinder
 from flatlens.problem import Batch
 from flatlens.problem.data import take
@@ -191,7 +192,8 @@ def seen_of(lens: Lens, batch: Batch, wanted: list[int]) -> tuple[SeenChunk, Ten
     numbers = torch.arange(1, n + 1).to(f)
     u = torch.cat([one, some.expand(1, n, N), (numbers[:, None] * some).expand(1, n, N)])
     edges = [GradientEdge(products[number], 0) for number in wanted]
-    read = {number: _read(products[number]) for number in wanted}  # autograd frees it with the graph
+    # autograd frees these with the graph
+    read = {number: features_of(products[number]).to(torch.float64) for number in wanted}
     slopes = torch.autograd.grad([f], edges, [u], is_grads_batched=True, allow_unused=True)
     with torch.no_grad():
         C = problem.loss.output_hessian(f.detach(), y).to("cpu", torch.float64)
@@ -203,12 +205,6 @@ def seen_of(lens: Lens, batch: Batch, wanted: list[int]) -> tuple[SeenChunk, Ten
         each[number] = slope[:N].detach().to(torch.float64)
         samples[number] = _samples(slope[N].detach(), slope[N + 1].detach(), n)
     return SeenChunk(n, read, each, samples), C.to(f.device)
-
-
-def _read(product: Node) -> Tensor:
-    """Return the features that a matrix product multiplies, (rows, inputs) float64."""
-    phi: Tensor = product._saved_mat1 if product.name() == "AddmmBackward0" else product._saved_self
-    return phi.detach().to(torch.float64)
 
 
 def _samples(plain: Tensor, numbered: Tensor, n: int) -> Tensor:

@@ -3,102 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from flatlens.curvature import Eigenpairs, GaussNewton, Hessian, Operator, eigenpairs, lanczos
-from flatlens.curvature.blocks import SMALL_MATRIX, dense_blocks, fits, row_block_maxima
+from flatlens.curvature import GaussNewton, Hessian, Operator, lanczos
+from flatlens.curvature.blocks import SMALL_MATRIX, dense_blocks, row_block_maxima
 from flatlens.curvature.directions import ShiftDirections
 from flatlens.curvature.functional_hessian import functional_hessian_along
-from flatlens.curvature.krylov import CHANCE
 from flatlens.curvature.spectrum import spectral_density as density_of
-from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.differenced import sharded_top
-from flatlens.measures.left_out import left_out, which_layer
+from flatlens.measures.left_out import NO_MEASURED_LAYER, left_out, which_layer
 from flatlens.measures.lens import Lens
-from flatlens.measures.perturbation import require_count
+from flatlens.measures.options import require_tolerance
 from flatlens.measures.rows import with_note
-from flatlens.problem import Problem
+from flatlens.measures.tops import as_estimate, closed_form, in_batches, proven_by, top_of, whole_weights
 from flatlens.progress import ROWS
 
-REMEMBERED = 10  #: Ritz pairs that a search keeps for the next moment's search
 _Block: TypeAlias = Callable[[list[str] | None], Operator]
 """Maps names of parameters (None: all that are measured) to their block of the matrix."""
-NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured parameter"
-
-
-def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
-    """Return a Ritz value as an estimate: a lower bound of the largest eigenvalue.
-
-    Some eigenvalue lies within the residual of the Ritz value; it need not be the largest.
-    """
-    value, residuals = float(pairs.values[0]), pairs.residuals
-    tiny = torch.finfo(pairs.vectors.dtype).tiny
-    underflows = not pairs.exact and 0 < abs(value) < tiny
-    if underflows:  # products round by an absolute amount there, which the residual does not show
-        value, residuals = value - tiny, residuals + 2 * tiny
-    note = "" if pairs.exact else _near(float(residuals[0]), value + pairs.above)
-    if underflows:
-        note += f"; products underflow {pairs.vectors.dtype}"
-    if not pairs.converged and not pairs.exact:
-        note += f"; stopped after {products} products, before the tolerance was reached"
-    return Estimate(
-        value,
-        kind="exact" if pairs.exact else "lower bound",
-        note=note,
-        products=products,
-        arrays={"eigenvalues": pairs.values, "residuals": residuals},
-    )
-
-
-def _near(residual: float, highest: float) -> str:
-    """Return the note on what a residual proves and what it does not."""
-    said = f"an eigenvalue lies within {residual:.1g}; a larger one can be missed"
-    return (
-        f"{said}, but one above {highest:.3g} has a probability of at most {CHANCE:.0%}" if highest < math.inf else said
-    )
-
-
-def top_of(
-    lens: Lens, run: Run, key: str, operator: Operator, rtol: float, top_k: int = 1, bottom_k: int = 0
-) -> Estimate:
-    """Return the ends of an operator's spectrum; the search starts from the earlier lens's eigenpairs."""
-    require_tolerance(rtol)
-    earlier = lens.remembered.get((key, None))
-    pairs = eigenpairs(
-        operator,
-        top_k=top_k,
-        bottom_k=bottom_k,
-        rtol=rtol,
-        start=earlier if earlier is not None and earlier.vectors.shape[1] == operator.size else None,
-        keep=max(REMEMBERED, top_k + bottom_k),
-        generator=run.generator,
-        progress=run.progress,
-    )
-    lens.count(operator.products)
-    if pairs.remembered is not None:
-        lens.remember((key, None), pairs.remembered)
-    return as_estimate(pairs, operator.products)
-
-
-def require_tolerance(rtol: object) -> None:
-    """Refuse a tolerance outside (0, 1)."""
-    if not (isinstance(rtol, int | float) and 0 < rtol < 1):
-        raise BadOption(f"option rtol={rtol!r}: a number between 0 and 1 is needed")
-
-
-def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
-    """Return the layers whose weight is a measured parameter."""
-    every = lens.layout.weights.items()
-    known = {name: w for name, w in every if w.parameter is not None and w.has_derivative and run.chosen(name)}
-    return {name: w for name, w in known.items() if w.measured or run.frozen}
 
 
 def owners(lens: Lens) -> dict[str, list[str]]:
@@ -192,14 +120,6 @@ def ggn_norm(
     return {("", None): whole, **(by_layer(lens, run, of, name, rtol) if layers else {})}
 
 
-def in_batches(lens: Lens, batch_statistics: int | None) -> Problem:
-    """Return the lens's problem; in eval mode, with BatchNorm's statistics of so many samples together, if given."""
-    if batch_statistics is None or lens.problem.coupled:
-        return lens.problem
-    require_count(2, batch_statistics=batch_statistics)
-    return lens.problem.in_ghost_batches(batch_statistics)
-
-
 def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: int | None) -> tuple[_Block, str]:
     """Return the matrix's blocks with the given BatchNorm mode, and the matrix's name."""
     problem = in_batches(lens, batch_statistics)
@@ -240,15 +160,9 @@ def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Parts:
         parts["", name] = found
         parts["kappa", name] = _scaled(found, float(weight.matrix.W.square().sum()))
     for part, of, combine in (("", "", sum), ("max", "", max), ("kappa", "kappa", sum), ("kappa_max", "kappa", max)):
-        parts[part, None] = _noted(
-            lens, weights, _combined([parts[of, name] for name in weights], combine is sum, rtol)
-        )
+        whole = _combined([parts[of, name] for name in weights], combine is sum, rtol)
+        parts[part, None] = with_note(whole, left_out(lens, weights))
     return parts
-
-
-def closed_form(lens: Lens, layers: Iterable[str]) -> list[str]:
-    """Return the layers whose blocks one pass over every output gives."""
-    return [name for name in layers if lens.probes is None and fits(lens.problem, lens.layout, name)]
 
 
 def _within(rtol: float) -> str:
@@ -256,13 +170,8 @@ def _within(rtol: float) -> str:
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    note = "" if estimate.kind == "exact" else _near(factor * float(estimate.arrays["residuals"][0]), math.inf)
+    note = "" if estimate.kind == "exact" else proven_by(factor * float(estimate.arrays["residuals"][0]), math.inf)
     return Estimate(estimate.value * factor, kind=estimate.kind, note=note, unit="loss", products=estimate.products)
-
-
-def _noted(lens: Lens, layers: Iterable[str], estimate: Estimate) -> Estimate:
-    """Return the estimate with a note on the matrices that the layers leave out."""
-    return replace(estimate, note="; ".join(part for part in (estimate.note, left_out(lens, layers)) if part))
 
 
 def _combined(layers: list[Estimate], add: bool, rtol: float) -> Estimate:
@@ -321,7 +230,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Pa
     layers = [parts["", name] for name in weights]
     parts["", None] = with_note(layers[-1], which_layer(lens, next(reversed(weights)), weights))
     for part, add in (("sum", True), ("max", False)):
-        parts[part, None] = _noted(lens, weights, _combined(layers, add, rtol))
+        parts[part, None] = with_note(_combined(layers, add, rtol), left_out(lens, weights))
     return parts
 
 

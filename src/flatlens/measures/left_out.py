@@ -1,4 +1,4 @@
-"""The notes on the layer that a number is of, and on parameters that a sum over linear layers leaves out."""
+"""Why there is no number; the notes on the layer that one is of, and on parameters that a sum over layers omits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Collection, Iterable
 
 from flatlens.measures.lens import Lens
 
+NO_LINEAR_LAYER = "the network has no linear layer"
+NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured parameter"
+NO_PARAMETER = "no parameter is measured"
 NAMED = 3  #: names that a note lists
 
 

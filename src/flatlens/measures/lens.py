@@ -19,7 +19,8 @@ from flatlens.errors import BadInput, StaleLens
 from flatlens.estimate import Key, Progress
 from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out
 from flatlens.measures.card import PassMeasure, Run, comes_along
-from flatlens.measures.gather import Gathered, Gatherer, frames
+from flatlens.measures.gather import Gathered, Gatherer, by_weighting
+from flatlens.perturbation.autograd import rounding_of, slopes_of
 from flatlens.perturbation.steps import Landscape
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
@@ -125,6 +126,24 @@ class Lens:
         """Return the gradient of the risk in each measured parameter, by name."""
         return self.risk_and_gradient[1]
 
+    @cached_property
+    def rounding(self) -> tuple[str, str]:
+        """Return in words how far rounding moves the derivative in the weights, and in the inputs."""
+        return rounding_of(self.problem, self.model)
+
+    @cached_property
+    def underflow(self) -> str:
+        """Return in words that the loss has slopes in the outputs, and all underflow in float32; empty if not so."""
+        problem, steepest = self.problem, 0.0
+        if problem.dtype == torch.float64:
+            return ""
+        with problem.measuring(self.model), torch.no_grad():
+            for raw in problem.batches(FORWARD_CHUNK):
+                slopes = slopes_of(problem.loss, *problem.run(self.model, problem.place(raw)))
+                steepest = max(steepest, float(slopes.abs().max()))
+        small = 0 < steepest < torch.finfo(problem.dtype).tiny * problem.mass
+        return f"the loss's slopes underflow {problem.dtype}: Problem(dtype=torch.float64) mends it" if small else ""
+
     def planned(self, work: Callable[[], _T]) -> _T:
         """Return the result of `work` under a plan that holds on every chunk."""
         for _ in range(REPLANS):
@@ -154,7 +173,7 @@ class Lens:
             self.require_fresh()
             if self.probes is None:
                 missing += [measure for measure in comes_along(missing) if measure.key not in self._passed]
-            self._run(missing, progress, generator)
+            self.planned(lambda: self._walk(missing, progress, generator))
         return self._values
 
     def gathered(self, measure: PassMeasure) -> Mapping[str | None, Tensor]:
@@ -162,9 +181,6 @@ class Lens:
         if measure.place == "outputs" and self.problem.arithmetic != "full":
             return {}
         return {place: values for (key, place), values in self._values.items() if key == measure.key}
-
-    def _run(self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None) -> None:
-        self.planned(lambda: self._walk(measures, progress, generator))
 
     def _walk(self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None) -> None:
         start = time.perf_counter()
@@ -203,7 +219,7 @@ class Lens:
             yield gatherer.by_pass(measures)
             return
         generator = torch.Generator().manual_seed(0) if generator is None else generator
-        for weighted, mine in frames([m for m in measures if m.sketched == "probes"]):
+        for weighted, mine in by_weighting([m for m in measures if m.sketched == "probes"]):
             seed = int(torch.randint(2**40, (), generator=generator))
             yield gatherer.by_pass(mine, Sketch(self.probes, seed, weighted))
         yield from gatherer.by_top([m for m in measures if m.sketched == "top"], generator)

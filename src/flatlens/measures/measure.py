@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ import torch
 from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, Overflows, UnknownName, out_of_memory
 from flatlens.estimate import Estimate, Key, Progress, Report, undefined
 from flatlens.measures.card import Measure, NetworkMeasure, Parts, PassMeasure, Run
+from flatlens.measures.left_out import NO_PARAMETER
 from flatlens.measures.lens import Lens
 from flatlens.measures.registry import MEASURES, named
 from flatlens.measures.rows import assembled, finite_or_undefined, omitted, refused, with_note
@@ -93,6 +94,8 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
             if lens.problem.arithmetic != "full" and isinstance(one, PassMeasure) and one.needs_full_precision:
                 why = f"rounding in {lens.problem.arithmetic} hides small eigenvalues: arithmetic='full' is needed"
                 found = dict.fromkeys(found, undefined(why))
+            if isinstance(one, NetworkMeasure) and one.differentiates and _all_zero(found) and lens.underflow:
+                found = dict.fromkeys(found, undefined(lens.underflow))
             seconds = time.perf_counter() - start - (lens.pass_seconds - passed)
             for key, estimate in found.items():
                 unit = estimate.unit or one.card.unit
@@ -102,9 +105,17 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
                 seconds = 0.0  # that of all rows of the measure stands in the first
             if isinstance(one, PassMeasure) or (isinstance(one, NetworkMeasure) and one.differentiates):
                 derived |= {key: one for key in found if estimates[key].kind != "undefined"}
-        other = other_derivative(lens.problem, lens.model) if derived else ("", "")
-    estimates |= {key: with_note(estimates[key], other[of_inputs(one)]) for key, one in derived.items()}
+        said = (other_derivative(lens.problem, lens.model), lens.rounding) if derived else ()
+    for key, one in derived.items():
+        for words in said:
+            estimates[key] = with_note(estimates[key], words[of_inputs(one)])
     return Report(estimates, about(lens) | _spellings(measures, chosen))
+
+
+def _all_zero(found: Mapping[Key, Estimate]) -> bool:
+    """Return whether every value of a measure is 0, as far as it is defined, and one is."""
+    values = [estimate.value for estimate in found.values() if estimate.kind != "undefined"]
+    return bool(values) and not any(values)
 
 
 def _spellings(measures: str | Measure | Iterable[str | Measure] | None, chosen: list[Measure]) -> dict[str, Any]:
@@ -156,7 +167,7 @@ def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estim
         if not one.on_request:
             return _parts(one, one.evaluate(lens))
         if one.of_parameters and not lens.problem.parameters:
-            return {(one.key, None): undefined("no parameter is measured")}
+            return {(one.key, None): undefined(NO_PARAMETER)}
         return _parts(one, one.evaluate(lens, run))
     except (RuntimeError, ArithmeticError) as error:
         if out_of_memory(error) or (

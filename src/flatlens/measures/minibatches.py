@@ -11,9 +11,8 @@ from flatlens.curvature import Hessian, eigenpairs
 from flatlens.curvature.probes import mean_of_forms, student
 from flatlens.estimate import Estimate, Kind, undefined
 from flatlens.measures.card import PERMUTATION, Parts, Run, on_lens
-from flatlens.measures.hessian import require_tolerance
 from flatlens.measures.lens import Lens
-from flatlens.measures.perturbation import require_count
+from flatlens.measures.options import require_count, require_tolerance
 from flatlens.perturbation.spread import Spread, spread_of
 from flatlens.perturbation.steps import Landscape
 

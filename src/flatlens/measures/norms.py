@@ -14,7 +14,7 @@ from flatlens.curvature.jacobians import ParameterJacobian
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import LayerGrams
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
-from flatlens.measures.left_out import left_out
+from flatlens.measures.left_out import NO_LINEAR_LAYER, NO_PARAMETER, left_out
 from flatlens.measures.lens import Lens
 from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.outcomes import fisher_slopes
@@ -72,7 +72,7 @@ def weight_norm(lens: Lens) -> Parts:
     parts: dict[tuple[str, str | None], Estimate] = {}
     weights = lens.layout.weights
     if not weights:
-        return {("", None): undefined("the network has no linear layer")}
+        return {("", None): undefined(NO_LINEAR_LAYER)}
     squares = {layer: float(weight.matrix.W.square().sum()) for layer, weight in weights.items()}
     parts["", None] = Estimate(math.sqrt(sum(squares.values())), note=left_out(lens, weights))
     parts |= {("", layer): Estimate(math.sqrt(square)) for layer, square in squares.items()}
@@ -133,7 +133,7 @@ def feature_norm(lens: Lens) -> Parts:
     """
     norms = feature_norms(lens.problem, lens.model, lens.layout)
     if not norms:
-        return {("", None): undefined("the network has no linear layer")}
+        return {("", None): undefined(NO_LINEAR_LAYER)}
     return {("", None): Estimate(max(norms.values())), **{("", layer): Estimate(v) for layer, v in norms.items()}}
 
 
@@ -162,7 +162,7 @@ def fisher_rao(lens: Lens) -> Parts:
     inner, products = _along_parameters(lens)
     whole = len(lens.layout.weights) * math.sqrt(float(outer.square().mean()))
     if inner is None:
-        return {("", None): Estimate(whole), ("parameters", None): undefined("no parameter is measured")}
+        return {("", None): Estimate(whole), ("parameters", None): undefined(NO_PARAMETER)}
     parameters = math.sqrt(float(inner.square().mean()))
     apart = abs(whole - parameters) / max(whole, parameters, 1e-300)
     tolerance = max(1e-4, lens.problem.as_asked().precision)

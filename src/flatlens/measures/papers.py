@@ -33,12 +33,3 @@ PAPERS = {
         "It, ICML 2025"
     ),
 }
-
-
-def paper(source: str) -> str:
-    """Return the paper that a card's source names.
-
-    >>> paper("relative2021 Def. 3").partition(",")[0]
-    'Petzka'
-    """
-    return PAPERS[source.split()[0]]

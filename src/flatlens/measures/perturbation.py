@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.probes import skewed
-from flatlens.errors import BadInput, BadOption
+from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import PERMUTATION, UNITS_AND_ORDER, Option, Parts, Run, on_lens
 from flatlens.measures.lens import Lens
+from flatlens.measures.options import require_count, require_one_of, require_positive
 from flatlens.perturbation.ascent import climb
 from flatlens.perturbation.level import first_crossing
 from flatlens.perturbation.weights import Elsewhere
@@ -22,20 +23,6 @@ from flatlens.problem import Batch
 _SCALES = ("curvature", "published46")
 LOOKS = 15  #: approximate number of noise levels that a search tries
 NO_LOSS = "the loss at moved weights is NaN or inf: a smaller radius is needed"
-
-
-def require_positive(**options: object) -> None:
-    """Refuse anything but positive finite numbers."""
-    for name, value in options.items():
-        if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise BadOption(f"option {name}={value!r}: a positive number is needed")
-
-
-def require_count(least: int, **options: object) -> None:
-    """Refuse anything but whole numbers of at least `least`."""
-    for name, value in options.items():
-        if isinstance(value, bool) or not (isinstance(value, int) and value >= least):
-            raise BadOption(f"option {name}={value!r}: a whole number of at least {least} is needed")
 
 
 def _units(elsewhere: Elsewhere, adaptive: bool) -> Tensor:
@@ -74,8 +61,7 @@ def average_sharpness(
     """
     require_positive(rho=rho)
     require_count(2, probes=probes)
-    if scale not in _SCALES:
-        raise BadInput(f"average_sharpness(scale={scale!r}): one of {', '.join(map(repr, _SCALES))} is needed")
+    require_one_of(_SCALES, scale=scale)
     elsewhere = Elsewhere(lens.problem, model=lens.model)
     here = elsewhere.outcomes(elsewhere.here).losses
     factor = 2 / rho**2 if scale == "curvature" else 1.0
@@ -212,8 +198,7 @@ def pac_bayes_flatness(
     """
     require_positive(level=level)
     require_count(2, probes=probes)
-    if of not in ("accuracy", "loss"):
-        raise BadInput(f"pac_bayes_flatness(of={of!r}): 'accuracy' or 'loss' is needed")
+    require_one_of(("accuracy", "loss"), of=of)
     elsewhere = Elsewhere(lens.problem, model=lens.model)
     unit = _units(elsewhere, adaptive)
     here = _score(elsewhere, elsewhere.here, of)

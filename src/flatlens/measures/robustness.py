@@ -12,16 +12,16 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
-from flatlens.measures.left_out import which_layer
+from flatlens.measures.left_out import NO_LINEAR_LAYER, which_layer
 from flatlens.measures.lens import Lens
-from flatlens.measures.perturbation import NO_LOSS, of_draws, require_count, require_positive
+from flatlens.measures.options import require_count, require_one_of, require_positive
+from flatlens.measures.perturbation import NO_LOSS, of_draws
 from flatlens.measures.rows import with_note
 from flatlens.perturbation.features import Move, RotatedFeatures, noise, unmovable, with_moved_features
 from flatlens.perturbation.labels import Seen, relabelled, seen
 from flatlens.perturbation.rotations import ROTATION_LAWS
 from flatlens.perturbation.weights import Elsewhere
 
-NO_LINEAR_LAYER = "the network has no linear layer"
 FEW_LABELS = 20  #: labels of all that show how much another label can change the loss
 
 
@@ -67,10 +67,7 @@ def feature_robustness(
     require_positive(delta=delta, sigma=sigma)
     require_count(2, probes=probes)
     require_count(1, restarts=restarts, steps=steps, levels=levels)
-    if over not in (*ROTATION_LAWS, "noise", "worst"):
-        known = ", ".join(map(repr, (*ROTATION_LAWS, "noise", "worst")))
-        raise BadInput(f"feature_robustness(over={over!r}): one of {known} is needed")
-
+    require_one_of((*ROTATION_LAWS, "noise", "worst"), over=over)
     shares = [(k + 1) / levels for k in range(levels)]
 
     def of(weight: Weight) -> dict[str, Estimate]:
@@ -143,8 +140,7 @@ def _by_noise(
     rounding = Elsewhere(problem, model=model).rounding() if problem.parameters else 0.0
     found = _at_levels(changes, rounding)
     whole = "" if weight.dense else "noise on the layer's whole input"
-    note = "; ".join(part for part in (found[""].note, whole) if part)
-    return found | {"": replace(found[""], note=note, samples=samples)}
+    return found | {"": replace(with_note(found[""], whole), samples=samples)}
 
 
 @on_lens(

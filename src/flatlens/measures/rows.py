@@ -13,7 +13,7 @@ from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import one_line, out_of_memory
 from flatlens.estimate import Estimate, Key, Kind, undefined
 from flatlens.measures.card import GRADIENTS_OF_SAMPLES, PassMeasure, Run
-from flatlens.measures.left_out import left_out, which_layer
+from flatlens.measures.left_out import NO_LINEAR_LAYER, NO_PARAMETER, left_out, which_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
 from flatlens.problem.data import finite
@@ -51,7 +51,7 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
         nothing = undefined("the outputs depend differentiably on no input: is it an index, or cut off by a detach()?")
         yield (one.key, None), nothing if at_input is None else _of_input(lens, _at_input(lens, one, at_input))
     elif not layers:
-        why = "no parameter is measured" if one.place == "parameters" else "the network has no linear layer"
+        why = NO_PARAMETER if one.place == "parameters" else NO_LINEAR_LAYER
         yield (one.key, None), undefined(f"every linear layer is frozen: {ALL}" if frozen else why)
     elif one.answer == "last":
         last = _last(lens, layers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,8 +18,10 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import PERMUTATION, Run, on_lens
 from flatlens.measures.differenced import sharded_top
-from flatlens.measures.hessian import require_tolerance, top_of
 from flatlens.measures.lens import Lens
+from flatlens.measures.options import require_one_of, require_tolerance
+from flatlens.measures.rows import with_note
+from flatlens.measures.tops import top_of
 from flatlens.perturbation.critical import critical_step
 from flatlens.perturbation.differences import ShardedHessian
 from flatlens.perturbation.steps import Landscape, next_update
@@ -78,7 +79,7 @@ def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Est
         return undefined(str(error))
     found = top_of(lens, run, "preconditioned_sharpness", operator, rtol)
     eval_mode = not lens.problem.coupled and any(isinstance(m, _BatchNorm) for m in lens.model.modules())
-    return replace(found, note="; ".join(filter(None, (found.note, OF_EVAL if eval_mode else ""))))
+    return with_note(found, OF_EVAL if eval_mode else "")
 
 
 def _over_matrices(lens: Lens, run: Run, optimiser: torch.optim.Optimizer) -> Estimate:
@@ -105,8 +106,6 @@ def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool]:
     Raises:
         BadInput: the optimiser has no next update.
     """
-    if along not in ("update", "gradient"):
-        raise BadInput(f"option along={along!r}: 'update' or 'gradient' is needed")
     if along == "gradient" or (lens.along is None and lens.optimiser is None):
         return lens.gradient, True
     if isinstance(lens.along, Mapping):
@@ -141,10 +140,10 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
 
     Where the risk is quadratic along the update D, it is D^T H D / <D, gradient>: for gradient descent the curvature
     along the gradient. If it exceeds 2 / lr, the next step raises the risk. No second derivative is needed, so it works
-    with any kernel of attention. The half-width of the interval is how far the last forward moved eta_c, at least a
-    third of `rtol`, and the share of the risk's change that rounding is: the search ends when the first is less than
-    `rtol`. `arrays` has the steps tried and the changes of the risk. A rise between two of them that is followed by a
-    fall goes unseen.
+    with any kernel of attention. The half-width of the interval is the largest of three shares of the value: how far
+    the last forward moved eta_c (or was from it, if further than half of it), a third of `rtol`, and rounding over the
+    change of the risk. The search ends when the first is at most `rtol`. `arrays` has the steps tried and the changes
+    of the risk. A rise between two of them that is followed by a fall goes unseen.
     """
     require_tolerance(rtol)
     try:
@@ -152,7 +151,7 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     except BadInput as error:
         return undefined(str(error))
     if not inner(direction, direction) > 0:
-        return undefined("the direction is zero")
+        return undefined(lens.underflow or "the direction is zero")
     slope = -inner(direction, lens.gradient) if own else None
     if slope == 0:
         return undefined("the risk has no slope along the next update")
@@ -214,6 +213,7 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     spread over processes and have no second derivative, it comes from central differences of gradients, with their
     error; it is undefined where gradients jump.
     """
+    require_one_of(("update", "gradient"), along=along)
     operator = None if lens.problem.sharded else Hessian(lens.problem, model=lens.model)
     if operator and not lens.has_gradient and (along == "gradient" or lens.along is None):
         lens.risk_and_gradient = operator.risk_and_gradient()  # of the graphs that the product needs, too
@@ -224,7 +224,7 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     direction = {name: part for name, part in direction.items() if name in lens.problem.parameters}
     square = inner(direction, direction)
     if not square > 0:
-        return undefined("the direction is zero")
+        return undefined(lens.underflow or "the direction is zero")
     if operator is None:
         H = ShardedHessian(Landscape(lens.problem, model=lens.model))
         u = H.flat(direction) / math.sqrt(square)

@@ -27,6 +27,7 @@ from flatlens.estimate import Estimate, Kind, undefined
 from flatlens.grams.sketch import random_signs
 from flatlens.measures.card import PERMUTATION, UNITS_AND_ORDER, Parts, PassMeasure, Run, on_lens
 from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness
+from flatlens.measures.left_out import NO_PARAMETER
 from flatlens.measures.lens import Lens
 from flatlens.measures.normalised import adaptive_sharpness_ggn
 from flatlens.measures.reduce import by_probes, mean
@@ -158,7 +159,7 @@ def traced(
     """Return the Gauss-Newton part plus the functional Hessian's, at every place and in total."""
     places = passed(lens, run, gauss_newton)
     if not places:
-        return {("", None): undefined("no parameter is measured")}
+        return {("", None): undefined(NO_PARAMETER)}
     whole = _mean_of(lens, sum(places.values()))
     beyond = functional_hessian_part(lens, run, effort, weighted, whole.value)
     mine = {name: layer for layer, w in lens.layout.weights.items() for name in (w.parameter, w.bias) if name}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, Parts, Run, on_lens
 from flatlens.measures.lens import Lens
-from flatlens.measures.perturbation import require_count, require_positive
+from flatlens.measures.options import require_count, require_positive
 from flatlens.measures.reduce import mean_of_finite
 from flatlens.perturbation.certified import certified_variation
 from flatlens.perturbation.inputs import Refused

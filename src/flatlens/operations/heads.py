@@ -208,7 +208,7 @@ class HeadFinder:
             if len(features) != shape[axis]:
                 raise NotUnderstood(f"one coordinate of its {what} mixes several heads, or comes from none")
             maps = back[:, at][:, :, features].transpose(0, 1)
-            if float(torch.linalg.cond(maps[0])) > 1e6:
+            if _singular(maps[0]):
                 raise NotUnderstood(f"the coordinates of its {what} do not tell its features")
             found.append(HeadSide(weights, features, maps))
         return found

@@ -24,8 +24,6 @@ from torch.nn import functional as F
 LinearLayer: TypeAlias = (
     nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 )
-Norm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.LayerNorm | nn.GroupNorm
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
 _PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -242,11 +240,6 @@ def is_linear(module: nn.Module) -> TypeGuard[LinearLayer]:
 def _stores_transposed(module: nn.Module) -> bool:
     """Return whether it is transformers' Conv1D; known by its name, so that transformers is never imported."""
     return any((c.__name__, c.__module__) == ("Conv1D", "transformers.pytorch_utils") for c in type(module).__mro__)
-
-
-def matrix(module: LinearLayer) -> Tensor:
-    """Return a layer's weight as W, (g, d, m)."""
-    return layer_of(module).matrix(module.weight)
 
 
 def by_sample(tensor: Tensor, axis: int) -> Tensor:

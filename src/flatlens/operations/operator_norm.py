@@ -13,7 +13,7 @@ from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from flatlens.operations.layers import Adapter, LinearLayer, layer_of, matrix
+from flatlens.operations.layers import Adapter, LinearLayer, layer_of
 
 _TINY = 64  #: up to this many inputs or outputs, the operator is written out as a matrix
 CHECKED = 15  #: products between two checks of convergence
@@ -26,17 +26,6 @@ _CORRECTED = 1e-4  #: share of a residual that a correction in float32 leaves
 _ROUGH_PRODUCTS = 150  #: largest number of products of a search or correction in float32
 _KEPT = 2**24  #: largest number of entries of the vectors that such a search keeps
 _LARGE = 2**16  #: entries of a kernel from which on a product in float32 is several times as fast
-
-
-def kernel_norm(module: LinearLayer) -> float:
-    """Return ||W||_2 of the weight as a matrix; a kernel is read as (out, in/groups * k * k), block by block.
-
-    >>> layer = torch.nn.Conv1d(1, 1, 2, bias=False)
-    >>> _ = torch.nn.init.ones_(layer.weight)
-    >>> round(kernel_norm(layer) ** 2, 9)
-    2.0
-    """
-    return blocks_norm(matrix(module).detach().to(torch.float64))
 
 
 def blocks_norm(W: Tensor) -> float:
@@ -65,12 +54,12 @@ def _matrix_norm(W: Tensor) -> float:
     return top * searched_norm(lambda v: W.T @ (W @ v), rough, W[0], 1e-10)
 
 
-def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], rtol: float = 1e-10) -> float:
+def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...]) -> float:
     """Return ||A||_2 of the layer's map x -> A x (no bias) on one input of shape `size`, (C, spatial...).
 
     For a dense layer it is ||W||_2, whatever the size. For a convolution it takes stride, padding, dilation and groups
     into account: Lanczos on the smaller of A^T A and A A^T, from a fixed start, where A^T is the vector-Jacobian
-    product of A. Lanczos stops when the residual of sigma^2 is below `rtol` sigma^2, or after `_MOST` products.
+    product of A. Lanczos stops when the residual of sigma^2 is below 1e-10 sigma^2, or after `_MOST` products.
     Then a singular value lies within half of the residual; it is the largest one unless the start is orthogonal to its
     vector. The result is never above the norm, except for rounding. For large kernels the vector is searched in float32
     and corrected in float64, to the same residual.
@@ -80,11 +69,11 @@ def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], rtol:
     >>> round(operator_norm(layer, (1, 99)), 9)  # constants are doubled
     2.0
     """
-    return map_norm(layer_of(module), module.weight.detach(), size, rtol)
+    return map_norm(layer_of(module), module.weight.detach(), size, 1e-10)
 
 
-def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...], rtol: float = 1e-10) -> float:
-    """Return ||A||_2 of a layer given as its geometry and its weight, as `operator_norm` does."""
+def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...], rtol: float) -> float:
+    """Return ||A||_2 of a layer given as its geometry and weight, as `operator_norm` does, to the residual `rtol`."""
     weight = weight.to(torch.float64)
     if adapter.token_wise:
         return blocks_norm(adapter.matrix(weight))

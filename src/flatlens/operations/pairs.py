@@ -6,6 +6,7 @@ gate and the columns that read the product, a norm's scale and the columns that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,7 +101,7 @@ class WeightPair:
             left, right = (_orthogonal(len(block), generator) for _ in range(2))
             A[at[:, None], at] = left * _factors(len(block), generator) @ right
         for i, j in self.turned:
-            angle = 6.283185307179586 * torch.rand((), generator=generator, dtype=torch.float64)
+            angle = 2 * math.pi * torch.rand((), generator=generator, dtype=torch.float64)
             r = _factors(1, generator)[0]
             A[i, i] = A[j, j] = r * angle.cos()
             A[j, i], A[i, j] = r * angle.sin(), -r * angle.sin()

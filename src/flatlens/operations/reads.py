@@ -31,7 +31,7 @@ RESHAPING = (
 
 
 @dataclass(frozen=True, eq=False)
-class Operation:
+class GraphOperation:
     """An operation of the graph, identified by its node."""
 
     node: Node
@@ -69,7 +69,7 @@ class Operation:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Product(Operation):
+class Product(GraphOperation):
     """The read of W in z = W phi + b."""
 
     adapter: Adapter
@@ -82,16 +82,8 @@ class Product(Operation):
 
     def kept(self) -> Tensor:
         """Return phi as the operation read it; half precision is widened to float32."""
-        node = self.node
-        name = node.name()
-        x: Tensor = (
-            node._saved_input
-            if name == "ConvolutionBackward0"
-            else node._saved_mat1
-            if name == "AddmmBackward0"
-            else node._saved_self
-        )
-        return x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        phi = features_of(self.node)
+        return phi.to(torch.promote_types(phi.dtype, torch.float32))
 
     @property
     def source(self) -> Node | None:
@@ -102,7 +94,7 @@ class Product(Operation):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Bias(Operation):
+class Bias(GraphOperation):
     """The read of b in z = W phi + b."""
 
     adapter: Adapter
@@ -115,7 +107,7 @@ class Bias(Operation):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Entrywise(Operation):
+class Entrywise(GraphOperation):
     """The read of theta in y = factor * theta + ..., with theta broadcast to the output's shape."""
 
     broadcast: torch.Size  #: theta's shape, with as many axes as the output
@@ -133,7 +125,7 @@ class Entrywise(Operation):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Lookup(Operation):
+class Lookup(GraphOperation):
     """The read of rows of theta, one for each id."""
 
     def kept(self) -> Tensor:
@@ -206,7 +198,7 @@ def read_of(graph: Graph, node: Node, operand: int, shape: torch.Size, transpose
     name = node.name()
     if name in ("AddmmBackward0", "MmBackward0"):
         matrix = 2 if name == "AddmmBackward0" else 1
-        if name == "AddmmBackward0" and not node._saved_alpha == node._saved_beta == 1:
+        if _scaled(node):
             return None
         if operand == matrix and len(shape) == 2:
             return Product(node, Dense(transposed=not transposed), shape)
@@ -220,6 +212,18 @@ def read_of(graph: Graph, node: Node, operand: int, shape: torch.Size, transpose
     if name == "EmbeddingBackward0":
         return None if node._saved_scale_grad_by_freq else Lookup(node)
     return _added_behind(graph, node, operand, shape) or _entrywise(node, operand, shape)
+
+
+def features_of(product: Node) -> Tensor:
+    """Return what a matrix product or a convolution multiplies by its weight; it is gone once the graph is freed."""
+    saved = {"ConvolutionBackward0": "_saved_input", "AddmmBackward0": "_saved_mat1", "MmBackward0": "_saved_self"}
+    phi: Tensor = getattr(product, saved[product.name()])
+    return phi.detach()
+
+
+def _scaled(node: Node) -> bool:
+    """Return whether a matrix product, or what is added to it, is multiplied by a number: alpha and beta of addmm."""
+    return node.name() == "AddmmBackward0" and not node._saved_alpha == node._saved_beta == 1
 
 
 def _convolution(node: Node) -> Adapter:
@@ -313,9 +317,7 @@ def product_of(node: Node) -> tuple[Product, Tensor] | None:
     if name == "ConvolutionBackward0":
         weight: Tensor = node._saved_weight.detach()
         return Product(node, _convolution(node), weight.shape), weight
-    if name not in ("AddmmBackward0", "MmBackward0"):
-        return None
-    if name == "AddmmBackward0" and not node._saved_alpha == node._saved_beta == 1:
+    if name not in ("AddmmBackward0", "MmBackward0") or _scaled(node):
         return None
     made = node.next_functions[2 if name == "AddmmBackward0" else 1][0]
     if node._saved_mat2 is None:  # not saved where no derivative passes through the weight's factor

@@ -74,7 +74,7 @@ def studied(study: str) -> Table:
     return found
 
 
-def independent(table: Table, unit: str = "seed", columns: Sequence[str] | None = None) -> Table:
+def independent(table: Table, unit: str, columns: Sequence[str] | None = None) -> Table:
     """Return the table with other units: networks equal in `columns` (default: the one named `unit`) are one unit.
 
     `unit` is one word for what a unit is: independent(table, "architecture", ["model"]).
@@ -113,18 +113,6 @@ def correlated(table: Table, x: str, y: str, coefficient: CoefficientName = "pea
             ordered=(a, b),
         )
         return replace(one, correlation=coefficient != "kendall")
-
-    return found
-
-
-def trend(study: str, setting: str, column: str) -> Evidence:
-    """Return Kendall's tau-b of a setting and a column: the mean over units, or of all networks if each is a unit."""
-    table = reached(study)
-
-    def found(results: Results) -> Statistic:
-        alone = units_in(table(results)).is_unique
-        within = correlated(table, setting, column, "kendall") if alone else along(table, setting, column, [UNIT])
-        return within(results)
 
     return found
 

@@ -79,7 +79,7 @@ class Outcome:
         return two_sided(tails(self.prediction.than))
 
     @property
-    def weighed(self) -> str:
+    def tested_as(self) -> str:
         """The statistic, and what is predicted of it: "Pearson r of mls and gap, above 0"."""
         return f"{self.statistic.name}, {self.prediction.side} {self.prediction.than:g}"
 

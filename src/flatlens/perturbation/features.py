@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.grams import Layout, Weight, row_factor
+from flatlens.grams import Layout, Weight, lay_out, row_factor
 from flatlens.operations.layers import by_sample
 from flatlens.perturbation.rotations import (
     balanced_count,
@@ -47,14 +47,25 @@ def unmovable(weight: Weight, *, by_noise: bool = False) -> str:
     return "" if weight.explained and weight.parameter is not None else ELSEWHERE
 
 
-def chosen(layout: Layout, layer: str | None) -> Weight:
-    """Return the named layer, or the last one for None."""
+def placed(
+    problem: Problem, layer: str | None, model: nn.Module | None, where: str, *, by_noise: bool
+) -> tuple[nn.Module, Layout, Weight]:
+    """Return the network, its plan, and the named layer (the last one for None), whose features can be moved.
+
+    Raises:
+        BadInput: they cannot; `where` names the function that was called.
+        UnknownName: no linear layer has this name.
+    """
+    model = problem.measured() if model is None else model
+    layout = lay_out(problem, model)
     name = layout.last() if layer is None else layer
     if name is None:
-        raise BadInput("feature_robustness: the network has no linear layer whose features could change")
+        raise BadInput(f"{where}(...): the network has no linear layer whose features could move")
     if name not in layout.weights:
         raise UnknownName.among("linear layer", name, layout.weights)
-    return layout.weights[name]
+    if why := unmovable(layout.weights[name], by_noise=by_noise):
+        raise BadInput(f"{where}(layer={name!r}): {why}")
+    return model, layout, layout.weights[name]
 
 
 @contextmanager

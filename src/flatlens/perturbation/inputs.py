@@ -13,6 +13,7 @@ from flatlens.curvature.graphs import Graphs, samples_at_once
 from flatlens.errors import BadModel, BadOption
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
+from flatlens.problem.batches import counts_samples
 from flatlens.problem.data import size
 from flatlens.problem.state import copy_of
 
@@ -84,15 +85,11 @@ def _opened(problem: Problem, model: nn.Module, batch: Batch, place: int) -> Inp
 
     def outputs(points: Tensor) -> Tensor:
         k = len(points) // n
-        moved = [leaf.repeat_interleave(k, 0) if _counts(leaf, n) else leaf for leaf in leaves]
+        moved = [leaf.repeat_interleave(k, 0) if counts_samples(leaf, n) else leaf for leaf in leaves]
         moved[place] = points.reshape(-1, *x.shape[1:]).clone()  # the network may begin with an in-place operation
         return problem.run(model, tree_unflatten(moved, form))[0]
 
     return Inputs(x.reshape(n, -1), outputs)
-
-
-def _counts(leaf: object, n: int) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n
 
 
 def _where(problem: Problem, model: nn.Module) -> tuple[int, int]:
@@ -111,7 +108,7 @@ def _where(problem: Problem, model: nn.Module) -> tuple[int, int]:
         raise Refused(
             "the outputs do not depend differentiably on a floating input: is it an index, or cut off by detach()?"
         )
-    if len(met) > 1 or not _counts(leaves[met[0]], len(f)):
+    if len(met) > 1 or not counts_samples(leaves[met[0]], len(f)):
         raise Refused(f"one floating input, samples first, can be perturbed; the outputs depend on {len(met)}")
     return met[0], leaves[met[0]][0].numel()
 

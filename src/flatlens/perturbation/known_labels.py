@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadInput
-from flatlens.grams import lay_out
-from flatlens.perturbation.features import Move, RotatedFeatures, chosen, unmovable, with_moved_features
-from flatlens.perturbation.labels import Labels, Relabelled, relabelled
+from flatlens.perturbation.features import Move, RotatedFeatures, placed, with_moved_features
+from flatlens.perturbation.labels import Labels, relabelled
 from flatlens.problem import Problem
 
 
@@ -41,11 +40,9 @@ def feature_change(
     >>> feature_change(problem, torch.eye(2), labels=lambda phi: phi[:, :1] - 1)  # y = 0 at (1, 1), 1 at (2, 2)
     2.5
     """
-    model = problem.measured() if model is None else model
-    weight = chosen(lay_out(problem, model), layer)
-    why = unmovable(weight) or ("" if labels is None or weight.dense else "labels= needs one position a sample")
-    if why:
-        raise BadInput(f"feature_change(layer={weight.layer!r}): {why}")
+    model, _, weight = placed(problem, layer, model, "feature_change", by_noise=False)
+    if labels is not None and not weight.dense:
+        raise BadInput(f"feature_change(layer={weight.layer!r}): labels= needs one position a sample")
     features = RotatedFeatures(problem, model, weight)
     A = torch.as_tensor(A)
     if A.shape != (features.m, features.m):
@@ -70,14 +67,10 @@ def moved_risk(
     2. `labels` and `layer` are as in `feature_change`. By relative2021 Eq. 3 and 5, E_Rep is the risk of the
     distribution minus this number, and E_F is this number minus the risk of the sample.
     """
-    if labels is not None:
-        return float(_relabelled(problem, labels, move, layer, model).told.mean())
-    model = problem.measured() if model is None else model
-    layout = lay_out(problem, model)
-    weight = chosen(layout, layer)
-    if why := unmovable(weight, by_noise=True):
-        raise BadInput(f"moved_risk(layer={weight.layer!r}): {why}")
-    return with_moved_features(problem, model, layout, weight, move).risk
+    model, layout, weight = placed(problem, layer, model, "moved_risk", by_noise=True)
+    if labels is None:
+        return with_moved_features(problem, model, layout, weight, move).risk
+    return float(relabelled(problem, model, layout, weight, labels, move).told.mean())
 
 
 def label_change(
@@ -87,14 +80,6 @@ def label_change(
 
     f' are the outputs at phi' = move(phi). The arguments are those of `moved_risk`. Source: relative2021 Def. 9.
     """
-    found = _relabelled(problem, labels, move, layer, model)
+    model, layout, weight = placed(problem, layer, model, "label_change", by_noise=True)
+    found = relabelled(problem, model, layout, weight, labels, move)
     return float((found.told - found.kept).abs().mean())
-
-
-def _relabelled(problem: Problem, labels: Labels, move: Move, layer: str | None, model: nn.Module | None) -> Relabelled:
-    model = problem.measured() if model is None else model
-    layout = lay_out(problem, model)
-    weight = chosen(layout, layer)
-    if why := unmovable(weight, by_noise=True):
-        raise BadInput(f"moved features of {weight.layer!r}: {why}")
-    return relabelled(problem, model, layout, weight, labels, move)

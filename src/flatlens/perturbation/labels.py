@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadInput
-from flatlens.grams import Layout, Weight, lay_out
+from flatlens.grams import Layout, Weight
 from flatlens.grams.record import record
 from flatlens.operations.layers import by_sample
-from flatlens.perturbation.features import Move, chosen, moved
+from flatlens.perturbation.features import Move, moved, placed
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size
+from flatlens.problem.state import device_of
 
 Labels = Callable[[Tensor], Tensor]
 """Maps features (k, m) to targets (k, ...): y[phi]."""
@@ -47,14 +48,19 @@ def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, 
             for raw in data.chunks(256):
                 with record(model) as tape:
                     f, y = problem.run(model, problem.place(raw))
-                if not isinstance(y, Tensor) or len(y) != len(f):
-                    raise BadInput("Problem(data=...): the targets must be a tensor with one label per sample")
+                _require_labels(f, y)
                 x = by_sample(tape.linear[weight.layer].x.detach(), axis)
                 features.append(x.reshape(len(f), -1).to(torch.float64))
                 targets.append(y)
                 counted.append(problem.loss.mass(f, y) > 0)
     counts = torch.cat(counted)
     return Seen(torch.cat(features)[counts], torch.cat(targets)[counts], counts)
+
+
+def _require_labels(f: Tensor, y: object) -> None:
+    """Refuse targets that are no tensor with one label per sample."""
+    if not isinstance(y, Tensor) or len(y) != len(f):
+        raise BadInput("Problem(data=...): the targets must be a tensor with one label per sample")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +92,7 @@ def relabelled(
 
             with moved(weight, layout, keep):
                 f, y = problem.run(model, problem.place(raw))
+            _require_labels(f, y)
             f = f.to(torch.float64)
             told = _told(labels, there[0].reshape(len(f), -1).to(torch.float64), y)
             each = problem.loss.mass(f, y)
@@ -135,9 +142,7 @@ def label_change_terms(
     probabilities, regression targets). `A`: (m, m). `layer`: the last linear one if None; the paper has the first.
     Source: relative2021 Eq. 8-11.
     """
-    model = problem.measured() if model is None else model
-    layout = lay_out(problem, model)
-    weight = chosen(layout, layer)
+    model, layout, weight = placed(problem, layer, model, "label_change_terms", by_noise=True)
     with problem.measuring(model):
         parts = [_terms(problem, model, layout, weight, labels, A, raw) for raw in problem.batches(256)]
     return LabelTerms(*(torch.cat(column) for column in zip(*parts, strict=True)))
@@ -149,8 +154,7 @@ def _terms(
     """Return the terms of one chunk: outputs at phi + a A phi, labels at phi + b A phi, c along their derivative."""
     batch = problem.place(raw)
     read: list[Tensor] = []
-    at = next(model.parameters(), A).device
-    a = torch.zeros(size(batch), dtype=torch.float64, device=at, requires_grad=True)
+    a = torch.zeros(size(batch), dtype=torch.float64, device=device_of(model), requires_grad=True)
     b, c = (torch.zeros_like(a, requires_grad=True) for _ in range(2))
 
     def along(phi: Tensor) -> Tensor:
@@ -161,7 +165,8 @@ def _terms(
         return (flat + a.to(flat)[:, None] * (flat @ A.to(flat).T)).reshape(phi.shape)
 
     with moved(weight, layout, along):
-        f, _ = problem.run(model, batch)
+        f, y = problem.run(model, batch)
+    _require_labels(f, y)
     step = read[0] @ A.to(read[0]).T
     told = labels(read[0] + b[:, None] * step)
     straight = _straight(labels, read[0], step, c)

@@ -42,8 +42,12 @@ class Landscape:
     >>> landscape = Landscape(problem)
     >>> with torch.no_grad():
     ...     _ = net.weight.copy_(torch.tensor([[1.0, 0.0]]))
-    >>> landscape.risk_and_gradient()[1]["weight"], landscape.risk_along({"weight": torch.tensor([[1.0, 0.0]])}, 1.0)
-    (tensor([[ 9., 12.]]), 0.0)
+    >>> landscape.risk_and_gradient()[1]["weight"]
+    tensor([[ 9., 12.]])
+    >>> with landscape.walk({"weight": torch.tensor([[1.0, 0.0]])}) as move:
+    ...     move(1.0)
+    ...     landscape.risk()
+    0.0
     """
 
     def __init__(self, problem: Problem, *, model: nn.Module | None = None, few: Sequence[Batch] | None = None) -> None:
@@ -147,12 +151,6 @@ class Landscape:
         with self.problem.measuring(self.model), differentiable(self.space.tensors):
             return operations([self._risk_of(raw, 1.0) for raw in self._all()])
 
-    def risk_along(self, direction: Direction, distance: float) -> float:
-        """Return the risk at theta - distance * direction."""
-        with self.walk(direction) as move:
-            move(distance)
-            return self.risk()
-
     def risk(self) -> float:
         """Return the risk where the weights are."""
         self.forwards += 1
@@ -228,7 +226,7 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
                     known[name] = original.detach(), p
         with _global_hooks_put_away():
             twin.step()
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except Exception as error:  # whatever the code of a class of the user's own raises
         raise BadInput(
             f"{type(optimiser).__name__}: no step of a copy of it is possible ({one_line(error)})"
         ) from error

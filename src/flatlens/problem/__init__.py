@@ -1,6 +1,5 @@
 """The problem that is measured: a model, a loss and data, checked once and then left as they were."""
 
-from flatlens.operations.layers import NORMS, LinearLayer, Norm, is_linear
 from flatlens.problem.data import Batch, Data
 from flatlens.problem.loss import Loss
 from flatlens.problem.problem import Problem
@@ -9,15 +8,11 @@ from flatlens.problem.sequences import next_token
 from flatlens.problem.state import measuring
 
 __all__ = [
-    "NORMS",
     "Batch",
     "Data",
-    "LinearLayer",
     "Loss",
-    "Norm",
     "Problem",
     "Ranks",
-    "is_linear",
     "measuring",
     "next_token",
 ]

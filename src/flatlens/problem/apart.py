@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from flatlens.errors import BadLoss, LossFailed
+from flatlens.problem.batches import picked
 from flatlens.userfile import said
 
 Losses: TypeAlias = Callable[[Tensor, Any], Tensor]
@@ -169,30 +169,3 @@ def _divisions(n: int, draw: torch.Generator) -> Iterator[tuple[list[Tensor], bo
         digit = code // step % BASE
         yield [rows for value in range(BASE) if len(rows := (digit == value).nonzero()[:, 0])], False
         step *= BASE
-
-
-def picked(
-    y: Any, samples: slice | Tensor, n: int, lists: tuple[type[list[Any]] | type[tuple[Any, ...]], ...] = (list, tuple)
-) -> Any:
-    """Return the targets of some of n samples; entries that do not count samples stay whole.
-
-    A list with n items has an item for each sample, unless all of them count samples. So has one of `lists` of another
-    type, if none does.
-    """
-
-    def counts(leaf: Any) -> bool:
-        return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n
-
-    def has_one_each(part: Any) -> bool:
-        if not isinstance(part, lists) or len(part) != n:
-            return False
-        return not (all if isinstance(part, list) else any)(map(counts, part))
-
-    def cut(part: Any) -> Any:
-        if has_one_each(part):
-            return part[samples] if isinstance(samples, slice) else [part[i] for i in samples.tolist()]
-        if not counts(part):
-            return part
-        return part[samples if isinstance(samples, slice) else samples.to(part.device)]
-
-    return tree_map(cut, y, is_leaf=has_one_each)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, default_collate
 
 from flatlens.errors import BadData
@@ -37,15 +38,15 @@ def in_tensors(batch: Mapping[str, Any], where: str) -> dict[str, Any]:
     listed = {key: value for key, value in batch.items() if isinstance(value, list) and value and _is_number(value)}
     if not listed:
         return dict(batch)
-    return dict(batch) | _padded({key: [_tensor(row) for row in rows] for key, rows in listed.items()}, where)
+    return dict(batch) | _padded({key: [_tensor(row, where) for row in rows] for key, rows in listed.items()}, where)
 
 
 def loader_of(rows: Sequence[Mapping[str, Any]], where: str) -> DataLoader[Any]:
     """Return a loader of dicts: of samples, collated and padded, or of batches as they are."""
     first = rows[0]
     if _is_batch(first):
-        return DataLoader(rows, batch_size=None, collate_fn=_ready_made)  # type: ignore[arg-type]
-    return DataLoader(rows, batch_size=BATCH_OF, collate_fn=collated)  # type: ignore[arg-type]
+        return DataLoader(rows, batch_size=None, collate_fn=ready_made)  # type: ignore[arg-type]
+    return DataLoader(rows, batch_size=BATCH_OF, collate_fn=partial(collated, where=where))  # type: ignore[arg-type]
 
 
 def is_dicts(source: Any) -> bool:
@@ -61,17 +62,54 @@ def is_dicts(source: Any) -> bool:
     return isinstance(first, Mapping) and isinstance(last, Mapping) and set(first) == set(last)
 
 
-def collated(samples: list[Any]) -> Any:
+def collated(samples: list[Any], where: str = "data=...") -> Any:
     """Return samples as one batch: torch's collate, but dicts may hold lists of numbers of different lengths."""
     if not all(isinstance(sample, Mapping) for sample in samples):
         return default_collate(samples)
     first = samples[0]
     for number, sample in enumerate(samples):
         if set(sample) != set(first):
-            raise BadData(f"Problem(data=...): sample {number} has the entries {sorted(sample)}, not {sorted(first)}")
-    numbers = {key: [_tensor(s[key]) for s in samples] for key in first if _is_number(first[key])}
+            raise BadData(f"Problem({where}): sample {number} has the entries {sorted(sample)}, not {sorted(first)}")
+    numbers = {key: [_tensor(s[key], where) for s in samples] for key in first if _is_number(first[key])}
     others = {key: [s[key] for s in samples] for key in first if key not in numbers}
-    return others | _padded(numbers, "data=...")
+    return others | _padded(numbers, where)
+
+
+def ready_made(batch: Any) -> Any:
+    """Return a ready batch as it is: the collate for batches that need none."""
+    return batch
+
+
+def counts_samples(leaf: Any, n: int) -> bool:
+    """Return whether this is a tensor with one row for each of n samples."""
+    return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n
+
+
+def picked(
+    batch: Any,
+    samples: slice | Tensor,
+    n: int,
+    lists: tuple[type[list[Any]] | type[tuple[Any, ...]], ...] = (list, tuple),
+) -> Any:
+    """Return the part of a batch that belongs to some of its n samples; entries that do not count samples stay whole.
+
+    A list of n items has one for each sample, unless every item is itself a tensor of n rows. A tuple of n items (where
+    `lists` has tuple) has one for each sample only if no item is such a tensor.
+    """
+
+    def has_one_each(part: Any) -> bool:
+        if not isinstance(part, lists) or len(part) != n:
+            return False
+        return not (all if isinstance(part, list) else any)(counts_samples(item, n) for item in part)
+
+    def cut(part: Any) -> Any:
+        if has_one_each(part):
+            return part[samples] if isinstance(samples, slice) else [part[i] for i in samples.tolist()]
+        if not counts_samples(part, n):
+            return part
+        return part[samples if isinstance(samples, slice) else samples.to(part.device)]
+
+    return tree_map(cut, batch, is_leaf=has_one_each)
 
 
 def _padded(rows: dict[str, list[Tensor]], where: str) -> dict[str, Tensor]:
@@ -127,14 +165,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(_is_number(part) for part in value[:2])
 
 
-def _tensor(value: Any) -> Tensor:
+def _tensor(value: Any, where: str) -> Tensor:
     try:
         found: Tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadData(f"Problem(data=...): a {type(value).__name__} is no tensor ({error}): give numbers") from error
+        raise BadData(f"Problem({where}): a {type(value).__name__} is no tensor ({error}): give numbers") from error
     return found
-
-
-def _ready_made(batch: Any) -> Any:
-    """Return a ready batch as it is: the collate for batches that need none."""
-    return batch

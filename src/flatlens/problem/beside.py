@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from flatlens.errors import BadLoss
-from flatlens.problem.apart import picked
+from flatlens.problem.batches import picked
 from flatlens.problem.heads import Heads
 from flatlens.problem.sequences import Tokens
 from flatlens.problem.shapes import Shaped

@@ -111,7 +111,7 @@ def require_ranks(ranks: object) -> None:
         )
 
 
-def require_same_form(data: Data, test: Data) -> None:
+def require_same_form(test: Data) -> None:
     """Refuse test data whose labels lie at other places than those of dicts with labels."""
     next(test.chunks(1), None)
     if not test.labelled:
@@ -147,6 +147,16 @@ def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset
         if name not in known:
             raise UnknownName.among("parameter", name, known)
     return frozenset(names)
+
+
+def require_present(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuse a network that has lost a parameter of these names: what is left would be measured without a word."""
+    known = [name for name, _ in model.named_parameters()]
+    for name in sorted(set(names).difference(known)):
+        raise BadModel(
+            f"Problem(parameters=[...]): {UnknownName.among('parameter', name, known)} (it had this name when the "
+            f"Problem was made; pruning, for instance, gives another: make a new Problem with the present names)"
+        )
 
 
 def measuring_dtype(model: nn.Module) -> torch.dtype:

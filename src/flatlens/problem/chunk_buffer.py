@@ -11,6 +11,7 @@ from torch import Tensor
 from flatlens.problem.ranks import Ranks
 
 Name = TypeVar("Name", bound=Hashable)
+_Value = TypeVar("_Value")
 
 
 class ChunkBuffer(Generic[Name]):
@@ -47,7 +48,7 @@ class ChunkBuffer(Generic[Name]):
             places = [self._chunks[number] for number in sorted(self._chunks)]
             return {
                 name: torch.cat([buffer[at[name]] for at in places if name in at]).cpu()
-                for name, buffer in self._emptied()
+                for name, buffer in emptied(self._buffers)
             }
         whole = {name: buffer[: self._filled[name]].cpu() for name, buffer in self._buffers.items()}
         every = ranks.in_order(
@@ -59,7 +60,8 @@ class ChunkBuffer(Generic[Name]):
         names = dict.fromkeys(name for one in every for name in one)
         return {name: torch.cat([one[name] for one in every if name in one]) for name in names}
 
-    def _emptied(self) -> Iterator[tuple[Name, Tensor]]:
-        """Yield the buffers one by one, and release each."""
-        for name in list(self._buffers):
-            yield name, self._buffers.pop(name)
+
+def emptied(entries: dict[Name, _Value]) -> Iterator[tuple[Name, _Value]]:
+    """Yield the entries one by one, and release each, so that none is held longer than it is used."""
+    for name in list(entries):
+        yield name, entries.pop(name)

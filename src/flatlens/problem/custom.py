@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatlens.errors import BadLoss, LossFailed
-from flatlens.problem.apart import picked
+from flatlens.problem.batches import picked
 from flatlens.problem.loss import Loss, one_each
 from flatlens.userfile import users_code
 
@@ -36,15 +36,15 @@ class CustomLoss(Loss):
         function: LossFunction,
         name: str,
         *,
+        settings: Mapping[str, object],
         by_row: bool = False,
         singly: bool = False,
-        settings: Mapping[str, object] | None = None,
         masses: LossFunction | None = None,
         ignore_index: int = -100,
     ) -> None:
         self.function, self.name, self.by_row, self.singly = function, name, by_row, singly
         self.whole, self.masses, self.ignore_index = not by_row, masses, ignore_index
-        self._settings = {} if settings is None else dict(settings)
+        self._settings = dict(settings)
 
     @property
     def settings(self) -> Mapping[str, object]:
@@ -134,17 +134,12 @@ def as_module(loss: object) -> nn.Module | None:
     >>> as_module(functools.partial(F.huber_loss, delta=2.0))
     HuberLoss()
     """
-    options: dict[str, Any] = {}
-    while isinstance(loss, functools.partial):
-        if loss.args:
-            return None
-        options = {**loss.keywords, **options}
-        loss = loss.func
+    function, args, options = _opened(loss)
     try:
-        kind = MODULE_OF.get(loss)  # type: ignore[call-overload]
+        kind = MODULE_OF.get(function)
     except TypeError:  # not hashable
         return None
-    if kind is None or options.get("reduction") == "none":
+    if kind is None or args or options.get("reduction") == "none":
         return None
     try:
         found: nn.Module = kind(**options)
@@ -153,11 +148,11 @@ def as_module(loss: object) -> nn.Module | None:
     return found
 
 
-def elementwise(module: nn.Module) -> Loss:
-    """Return the Loss of a module with its options; reduction 'mean' is over a sample's outputs, then over samples.
+def other_module(module: nn.Module) -> Loss:
+    """Return the Loss of a module that has none of flatlens's own formulas.
 
-    'batchmean' is the sum over a sample's outputs, and the mean over samples. NLLLoss divides by the weights of the
-    labels that count, as torch does.
+    Reduction 'mean' is over a sample's outputs, then over samples. 'batchmean' is the sum over a sample's outputs, and
+    the mean over samples. NLLLoss divides by the weights of the labels that count, as torch does.
     """
     name, settings = type(module).__name__, settings_of(module)
     labels = isinstance(module, nn.NLLLoss) and type(module).forward is nn.NLLLoss.forward
@@ -229,16 +224,16 @@ INDEXED = (nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
 
 
 def settings_of_function(function: Any) -> dict[str, object]:
-    """Return what tells a function from others of its name: a partial's options, and a checksum of a function's code.
+    """Return what tells a function from others of its name: a partial's arguments, and a checksum of a function's code.
+
+    Arguments without a name are told by their position, `#1` the first.
 
     >>> first, second = (lambda f, y: f.sum(1)), (lambda f, y: 2 * f.sum(1))
     >>> settings_of_function(first) == settings_of_function(second)
     False
     """
-    options: dict[str, object] = {}
-    while isinstance(function, functools.partial):
-        options = {**function.keywords, **options}
-        function = function.func
+    function, args, options = _opened(function)
+    options = {f"#{place}": value for place, value in enumerate(args, 1)} | options
     code = getattr(function, "__code__", None)
     if code is None:
         return options
@@ -247,6 +242,20 @@ def settings_of_function(function: Any) -> dict[str, object]:
     simple = [part for part in constants if isinstance(part, _SIMPLE)]
     told = repr((code.co_code, code.co_names, simple)).encode()
     return {**options, "code": f"{zlib.crc32(told):08x}"}
+
+
+def _opened(function: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the function that a partial calls, and the arguments and options that it sets.
+
+    >>> _opened(functools.partial(pow, 2, mod=5))
+    (<built-in function pow>, (2,), {'mod': 5})
+    """
+    args: tuple[Any, ...] = ()
+    options: dict[str, Any] = {}
+    while isinstance(function, functools.partial):
+        args, options = function.args + args, {**function.keywords, **options}
+        function = function.func
+    return function, args, options
 
 
 _SIMPLE = (str, int, float, bool, tuple, type(None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias, cast, final
 
 import numpy as np
@@ -15,8 +15,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flatlens.errors import BadData, typed_line
-from flatlens.problem.apart import picked
-from flatlens.problem.batches import BATCH_OF, as_pair, collated, in_tensors, is_dicts, loader_of
+from flatlens.problem.batches import (
+    BATCH_OF,
+    as_pair,
+    collated,
+    in_tensors,
+    is_dicts,
+    loader_of,
+    picked,
+    ready_made,
+)
 from flatlens.problem.loaders import fixed_order, kept, random_kept, read, seed_torch
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.shards import in_one_piece
@@ -243,7 +251,7 @@ class Data:
         with suppress(RuntimeError, ValueError):  # for example, batches padded to different lengths
             if all(len(leaf) == size(piece) for piece in pieces for leaf in tree_leaves(piece) if _has_axis(leaf)):
                 pieces = [joined(pieces)]
-        some = Data(DataLoader(cast(Dataset[Any], pieces), batch_size=None, collate_fn=_ready_made), self.where)
+        some = Data(DataLoader(cast(Dataset[Any], pieces), batch_size=None, collate_fn=ready_made), self.where)
         some.labelled = self.labelled
         return some
 
@@ -307,7 +315,7 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
     if isinstance(source, DataLoader):
         return fixed_order(source, where), None
     if isinstance(source, Dataset):
-        return DataLoader(source, batch_size=BATCH_OF, collate_fn=collated), None
+        return DataLoader(source, batch_size=BATCH_OF, collate_fn=partial(collated, where=where)), None
     if is_dicts(source):
         return loader_of(source, where), None
     if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 2:
@@ -350,11 +358,6 @@ def _plain(batch: Batch, n: int = 0) -> Batch:
 
 def _has_axis(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 0
-
-
-def _ready_made(batch: Batch) -> Batch:
-    """Return a ready batch as it is: the collate for batches that need none."""
-    return batch
 
 
 def _as_tensors(part: Any, where: str) -> Any:

@@ -28,7 +28,7 @@ def read(loader: DataLoader[Any], ranks: Ranks, where: str) -> Iterator[tuple[in
     if ranks.size == 1 or sampler is None or isinstance(loader.dataset, IterableDataset):
         yield from ((number, raw) for number, raw in enumerate(_guarded(loader, where)) if ranks.takes(number))
         return
-    with _failing(where, "its sampler"):
+    with _sampling(where):
         mine = {number: list(picked) for number, picked in enumerate(sampler) if ranks.takes(number)}
     yield from zip(mine, _guarded(_like(loader, batch_sampler=list(mine.values())), where), strict=True)
 
@@ -38,7 +38,7 @@ def fixed_order(loader: DataLoader[Any], where: str) -> DataLoader[Any]:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:  # the latter: batches ready made
         return _apart(loader)
     batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
-    with random_kept(), kept(loader), _failing(where, "its sampler"):
+    with random_kept(), kept(loader), _sampling(where):
         if loader.batch_size is None:
             picked = sorted(index for batch in loader.batch_sampler for index in batch)
         else:
@@ -124,8 +124,8 @@ def kept(loader: DataLoader[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _failing(where: str, what: str) -> Iterator[None]:
-    with users_code(lambda line: BadData(f"Problem({where}): {what} failed ({line})")):
+def _sampling(where: str) -> Iterator[None]:
+    with users_code(lambda line: BadData(f"Problem({where}): its sampler failed ({line})")):
         yield
 
 

@@ -174,7 +174,7 @@ def as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
     """Return regression targets of f's shape; integer class labels become one-hot and smoothed."""
     target: Tensor = torch.as_tensor(y, device=f.device)
     if not target.is_floating_point() and target.shape == (len(f),) and f.shape[1] > 1:
-        return smoothed(F.one_hot(class_labels(target, f.shape[1], name), f.shape[1]).to(f.dtype), smoothing)
+        return smoothed(F.one_hot(class_labels(target, f.shape[1]), f.shape[1]).to(f.dtype), smoothing)
     if not one_each(f, target):
         raise BadData(
             f"Problem(data=...): {name} needs targets of the outputs' shape {tuple(f.shape)} or integer labels of "
@@ -223,7 +223,7 @@ def labels_known() -> Iterator[None]:
         _KNOWN.reset(token)
 
 
-def class_labels(y: Tensor, classes: int, name: str, ignore: int | None = None) -> Tensor:
+def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
     """Return the class labels; refuse any outside [0, classes) except `ignore`."""
     if _KNOWN.get():
         return y.long()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadLoss, UnknownName
-from flatlens.problem.custom import CustomLoss, as_module, elementwise, settings_of_function
+from flatlens.problem.custom import CustomLoss, as_module, other_module, settings_of_function
 from flatlens.problem.heads import HeadLosses
 from flatlens.problem.loss import Loss, as_vectors, class_labels, probabilities, slices_of_rows, smoothed
 
@@ -108,7 +108,7 @@ class CrossEntropy(Loss):
             raise BadData(
                 f"Problem(data=...): cross_entropy needs labels of shape ({len(f)},), got {tuple(target.shape)}"
             )
-        return class_labels(target, f.shape[1], self.name, self.ignore_index)
+        return class_labels(target, f.shape[1], self.ignore_index)
 
     def values(self, f: Tensor, y: Any) -> Tensor:
         """Return -sum_k a_k log p_k, a_k the smoothed, weighted target."""
@@ -231,7 +231,7 @@ def _from_module(module: nn.Module) -> Loss:
         return CrossEntropy(module.weight, module.ignore_index, module.label_smoothing)
     if type(module).forward is nn.MSELoss.forward:
         return SquaredError("mse")
-    return elementwise(module)
+    return other_module(module)
 
 
 def as_loss(loss: object) -> Loss:

@@ -45,7 +45,7 @@ def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: _Run) -
 
 
 def slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
-    """Return the slopes of the losses in the outputs, dl_i/df / mass, (n, N), in f's dtype, without a graph."""
+    """Return the losses' slopes in the outputs, dl_i/df over the mass of all samples: (n, N), f's dtype, no graph."""
     with torch.enable_grad():
         leaf = f.detach().to(torch.float64).requires_grad_()
         (slope,) = torch.autograd.grad(problem.loss.values(leaf, y).sum() / problem.mass, leaf)

@@ -25,6 +25,7 @@ from flatlens.problem.checks import (
     require_finite_weights,
     require_ghosts,
     require_numbers,
+    require_present,
     require_ranks,
     require_same_form,
     require_usable,
@@ -145,7 +146,7 @@ class Problem:
                 self.n, self.outputs, self.mass, self.probes = found.n, found.outputs, found.mass, found.probes
             if self.test is not None:
                 if self.convention != Convention():
-                    require_same_form(self.data, self.test)
+                    require_same_form(self.test)
                 with measuring(copied), torch.no_grad():
                     check_all(self, copied, self.test)
 
@@ -187,7 +188,13 @@ class Problem:
         return REDUCED_PRECISION.get(self._works_in, torch.finfo(self.dtype).eps)
 
     def present(self) -> Problem:
-        """Return the same problem, with the parameters that are trainable now if it measures the trainable ones."""
+        """Return the same problem, with the parameters that are trainable now if it measures the trainable ones.
+
+        Raises:
+            BadModel: a parameter that the problem was asked to measure by its name has another name now.
+        """
+        if self._asked is None:
+            require_present(self.model, self.parameters)
         now = self.parameters if self._asked is None else chosen_parameters(self.model, self._asked)
         if now == self.parameters:
             return self

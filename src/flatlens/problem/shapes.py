@@ -46,7 +46,7 @@ def of_form(loss: Loss, y: Any) -> Loss:
     return OfShape(loss) if isinstance(y, Shaped) and not isinstance(loss, OfShape) else loss
 
 
-def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, longest: int) -> tuple[Tensor, Any]:
+def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_outputs: int) -> tuple[Tensor, Any]:
     """Return (outputs (n, N), targets in the form that `of_form` knows).
 
     Args:
@@ -55,7 +55,7 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, longes
         n: The number of samples.
         loss: The loss of these outputs, or the one they will get.
         counted: Which tokens count, (n, T); ignored if it does not fit.
-        longest: The number of outputs known so far.
+        known_outputs: N as known so far: with one row per token, that of the longest batch; 0 if not known.
     """
     heads = None if isinstance(outputs, Tensor) else matching(outputs, targets, n)
     if heads is not None:
@@ -78,13 +78,15 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, longes
     classes = isinstance(targets, Tensor) and _classes_second(outputs, targets, loss)
     if outputs.ndim == 3 and not classes:
         fits = isinstance(counted, Tensor) and counted.shape == outputs.shape[:2]
-        return by_token(outputs, targets, counted if fits else None, loss.ignore_index, longest // outputs.shape[2])
+        return by_token(
+            outputs, targets, counted if fits else None, loss.ignore_index, known_outputs // outputs.shape[2]
+        )
     if loss.whole:
         return outputs.reshape(n, -1), Shaped(targets, tuple(outputs.shape[1:]))
     if classes:
         rows, labels = outputs.movedim(1, -1).flatten(1, -2), targets
         labels = labels.movedim(1, -1).flatten(1, -2) if labels.shape == outputs.shape else labels.flatten(1)
-        return by_token(rows, labels, None, loss.ignore_index, longest // outputs.shape[1])
+        return by_token(rows, labels, None, loss.ignore_index, known_outputs // outputs.shape[1])
     if outputs.ndim > 1 and not (isinstance(targets, Tensor) and one_each(outputs, targets)):
         got = f"of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else f"a {type(targets).__name__}"
         raise BadData(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from flatlens.column import Column
+from flatlens.estimate import Estimate
 from flatlens.measures import HEADWISE, LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, Measure, PassMeasure, named
 from flatlens.measures.card import GRADIENTS_OF_SAMPLES
 
@@ -19,6 +20,16 @@ MOVES = (
 
 SIGNS = {"lower bound": "≥", "upper bound": "≤"}
 """The sign before a value that is a bound, by the kind of its estimate."""
+
+
+def with_error(estimate: Estimate, value: str) -> str:
+    """Return `value`, the estimate's in words, with its sign if it is a bound, and with its 95% interval.
+
+    >>> with_error(Estimate(5.4, 8.0, "estimate"), "5.4"), with_error(Estimate(2.0, kind="lower bound"), "2")
+    ('5.4 ± 16', '≥2')
+    """
+    return f"{SIGNS.get(estimate.kind, '')}{value}" + (f" ± {1.96 * estimate.stderr:.2g}" if estimate.stderr else "")
+
 
 FAMILIES = {
     "sharpness": "Size of the derivatives of the outputs, and so of the risk, with respect to the parameters.",

@@ -6,7 +6,7 @@ The column `included` says whether a network counts in the correlations; other n
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,7 @@ NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", _GAP, "loss", "ac
 POINTS_PER_CURVE = 120  # a curve as wide as a phone shows no more
 BINS = 9
 MOST_LEVELS = 12  # more colours or shapes cannot be told apart
+NOT_KNOWN = "not known"  #: the level of networks whose setting is missing
 
 
 def shown_settings(result: StudyResult) -> dict[str, str]:
@@ -52,6 +53,23 @@ def plain_field(column: str) -> str:
     ('lr', 'setting_data_seed')
     """
     return column if column in NETWORK else f"setting_{re.sub(r'[^0-9A-Za-z]', '_', column)}"
+
+
+def with_not_known(setting: pd.Series[Any]) -> pd.Series[Any]:
+    """Return the values of a setting with NOT_KNOWN in place of missing ones, which made floats of whole numbers.
+
+    >>> with_not_known(pd.Series([3, None, 0.5])).tolist(), with_not_known(pd.Series([1.0, 2.0])).tolist()
+    ([3, 'not known', 0.5], [1.0, 2.0])
+    """
+    if not setting.isna().any():
+        return setting
+    return setting.astype(object).map(_told)
+
+
+def _told(value: Any) -> Any:
+    if pd.isna(value):
+        return NOT_KNOWN
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _with_settings(frame: pd.DataFrame, result: StudyResult) -> pd.DataFrame:

@@ -30,6 +30,11 @@ SHORT = {
     "feature_normalization.published": "variance",
 }
 """Column headings; a transform of the user's own has its name."""
+CELLS = (
+    "NO in capitals: it changes, though its measure is declared to stay; LOST: it is undefined on one side only, "
+    "though its measure is declared to stay. -: undefined before or after. ?: undecided after a search."
+)
+"""The meaning of a cell's other words."""
 
 
 def invariance_screen(report: InvarianceReport) -> RenderableType:
@@ -52,13 +57,14 @@ def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
         wrong=[f"{cell.measure} under {cell.transform}" for cell in report.disagreeing],
         transforms=list(report.moved),
         rows=[
-            (name, f"{cells[0].before:.4g}", [(str(_cell(cell)), _kind(cell)) for cell in cells])
+            (name, _before(cells[0]).plain, [(str(_cell(cell)), _kind(cell)) for cell in cells])
             for name, cells in _rows(report).items()
         ],
         applied=[
             (name, TRANSFORMS[name].meaning if name in TRANSFORMS else "", done) for name, done in report.moved.items()
         ],
         left_out=report.left_out,
+        meaning=CELLS,
     )  # fmt: skip
     return write_whole(path, html.encode())
 
@@ -93,10 +99,12 @@ def _table(report: InvarianceReport) -> Table:
         wrong = any(cell.agrees is False for cell in cells)
         if name in RISK or (whole and name != spelling(name) and not wrong):
             continue
-        before = cells[0].before
-        shown = Text(f"{before:.4g}") if before == before else Text("undefined", style="dim")
-        table.add_row(name, shown, *(_cell(cell) for cell in cells))
+        table.add_row(name, _before(cells[0]), *(_cell(cell) for cell in cells))
     return table
+
+
+def _before(cell: Cell) -> Text:
+    return Text(f"{cell.before:.4g}") if cell.before == cell.before else Text("undefined", style="dim")
 
 
 def _cell(cell: Cell) -> Text:
@@ -143,9 +151,8 @@ def _transforms(report: InvarianceReport) -> Text:
 
 def _key(report: InvarianceReport) -> Text:
     text = Text("yes, no: ", style="bold").append(
-        "whether the number stays the same, within rounding and 4 standard errors, when the weights change and the "
-        "function does not; x: the factor by which it changes. NO in capitals: it changes, though its measure is "
-        "declared to stay. ?: undecided after a search.",
+        f"whether the number stays the same, within rounding and 4 standard errors, when the weights change and the "
+        f"function does not; x: the factor by which it changes. {CELLS}",
         style="not bold",
     )
     wrong = report.disagreeing

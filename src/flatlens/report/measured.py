@@ -11,12 +11,12 @@ from flatlens.estimate import Estimate, Report
 from flatlens.files import write_whole
 from flatlens.measures import Card
 from flatlens.report.blocks import grouped, heights, role
-from flatlens.report.cards import FAMILIES, MOVES, card_of, spelling, survives
-from flatlens.report.figures.depth import depth_figure
+from flatlens.report.cards import FAMILIES, MOVES, card_of, spelling, survives, with_error
+from flatlens.report.figures.depth import deep_measures, depth_figure
 from flatlens.report.head import head_of_page
 from flatlens.report.page import environment
 from flatlens.report.render import svg_of
-from flatlens.report.tables import RISK, execution_order
+from flatlens.report.tables import RISK, execution_order, layers_and_others
 
 TINTS = 6
 """Number of tints from the smallest value of a column to the largest."""
@@ -26,8 +26,8 @@ TINTS = 6
 class MeasuredCell:
     """A value in the table of layers."""
 
-    text: str
-    exact: str  #: tooltip: all digits, the kind and the note
+    text: str  #: the value with its sign and error; "–" if undefined
+    exact: str  #: tooltip: all digits, the kind and the note; the reason if undefined
     tint: int  #: colour class, 0 to TINTS - 1; -1 if there is no value
 
 
@@ -63,10 +63,10 @@ def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Pat
         **head_of_page({"": report.about}),
         families=_families(report, cards),
         moves=[(short, in_words) for _, short, in_words in MOVES],
-        figures=[(drawn, svg_of(drawn))] if drawn is not None and drawn.data["depth"].nunique() > 1 else [],
+        figures=[(drawn, svg_of(drawn))] if drawn is not None and deep_measures(drawn.data) else [],
         columns=columns,
         groups=_groups(values, layers, columns),
-        total=len(layers),
+        total=layers_and_others(report, layers),
         measures=list({card.name: card for name in report.measures() if (card := card_of(name, cards))}.values()),
     )  # fmt: skip
     return write_whole(path, html.encode())
@@ -104,7 +104,7 @@ def _groups(values: Values, layers: list[str], columns: list[str]) -> list[Group
             for layer in members
         ]
         largest = [
-            _cell(known[n, best[n][block]], peaks[n][block], f"the largest of the block, {best[n][block]}: ")
+            _cell(known[n, best[n][block]], peaks[n].get(block, 1.0), f"the largest of the block, {best[n][block]}: ")
             if block in best[n]
             else MeasuredCell("", "", -1)
             for n in columns
@@ -125,4 +125,5 @@ def _cell(estimate: Estimate | None, place: float | None, before: str = "") -> M
     if place is None:
         return MeasuredCell("–", estimate.note, -1)
     told = "; ".join(part for part in (estimate.kind, estimate.note) if part)
-    return MeasuredCell(f"{estimate.value:.3g}", f"{before}{estimate.value!r} ({told})", round(place * (TINTS - 1)))
+    exact = f"{before}{with_error(estimate, repr(estimate.value))} ({told})"
+    return MeasuredCell(with_error(estimate, f"{estimate.value:.3g}"), exact, round(place * (TINTS - 1)))

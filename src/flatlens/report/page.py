@@ -22,7 +22,7 @@ from flatlens.report import blocks, words
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
 from flatlens.report.frames import NETWORK, NOT_MEASURES, measures_of, spoken
-from flatlens.report.palette import MODES, ordered_colours, theme
+from flatlens.report.palette import MODES, level_colours, theme
 from flatlens.report.render import script_json, write_figure
 from flatlens.training import REACHED
 
@@ -67,7 +67,7 @@ def write_study_page(
     folder = Path(out) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     figures = study_figures(result)
-    colours = len(Grid.of(result).colours)
+    colours = Grid.of(result).known_colours
     written: list[Path] = []
     for done, figure in enumerate(figures):
         if progress:
@@ -99,8 +99,8 @@ def study_html(
         reached=REACHED,
         searched=[name for name in dict.fromkeys([*NETWORK[1:], *result.varied]) if name in result.networks],
         spoken=spoken,
-        swatches={mode: ordered_colours(max(len(grid.colours), 1), mode) for mode in MODES},
-        shapes=words.shape_signs(len(grid.shapes)),
+        swatches={mode: level_colours(grid.known_colours, mode) for mode in MODES},
+        shapes=[words.SIGNS_OF_SHAPES[shape] for shape in grid.signs],
         against=against_rows(result),
         measures=measure_rows(result, cards),
         moves=[in_words for _, _, in_words in MOVES],
@@ -113,7 +113,7 @@ def study_html(
         failed=result.failed,
         tables=tables,
         specs=script_json({f"{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)}),
-        themes=script_json({mode: theme(mode, len(grid.colours)) for mode in MODES}),
+        themes=script_json({mode: theme(mode, grid.known_colours) for mode in MODES}),
         bundle=bundle(),
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ _INK: dict[Mode, tuple[str, str, str]] = {  # text, quieter text, lines
     "dark": ("#e8ebf0", "#a3acb9", "#333b47"),
 }
 
+NOT_KNOWN_GREY = "#8a94a3"  #: the colour of a level that is not known, after the ordered ones
 RISES, FALLS = "#e08214", "#2f7fc1"  #: orange for a positive correlation, blue for a negative one
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -48,6 +49,11 @@ def ordered_colours(count: int, mode: Mode) -> list[str]:
     return [ramp(float(p)) for p in np.linspace(low, high, count)]
 
 
+def level_colours(count: int, mode: Mode) -> list[str]:
+    """Return the colours of `count` levels, and then that of a level that is not known."""
+    return [*ordered_colours(max(count, 1), mode), NOT_KNOWN_GREY]
+
+
 def theme(mode: Mode, colours: int) -> dict[str, Any]:
     """Return the Vega-Lite config of every chart: quiet axes, system fonts, `colours` ordered colours."""
     ink, soft, faint = _INK[mode]
@@ -62,6 +68,6 @@ def theme(mode: Mode, colours: int) -> dict[str, Any]:
         "title": {"color": ink, "subtitleColor": soft, "anchor": "start", "fontSize": 13, "subtitleFontSize": 12},
         "text": {"color": ink},
         "rule": {"color": soft},
-        "range": {"ordinal": ordered_colours(max(colours, 1), mode)},
+        "range": {"ordinal": level_colours(colours, mode)},
         "mark": {"invalid": "filter"},
     }  # fmt: skip

@@ -9,7 +9,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Report
 from flatlens.experiments import StudyResult
 from flatlens.report.figures import tracked_figure
-from flatlens.report.figures.depth import depth_figure
+from flatlens.report.figures.depth import deep_measures, depth_figure
 from flatlens.report.figures.gap import gap_panels, relations_figure
 from flatlens.report.figures.ranks import ranks_figure
 from flatlens.statistics import Relations
@@ -38,6 +38,6 @@ def picture(of: Report | Comparison | Tracker | StudyResult | Relations, target:
     if isinstance(of, Tracker):
         return tracked_figure({"run": of.history}).whole
     figure = depth_figure(of)
-    if not (figure.data.groupby("measure")["depth"].nunique() > 1).any():
+    if not deep_measures(figure.data):
         raise BadInput("Report.plot(): no measure has values at two layers or more; report.frame() has the numbers")
     return figure.whole

@@ -11,8 +11,9 @@ from rich.text import Text
 from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate, Report
 from flatlens.measures import Card
-from flatlens.report.blocks import grouped, profile, role
-from flatlens.report.cards import MOVES, card_of, spelling, survives
+from flatlens.progress import count_of
+from flatlens.report.blocks import CALL, grouped, profile, role
+from flatlens.report.cards import MOVES, card_of, spelling, survives, with_error
 from flatlens.report.head import head_of_screen
 
 LAYERS_ACROSS = 5  #: largest number of layers side by side on a screen of 80 columns
@@ -106,7 +107,7 @@ def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
     if len(layers) <= LAYERS_ACROSS:
         return [_across(values, layers, names)]
     groups = [(block, members) for block, members in grouped(layers) if block]
-    ranges = _range_table(values, layers, names, len(groups))
+    ranges = _range_table(report, values, layers, names, len(groups))
     return [ranges, _profile_table(values, groups, names)] if len(groups) >= BLOCKS else [ranges]
 
 
@@ -156,9 +157,11 @@ def _profile_table(
     return table
 
 
-def _range_table(values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str], blocks: int) -> Table:
+def _range_table(
+    report: Report, values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str], blocks: int
+) -> Table:
     """Return a deep network's extremes of each measure, and their layers."""
-    size = f"{len(layers)} layers{f' in {blocks} blocks' if blocks >= BLOCKS else ''}"
+    size = f"{layers_and_others(report, layers)}{f' in {blocks} blocks' if blocks >= BLOCKS else ''}"
     table = _table(f"Over {size} (every value: --layers NAME, --page, --json or --save)")
     table.add_column("measure", no_wrap=True)
     for heading in ("smallest", "in layer", "largest", "in layer"):
@@ -170,8 +173,20 @@ def _range_table(values: Mapping[tuple[str, str], Estimate], layers: list[str], 
             table.add_row(f"  {name}", Text("undefined", style="dim"))
             continue
         low, high = (pick(defined, key=lambda layer: found[layer].value) for pick in (min, max))
-        table.add_row(f"  {name}", _value(found[low]), low, _value(found[high]), high)
+        table.add_row(f"  {name}", _cell(found[low]), low, _cell(found[high]), high)
     return table
+
+
+def layers_and_others(report: Report, met: list[str]) -> str:
+    """Return in words how many of the names in a table are layers, and how many are parameters beside them.
+
+    >>> layers_and_others(Report({}, {"layers": ["fc1", "fc2"]}), ["fc1", "fc2", "norm.weight"])
+    '2 layers and 1 other parameter'
+    """
+    known = {str(layer) for layer in report.about.get("layers", [])}
+    others = sum(CALL.sub("", name) not in known for name in met) if known else 0
+    told = count_of(len(met) - others, "layer")
+    return f"{told} and {count_of(others, 'other parameter')}" if others else told
 
 
 def execution_order(report: Report, met: list[str]) -> list[str]:
@@ -188,7 +203,11 @@ def _table(title: str) -> Table:
 
 
 def _cell(estimate: Estimate | None) -> Text:
-    return Text("") if estimate is None else _value(estimate)
+    """Return a layer's value with its sign and error, which have no columns of their own there."""
+    if estimate is None:
+        return Text("")
+    value = _value(estimate)
+    return value if estimate.value != estimate.value else Text(with_error(estimate, value.plain))
 
 
 def _value(estimate: Estimate) -> Text:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 from markupsafe import Markup
 
 from flatlens.experiments.findings import is_or_are
@@ -20,8 +21,16 @@ if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
 
 SHORT_LIST = 4  #: networks left out, or architectures, that are named, at most
-#: In the order of the marks' shapes in the figures.
-_SIGNS = ("●", "■", "▲", "◆", "✚", "▼")
+SIGNS_OF_SHAPES = {
+    "circle": "●",
+    "square": "■",
+    "triangle-up": "▲",
+    "diamond": "◆",
+    "cross": "✚",
+    "triangle-down": "▼",
+    "triangle-right": "▶\ufe0e",  # without the selector a phone shows a button
+}
+"""The signs of the legend, by the marks' shapes in the figures."""
 
 
 def title(result: StudyResult) -> str:
@@ -196,11 +205,6 @@ def listed(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
 
 
-def shape_signs(count: int) -> list[str]:
-    """Return the signs of the legend, one for each batch size."""
-    return [_SIGNS[i % len(_SIGNS)] for i in range(count)]
-
-
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Return nested settings as (dotted name, value) rows.
 
@@ -231,9 +235,11 @@ def _item(item: Any) -> str:
 def shown(value: Any) -> str:
     """Return a table's number: four significant digits, whole numbers whole, a dash for an undefined one.
 
-    >>> [shown(v) for v in (0.123456, 48, float("nan"), "converged", 1.0)]
-    ['0.1235', '48', '–', 'converged', '1']
+    >>> [shown(v) for v in (0.123456, 48, float("nan"), None, "converged", 1.0)]
+    ['0.1235', '48', '–', '–', 'converged', '1']
     """
+    if value is None or value is pd.NA:
+        return "–"
     if isinstance(value, float):
         return f"{value:.4g}" if not math.isnan(value) else "–"
     return str(value)
@@ -251,4 +257,6 @@ def breakable(name: str) -> Markup:
 
 def exact(value: Any) -> str:
     """Return all digits, for sorting and for the tooltip of a cell."""
+    if value is None or value is pd.NA:
+        return "nan"
     return repr(float(value)) if isinstance(value, float) else str(value)

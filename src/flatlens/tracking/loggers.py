@@ -51,9 +51,11 @@ def scalars(moment: Moment) -> dict[str, float]:
 
 @final
 class CSVLog:
-    """A CSV file that grows with each measurement: step, name, value. A run that is resumed adds to it.
+    """A CSV file that grows with each measurement: step, name, value.
 
-    Of several processes that train together and name the same file, the first one to write to it is the only one.
+    A tracker that continues from a saved state (`load_state_dict`) first removes the rows after that state's step,
+    which it measures again; a new run adds its own below those of an old one. Of several processes that train together
+    and name the same file, the first one to write to it is the only one.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -74,10 +76,40 @@ class CSVLog:
         except OSError as error:
             raise BadFolder(f"CSVLog({str(self._path)!r}): the file cannot be written ({error})") from error
 
+    def forget_after(self, step: int) -> None:
+        """Remove the rows after a step: those at the end of the file, back to where an earlier run's begin."""
+        if not self._path.is_file():
+            return
+        try:
+            with self._path.open("r+b") as file:
+                lines = file.readlines()
+                steps = [_step_of(line) for line in lines]
+                kept, next_one = len(lines), math.inf
+                while kept and step < steps[kept - 1] <= next_one:
+                    kept, next_one = kept - 1, steps[kept - 1]
+                file.truncate(sum(map(len, lines[:kept])))
+        except OSError as error:
+            raise BadFolder(f"CSVLog({str(self._path)!r}): the file cannot be written ({error})") from error
+
+
+def _step_of(line: bytes) -> float:
+    r"""Return the step of a line of a CSV file; of one that a kill cut off, a later one than any.
+
+    >>> _step_of(b"12,flatlens/loss,0.5\n"), _step_of(b"step,name,value\n"), _step_of(b"1")
+    (12.0, -1.0, inf)
+    """
+    first = line.split(b",")[0]
+    return math.inf if not line.endswith(b"\n") else float(first) if first.isdigit() else -1.0
+
 
 @final
 class TensorBoardLog:
-    """Scalars of TensorBoard, in a folder or by a SummaryWriter that the run already has."""
+    """Scalars of TensorBoard, in a folder or by a SummaryWriter that the run already has.
+
+    A run that is resumed adds to the folder, which then has some steps twice. To hide the first ones, give
+    `SummaryWriter(folder, purge_step=step + 1)`, with the step of the saved state; it hides those of all other files in
+    that folder, too.
+    """
 
     def __init__(self, where: Any) -> None:
         with needs("tensorboard", "TensorBoardLog"):
@@ -100,7 +132,13 @@ class TensorBoardLog:
 class WandbLog:
     """The charts of a run of Weights & Biases, over an axis of their own: flatlens/step.
 
-    Their own axis, because the run's own count of steps may differ from the tracker's.
+    Their own axis, because the run's own count of steps may differ from the tracker's. The values join the run's
+    present row, or begin the next one if another measurement has filled that. The last ones show when another row
+    follows, or at the run's end.
+
+    Rows that you log without `step` are all kept. W&B drops a row whose `step` is less than the run's present one, to
+    which each measurement adds at most 1: let yours be the tracker's, or grow as fast and call `wandb.log` before
+    `Tracker.step`. For a slower count, such as epochs, leave `step` out and log the epoch as a value.
     """
 
     def __init__(self, run: Any = None) -> None:
@@ -114,7 +152,16 @@ class WandbLog:
 
     def __call__(self, moment: Moment) -> None:
         """Write the moment's values."""
-        self._run.log({**scalars(moment), f"{PREFIX}/step": moment.step})
+        values = {**scalars(moment), f"{PREFIX}/step": moment.step}
+        if getattr(self._run.settings, "mode", "") == "shared":  # the server counts the rows, and drops none
+            self._run.log(values)
+            return
+        row, run = self._run.step, vars(self._run)  # kept there, as other logs of the run may fill the same row
+        filled, by = run.get("_flatlens", (-1, -1))
+        if filled == row and by != moment.step:
+            row += 1
+        run["_flatlens"] = row, moment.step
+        self._run.log(values, step=row)
 
 
 @final

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, final
 
@@ -15,7 +16,7 @@ import torch
 
 from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.preconditioned import plain_optimiser
-from flatlens.errors import BadData, BadInput, BadLoss, BadModel, NotAlike, one_line, out_of_memory
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
 from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.former import present_measure, renamed
 from flatlens.measures import Lens, Measure
@@ -23,6 +24,7 @@ from flatlens.measures.card import Run
 from flatlens.measures.measure import measure_with
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
+from flatlens.problem.data import FORWARD_CHUNK, finite
 from flatlens.problem.ranks import in_first_process
 from flatlens.progress import ProgressLine, Watch, no_progress
 from flatlens.result import of_report
@@ -53,7 +55,7 @@ class Tracker:
         along: As for `Lens`.
         live: True for a line on stderr, False for none, or a function that is called with a `Moment`.
         log: Functions that are called with each `Moment`, such as `flatlens.tracking.TensorBoardLog(folder)`; one alone
-            is enough.
+            is enough. If one has a method `forget_after`, `load_state_dict` calls it with the last step of the state.
 
     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     >>> optimiser = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -146,25 +148,20 @@ class Tracker:
         if why := self._over_budget():
             self._history.skip(step, self._identity["measures"], edge, why)
             return None
+        start = time.perf_counter()
         try:
-            return self._followed(step, edge, optimiser)
+            with isolated(self.problem.model):
+                report = self._measure(step, optimiser)
         except BaseException:  # an interrupted step has not been measured
             self._latest = before
             raise
-
-    def _followed(self, step: int, edge: Edge, optimiser: torch.optim.Optimizer | None) -> Report:
-        """Return the report of a step that is due; the history and the live line get it, too."""
-        start = time.perf_counter()
-        with isolated(self.problem.model):
-            report = self._measure(step, optimiser)
         self._longest = max(self._longest, time.perf_counter() - start)
         self._measuring += time.perf_counter() - start
         self._history.add(step, report, edge)
-        moment = Moment(step, report, edge)
+        self.latest = moment = Moment(step, report, edge)
         if self.problem.first:
             for tell in [*([] if self._live is None else [self._live]), *self._logs]:
                 tell(moment)
-        self.latest = moment
         return report
 
     def _edge(self, optimiser: torch.optim.Optimizer | None) -> Edge:
@@ -173,22 +170,44 @@ class Tracker:
         if optimiser is None:
             return edge
         trained = {id(p) for group in optimiser.param_groups for p in group["params"] if p.requires_grad}
-        named_parameters = self.problem.model.named_parameters()
-        measured = {id(p) for name, p in named_parameters if name in self.problem.parameters}
-        return edge if trained == measured else replace(edge, of="preconditioned_sharpness")
+        with suppress(BadModel):  # one that is measured by name has another name now: the rows say so
+            names = self.problem.present().parameters
+            if trained == {id(p) for name, p in self.problem.model.named_parameters() if name in names}:
+                return edge
+        return replace(edge, of="preconditioned_sharpness")
 
     def _measure(self, step: int, optimiser: torch.optim.Optimizer | None) -> Report:
+        """Return the report of a step that is due; what cannot be measured is undefined, with the reason."""
         try:
             lens = Lens(self.problem, outputs=self._outputs, after=self._warm, optimiser=optimiser, along=self._along)
-            shown = self._live is not None and self.problem.first and in_first_process()
-            watch = Watch(ProgressLine(f"step {step}: ") if shown else no_progress, limit=math.inf)
-            report = measure_with(lens, self._measures, Run(self._generator(step), watch))
-        except (BadModel, BadLoss, BadData, ArithmeticError) as error:
-            elsewhere = isinstance(error, BadData | NotAlike) or out_of_memory(error)
-            why = one_line(error) if elsewhere else f"training diverged? {one_line(error)}"
-            return Report({(m.key, None): undefined(why) for m in self._measures}, {})
+        except _UNMEASURABLE as error:
+            return Report({(m.key, None): undefined(one_line(error)) for m in self._measures}, {})
+        try:
+            report = self._report(lens, self._measures, step)
+        except _UNMEASURABLE:  # one measure's failure is none of the others'
+            report = self._one_by_one(lens, step)
         self._warm = lens.remembered
         return Report({key: e if e.value == e.value else _undefined(e) for key, e in report.items()}, report.about)
+
+    def _report(self, lens: Lens, measures: list[Measure], step: int) -> Report:
+        shown = self._live is not None and self.problem.first and in_first_process()
+        watch = Watch(ProgressLine(f"step {step}: ") if shown else no_progress, limit=math.inf)
+        return measure_with(lens, measures, Run(self._generator(step), watch))
+
+    def _one_by_one(self, lens: Lens, step: int) -> Report:
+        """Return a report for which each measure was measured alone."""
+        doubt = "" if _finite_outputs(lens) else "training diverged? "
+        estimates: dict[Key, Estimate] = {}
+        about: dict[str, Any] = {}
+        for one in self._measures:
+            try:
+                alone = self._report(lens, [one], step)
+            except _UNMEASURABLE as error:
+                estimates[one.key, None] = undefined(doubt + one_line(error))
+            else:
+                estimates |= alone
+                about |= alone.about
+        return Report(estimates, about)
 
     def _generator(self, step: int) -> torch.Generator:
         """Return the generator of one measurement: a resumed run draws the same numbers."""
@@ -266,6 +285,23 @@ class Tracker:
         self._next, self._latest = int(state["next"]), int(state["latest"])
         self._measuring, self._longest, self._before = state["seconds"]
         self._started = time.perf_counter()
+        for log in self._logs if self.problem.first else []:
+            if callable(forget := getattr(log, "forget_after", None)):
+                forget(self._latest)
+
+
+_UNMEASURABLE = BadModel, BadLoss, BadData, ArithmeticError
+"""What a network in training may come to, and what its own code, loss or data may raise."""
+
+
+def _finite_outputs(lens: Lens) -> bool:
+    """Return whether the network's outputs are finite; True if it gives none."""
+    problem, model = lens.problem, lens.model
+    try:
+        with problem.measuring(model, twice=False), torch.no_grad():
+            return all(finite(problem.run(model, problem.place(raw))[0]) for raw in problem.batches(FORWARD_CHUNK))
+    except _UNMEASURABLE:
+        return True
 
 
 def _require_alone(problem: Problem, budget: float | None) -> None:

@@ -56,7 +56,9 @@ class TrackerCallback(TrainerCallback):
     ) -> None:
         """Measure before the first step, or continue from a checkpoint."""
         names = vars(control).setdefault("_flatlens", {})  # the trainer's callbacks share this object
-        if names.setdefault(self._name, self) is not self:
+        other, run = names.get(self._name, (self, state))
+        names[self._name] = self, state  # each run has a state of its own
+        if other is not self and run is state:
             raise BadInput(
                 f"TrackerCallback(name={self._name!r}): another tracker of this trainer has this name, and would "
                 f"overwrite its file: give each a name of its own"

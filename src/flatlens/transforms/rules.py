@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatlens.operations.layers import LinearLayer
 from flatlens.operations.table import ARITHMETIC, Effect, Operation
-from flatlens.problem import LinearLayer
 
 
 def effect(found: Operation | None, rest: tuple[Any, ...], options: dict[str, Any]) -> tuple[Effect | None, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import altair as alt
@@ -18,12 +19,13 @@ _PANELS_A_ROW = 3
 
 
 def depth_frame(report: Report) -> pd.DataFrame:
-    """Return one row for each measure and linear layer: measure, layer, block, kind, depth, value.
+    """Return one row for each measure and linear layer: measure, layer, block, kind, depth, value, low, high.
 
-    `depth` counts blocks, or layers outside them; undefined values are left out.
+    `depth` counts blocks, or layers outside them; `low` and `high` bound the 95% interval. Undefined and infinite
+    values are left out.
     """
     linear = {str(name) for name in report.about.get("layers", [])}
-    values = [(name, layer, e.value) for (name, layer), e in report.items() if layer is not None and e.value == e.value]
+    values = [(name, layer, e) for (name, layer), e in report.items() if layer is not None and math.isfinite(e.value)]
     names = [n for n in dict.fromkeys(layer for _, layer, _ in values) if CALL.sub("", n) in linear or not linear]
     order = [str(name) for name in report.about.get("layers", []) if name in names]
     names = [*order, *(name for name in names if name not in order)]
@@ -37,15 +39,22 @@ def depth_frame(report: Report) -> pd.DataFrame:
             return OUTSIDE
         return role(name, block[name]) if role(name, block[name]) in known else OTHERS
 
-    rows = [(m, layer, block[layer], kind(layer), depth[layer], v) for m, layer, v in values if layer in depth]
-    return pd.DataFrame(rows, columns=["measure", "layer", "block", "kind", "depth", "value"])
+    rows = [(m, at, block[at], kind(at), depth[at], e.value, 1.96 * e.stderr) for m, at, e in values if at in depth]
+    data = pd.DataFrame(rows, columns=["measure", "layer", "block", "kind", "depth", "value", "reach"])
+    reach = data.pop("reach")
+    return data.assign(low=data["value"] - reach, high=data["value"] + reach)
+
+
+def deep_measures(data: pd.DataFrame) -> list[str]:
+    """Return the measures in `depth_frame`'s table with values at two depths or more: those that have a panel."""
+    depths = data.groupby("measure", sort=False)["depth"].nunique()
+    return [str(name) for name, count in depths.items() if count > 1]
 
 
 def depth_figure(report: Report) -> Figure:
     """Return a panel for each measure with a value at two depths or more."""
     data = depth_frame(report)
-    deep = data.groupby("measure", sort=False)["depth"].nunique()
-    names = [str(name) for name, depths in deep.items() if depths > 1]
+    names = deep_measures(data)
     kinds = list(dict.fromkeys(data["kind"].where(~data["kind"].isin([OUTSIDE, OTHERS])).dropna()))
     domain = [*kinds, *(k for k in (OTHERS, OUTSIDE) if (data["kind"] == k).any())]
     colours = [*_COLOURS[: len(kinds)], *(["#9aa3ae", "#1c2430"][-(len(domain) - len(kinds)) :] if domain else [])]
@@ -53,18 +62,17 @@ def depth_figure(report: Report) -> Figure:
     whole = alt.concat(*panels, columns=_PANELS_A_ROW, spacing=26).resolve_scale(color="shared")
     caption = (
         "From input to output. Across: blocks, and the layers before and behind them, in the order in which they run; "
-        "a line for each kind of layer. The axis is logarithmic where every value is positive."
+        "a line for each kind of layer. A bar is the 95% interval of an estimate. The axis is logarithmic where every "
+        "value, with its interval, is positive."
     )
     return Figure("depth", "Over the depth", caption, data, whole, (whole,), "wide", colours=False)
 
 
 def _panel(data: pd.DataFrame, name: str, domain: list[str], colours: list[str]) -> Drawing:
-    logarithmic = bool((data["value"] > 0).all())
-    y = alt.Y(
-        "value:Q",
-        scale=alt.Scale(type="log", nice=False, padding=6) if logarithmic else alt.Scale(zero=False, padding=6),
-        axis=log_axis(data["value"], None) if logarithmic else alt.Axis(title=None, tickCount=4),
-    )
+    logarithmic = bool((data["low"] > 0).all())
+    scale = alt.Scale(type="log", nice=False, padding=6) if logarithmic else alt.Scale(zero=False, padding=6)
+    axis = log_axis(data["value"], None) if logarithmic else alt.Axis(title=None, tickCount=4)
+    y, low = (alt.Y(f"{field}:Q", scale=scale, axis=axis) for field in ("value", "low"))
     x = alt.X(
         "depth:Q",
         title=None,
@@ -80,5 +88,7 @@ def _panel(data: pd.DataFrame, name: str, domain: list[str], colours: list[str])
     marks = alt.Chart(data).mark_point(size=16, filled=True, opacity=1).encode(x=x, y=y, color=colour)
     inside = data[~data["kind"].isin([OUTSIDE, OTHERS])]
     lines = alt.Chart(inside).mark_line(strokeWidth=1.4).encode(x=x, y=y, color=colour)
-    panel: Drawing = alt.layer(lines, marks)
+    unsure = data[data["high"] > data["low"]]
+    bars = alt.Chart(unsure).mark_rule(strokeWidth=1).encode(x=x, y=low, y2="high:Q", color=colour)
+    panel: Drawing = alt.layer(lines, *([bars] if len(unsure) else []), marks)
     return panel.properties(width=290, height=130, title=name)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from flatlens.report import frames
@@ -71,41 +72,57 @@ class Grid:
         levels = {sign: _levels(result.networks[name]) for sign, name in shown.items()}
         return cls(shown["colour"], levels["colour"], shown["shape"], levels["shape"])
 
+    @property
+    def known_colours(self) -> int:
+        """Return the number of levels with a colour of the ramp; after them comes the grey of `NOT_KNOWN`."""
+        return len(self.colours) - (frames.NOT_KNOWN in self.colours)
+
+    @property
+    def known_shapes(self) -> int:
+        """Return the number of levels with a shape of their own, without `NOT_KNOWN`."""
+        return len(self.shapes) - (frames.NOT_KNOWN in self.shapes)
+
+    @property
+    def signs(self) -> list[str]:
+        """Return the shape of each level."""
+        known = [SHAPES[i % len(SHAPES)] for i in range(max(self.known_shapes, 1))]
+        return [*known, NOT_KNOWN_SHAPE][: len(self.shapes)] if self.known_shapes else known
+
+    def told(self, marks: pd.DataFrame) -> pd.DataFrame:
+        """Return the data of marks with `NOT_KNOWN` as a level: what has no level would not be drawn."""
+        fields = dict.fromkeys([*frames.NETWORK[1:], *map(frames.plain_field, (self.colour, self.shape))])
+        return marks.assign(**{field: frames.with_not_known(marks[field]) for field in fields})
+
     def colour_of(self, channel: type[Channel], shown: bool) -> Channel:
         """Return a channel of colour; the theme brings the colours, and the page a legend unless it is `shown`."""
-        legend = alt.Legend(title=frames.spoken(self.colour), orient="top") if shown else None
+        legend = alt.Legend(title=frames.spoken(self.colour), orient="top") if shown and self.known_colours else None
         return channel(
             f"{frames.plain_field(self.colour)}:O", scale=alt.Scale(domain=list(self.colours)), legend=legend
         )
 
     def shape_of(self, shown: bool) -> alt.Shape:
         """Return the channel of the marks' shapes, one for each level."""
-        legend = alt.Legend(title=frames.spoken(self.shape), orient="top") if shown else None
-        signs = [SHAPES[i % len(SHAPES)] for i in range(len(self.shapes))]
-        scale = alt.Scale(domain=list(self.shapes), range=signs)
+        legend = alt.Legend(title=frames.spoken(self.shape), orient="top") if shown and self.known_shapes else None
+        scale = alt.Scale(domain=list(self.shapes), range=self.signs)
         return alt.Shape(f"{frames.plain_field(self.shape)}:N", scale=scale, legend=legend)
 
     def tooltip(self, *more: alt.Tooltip) -> list[alt.Tooltip]:
         """Return a tooltip with the network's identity, then `more`."""
-        who = {
-            "key": ("network", "N"),
-            "lr": ("learning rate", "Q"),
-            "batch_size": ("batch size", "Q"),
-            "seed": ("seed", "Q"),
-        }
-        for name, levels in ((self.colour, self.colours), (self.shape, self.shapes)):
-            kind = "Q" if all(isinstance(level, int | float) for level in levels) else "N"
-            who.setdefault(frames.plain_field(name), (frames.spoken(name), kind))
-        return [alt.Tooltip(f"{field}:{kind}", title=title) for field, (title, kind) in who.items()] + list(more)
+        who = {"key": "network", **{name: frames.spoken(name) for name in frames.NETWORK[1:]}}
+        for name in (self.colour, self.shape):
+            who.setdefault(frames.plain_field(name), frames.spoken(name))
+        return [alt.Tooltip(f"{field}:N", title=title) for field, title in who.items()] + list(more)
 
 
 def _levels(column: pd.Series[Any]) -> tuple[Any, ...]:
-    """Return the values of a setting: numbers by size, others as they come."""
-    values = column.dropna().drop_duplicates()
-    return tuple((values.sort_values() if pd.api.types.is_numeric_dtype(values) else values).tolist())
+    """Return the values of a setting: numbers by size, others as they come, then NOT_KNOWN if one is missing."""
+    values = column.sort_values() if pd.api.types.is_numeric_dtype(column) else column
+    levels = frames.with_not_known(values).drop_duplicates().tolist()
+    return tuple(sorted(levels, key=lambda level: bool(level == frames.NOT_KNOWN)))
 
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+NOT_KNOWN_SHAPE = "triangle-right"
 
 
 def solid_if_included() -> alt.FillOpacityValue:
@@ -134,6 +151,7 @@ def log_ticks(low: float, high: float) -> list[float] | None:
 
 def log_axis(values: pd.Series[float], title: str | None) -> alt.Axis:
     """Return an axis with few ticks: Vega's default is nine a decade."""
+    values = values[np.isfinite(values.astype(float))]
     if values.empty:
         return alt.Axis(title=title)
     low, high = float(values.min()), float(values.max())

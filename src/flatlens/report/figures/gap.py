@@ -68,7 +68,7 @@ def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Quantity
     """Return one measure's panel. Columns get plain names: a dot or bracket in a field would be read as a path."""
     who = dict.fromkeys([*frames.NETWORK, *map(frames.plain_field, (grid.colour, grid.shape))])
     drawn = data.rename(columns={x.name: "x", y.name: "y"})[[*who, "outcome", "included", "x", "y"]]
-    drawn = drawn.dropna(subset=["x", "y"])
+    drawn = grid.told(drawn.dropna(subset=["x", "y"]))
     legend = width != "container"
     scale, ticks = alt.Scale(zero=False), alt.Axis(tickCount=5)
     marks = (

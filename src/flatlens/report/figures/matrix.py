@@ -52,9 +52,9 @@ def scatter_matrix(result: StudyResult) -> Figure:
 def _matrix(result: StudyResult, quantities: list[Quantity], data: pd.DataFrame) -> Drawing:
     """Return cells row by row. Quantities become q0, q1...: a dot or bracket in a field would be read as a path."""
     fields = {q.name: f"q{i}" for i, q in enumerate(quantities)}
-    drawn = data[[*frames.network_columns(result), "included", *fields]].rename(columns=fields)
-    pairs = {(row["x"], row["y"]): row for row in frames.relation_frame(result).to_dict("records")}
     grid = Grid.of(result)
+    drawn = grid.told(data[[*frames.network_columns(result), "included", *fields]].rename(columns=fields))
+    pairs = {(row["x"], row["y"]): row for row in frames.relation_frame(result).to_dict("records")}
     views: list[str] = []
     cells: list[Drawing] = []
     for i, row in enumerate(quantities):

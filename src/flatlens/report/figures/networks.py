@@ -20,6 +20,7 @@ def layer_profiles(result: StudyResult) -> Figure:
     """Return a panel for each measure: a thin line for each network, a thick one for the median of a learning rate."""
     data = frames.profile_frame(result)
     grid = Grid.of(result)
+    whose = f"its {frames.spoken(grid.colour)}" if grid.known_colours else "all of them"
     names = list(dict.fromkeys(data["measure"]))
 
     def draw(width: Width) -> list[Drawing]:
@@ -31,7 +32,7 @@ def layer_profiles(result: StudyResult) -> Figure:
         name="layer_profiles",
         title="Layer by layer",
         caption="Layers from input to output. A thin line is one network (dashed if left out of the correlations), a "
-        f"thick one the median of its {frames.spoken(grid.colour)}. The axis is logarithmic where every value is "
+        f"thick one the median of {whose}. The axis is logarithmic where every value is "
         "positive.",
         data=data,
         whole=whole,
@@ -41,6 +42,7 @@ def layer_profiles(result: StudyResult) -> Figure:
 
 
 def _profile(data: pd.DataFrame, measure: str, grid: Grid, width: Width) -> Drawing:
+    data = grid.told(data)
     layers = list(data.sort_values("position")["layer"].drop_duplicates())
     logarithmic = bool((data["value"] > 0).all())
     y = alt.Y(
@@ -105,7 +107,7 @@ def _curves(
     data: pd.DataFrame, title: str, bound: float | None, extent: tuple[float, float], grid: Grid, width: Width
 ) -> Drawing:
     lines = (
-        alt.Chart(data)
+        alt.Chart(grid.told(data))
         .mark_line(strokeWidth=1.2, strokeOpacity=0.85, clip=True)
         .encode(
             x=alt.X(

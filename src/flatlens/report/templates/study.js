@@ -52,7 +52,7 @@
         const rows = [...body.rows].map((row) => [row.cells[index].dataset.value, row]);
         const order = (a, b) => {
           if (!numeric) return down ? b[0].localeCompare(a[0]) : a[0].localeCompare(b[0]);
-          const [x, y] = [Number(a[0]), Number(b[0])];
+          const [x, y] = [a[0], b[0]].map((text) => Number(text.replace("inf", "Infinity")));
           if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y); // undefined last, both ways
           return down ? y - x : x - y;
         };
@@ -67,7 +67,7 @@
   if (search) search.addEventListener("input", (event) => {
     const wanted = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const row of table.tBodies[0].rows) {
-      row.hidden = !wanted.every((word) => row.dataset.search.includes(word));
+      row.hidden = !wanted.every((word) => row.dataset.search.toLowerCase().includes(word));
     }
   });
   const layers = document.getElementById("layers");
@@ -75,7 +75,10 @@
 
   document.querySelectorAll("details").forEach((fold) => fold.addEventListener("toggle", draw));
   window.addEventListener("hashchange", unfold);
-  window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((fold) => { fold.open = true; }));
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach((fold) => { fold.open = true; });
+    draw(); // now: the folds report that they are open only after the page is printed
+  });
   dark.addEventListener("change", redraw);
   unfold();
   draw();

@@ -1,0 +1,94 @@
+"""Largest eigenvalues as estimates, and the layers and the data that they are taken of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from flatlens.curvature import Eigenpairs, Operator, eigenpairs
+from flatlens.curvature.blocks import fits
+from flatlens.curvature.krylov import CHANCE
+from flatlens.estimate import Estimate
+from flatlens.grams import Weight
+from flatlens.measures.card import Run
+from flatlens.measures.lens import Lens
+from flatlens.measures.options import require_count, require_tolerance
+from flatlens.problem import Problem
+
+REMEMBERED = 10  #: Ritz pairs that a search keeps for the next moment's search
+
+
+def top_of(
+    lens: Lens, run: Run, key: str, operator: Operator, rtol: float, top_k: int = 1, bottom_k: int = 0
+) -> Estimate:
+    """Return the ends of an operator's spectrum; the search starts from the earlier lens's eigenpairs."""
+    require_tolerance(rtol)
+    earlier = lens.remembered.get((key, None))
+    pairs = eigenpairs(
+        operator,
+        top_k=top_k,
+        bottom_k=bottom_k,
+        rtol=rtol,
+        start=earlier if earlier is not None and earlier.vectors.shape[1] == operator.size else None,
+        keep=max(REMEMBERED, top_k + bottom_k),
+        generator=run.generator,
+        progress=run.progress,
+    )
+    lens.count(operator.products)
+    if pairs.remembered is not None:
+        lens.remember((key, None), pairs.remembered)
+    return as_estimate(pairs, operator.products)
+
+
+def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
+    """Return a Ritz value as an estimate: a lower bound of the largest eigenvalue.
+
+    Some eigenvalue lies within the residual of the Ritz value; it need not be the largest.
+    """
+    value, residuals = float(pairs.values[0]), pairs.residuals
+    tiny = torch.finfo(pairs.vectors.dtype).tiny
+    underflows = not pairs.exact and 0 < abs(value) < tiny
+    if underflows:  # products round by an absolute amount there, which the residual does not show
+        value, residuals = value - tiny, residuals + 2 * tiny
+    note = "" if pairs.exact else proven_by(float(residuals[0]), value + pairs.above)
+    if underflows:
+        note += f"; products underflow {pairs.vectors.dtype}"
+    if not pairs.converged and not pairs.exact:
+        note += f"; stopped after {products} products, before the tolerance was reached"
+    return Estimate(
+        value,
+        kind="exact" if pairs.exact else "lower bound",
+        note=note,
+        products=products,
+        arrays={"eigenvalues": pairs.values, "residuals": residuals},
+    )
+
+
+def proven_by(residual: float, highest: float) -> str:
+    """Return the note on what a residual proves and what it does not."""
+    said = f"an eigenvalue lies within {residual:.1g}; a larger one can be missed"
+    return (
+        f"{said}, but one above {highest:.3g} has a probability of at most {CHANCE:.0%}" if highest < math.inf else said
+    )
+
+
+def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
+    """Return the layers whose weight is a measured parameter."""
+    every = lens.layout.weights.items()
+    known = {name: w for name, w in every if w.parameter is not None and w.has_derivative and run.chosen(name)}
+    return {name: w for name, w in known.items() if w.measured or run.frozen}
+
+
+def closed_form(lens: Lens, layers: Iterable[str]) -> list[str]:
+    """Return the layers whose blocks one pass over every output gives."""
+    return [name for name in layers if lens.probes is None and fits(lens.problem, lens.layout, name)]
+
+
+def in_batches(lens: Lens, batch_statistics: int | None) -> Problem:
+    """Return the lens's problem; in eval mode, with BatchNorm's statistics of so many samples together, if given."""
+    if batch_statistics is None or lens.problem.coupled:
+        return lens.problem
+    require_count(2, batch_statistics=batch_statistics)
+    return lens.problem.in_ghost_batches(batch_statistics)
