@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import flatlens as fl
-from flatlens.perturbation.autograd import other_derivative, rounding_of
+from flatlens.perturbation.autograd import other_derivative, moved_by_rounding
 
 
 class Reversed(torch.autograd.Function):
@@ -209,4 +209,4 @@ def test_rounding_is_not_looked_at_where_the_copy_does_not_run(x):
             return super().forward(x).mul(100).softmax(1)
 
     problem = fl.Problem(Narrow(10, 3), "mse", (x, torch.zeros(len(x), 3)))
-    assert rounding_of(problem, problem.measured()) == ("", "")
+    assert moved_by_rounding(problem, problem.measured()) == ("", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 
@@ -190,6 +191,51 @@ def names_of(z: Tensor) -> str:
             seen.add(node)
             waiting += [parent for parent, _ in node.next_functions]
     return " ".join(node.name() for node in seen)
+
+
+class Words(nn.Module):
+    """Words read one after the other, the last outputs through a head."""
+
+    def __init__(self, both: bool = False) -> None:
+        super().__init__()
+        self.table, self.recurrence = nn.Embedding(5, 2), nn.LSTM(2, 3, batch_first=True, bidirectional=both)
+        self.head = nn.Linear(6 if both else 3, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.recurrence(self.table(ids))[0][:, -1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("both", [False, True])
+def test_weights_of_an_lstm_are_seen_in_every_dtype(both: bool, dtype: torch.dtype) -> None:
+    """In these, mkldnn's LSTM is one node of the graph: its weights were left out of the network's numbers."""
+    torch.manual_seed(0)
+    net, ids, y = Words(both).to(dtype), torch.randint(0, 5, (4, 3)), torch.arange(4) % 2
+    asked = ["fisher_rao", "feature_norm", "weight_norm", "normalized_sharpness", "relative_flatness_ggn"]
+    ours, truth = (
+        fl.measure(fl.Lens(fl.Problem(one, "cross_entropy", (ids, y))), asked)
+        for one in (net, copy.deepcopy(net).double())
+    )
+    assert len(truth.about["layers"]) == (5 if both else 3)
+    assert ours.about["layers"] == truth.about["layers"]
+    assert {key: ours[key].kind for key in ours} == {key: truth[key].kind for key in truth}
+    for key in truth:
+        if truth[key].kind != "undefined":
+            assert ours[key].value == pytest.approx(truth[key].value, rel=1e-4), key
+
+
+def test_a_recurrence_comes_out_as_it_went_in() -> None:
+    net, ids = Words(), torch.randint(0, 5, (4, 3))
+    before = sorted(names_of(net(ids)).split())
+    with measuring(net):
+        with measuring(net):
+            assert "Mkldnn" not in names_of(net(ids))
+        assert "Mkldnn" not in names_of(net(ids))  # the outer one is still on
+        with pytest.raises(TypeError):
+            torch._VF.lstm(ids)
+    assert torch.backends.mkldnn.enabled
+    assert torch.backends.cudnn.enabled
+    assert sorted(names_of(net(ids)).split()) == before
 
 
 def words(bag: bool, **options: object) -> tuple[nn.Module, Tensor, Tensor]:

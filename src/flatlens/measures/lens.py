@@ -20,7 +20,7 @@ from flatlens.estimate import Key, Progress
 from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out
 from flatlens.measures.card import PassMeasure, Run, comes_along
 from flatlens.measures.gather import Gathered, Gatherer, by_weighting
-from flatlens.perturbation.autograd import rounding_of, slopes_of
+from flatlens.perturbation.autograd import moved_by_rounding, slopes_of
 from flatlens.perturbation.steps import Landscape
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
@@ -129,7 +129,7 @@ class Lens:
     @cached_property
     def rounding(self) -> tuple[str, str]:
         """Return in words how far rounding moves the derivative in the weights, and in the inputs."""
-        return rounding_of(self.problem, self.model)
+        return moved_by_rounding(self.problem, self.model)
 
     @cached_property
     def underflow(self) -> str:

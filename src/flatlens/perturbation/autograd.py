@@ -5,9 +5,11 @@ Gradient reversal, straight-through estimators and `detach()` do. Differences of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,9 @@ from flatlens.errors import FlatlensError
 from flatlens.grams.sketch import random_signs
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import size
+from flatlens.problem.data import move, size
+from flatlens.problem.loss import Loss
+from flatlens.problem.state import copy_of, device_of, differentiable
 
 _STEP = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Length of a step, relative to the length of the weights and to that of the inputs."""
@@ -31,6 +35,10 @@ _AGREE = 0.2
 _ROUNDINGS = 4
 """Smallest difference from autograd's derivative, in roundings of the outputs over the shortest step."""
 _VECTORS = 16  #: vectors as long as the weights, or as the outputs, that the test holds at once
+_FEW = 3
+"""Number of samples on which rounding is looked at."""
+_ROUNDED = 0.01
+"""Smallest relative change of the derivative by rounding that is worth a word."""
 _SIDES = ("weights", "inputs")
 _FOUND = "the derivative that is not autograd's"
 
@@ -54,6 +62,79 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
                 problem.facts[_FOUND] = _tested(problem, model)
     found: tuple[str, str] = problem.facts[_FOUND]
     return found
+
+
+def moved_by_rounding(problem: Problem, model: nn.Module) -> tuple[str, str]:
+    """Return in words how far rounding moves the derivative in the weights, and in the inputs; empty if not far.
+
+    The network in float32 is compared with its copy in float64, on a few samples: in a random combination of the
+    outputs, and along the loss's slope. Outputs behind a softmax, or units deep in the flat part of a tanh, have
+    derivatives that are differences of almost equal numbers. Nothing is said where the copy does not run.
+    """
+    found = "", ""
+    wide = torch.finfo(torch.float64).bits // 8 * _VECTORS * sum(p.numel() for p in model.parameters())
+    full = problem.dtype == torch.float32 and problem.arithmetic == "full"
+    if full and problem.parameters and not problem.sharded and wide <= problem.memory:
+        with suppress(Exception):  # the network may work in float32 alone, and users' modules may raise anything
+            found = _rounded(problem, model)
+    return found
+
+
+def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
+    fine = copy_of(model, "a comparison with float64").to(torch.float64)
+    each: list[list[list[list[Tensor]]]] = []
+    rows: list[Tensor] = []
+    for network, dtype in ((fine, torch.float64), (model, torch.float32)):
+        batch = move(problem.probes[0], device_of(network), dtype)
+        tensors: list[Tensor] = [p for name, p in network.named_parameters() if name in problem.parameters]
+        with problem.measuring(network), differentiable(tensors):
+            x = batch[0] if isinstance(batch, tuple) else None
+            leaf = [x.clone().requires_grad_()] if isinstance(x, Tensor) and x.is_floating_point() else []
+            f, y = problem.run(network, (leaf[0].clone(), *batch[1:]) if leaf else batch)
+            rows = rows or _cotangents(problem, f, y)
+            each.append([_by_side(f[i], row[i], tensors, leaf) for row in rows for i in range(min(len(f), _FEW))])
+    words = []
+    for side in range(len(each[0][0])):
+        off = torch.tensor([_off(true[side], own[side]) for true, own in zip(*each, strict=True)])
+        most = float(off.reshape(2, -1).median(1).values.max())
+        moved = (
+            f"rounding in float32 moves the derivative in the {_SIDES[side]} by up to {most:.0%} (the median of a few "
+            f"samples): Problem(dtype=torch.float64) mends it"
+        )
+        words.append(moved if most > _ROUNDED else "")
+    return words[0], words[-1]
+
+
+def _cotangents(problem: Problem, f: Tensor, y: Any) -> list[Tensor]:
+    """Return random signs, and the loss's slope in the outputs, whose largest entry is 1 for each sample."""
+    slope = slopes_of(problem.loss, f, y)
+    longest = slope.abs().amax(1, keepdim=True)
+    slope = torch.where(longest > 0, slope / longest, 0.0)
+    return [random_signs(f.shape, f.detach(), torch.Generator().manual_seed(0)), slope.to(f.dtype)]
+
+
+def slopes_of(loss: Loss, f: Tensor, y: Any) -> Tensor:
+    """Return the derivative of each sample's loss in its outputs, (n, N) float64."""
+    with torch.enable_grad():
+        leaf = f.detach().to(torch.float64).requires_grad_()
+        (slope,) = torch.autograd.grad(loss.values(leaf, y).sum(), leaf)
+    return slope
+
+
+def _by_side(f: Tensor, row: Tensor, tensors: list[Tensor], leaf: list[Tensor]) -> list[list[Tensor]]:
+    """Return one sample's derivative along a row, in float64: in the weights and, if they have one, in the inputs."""
+    found = torch.autograd.grad(
+        f, [*tensors, *leaf], row.to(f.device), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    wide = [one.to(torch.complex128 if one.is_complex() else torch.float64) for one in found]
+    return [wide[: len(tensors)], wide[len(tensors) :]][: 1 + len(leaf)]
+
+
+def _off(true: list[Tensor], own: list[Tensor]) -> float:
+    """Return the distance of a derivative from the true one, over the latter's length."""
+    length = math.hypot(*(float(torch.linalg.vector_norm(one)) for one in true))
+    apart = math.hypot(*(float(torch.linalg.vector_norm(a - b)) for a, b in zip(true, own, strict=True)))
+    return apart / length if length else 0.0
 
 
 def _tested(problem: Problem, model: nn.Module) -> tuple[str, str]:

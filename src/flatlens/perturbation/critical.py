@@ -12,6 +12,7 @@ from torch import Tensor
 _WIDE = 4.0  #: ratio of the ends from which an interval is halved if no curve has shown the way
 _FURTHER, _AT_MOST = 8.0, 1000.0
 """The factor by which a search moves on if no curve shows the way, and the largest factor if one does."""
+_MOST = 7  #: evaluations
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +20,7 @@ class CriticalStep:
     """The step at which the change of a function turns from negative to positive."""
 
     step: float  #: inf if the function never rose, 0 if it rose at every step tried
-    error: float  #: how far the last evaluation moved `step`
+    error: float  #: how far the last evaluation moved `step`, or was from it if that is more than half of it
     steps: Tensor  #: steps tried, ascending
     changes: Tensor  #: the function's change at each
 
@@ -30,15 +31,14 @@ def critical_step(
     *,
     slope: float | None = None,
     rtol: float = 0.02,
-    most: int = 7,
 ) -> CriticalStep:
-    """Return the first step > 0 from which on change(step) > 0, from at most `most` evaluations.
+    """Return the first step > 0 from which on change(step) > 0, from at most 7 evaluations.
 
     change(step) / step is a straight line where the function is quadratic. So the search follows the line through two
     tried steps; on a quadratic the second one is exact (the third if `slope`, the derivative of `change` at 0, is not
     known). Between two steps with changes of either sign it follows the parabola through these and a third one. It ends
-    when an evaluation moves the zero by less than `rtol` of it. A rise between two steps that were tried, followed by a
-    fall, goes unseen.
+    when an evaluation near the zero moves it by at most `rtol` of it. A rise between two steps that were tried,
+    followed by a fall, goes unseen.
 
     >>> found = critical_step(lambda step: -2 * step + 3 * step**2, 0.01, slope=-2.0)
     >>> round(found.step, 9), len(found.steps)
@@ -47,11 +47,13 @@ def critical_step(
     seen: dict[float, float] = {} if slope is None else {0.0: slope}  # mean slopes by step
     tried: dict[float, float] = {}
     step, guess, error = first, math.nan, math.inf
-    for _ in range(most):
+    for _ in range(_MOST):
         tried[step] = change(step)
         seen[step] = tried[step] / step if math.isfinite(tried[step]) else math.inf
         found = _zero(seen)
         error = abs(found - guess)
+        if abs(step - guess) > guess / 2:  # what was found far from the zero does not confirm it
+            error = max(error, abs(step - found))
         guess = found
         if error <= rtol * guess:
             break

@@ -161,6 +161,36 @@ def plain_hardsigmoid() -> Iterator[None]:
         F.hardsigmoid = before
 
 
+@contextmanager
+def plain_recurrences() -> Iterator[None]:
+    """Compute nn.LSTM, nn.GRU and nn.RNN by torch's plain operations, without mkldnn and cuDNN.
+
+    mkldnn's LSTM (float32, bfloat16 and float16 on CPU) is one node of the graph, so its weights would not be seen as
+    matrices of products. cuDNN's recurrences have no second derivative, and in eval mode not even a first one.
+    """
+    names = "lstm", "gru", "rnn_tanh", "rnn_relu"
+    before = [getattr(torch._VF, name) for name in names]
+    try:
+        for name, fast in zip(names, before, strict=True):
+            setattr(torch._VF, name, partial(_without_backends, fast))
+        yield
+    finally:
+        for name, fast in zip(names, before, strict=True):
+            setattr(torch._VF, name, fast)
+
+
+def _without_backends(recurrence: Callable[..., Any], *given: Any) -> Any:
+    backends: list[Any] = [torch.backends.mkldnn, torch.backends.cudnn]
+    enabled = [backend.enabled for backend in backends]
+    try:
+        for backend in backends:  # only here: convolutions need them for speed
+            backend.enabled = False
+        return recurrence(*given)
+    finally:
+        for backend, was in zip(backends, enabled, strict=True):
+            backend.enabled = was
+
+
 class _NotReentrant:
     """Stands in for torch's `CheckpointFunction`: what it recomputes can be differentiated as often as is needed."""
 

@@ -23,6 +23,7 @@ from flatlens.problem.plain import (
     plain_hardsigmoid,
     plain_norms,
     plain_parametrizations,
+    plain_recurrences,
     plain_weight_norms,
 )
 from flatlens.problem.shards import parts_between_calls
@@ -94,6 +95,7 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
             plain_weight_norms(model),
             plain_norms(model),
             plain_hardsigmoid(),
+            plain_recurrences(),
             plain_parametrizations(),
             plain_checkpoints(),
             eager(),
