@@ -210,3 +210,13 @@ def test_rounding_is_not_looked_at_where_the_copy_does_not_run(x):
 
     problem = fl.Problem(Narrow(10, 3), "mse", (x, torch.zeros(len(x), 3)))
     assert moved_by_rounding(problem, problem.measured()) == ("", "")
+
+
+def test_a_copy_that_draws_other_numbers_says_nothing_of_rounding(x):
+    class Masked(nn.Linear):
+        def forward(self, x):
+            numbers = torch.rand(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+            return super().forward(x * (numbers > 0.5))
+
+    problem = fl.Problem(Masked(10, 3), "mse", (x, torch.zeros(len(x), 3)))
+    assert moved_by_rounding(problem, problem.measured()) == ("", "")

@@ -122,6 +122,26 @@ def test_any_label_may_be_the_ignored_one() -> None:
         as_loss(Own(ignore_index=0))
 
 
+def test_weights_of_one_row_are_taken_by_row() -> None:
+    """As torch's mean over the tokens that count does, whatever the number of axes."""
+    f, y = F6.reshape(2, 3, 4), PROBABILITIES.reshape(2, 3, 4)
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    for weight in (WEIGHTS, WEIGHTS[None]):
+        module = nn.BCEWithLogitsLoss(pos_weight=weight).double()
+        problem = fl.Problem(Tokens(), module, ({"x": f, "attention_mask": mask}, y))
+        truth = module(f[mask == 1], y[mask == 1])
+        assert fl.Lens(problem).outcomes("data").risk == pytest.approx(float(truth), rel=1e-12)
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return x * self.scale
+
+
 def trace_of_hessian(net: nn.Module, risk: Tensor) -> float:
     parameters = list(net.parameters())
     slopes = torch.autograd.grad(risk, parameters, create_graph=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -222,6 +223,34 @@ def test_weights_of_an_lstm_are_seen_in_every_dtype(both: bool, dtype: torch.dty
     for key in truth:
         if truth[key].kind != "undefined":
             assert ours[key].value == pytest.approx(truth[key].value, rel=1e-4), key
+
+
+def test_threads_that_measure_at_the_same_time_put_torch_back() -> None:
+    """The first to begin ends first: the second still runs on plain operations, and then nothing is left of either."""
+    fast, hardsigmoid = torch._VF.lstm, F.hardsigmoid
+    begun, ended = threading.Barrier(2, timeout=60), threading.Event()
+    still: list[bool] = []
+
+    def first() -> None:
+        with measuring(Words()):
+            begun.wait()
+        ended.set()
+
+    def second() -> None:
+        with measuring(Words()):
+            begun.wait()
+            ended.wait(60)
+            still.append(torch._VF.lstm is not fast and F.hardsigmoid is not hardsigmoid)
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert still == [True]
+    assert torch._VF.lstm is fast
+    assert F.hardsigmoid is hardsigmoid
+    assert torch.backends.mkldnn.enabled
 
 
 def test_a_recurrence_comes_out_as_it_went_in() -> None:

@@ -175,6 +175,45 @@ def test_the_second_derivatives_of_heads_are_those_of_their_sum(shape: tuple[int
         assert torch.allclose(loss.least(f, y), torch.zeros(5).double(), atol=1e-12)
 
 
+BOXES = torch.randn(5, 4, 2, generator=G).double()
+
+
+class BoxesAndKind(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.boxes, self.kind = nn.Linear(3, 8).double(), nn.Linear(3, 3).double()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.boxes(x).reshape(-1, 4, 2), self.kind(x)
+
+
+@pytest.mark.parametrize("loss", ["mse", nn.L1Loss(), lambda f, y: (f - y).square().mean(1)], ids=["a", "b", "c"])
+def test_a_head_s_targets_may_be_flat(loss: Any) -> None:
+    net = BoxesAndKind()
+    problem = fl.Problem(net, (loss, "cross_entropy"), (X, (BOXES.flatten(1), KINDS)))
+    f, kind = net(X)
+    of_boxes = F.l1_loss(f, BOXES) if isinstance(loss, nn.L1Loss) else F.mse_loss(f, BOXES)
+    truth = of_boxes + F.cross_entropy(kind, KINDS)
+    assert fl.Lens(problem).outcomes("data").risk == pytest.approx(float(truth.detach()), rel=1e-12)
+
+
+def test_one_head_has_its_softmax() -> None:
+    class One(Heads):
+        def forward(self, x: Tensor) -> Any:
+            return {"a": super().forward(x)["a"]}
+
+    class Plain(Heads):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x)["a"]
+
+    one, plain = (
+        fl.measure(fl.Lens(fl.Problem(net(dict), "cross_entropy", (X, y))), "mls(softmax=True)")
+        for net, y in ((One, {"a": KINDS}), (Plain, KINDS))
+    )
+    assert one["mls(softmax=True)"].value == pytest.approx(plain["mls(softmax=True)"].value, rel=1e-12)
+
+
 class MaskAndKind(nn.Module):
     """An image of classes beside one class of the whole image."""
 

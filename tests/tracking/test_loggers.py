@@ -86,6 +86,7 @@ def test_a_csv_file_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     assert [row["step"] for row in csv.DictReader(path.open())] == ["5", "0", "1", "2", "3", "4", "6"]
     later = tracker()
     later.load_state_dict(state | {"latest": 5})  # no row comes after the one at 6, and the earlier run's stay
+    later.load_state_dict(tracker().state_dict())  # of a run that was killed before its first step
     assert path.read_text().count("\n") == 7
 
 

@@ -491,3 +491,18 @@ def test_messages_of_what_is_no_whole_state_or_no_function() -> None:
         tracker.load_state_dict({"version": 1})
     with pytest.raises(BadInput, match=r"Tracker\(log='run.csv'\): functions of a Moment are needed"):
         fl.Tracker(Run().problem, "loss", log="run.csv")
+
+
+def test_rounding_is_looked_at_for_one_moment_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a run is resumed: the notes of its history are those of a run that went on."""
+    looks: list[int] = []
+    monkeypatch.setattr("flatlens.measures.lens.moved_by_rounding", lambda *_: looks.append(1) or ("told", "told"))
+    run = Run()
+    tracker, resumed = (fl.Tracker(run.problem, ["loss", "mls"], every=1) for _ in range(2))
+    for step in range(4):
+        tracker.step(step)
+    resumed.load_state_dict(tracker.state_dict())
+    for step in range(4, 9):
+        report = resumed.step(step)
+        assert "told" in report["mls"].note
+    assert len(looks) == 2

@@ -181,7 +181,7 @@ def other_module(module: nn.Module) -> Loss:
 
     if summed:  # over the tokens of a sequence, too
         return CustomLoss(values, name, settings=settings | {"reduction": "batchmean"})
-    if any(buffer.ndim > 1 for buffer in module.buffers()):  # weights of channels, in the shape of an image's outputs
+    if any(buffer.numel() > buffer.shape[-1] for buffer in module.buffers() if buffer.ndim):  # of channels: (C, 1, 1)
         return CustomLoss(values, name, settings=settings)
     masses = (lambda f, y: values(-torch.ones_like(f), y)) if labels else None
     return CustomLoss(values, name, by_row=True, settings=settings, masses=masses, ignore_index=ignored)

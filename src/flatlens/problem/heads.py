@@ -113,12 +113,11 @@ class OfStructure(OfForm):
 class OfHeads(Loss):
     """The sum of the heads' losses, that of tokens or places the mean over them: C is block-diagonal."""
 
-    one_softmax = False
-
     def __init__(self, each: list[Loss]) -> None:
         self.each = each
         self.name = " + ".join(loss.name for loss in each)
         self.apart, self.convex = all(loss.apart for loss in each), all(loss.convex for loss in each)
+        self.one_softmax = len(each) == 1 and not isinstance(each[0], TokenWise | OfForm)
 
     @property
     def description(self) -> str:
@@ -147,8 +146,9 @@ class OfHeads(Loss):
             loss.check(part, target)
             if not bool((loss.mass(part, target) == mass).all()):
                 raise BadLoss(
-                    f"Problem(loss={self.name}): some targets of a head are ignored, or its classes are weighted: with "
-                    f"several heads every sample must count alike: give a function (outputs, targets) -> losses, (n,)"
+                    f"Problem(loss={self.name}): some targets of a head are ignored, its classes are weighted, or its "
+                    f"tokens are masked: with several heads every sample must count alike: give a function (outputs, "
+                    f"targets) -> losses, (n,)"
                 )
         return super().check(f, y)
 

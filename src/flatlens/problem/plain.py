@@ -6,8 +6,9 @@ and changes outputs by rounding errors at most.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -147,18 +148,44 @@ def plain_gradients(model: nn.Module) -> Iterator[None]:
             kept.update(own)
 
 
+_LOCK = threading.Lock()
+_REPLACED: dict[tuple[Any, str], tuple[int, Any]] = {}
+"""(how many contexts have replaced an attribute of torch's, what it was before the first of them)."""
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, plain: object) -> Iterator[None]:
+    """Replace an attribute of torch's until the last of these contexts ends: threads may measure at the same time."""
+    with _LOCK:
+        contexts, before = _REPLACED.get((owner, name), (0, getattr(owner, name)))
+        _REPLACED[owner, name] = contexts + 1, before
+        setattr(owner, name, plain)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            contexts, before = _REPLACED.pop((owner, name))
+            if contexts > 1:
+                _REPLACED[owner, name] = contexts - 1, before
+            else:
+                setattr(owner, name, before)
+
+
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    return F.relu6(input + 3) / 6
+
+
 @contextmanager
 def plain_hardsigmoid() -> Iterator[None]:
     """Compute F.hardsigmoid, and so nn.Hardsigmoid, as relu6(x + 3) / 6.
 
     torch's own has no second derivative, and its first derivative rounds 1/6 to float32.
     """
-    before = F.hardsigmoid
-    try:
-        F.hardsigmoid = lambda input, inplace=False: F.relu6(input + 3) / 6
+    with _replaced(F, "hardsigmoid", _hardsigmoid):
         yield
-    finally:
-        F.hardsigmoid = before
+
+
+_RECURRENCES = {name: getattr(torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
 @contextmanager
@@ -168,27 +195,16 @@ def plain_recurrences() -> Iterator[None]:
     mkldnn's LSTM (float32, bfloat16 and float16 on CPU) is one node of the graph, so its weights would not be seen as
     matrices of products. cuDNN's recurrences have no second derivative, and in eval mode not even a first one.
     """
-    names = "lstm", "gru", "rnn_tanh", "rnn_relu"
-    before = [getattr(torch._VF, name) for name in names]
-    try:
-        for name, fast in zip(names, before, strict=True):
-            setattr(torch._VF, name, partial(_without_backends, fast))
+    with ExitStack() as stack:
+        for name, fast in _RECURRENCES.items():
+            stack.enter_context(_replaced(torch._VF, name, partial(_without_backends, fast)))
         yield
-    finally:
-        for name, fast in zip(names, before, strict=True):
-            setattr(torch._VF, name, fast)
 
 
 def _without_backends(recurrence: Callable[..., Any], *given: Any) -> Any:
-    backends: list[Any] = [torch.backends.mkldnn, torch.backends.cudnn]
-    enabled = [backend.enabled for backend in backends]
-    try:
-        for backend in backends:  # only here: convolutions need them for speed
-            backend.enabled = False
+    # only here: convolutions need them for speed
+    with _replaced(torch.backends.mkldnn, "enabled", False), _replaced(torch.backends.cudnn, "enabled", False):
         return recurrence(*given)
-    finally:
-        for backend, was in zip(backends, enabled, strict=True):
-            backend.enabled = was
 
 
 class _NotReentrant:

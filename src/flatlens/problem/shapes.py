@@ -103,8 +103,17 @@ def _in_heads(parts: list[Tensor], targets: Any, n: int, loss: Loss, counted: An
     each = loss_of_each(loss, targets)
     if each is None:
         return in_columns(parts, targets, [(part.reshape(n, -1), target) for part, target in given])
-    rows = [in_rows(*head, n, one, counted, 0) for head, one in zip(given, each, strict=True)]
+    rows = [
+        (part.reshape(n, -1), target) if _flat(part, target) else in_rows(part, target, n, one, counted, 0)
+        for (part, target), one in zip(given, each, strict=True)
+    ]
     return in_columns(parts, targets, rows)
+
+
+def _flat(outputs: Tensor, targets: Any) -> bool:
+    """Return whether the targets hold one number for each output, in another shape than the outputs'."""
+    numbers = isinstance(targets, Tensor) and targets.is_floating_point() and one_each(outputs, targets)
+    return numbers and targets.shape not in (outputs.shape, outputs.shape[:2])
 
 
 def _classes_second(outputs: Tensor, targets: Tensor, loss: Loss) -> bool:

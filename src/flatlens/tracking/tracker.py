@@ -118,6 +118,7 @@ class Tracker:
             Lens(self.problem, outputs=outputs, along=along)  # refuses bad outputs now rather than at the first step
         self._history = History()
         self._warm: dict[Key, Remembered] = {}
+        self._rounding: list[Any] = [0, ("", "")]  #: moments so far, and what the last look saw
         self._next, self._latest = 0, -1
         self.latest: Moment | None = None  #: the last measurement, in this process
         self._measuring, self._longest, self._before, self._started = 0.0, 0.0, 0.0, time.perf_counter()
@@ -182,11 +183,15 @@ class Tracker:
             lens = Lens(self.problem, outputs=self._outputs, after=self._warm, optimiser=optimiser, along=self._along)
         except _UNMEASURABLE as error:
             return Report({(m.key, None): undefined(one_line(error)) for m in self._measures}, {})
+        moments, seen = self._rounding
+        if moments % _LOOKS:
+            lens.rounding = seen
         try:
             report = self._report(lens, self._measures, step)
         except _UNMEASURABLE:  # one measure's failure is none of the others'
             report = self._one_by_one(lens, step)
         self._warm = lens.remembered
+        self._rounding = [moments + 1, vars(lens).get("rounding", seen)]
         return Report({key: e if e.value == e.value else _undefined(e) for key, e in report.items()}, report.about)
 
     def _report(self, lens: Lens, measures: list[Measure], step: int) -> Report:
@@ -259,6 +264,7 @@ class Tracker:
             "latest": self._latest,
             "warm": warm,
             "history": self._history.state(),
+            "rounding": self._rounding,
             "seconds": [self._measuring, self._longest, self._elapsed()],
         }
 
@@ -282,14 +288,16 @@ class Tracker:
                 )
         self._history.load(state["history"])
         self._warm = {(one["search"], one["layer"]): Remembered(one["values"], one["vectors"]) for one in state["warm"]}
+        self._rounding = list(state.get("rounding", self._rounding))
         self._next, self._latest = int(state["next"]), int(state["latest"])
         self._measuring, self._longest, self._before = state["seconds"]
         self._started = time.perf_counter()
-        for log in self._logs if self.problem.first else []:
+        for log in self._logs if self.problem.first and self._latest >= 0 else []:
             if callable(forget := getattr(log, "forget_after", None)):
                 forget(self._latest)
 
 
+_LOOKS = 8  #: moments for one comparison with the network in float64, which may take as long as a quick measure
 _UNMEASURABLE = BadModel, BadLoss, BadData, ArithmeticError
 """What a network in training may come to, and what its own code, loss or data may raise."""
 
