@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from builders import trace_of_hessian
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -140,16 +141,6 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         return x * self.scale
-
-
-def trace_of_hessian(net: nn.Module, risk: Tensor) -> float:
-    parameters = list(net.parameters())
-    slopes = torch.autograd.grad(risk, parameters, create_graph=True)
-    return sum(
-        float(torch.autograd.grad(slope.flatten()[k], p, retain_graph=True)[0].flatten()[k])
-        for slope, p in zip(slopes, parameters, strict=True)
-        for k in range(p.numel())
-    )
 
 
 OF_TORCH: list[tuple[nn.Module, nn.Module, Tensor]] = [

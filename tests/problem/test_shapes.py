@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import trace_of_hessian
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -238,16 +239,10 @@ def test_a_head_may_be_an_image_of_classes(of_mask: Any) -> None:
     targets = {"mask": torch.randint(0, 2, (6, 2, 2)), "kind": torch.randint(0, 2, (6,))}
     problem = fl.Problem(net, {"kind": "cross_entropy", "mask": of_mask}, (x, targets))
     report = fl.measure(fl.Lens(problem), ["loss", "hessian_trace"])
-    f, parameters = net(x), list(net.parameters())
+    f = net(x)
     risk = F.cross_entropy(f["mask"], targets["mask"]) + F.cross_entropy(f["kind"], targets["kind"])
     assert report["loss"].value == pytest.approx(float(risk.detach()), rel=1e-12)
-    slopes = torch.autograd.grad(risk, parameters, create_graph=True)
-    trace = sum(
-        float(torch.autograd.grad(slope.flatten()[k], p, retain_graph=True)[0].flatten()[k])
-        for slope, p in zip(slopes, parameters, strict=True)
-        for k in range(p.numel())
-    )
-    assert report["hessian_trace"].value == pytest.approx(trace, rel=1e-10)
+    assert report["hessian_trace"].value == pytest.approx(trace_of_hessian(net, risk), rel=1e-10)
 
 
 def test_ignored_places_of_a_head_are_refused() -> None:

@@ -75,3 +75,14 @@ def lens_on(net: nn.Module, x: Tensor, loss: str = "half_squared_error", **more)
         f = net(x)
     y = torch.zeros(len(f), dtype=torch.long) if loss == "cross_entropy" else torch.zeros_like(f)
     return Lens(Problem(net, loss, (x, y), **more))
+
+
+def trace_of_hessian(net: nn.Module, risk: Tensor) -> float:
+    """Return the trace of the risk's Hessian in all parameters, by an explicit double backward for each direction."""
+    parameters = list(net.parameters())
+    slopes = torch.autograd.grad(risk, parameters, create_graph=True)
+    return sum(
+        float(torch.autograd.grad(slope.flatten()[k], p, retain_graph=True)[0].flatten()[k])
+        for slope, p in zip(slopes, parameters, strict=True)
+        for k in range(p.numel())
+    )
