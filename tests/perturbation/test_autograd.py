@@ -220,3 +220,12 @@ def test_a_copy_that_draws_other_numbers_says_nothing_of_rounding(x):
 
     problem = fl.Problem(Masked(10, 3), "mse", (x, torch.zeros(len(x), 3)))
     assert moved_by_rounding(problem, problem.measured()) == ("", "")
+
+
+@pytest.mark.parametrize(("activation", "looks"), [(nn.ReLU(), 0), (nn.Tanh(), 1)])
+def test_rounding_is_looked_at_where_an_operation_is_curved(x, activation, looks, monkeypatch):
+    seen = []
+    monkeypatch.setattr("flatlens.measures.lens.moved_by_rounding", lambda *_: seen.append(1) or ("", ""))
+    network = nn.Sequential(nn.Linear(10, 8), activation, nn.Linear(8, 3))
+    fl.measure(fl.Lens(fl.Problem(network, "cross_entropy", (x, torch.zeros(len(x), dtype=torch.long)))))
+    assert len(seen) == looks
