@@ -20,13 +20,13 @@ from flatlens.estimate import Key, Progress
 from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out
 from flatlens.measures.card import PassMeasure, Run, comes_along
 from flatlens.measures.gather import Gathered, Gatherer, by_weighting
-from flatlens.perturbation.autograd import moved_by_rounding, slopes_of
+from flatlens.perturbation.autograd import moved_by_rounding
 from flatlens.perturbation.steps import Landscape
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
 from flatlens.problem.data import FORWARD_CHUNK, checksum
 from flatlens.problem.inspection import require_same_everywhere
-from flatlens.problem.outcomes import Outcomes, outcomes
+from flatlens.problem.outcomes import Outcomes, outcomes, slopes_of_each
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.shards import to_parts
 from flatlens.problem.state import fingerprint
@@ -144,7 +144,7 @@ class Lens:
             return ""
         with problem.measuring(self.model), torch.no_grad():
             for raw in problem.batches(FORWARD_CHUNK):
-                slopes = slopes_of(problem.loss, *problem.run(self.model, problem.place(raw)))
+                slopes = slopes_of_each(problem, *problem.run(self.model, problem.place(raw)))
                 steepest = max(steepest, float(slopes.abs().max()))
         small = 0 < steepest < torch.finfo(problem.dtype).tiny * problem.mass
         return f"the loss's slopes underflow {problem.dtype}: Problem(dtype=torch.float64) mends it" if small else ""

@@ -19,7 +19,7 @@ from flatlens.grams.sketch import random_signs
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import move, size
-from flatlens.problem.loss import Loss
+from flatlens.problem.outcomes import slopes_of_each
 from flatlens.problem.state import copy_of, device_of, differentiable
 
 _STEP = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -114,18 +114,10 @@ def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
 
 def _cotangents(problem: Problem, f: Tensor, y: Any) -> list[Tensor]:
     """Return random signs, and the loss's slope in the outputs, whose largest entry is 1 for each sample."""
-    slope = slopes_of(problem.loss, f, y)
+    slope = slopes_of_each(problem, f, y)
     longest = slope.abs().amax(1, keepdim=True)
     slope = torch.where(longest > 0, slope / longest, 0.0)
     return [random_signs(f.shape, f.detach(), torch.Generator().manual_seed(0)), slope.to(f.dtype)]
-
-
-def slopes_of(loss: Loss, f: Tensor, y: Any) -> Tensor:
-    """Return the derivative of each sample's loss in its outputs, (n, N) float64."""
-    with torch.enable_grad():
-        leaf = f.detach().to(torch.float64).requires_grad_()
-        (slope,) = torch.autograd.grad(loss.values(leaf, y).sum(), leaf)
-    return slope
 
 
 def _by_side(f: Tensor, row: Tensor, tensors: list[Tensor], leaf: list[Tensor]) -> list[list[Tensor]]:

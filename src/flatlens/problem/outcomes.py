@@ -46,10 +46,15 @@ def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: _Run) -
 
 def slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
     """Return the losses' slopes in the outputs, dl_i/df over the mass of all samples: (n, N), f's dtype, no graph."""
+    return slopes_of_each(problem, f, y, problem.mass).to(f.dtype)
+
+
+def slopes_of_each(problem: Problem, f: Tensor, y: object, over: float = 1.0) -> Tensor:
+    """Return each sample's slope in its outputs, dl_i/df / over: (n, N) float64, no graph."""
     with torch.enable_grad():
         leaf = f.detach().to(torch.float64).requires_grad_()
-        (slope,) = torch.autograd.grad(problem.loss.values(leaf, y).sum() / problem.mass, leaf)
-    return slope.to(f.dtype)
+        (slope,) = torch.autograd.grad(problem.loss.values(leaf, y).sum() / over, leaf)
+    return slope
 
 
 def fisher_slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
