@@ -28,8 +28,9 @@ result.outcome, result.steps
 
 # %%
 # A :py:class:`~flatlens.Problem` puts the three together. It runs the network once and
-# refuses what would make numbers wrong, such as dropout that is switched on or labels
-# out of range. Test data is optional; with it, the report has the generalisation gap.
+# refuses what would make numbers wrong, such as a network that is random in evaluation
+# mode, or labels out of range. Test data is optional; with it, the report has the
+# generalisation gap.
 
 problem = fl.Problem(model, "cross_entropy", split.train, test=split.test)
 problem
