@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -188,3 +189,42 @@ def test_what_cannot_be_split_is_undefined() -> None:
         measured(fl.Problem(nn.Flatten(), "mse", (torch.ones(9, 1), torch.ones(9, 1))), "locally_constant_labels").kind
         == "undefined"
     )
+
+
+def far_from_zero() -> tuple[fl.Problem, fl.Problem]:
+    """A network with outputs near 1000, which float32 rounds coarsely, and its copy in float64."""
+
+    class Offset(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(5, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x) + 1000.0
+
+    torch.manual_seed(0)
+    net, x = Offset(), torch.randn(20, 5)
+    y = net(x).detach() + 0.1 * torch.randn(20, 1)
+    of = "half_squared_error"
+    return fl.Problem(net, of, (x, y)), fl.Problem(copy.deepcopy(net).double(), of, (x.double(), y.double()))
+
+
+@pytest.mark.parametrize("key", ["average_sharpness(rho=0.0001)", "feature_robustness(delta=0.001)"])
+def test_the_outputs_rounding_is_in_the_error(key: str) -> None:
+    """No rounding of a weight shows on the grid of outputs near 1000: -41 +- 23 was the answer for 0.17 once."""
+    narrow, wide = (measured(problem, key) for problem in far_from_zero())
+    assert abs(narrow.value - wide.value) < 2 * math.hypot(narrow.stderr, wide.stderr)
+    assert "rounding matters" in narrow.note
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-4, 1e-5])
+def test_the_worst_matrix_is_a_lower_bound_in_float32_too(delta: float) -> None:
+    narrow, wide = (measured(p, f"feature_robustness(over='worst', delta={delta})") for p in far_from_zero())
+    assert narrow.kind == "lower bound"
+    assert narrow.value <= wide.value * (1 + 1e-3)
+
+
+def test_a_matrix_lost_in_rounding_is_undefined() -> None:
+    assert "is lost in the weights' rounding" in measured(
+        far_from_zero()[0], "feature_robustness(over='worst', delta=1e-06)"
+    ).note  # fmt: skip

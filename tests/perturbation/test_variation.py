@@ -238,3 +238,14 @@ def test_pairs_are_disjoint() -> None:
     points = torch.randn(3, 10, 4, generator=seeded(0))
     for ends in zip(*farthest_pairs(points, 5, torch.full((3, 1), 1e-6)), strict=True):
         assert sorted(torch.cat(ends).tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.Softplus()])
+@pytest.mark.parametrize(("x", "delta"), [(30.0, 0.1), (1000.0, 0.02), (5000.0, 0.1)])
+def test_points_that_are_rounded_stay_in_the_ball(activation: nn.Module, x: float, delta: float) -> None:
+    """In float32 a point of the ball's rim can be rounded out of it: the lower bound was above the upper one once."""
+    net = dense([1.0], [0.5 - x], [1.0], activation)
+    problem = fl.Problem(net, "mse", (torch.full((1, 1), x), torch.zeros(1, 1)))
+    one = local_variation(delta=delta)
+    found = fl.measure(fl.Lens(problem), [one])
+    assert found[one.key].value <= found[f"{one.key}.upper"].value

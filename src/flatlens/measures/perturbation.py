@@ -129,9 +129,8 @@ def worst_sharpness(
     groups = [None] if m is None or m >= lens.problem.n else lens.problem.data.in_batches_of(m)
     unit = _units(elsewhere, adaptive)
     size = float((elsewhere.here / unit).nan_to_num(posinf=0.0, neginf=0.0).norm())
-    blurred = torch.finfo(unit.dtype).eps / math.sqrt(12) * size
-    if blurred > 0.01 * rho:
-        return undefined(f"rho = {rho:g} is lost in the weights' rounding: a larger rho, or dtype=torch.float64")
+    if why := lost_in_rounding("rho", rho, size, unit.dtype):
+        return undefined(why)
     total, done, reached = 0.0, 0, []
     for group in groups:
         rise, mass, each = _worst_of(elsewhere, group, rho, unit, restarts, steps, run)
@@ -141,12 +140,30 @@ def worst_sharpness(
             run.progress("groups of samples", done, -(-lens.problem.n // (m or lens.problem.n)))
     if not math.isfinite(total):
         return undefined(NO_LOSS)
-    kept = torch.stack(reached).sum(0) / lens.problem.mass
+    mass = lens.problem.mass
     note = f"m = {lens.problem.n if m is None else min(m, lens.problem.n)}, {done} group{'s' * (done > 1)} of samples"
-    value = max(total / lens.problem.mass - elsewhere.rounding(), 0.0)
-    if value == 0 < float(kept.max()):
-        note += "; the rise is rounding: a larger rho, or dtype=torch.float64"
-    return Estimate(value, kind="lower bound", note=note, arrays={"restarts": kept})
+    found = of_searches(total / mass, torch.stack(reached).sum(0) / mass, elsewhere.rounding(), "rho")
+    return replace(found, note="; ".join(part for part in (note, found.note) if part))
+
+
+def of_searches(value: float, reached: Tensor, rounding: float, distance: str) -> Estimate:
+    """Return the rise that the best of several searches found, less the risk's rounding error: a lower bound.
+
+    `reached` has the rise of each search; `distance` names the option that makes rises larger.
+    """
+    kept = max(value - rounding, 0.0)
+    note = f"the rise is rounding: a larger {distance}, or dtype=torch.float64" if kept == 0 < value else ""
+    return Estimate(kept, kind="lower bound", note=note, arrays={"restarts": reached})
+
+
+def lost_in_rounding(distance: str, value: float, size: float, dtype: torch.dtype) -> str:
+    """Return in words that rounding changes a move of weights by over 1%; empty if not so.
+
+    `distance` names the option that has the size of the move, `value`; `size` is that of the weights, in its unit.
+    """
+    if torch.finfo(dtype).eps / math.sqrt(12) * size <= 0.01 * value:
+        return ""
+    return f"{distance} = {value:g} is lost in the weights' rounding: a larger {distance}, or dtype=torch.float64"
 
 
 def _worst_of(

@@ -15,7 +15,7 @@ from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.left_out import NO_LINEAR_LAYER, which_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_count, require_one_of, require_positive
-from flatlens.measures.perturbation import NO_LOSS, of_draws
+from flatlens.measures.perturbation import NO_LOSS, lost_in_rounding, of_draws, of_searches
 from flatlens.measures.rows import with_note
 from flatlens.perturbation.features import Move, RotatedFeatures, noise, unmovable, with_moved_features
 from flatlens.perturbation.labels import Seen, relabelled, seen
@@ -57,8 +57,8 @@ def feature_robustness(
     ||phi||. "truncated_normal": the density of Prop. 2, of width `sigma` before it is cut off at 1. "noise": a random
     direction for each sample (reparam2019 D.1); if the layer is used once per sample, the mean is that over rotations,
     with a smaller error. "worst": the largest change over all ||A|| <= delta; a lower bound, found by `restarts`
-    searches. Each of the `probes` is a pair A and -A. The network's number is that of the last linear layer;
-    `layers=True` adds the others.
+    searches, less the risk's rounding error. Each of the `probes` is a pair A and -A. The network's number is that of
+    the last linear layer; `layers=True` adds the others.
 
     Definition 1 is about all alpha A with 0 <= alpha <= delta. With `levels` above 1, `.sup` is the largest absolute
     value of the mean change at that many equal steps of alpha up to delta, with the same A. Apart from the error of the
@@ -77,9 +77,12 @@ def feature_robustness(
             return _by_noise(lens, run, weight, delta, probes, shares)
         features = RotatedFeatures(lens.problem, lens.model, weight)
         if over == "worst":
+            if why := lost_in_rounding("delta", delta, 1.0, lens.problem.dtype):
+                return {"": undefined(why)}
             value, reached = features.worst(delta, restarts, steps, run.generator)
-            found = Estimate(value, kind="lower bound", arrays={"restarts": reached})
-            return {"": found if value >= 0 else undefined(NO_LOSS)}
+            if not value >= 0:
+                return {"": undefined(NO_LOSS)}
+            return {"": of_searches(value, reached, features.rounding(), "delta")}
         return _by_rotations(features, run, delta, over, sigma, probes, shares)
 
     weights, last = lens.layout.weights, lens.layout.last()

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.estimate import Progress
+from flatlens.grams.sketch import random_signs
 from flatlens.perturbation.inputs import ROUNDINGS, Inputs, inputs_of, require_seen
 from flatlens.problem import Problem
 
-ROUNDED = 2.0  #: rounding error of a difference of outputs, in units of eps and of the outputs' norm
+ROUNDED = 2.0  #: rounding error of a difference of outputs, in units of that of the outputs
+NEAR = 4  #: pairs of points near each start that show the outputs' rounding error
 
 
 def steepest_secants(
@@ -58,6 +60,7 @@ def _steepest(
     length = delta * base.norm(dim=1, keepdim=True)
     with torch.no_grad():
         f = inputs.outputs(base).to(torch.float64)
+    lost = _lost(inputs, f, restarts)
     d = _starts(len(inputs.x), restarts, base.shape[1], generator).to(base)
     steepest, coarse = torch.zeros_like(f[:, 0]), torch.zeros_like(f[:, 0], dtype=torch.bool)
     for step in range(steps + 1):
@@ -65,11 +68,10 @@ def _steepest(
         rise = inputs.outputs(leaf).to(torch.float64) - f
         size = rise.detach().norm(dim=1)
         moved = (leaf.detach() - base).to(torch.float64).norm(dim=1)  # the part that survives rounding
-        lost = ROUNDED * torch.finfo(base.dtype).eps * f.norm(dim=1)
         slope = (size - lost).clamp(min=0) / moved  # a lower bound: the largest of many is the largest rounding, too
         better = ~(slope <= steepest)  # NaN passes
         steepest = torch.where(better, slope, steepest)
-        few = (size > 0) & (size < ROUNDINGS * torch.finfo(base.dtype).eps * f.norm(dim=1))
+        few = (size > 0) & (size < ROUNDINGS / ROUNDED * lost)
         coarse = torch.where(better | (steepest == 0), few, coarse)
         if step == steps or not rise.requires_grad:
             break
@@ -78,6 +80,23 @@ def _steepest(
         d = torch.where(norm > 0, g / norm, d)  # the whole step: for a linear map this is power iteration
     best = steepest.reshape(-1, restarts).max(1)
     return best.values.cpu(), int(coarse.reshape(-1, restarts).gather(1, best.indices[:, None]).sum())
+
+
+def _lost(inputs: Inputs, f: Tensor, restarts: int) -> Tensor:
+    """Return the rounding error of a difference of outputs, (n restarts,).
+
+    The error of the outputs is one rounding of their own. It is larger where the network rounds large numbers that
+    cancel: second differences over the shortest visible moves show it, as there is no room for a curvature.
+    """
+    base, generator = inputs.x.repeat_interleave(restarts, 0), torch.Generator().manual_seed(0)
+    eps = torch.finfo(base.dtype).eps
+    error = eps * f.norm(dim=1)
+    with torch.no_grad():
+        for _ in range(NEAR):
+            d = ROUNDINGS * eps * base.abs() * random_signs(base.shape, base, generator)
+            ahead, behind = (inputs.outputs(base + s * d).to(torch.float64) for s in (1, -1))
+            error = torch.maximum(error, ((ahead + behind) / 2 - f).norm(dim=1))
+    return ROUNDED * error.reshape(-1, restarts).amax(1).repeat_interleave(restarts)
 
 
 def _starts(n: int, restarts: int, width: int, generator: torch.Generator) -> Tensor:

@@ -40,7 +40,7 @@ def found_variation(
             norm = float(inputs.x.norm(dim=1).max())
             if norm > 0:
                 require_seen(f"delta={delta!r}", delta / norm, problem.dtype)
-            parts.append(_Pairs(inputs, delta * INSIDE, restarts, generator).climb(steps).cpu())
+            parts.append(_Pairs(inputs, delta, restarts, generator).climb(steps).cpu())
             if progress is not None:
                 progress("local variation", sum(map(len, parts)), problem.n)
     return torch.cat(parts)
@@ -51,7 +51,9 @@ class _Pairs:
     """Pairs of points in each sample's ball, in units of its radius, moved so that their Jacobians differ more."""
 
     def __init__(self, inputs: Inputs, delta: float, restarts: int, generator: torch.Generator) -> None:
-        self.inputs, self.delta, self.restarts, self.generator = inputs, delta, restarts, generator
+        self.inputs, self.restarts, self.generator = inputs, restarts, generator
+        rounding = torch.finfo(inputs.x.dtype).eps / 2 * (inputs.x.to(torch.float64).norm(dim=1) + delta)
+        self.delta = (delta * INSIDE - rounding)[:, None, None]  #: rounded points stay in the ball of radius `delta`
         pool = in_ball(len(inputs.x), inputs.x.shape[1], restarts, generator).to(inputs.x.device)
         J = inputs.jacobians(self._at(pool)).reshape(*pool.shape[:2], -1, pool.shape[2])
         self.scale = J.flatten(2).norm(dim=2).max(1, keepdim=True).values

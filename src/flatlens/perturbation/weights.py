@@ -18,6 +18,11 @@ from flatlens.problem.data import FORWARD_CHUNK, size, take
 from flatlens.problem.outcomes import Outcomes, outcomes
 
 
+def rounded(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the values, each moved up or down by one rounding of its own size."""
+    return values + torch.finfo(values.dtype).eps * values.abs() * random_signs(values.shape, values, generator)
+
+
 @final
 class Elsewhere:
     """The problem's network at other values of some named parameters (all measured ones if None).
@@ -53,11 +58,25 @@ class Elsewhere:
             return outcomes(problem, problem.shared(FORWARD_CHUNK), lambda batch: self.run(theta, batch))
 
     def rounding(self) -> float:
-        """Return the risk's own rounding error: its change when every parameter moves by one rounding, up or down."""
-        here, step = self.outcomes(self.here).risk, torch.finfo(self.here.dtype).eps * self.here.abs()
-        generator = torch.Generator().manual_seed(0)
-        moved = [self.outcomes(self.here + step * random_signs(step.shape, step, generator)).risk for _ in range(4)]
-        return max(abs(risk - here) for risk in moved)
+        """Return the risk's own rounding error: its change when parameters and outputs move by one rounding each.
+
+        Every number moves up or down. The outputs' own rounding counts where they are far from 0 whatever the weights
+        are, such as by a constant that forward() adds.
+        """
+        here, problem = self.outcomes(self.here).risk, self.problem
+        of_weights, of_outputs = (torch.Generator().manual_seed(seed) for seed in (0, 1))
+
+        def risk() -> float:
+            theta = rounded(self.here, of_weights)
+
+            def run(batch: Batch) -> tuple[Tensor, Any]:
+                f, y = self.run(theta, batch)
+                return rounded(f, of_outputs), y
+
+            with problem.measuring(self.model):
+                return outcomes(problem, problem.shared(FORWARD_CHUNK), run).risk
+
+        return max(abs(risk() - here) for _ in range(4))
 
     def slope(self, theta: Tensor, batches: Iterable[Batch], mass: float) -> tuple[float, Tensor]:
         """Return (sum of losses / mass, its gradient (P,)) over some batches; only one chunk's graph is held."""
@@ -66,7 +85,7 @@ class Elsewhere:
             for raw in batches:
                 at = theta.detach().clone().requires_grad_()
                 f, y = self.run(at, self.problem.place(raw))
-                part = self.problem.loss.values(f.to(torch.float64), y).sum() / mass
+                part = self.problem.loss.total(f, y) / mass
                 slope += torch.autograd.grad(part, at)[0]
                 risk += float(part.detach())
         return risk, slope
