@@ -185,9 +185,9 @@ def test_json_stays_json_where_work_is_announced(net, capsys, monkeypatch):
 @pytest.mark.parametrize("case", ["lenet", "transformer", "file"])
 def test_what_is_announced_is_used(case):
     pytest.importorskip("psutil")
-    from benchmarks import announced
+    from benchmarks import machine
 
-    assert 0.75 <= announced.in_a_child(case)["ratio"] <= 1.33
+    assert 0.75 <= machine.answer("announced", "measured", case)["ratio"] <= 1.33
 
 
 def test_samples_that_no_trial_can_take_are_measured_all_the_same(net, capsys):

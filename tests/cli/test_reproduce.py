@@ -5,7 +5,7 @@ import json
 import pytest
 
 from flatlens.cli import run
-from flatlens.cli.reproduce import _expected
+from flatlens.cli.reproduce import _expected, _planned
 from flatlens.experiments import cost
 from flatlens.experiments.cost import Cost
 from flatlens.papers import EXPERIMENTS
@@ -52,20 +52,24 @@ def test_several_have_a_folder_each_and_one_page(out, tmp_path, capsys, monkeypa
 
 def test_paper_scale_says_beforehand_how_long_it_takes(monkeypatch):
     monkeypatch.setattr(cost, "cost_of", lambda studies, done: Cost(100, training=7200.0, measuring=720.0))
-    told = _expected(EXPERIMENTS["X3"], "paper", 2, {})
+    told = _expected(_planned(EXPERIMENTS["X3"], "paper", again=False), "paper", 2, {})
     assert told == "100 networks, at most about 66 min with 2 workers, 91% of it training"
-    assert _expected(EXPERIMENTS["X3"], "smoke", 2, {}) == "4 networks"
+    for again, count in ((False, 4), (True, 8)):
+        studies = _planned(EXPERIMENTS["X3"], "smoke", again=again)
+        assert _expected(studies, "smoke", 2, {}) == f"{count} networks"
 
 
 def test_tables_of_an_earlier_run_are_not_trained_again(out, tmp_path, capsys, monkeypatch):
     tables, earlier = tmp_path / "tables", load_reproduction(out)
     tables.mkdir()
     save_archive(earlier, tables / "X3-smoke.zip")
-    assert _expected(EXPERIMENTS["X3"], "smoke", 2, earlier.results) == "0 networks"
+    assert _expected(_planned(EXPERIMENTS["X3"], "smoke", again=False), "smoke", 2, earlier.results) == "0 networks"
     asked = ["reproduce", "X3", "--scale", "smoke", "--json", "--workers", "1", "--out"]
     monkeypatch.setattr("flatlens.experiments.network.train", lambda *_, **__: pytest.fail("trained again"))
     assert run([*asked, str(tmp_path / "anew"), "--tables", str(tables)]) == 0
-    (one,) = json.loads(capsys.readouterr().out)["experiments"]
+    printed = capsys.readouterr()
+    assert "has 4 of its 4 networks" in printed.err
+    (one,) = json.loads(printed.out)["experiments"]
     assert one["claims"] == json.loads((out / "claims.json").read_text())
     assert (tmp_path / "anew" / "tightness" / "table.csv").read_bytes() == (out / "tightness/table.csv").read_bytes()
     assert run([*asked, str(tmp_path / "b"), "--tables", str(tables / "none.zip")]) == 2
@@ -90,6 +94,12 @@ def test_bad_input_is_one_line(arguments, said, tmp_path, capsys):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_several_do_not_go_into_the_folder_of_one(out, capsys):
+    assert run(["reproduce", "X3", "X5", "--scale", "smoke", "--out", str(out)]) == 2
+    assert "already holds one experiment: name another --out" in capsys.readouterr().err
+    assert not (out / "X3").exists()
 
 
 def test_experiments_are_listed(capsys):

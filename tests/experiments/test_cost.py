@@ -7,7 +7,7 @@ from flatlens.experiments import Study
 from flatlens.experiments import cost as module
 from flatlens.experiments.cost import Cost, cost_of
 from flatlens.experiments.settings import Axis, Followed
-from flatlens.training import Until
+from flatlens.training import Ridge, Training, Until
 
 STUDY = Study.digits("smoke").setting("data.train", 40).setting("widths", (8,)).over("lr", 0.1).over("batch_size", 8)
 
@@ -40,6 +40,19 @@ def test_epochs_are_counted_in_steps(monkeypatch):
     training = replace(STUDY.base.training, max_steps=None, max_epochs=7, until=Until())
     study = Study("epochs", replace(STUDY.base, training=training), (Axis("batch_size", (8, 20)),))
     assert cost_of([study]).training == pytest.approx(7 * 5 + 7 * 2)
+
+
+def test_ridge_regression_costs_one_solution_whatever_number_of_steps_the_settings_give(monkeypatch):
+    """Each trial takes 2 s, whether of 3 or of 13 steps; a little less as it comes, as on a busy machine."""
+    late = itertools.count()
+    monkeypatch.setattr(module, "_trial", lambda settings, steps: (2.0 - 1e-6 * next(late), 3.0, 40))
+    monkeypatch.setattr(module, "_moment", lambda settings: 1.0)
+    for most in (1, 50):
+        training = Training(Ridge(), loss="half_squared_error", max_steps=most)
+        base = replace(STUDY.base, training=training, followed=Followed(("loss",), every=1))
+        found = cost_of([Study("solved", base, (Axis("seed", (0, 1, 2)),))])
+        assert found.training == pytest.approx(3 * 2.0, rel=1e-4)
+        assert found.measuring == pytest.approx(3 * 3.0 + 3 * 2 * 1.0)
 
 
 def test_a_real_trial_tells_the_order_of_magnitude():

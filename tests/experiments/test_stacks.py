@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from small_study import quietly, small_study, tables
+from small_study import small_study, tables
 
 from flatlens.errors import BadInput
 from flatlens.experiments import Study, load_study, run_study
@@ -12,7 +12,7 @@ from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.stacks import packs
 from flatlens.experiments.store import Store
 from flatlens.models import LeNet5
-from flatlens.training import SAM, stack
+from flatlens.training import SAM
 from flatlens.training.stack import trial
 
 SMALL = small_study(networks=5, steps=200).over("batch_size", 4, 16)
@@ -110,8 +110,8 @@ def test_progress_counts_networks_as_they_end(tmp_path):
     assert counts[-1] == 10
 
 
-def test_a_number_below_one_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="together=0"):
-        run_study(SMALL, tmp_path / "out", together=0)
-    assert stack.LANES > 1
-    assert quietly(small_study(2, 50), tmp_path / "quiet")
+@pytest.mark.parametrize("name", ["workers", "pack", "together"])
+def test_a_number_below_one_is_refused_before_a_folder_is_made(tmp_path, name):
+    with pytest.raises(BadInput, match=rf"^run_study\({name}=0\): at least 1 is needed"):
+        run_study(SMALL, tmp_path / "out", **{name: 0})
+    assert not (tmp_path / "out").exists()

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,8 @@ from flatlens import files as files_module
 from flatlens.errors import BadFolder
 from flatlens.estimate import Estimate, Report
 from flatlens.experiments import Study
-from flatlens.experiments.store import Record, Store, _apart
+from flatlens.experiments.folders import refuse_foreign
+from flatlens.experiments.store import Record, Store
 
 STUDY = Study.digits("smoke")
 NETWORK = STUDY.networks()[0]
@@ -112,9 +114,6 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_kept(store):
 def test_the_same_study_may_come_back_another_is_refused(store):
     Store.create(store.out, STUDY)
     other = STUDY.over("lr", 0.3)
-    long = [{"lr": 0.1, "model": {"type": "MLP", "widths": [64, 64, 64]}, "seed": seed} for seed in (0, 1)]
-    assert _apart("networks", long, long[:1]) == "networks: 2 values there, 1 asked for"
-    assert _apart("networks", long, [long[0], {**long[1], "seed": 2}]) == "networks.1.seed: 1 there, 2 asked for"
     with pytest.raises(BadFolder, match=r"another study \(lr: \[0.05, 0.1\] there, \[0.3\] asked for\)"):
         Store.create(store.out, other)
 
@@ -128,6 +127,24 @@ def test_foreign_files_are_refused_and_left_alone(tmp_path):
         Store.create(tmp_path / "thesis.tex", STUDY)
     with pytest.raises(BadFolder):
         Store.create(tmp_path / "thesis.tex" / "below", STUDY)
+
+
+def test_what_another_process_has_just_begun_is_not_foreign(tmp_path):
+    (tmp_path / "networks").mkdir()
+    refuse_foreign(tmp_path, "study.json", ("networks",), "study")
+    with pytest.raises(BadFolder, match=r"holds other files \(networks\) and no study"):
+        refuse_foreign(tmp_path, "study.json", (), "study")
+    (tmp_path / "study.json").write_text("{}")
+    refuse_foreign(tmp_path, "study.json", (), "study")
+
+
+def test_networks_without_their_study_are_refused(store):
+    store.write(record())
+    (store.out / "study.json").unlink()
+    with pytest.raises(BadFolder, match=r"holds other files \(networks\) and no study"):
+        Store.create(store.out, STUDY)
+    shutil.rmtree(store.folder(NETWORK.key))
+    assert Store.create(store.out, STUDY).study() == STUDY
 
 
 def test_a_folder_without_a_study_is_not_opened(tmp_path):

@@ -6,13 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
-
 from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, Whole, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Json, Whole, note, require_page, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
 from flatlens.progress import no_progress
 
@@ -33,7 +31,7 @@ def bounds(
     page: Path | None = None,
     seed: Whole = 0,
     strict: Annotated[bool, Flag] = False,
-    as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+    as_json: Json = False,
 ) -> int:
     """Check on one network the inequalities that tie flatness, compression and generalisation together.
 

@@ -15,7 +15,7 @@ from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import How, Inputs, generator_of
 from flatlens.cli.names import Names, all_names, split_names
-from flatlens.cli.output import Flag, Whole, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Json, Whole, note, require_page, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
 from flatlens.progress import no_progress
 
@@ -110,7 +110,7 @@ def compare(
     measures: Names = (),
     page: Path | None = None,
     seed: Whole = 0,
-    as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+    as_json: Json = False,
 ) -> None:
     """Rank several checkpoints by each measure, and say how far the rankings agree.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from flatlens.cli.bar import Bar
-from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Json, note, show, show_json, stdout_to_stderr
 
 data = App(
     name="data",
@@ -19,7 +18,7 @@ data = App(
 
 
 @data.command(name="list")
-def list_data(*, root: Path | None = None, as_json: Annotated[bool, Flag, Parameter(name="--json")] = False) -> None:
+def list_data(*, root: Path | None = None, as_json: Json = False) -> None:
     """List the data sets that `--data` knows by name, the place each is read from, and whether it is there.
 
     For example:
@@ -66,9 +65,7 @@ def _show(rows: list[dict[str, object]]) -> None:
 
 
 @data.command
-def fetch(
-    name: str, /, *, root: Path | None = None, as_json: Annotated[bool, Flag, Parameter(name="--json")] = False
-) -> None:
+def fetch(name: str, /, *, root: Path | None = None, as_json: Json = False) -> None:
     """Download a data set from the Hugging Face hub; copy its folder to machines without internet.
 
     Files appear complete and checked, or not at all. After an interruption the same command continues; run again, it

@@ -7,13 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, Whole, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Json, Whole, note, require_page, show, show_json, stdout_to_stderr
 from flatlens.progress import no_progress
 
 
@@ -27,7 +25,7 @@ def invariance(
     page: Path | None = None,
     seed: Whole = 0,
     strict: Annotated[bool, Flag] = False,
-    as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+    as_json: Json = False,
 ) -> int:
     """Change the weights of one network without changing its function, and see which of its numbers stay.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.userfile import is_userfile
+from flatlens.userfile import YAML, is_userfile
 
 DATA_SETS = (
     "digits", "patches", "clusters", "inverted_clusters", "eight_points", "waves_interval", "waves_square",
@@ -54,7 +54,7 @@ def require_names(data: str, model: str | None, names: Sequence[str], given: Seq
         UnknownName: nothing has this name.
         BadInput: there is no such YAML file.
     """
-    yaml = data.endswith((".yaml", ".yml"))
+    yaml = data.endswith(YAML)
     if yaml and not Path(data).expanduser().is_file():
         raise BadInput(f"the study {data!r} cannot be read: there is no such file")
     if not (yaml or is_userfile(data) or Path(data).expanduser().is_dir()) and data not in DATA_SETS:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.output import Flag, show, show_json
+from flatlens.cli.output import Flag, Json, show, show_json
 from flatlens.cli.study import STUDIES
 from flatlens.errors import BadInput
 
@@ -28,7 +28,7 @@ def list_names(
     kind: Literal["measures", "transforms", "bounds", "experiments"],
     /,
     *,
-    as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+    as_json: Json = False,
     as_markdown: Annotated[bool, Flag, Parameter(name="--markdown")] = False,
 ) -> None:
     """List the measures, transforms, bounds or experiments.

@@ -6,14 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
-
 from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import (
     Flag,
+    Json,
     Whole,
     note,
     require_own,
@@ -45,7 +44,7 @@ def measure(
     save: Path | None = None,
     after: Path | None = None,
     seed: Whole = 0,
-    as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure one network, and say which of its numbers survive a rescaling of the weights.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from flatlens.column import split_at_commas
 from flatlens.errors import BadInput
 
 Names = Annotated[Sequence[str], Parameter(negative="", show_default=False)]
@@ -35,11 +36,4 @@ def split_names(text: str) -> list[str]:
     >>> split_names("mls, local_volume(top_k=3, log=True),nmls")
     ['mls', 'local_volume(top_k=3, log=True)', 'nmls']
     """
-    names, depth = [""], 0
-    for letter in text:
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            names.append("")
-        else:
-            names[-1] += letter
-    return [name.strip() for name in names if name.strip()]
+    return [name for name in split_at_commas(text) if name]

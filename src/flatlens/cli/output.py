@@ -34,6 +34,9 @@ def _whole(kind: Any, tokens: Sequence[Token]) -> Any:
     return convert(kind, tokens)
 
 
+Json = Annotated[bool, Flag, Parameter(name="--json")]
+"""The option that prints JSON."""
+
 WHOLE = Parameter(converter=_whole)
 Whole = Annotated[int, WHOLE]
 """An option that takes a whole number."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
-
 from flatlens.cli.bar import DRAWING, Bar
-from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Json, note, show, show_json, stdout_to_stderr
 from flatlens.cli.running import Running
-from flatlens.errors import BadInput
+from flatlens.errors import BadFolder, BadInput
 from flatlens.progress import in_words
 
 if TYPE_CHECKING:
+    from flatlens.experiments.settings import Study
     from flatlens.papers.experiment import Experiment, Scale
     from flatlens.papers.predictions import Results
     from flatlens.papers.reproduce import Reproduction
@@ -27,7 +27,7 @@ def reproduce(
     tables: Path | None = None,
     running: Running = Running(),  # noqa: B008 (frozen)
     strict: Annotated[bool, Flag] = False,
-    as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+    as_json: Json = False,
 ) -> int:
     """Reproduce figures and tables of the papers: train, measure, draw, and check each claim.
 
@@ -59,17 +59,21 @@ def reproduce(
         from flatlens.report.reproduction import write_atlas
 
         chosen = module.selected(experiments)
-        alone = [name.lower() for name in experiments] == [one.id.lower() for one in chosen[:1]]
+        alone = len(chosen) == 1 and "all" not in map(str.lower, experiments)
         folders = [out] if alone else [out / one.id for one in chosen]
+        if not alone and module.is_reproduction(out):
+            raise BadFolder(f"the output folder {str(out)!r} already holds one experiment: name another --out")
         earlier = [known_studies(one, scale, tables) for one in chosen]
-        for one, known in zip(chosen, earlier, strict=True):
-            if tables is not None and not known:
-                note(f"{str(tables)!r} has no tables of {one.id} at {scale} scale: all its networks are trained")
+        planned = [_planned(one, scale, again) for one in chosen]
+        for one, known, studies in zip(chosen, earlier, planned, strict=True):
+            if tables is not None:
+                keys, done = {network.key for study in studies for network in study.networks()}, _keys(known)
+                note(f"{one.id} at {scale} scale: {str(tables)!r} has {len(keys & done)} of its {len(keys)} networks")
         found = []
         with running.started() as options:
-            for one, folder, known in zip(chosen, folders, earlier, strict=True):
+            for one, folder, known, studies in zip(chosen, folders, earlier, planned, strict=True):
                 bar.stage(f"{one.id}: a trial, then its data and its statistics")
-                bar.announcement = f"{one.id} at {scale} scale: {_expected(one, scale, running.workers, known)}"
+                bar.announcement = f"{one.id} at {scale} scale: {_expected(studies, scale, running.workers, known)}"
                 found.append(
                     module.reproduce(one.id, folder, scale=scale, again=again, known=known, progress=bar, **options)
                 )
@@ -80,10 +84,22 @@ def reproduce(
     return int(strict and "not reproduced" in told)
 
 
-def _expected(one: Experiment, scale: Scale, workers: int, known: Results) -> str:
+def _planned(one: Experiment, scale: Scale, again: bool) -> list[Study]:
+    """Return the studies of an experiment, and those of its second run."""
+    from flatlens.papers.rerun import rerun
+
+    studies = list(one.studies(scale).values())
+    return studies + [rerun(study) for study in studies] * again
+
+
+def _keys(known: Results) -> set[str]:
+    """Return the keys of the networks in the tables of an earlier run."""
+    return {key for study in known.values() for key in study.networks["key"]}
+
+
+def _expected(studies: Sequence[Study], scale: Scale, workers: int, known: Results) -> str:
     """Return the expected work in words; for data of the papers, from a trial of each study that is not known."""
-    studies = one.studies(scale).values()
-    done = {key for study in known.values() for key in study.networks["key"]}
+    done = _keys(known)
     from flatlens.papers.experiment import ON_PAPERS_DATA
 
     if scale not in ON_PAPERS_DATA:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from flatlens.cli.bar import Bar
 from flatlens.cli.known import require_names
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, bullets, note, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Json, bullets, note, show, show_json, stdout_to_stderr
 from flatlens.cli.running import Running
 from flatlens.progress import in_words
 
@@ -40,7 +40,7 @@ def study(
     scale: Literal["smoke", "laptop"] = "laptop",
     running: Running = Running(),  # noqa: B008 (frozen)
     strict: Annotated[bool, Flag] = False,
-    as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+    as_json: Json = False,
 ) -> int:
     """Train a population of networks, measure each, correlate the measures with generalisation, write the page.
 
@@ -104,7 +104,7 @@ def report(
     folder: Path,
     /,
     *,
-    as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+    as_json: Json = False,
 ) -> None:
     """Rebuild a study's tables, page and figures from its networks' folders; nothing is trained.
 

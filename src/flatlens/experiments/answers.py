@@ -14,8 +14,9 @@ from flatlens.experiments.findings import (
     relation_of,
     trained_alike,
     turned_by_kind,
+    with_fixed,
 )
-from flatlens.experiments.quantities import GAP
+from flatlens.experiments.quantities import GAP, measure_names
 from flatlens.experiments.settings import Study
 from flatlens.experiments.tables import held_fixed
 from flatlens.progress import count_of
@@ -42,7 +43,7 @@ def answers(
         left_out: number of networks that failed, or are left out of every relation.
         unfinished: number of networks that are not finished.
     """
-    names = [q.name for q in study.quantities if q.role == "measure"]
+    names = measure_names(study.quantities)
     rows = sorted(_with_gap(names, relations), key=lambda r: -abs(r["pearson"]))
     certain = [row for row in rows if is_clear(row, "pearson")]
     alike, words = _among_alike(study, within, names)
@@ -129,7 +130,6 @@ def _among_alike(study: Study, within: pd.DataFrame, names: Sequence[str]) -> tu
     told = trained_alike(study)
     for group in reversed(groups):
         name = ", ".join(group)
-        rows = [r for _, r in within[within["group"] == name].iterrows() if r["x"] in names]
-        if rows := [r for r in rows if r["pearson"] == r["pearson"]]:
+        if rows := with_fixed(within, name, names):
             return rows, told[name]
     return [], ""

@@ -41,7 +41,6 @@ from flatlens.training.run import TrainingRun
 
 PARTS = ("name", "data", "test", "model", "checkpoints", "training", "set", "measures")
 ENDS = ("max_steps", "max_epochs")
-YAML = (".yaml", ".yml")
 DEFAULT_AXES = (Axis("lr", (0.02, 0.05, 0.1)), Axis("seed", (0, 1, 2)))
 
 
@@ -67,19 +66,8 @@ def study_of(
     Raises:
         BadInput: a part is unknown or impossible, or parts do not fit together.
     """
-    file: dict[str, Any] = (
-        in_its_folder(load_yaml(Path(data)), Path(data).parent) if data.endswith(YAML) else {"data": data}
-    )
     given_here = {"model": model, "test": test, "checkpoints": checkpoints}
-    file = {**file, **{part: text for part, text in given_here.items() if text is not None}}
-    if unknown := [part for part in file if part not in PARTS]:
-        raise BadInput(f"the study {data!r} has no part {unknown[0]!r}: known are {', '.join(PARTS)}")
-    if "data" not in file:
-        raise BadInput(f"the study {data!r} names no data: add a line such as data: digits")
-    for part, kinds in {"training": (Mapping,), "measures": (list, tuple)}.items():
-        if part in file and (not isinstance(file[part], kinds) or (part == "measures" and not file[part])):
-            needed = "[mls, nmls]" if part == "measures" else "{batch_size: 16, max_epochs: 50}"
-            raise BadInput(f"{part}: something like {needed} is needed, got {file[part]!r}")
+    file = _file_of(data, given_here)
     if data == "digits" and not (any(given_here.values()) or settings or measures):
         return Study.digits(scale)
     named_measures = tuple(measures) or tuple(map(str, file.get("measures", ()))) or STUDIED
@@ -111,6 +99,27 @@ def study_of(
     settings_shown = [shown for axis in grid if (shown := setting(axis.name, axis.values)) is not None]
     compared = quantities(base.measures, settings_shown, first_layer=_first_layer(base.model))
     return Study(name, base, grid, compared, scale=scale)
+
+
+def _file_of(data: str, given: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the parts of the study: those of a YAML file, or the data alone; parts that are given replace them.
+
+    Raises:
+        BadInput: a part is unknown or of another type, or there is no data.
+    """
+    file: dict[str, Any] = (
+        in_its_folder(load_yaml(Path(data)), Path(data).parent) if data.endswith(userfile.YAML) else {"data": data}
+    )
+    file = {**file, **{part: text for part, text in given.items() if text is not None}}
+    if unknown := [part for part in file if part not in PARTS]:
+        raise BadInput(f"the study {data!r} has no part {unknown[0]!r}: known are {', '.join(PARTS)}")
+    if "data" not in file:
+        raise BadInput(f"the study {data!r} names no data: add a line such as data: digits")
+    for part, kinds in {"training": (Mapping,), "measures": (list, tuple)}.items():
+        if part in file and (not isinstance(file[part], kinds) or (part == "measures" and not file[part])):
+            needed = "[mls, nmls]" if part == "measures" else "{batch_size: 16, max_epochs: 50}"
+            raise BadInput(f"{part}: something like {needed} is needed, got {file[part]!r}")
+    return file
 
 
 def _require_samples(base: NetworkSettings, axes: Mapping[str, Axis], split: Split) -> None:

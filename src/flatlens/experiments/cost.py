@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from flatlens.experiments.measuring import tracker_of
 from flatlens.experiments.network import compute
 from flatlens.experiments.settings import NetworkSettings, Study
-from flatlens.training import Training, Until
+from flatlens.training import Ridge, Training, Until
 
 WARM, TRIED = 3, 13
 """Steps of two trials, after a trial that is not counted; their difference cancels work that is done once."""
 FOLD, CLEAR = 4, 0.5
-"""The second trial is repeated with so many times the steps until they take this part of the first trial's time: a look
-at all data at the end takes as long as hundreds of steps, and so does what else the machine does."""
+"""The second trial's steps are multiplied by FOLD until it takes 1 + CLEAR times as long as the first: a look at all
+data at the end takes as long as hundreds of steps, and so does what else the machine does."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,32 @@ def _of_networks(networks: Sequence[NetworkSettings]) -> Cost:
     first = networks[0]
     unmeasured = replace(first, measures=("loss",), moved=())  # some measure for minutes
     _, (short, _, samples) = [_trial(unmeasured, WARM) for _ in range(2)]
-    steps = [one.training.steps(samples) for one in networks]
-    tried = TRIED
-    while True:
-        long = _trial(unmeasured, tried)[0]
-        if long > (1 + CLEAR) * short or tried >= max(steps):
-            break
-        tried = min(FOLD * tried, max(steps))
+    steps = [_steps(one, samples) for one in networks]
+    step = short if _is_solved(first) else _seconds_per_step(unmeasured, short, max(steps))
     measuring = _trial(first, WARM)[1]
-    step = (long - short) / (tried - WARM) if long > short else long / tried  # noise: a step takes next to nothing
     moments = sum(_moments(one, samples) for one in networks)
     measured = len(networks) * measuring + (moments * _moment(first) if moments else 0.0)
     return Cost(len(networks), step * sum(steps), measured)
+
+
+def _is_solved(settings: NetworkSettings) -> bool:
+    """Return whether the training is a ridge regression: one step, whatever number of steps the settings give."""
+    return isinstance(settings.training, Training) and isinstance(settings.training.optimiser, Ridge)
+
+
+def _steps(settings: NetworkSettings, samples: int) -> int:
+    return 1 if _is_solved(settings) else settings.training.steps(samples)
+
+
+def _seconds_per_step(settings: NetworkSettings, short: float, most: int) -> float:
+    """Return the seconds of a step; `short` are those of the first trial, `most` is the largest number of steps."""
+    tried = TRIED
+    while True:
+        long = _trial(settings, tried)[0]
+        if long > (1 + CLEAR) * short or tried >= most:
+            break
+        tried = min(FOLD * tried, most)
+    return (long - short) / (tried - WARM) if long > short else long / tried  # noise: a step takes next to nothing
 
 
 def _trial(settings: NetworkSettings, steps: int) -> tuple[float, float, int]:
@@ -76,7 +90,7 @@ def _trial(settings: NetworkSettings, steps: int) -> tuple[float, float, int]:
 def _moments(settings: NetworkSettings, samples: int) -> int:
     if (followed := settings.followed) is None:
         return 0
-    steps = settings.training.steps(samples)
+    steps = _steps(settings, samples)
     return 1 + steps // followed.every if isinstance(followed.every, int) else len(followed.every)
 
 

@@ -182,7 +182,7 @@ def _no_collection() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Dask's log: what matters of it becomes an error of ours, in one line."""
+    """Silence Dask's log inside this context: what matters of it becomes an error of ours, in one line."""
     log = logging.getLogger("distributed")
     before = log.level
     log.setLevel(logging.CRITICAL + 1)

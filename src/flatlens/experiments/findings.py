@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.gap_correlations import OVERALL
-from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words
+from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words, measure_names
 from flatlens.experiments.settings import Study
 from flatlens.experiments.tables import held_fixed, unit_column
 from flatlens.experiments.vary import TOGETHER, but_seeds, paths
@@ -134,7 +134,7 @@ def _have_one_model(study: Study) -> bool:
 
 def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[str]:
     """Return each measure's relation with the gap: intervals without zero first, strongest first, then the others."""
-    names = [q.name for q in quantities if q.role == "measure"]
+    names = measure_names(quantities)
     rows = [row for name in names if (row := relation_of(relations, GAP.name, name)) is not None]
     clear = sorted((r for r in rows if is_clear(r, "pearson")), key=lambda r: -abs(r["pearson"]))
     unclear = [r for r in rows if not is_clear(r, "pearson") and r["pearson"] == r["pearson"]]
@@ -179,11 +179,9 @@ def _settings(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[s
 
 def _within(study: Study, within: pd.DataFrame) -> list[str]:
     """Return the relations with the gap that remain when settings are held fixed."""
-    names = {q.name for q in study.quantities if q.role == "measure"}
     sentences = []
     for group, words in trained_alike(study).items():
-        rows = [r for _, r in within[within["group"] == group].iterrows() if r["x"] in names]
-        rows = [r for r in rows if r["pearson"] == r["pearson"]]
+        rows = with_fixed(within, group, measure_names(study.quantities))
         if not rows:
             continue
         clear = sorted((r for r in rows if is_clear(r, "pearson")), key=lambda r: -abs(r["pearson"]))
@@ -202,7 +200,7 @@ def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame) -> l
     sentences = []
     for group, words in trained_alike(study).items():
         turned = []
-        for name in (q.name for q in study.quantities if q.role == "measure"):
+        for name in measure_names(study.quantities):
             overall = relation_of(relations, GAP.name, name)
             inside = within[(within["x"] == name) & (within["group"] == group)]
             if overall is None or inside.empty or overall["pearson"] * inside["pearson"].iloc[0] >= 0:
@@ -210,8 +208,7 @@ def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame) -> l
             if is_clear(overall, "pearson") and is_clear(inside.iloc[0], "pearson"):
                 turned.append(f"{name}, {overall['pearson']:.2f} overall but {interval_of(inside.iloc[0], 'pearson')}")
         if turned:
-            more = f"; and for {len(turned) - 4} more" if len(turned) > 4 else ""
-            sentences.append(f"Within {words}, the sign of r changes for {'; '.join(turned[:4])}{more}.")
+            sentences.append(f"Within {words}, the sign of r changes for {_first_four(turned)}.")
     return sentences
 
 
@@ -235,8 +232,12 @@ def _turned_by_kind(with_gap: pd.DataFrame) -> list[str]:
     for name, two in turned_by_kind(with_gap).items():
         said = [f"{interval_of(row, 'pearson')} in {row['kind']}" for _, row in two.iterrows()]
         turned.append(f"{name}, {' but '.join(said)}")
+    return [f"Between kinds of networks the sign of r changes for {_first_four(turned)}."] if turned else []
+
+
+def _first_four(turned: Sequence[str]) -> str:
     more = f"; and for {len(turned) - 4} more" if len(turned) > 4 else ""
-    return [f"Between kinds of networks the sign of r changes for {'; '.join(turned[:4])}{more}."] if turned else []
+    return "; ".join(turned[:4]) + more
 
 
 def _twins(measures: Sequence[str], networks: pd.DataFrame) -> list[str]:
@@ -252,6 +253,12 @@ def relation_of(relations: pd.DataFrame, a: str, b: str) -> pd.Series | None:
     """Return the row of a pair, in either order; None if there is none."""
     either = ((relations["x"] == a) & (relations["y"] == b)) | ((relations["x"] == b) & (relations["y"] == a))
     return relations[either].iloc[0] if either.any() else None
+
+
+def with_fixed(within: pd.DataFrame, group: str, names: Sequence[str]) -> list[pd.Series]:
+    """Return the relations of these measures with the gap where this group of settings is fixed; no undefined ones."""
+    rows = [row for _, row in within[within["group"] == group].iterrows() if row["x"] in names]
+    return [row for row in rows if row["pearson"] == row["pearson"]]
 
 
 def other_than_gap(row: pd.Series) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +47,23 @@ def clear_errors(out: Path) -> Iterator[None]:
             f"cannot use the folder {str(out)!r}: {reason}{where}; what was finished is kept: "
             "free space or change the permissions, and run the same command again"
         ) from error
+
+
+def refuse_foreign(out: Path, mark: str, own: Collection[str], what: str) -> None:
+    """Refuse an output folder that holds other files than `own`, unless another process has just written `mark`.
+
+    Raises:
+        BadFolder: it is a file, or holds other files and no `what`.
+    """
+    if out.exists() and not out.is_dir():
+        raise BadFolder(f"the output {str(out)!r} is a file: name a folder")
+    there = sorted(p.name for p in out.iterdir() if not p.name.startswith(".")) if out.exists() else []
+    foreign = [name for name in there if name not in own]
+    if foreign and not (out / mark).is_file():  # looked for last: what the other process writes comes after its mark
+        raise BadFolder(
+            f"the output folder {str(out)!r} holds other files ({', '.join(foreign[:3])}) and no {what}: name an empty "
+            "or new folder with --out"
+        )
 
 
 def sweep(folder: Path) -> None:

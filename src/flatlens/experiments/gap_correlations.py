@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.quantities import GAP, Quantity, measure_names
 from flatlens.statistics import Statistic, correlate, granulated_kendall, partial_correlation
 from flatlens.statistics.bootstrap import FEWEST_POINTS
 
@@ -62,7 +62,7 @@ def _rows(
     varied = settings.loc[:, settings.nunique() > 1]  # all networks of a kind have one model
     controls = values[[q.name for q in quantities if q.role == "setting" and values[q.name].nunique() > 1]]
     rows: list[tuple[object, ...]] = []
-    for name in (q.name for q in quantities if q.role == "measure"):
+    for name in measure_names(quantities):
         add = partial(_row, kind, name)
         same: dict[str, Any] = {"names": (name, GAP.name), "units": units}
         rows += [add(title, correlate(values[name], gap, key, **same)) for key, title in OVERALL.items()]  # type: ignore[arg-type]

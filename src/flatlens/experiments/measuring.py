@@ -40,7 +40,7 @@ def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -
         generator = torch.Generator().manual_seed(_own_seed(settings))
         moved = TRANSFORMS[name].apply(problem, generator).problem
         after, _ = _measured(moved, settings)
-        found |= {(replace(Column.of(row), transform=name).row, layer): e for (row, layer), e in after.items()}
+        found |= {(Column.of(row).after(name).row, layer): e for (row, layer), e in after.items()}
     return Report(found, about(lens))
 
 

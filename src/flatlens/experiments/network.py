@@ -73,7 +73,7 @@ class _Pack:
 
     def traces(self) -> list[str]:
         """Compute the networks, as a stack where they can be one; return their tracebacks."""
-        with _one_thread():
+        with one_thread():
             try:
                 for ended in train_together(self._members(), self.task.together):
                     place, split, member, note = self.begun[ended.number]
@@ -120,7 +120,7 @@ def compute(settings: NetworkSettings, save: Path | None = None, progress: Progr
         save: where a training that lasts leaves its checkpoints, and goes on from.
         progress: called with ("training steps", done, total).
     """
-    with _one_thread():
+    with one_thread():
         if isinstance(settings.training, TrainedElsewhere):
             return _read(settings, settings.training)
         split, one = _member(settings, save, progress)
@@ -161,7 +161,7 @@ def _record(
         "loss": _or_none(trained.loss),
         "accuracy": _or_none(trained.accuracy) if trained.outcome == "trained elsewhere" else trained.accuracy,
         "layers": [name for name, module in model.named_modules() if is_linear(module)],
-        "versions": versions(torch.get_num_threads()),
+        "versions": versions(),
         "seconds_training": seconds,
         "seconds_measuring": time.perf_counter() - start,
         "trained_alone": why_alone,
@@ -182,7 +182,8 @@ def _data(settings: DataSettings | UserData) -> Split:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Compute on one thread inside this context: the same digits whatever the machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -86,7 +86,7 @@ class OnDask(Executor):
 
 
 def adapted(executor: Executor) -> Executor:
-    """OnDask for what `Client.get_executor` gives, which would wait for ever once its scheduler is gone.
+    """Return OnDask for the executor of `Client.get_executor`, which would wait for ever once its scheduler is gone.
 
     Other versions on the workers are the caller's business there.
     """

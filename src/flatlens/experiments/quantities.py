@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.column import Column
+from flatlens.comparing.direction import RISK_FAMILY
 from flatlens.experiments.vary import last_field
 from flatlens.measures import MEASURES
 
@@ -97,6 +98,11 @@ _SHOWN = {
 """Quantities of a measure whose own name does not suffice."""
 
 
+def measure_names(quantities: Sequence[Quantity]) -> list[str]:
+    """Return the names of those quantities that are measures."""
+    return [quantity.name for quantity in quantities if quantity.role == "measure"]
+
+
 def in_words(setting: str) -> str:
     """Return the name of a setting in words.
 
@@ -129,7 +135,7 @@ def quantities(
     >>> [q.name for q in quantities(["local_dimension", "loss"])]
     ['generalisation gap', 'local dimension', 'learning rate (log)', 'batch size (log)']
     """
-    risk = {name for name, one in MEASURES.items() if one.card.family == "generalisation"}
+    risk = {name for name, one in MEASURES.items() if one.card.family == RISK_FAMILY}
     axes = [
         axis
         for name in measures

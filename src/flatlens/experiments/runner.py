@@ -43,10 +43,10 @@ def run_all(
 ) -> None:
     """Call `function` on every task, in `workers` processes of one thread each, or on any executor.
 
-    What a function makes it keeps itself (it writes to the store): so nothing is lost with the caller. An exception in
-    it is noted, and the rest goes on; only BadFolder, the full disk, ends everything. A task whose worker was killed,
-    or that the executor gave up or cancelled, is taken up again by itself, so that one that kills its workers takes no
-    other along, and noted when that fails too. After an interrupt the workers are stopped at once.
+    `function` keeps its results itself (it writes to the store), so that nothing is lost with the caller. An exception
+    in it is noted, and the other tasks go on. BadFolder, such as a full disk, ends everything. If a worker is killed,
+    or the executor gives up or cancels a pack, each task of the pack is run again by itself: one that kills its workers
+    takes no other with it. A task that is lost too often is noted. An interrupt stops the workers at once.
 
     Args:
         tasks: hashable and picklable.
@@ -59,7 +59,7 @@ def run_all(
         done: how many count as done before.
         label: a task in a few words.
         in_progress: how far the tasks are that run; asked once a second.
-        count: how many tasks have ended well, those before included, where they may before their pack is at its end.
+        count: returns how many tasks have succeeded, earlier ones included; for packs whose tasks end one by one.
 
     Raises:
         BadFolder: from `function`.
@@ -118,7 +118,7 @@ class _Sweep(Generic[_T]):
         self.losses: Counter[_T] = Counter()
 
     def run(self) -> None:
-        """Until nothing is left."""
+        """Run until nothing is left."""
         try:
             while self.packs or self.in_hand or self.alone:
                 if self.shown:

@@ -84,7 +84,7 @@ class NetworkSettings:
         return digest(plain)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers; `from_json` undoes it."""
+        """Return plain dicts, lists and numbers; `from_json` undoes it."""
         plain: dict[str, Any] = as_plain(self)
         return plain
 
@@ -134,7 +134,7 @@ class Study:
 
     @classmethod
     def digits(cls, scale: StudyScale = "laptop") -> Study:
-        """4-layer ReLU networks on scikit-learn's digits: 99 of them ("laptop", minutes) or 8 ("smoke", seconds)."""
+        """Return 4-layer ReLU networks on scikit-learn's digits: 99 ("laptop", minutes) or 8 ("smoke", seconds)."""
         if scale == "laptop":
             base = _digits(train=600, widths=(64, 64, 64), loss_below=2e-3, max_steps=40_000)
             grid: tuple[tuple[Any, ...], ...] = ((0.05, 0.1, 0.2), (4, 16, 64), tuple(range(11)))
@@ -177,7 +177,7 @@ class Study:
             yield settings
 
     def as_json(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers; `from_json` undoes it."""
+        """Return plain dicts, lists and numbers; `from_json` undoes it."""
         plain: dict[str, Any] = as_plain(self)
         return plain
 
@@ -278,7 +278,7 @@ def _by_value(value: Any) -> Any:
 
 
 def _in_order(values: tuple[Any, ...]) -> list[Any]:
-    """Numbers by size; anything else as it was written."""
+    """Return numbers by size, anything else as it was written."""
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     return sorted(values) if numbers else list(values)
 

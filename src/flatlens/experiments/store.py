@@ -41,10 +41,11 @@ from torch import Tensor
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress, Report
 from flatlens.experiments.archive import read_study, reading, studies_in, write_study
-from flatlens.experiments.folders import clear_errors, sweep, whole_folder
+from flatlens.experiments.folders import clear_errors, refuse_foreign, sweep, whole_folder
 from flatlens.experiments.progress_files import SUFFIX, in_progress, progress_file, remove_progress_files
 from flatlens.experiments.result import StudyResult
-from flatlens.experiments.settings import NetworkSettings, Study, without_places
+from flatlens.experiments.settings import NetworkSettings, Study
+from flatlens.experiments.settings_apart import settings_apart
 from flatlens.experiments.versions import difference, versions
 from flatlens.files import host, require_checksums, write_checksums, write_whole
 from flatlens.plain import digest
@@ -89,13 +90,12 @@ class Store:
         """
         store = cls(out)
         with clear_errors(out):
-            if out.exists() and not out.is_dir():
-                raise BadFolder(f"the output {str(out)!r} is a file: name a folder")
-            out.mkdir(parents=True, exist_ok=True)
-            sweep(out)
             if not (out / "study.json").exists():
-                store._refuse_foreign_files()
+                own = {"training"} if any(store._networks.glob("*")) else {"training", "networks"}
+                refuse_foreign(out, "study.json", own, "study")
+                out.mkdir(parents=True, exist_ok=True)
                 write_whole(out / "study.json", _pretty(study.as_json()))
+            sweep(out)
             store._refuse_other_study(study)
             for folder in (store._networks, store._training):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -303,24 +303,11 @@ class Store:
             if self.folder(checkpoint.name.partition(".")[0]).is_dir():
                 checkpoint.unlink(missing_ok=True)
 
-    def _refuse_foreign_files(self) -> None:
-        foreign = sorted(
-            p.name for p in self.out.iterdir() if p.name not in ("networks", "training") and not p.name.startswith(".")
-        )
-        if (foreign or any(self._networks.glob("*"))) and not (self.out / "study.json").exists():
-            raise BadFolder(  # unless another process has just begun the study
-                f"the output folder {str(self.out)!r} holds other files ({', '.join(foreign[:3]) or 'networks'}) "
-                "and no study: name an empty or new folder with --out"
-            )
-
     def _refuse_other_study(self, study: Study) -> None:
         plain = _read_json(self.out / "study.json")
         with contextlib.suppress(BadInput):  # the names of this version, where it can read the settings
             plain = Study.from_json(plain).as_json()
-        there, here = _by_name(without_places(plain)), _by_name(without_places(study.as_json()))
-        names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-        if names:
-            what = "; ".join(_apart(name, there.get(name), here.get(name)) for name in names[:2])
+        if what := settings_apart(plain, study.as_json()):
             raise BadFolder(f"the output folder {str(self.out)!r} holds another study ({what}): name another --out")
 
 
@@ -331,33 +318,6 @@ def _read_kept(path: Path, _written: int) -> tuple[StudyResult, ...]:
         return tuple(read_study(archive, name) for name in studies_in(archive))
 
 
-def _by_name(plain: Any, prefix: str = "") -> dict[str, Any]:
-    """Return a study's settings by dotted name, and its axes by name, to compare two studies."""
-    found: dict[str, Any] = {}
-    for key, value in plain.items():
-        if key == "axes":
-            found |= {axis["name"]: axis["values"] for axis in value}
-        elif isinstance(value, dict):
-            found |= _by_name(value, f"{prefix}{key}.")
-        elif key != "type":
-            found[f"{prefix}{key}"] = value
-    return found
-
-
-def _apart(name: str, there: Any, here: Any) -> str:
-    """Return how two settings differ, in words; of long ones the first part that does."""
-    if _short(there) != _short(here):
-        return f"{name}: {_short(there)} there, {_short(here)} asked for"
-    if isinstance(there, list) and isinstance(here, list):
-        if len(there) != len(here):
-            return f"{name}: {len(there)} values there, {len(here)} asked for"
-        there, here = (dict(enumerate(values)) for values in (there, here))
-    if isinstance(there, dict) and isinstance(here, dict):
-        part = next(key for key in {**there, **here} if there.get(key) != here.get(key))
-        return _apart(f"{name}.{part}", there.get(part), here.get(part))
-    return f"{name} differs"
-
-
 def last_line(trace: str) -> str:
     """Return the line of a traceback that names the error."""
     return trace.strip().splitlines()[-1] if trace.strip() else "unknown error"
@@ -365,11 +325,6 @@ def last_line(trace: str) -> str:
 
 def _pretty(plain: dict[str, Any]) -> str:
     return json.dumps(plain, indent=1, sort_keys=True, allow_nan=True) + "\n"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."
 
 
 _MEND = ": remove it and run the study again"

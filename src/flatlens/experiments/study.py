@@ -79,7 +79,7 @@ def run_study(
         BadFolder: `out` holds another study or other files, cannot be written, or was begun with other versions; or
             no network could be finished.
     """
-    for name, number in (("pack", pack), ("together", together)):
+    for name, number in (("workers", workers), ("pack", pack), ("together", together)):
         if number < 1:
             raise BadInput(f"run_study({name}={number}): at least 1 is needed")
     store = Store.create(Path(out).absolute(), study)

@@ -21,13 +21,13 @@ from flatlens.userfile import short
 IDENTITY = ["key", "lr", "batch_size", "seed"]
 
 
-def networks_table(records: Sequence[Record], settings: Sequence[str] = ()) -> pd.DataFrame:
+def networks_table(records: Sequence[Record], varied: Sequence[str]) -> pd.DataFrame:
     """Return one row per network, in the order given: identity, other varied settings, outcome, steps, all numbers."""
     rows = []
     for record in records:
-        varied = {name: setting_of(record.settings, name) for name in setting_columns(settings)}
-        row = {**_identity(record), **varied, "outcome": record.result["outcome"]}
-        if "steps" not in varied:
+        own = {name: setting_of(record.settings, name) for name in setting_columns(varied)}
+        row = {**_identity(record), **own, "outcome": record.result["outcome"]}
+        if "steps" not in own:
             row["steps"] = record.result["steps"]
         row |= {str(Column.of(*key)): e.value for key, e in record.report.items()}
         if isinstance(record.settings.training, TrainedElsewhere):
@@ -98,7 +98,7 @@ def values_table(networks: pd.DataFrame, quantities: Sequence[Quantity]) -> pd.D
     return pd.concat([identity, pd.DataFrame({q.name: q.of(networks) for q in quantities})], axis=1)
 
 
-def held_fixed(axes: Sequence[str]) -> list[tuple[str, ...]]:
+def held_fixed(varied: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the useful ways of holding settings fixed: the first setting, all but the seed, the seed.
 
     >>> held_fixed(["lr", "batch_size", "seed"])
@@ -106,12 +106,12 @@ def held_fixed(axes: Sequence[str]) -> list[tuple[str, ...]]:
     >>> held_fixed(["batchnorm+seed"]), held_fixed(["lr", "model.seed"])
     ([('batchnorm',), ('seed',)], [('lr',)])
     """
-    others = tuple(name for axis in axes if (name := TOGETHER.join(but_seeds(axis))))
-    seed: list[tuple[str, ...]] = [("seed",)] if unit_column(axes) == "seed" else []
+    others = tuple(name for axis in varied if (name := TOGETHER.join(but_seeds(axis))))
+    seed: list[tuple[str, ...]] = [("seed",)] if unit_column(varied) == "seed" else []
     return list(dict.fromkeys([others[:1], others, *seed])) if others else seed
 
 
-def unit_column(axes: Sequence[str]) -> str:
+def unit_column(varied: Sequence[str]) -> str:
     """Return the column that says which networks are one independent unit: the seed if it varies, else the key.
 
     Networks of one seed share their initial weights and the order of their batches. The column `seed` is that of the
@@ -120,18 +120,18 @@ def unit_column(axes: Sequence[str]) -> str:
     >>> unit_column(["data.seed+model.seed+training.seed"]), unit_column(["lr"]), unit_column(["lr", "model.seed"])
     ('seed', 'key', 'model.seed')
     """
-    if {"seed", "training.seed"} & {name for axis in axes for name in axis.split(TOGETHER)}:
+    if {"seed", "training.seed"} & {name for axis in varied for name in axis.split(TOGETHER)}:
         return "seed"
-    return next(filter(is_seed, axes), "key")
+    return next(filter(is_seed, varied), "key")
 
 
-def groupings(networks: pd.DataFrame, axes: Sequence[str]) -> dict[str, pd.Series]:
+def groupings(networks: pd.DataFrame, varied: Sequence[str]) -> dict[str, pd.Series]:
     """Return the group number of each row, for every way of holding settings fixed."""
-    settings = without_seeds(networks, axes).assign(seed=networks["seed"])
-    return {", ".join(names): settings.groupby(list(names), dropna=False).ngroup() for names in held_fixed(axes)}
+    settings = without_seeds(networks, varied).assign(seed=networks["seed"])
+    return {", ".join(names): settings.groupby(list(names), dropna=False).ngroup() for names in held_fixed(varied)}
 
 
-def without_seeds(networks: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
+def without_seeds(networks: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
     """Return the settings that vary, but seeds, as text: a column for each axis, also where it sets several together.
 
     >>> networks = pd.DataFrame({"lr": [0.1, None], "batchnorm+seed": ["(True, 3)", "(False, 3)"], "seed": [3, 3]})
@@ -139,7 +139,7 @@ def without_seeds(networks: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     {'lr': ['0.1', 'nan'], 'batchnorm': ['True', 'False']}
     """
     columns = {}
-    for axis in axes:
+    for axis in varied:
         if kept := but_seeds(axis):
             parts = [_words_of(networks, axis, name) for name in kept]
             columns[TOGETHER.join(kept)] = reduce(lambda one, other: one + ", " + other, parts)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
+from flatlens.column import split_at_commas
 from flatlens.errors import BadInput, UnknownName
 from flatlens.plain import Options, made
 
@@ -122,14 +123,7 @@ def split_values(values: str) -> list[str]:
     >>> split_values("(SGD(lr=0.1, momentum=0.0), 'normal', 4)")
     ['SGD(lr=0.1, momentum=0.0)', 'normal', '4']
     """
-    parts, depth = [""], 0
-    for letter in values.strip()[1:-1]:
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip().strip("'") for part in parts]
+    return [part.strip("'") for part in split_at_commas(values.strip()[1:-1])]
 
 
 def seedless(settings: str, seed: int | None = None) -> str:

@@ -10,8 +10,8 @@ import torch
 from flatlens.version import __version__
 
 
-def versions(threads: int = 1, device: str = "cpu") -> dict[str, str]:
-    """Return versions, device, instruction set and threads as text.
+def versions() -> dict[str, str]:
+    """Return versions, device, instruction set and threads as text; networks are computed on one thread of the CPU.
 
     >>> sorted(versions())
     ['device', 'flatlens', 'instructions', 'numpy', 'python', 'threads', 'torch']
@@ -21,9 +21,9 @@ def versions(threads: int = 1, device: str = "cpu") -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "device": device,
+        "device": "cpu",
         "instructions": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        "threads": str(threads),
+        "threads": "1",
     }
 
 

@@ -80,7 +80,10 @@ class Stepper:
         return self.loss.values(outputs, targets).sum() / n, torch.stack(values).sum() * (len(x) / n)
 
     def _at_the_worst_place(self, x: Tensor, targets: Tensor) -> float:
-        """Return the gradient at theta + eps, with the same probes and dropout as the gradient from which eps came."""
+        """Write the gradient at theta + eps into `.grad`; return the loss at theta.
+
+        Probes and dropout are those of the gradient from which eps came.
+        """
         assert self.settings.ascent is not None
         noise, dropout = self.noise["penalties"].get_state(), global_states(x.device)
         loss = self.differentiate(x, targets)

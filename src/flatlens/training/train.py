@@ -59,21 +59,37 @@ def train(
         raise BadModel(
             f"train(model=...): a torch.nn.Module is needed, got {type(model).__name__}: call .build() first"
         )
+    where = None if save is None else Path(save)
     with as_found(model, settings.seed):
-        if save is not None:
-            checkpoint.require_place(Path(save))
-        data, test = pair(data, "data"), None if test is None else pair(test, "test")
         if isinstance(settings.optimiser, Ridge):
             return _solved(model, data, test, settings, settings.optimiser, watch)
-        run = TrainingRun(model, data, test, settings, watch)
-        if save is None:
-            run.go(None, progress)
-            return run.result()
-        where, whose = Path(save), checkpoint.identity(model, data, test, settings)
-        if (state := checkpoint.load(where, whose)) is not None:
-            run.load_state_dict(state)
-        run.go(lambda: checkpoint.save(where, whose, run.state_dict()), progress)
+        run, whose = opened(model, data, settings, test, watch, where)
+        run.go(None if where is None else lambda: checkpoint.save(where, whose, run.state_dict()), progress)
         return run.result()
+
+
+def opened(
+    model: nn.Module, data: Pair, settings: Training, test: Pair | None, watch: Watcher | None, save: Path | None
+) -> tuple[TrainingRun, str]:
+    """Return the run, continued from its checkpoint if there is one, and what that belongs to; call it in `as_found`.
+
+    Raises:
+        BadFolder: as `train`.
+    """
+    if save is not None:
+        checkpoint.require_place(save)
+    data, test = _pairs(data, test)
+    run = TrainingRun(model, data, test, settings, watch)
+    if save is None:
+        return run, ""
+    whose = checkpoint.identity(model, data, test, settings)
+    if (state := checkpoint.load(save, whose)) is not None:
+        run.load_state_dict(state)
+    return run, whose
+
+
+def _pairs(data: Pair, test: Pair | None) -> tuple[Pair, Pair | None]:
+    return pair(data, "data"), None if test is None else pair(test, "test")
 
 
 def _solved(
@@ -81,6 +97,7 @@ def _solved(
 ) -> TrainingResult:
     """Solve a ridge regression as a run of one step; it is too short for a checkpoint."""
     require_followed(watch, model)
+    data, test = _pairs(data, test)
     held = TrainingData(model, data, settings, "data")
     held_out = None if test is None else TrainingData(model, test, settings, "test")
     rows = []

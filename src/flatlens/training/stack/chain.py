@@ -23,7 +23,7 @@ UseGradient: TypeAlias = Callable[[int, Tensor], object]
 """Called with the number of a part of the rows and the loss's gradient there, (L, part), which it may overwrite."""
 
 
-class Apart(Exception):
+class NotStackable(Exception):
     """The network cannot be trained in a stack; says why, in words that follow "it has" or "it is"."""
 
 
@@ -62,7 +62,7 @@ class LayerChain:
         singly: each lane's products are taken by themselves, for shapes where a batched one has other bits.
 
     Raises:
-        Apart: the network is no such chain.
+        NotStackable: the network is no such chain.
     """
 
     def __init__(self, model: nn.Module, *, singly: bool = False) -> None:
@@ -74,7 +74,7 @@ class LayerChain:
         parameters = [p for linear, _ in found for p in (linear.weight, linear.bias) if p is not None]
         tensors = [*model.parameters(), *model.buffers()]
         if len(tensors) != len(parameters) or not all(p.requires_grad for p in tensors):
-            raise Apart("frozen or shared weights")
+            raise NotStackable("frozen or shared weights")
         begins: dict[int, int] = {}
         self.size = 0  #: numbers in a row, gaps included
         for p in sorted(parameters, key=torch.Tensor.dim, reverse=True):  # weights before biases, else as they come
@@ -185,16 +185,16 @@ def _linears(modules: Sequence[nn.Module]) -> list[tuple[nn.Linear, list[nn.Modu
         elif (type(module) in ELEMENTWISE or getattr(module, "elementwise", False)) and found:
             found[-1][1].append(module)
         else:
-            raise Apart(f"a {type(module).__name__}: only linear layers and elementwise activations are stacked")
+            raise NotStackable(f"a {type(module).__name__}: only linear layers and elementwise activations are stacked")
     if not found:
-        raise Apart("no linear layer")
+        raise NotStackable("no linear layer")
     return found
 
 
 def _flat(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules of a `Sequential` of `Sequential`s, in order."""
     if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks:
-        raise Apart("hooks")
+        raise NotStackable("hooks")
     if type(model) is not nn.Sequential:
         yield model
         return

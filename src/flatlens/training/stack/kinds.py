@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from flatlens.training.ridge import Ridge
 from flatlens.training.run import TrainingRun
 from flatlens.training.settings import Training
-from flatlens.training.stack.chain import Apart, LayerChain
+from flatlens.training.stack.chain import LayerChain, NotStackable
 from flatlens.training.stack.updates import kind_of as update_kind
 
 
@@ -38,7 +38,7 @@ def why_alone(model: nn.Module, settings: Training) -> str:
         return "only networks on the CPU are stacked"
     try:
         LayerChain(model)
-    except Apart as reason:
+    except NotStackable as reason:
         return str(reason)
     return ""
 

@@ -19,8 +19,8 @@ from flatlens.training.settings import Training
 from flatlens.training.stack.kinds import kind_of, why_alone
 from flatlens.training.stack.lanes import Lanes
 from flatlens.training.stack.trial import trial_of
-from flatlens.training.train import as_found, train
-from flatlens.training.training_data import Pair, pair
+from flatlens.training.train import as_found, opened, train
+from flatlens.training.training_data import Pair
 
 LANES = 16
 """Default number of networks in a stack: for MLPs on digits, more are no faster at batch 64, a tenth faster at 4."""
@@ -72,7 +72,7 @@ class _Lane:
     member: Member
     run: TrainingRun
     whose: str  #: its checkpoint's
-    began: float  #: seconds already spent on it
+    spent: float  #: seconds, before it became a lane
     wrote: float = field(default_factory=time.monotonic)
     entered: float = math.nan  #: what the stack's clock showed
 
@@ -129,12 +129,12 @@ class _Together:
             except Exception as error:
                 yield Ended(number, None, error, time.perf_counter() - start, "")
                 continue
-            lane.began = time.perf_counter() - start
+            lane.spent = time.perf_counter() - start
             if lane.run.outcome is None:
                 self.waiting.append(lane)
             else:
                 lane.write()
-                yield lane.ended(lane.began)
+                yield lane.ended(lane.spent)
 
     def _open(self) -> Iterator[Ended]:
         """Make a stack for the first waiting lane and those of its kind; return those that are better trained alone."""
@@ -154,7 +154,7 @@ class _Together:
                 raise
             except Exception as caught:
                 error = caught
-            yield lane.ended(lane.began + time.perf_counter() - start, error, verdict.why_alone)
+            yield lane.ended(lane.spent + time.perf_counter() - start, error, verdict.why_alone)
 
     def _enter(self) -> None:
         """Add the waiting lanes of the stack's kind that are at the same batch of their epoch."""
@@ -201,7 +201,7 @@ class _Together:
                 lane.write()
             if over:
                 run.model.zero_grad()
-                yield lane.ended(lane.began + self.clock - lane.entered, error)
+                yield lane.ended(lane.spent + self.clock - lane.entered, error)
 
     def _tell_watchers(self, lanes: Lanes) -> dict[TrainingRun, Exception]:
         """Show the watchers their networks; return the errors that they raised."""
@@ -241,14 +241,7 @@ class _Together:
 
 def _begun(number: int, member: Member) -> _Lane:
     """Return a member's run: continued from its checkpoint if there is one, else evaluated before its first step."""
-    data, test = pair(member.data, "data"), None if member.test is None else pair(member.test, "test")
     with as_found(member.model, member.settings.seed):
-        whose = ""
-        if member.save is not None:
-            checkpoint.require_place(member.save)
-            whose = checkpoint.identity(member.model, data, test, member.settings)
-        run = TrainingRun(member.model, data, test, member.settings, member.watch)
-        if member.save is not None and (state := checkpoint.load(member.save, whose)) is not None:
-            run.load_state_dict(state)
+        run, whose = opened(member.model, member.data, member.settings, member.test, member.watch, member.save)
         run.begin()
         return _Lane(number, member, run, whose, 0.0)

@@ -1,11 +1,11 @@
 """A trial of whether stacked networks end in the same bits as each alone, on this machine and shape, and faster.
 
-Nothing promises that a batched product has the bits of the single ones. On one thread it has for most shapes; where
-another kernel takes small products, or those of a single output, it has not, and each lane's are taken by themselves,
-which still saves most of what a step costs. So each kind of network is tried
-before it is stacked: three steps (a whole batch, the last one of an epoch, the first one of the next) and looks at the
-loss, also of held-out data, with every number of lanes that can come about. Kernels are chosen by shapes, never by
-values. But two kernels can agree in most values by chance, so that networks of few numbers take more steps.
+Nothing promises that a batched product has the bits of the single ones. On one thread most shapes give the same bits.
+Others do not, because another kernel takes small products, or those of a single output: there each lane's products are
+taken by themselves, which still saves most of what a step costs. So each kind of network is tried before it is stacked:
+three steps (a whole batch, the last one of an epoch, the first one of the next) and looks at the loss, also of held-out
+data, with every number of lanes that can come about. Kernels are chosen by shapes, never by values. But two kernels can
+agree in most values by chance, so networks with few parameters take more steps.
 """
 
 from __future__ import annotations
