@@ -8,7 +8,7 @@ scale). The pictures go to docs/images/atlas/.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -101,8 +101,7 @@ def apart(stored: list[Reproduction]) -> tuple[list[Reproduction], dict[str, lis
 
 def kinds(rows: list[Row]) -> Iterator[str]:
     """Yield a table of how many rows of each kind came to which conclusion."""
-    yield line("kind", *MARKS)
-    yield line("---", *["---:"] * len(MARKS))
+    yield from head("kind", *MARKS, numbers=MARKS)
     for kind, counts in counted_by_kind(rows).items():
         yield line(kind, *counts.values())
     yield ""
@@ -119,8 +118,7 @@ def _missing(found: list[Reproduction]) -> Iterator[str]:
 
 
 def _glance(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
-    yield line("", "experiment", "source", "networks", *MARKS)
-    yield line("---", "---", "---", "---:", *["---:"] * len(MARKS))
+    yield from head("", "experiment", "source", "networks", *MARKS, numbers=("networks", *MARKS))
     for one, mine in zip(found, rows, strict=True):
         counts = [sum(row.decided == conclusion for row in mine) for conclusion in MARKS]
         yield line(link(one), one.experiment.title, one.experiment.reproduces, one.networks, *counts)
@@ -136,8 +134,7 @@ def _figures(found: list[Reproduction]) -> Iterator[str]:
         yield ""
         yield f"**{PAPERS[paper]}** ({paper})"
         yield ""
-        yield line("figure", "what the paper shows", "here", "remark")
-        yield line("---", "---", "---", "---")
+        yield from head("figure", "what the paper shows", "here", "remark")
         for one in FIGURES:
             if one.paper == paper:
                 yield line(one.name, one.shows, _counterpart(one, found), one.remark)
@@ -169,8 +166,8 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
     yield ""
     second = ("re-run",) * bool(one.again) + ("in both halves of the units",) * bool(one.halves)
     second += ("at laptop scale",) * bool(laptop)
-    yield line("what the paper says", "kind", "decided", "here", *second, "statistic", "value, 95% interval", "n")
-    yield line("---", "---", "---", "---", *["---"] * len(second), "---", "---", "---:")
+    said = ("what the paper says", "kind", "decided", "here", *second, "statistic", "value, 95% interval", "n")
+    yield from head(*said, numbers=("n",))
     for row, small in zip(rows, laptop or [None] * len(rows), strict=True):
         outcome, again = row.outcome, row.again
         runs = [f"{again.marked} {again.statistic.in_words}, n = {again.statistic.size}"] if again else []
@@ -227,6 +224,12 @@ def line(*cells: object) -> str:
     """Return one row of a Markdown table."""
     plain = [str(cell).replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(plain)} |"
+
+
+def head(*columns: str, numbers: Collection[str] = ()) -> Iterator[str]:
+    """Yield the two lines above the rows of a Markdown table; the columns of `numbers` stand to the right."""
+    yield line(*columns)
+    yield line(*("---:" if column in numbers else "---" for column in columns))
 
 
 def draw(found: list[Reproduction], into: Path) -> None:

@@ -64,8 +64,7 @@ def page(
 def _head(title: str, *columns: str) -> Iterator[str]:
     """Yield a section's title and the head of its table, whose first column has the experiments."""
     yield from ("", f"## {title}", "")
-    yield atlas.line("", *columns)
-    yield atlas.line("---", *("---:" if column == "n" else "---" for column in columns))
+    yield from atlas.head("", *columns, numbers=("n",))
 
 
 def _present(one: Mapping[str, Any], rows: Mapping[str, list[Row]]) -> Row:

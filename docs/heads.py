@@ -62,7 +62,7 @@ values in [5, 25], or factors in [5, 25].
 
 
 def trained() -> tuple[fl.Problem, ViT, int]:
-    """A small ViT that fits its digits, and the problem of measuring it on some of them."""
+    """Return the problem of measuring a trained ViT on some of its digits; the ViT's settings; the number of digits."""
     settings = ViT(channels=1, image=8, patch=2, width=16, depth=2, heads=2, mlp=2.0)
     split = digits(train=200)
     x, y = split.train
@@ -74,7 +74,7 @@ def trained() -> tuple[fl.Problem, ViT, int]:
 
 
 def factor(before: float, after: float) -> str:
-    """The change in words: 1 within 1e-6."""
+    """Return the change in words: 1 within 1e-6."""
     ratio = after / before
     return "1" if abs(ratio - 1) <= 1e-6 else f"{ratio:.3g}"
 

@@ -46,7 +46,7 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
     """Yield the main claims with their outcomes, the counts of all rows, and each figure with its counterpart."""
     own = [(one, mine) for one, mine in zip(found, rows, strict=True) if one.experiment.paper == paper]
     ran = {one.experiment.id for one, _ in own}
-    yield atlas.line(
+    yield from atlas.head(
         "main claim, in the paper's words",
         "prediction",
         "kind",
@@ -54,8 +54,8 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
         "value, 95% interval",
         "second run, or halves",
         "networks, units",
+        numbers=("networks, units",),
     )
-    yield atlas.line("---", "---", "---", "---", "---", "---", "---:")
     for one, mine in own:
         yield from (_main_claim(one, row) for row in mine if row.outcome.prediction.headline)
     for experiment in EXPERIMENTS.values():
@@ -148,9 +148,9 @@ def over_all(found: list[Reproduction]) -> Iterator[str]:
     yield from _counts(relations)
     yield "Each population:"
     yield ""
-    yield atlas.line("measure", "population", "networks, units", "rank correlation with the gap", "second run",
-                     "goes with the gap", "within equal settings", "second run", "goes with the gap")  # fmt: skip
-    yield atlas.line("---", "---", "---:", *["---"] * 6)
+    yield from atlas.head("measure", "population", "networks, units", "rank correlation with the gap", "second run",
+                          "goes with the gap", "within equal settings", "second run", "goes with the gap",
+                          numbers=("networks, units",))  # fmt: skip
     for each, (overall, within) in zip(relations, rates.reshape(-1, 2), strict=True):
         yield atlas.line(each.measure, each.where, each.overall[0].size, *_cells(each.overall, overall),
                          *_cells(each.within, within))  # fmt: skip
@@ -179,8 +179,8 @@ def _cells(runs: tuple[Statistic, ...], rate: float) -> tuple[str, str, str]:
 def _counts(relations: list[Relation]) -> Iterator[str]:
     """Yield in how many populations a measure goes with the gap, overall and within equal settings."""
     signs = ("+", "−", "?")
-    yield atlas.line("measure", "populations", *signs, *(f"within equal settings: {sign}" for sign in signs))
-    yield atlas.line("---", *["---:"] * 7)
+    numbers = ("populations", *signs, *(f"within equal settings: {sign}" for sign in signs))
+    yield from atlas.head("measure", *numbers, numbers=numbers)
     for measure, group in groupby(relations, key=lambda each: each.measure):
         mine = list(group)
         overall = [_sign(each.overall) for each in mine]

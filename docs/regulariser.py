@@ -13,8 +13,10 @@ COLUMNS = {"relative_flatness.sum": "{:.3g}", "generalisation_gap": "{:.3f}", "t
 
 
 def table() -> str:
-    """A row a way of training, a column a loss and quantity; bold where the difference to plain SGD is clear: its 95%
-    interval holds no zero."""
+    """Return the table: a row a way of training, a column a loss and quantity.
+
+    Bold where the difference to plain SGD is clear: its 95% interval holds no zero.
+    """
     result = json.loads(RESULTS.read_text())
     prices = result["prices"][NETWORK]["seconds_of_10_steps"]
     heads = [f"{what}, {loss}" for loss in LOSSES.values() for what in ("rel. flatness, all layers", "gap", "accuracy")]

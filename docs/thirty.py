@@ -29,12 +29,12 @@ FENCE = re.compile(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```\n", re.M | re.S)
 
 
 def files() -> dict[str, str]:
-    """The blocks with a title: the file that all tasks need, and the lines before each."""
+    """Return the blocks with a title: the file that all tasks need, and the lines before each."""
     return {title: code for _, title, code in FENCE.findall(PAGE.read_text()) if title}
 
 
 def tasks() -> dict[str, tuple[str, str, str]]:
-    """Each task's language, code and printed output, by its heading."""
+    """Return each task's language, code and printed output, by its heading."""
     found = {}
     for heading, text in re.findall(r"^### (\d+\. .*?)\n(.*?)(?=^##|\Z)", PAGE.read_text(), re.M | re.S):
         (language, _, code), *printed = FENCE.findall(text)
@@ -57,7 +57,7 @@ def prepared(folder: Path) -> dict[str, Any]:
 
 
 def printed(language: str, code: str, names: dict[str, Any]) -> tuple[str, float]:
-    """What a task prints, shortened as on the page, and how many seconds it takes."""
+    """Return what a task prints, shortened as on the page, and how many seconds it takes."""
     begun = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()) as out:
         if language == "sh":
@@ -78,6 +78,7 @@ def printed(language: str, code: str, names: dict[str, Any]) -> tuple[str, float
 
 
 def main() -> None:
+    """Run the tasks that the command line names, or all; write the page with what they print."""
     text, only = PAGE.read_text(), sys.argv[1:]
     for heading, (language, code, before) in tasks().items():
         if only and heading.partition(".")[0] not in only:

@@ -18,6 +18,10 @@ def changed(docs_script):
     return docs_script("changed")
 
 
+def test_columns_of_numbers_stand_to_the_right(changed):
+    assert list(changed.atlas.head("", "says", "n", numbers=("n",))) == ["|  | says | n |", "| --- | --- | ---: |"]
+
+
 def test_every_earlier_row_has_its_place_or_a_reason():
     for one in json.loads((DOCS / "tables" / "earlier.json").read_text()):
         now = [prediction.says for prediction in EXPERIMENTS[one["experiment"]].predictions]

@@ -6,7 +6,7 @@ import pytest
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.sharpening import jacobians
 from flatlens.papers.sharpening.regularisers import REGULARISERS, regularised_networks
-from flatlens.papers.sharpening.section6 import ABSOLUTE, DRAWN_QUANTITIES, JACOBIAN
+from flatlens.papers.sharpening.section6 import ABSOLUTE, DRAWN_QUANTITIES, JACOBIAN_COLUMN
 from flatlens.training import SAM, SGD, Augmentation, Constant, InputJacobian, Mixup, ParameterJacobian, Steps
 
 
@@ -76,7 +76,7 @@ def test_without_strength_they_are_one_training(smoke_of):
     assert unregularised["kind"].nunique() == 4
     # moved images lie otherwise in memory, and round otherwise, which training with BatchNorm amplifies
     alike = unregularised[(unregularised["regulariser"] != "augmentation") | ~unregularised["batchnorm"].astype(bool)]
-    for column in (ABSOLUTE, JACOBIAN, "loss"):
+    for column in (ABSOLUTE, JACOBIAN_COLUMN, "loss"):
         values = alike.groupby("kind")[column]
         assert (values.max() / values.min() - 1 < 1e-3).all()
     regularised = table[table["strength"] > 0].groupby(["kind", "regulariser"])

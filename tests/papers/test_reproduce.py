@@ -8,10 +8,13 @@ import pandas as pd
 import pytest
 
 from flatlens.errors import BadFolder, UnknownName
+from flatlens.experiments.store import Store
 from flatlens.papers import EXPERIMENTS
+from flatlens.papers import reproduce as reproduce_module
 from flatlens.papers.archive import save_archive
 from flatlens.papers.predictions import Prediction
 from flatlens.papers.reproduce import load_reproduction, reproduce, selected
+from flatlens.papers.rerun import rerun
 from flatlens.papers.summary import rows_of
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.reproduction import atlas_html, write_atlas
@@ -71,6 +74,15 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
         run("X3", tmp_path / "thesis.tex")
 
 
+def test_an_experiment_that_another_process_has_just_begun_is_not_foreign(tmp_path, monkeypatch):
+    (tmp_path / "experiment.json").write_text('{"experiment": "X3", "scale": "smoke"}')
+    looked = iter([False])  # the other process wrote its note after this look
+    monkeypatch.setattr(reproduce_module, "is_reproduction", lambda out: next(looked, True))
+    monkeypatch.setattr(reproduce_module, "run_study", lambda *_, **__: pytest.fail("begun"))
+    with pytest.raises(pytest.fail.Exception, match="begun"):
+        run("X3", tmp_path)
+
+
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"experiment": "X99", "scale": "smoke"}', '{"experiment": "X3", "scale": 1}']
 )
@@ -82,7 +94,8 @@ def test_a_damaged_note_is_one_line(tmp_path, text):
 
 def test_names_are_looked_up():
     assert [one.id for one in selected(["x4", "X1"])] == ["X4", "X1"]
-    assert selected(["all"]) == list(EXPERIMENTS.values())
+    assert [one.id for one in selected(["x4", "X4"])] == ["X4"]
+    assert selected(["all"]) == selected(["X4", "ALL"]) == list(EXPERIMENTS.values())
     with pytest.raises(UnknownName, match="X99"):
         selected(["X99"])
     with pytest.raises(UnknownName, match="scale"):
@@ -106,6 +119,22 @@ def test_it_runs_a_second_time_at_other_seeds_and_of_another_size(tightness, tmp
     assert networks["seed"].min() == 1000
     page = write_atlas([found], tmp_path / "out", [tmp_path / "out"])[0].read_text()
     assert "Re-run: the same studies with other seeds" in page
+
+
+@pytest.mark.parametrize("begun", ["before its settings", "before its first network", "after its first network"])
+def test_a_rerun_that_was_stopped_counts_as_none(tightness, tmp_path, begun):
+    out, found = tightness
+    shutil.copytree(out, tmp_path / "out")
+    again = tmp_path / "out" / "again" / "tightness"
+    if begun == "before its settings":
+        again.mkdir(parents=True)
+    else:
+        store = Store.create(again, rerun(found.experiment.studies("smoke")["tightness"]))
+        if begun == "after its first network":
+            store.folder(store.study().networks()[0].key).mkdir()
+    for one in (load_reproduction(tmp_path / "out"), run("X3", tmp_path / "out")):
+        assert one.claims() == found.claims()
+        assert one.again == ()
 
 
 def test_several_are_an_atlas_with_an_overview(tightness):

@@ -25,21 +25,21 @@ from flatlens.models import MLP
 from flatlens.papers.contrasts import changed, mean_of
 from flatlens.papers.evidence import Table, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
-from flatlens.papers.plots import banded
+from flatlens.papers.plots import BANDS, banded
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import SMOKE_ONLY, seed_axis
 from flatlens.papers.units import UNIT
 from flatlens.training import Adam, Cosine, Training
 
 THEOREM_BOUND = "jacobian_generalisation.corrected"
-SIDES = {
+_SIDES = {
     "true error": str(Column.parse(THEOREM_BOUND).of_side("lhs")),
     "exact": str(Column.parse(THEOREM_BOUND).of_side("rhs")),
     "published": str(Column.parse(THEOREM_BOUND).of_side("rhs", "published")),
     "tight": str(Column.parse(THEOREM_BOUND).of_side("rhs", "tight")),
 }
 """Columns of the tables of networks: the true error, and the bound by each rule for the radius."""
-THEOREM_SIDE = str(Column.parse("jacobian_generalisation").of_side("rhs"))
+_THEOREM_SIDE = str(Column.parse("jacobian_generalisation").of_side("rhs"))
 VACUOUS = "vacuous from here up"
 
 
@@ -52,7 +52,7 @@ def _x19(scale: Scale) -> Mapping[str, Study]:
     }[scale]
     shown = (
         GAP,
-        *(Quantity(name if name == "true error" else f"bound, {name} radius", at) for name, at in SIDES.items()),
+        *(Quantity(name if name == "true error" else f"bound, {name} radius", at) for name, at in _SIDES.items()),
         Quantity("Jacobian norm", "jacobian_norm"),
         Quantity("samples (log)", "train", "log", role="setting"),
     )
@@ -80,7 +80,7 @@ def sides(*laws: str) -> Table:
         parts = []
         for law in laws or RECIPES:
             networks = reached(law)(results)
-            columns = {name: networks[column] for name, column in SIDES.items()}
+            columns = {name: networks[column] for name, column in _SIDES.items()}
             parts.append(pd.DataFrame({"law": law, "train": networks["train"], UNIT: networks[UNIT], **columns}))
         table = pd.concat(parts, ignore_index=True)
         return table.assign(holds=(table["true error"] <= table["exact"]).astype(float))
@@ -112,7 +112,7 @@ def decay(law: str) -> Table:
         rows = []
         for unit, seed in table.groupby(UNIT):
             n = seed["train"].to_numpy(dtype=float)
-            slope, _ = np.polyfit(np.log(np.log(n) / n), np.log(seed[THEOREM_SIDE].to_numpy(dtype=float)), 1)
+            slope, _ = np.polyfit(np.log(np.log(n) / n), np.log(seed[_THEOREM_SIDE].to_numpy(dtype=float)), 1)
             rows.append({UNIT: unit, "slope less 1/d": slope - rate})
         return pd.DataFrame(rows)
 
@@ -150,7 +150,6 @@ def _predictions() -> tuple[Prediction, ...]:
             "sharpening section 6",
             changed(most_samples(law), "wide", "exact"),
             "below",
-            kind="reading",
             quote=_SUFFICE,
             reason="A bound says something where it is below the largest error of a network with the target's values.",
         )
@@ -174,14 +173,14 @@ def _predictions() -> tuple[Prediction, ...]:
 
 def _plots(results: Results) -> list[Plot]:
     table = sides()(results)
-    long = table.melt(["law", "train"], list(SIDES), "line", "y").dropna(subset=["y"])
+    long = table.melt(["law", "train"], list(_SIDES), "line", "y").dropna(subset=["y"])
     long["line"] = long["line"].where(long["line"] == "true error", "bound, " + long["line"])
     wide = table[["law", "train"]].drop_duplicates().assign(line=VACUOUS)
     wide["y"] = wide["law"].map(widest)
     rows = pd.concat([long, wide], ignore_index=True).rename(columns={"law": "panel", "train": "x"})
     caption = (
-        "Lines are means over seeds, bands one standard deviation to either side. Above the dashed line, the distance "
-        "of the target's values, the bound says nothing. Where the printed radius is not defined it is left out."
+        f"{BANDS}. Above the dashed line, the distance of the target's values, the bound says nothing. Where the "
+        "printed radius is not defined it is left out."
     )
     drawn = banded(rows, "bound_and_error", "The bound and the true error", caption, "samples N", "mean of")
     said = (
@@ -239,12 +238,12 @@ _NEARLY = (
     "The networks interpolate nearly: the bound has the largest distance to a training target added, the middle term "
     "of Eq. 24."
 )
-RADII = (
+_RADII = (
     "The radius is Eq. 19's with the exact measure of the smallest ball. On spheres the printed one, Eq. 7, is "
     "smaller, as it takes the ball as too large (docs/slips_sharpening.md); the figure has both. On cubes, Eq. 6, they "
     "are the same."
 )
-CERTIFIED = (
+_CERTIFIED = (
     "The variation of the Jacobian is bounded by interval arithmetic, from above; that the samples are independent is "
     "known, and so is the target's Lipschitz constant."
 )
@@ -259,9 +258,9 @@ EXPERIMENTS = (
         _plots,
         {
             "smoke": (SMOKE_ONLY, _OWN),
-            "laptop": (_OWN, _NEARLY, RADII, CERTIFIED),
-            "desk": (_OWN, _NEARLY, RADII, CERTIFIED, "Three times as many samples at most, and 12 seeds."),
-            "paper": (_OWN, _NEARLY, RADII, CERTIFIED, "Ten times as many samples at most, and 10 seeds."),
+            "laptop": (_OWN, _NEARLY, _RADII, _CERTIFIED),
+            "desk": (_OWN, _NEARLY, _RADII, _CERTIFIED, "Three times as many samples at most, and 12 seeds."),
+            "paper": (_OWN, _NEARLY, _RADII, _CERTIFIED, "Ten times as many samples at most, and 10 seeds."),
         },
     ),
 )

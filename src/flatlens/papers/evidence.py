@@ -162,14 +162,14 @@ def over_groups(
         values = np.array([of(group.set_index(setting)[column]) for group in groups])
         units = units_of_groups([set(units_of.loc[group.index]) for group in groups])
         cases = [networks.loc[group.index[0], CASE] for group in groups] if CASE in networks else None
-        found = average(values, units, name=name, unit=word_of(units), correlations=correlations, cases=cases)
+        one = average(values, units, name=name, unit=word_of(units), correlations=correlations, cases=cases)
         sizes = np.array([len(group) for group in groups], dtype=int)
         lost = {
             f"{column} is missing": len(networks) - len(numbers),
             f"undefined among those alike in {', '.join(same)}": int(sizes[~np.isfinite(values)].sum()),
         }
         excluded = (*untrained, *((why, number) for why, number in lost.items() if number))
-        return replace(found, n=int(sizes[np.isfinite(values)].sum()), excluded=excluded)
+        return replace(one, n=int(sizes[np.isfinite(values)].sum()), excluded=excluded)
 
     return found
 
@@ -214,10 +214,8 @@ def complete(table: pd.DataFrame, columns: Sequence[str]) -> Retained:
     The table has the columns, and UNIT.
     """
     kept, untrained = trained_ones(table)
-    columns = list(dict.fromkeys(columns))
-    numbers = pd.DataFrame({name: kept[name].to_numpy(dtype=float) if name in kept else np.nan for name in columns},
-                           index=kept.index)  # fmt: skip
-    found = keep(numbers.assign(**{UNIT: units_in(kept)}), columns, present=[UNIT])
+    numbers = numbers_of(kept, columns)
+    found = keep(numbers.assign(**{UNIT: units_in(kept)}), list(numbers), present=[UNIT])
     return Retained(found.table, (*untrained, *found.excluded))
 
 

@@ -17,7 +17,7 @@ class PaperFigure:
     name: str  #: as the paper numbers it: "Fig. G.5"
     shows: str  #: networks and quantities, with the axes that the paper names
     experiment: str = ""  #: identifier of the experiment that draws its counterpart; "" if there is none
-    plots: tuple[str, ...] = ()  #: names of the counterpart's plots, at laptop or at paper scale
+    plots: tuple[str, ...] = ()  #: names of the counterpart's plots, at laptop, desk or paper scale
     remark: str = ""  #: what the counterpart has otherwise, or why there is none
 
     def among(self, drawn: Sequence[Plot]) -> list[Plot]:
@@ -28,8 +28,11 @@ class PaperFigure:
 _COURSE = "training loss, NMLS, sqrt(S), log volume, MLS and local dimension over training"
 _PAIRS = "local dimension, sqrt(S), log volume, MLS, NMLS, gap, D, bound and relative flatness, each against each"
 _ENDS = "Jacobian norm, sharpness and gap at the end"
-_SAME_PICTURE = "CIFAR-10 and CIFAR-100 need paper scale; one stand-in at laptop scale"
-_ONE_NETWORK = "one fully connected network stands for both at laptop scale; ResNet-18 and VGG-11 at paper scale"
+_SAME_PICTURE = "a stand-in at laptop scale, CIFAR-10 at desk scale; CIFAR-100 needs paper scale"
+_ONE_NETWORK = (
+    "one fully connected network stands for both at laptop scale; ResNet-18 and VGG-11, narrow ones at desk scale, "
+    "whole ones at paper scale"
+)
 
 
 def _compression() -> Iterator[PaperFigure]:

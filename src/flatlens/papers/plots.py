@@ -13,6 +13,9 @@ from flatlens.experiments.result import StudyResult
 from flatlens.papers.evidence import histories
 from flatlens.papers.experiment import Plot
 
+BANDS = "Lines are means over seeds, bands one standard deviation to either side"
+"""Beginning of the captions of `banded`."""
+
 
 def pairwise(name: str, result: StudyResult) -> Plot:
     """Return the matrix of all pairs of quantities, over the networks that reached the end of training."""
@@ -28,12 +31,21 @@ def pairwise(name: str, result: StudyResult) -> Plot:
     )
 
 
-def followed_curves(result: StudyResult, setting: str, shown: Sequence[Quantity], held: str) -> Plot:
-    """Return curves of the quantities followed during training, one line per value of the setting."""
-    words, seeds = in_words(setting), result.networks["seed"].nunique()
-    caption = f"Lines are means over {seeds} seeds at one {words}, bands one standard deviation to either side; {held}."
-    name, title = f"through_training_{setting}", f"Through training, by {words}"
-    return course_curves(result.networks, histories(result), setting, shown, name, title, caption)
+def followed_curves(
+    result: StudyResult,
+    networks: pd.DataFrame,
+    setting: str,
+    shown: Sequence[Quantity],
+    name: str,
+    title: str,
+    held: str,
+) -> Plot:
+    """Return curves of the quantities followed in training, one line per value of the setting.
+
+    `networks`: those of the result that are drawn; `held`: what they have in common, in words.
+    """
+    caption = f"{BANDS}; {networks['seed'].nunique()} seeds, {held}."
+    return course_curves(networks, histories(result), setting, shown, name, title, caption)
 
 
 def course_curves(

@@ -57,6 +57,20 @@ class Prediction:
         return Outcome(self, found, conclusion_of(weighed, self.side, self.than))
 
 
+def claim(
+    name: str,
+    says: str,
+    source: str,
+    statistic: Callable[[Results], Statistic],
+    quote: str,
+    side: Side = "above",
+    *,
+    headline: bool = False,
+) -> Prediction:
+    """Return the prediction of a sentence of the paper, of a number that is above or below 0."""
+    return Prediction(name, says, source, statistic, side, kind="claim", quote=quote, headline=headline)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of a prediction."""

@@ -22,6 +22,8 @@ MOVED_NEURONS = "neuronwise"
 """The second one: single neurons."""
 LEAST_CHANGE = 1e-6
 """Largest |log(after / before)| of a number that does not change but for rounding."""
+LEAST_CHANGE_SEARCHED = 1e-3
+"""The same of an eigenvalue, which is found to a residual of a thousandth."""
 WEAK = 0.3
 """Largest |r| that counts as "weak" or "does not correlate": below it, less than a tenth of the variance is shared."""
 VERY_WEAK = 0.2

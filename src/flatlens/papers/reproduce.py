@@ -13,7 +13,9 @@ from typing import Any, Unpack
 
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.estimate import Progress
+from flatlens.experiments.folders import refuse_foreign
 from flatlens.experiments.settings import Study
+from flatlens.experiments.store import Store
 from flatlens.experiments.study import RunOptions, load_study, run_study
 from flatlens.files import write_whole
 from flatlens.papers import EXPERIMENTS
@@ -156,17 +158,27 @@ def concluded(experiment: Experiment, scale: Scale, results: Results, second: Re
 
 
 def _written(out: Path, found: Reproduction) -> Reproduction:
-    """Write claims.json."""
+    """Write claims.json; return the reproduction."""
     write_whole(out / "claims.json", json.dumps(found.claims(), indent=1) + "\n")
     return found
 
 
 def _of_rerun(out: Path, results: Results) -> Results:
     """Return the studies of the re-run; none, unless all are complete."""
-    if not all((out / AGAIN / study).is_dir() for study in results):
+    folders = {study: out / AGAIN / study for study in results}
+    if not all(map(_over, folders.values())):
         return {}
-    found = {study: load_study(out / AGAIN / study) for study in results}
-    return {} if any(one.unfinished for one in found.values()) else found
+    return {study: load_study(folder) for study, folder in folders.items()}
+
+
+def _over(folder: Path) -> bool:
+    """Return whether the folder holds a study of which no network is left to run, and one at least has finished."""
+    if not (folder / "study.json").is_file():
+        return False
+    store = Store.open(folder)
+    keys = [settings.key for settings in store.study().networks()]
+    finished = store.finished(keys)
+    return 0 < len(finished) == len(keys) - len(store.failed(keys))
 
 
 def _of_halves(experiment: Experiment, results: Results) -> tuple[tuple[Outcome, Outcome], ...]:
@@ -182,14 +194,8 @@ def is_reproduction(out: Path) -> bool:
 
 def _mark(out: Path, experiment: Experiment, scale: Scale) -> None:
     """Write into the folder which experiment it holds; two processes may do so at the same time."""
-    if out.exists() and not out.is_dir():
-        raise BadFolder(f"the output {str(out)!r} is a file: name a folder")
     if not is_reproduction(out):
-        if out.exists() and (foreign := sorted(p.name for p in out.iterdir() if not p.name.startswith("."))):
-            raise BadFolder(
-                f"the output folder {str(out)!r} holds other files ({', '.join(foreign[:3])}) and no experiment: name "
-                "an empty or new folder with --out"
-            )
+        refuse_foreign(out, MARK, (), "experiment")
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / MARK, json.dumps({"experiment": experiment.id, "scale": scale}) + "\n")
     there, at = _marked(out)
@@ -219,7 +225,6 @@ def from_mark(plain: Mapping[str, Any]) -> tuple[Experiment, Scale]:
 
 
 def selected(names: Sequence[str]) -> list[Experiment]:
-    """Return the experiments of these names; all experiments for "all"."""
-    if [name.lower() for name in names] == ["all"]:
-        return list(EXPERIMENTS.values())
-    return [experiment_of(name) for name in names]
+    """Return the experiments of these names, each once; all experiments where one of the names is "all"."""
+    chosen = EXPERIMENTS.values() if "all" in map(str.lower, names) else map(experiment_of, names)
+    return list({one.id: one for one in chosen}.values())

@@ -107,7 +107,7 @@ def trained_ones(table: pd.DataFrame) -> tuple[pd.DataFrame, tuple[tuple[str, in
 
 
 def marked_untrained(networks: pd.DataFrame, chance: float, settings: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the networks with those marked as left out that never trained.
+    """Return the networks, with those that never trained marked as left out.
 
     The rule: the training accuracy is less than a tenth of the way from chance (one over the number of classes) to 1.
     A network without an accuracy is not marked. `settings`: columns whose values name a network, seeds apart.

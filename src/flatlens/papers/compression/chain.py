@@ -14,7 +14,7 @@ from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import correlated_changes
 from flatlens.papers.evidence import Evidence, reached
 from flatlens.papers.experiment import ON_PAPERS_DATA, Experiment, Plot, Scale
-from flatlens.papers.plots import banded
+from flatlens.papers.plots import BANDS, banded
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import SMOKE_ONLY
 from flatlens.papers.units import labelled
@@ -27,7 +27,7 @@ CHAIN = {
     "C": "mls_chain.C_D.lhs[fc1]",
     "D": "mls_chain.C_D.rhs[fc1]",
 }
-FACTORS = {
+_FACTORS = {
     "B/A by W and J not aligned": ("mls_chain.A_B.aligned.rhs[fc1]", CHAIN["A"]),
     "B/A by the rank of J": (CHAIN["B"], "mls_chain.A_B.rank.lhs[fc1]"),
     "C/B by variation over samples": (CHAIN["C"], CHAIN["B"]),
@@ -121,18 +121,17 @@ def _x3_plots(results: Results) -> list[Plot]:
     networks = reached("tightness")(results).assign(panel="mean over the samples")
     long = networks.melt(["panel", "max_steps", "seed"], list(CHAIN.values()), "line", "y")
     long["line"] = long["line"].map({column: name for name, column in CHAIN.items()})
-    bands = "Lines are means over seeds, bands one standard deviation to either side."
     factors = networks.assign(
-        **{name: networks[large] / networks[small] for name, (large, small) in FACTORS.items()}, panel="factor"
-    ).melt(["panel", "max_steps", "seed"], list(FACTORS), "line", "y")
+        **{name: networks[large] / networks[small] for name, (large, small) in _FACTORS.items()}, panel="factor"
+    ).melt(["panel", "max_steps", "seed"], list(_FACTORS), "line", "y")
     return [
         banded(
             long.rename(columns={"max_steps": "x"}), "tightness", "Fig. G.4: the steps of the bound",
-            f"A <= B <= C <= D of Eq. 48 at the first layer. {bands}", "step", log_x=True,
+            f"A <= B <= C <= D of Eq. 48 at the first layer. {BANDS}.", "step", log_x=True,
         ),
         banded(
             factors.rename(columns={"max_steps": "x"}), "factors", "Appendix G.1: which condition a step misses",
-            f"D/A is the product of these factors. {bands}", "step", log_x=True,
+            f"D/A is the product of these factors. {BANDS}.", "step", log_x=True,
         ),
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import product
 
 from flatlens.column import Column
-from flatlens.experiments.settings import Axis, NetworkSettings, Study
+from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.papers.compression.networks import (
     DIGITS,
     FIXED_BATCH,
@@ -29,7 +29,7 @@ from flatlens.papers.compression.populations_claims import ALSO, FIRST_LAYERS, S
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise
 from flatlens.papers.predictions import Results
-from flatlens.papers.remarks import SMOKE_ONLY
+from flatlens.papers.remarks import SMOKE_ONLY, own_seeds
 from flatlens.training import SGD, Training, Until
 
 _GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
@@ -38,7 +38,7 @@ _GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
     "desk": ((0.05, 0.1, 0.2), (8, 16, 32, 64), 8),
     "paper": ((0.01, 0.02, 0.05, 0.1, 0.2), (8, 16, 32, 64), 5),
 }
-FEW_SAMPLES = 1000
+_FEW_SAMPLES = 1000
 """Training samples at desk scale: few, so that the gap is large beside its error."""
 _GRID_TWICE = {"desk": ("lenet",)}
 """The networks that are trained twice over the grid: with 96 LeNets both main claims were open."""
@@ -46,13 +46,13 @@ _GRID_TWICE = {"desk": ("lenet",)}
 
 def _x4(scale: Scale) -> Mapping[str, Study]:
     lrs, batches, each = _GRIDS[scale]
-    grid = [*product(lrs, batches, range(each))]
+    grid = [*product(lrs, batches)]
     steps = {"smoke": 400, "laptop": 20_000, "desk": 30_000, "paper": 200_000}[scale]
     loss = 0.2 if scale == "smoke" else INTERPOLATES
     studies = {}
     for name, (data, model) in {"vgg": vgg(scale), "mlp": mlp(scale), "lenet": lenet(scale)}.items():
         if scale == "desk":
-            data = replace(data, train=FEW_SAMPLES)
+            data = replace(data, train=_FEW_SAMPLES)
         training = Training(
             SGD(FIXED_LR),
             batch_size=FIXED_BATCH,
@@ -69,9 +69,8 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
             samples=samples(data),
         )  # fmt: skip
         shown = tuple(q.with_first(FIRST_LAYERS[name]) for q in SHOWN)
-        settings = grid * (2 if name in _GRID_TWICE.get(scale, ()) else 1)
-        own_seeds = tuple((lr, batch, seed) for seed, (lr, batch, _) in enumerate(settings))
-        studies[name] = Study(name, base, (Axis("lr+batch_size+seed", own_seeds),), shown, scale=scale)
+        setups = own_seeds("lr+batch_size", grid * (2 if name in _GRID_TWICE.get(scale, ()) else 1), each)
+        studies[name] = Study(name, base, (setups,), shown, scale=scale)
     return studies
 
 
@@ -84,7 +83,7 @@ def _plots(results: Results) -> list[Plot]:
 
 _GRID = "A grid of learning rates and batch sizes; the paper does not say how its 100 networks were chosen."
 _SEEDS = "Every network has a start of its own, and counts as independent."
-STAYING = "Not weighed: that weights change little in training, which is concluded from the gap's correlation."
+_STAYING = "Not weighed: that weights change little in training, which is concluded from the gap's correlation."
 
 EXPERIMENTS = (
     Experiment(
@@ -96,14 +95,14 @@ EXPERIMENTS = (
         _plots,
         {
             "smoke": (SMOKE_ONLY, PATCHES, DIGITS),
-            "laptop": (PATCHES, DIGITS, "27 networks of each kind, not 100.", _GRID, _SEEDS, STAYING),
+            "laptop": (PATCHES, DIGITS, "27 networks of each kind, not 100.", _GRID, _SEEDS, _STAYING),
             "desk": (
-                f"{FEW_SAMPLES} training samples, for a large gap; 96 VGGs and MLPs, not 100.",
+                f"{_FEW_SAMPLES} training samples, for a large gap; 96 VGGs and MLPs, not 100.",
                 "192 LeNets: the first 96 left both main claims open, so that the second 96 are a second look: "
                 "where there is no effect, two looks decide in up to 4.2% of cases a side, not 2.5%.",
-                SMALL_VGG, _GRID, _SEEDS, "Measured on 100 training samples.", STAYING,
+                SMALL_VGG, _GRID, _SEEDS, "Measured on 100 training samples.", _STAYING,
             ),
-            "paper": (SMALL_VGG, _GRID, _SEEDS, "Measured on 100 training samples.", STAYING),
+            "paper": (SMALL_VGG, _GRID, _SEEDS, "Measured on 100 training samples.", _STAYING),
         },
     ),
 )  # fmt: skip

@@ -37,15 +37,15 @@ from flatlens.papers.compression.training_claims import (
     mlp_predictions,
     vgg_predictions,
 )
-from flatlens.papers.evidence import histories, reached
+from flatlens.papers.evidence import reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
-from flatlens.papers.plots import course_curves
+from flatlens.papers.plots import followed_curves
 from flatlens.papers.predictions import Results
 from flatlens.papers.remarks import SMOKE_ONLY
 from flatlens.training import SGD, Training
 
-LRS, BATCHES = (0.05, 0.1, 0.2), (8, 20, 32)
-IN_TRAINING = (
+_LRS, BATCHES = (0.05, 0.1, 0.2), (8, 20, 32)
+_IN_TRAINING = (
     Quantity("training loss", "loss"),
     Quantity("NMLS", "nmls"),
     SHARPNESS,
@@ -79,10 +79,9 @@ def _x2(scale: Scale) -> Mapping[str, Study]:
 
 def _through_training(base: NetworkSettings, seeds: int) -> dict[str, Study]:
     """Return one study for both figures: they share the networks at the fixed learning rate and batch size."""
-    both = Study("", base, ()).setting("lr", FIXED_LR).setting("batch_size", FIXED_BATCH).base
-    pairs = [(lr, FIXED_BATCH) for lr in LRS] + [(FIXED_LR, batch) for batch in BATCHES if batch != FIXED_BATCH]
+    pairs = [(lr, FIXED_BATCH) for lr in _LRS] + [(FIXED_LR, batch) for batch in BATCHES if batch != FIXED_BATCH]
     axes = (Axis("lr+batch_size", tuple(pairs)), Axis("seed", tuple(range(seeds))))
-    return {STUDY: Study("through training", both, axes)}
+    return {STUDY: Study("through training", base, axes)}
 
 
 def _followed(data: DataSettings, model: Architecture, steps: int, every: int) -> NetworkSettings:
@@ -100,8 +99,8 @@ def _followed(data: DataSettings, model: Architecture, steps: int, every: int) -
 
 
 def in_training(model: Architecture) -> tuple[Quantity, ...]:
-    """Return the quantities followed in training; with more than three classes also the volume of three eigenvalues."""
-    return (*IN_TRAINING, *top_three(model))
+    """Return the quantities followed in training: unless there are two classes, also three eigenvalues' volume."""
+    return (*_IN_TRAINING, *top_three(model))
 
 
 def _plots(*lines: Line) -> Callable[[Results], list[Plot]]:
@@ -109,14 +108,13 @@ def _plots(*lines: Line) -> Callable[[Results], list[Plot]]:
 
     def drawn(results: Results) -> list[Plot]:
         result = results[STUDY]
-        measured, courses = set(result.histories["measure"]), histories(result)
-        shown = [q for q in (*IN_TRAINING, TOP_THREE) if q.column in measured]
+        measured = set(result.histories["measure"])
+        shown = [q for q in (*_IN_TRAINING, TOP_THREE) if q.column in measured]
         return [
-            course_curves(
-                line.of(reached(STUDY))(results), courses, line.setting, shown, f"through_training_{line.setting}",
+            followed_curves(
+                result, line.of(reached(STUDY))(results), line.setting, shown, f"through_training_{line.setting}",
                 f"{line.figure}: through training, by {in_words(line.setting)}",
-                f"Lines are means over {result.networks['seed'].nunique()} seeds, bands one standard deviation to "
-                f"either side; {'batch size 20' if line.setting == 'lr' else 'learning rate 0.1'}.",
+                "batch size 20" if line.setting == "lr" else "learning rate 0.1",
             )
             for line in lines
         ]  # fmt: skip
@@ -124,12 +122,12 @@ def _plots(*lines: Line) -> Callable[[Results], list[Plot]]:
     return drawn
 
 
-TWO_OUTPUTS = (
+_TWO_OUTPUTS = (
     "Of two outputs the volume of the three largest eigenvalues, as in the authors' figures, is the whole volume."
 )
-MINIMISED = f"'After the loss is minimised' is here: from the first measured loss below {INTERPOLATES:g} on."
-SEEDS = "More than the paper's 5 seeds: networks of one seed share their start, and 5 units decide nothing."
-WIDTHS = "Widths are not given: 784 in every layer."
+_MINIMISED = f"'After the loss is minimised' is here: from the first measured loss below {INTERPOLATES:g} on."
+_SEEDS = "More than the paper's 5 seeds: networks of one seed share their start, and 5 units decide nothing."
+_WIDTHS = "Widths are not given: 784 in every layer."
 
 EXPERIMENTS = (
     Experiment(
@@ -141,9 +139,15 @@ EXPERIMENTS = (
         _plots(FIG_1, FIG_2),
         {
             "smoke": (SMOKE_ONLY, PATCHES),
-            "laptop": (PATCHES, SMALL_VGG, TWO_OUTPUTS, MINIMISED, SEEDS),
-            "desk": ("20,000 steps: the paper's figures go on after 50,000.", SMALL_VGG, TWO_OUTPUTS, MINIMISED, SEEDS),
-            "paper": (SMALL_VGG, TWO_OUTPUTS, MINIMISED, SEEDS),
+            "laptop": (PATCHES, SMALL_VGG, _TWO_OUTPUTS, _MINIMISED, _SEEDS),
+            "desk": (
+                "20,000 steps: the paper's figures go on after 50,000.",
+                SMALL_VGG,
+                _TWO_OUTPUTS,
+                _MINIMISED,
+                _SEEDS,
+            ),
+            "paper": (SMALL_VGG, _TWO_OUTPUTS, _MINIMISED, _SEEDS),
         },
     ),
     Experiment(
@@ -155,9 +159,9 @@ EXPERIMENTS = (
         _plots(FIG_H8, FIG_H9),
         {
             "smoke": (SMOKE_ONLY, DIGITS),
-            "laptop": (DIGITS, MINIMISED, SEEDS),
-            "desk": ("16,000 steps: the paper does not say how many.", WIDTHS, MINIMISED, SEEDS),
-            "paper": (WIDTHS, MINIMISED, SEEDS),
+            "laptop": (DIGITS, _MINIMISED, _SEEDS),
+            "desk": ("16,000 steps: the paper does not say how many.", _WIDTHS, _MINIMISED, _SEEDS),
+            "paper": (_WIDTHS, _MINIMISED, _SEEDS),
         },
     ),
 )

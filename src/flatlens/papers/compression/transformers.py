@@ -29,9 +29,9 @@ from flatlens.training import Adam, Training
 SHARPNESS_46, SEARCHED = (
     one.key for one in named(["average_sharpness(probes=16,scale='published46')", "mls_by_search(normalized=True)"])
 )
-POOLINGS: tuple[Literal["class"], Literal["mean"]] = ("class", "mean")
-VARIANTS = tuple(
-    ViT(classes=2, patch=patch, width=width, depth=depth, heads=heads, pooling=POOLINGS[mean], sigmoid=True)
+_POOLINGS: tuple[Literal["class"], Literal["mean"]] = ("class", "mean")
+_VARIANTS = tuple(
+    ViT(classes=2, patch=patch, width=width, depth=depth, heads=heads, pooling=_POOLINGS[mean], sigmoid=True)
     for patch, width, depth, heads, mean in (
         (8, 24, 2, 2, 0), (8, 24, 2, 2, 1), (8, 48, 2, 4, 0), (8, 48, 4, 4, 1),
         (8, 96, 2, 4, 0), (8, 96, 4, 8, 0), (4, 24, 2, 2, 0), (4, 24, 4, 2, 1),
@@ -39,10 +39,10 @@ VARIANTS = tuple(
     )
 )  # fmt: skip
 
-MANY = tuple(
+_MANY = tuple(
     ViT(patch=patch, width=width, depth=depth, heads=width // 12, pooling=pooling, sigmoid=True, seed=number)
     for number, (pooling, patch, width, depth) in enumerate(
-        (pooling, *sizes) for sizes in product((4, 8, 16), (24, 36, 48, 72, 96), (2, 4)) for pooling in POOLINGS
+        (pooling, *sizes) for sizes in product((4, 8, 16), (24, 36, 48, 72, 96), (2, 4)) for pooling in _POOLINGS
     )
 )
 """Sixty sizes for ten classes, each from a start of its own."""
@@ -50,11 +50,11 @@ MANY = tuple(
 
 def _x5(scale: Scale) -> Mapping[str, Study]:
     data = DataSettings("patches", train=200, test=200)
-    variants: tuple[ViT | Published, ...] = VARIANTS
+    variants: tuple[ViT | Published, ...] = _VARIANTS
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: tuple[int, ...] = (0, 300)
     if scale == "smoke":
-        data, variants, seeds, steps = DataSettings("patches", train=10, test=10), VARIANTS[:2], (0, 1), (0, 2)
+        data, variants, seeds, steps = DataSettings("patches", train=10, test=10), _VARIANTS[:2], (0, 1), (0, 2)
     if scale == "desk":
         data, seeds, steps = DataSettings("cifar10", train=2000, test=1000), (0,), (1000,)
     if scale == "paper":
@@ -68,7 +68,7 @@ def _x5(scale: Scale) -> Mapping[str, Study]:
     base = NetworkSettings(data, variants[0], training, measures, samples=samples)
     networks: tuple[ViT | Published, ...] = tuple(replace(variant, seed=seed) for variant in variants for seed in seeds)
     if scale == "desk":
-        networks = MANY
+        networks = _MANY
     return {"transformers": Study("transformers", base, (Axis("model", networks), Axis("max_steps", steps)))}
 
 
@@ -76,7 +76,7 @@ COMMAND = "FLATLENS_DATA=FOLDER flatlens reproduce X5 --scale paper --out runs/x
 """Tests the claims; FOLDER/imagenet/CLASS/FILE are images, and the weights come from the hub."""
 _NEEDED = f"needs trained networks of timm and images of ImageNet in FOLDER/imagenet/CLASS/FILE: {COMMAND}"
 _OWN_NEEDED = "needs the small networks of laptop scale"
-CLASS, ARCHITECTURE, OFF_TREND = "class", "architecture", "rank of adaptive sharpness less rank of normalised MLS"
+_CLASS, _ARCHITECTURE, _OFF_TREND = "class", "architecture", "rank of adaptive sharpness less rank of normalised MLS"
 
 
 def published(results: Results) -> pd.DataFrame:
@@ -88,12 +88,12 @@ def published(results: Results) -> pd.DataFrame:
     found = networks[networks["model"].str.contains("timm:")].reset_index(drop=True)
     ranks = found.reindex(columns=[SHARPNESS_46, SEARCHED]).rank(pct=True)
     return found.assign(
-        **{CLASS: found["model"].map(_class_of), OFF_TREND: ranks[SHARPNESS_46] - ranks[SEARCHED]},
+        **{_CLASS: found["model"].map(_class_of), _OFF_TREND: ranks[SHARPNESS_46] - ranks[SEARCHED]},
     )
 
 
 def _of_class(name: str) -> Table:
-    return where(published, lambda networks: networks[CLASS].str.startswith(name))
+    return where(published, lambda networks: networks[_CLASS].str.startswith(name))
 
 
 def trained_here(results: Results) -> pd.DataFrame:
@@ -101,7 +101,7 @@ def trained_here(results: Results) -> pd.DataFrame:
     networks = results["transformers"].networks
     own = networks[~networks["model"].str.contains("timm:")]
     kept = own[own["steps"] == own["steps"].max()]
-    return labelled(kept.assign(**{ARCHITECTURE: kept["model"].map(seedless)}), [ARCHITECTURE])
+    return labelled(kept.assign(**{_ARCHITECTURE: kept["model"].map(seedless)}), [_ARCHITECTURE])
 
 
 def _tested_on(table: Table, weighed: Evidence, name: str, needed: str) -> Evidence:
@@ -147,7 +147,7 @@ _AXES = (
     "Section 4.4 plots MLS against sharpness, the caption sharpness against MLS: corners are the caption's, with "
     "sharpness upwards."
 )
-_TREND = correlated(independent(published, CLASS, [CLASS]), SHARPNESS_46, SEARCHED, "spearman")
+_TREND = correlated(independent(published, _CLASS), SHARPNESS_46, SEARCHED, "spearman")
 _OWN_TREND = correlated(trained_here, SHARPNESS_46, SEARCHED, "spearman")
 
 EXPERIMENTS = (
@@ -169,7 +169,7 @@ EXPERIMENTS = (
                 "mobilevit_upper_left",
                 "MobileViTs lie above and left of the trend: sharper, and less sensitive.",
                 "compression Fig. 3",
-                _tested_on(_of_class("mobilevit"), mean_of(_of_class("mobilevit"), OFF_TREND), OFF_TREND, _NEEDED),
+                _tested_on(_of_class("mobilevit"), mean_of(_of_class("mobilevit"), _OFF_TREND), _OFF_TREND, _NEEDED),
                 quote="outlier clusters also exist, for MobileViT (Mehta & Rastegari, 2022) models in the upper left "
                 "corner",
                 reason=_AXES,
@@ -178,7 +178,7 @@ EXPERIMENTS = (
                 "fastvit_lower_right",
                 "FastViTs lie below and right of the trend: flatter, and more sensitive.",
                 "compression Fig. 3",
-                _tested_on(_of_class("fastvit"), mean_of(_of_class("fastvit"), OFF_TREND), OFF_TREND, _NEEDED),
+                _tested_on(_of_class("fastvit"), mean_of(_of_class("fastvit"), _OFF_TREND), _OFF_TREND, _NEEDED),
                 "below",
                 quote="two FastViT (Vasu et al., 2023) models in the lower right corner",
                 reason=f"{_AXES} It is not said which two: all of them are weighed.",

@@ -19,7 +19,7 @@ from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Study
 from flatlens.papers.contrasts import rising, strength
-from flatlens.papers.evidence import correlated, reached, where
+from flatlens.papers.evidence import correlated, reached, these, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import scatter
 from flatlens.papers.predictions import Prediction, Results
@@ -41,7 +41,7 @@ from flatlens.training.ridge import solution
 _GAP = "generalisation_gap"
 TIMES = 20
 """Data sets in feature space for each network."""
-NO_CORRELATION = 0.1
+_NO_CORRELATION = 0.1
 """Largest |r| that counts as none."""
 
 
@@ -110,7 +110,7 @@ def risk(drawn: Mixture, W: Tensor, b: Tensor) -> Tensor:
     return (off.square().sum(1) + spread).mean() / 2
 
 
-INCREASES = "The correlation between flatness and generalization increases with the degree of locally constant labels"
+_INCREASES = "The correlation between flatness and generalization increases with the degree of locally constant labels"
 _NONE = "If labels are not locally constant, flatness does not correlate with generalization"
 
 
@@ -124,19 +124,19 @@ def _predictions() -> tuple[Prediction, ...]:
             "The correlation of relative flatness with the generalisation gap increases with the class separation: "
             "2,000 data sets in feature space for each separation.",
             source, rising(features_only, "separation", FLATNESS, _GAP),
-            kind="claim", quote=INCREASES, headline=True,
+            kind="claim", quote=_INCREASES, headline=True,
         ),
         Prediction(
             "rises.networks",
             "The same over networks as in C.1, 100 for each separation.",
             source, rising(networks, "separation", FLATNESS, _GAP),
-            kind="claim", quote=INCREASES,
+            kind="claim", quote=_INCREASES,
         ),
         Prediction(
             "rises.as_coded",
             "The same over data sets in feature space, with the features divided by their variance.",
             source, rising(features_only, "separation", AS_CODED, _GAP),
-            quote=INCREASES, reason="The authors' code divides each feature by its variance; the text does not.",
+            quote=_INCREASES, reason="The authors' code divides each feature by its variance; the text does not.",
         ),
         Prediction(
             "far",
@@ -147,8 +147,8 @@ def _predictions() -> tuple[Prediction, ...]:
         ),
         Prediction(
             "near",
-            f"At the smallest it does not correlate with it: |r| below {NO_CORRELATION:g}.",
-            source, strength(near, FLATNESS, _GAP), "below", NO_CORRELATION,
+            f"At the smallest it does not correlate with it: |r| below {_NO_CORRELATION:g}.",
+            source, strength(near, FLATNESS, _GAP), "below", _NO_CORRELATION,
             quote=_NONE, reason="The text names no largest value; Cohen (1988) calls an |r| from 0.1 on small.",
         ),
     )  # fmt: skip
@@ -178,18 +178,18 @@ def _plots(results: Results) -> list[Plot]:
 
 
 def _r_with_gap(among: pd.DataFrame, column: str) -> Statistic:
-    return correlated(lambda _: among, column, _GAP)({})
+    return correlated(these(among), column, _GAP)({})
 
 
-FEATURES_ONLY = (
+_FEATURES_ONLY = (
     "Besides the networks, 20 times as many data sets in feature space: features as drawn, and the risk exact where "
     "the paper takes 4,500 test samples."
 )
-WITHDRAWN = (
+_WITHDRAWN = (
     "The first version of this page called the increase reproduced, and a second row with it, from Kendall's tau of "
     "six correlations. Each was of 100 networks, too few to tell. Both outcomes are withdrawn."
 )
-_DIFFERS = (SEPARATION, HEAD, INVERSE, FEATURES_ONLY, WITHDRAWN, COEFFICIENT)
+_DIFFERS = (SEPARATION, HEAD, INVERSE, _FEATURES_ONLY, _WITHDRAWN, COEFFICIENT)
 
 EXPERIMENTS = (
     Experiment(

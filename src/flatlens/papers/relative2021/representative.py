@@ -32,7 +32,7 @@ from flatlens.papers.remarks import SMOKE_ONLY, seed_axis
 from flatlens.papers.units import labelled
 from flatlens.statistics import Statistic, in_cases
 
-FOLDS = 3
+_FOLDS = 3
 TIGHT = 10
 """Largest ratio of bound and gap at which the bound is called tight."""
 
@@ -40,7 +40,7 @@ TIGHT = 10
 def _studies(scale: Scale) -> Mapping[str, Study]:
     size, repeats = {"smoke": (90, 2), "laptop": (600, 10), "desk": (600, 30), "paper": (600, 30)}[scale]
     separations = (1.0, 4.0) if scale == "smoke" else (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
-    test = size // FOLDS
+    test = size // _FOLDS
     data = DataSettings("inverted_clusters", train=size - test, test=test, separation=4.0, fold=0)
     base = of_clusters(data, (FLATNESS, "representativeness"))
     shown = (
@@ -49,7 +49,7 @@ def _studies(scale: Scale) -> Mapping[str, Study]:
         Quantity("representativeness, by kernel densities", "representativeness"),
         Quantity("class separation", "separation", role="setting"),
     )
-    axes = (Axis("separation", separations), seed_axis(repeats), Axis("fold", tuple(range(FOLDS))))
+    axes = (Axis("separation", separations), seed_axis(repeats), Axis("fold", tuple(range(_FOLDS))))
     return {"folds": Study("folds", base, axes, shown, scale=scale)}
 
 
@@ -101,15 +101,15 @@ def in_subspace(drawn: Mixture) -> GaussianMixture:
     return GaussianMixture(drawn.centroids @ kept, factors @ factors.mT, torch.full((CLUSTERS,), 1 / CLUSTERS))
 
 
-TIGHTLY = "the approximated generalization bound tightly bounds the generalization error"
-DECREASES = "as expected, the bound decreases the easier the learning problems become"
-HARDER = (
+_TIGHTLY = "the approximated generalization bound tightly bounds the generalization error"
+_DECREASES = "as expected, the bound decreases the easier the learning problems become"
+_HARDER = (
     "The lower the class separation of the synthetic datasets, the harder the learning problem and the less "
     "representative a random sample will be"
 )
-MUCH_SMALLER = "In practice, for a given distribution and sample set S , representativeness can be much smaller"
+_MUCH_SMALLER = "In practice, for a given distribution and sample set S , representativeness can be much smaller"
 _CODED = "The authors' code takes delta = 0.1 and kappa / m; the text takes delta from Theorem 6 and kappa / (2 m)."
-FIG_4 = "relative2021 section 6, Fig. 4"
+_FIG_4 = "relative2021 section 6, Fig. 4"
 
 
 def _at_each(columns: Sequence[str]) -> Evidence:
@@ -134,21 +134,21 @@ def _predictions() -> tuple[Prediction, ...]:
                 f"bounds{suffix}",
                 f"The approximated bound{said} is above the generalisation gap, in the mean over samples of each "
                 "separation.",
-                FIG_4, _at_each([f"slack{of}"]),
-                kind="reading" if suffix else "claim", quote=TIGHTLY, reason=_CODED if suffix else "",
+                _FIG_4, _at_each([f"slack{of}"]),
+                kind="reading" if suffix else "claim", quote=_TIGHTLY, reason=_CODED if suffix else "",
             ),
             Prediction(
                 f"tight{suffix}",
                 f"It bounds the gap tightly{said}: above it, and less than {TIGHT} times it, in the mean over samples "
                 "of each separation.",
-                FIG_4, _at_each([f"slack{of}", f"room{of}"]),
-                quote=TIGHTLY, reason=f"{_TIGHT} {_CODED}" if suffix else _TIGHT, headline=not suffix,
+                _FIG_4, _at_each([f"slack{of}", f"room{of}"]),
+                quote=_TIGHTLY, reason=f"{_TIGHT} {_CODED}" if suffix else _TIGHT, headline=not suffix,
             ),
             Prediction(
                 f"easier{suffix}",
                 f"The bound{said} decreases the easier the learning problem becomes, with the class separation.",
-                FIG_4, along(approximated, "separation", bound, ["seed"]), "below",
-                kind="reading" if suffix else "claim", quote=DECREASES, reason=_CODED if suffix else "",
+                _FIG_4, along(approximated, "separation", bound, ["seed"]), "below",
+                kind="reading" if suffix else "claim", quote=_DECREASES, reason=_CODED if suffix else "",
             ),
         ]  # fmt: skip
     return (
@@ -157,21 +157,21 @@ def _predictions() -> tuple[Prediction, ...]:
             "accuracy.harder",
             "The lower the class separation, the harder the learning problem: test accuracy increases with it.",
             "relative2021 section 6", along(approximated, "separation", "test_accuracy", ["seed"]),
-            kind="claim", quote=HARDER,
+            kind="claim", quote=_HARDER,
         ),
         Prediction(
             "representativeness.less",
             "The lower the class separation, the less representative a sample: the error of the density estimate, "
             "weighted by the loss, decreases with it.",
             "relative2021 section 6, C.1", along(approximated, "separation", "representativeness", ["seed"]), "below",
-            kind="claim", quote=HARDER,
+            kind="claim", quote=_HARDER,
         ),
         Prediction(
             "representativeness.worst_case",
             "The representativeness that kernel densities estimate is smaller than the worst-case bound on it, "
             "Proposition 12's with its sharp constants: the mean logarithm of their ratio.",
             "relative2021 section 5", changed(approximated, "worst case", "representativeness"), "below",
-            quote=MUCH_SMALLER, reason="The text says that it 'can be': this row asks for it in our samples.",
+            quote=_MUCH_SMALLER, reason="The text says that it 'can be': this row asks for it in our samples.",
         ),
     )  # fmt: skip
 
@@ -198,19 +198,19 @@ def _plots(results: Results) -> list[Plot]:
 
 
 def _mean(among: pd.DataFrame, column: str) -> Statistic:
-    return mean_of(lambda _: among, column)({})
+    return mean_of(these(among), column)({})
 
 
 _BOUND = (
     "delta is the theorem's, |S|^(-1/(4+m)), and kappa is divided by 2 m; the authors' code has delta = 0.1 and m, "
     "drawn beside it. Kernel densities are of ten random splits within the training folds, Scott's bandwidth."
 )
-WORST = (
+_WORST = (
     "The worst-case bound is infinite as printed. It is taken with constants that are finite, in the 6 dimensions in "
     "which the features lie, and with the mean test loss for the largest: each makes it smaller."
 )
 _DIFFERS = (
-    "30 samples of each class separation: the paper does not say.", _BOUND, SEPARATION, HEAD, INVERSE, WORST,
+    "30 samples of each class separation: the paper does not say.", _BOUND, SEPARATION, HEAD, INVERSE, _WORST,
 )  # fmt: skip
 
 EXPERIMENTS = (
@@ -223,7 +223,7 @@ EXPERIMENTS = (
         _plots,
         {
             "smoke": (SMOKE_ONLY, SEPARATION, HEAD),
-            "laptop": ("10 samples of each class separation.", _BOUND, SEPARATION, HEAD, INVERSE, WORST),
+            "laptop": ("10 samples of each class separation.", _BOUND, SEPARATION, HEAD, INVERSE, _WORST),
             "desk": _DIFFERS,
             "paper": _DIFFERS,
         },

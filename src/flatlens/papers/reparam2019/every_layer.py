@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -21,6 +20,7 @@ from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import (
     COEFFICIENT,
     LEAST_CHANGE,
+    LEAST_CHANGE_SEARCHED,
     MOVED,
     MOVED_NEURONS,
     SMOKE_ONLY,
@@ -58,7 +58,7 @@ OF_TABLE_1 = {
     **{symbol: (column,) for symbol, column in NETWORK_WISE.items()},
 }
 """Columns of each measure of Table 1: one of the whole network, or one of each layer."""
-TRAINED = 0.07
+_TRAINED = 0.07
 """Largest training loss: networks above it are left out, as in App. C."""
 
 
@@ -101,8 +101,8 @@ def well_trained(study: str) -> Table:
 
     def found(results: Results) -> pd.DataFrame:
         networks = reached(study)(results)
-        above = networks["loss"] > TRAINED
-        return networks.assign(**{WHY_LEFT_OUT: above.map({True: f"training loss above {TRAINED:g}", False: ""})})
+        above = networks["loss"] > _TRAINED
+        return networks.assign(**{WHY_LEFT_OUT: above.map({True: f"training loss above {_TRAINED:g}", False: ""})})
 
     return found
 
@@ -148,19 +148,19 @@ def moved(column: str, transform: str) -> str:
     >>> moved("kappa_trace", "layerwise")
     'kappa_trace@layerwise'
     """
-    return str(replace(Column.parse(column), transform=transform))
+    return str(Column.parse(column).after(transform))
 
 
-OBSERVED = "The observed correlation is strong (with $\\rho \\geq 0.7$) and varies slightly for different layers"
-AGAIN_SIGNIFICANT = "The observed correlation is again significant"
-DIFFERS = "compared to the previous measure we can see that it might differ considerably depending on the layer"
-LARGER = (
+_OBSERVED = "The observed correlation is strong (with $\\rho \\geq 0.7$) and varies slightly for different layers"
+_AGAIN_SIGNIFICANT = "The observed correlation is again significant"
+_DIFFERS = "compared to the previous measure we can see that it might differ considerably depending on the layer"
+_LARGER = (
     "each of the network-wise measures has a larger correlation with generalization loss than the original "
     "neuron-wise and layer-wise measures"
 )
-UNDER_LAYERS = "Since each of the individual expressions are invariant under linear reparameterizations of full layers"
-UNDER_ALL = "Since each of the individual expressions is invariant under all linear reparameterizations"
-NOT_UNDER_ALL = "are in general not independent of the latter reparameterizations"
+_UNDER_LAYERS = "Since each of the individual expressions are invariant under linear reparameterizations of full layers"
+_UNDER_ALL = "Since each of the individual expressions is invariant under all linear reparameterizations"
+_NOT_UNDER_ALL = "are in general not independent of the latter reparameterizations"
 _OF_LAYERS_ALONE = (
     "The text says it of a layer's kappa^l and kappa_tau^l; for their maximum and sum Table 1 names layer-wise moves "
     "alone."
@@ -181,7 +181,7 @@ def _predictions() -> tuple[Prediction, ...]:
                 f"{column}.{layer}",
                 f"{symbol} of hidden layer {layer[2:]} correlates positively with the generalisation error.",
                 figure, correlated(table, of_layer(symbol, layer), gap),
-                kind="claim", quote=OBSERVED if column == "kappa_trace" else AGAIN_SIGNIFICANT,
+                kind="claim", quote=_OBSERVED if column == "kappa_trace" else _AGAIN_SIGNIFICANT,
             )
             for column, symbol, figure, layer in each
         ),
@@ -190,7 +190,7 @@ def _predictions() -> tuple[Prediction, ...]:
                 f"{column}.{layer}.strong",
                 f"{symbol} of hidden layer {layer[2:]} correlates strongly with it, r at least {STRONG:g}.",
                 figure, correlated(table, of_layer(symbol, layer), gap), "above", STRONG,
-                kind="claim", quote=OBSERVED,
+                kind="claim", quote=_OBSERVED,
             )
             for column, symbol, figure, layer in each if column == "kappa_trace"
         ),
@@ -200,7 +200,7 @@ def _predictions() -> tuple[Prediction, ...]:
                 f"Over the hidden layers r of {symbol} with it differs more than that of kappa_tau^l.",
                 f"reparam2019 App. C, Fig. 3, {figure.removeprefix('Fig. ')}",
                 steadier(table, layers["kappa_trace"], layers[column], gap),
-                quote=DIFFERS,
+                quote=_DIFFERS,
                 reason="That it 'might' differ holds if it differs in some networks; this row asks for it in ours.",
             )
             for column, (symbol, figure) in LAYER_MEASURES.items() if column != "kappa_trace"
@@ -211,7 +211,7 @@ def _predictions() -> tuple[Prediction, ...]:
                 f"{name}, of the whole network, correlates more strongly with it than any hidden layer's of the three.",
                 "reparam2019 App. C, Fig. 6",
                 stronger(table, [name], [one for several in layers.values() for one in several], gap),
-                kind="claim", quote=LARGER,
+                kind="claim", quote=_LARGER,
             )
             for name in NETWORK_WISE
         ),
@@ -224,12 +224,12 @@ def _invariances() -> list[Prediction]:
     table, rows = changes("mlp"), []
     for name, columns in OF_TABLE_1.items():
         searched = columns[0].startswith("layer_sharpness")
-        rounding = 1e-3 if searched else LEAST_CHANGE  # an eigenvalue is found to a residual of a thousandth
+        rounding = LEAST_CHANGE_SEARCHED if searched else LEAST_CHANGE
         rows.append(
             Prediction(
                 f"{name}.layerwise", f"{name} is not affected by layer-wise reparametrisations.",
                 "reparam2019 App. B, Table 1", mean_of(table, f"{name}, {MOVED}"), "below", rounding,
-                kind="theorem", quote=UNDER_ALL if name.startswith("rho") else UNDER_LAYERS,
+                kind="theorem", quote=_UNDER_ALL if name.startswith("rho") else _UNDER_LAYERS,
             )
         )  # fmt: skip
         neurons = mean_of(table, f"{name}, {MOVED_NEURONS}")
@@ -237,7 +237,7 @@ def _invariances() -> list[Prediction]:
             rows.append(
                 Prediction(
                     f"{name}.neuronwise", f"{name} is not affected by neuron-wise ones.",
-                    "reparam2019 App. B, Thm 3, Table 1", neurons, "below", rounding, kind="theorem", quote=UNDER_ALL,
+                    "reparam2019 App. B, Thm 3, Table 1", neurons, "below", rounding, kind="theorem", quote=_UNDER_ALL,
                 )
             )  # fmt: skip
         else:
@@ -245,7 +245,7 @@ def _invariances() -> list[Prediction]:
                 Prediction(
                     f"{name}.neuronwise", f"{name} is changed by neuron-wise ones, by more than rounding.",
                     "reparam2019 App. B", neurons, "above", rounding,
-                    kind="claim" if name.endswith("^l") else "reading", quote=NOT_UNDER_ALL,
+                    kind="claim" if name.endswith("^l") else "reading", quote=_NOT_UNDER_ALL,
                     reason="" if name.endswith("^l") else _OF_LAYERS_ALONE,
                 )
             )  # fmt: skip
@@ -289,13 +289,13 @@ def _table_1(results: Results) -> Plot:
     )  # fmt: skip
 
 
-RATIO = (
+_RATIO = (
     "Learning rates .02, .04, .08, .16 for batches of 1000 to 8000: the paper prints .02 to 1.6, and that the ratio is "
     "constant, which .16 makes it."
 )
 _TRAINING_ERROR = (
-    f"Networks whose training loss is above {TRAINED:g} are left out: the paper says training error, which is taken to "
-    "be the loss, as its generalisation error is a difference of losses."
+    f"Networks whose training loss is above {_TRAINED:g} are left out: the paper says training error, which is taken "
+    "to be the loss, as its generalisation error is a difference of losses."
 )
 _UNSAID = "1000 epochs and 10 networks of each batch size: the paper gives neither."
 
@@ -319,11 +319,11 @@ EXPERIMENTS = (
             "desk": (
                 "Five times the paper's learning rates, so that 60 epochs suffice. With batches of 8000 none trains "
                 "then: they are of 500 to 4000, 24 networks each. Losses and gaps are of all images, the rest of 5000.",
-                RATIO,
+                _RATIO,
                 _TRAINING_ERROR,
                 COEFFICIENT,
             ),
-            "paper": (RATIO, _UNSAID, _TRAINING_ERROR, COEFFICIENT),
+            "paper": (_RATIO, _UNSAID, _TRAINING_ERROR, COEFFICIENT),
         },
     ),
 )

@@ -23,7 +23,7 @@ from flatlens.training import REACHED
 TABLE_OF = {"gaussian": "Table 1", "relu": "Table 2"}
 ACTIVATION_NAMES = {"gaussian": "Gaussian", "relu": "ReLU"}
 STARTS = ("high", "low")
-JACOBIAN, SQUARED, SUMMED_SHARPNESS = "jacobian_norm", "jacobian_norm^2", "sharpness of the sum"
+_JACOBIAN_NORM, SQUARED, SUMMED_SHARPNESS = "jacobian_norm", "jacobian_norm^2", "sharpness of the sum"
 FIRST_LAYER = "weight_norm[fc1]"
 PUBLISHED: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]] = {
     "gaussian": {
@@ -39,7 +39,7 @@ PUBLISHED: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]] = {
 }
 """Tables 1 and 2: mean and standard deviation over 10 seeds, for a high and for a low start."""
 COMPARED: Mapping[str, Mapping[str, str]] = {
-    "Jacobian norm": {"": JACOBIAN, ", without the root": SQUARED},
+    "Jacobian norm": {"": _JACOBIAN_NORM, ", without the root": SQUARED},
     "sharpness": {"": SUMMED_SHARPNESS, " of the mean": "sharpness"},
     "first layer's norm": {"": FIRST_LAYER},
 }
@@ -56,7 +56,7 @@ def measured(study: str) -> Table:
         every = results[study].networks
         ended = every[every["outcome"].isin([*REACHED, "out of steps"])].reset_index(drop=True)
         networks = with_units(results[study], ended)
-        squared, summed = networks[JACOBIAN] ** 2, POINTS * networks["sharpness"]
+        squared, summed = networks[_JACOBIAN_NORM] ** 2, POINTS * networks["sharpness"]
         return networks.assign(**{SQUARED: squared, SUMMED_SHARPNESS: summed})
 
     return found
@@ -68,7 +68,7 @@ def of_seeds(results: Results) -> pd.DataFrame:
     A distance is |log(here / printed)|, its mean that over activations and starts; `first_layer.gaussian` and
     `first_layer.relu` are |log(low / high)| of the first layer's norm.
     """
-    distances: dict[str, list[pd.Series]] = {JACOBIAN: [], SQUARED: []}
+    distances: dict[str, list[pd.Series]] = {_JACOBIAN_NORM: [], SQUARED: []}
     columns = {}
     for study, table in PUBLISHED.items():
         pairs = side_by_side(measured(study), "start")(results).set_index("seed")
@@ -77,7 +77,7 @@ def of_seeds(results: Results) -> pd.DataFrame:
                 known.append((pairs[f"{column}, {start}"] / mean).map(np.log).abs())
         ratio = pairs[f"{FIRST_LAYER}, low"] / pairs[f"{FIRST_LAYER}, high"]
         columns[f"first_layer.{study}"] = ratio.map(np.log).abs()
-    for name, column in (("root", JACOBIAN), ("square", SQUARED)):
+    for name, column in (("root", _JACOBIAN_NORM), ("square", SQUARED)):
         columns[name] = pd.concat(distances[column], axis=1).mean(axis=1, skipna=False)
     found = pd.DataFrame(columns).reset_index()
     return labelled(found.assign(**{"root less square": found["root"] - found["square"]}), ["seed"])

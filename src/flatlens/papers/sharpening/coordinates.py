@@ -46,8 +46,8 @@ _SHOWN = (
 _MEASURES = ("jacobian_norm", "sharpness", "weight_norm", "layer_factors", "loss", "test_loss", "generalisation_gap")
 _SETTLED = 1e-9
 """Mean squared error at which training is practically finished."""
-ABOVE = "layer_factors.jacobian[fc1]"
-ROUGH = "test_loss"
+_ABOVE = "layer_factors.jacobian[fc1]"
+_ROUGH = "test_loss"
 """The mean squared distance from the natural spline through the points, the smoothest interpolation."""
 SPLINE = "spline"
 
@@ -113,7 +113,7 @@ _ROWS = (
         row
         for study, name in ACTIVATION_NAMES.items()
         for row in (
-            _Row("smoother", study, ROUGH, "below",
+            _Row("smoother", study, _ROUGH, "below",
                  f"{name} networks: the fit from a low start is smoother, nearer to the natural spline.",
                  _SMOOTH, "C.3, Fig. 32"),
             _Row("jacobian", study, "jacobian_norm", "below",
@@ -130,7 +130,7 @@ _ROWS = (
     _Row("first_layer", "gaussian", FIRST_LAYER, "below",
          "Gaussian networks: the first layer's weight is smaller after the low start.",
          _DISCREPANCY, "C.3, Table 1"),
-    _Row("above_first_layer", "gaussian", ABOVE, "above",
+    _Row("above_first_layer", "gaussian", _ABOVE, "above",
          "The Gaussian networks of a low start have a larger Jacobian of the layers above the first.",
          _HIGHER, "C.3"),
 )  # fmt: skip
@@ -167,7 +167,6 @@ def _predictions() -> tuple[Prediction, ...]:
             "printed means than max |f'(x_i)|, as |log(here / printed)|.",
             "sharpening A.1, Tables 1, 2",
             mean_of(of_seeds, "root less square"),
-            kind="reading",
             quote="the Jacobian norm and sharpness are estimated using the power method",
             reason="The power method finds the largest eigenvalue of J^T J, and the printed numbers have the size of "
             "that; the targets are ours, so sizes agree at best roughly.",
@@ -180,7 +179,7 @@ def _plots(results: Results) -> list[Plot]:
         Plot(
             "fig32",
             "Fig. 32: interpolations of eight points",
-            GRAPHS,
+            _GRAPHS,
             "curves",
             _graphs(results),
             "x",
@@ -191,7 +190,7 @@ def _plots(results: Results) -> list[Plot]:
     ]
 
 
-GRAPHS = "The networks of the first seed, from a high and a low start; dashed, the natural spline through the points."
+_GRAPHS = "The networks of the first seed, from a high and a low start; dashed, the natural spline through the points."
 
 
 def _graphs(results: Results) -> pd.DataFrame:
@@ -214,11 +213,11 @@ _OURS = (
     "seed draws from [-1, 1]. How steep and how sharp the fits are follows from them: one set of targets for all seeds "
     "would be one unit. The printed sizes are no test: the tables stand side by side, with ratios."
 )
-OPEN = (
+_OPEN = (
     "Width 256 and the low start's N(0, 0.035^2) follow from the printed norms of the first layer; the Gaussian's "
     "spread, 0.05, is a choice, and so are 2000 steps of pre-training."
 )
-LOSS = (
+_LOSS = (
     "The loss is not named: the squared error summed over the points, as its mean leaves ReLU networks of a low start "
     "far from them."
 )
@@ -237,10 +236,10 @@ EXPERIMENTS = (
         _predictions(),
         _plots,
         {
-            "smoke": (SMOKE_ONLY, _OURS, LOSS),
-            "laptop": (_STOPPED, _OURS, OPEN, LOSS),
-            "desk": (_STOPPED, "20 seeds, twice the paper's.", _OURS, OPEN, LOSS),
-            "paper": (_OURS, OPEN, LOSS),
+            "smoke": (SMOKE_ONLY, _OURS, _LOSS),
+            "laptop": (_STOPPED, _OURS, _OPEN, _LOSS),
+            "desk": (_STOPPED, "20 seeds, twice the paper's.", _OURS, _OPEN, _LOSS),
+            "paper": (_OURS, _OPEN, _LOSS),
         },
     ),
 )  # fmt: skip

@@ -9,10 +9,10 @@ from flatlens.experiments.quantities import LEARNING_RATE, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.papers.cases import by_part, with_over_without
 from flatlens.papers.contrasts import mean_of, stronger
-from flatlens.papers.evidence import Evidence, trained_in, where
+from flatlens.papers.evidence import trained_in, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise
-from flatlens.papers.predictions import Prediction, Results, Side
+from flatlens.papers.predictions import Prediction, Results, claim
 from flatlens.papers.remarks import COEFFICIENT, FEW_SEEDS, SMOKE_ONLY, seed_axis
 from flatlens.papers.sharpening.ends import END_MEASURES, NO_DECAY, ends
 from flatlens.papers.sharpening.networks import (
@@ -55,7 +55,7 @@ def _x7(scale: Scale) -> Mapping[str, Study]:
     return {"resnet": Study("ResNet-18 and weight decay", base, axes, shown, scale=scale)}
 
 
-NEAR_ZERO = 0.01
+_NEAR_ZERO = 0.01
 """A "near-zero" loss: at this loss B.2 takes training as finished."""
 
 
@@ -65,18 +65,14 @@ def _x7_predictions() -> tuple[Prediction, ...]:
     caption, section = "sharpening Fig. 2", "sharpening section 6, Fig. 2"
     sharp, jacobian, gap = BATCH_SHARPNESS.column, JACOBIAN.column, ABSOLUTE_GAP.column
 
-    def claim(name: str, says: str, source: str, found: Evidence, quote: str, side: Side = "above") -> Prediction:
-        return Prediction(name, says, source, found, side, kind="claim", quote=quote)
-
     return (
         Prediction(
             "loss",
-            f"Without weight decay SGD finds a solution with near-zero loss: below {NEAR_ZERO:g} in the mean.",
+            f"Without weight decay SGD finds a solution with near-zero loss: below {_NEAR_ZERO:g} in the mean.",
             caption,
             mean_of(without, "loss"),
             "below",
-            NEAR_ZERO,
-            kind="reading",
+            _NEAR_ZERO,
             quote=_SOLUTION,
             reason="How near to zero is not said; at this loss B.2 ends the training on CIFAR-10.",
         ),

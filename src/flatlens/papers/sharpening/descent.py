@@ -26,8 +26,8 @@ from flatlens.papers.courses import (
 )
 from flatlens.papers.evidence import Evidence, Table, along, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
-from flatlens.papers.plots import course_curves
-from flatlens.papers.predictions import Prediction, Results
+from flatlens.papers.plots import BANDS, course_curves
+from flatlens.papers.predictions import Prediction, Results, claim
 from flatlens.papers.remarks import FEW_SEEDS, SMOKE_ONLY
 from flatlens.papers.sharpening.growth import bound_plot, bound_predictions, bound_studies
 from flatlens.papers.sharpening.networks import (
@@ -48,11 +48,11 @@ from flatlens.papers.sharpening.widths import width_plots, width_predictions, wi
 from flatlens.papers.units import CASE
 from flatlens.training import SGD, Training
 
-EXCESS = Quantity("loss less label entropy", "loss(excess=True)")
+_EXCESS = Quantity("loss less label entropy", "loss(excess=True)")
 
 _ALIKE = ("model", "lr", "seed")
 FITTED = until_partner(SMOOTHING, "accuracy", 0.99, _ALIKE)
-HOVERS = 1.5
+_HOVERS = 1.5
 """Largest mean sharpness, as a multiple of 2/lr, that still counts as oscillating around it."""
 
 
@@ -76,7 +76,7 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
         models = (NARROW_VGG, replace(NARROW_VGG, batchnorm=False), NARROW_RESNET)
     if scale == "paper":
         data, models = DataSettings("cifar10", standardise="component"), (VGG, RESNET)
-    shown = (EXCESS, BATCH_SHARPNESS, SOFTMAXED)
+    shown = (_EXCESS, BATCH_SHARPNESS, SOFTMAXED)
     followed = (*(q.column for q in shown), "accuracy")
     training = Training(SGD(0.08), ghost_batch=ghosts, max_steps=1)
     base = NetworkSettings(
@@ -125,16 +125,28 @@ def _x6_predictions() -> tuple[Prediction, ...]:
             "r of these changes up to 2/lr": up_to_edge(changes, sharp, edge),
             "of ranks up to 2/lr": up_to_edge(of_ranks, sharp, edge),
             "growth of the Jacobian norm beyond 2/lr": growth_beyond(jacobian, sharp, edge),
-            "growth of the loss beyond 2/lr": growth_beyond(EXCESS.column, sharp, edge),
+            "growth of the loss beyond 2/lr": growth_beyond(_EXCESS.column, sharp, edge),
         },
         FITTED,
     )
     fastest = of_smoothing(table, False, fastest=True)
     return (
+        *_at_edge(fastest),
+        *_rises(table),
+        *_follows(table, fastest),
+        *width_predictions(),
+        *bound_predictions(),
+    )
+
+
+def _at_edge(fastest: Table) -> tuple[Prediction, ...]:
+    """Return what is said of the edge of stability, of the networks with the largest learning rate."""
+    source = "sharpening section 2, of Cohen et al. 2021"
+    return (
         Prediction(
             "sharpness.reaches_edge",
             "At the largest learning rate and without label smoothing sharpness rises to 2/lr.",
-            "sharpening section 2, of Cohen et al. 2021",
+            source,
             mean_of(fastest, "sharpness / (2/lr), largest"),
             "above",
             1.0,
@@ -143,52 +155,58 @@ def _x6_predictions() -> tuple[Prediction, ...]:
         ),
         Prediction(
             "sharpness.halts",
-            f"There the increase halts at around 2/lr: in the later half its mean is below {HOVERS:g} of it.",
-            "sharpening section 2, of Cohen et al. 2021",
+            f"There the increase halts at around 2/lr: in the later half its mean is below {_HOVERS:g} of it.",
+            source,
             mean_of(fastest, "sharpness / (2/lr), later half"),
             "below",
-            HOVERS,
-            kind="reading",
+            _HOVERS,
             quote=_EDGE,
             reason='The text says "around" 2/lr, and gives no width: half of it here.',
         ),
-        Prediction(
+        claim(
             "loss.beyond_edge",
             "There the loss continues to decrease.",
-            "sharpening section 2, of Cohen et al. 2021",
+            source,
             mean_of(fastest, "growth of the loss beyond 2/lr"),
+            "while loss continued to decrease nonmonotonically",
             "below",
-            kind="claim",
-            quote="while loss continued to decrease nonmonotonically",
         ),
-        Prediction(
+    )
+
+
+def _rises(table: Table) -> tuple[Prediction, ...]:
+    """Return what is claimed of the rise of sharpness and Jacobian norm, and of smoother labels."""
+    return (
+        claim(
             "sharpness.rises",
             "Sharpness rises in the course of training: progressive sharpening.",
             "sharpening section 5, Fig. 1, 6-11",
             mean_of(table, "rise of sharpness"),
-            kind="claim",
-            quote="a corresponding increase in the magnitude of the loss Hessian (see Appendix A.1): progressive "
-            "sharpening",
+            "a corresponding increase in the magnitude of the loss Hessian (see Appendix A.1): progressive sharpening",
         ),
-        Prediction(
+        claim(
             "sharpness.smoothing",
             "In all figures smoother labels are associated with a less severe increase in sharpness.",
             "sharpening section 1, 3rd contribution; B.1, Fig. 1, 6-11",
             _in_all_figures(table, "rise of sharpness"),
+            _LESS_SEVERE,
             "below",
-            kind="claim",
-            quote=_LESS_SEVERE,
             headline=True,
         ),
-        Prediction(
+        claim(
             "jacobian.smoothing",
             "In all figures smoother labels are associated with a less severe increase in the softmaxed Jacobian norm.",
             "sharpening B.1, Fig. 1, 6-11",
             _in_all_figures(table, "rise of the Jacobian norm"),
+            _LESS_SEVERE,
             "below",
-            kind="claim",
-            quote=_LESS_SEVERE,
         ),
+    )
+
+
+def _follows(table: Table, fastest: Table) -> tuple[Prediction, ...]:
+    """Return what is said of the Jacobian norm beside the sharpness, through training and beyond the edge."""
+    return (
         Prediction(
             "jacobian.follows_sharpness",
             "Through training sharpness and softmaxed Jacobian norm change together from step to step.",
@@ -207,13 +225,12 @@ def _x6_predictions() -> tuple[Prediction, ...]:
             quote=_ANSATZ,
             reason="The text says that at the edge the Jacobian need not plateau as sharpness does.",
         ),
-        Prediction(
+        claim(
             "jacobian.loss",
             "Training that reduces the loss over all data increases the largest Jacobian norm.",
             "sharpening section 5, Thm 5.1",
             mean_of(table, "rise of the Jacobian norm"),
-            kind="claim",
-            quote="any training procedure that reduces the loss over all data points will thus also increase the "
+            "any training procedure that reduces the loss over all data points will thus also increase the "
             "sample-maximum Jacobian norm from a low starting point",
         ),
         Prediction(
@@ -224,8 +241,6 @@ def _x6_predictions() -> tuple[Prediction, ...]:
             quote="it *need not* cause the Jacobian to *plateau* in the same way that loss sharpness does",
             reason="A plateau would not contradict the text, which says that there need not be one.",
         ),
-        *width_predictions(),
-        *bound_predictions(),
     )
 
 
@@ -260,11 +275,10 @@ def _x6_plots(results: Results) -> list[Plot]:
                 same,
                 courses,
                 SMOOTHING,
-                (EXCESS, BATCH_SHARPNESS, SOFTMAXED),
+                (_EXCESS, BATCH_SHARPNESS, SOFTMAXED),
                 f"{kind.lower().replace(' ', '_')}_lr_{lr:g}".strip("_").replace(".", "_"),
                 f"{figures}: {f'{kind}, ' if kind else ''}learning rate {lr:g}",
-                "Until the network without label smoothing has 99% accuracy. Lines are means over seeds, bands "
-                "one standard deviation to either side; dashed is 2/lr.",
+                f"Until the network without label smoothing has 99% accuracy. {BANDS}; dashed is 2/lr.",
                 {BATCH_SHARPNESS.name: ("2/lr", "edge")},
                 log_y=(SOFTMAXED.name,),  # the caption of Fig. 1 names this axis alone
             )
@@ -272,7 +286,7 @@ def _x6_plots(results: Results) -> list[Plot]:
     return [*plots, *width_plots(results), bound_plot(results)]
 
 
-UP_TO = (
+_UP_TO = (
     "Every network is trained on, and its curves are cut where the one without label smoothing first has 99% accuracy "
     "on the points that are measured: the paper trains for as many iterations as that takes."
 )
@@ -296,19 +310,19 @@ EXPERIMENTS = (
                 PATCH_ROWS,
                 "300 patches, all of them measured on. At the lower learning rates 2/lr is above what the sharpness "
                 "reaches before 99% accuracy.",
-                UP_TO,
+                _UP_TO,
                 _SECTION_5,
             ),
             "desk": (
                 NARROW,
                 "500 images of CIFAR-10, 200 of them measured on; learning rate 0.08 alone, 120 iterations at most; "
                 "VGG-11 was trained without BatchNorm, too, but did not reach 99% accuracy in them: it takes no part.",
-                UP_TO,
+                _UP_TO,
                 UNTOLD_INIT,
                 _SECTION_5,
             ),
             "paper": (
-                UP_TO,
+                _UP_TO,
                 "1000, 2000 and 4000 iterations at most.",
                 FEW_SEEDS,
                 UNTOLD_INIT,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 from flatlens.experiments.quantities import in_words
 from flatlens.papers.experiment import Plot
-from flatlens.papers.plots import banded
+from flatlens.papers.plots import BANDS, banded
 from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, BATCH_SHARPNESS, JACOBIAN
 
 END_MEASURES = (BATCH_SHARPNESS.column, JACOBIAN.column, "loss", "accuracy", "test_accuracy", ABSOLUTE_GAP.column)
-PANELS = {
+_PANELS = {
     "Jacobian norm": JACOBIAN.column,
     "sharpness": BATCH_SHARPNESS.column,
     "|test loss - training loss|": ABSOLUTE_GAP.column,
@@ -21,9 +19,18 @@ PANELS = {
 NO_DECAY = "Sharpness leaves weight decay out of the loss."
 
 
-def ends(networks: pd.DataFrame, name: str, x: str, line: str, title: str, **axes: Any) -> Plot:
-    """Return curves over the setting `x`: one line per value of the setting `line`; `axes` as for `banded`."""
+def ends(
+    networks: pd.DataFrame,
+    name: str,
+    x: str,
+    line: str,
+    title: str,
+    *,
+    log_x: bool = False,
+    log_y: bool | tuple[str, ...] = True,
+) -> Plot:
+    """Return curves over the setting `x`: one line per value of the setting `line`."""
     networks = networks.rename(columns={x: "x", line: "line"})
-    rows = pd.concat([networks.assign(panel=panel, y=networks[column]) for panel, column in PANELS.items()])
-    caption = "At the end of training. Lines are means over seeds, bands one standard deviation to either side."
-    return banded(rows, name, title, caption, in_words(x), in_words(line), **axes)
+    rows = pd.concat([networks.assign(panel=panel, y=networks[column]) for panel, column in _PANELS.items()])
+    caption = f"At the end of training. {BANDS}."
+    return banded(rows, name, title, caption, in_words(x), in_words(line), log_x=log_x, log_y=log_y)

@@ -12,10 +12,10 @@ from flatlens.models import Architecture
 from flatlens.papers.cases import with_over_without
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import Number, correlated_changes, in_course, largest, last, rise
-from flatlens.papers.evidence import Evidence, along, histories, reached, trained_in
+from flatlens.papers.evidence import Table, along, histories, reached, trained_in
 from flatlens.papers.experiment import Experiment, Plot, Scale, tested
-from flatlens.papers.plots import course_curves
-from flatlens.papers.predictions import Prediction, Results, Side
+from flatlens.papers.plots import BANDS, course_curves
+from flatlens.papers.predictions import Prediction, Results, Side, claim
 from flatlens.papers.remarks import FEW_SEEDS, SMOKE_ONLY
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
@@ -37,7 +37,7 @@ _FACTORS = "layer_factors(blocks=False)"
 _CURVATURE = Quantity("norm of C", f"{_FACTORS}.loss_curvature")
 """||C||, the square root of the loss's second derivative in Eq. 4."""
 
-COLLAPSED = 0.1
+_COLLAPSED = 0.1
 """Share of its largest value below which the sharpness counts as collapsed."""
 
 
@@ -88,7 +88,6 @@ def _share(column: str) -> Number:
 
 def _x10_predictions() -> tuple[Prediction, ...]:
     sharp, jacobian, outputs = BATCH_SHARPNESS.column, SOFTMAXED.column, _OUTPUTS.column
-    first = in_course("first_epoch", {"rise of sharpness": rise(sharp), "rise of the Jacobian norm": rise(jacobian)})
     whole = in_course(
         "training",
         {
@@ -101,87 +100,21 @@ def _x10_predictions() -> tuple[Prediction, ...]:
         },
         networks=trained_in,
     )
-    plain, smooth, share = of_smoothing(whole, False), of_smoothing(whole, True), f"{COLLAPSED:.0%}"
-    early, late = "sharpening C.1, Fig. 28", "sharpening C.1, Fig. 29"
-
-    def claim(name: str, says: str, source: str, found: Evidence, quote: str, side: Side = "above") -> Prediction:
-        return Prediction(name, says, source, found, side, kind="claim", quote=quote)
-
-    def reading(name: str, says: str, found: Evidence, side: Side) -> Prediction:
-        return Prediction(
-            name, says, late, found, side, COLLAPSED, kind="reading", quote=_COLLAPSE,
-            reason=f"A collapse to zero takes for ever: below {share} of the largest value counts as one.",
-        )  # fmt: skip
-
+    plain = of_smoothing(whole, False)
     return (
-        claim(
-            "first_epoch.sharpens",
-            "In the first epoch sharpness rises, as under gradient descent.",
-            early,
-            mean_of(first, "rise of sharpness"),
-            _SAME,
-        ),
-        claim(
-            "first_epoch.jacobian_rises",
-            "And so does the softmaxed Jacobian norm.",
-            early,
-            mean_of(first, "rise of the Jacobian norm"),
-            _SAME,
-        ),
-        claim(
-            "first_epoch.sharpness",
-            "In the first epoch smoother labels are associated with less severe progressive sharpening.",
-            early,
-            along(first, SMOOTHING, "rise of sharpness", ["seed"]),
-            _LESS_SEVERE,
-            "below",
-        ),
-        claim(
-            "first_epoch.jacobian",
-            "In the first epoch they are associated with a less severe increase of the softmaxed Jacobian norm.",
-            early,
-            along(first, SMOOTHING, "rise of the Jacobian norm", ["seed"]),
-            _LESS_SEVERE,
-            "below",
-        ),
-        claim(
-            "collapse.sharpness",
-            "Over all epochs sharpness falls to a smaller share of its largest value with unsmoothed labels than with "
-            "smoothed ones.",
-            late,
-            with_over_without(whole, SMOOTHING, "share of the largest sharpness", ["seed"]),
-            _COLLAPSE,
-        ),
-        reading(
-            "collapse.sharpness.size",
-            f"With unsmoothed labels sharpness collapses to below {share} of its largest value.",
-            mean_of(plain, "share of the largest sharpness"),
-            "below",
-        ),
-        reading(
-            "plateau.sharpness.size",
-            f"With smoothed labels it plateaus: it ends above {share} of its largest value.",
-            mean_of(smooth, "share of the largest sharpness"),
-            "above",
-        ),
-        claim(
-            "collapse.jacobian",
-            "The softmaxed Jacobian norm collapses, too, to a smaller share of its largest value.",
-            late,
-            with_over_without(whole, SMOOTHING, "share of the largest Jacobian norm", ["seed"]),
-            "this growth is also to blame for the eventual collapse of the norm of the Jacobian of the softmaxed model",
-        ),
+        *_first_epoch(),
+        *_collapse(whole),
         claim(
             "outputs.grow",
             "With unsmoothed labels the norm of the output grows.",
-            late,
+            _LATE,
             mean_of(plain, "rise of the output norm"),
             "the norm of the network output grows to infinity in the unsmoothed case (Figure 29)",
         ),
         Prediction(
             "curvature.collapses",
             "The norm of C falls to a smaller share of its largest value with unsmoothed labels than with others.",
-            late,
+            _LATE,
             with_over_without(whole, SMOOTHING, "share of the largest norm of C", ["seed"]),
             quote="the decay of the C terms in Equation (4) begins to overtake growth in Jacobian norm",
             reason="What overtakes is not weighed: that the C terms decay more where labels are not smoothed is.",
@@ -189,7 +122,7 @@ def _x10_predictions() -> tuple[Prediction, ...]:
         claim(
             "curvature.follows_outputs",
             "With unsmoothed labels the norm of C falls as the norm of the output grows.",
-            late,
+            _LATE,
             mean_of(plain, "r of the changes of output norm and norm of C", "of ranks"),
             "this growth in output corresponds to a vanishing of the C term",
             "below",
@@ -197,6 +130,90 @@ def _x10_predictions() -> tuple[Prediction, ...]:
     )
 
 
+def _first_epoch() -> tuple[Prediction, ...]:
+    """Return what is claimed of the first epoch."""
+    numbers = {
+        "rise of sharpness": rise(BATCH_SHARPNESS.column),
+        "rise of the Jacobian norm": rise(SOFTMAXED.column),
+    }
+    first, source = in_course("first_epoch", numbers), "sharpening C.1, Fig. 28"
+    return (
+        claim(
+            "first_epoch.sharpens",
+            "In the first epoch sharpness rises, as under gradient descent.",
+            source,
+            mean_of(first, "rise of sharpness"),
+            _SAME,
+        ),
+        claim(
+            "first_epoch.jacobian_rises",
+            "And so does the softmaxed Jacobian norm.",
+            source,
+            mean_of(first, "rise of the Jacobian norm"),
+            _SAME,
+        ),
+        claim(
+            "first_epoch.sharpness",
+            "In the first epoch smoother labels are associated with less severe progressive sharpening.",
+            source,
+            along(first, SMOOTHING, "rise of sharpness", ["seed"]),
+            _LESS_SEVERE,
+            "below",
+        ),
+        claim(
+            "first_epoch.jacobian",
+            "In the first epoch they are associated with a less severe increase of the softmaxed Jacobian norm.",
+            source,
+            along(first, SMOOTHING, "rise of the Jacobian norm", ["seed"]),
+            _LESS_SEVERE,
+            "below",
+        ),
+    )
+
+
+def _collapse(whole: Table) -> tuple[Prediction, ...]:
+    """Return what is said of the end of training: sharpness and Jacobian norm as shares of their largest values."""
+    share = f"{_COLLAPSED:.0%}"
+
+    def reading(name: str, says: str, smoothed: bool, side: Side) -> Prediction:
+        return Prediction(
+            name, says, _LATE, mean_of(of_smoothing(whole, smoothed), "share of the largest sharpness"), side,
+            _COLLAPSED, quote=_COLLAPSE,
+            reason=f"A collapse to zero takes for ever: below {share} of the largest value counts as one.",
+        )  # fmt: skip
+
+    return (
+        claim(
+            "collapse.sharpness",
+            "Over all epochs sharpness falls to a smaller share of its largest value with unsmoothed labels than with "
+            "smoothed ones.",
+            _LATE,
+            with_over_without(whole, SMOOTHING, "share of the largest sharpness", ["seed"]),
+            _COLLAPSE,
+        ),
+        reading(
+            "collapse.sharpness.size",
+            f"With unsmoothed labels sharpness collapses to below {share} of its largest value.",
+            False,
+            "below",
+        ),
+        reading(
+            "plateau.sharpness.size",
+            f"With smoothed labels it plateaus: it ends above {share} of its largest value.",
+            True,
+            "above",
+        ),
+        claim(
+            "collapse.jacobian",
+            "The softmaxed Jacobian norm collapses, too, to a smaller share of its largest value.",
+            _LATE,
+            with_over_without(whole, SMOOTHING, "share of the largest Jacobian norm", ["seed"]),
+            "this growth is also to blame for the eventual collapse of the norm of the Jacobian of the softmaxed model",
+        ),
+    )
+
+
+_LATE = "sharpening C.1, Fig. 29"
 _SAME = (
     "observing exactly the same relationship between label smoothing, Jacobian norm and sharpness as predicted in "
     "Section 5"
@@ -220,7 +237,7 @@ def _x10_plots(results: Results) -> list[Plot]:
             (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS, *more),
             name,
             title,
-            "SGD. Lines are means over seeds, bands one standard deviation to either side.",
+            f"SGD. {BANDS}.",
         )
         for study, name, title, more in (
             ("first_epoch", "fig28", "Fig. 28: the first epoch, by label smoothing", ()),
@@ -229,7 +246,7 @@ def _x10_plots(results: Results) -> list[Plot]:
     ]
 
 
-MECHANISM = "Not weighed: that the Jacobian's own Lipschitz constant grows as its norm on the samples collapses."
+_MECHANISM = "Not weighed: that the Jacobian's own Lipschitz constant grows as its norm on the samples collapses."
 _UNSAID = (
     "Learning rate 0.1, no momentum and no weight decay, label smoothing 0, 0.5 and 0.75, 5 seeds, 2500 points to "
     "measure on, every epoch: the paper gives none of these."
@@ -249,16 +266,16 @@ EXPERIMENTS = (
                 PATCH_ROWS,
                 "600 patches, 300 of them measured on; batches of 5, learning rate 0.02, 30 epochs. In an epoch of 30 "
                 "steps the sharpness has not begun to rise.",
-                MECHANISM,
+                _MECHANISM,
             ),
             "desk": (
                 NARROW,
                 "2000 images of CIFAR-10, 500 of them measured on; batches of 64, 60 epochs, 10 seeds; measured in "
                 "float32, over the whole training after every second epoch.",
                 UNTOLD_INIT,
-                MECHANISM,
+                _MECHANISM,
             ),
-            "paper": (_UNSAID, FEW_SEEDS, MECHANISM, UNTOLD_INIT, GHOSTS),
+            "paper": (_UNSAID, FEW_SEEDS, _MECHANISM, UNTOLD_INIT, GHOSTS),
         },
     ),
 )

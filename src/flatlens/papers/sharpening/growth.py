@@ -19,7 +19,7 @@ from flatlens.models import MLP
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.evidence import Table, along, reached
 from flatlens.papers.experiment import Plot, Scale
-from flatlens.papers.plots import banded
+from flatlens.papers.plots import BANDS, banded
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import seed_axis
 from flatlens.training import Adam, Training
@@ -118,9 +118,6 @@ def bound_plot(results: Results) -> Plot:
     long = table.melt(["law", "max_steps"], [BOUND, NORM], "line", "y")
     long["line"] = long["line"].map({BOUND: "lower bound", NORM: "Jacobian norm"})
     long["panel"] = long["law"].map(RECIPES)
-    caption = (
-        "Lines are means over seeds, bands one standard deviation to either side. Below 0 the bound says nothing. The "
-        "paper has no such figure."
-    )
+    caption = f"{BANDS}. Below 0 the bound says nothing. The paper has no such figure."
     rows = long.rename(columns={"max_steps": "x"})
     return banded(rows, "bound", "Theorem 5.1 through training", caption, "steps", log_x=True)

@@ -19,17 +19,17 @@ from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.experiments.vary import vary
 from flatlens.papers.cases import first_change, in_each_case
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.evidence import Evidence, Table, along, trained_in, where
+from flatlens.papers.evidence import Table, along, trained_in, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
-from flatlens.papers.plots import banded
-from flatlens.papers.predictions import Prediction, Results, Side
+from flatlens.papers.plots import BANDS, banded
+from flatlens.papers.predictions import Prediction, Results, Side, claim
 from flatlens.papers.remarks import FEW_SEEDS, SMOKE_ONLY
 from flatlens.papers.sharpening.networks import GHOSTS
 from flatlens.papers.sharpening.section6 import (
     ABSOLUTE,
     DRAWN_QUANTITIES,
     FEW_OF_CIFAR,
-    JACOBIAN,
+    JACOBIAN_COLUMN,
     MEASURED_QUANTITIES,
     SECTION6_UNSAID,
     Trained,
@@ -38,7 +38,7 @@ from flatlens.papers.sharpening.section6 import (
 from flatlens.papers.units import CASE, labelled, trained_ones
 from flatlens.training import Constant, InputJacobian, ParameterJacobian, Steps, Until
 
-LARGE, SMALL_RATE = 0.1, 0.001
+_LARGE, _SMALL_RATE = 0.1, 0.001
 _COEFFICIENTS: Mapping[str, Mapping[Scale, tuple[float, ...]]] = {
     "input": {
         "smoke": (0.01, 0.1),
@@ -55,7 +55,7 @@ _COEFFICIENTS: Mapping[str, Mapping[Scale, tuple[float, ...]]] = {
 }
 JACOBIAN_REGULARISERS = {"input": "Input", "parameters": "Param."}
 """Names in the legend of Fig. 33."""
-REFERENCES = {"reference_large": "ref 1e-1", "reference_small": "ref 1e-3"}
+_REFERENCES = {"reference_large": "ref 1e-1", "reference_small": "ref 1e-3"}
 _SIMILAR = 0.4
 """Largest distance of the gaps, in logarithms, for "similar improvements": a factor of 1.5."""
 
@@ -92,13 +92,13 @@ _TITLES = {
 
 def _bases(trained: Trained) -> dict[str, NetworkSettings]:
     """Return section 6's settings for each study, with learning rate .001, or .1 that falls after each third."""
-    settings, third = trained.settings(), trained.epochs // 3
-    slow = Study("", settings, ()).setting("lr", SMALL_RATE).setting("schedule", Constant())
+    settings, third, both = trained.settings(), trained.epochs // 3, "lr+schedule"
+    slow = vary(settings, both, (_SMALL_RATE, Constant()))
     return {
-        "input": slow.setting("penalties", (InputJacobian(0.0, "published"),)).base,
-        "parameters": slow.setting("penalties", (ParameterJacobian(0.0, "published"),)).base,
-        "reference_large": slow.setting("lr", LARGE).setting("schedule", Steps((third, 2 * third))).base,
-        "reference_small": slow.base,
+        "input": vary(slow, "penalties", (InputJacobian(0.0, "published"),)),
+        "parameters": vary(slow, "penalties", (ParameterJacobian(0.0, "published"),)),
+        "reference_large": vary(settings, both, (_LARGE, Steps((third, 2 * third)))),
+        "reference_small": slow,
     }
 
 
@@ -136,7 +136,7 @@ def _best(results: Results) -> pd.DataFrame:
 
 def _x13_predictions() -> tuple[Prediction, ...]:
     predictions = [prediction for name in JACOBIAN_REGULARISERS for prediction in _predictions_of(name)]
-    references = jacobian_networks(*REFERENCES)
+    references = jacobian_networks(*_REFERENCES)
     return (
         *predictions,
         Prediction(
@@ -147,7 +147,6 @@ def _x13_predictions() -> tuple[Prediction, ...]:
             mean_of(_best, "apart"),
             "below",
             _SIMILAR,
-            kind="reading",
             quote=_IMPROVE,
             reason="How similar is not said: a factor of 1.5 between the best of each.",
         ),
@@ -164,7 +163,7 @@ def _x13_predictions() -> tuple[Prediction, ...]:
             )
             for name, said, column, quote, reason in (
                 ("gap", "generalisation gap", ABSOLUTE, _LARGE_RATE, ""),
-                ("jacobian", "Jacobian norm", JACOBIAN, _DOWNWARD, _NO_FINAL_NORM),
+                ("jacobian", "Jacobian norm", JACOBIAN_COLUMN, _DOWNWARD, _NO_FINAL_NORM),
             )
         ),
     )
@@ -187,16 +186,15 @@ _DOWNWARD = "Nonetheless, this downward pressure on Jacobian is important"
 def _predictions_of(name: str) -> list[Prediction]:
     """Return what is claimed of each regulariser."""
     table = jacobian_networks(name)
-    which = {"input": "input-output", "parameters": "parameter-output"}[name]
-
-    def claim(slug: str, says: str, source: str, evidence: Evidence, quote: str, side: Side = "below") -> Prediction:
-        says = f"Regularising the {which} Jacobian: {says}"
-        return Prediction(f"{name}.{slug}", says, f"sharpening {source}", evidence, side, kind="claim", quote=quote)
+    regularising = {
+        "input": "Regularising the input-output Jacobian",
+        "parameters": "Regularising the parameter-output Jacobian",
+    }[name]
 
     def at_largest(slug: str, says: str, column: str, side: Side) -> Prediction:
         return Prediction(
             f"{name}.{slug}",
-            f"Regularising the {which} Jacobian: at the largest coefficient {says}",
+            f"{regularising}: at the largest coefficient {says}",
             "sharpening App. D",
             first_change(_ends(name), "coefficient", column, _SAME),
             side,
@@ -207,18 +205,20 @@ def _predictions_of(name: str) -> list[Prediction]:
 
     return [
         claim(
-            "jacobian",
-            "the norm of the input-output Jacobian falls with the coefficient.",
-            "Fig. 33",
-            along(table, "coefficient", JACOBIAN, _SAME),
+            f"{name}.jacobian",
+            f"{regularising}: the norm of the input-output Jacobian falls with the coefficient.",
+            "sharpening Fig. 33",
+            along(table, "coefficient", JACOBIAN_COLUMN, _SAME),
             _TREND,
+            "below",
         ),
         claim(
-            "gap",
-            "the generalisation gap falls with the coefficient.",
-            "Fig. 33",
+            f"{name}.gap",
+            f"{regularising}: the generalisation gap falls with the coefficient.",
+            "sharpening Fig. 33",
             along(table, "coefficient", ABSOLUTE, _SAME),
             _TREND,
+            "below",
         ),
         at_largest(
             "generalises",
@@ -228,31 +228,30 @@ def _predictions_of(name: str) -> list[Prediction]:
         ),
         at_largest("performs", "the test accuracy is larger than without.", "test_accuracy", "above"),
         claim(
-            "correlated",
-            "the improvements are correlated to the input-output Jacobian norm in all cases: r of it and the gap, with "
-            "the unregularised networks.",
-            "App. D",
+            f"{name}.correlated",
+            f"{regularising}: the improvements are correlated to the input-output Jacobian norm in all cases: r of it "
+            "and the gap, with the unregularised networks.",
+            "sharpening App. D",
             in_each_case(
                 jacobian_networks(name, "reference_small"),
-                [(JACOBIAN, ABSOLUTE)],
+                [(JACOBIAN_COLUMN, ABSOLUTE)],
                 "Pearson r of the Jacobian norm and the gap",
             ),
             _CORRELATED,
-            "above",
         ),
     ]
 
 
 def _x13_plots(results: Results) -> list[Plot]:
     """Return Fig. 33: each reference is a level line."""
-    table = jacobian_networks(*JACOBIAN_REGULARISERS, *REFERENCES)(results)
+    table = jacobian_networks(*JACOBIAN_REGULARISERS, *_REFERENCES)(results)
     coefficients = sorted(set(table["coefficient"]) - {0.0})
     drawn = [
         table[table["study"] == name].assign(x=lambda t: t["coefficient"], line=title)
         for name, title in JACOBIAN_REGULARISERS.items()
     ] + [
         table[table["study"] == name].assign(x=coefficient, line=title)
-        for name, title in REFERENCES.items()
+        for name, title in _REFERENCES.items()
         for coefficient in coefficients
     ]
     whole = pd.concat(drawn, ignore_index=True)
@@ -264,18 +263,18 @@ def _x13_plots(results: Results) -> list[Plot]:
         ignore_index=True,
     )
     caption = (
-        "Over the coefficient of the published form; lines are means over seeds, bands one standard deviation to "
-        "either side. References, without a regulariser, are level: they have no coefficient."
+        f"Over the coefficient of the published form. {BANDS}. References, without a regulariser, are level: they "
+        "have no coefficient."
     )
     return [banded(rows, "fig33", "Fig. 33: Jacobians regularised", caption, "coefficient", "regulariser", log_x=True)]
 
 
-SCALING = (
+_SCALING = (
     "The regularised number is ||u^T J||_2 of a whole minibatch with one u on the unit sphere, as written: ||J||_F "
     "over sqrt(n N) in the root mean square, which the text leaves out, and not squared."
 )
-MODEL = "The networks are Fig. 5's, ResNet-18 with BatchNorm, and the coefficients are ours: the text gives neither."
-RATE = "Batches, momentum and weight decay are those of section 6; .001 throughout but for the one reference from .1."
+_MODEL = "The networks are Fig. 5's, ResNet-18 with BatchNorm, and the coefficients are ours: the text gives neither."
+_RATE = "Batches, momentum and weight decay are those of section 6; .001 throughout but for the one reference from .1."
 
 EXPERIMENTS = (
     Experiment(
@@ -286,22 +285,22 @@ EXPERIMENTS = (
         _x13_predictions(),
         _x13_plots,
         {
-            "smoke": (SMOKE_ONLY, SCALING),
+            "smoke": (SMOKE_ONLY, _SCALING),
             "laptop": (
                 "150 of scikit-learn's digits in place of CIFAR-10 and CIFAR-100, an eighth of the width, 60 epochs of "
                 "6 steps, 30 samples measured.",
-                MODEL,
-                SCALING,
+                _MODEL,
+                _SCALING,
             ),
             "desk": (
                 FEW_OF_CIFAR,
                 "Training ends at a mean loss of an epoch below 0.05, or after 300 epochs: the text compares networks, "
                 "and does not say at what loss.",
-                MODEL,
-                RATE,
-                SCALING,
+                _MODEL,
+                _RATE,
+                _SCALING,
             ),
-            "paper": (MODEL, RATE, FEW_SEEDS, SCALING, GHOSTS, SECTION6_UNSAID),
+            "paper": (_MODEL, _RATE, FEW_SEEDS, _SCALING, GHOSTS, SECTION6_UNSAID),
         },
     ),
 )

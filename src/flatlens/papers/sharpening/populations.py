@@ -38,7 +38,7 @@ from flatlens.papers.sharpening.networks import (
 from flatlens.papers.units import CASE
 from flatlens.training import SGD, Training, Until
 
-DATA = "data+model.classes+loss_below"
+_DATA = "data+model.classes+loss_below"
 _GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
     "smoke": ((0.1, 0.03), (5, 10), 2),
     "laptop": ((0.1, 0.03, 0.01), (8, 32, 128), 6),
@@ -73,21 +73,21 @@ def _x8(scale: Scale) -> Mapping[str, Study]:
         training = Training(
             SGD(lrs[0], weight_decay=1e-4), batch_size=batches[0], until=until, max_steps=steps, check_every=every
         )
-        varies = (Quantity(VARIATION, LOCAL_VARIATION),) if name == "resnet" else ()
+        varies = (Quantity(_VARIATION, _LOCAL_VARIATION),) if name == "resnet" else ()
         measures = (*END_MEASURES, *(one.column for one in varies))
         base = NetworkSettings(sets[0][0], network, training, measures, samples=samples, dtype=measured_in(scale))
-        axes = (Axis(DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), seed_axis(seeds))
+        axes = (Axis(_DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), seed_axis(seeds))
         shown = (ABSOLUTE_GAP, BATCH_SHARPNESS, JACOBIAN, *varies, LEARNING_RATE, BATCH_SIZE)
         studies[name] = Study(_KINDS[name], base, axes, shown, scale=scale)
     return studies
 
 
-NORM, GAP, VARIATION = "Jacobian norm", "generalisation gap", "local variation of the Jacobian"
-_WORDS = {"sharpness": BATCH_SHARPNESS.column, NORM: JACOBIAN.column, GAP: ABSOLUTE_GAP.column}
-LOCAL_VARIATION = "local_variation(delta=1.0, restarts=1, steps=3)"
+_NORM, _GAP, _VARIATION = "Jacobian norm", "generalisation gap", "local variation of the Jacobian"
+_WORDS = {"sharpness": BATCH_SHARPNESS.column, _NORM: JACOBIAN.column, _GAP: ABSOLUTE_GAP.column}
+_LOCAL_VARIATION = "local_variation(delta=1.0, restarts=1, steps=3)"
 """Eq. 5 within a distance of 1, about a tenth of that between two samples; a search finds it, from below."""
-_SHOWN = {**_WORDS, VARIATION: LOCAL_VARIATION}
-_ALIKE = {"lr": ("batch_size", DATA, "seed"), "batch_size": ("lr", DATA, "seed")}
+_SHOWN = {**_WORDS, _VARIATION: _LOCAL_VARIATION}
+_ALIKE = {"lr": ("batch_size", _DATA, "seed"), "batch_size": ("lr", _DATA, "seed")}
 """Settings that the networks of a line share: in Fig. 3 and 12 to 15, and in Fig. 4 and 16 to 19."""
 
 
@@ -148,8 +148,8 @@ _VARIES = (
 _RATES_VARY = "larger learning rates tend to increase the local variation of the model's Jacobian"
 _AT = "at the largest learning rate larger batches end at a"
 _OF_BOTH = (
-    _Row("lr", "larger learning rates end at a smaller", "lr", "below", ("sharpness", GAP), _FLATTER, source="B.2"),
-    _Row("lr", "larger learning rates end at a smaller", "lr", "below", (NORM,),
+    _Row("lr", "larger learning rates end at a smaller", "lr", "below", ("sharpness", _GAP), _FLATTER, source="B.2"),
+    _Row("lr", "larger learning rates end at a smaller", "lr", "below", (_NORM,),
          "The downward pressure on sharpness and generalisation gap correlates with smaller Jacobian norms",
          source="Fig. 3"),
     _Row("batch", "at the smaller learning rates larger batches end at a larger", "batch_size", "above", tuple(_WORDS),
@@ -158,10 +158,10 @@ _OF_BOTH = (
 _ROWS: Mapping[str, tuple[_Row, ...]] = {
     "resnet": (
         *_OF_BOTH,
-        _Row("fast", f"{_AT} larger", "batch_size", "above", (GAP,), _INVERSE, _fast),
-        _Row("fast", f"{_AT} smaller", "batch_size", "below", (NORM,), _INVERSE, _fast),
-        _Row("fast", f"{_AT} larger", "batch_size", "above", (VARIATION,), _VARIES, _fast),
-        _Row("lr", "larger learning rates end at a larger", "lr", "above", (VARIATION,), _RATES_VARY, source="Fig. 4"),
+        _Row("fast", f"{_AT} larger", "batch_size", "above", (_GAP,), _INVERSE, _fast),
+        _Row("fast", f"{_AT} smaller", "batch_size", "below", (_NORM,), _INVERSE, _fast),
+        _Row("fast", f"{_AT} larger", "batch_size", "above", (_VARIATION,), _VARIES, _fast),
+        _Row("lr", "larger learning rates end at a larger", "lr", "above", (_VARIATION,), _RATES_VARY, source="Fig. 4"),
     ),
     "vgg": _OF_BOTH,
 }
@@ -172,7 +172,7 @@ def _by_data(table: Table) -> Table:
 
     def found(results: Results) -> pd.DataFrame:
         networks = table(results)
-        return networks.assign(**{CASE: networks[DATA].map(_data_in) if DATA in networks else ""})
+        return networks.assign(**{CASE: networks[_DATA].map(_data_in) if _DATA in networks else ""})
 
     return found
 
@@ -246,7 +246,7 @@ def _x8_plots(results: Results) -> list[Plot]:
     plots = []
     for study, kind in _KINDS.items():
         networks = reached(study)(results)
-        sets = networks[DATA].map(_data_in) if DATA in networks else pd.Series("", index=networks.index)
+        sets = networks[_DATA].map(_data_in) if _DATA in networks else pd.Series("", index=networks.index)
         for name, among in networks.groupby(sets):
             at, on = (f"{study}_{name}", f"{kind} on {name}") if name else (study, kind)
             plots += [

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pandas as pd
 
 from flatlens.papers.cases import across, mean
-from flatlens.papers.evidence import correlated
+from flatlens.papers.evidence import correlated, these
 from flatlens.papers.experiment import Experiment, Plot
-from flatlens.papers.plots import banded
+from flatlens.papers.plots import BANDS, banded
 from flatlens.papers.predictions import Results
 from flatlens.papers.remarks import FEW_SEEDS, SMOKE_ONLY
 from flatlens.papers.sharpening.networks import GHOSTS
@@ -20,16 +20,20 @@ from flatlens.papers.sharpening.section6 import (
     ABSOLUTE,
     DRAWN_QUANTITIES,
     FEW_OF_CIFAR,
-    JACOBIAN,
+    JACOBIAN_COLUMN,
     JACOBIANS,
     SECTION6_UNSAID,
-    SHARPNESS,
+    SHARPNESS_COLUMN,
     SMALL_NETWORKS,
-    SOFTMAXED,
+    SOFTMAXED_COLUMN,
     TINY,
 )
 
-CORRELATED = {"sharpness": SHARPNESS, "Jacobian norm": JACOBIAN, "Jacobian norm of softmax": SOFTMAXED}
+_CORRELATED = {
+    "sharpness": SHARPNESS_COLUMN,
+    "Jacobian norm": JACOBIAN_COLUMN,
+    "Jacobian norm of softmax": SOFTMAXED_COLUMN,
+}
 
 
 def _x9_plots(results: Results) -> list[Plot]:
@@ -45,10 +49,7 @@ def _of_kind(kind: str, table: pd.DataFrame) -> Plot:
         for name, mine in table.groupby("regulariser", sort=False)
         for shown in DRAWN_QUANTITIES
     ]
-    caption = (
-        "Over the strength of each regulariser, alpha, beta, p or rho; a line an initial learning rate: the mean over "
-        "seeds, with a band of one standard deviation to either side."
-    )
+    caption = f"Over the strength of each regulariser, alpha, beta, p or rho; a line an initial learning rate. {BANDS}."
     rows = pd.concat(parts, ignore_index=True)
     title = f"{_figures(kind)}: {kind_in_words(kind)}, regularised"
     return banded(rows, f"regularised_{kind}", title, caption, "strength", "learning rate")
@@ -74,12 +75,12 @@ def _correlations(results: Results) -> Plot:
     rows = []
     for name, one in REGULARISERS.items():
         table = regularised_networks(name)(results)
-        for shown, column in CORRELATED.items():
+        for shown, column in _CORRELATED.items():
             pair = (column, ABSOLUTE)
             whole = across(regularised_networks(name), [pair], mean, "mean over cases of Pearson r")(results)
             rows.append(("mean over all kinds", one.title, shown, whole.value, whole.low, whole.high))
             for kind, mine in table.groupby("kind"):
-                found = correlated(lambda _, mine=mine: mine, *pair)(results)  # type: ignore[misc]
+                found = correlated(these(mine), *pair)(results)
                 rows.append((kind_in_words(str(kind)), one.title, shown, found.value, found.low, found.high))
     data = pd.DataFrame(rows, columns=["panel", "x", "group", "y", "low", "high"])
     caption = "Pearson's r with the gap over the networks of one kind and regulariser, with its 95% interval."
@@ -93,7 +94,7 @@ _GRID = (
 _LOSSES = (
     "Gap and loss are of all training samples, without mixup or augmentation; the rest is of the samples measured."
 )
-OFTEN = (
+_OFTEN = (
     "That the Hessian is often uncorrelated with the gap is shown beside the other correlations, and not weighed: no "
     "number of networks can show that there is none."
 )
@@ -114,7 +115,7 @@ EXPERIMENTS = (
                 "seeds, 30 samples measured.",
                 JACOBIANS,
                 _LOSSES,
-                OFTEN,
+                _OFTEN,
             ),
             "desk": (
                 FEW_OF_CIFAR,
@@ -126,9 +127,9 @@ EXPERIMENTS = (
                 "four looks decide in up to 7.1% of cases a side, not 2.5%.",
                 JACOBIANS,
                 _LOSSES,
-                OFTEN,
+                _OFTEN,
             ),
-            "paper": (_GRID, FEW_SEEDS, JACOBIANS, GHOSTS, _LOSSES, SECTION6_UNSAID, OFTEN),
+            "paper": (_GRID, FEW_SEEDS, JACOBIANS, GHOSTS, _LOSSES, SECTION6_UNSAID, _OFTEN),
         },
     ),
 )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 
 from flatlens.papers.cases import across, alike, first_change, in_each_case, margin, of_each_case
 from flatlens.papers.contrasts import mean_of, unchanged
 from flatlens.papers.evidence import Evidence, Table, along, where
-from flatlens.papers.predictions import Prediction, Results, Side
+from flatlens.papers.predictions import Prediction, Results, Side, claim
 from flatlens.papers.remarks import WEAK
 from flatlens.papers.sharpening.regularisers import (
     REGULARISERS,
@@ -18,11 +16,11 @@ from flatlens.papers.sharpening.regularisers import (
     Regulariser,
     regularised_networks,
 )
-from flatlens.papers.sharpening.section6 import ABSOLUTE, BATCH_JACOBIAN, GGN_NORM, JACOBIAN, SHARPNESS
+from flatlens.papers.sharpening.section6 import ABSOLUTE, BATCH_JACOBIAN, GGN_NORM, JACOBIAN_COLUMN, SHARPNESS_COLUMN
 
 _SIMILAR = 0.2
 """Largest distance of two "very similar" norms, in logarithms: a fifth."""
-ALMOST_ALWAYS = 0.9
+_ALMOST_ALWAYS = 0.9
 _MARGIN = "mean over cases of Pearson r with the gap, Jacobian's less sharpness's"
 
 _IN_ALL_CASES = "In all cases, the model Jacobian is correlated with the generalisation gap"
@@ -70,7 +68,7 @@ def _alike(table: Table) -> Table:
 
     def found(results: Results) -> pd.DataFrame:
         kept = table(results)
-        apart = (kept[GGN_NORM].astype(float) / kept[SHARPNESS].astype(float)).map(np.log).abs()
+        apart = (kept[GGN_NORM].astype(float) / kept[SHARPNESS_COLUMN].astype(float)).map(np.log).abs()
         return kept.assign(**{"norms a fifth apart at most": (apart < _SIMILAR).astype(float).where(apart.notna())})
 
     return found
@@ -81,26 +79,20 @@ def _of_fig5(table: Table) -> Table:
     return where(table, lambda t: t["kind"].isin(["resnet18_bn", "resnet18_cifar10_bn"]))
 
 
-def _claim(name: str, says: str, source: str, found: Evidence, quote: str, side: Side = "above") -> Prediction:
-    return Prediction(name, says, f"sharpening {source}", found, side, kind="claim", quote=quote)
-
-
 def x9_predictions() -> tuple[Prediction, ...]:
     """Return the claims of section 6 and B.3 about regularised networks."""
     predictions = [prediction for name, one in REGULARISERS.items() for prediction in _predictions_of(name, one)]
     every = regularised_networks(*REGULARISERS)
     others = regularised_networks(*(name for name, one in REGULARISERS.items() if not one.flattens))
-    superior = [(JACOBIAN, ABSOLUTE), (SHARPNESS, ABSOLUTE)]
+    superior, norms = [(JACOBIAN_COLUMN, ABSOLUTE), (SHARPNESS_COLUMN, ABSOLUTE)], (SHARPNESS_COLUMN, JACOBIAN_COLUMN)
     return (
-        replace(
-            _claim(
-                "jacobian.in_all_cases",
-                "In all cases the correlation of the Jacobian norm with the gap is superior to that of sharpness, with "
-                "its sign: that a sharper network has the smaller gap counts as less.",
-                "section 1, 4th contribution",
-                in_each_case(every, superior, "Fisher's z with the gap, Jacobian's less sharpness's"),
-                _SUPERIOR,
-            ),
+        claim(
+            "jacobian.in_all_cases",
+            "In all cases the correlation of the Jacobian norm with the gap is superior to that of sharpness, with "
+            "its sign: that a sharper network has the smaller gap counts as less.",
+            "sharpening section 1, 4th contribution",
+            in_each_case(every, superior, "Fisher's z with the gap, Jacobian's less sharpness's"),
+            _SUPERIOR,
             headline=True,
         ),
         Prediction(
@@ -112,52 +104,51 @@ def x9_predictions() -> tuple[Prediction, ...]:
             reason="A strong correlation tells as much of the gap below 0 as above it.",
         ),
         *predictions,
-        _claim(
+        claim(
             "fig5.better",
             "ResNet-18 with BatchNorm: the Jacobian norm correlates better with the gap than sharpness does, in the "
             "mean of the four regularisers.",
-            "Fig. 5",
+            "sharpening Fig. 5",
             across(_of_fig5(every), superior, margin, _MARGIN),
             _MUCH_BETTER,
         ),
-        _claim(
+        claim(
             "sam.forces_the_jacobian",
             "SAM: forcing the Hessian to be small forces the Jacobian to be small: their norms correlate in all cases.",
-            "B.3 (ii)",
-            in_each_case(regularised_networks("sam"), [(SHARPNESS, JACOBIAN)], "Pearson r of sharpness and Jacobian"),
+            "sharpening B.3 (ii)",
+            in_each_case(regularised_networks("sam"), [norms], "Pearson r of sharpness and Jacobian"),
             _FORCES,
         ),
-        _claim(
+        claim(
             "hessian.hand_in_hand",
             "Whenever sharpness correlates with the gap, it goes hand in hand with the Jacobian norm: both "
             "correlations are high in the same cases.",
-            "section 6",
+            "sharpening section 6",
             across(
                 every,
-                [(SHARPNESS, ABSOLUTE), (SHARPNESS, JACOBIAN)],
+                [(SHARPNESS_COLUMN, ABSOLUTE), norms],
                 alike,
                 "Pearson r over cases of r(sharpness, gap) and r(sharpness, Jacobian)",
             ),
             _HAND_IN_HAND,
         ),
-        _claim(
+        claim(
             "hessian.other_factors",
             "The Hessian can be large without the Jacobian being large: under some regulariser other than SAM the "
             "sharper networks of some kind have the smaller Jacobian norms.",
-            "B.3 (ii)",
-            in_each_case(others, [(SHARPNESS, JACOBIAN)], "Pearson r of sharpness and Jacobian", "some", "below"),
+            "sharpening B.3 (ii)",
+            in_each_case(others, [norms], "Pearson r of sharpness and Jacobian", "some", "below"),
             _OTHERS,
             "below",
         ),
         Prediction(
             "gauss_newton",
             "The norm of the Gauss-Newton matrix is (almost) always very similar to that of the Hessian: a fifth apart "
-            f"at most in more than {ALMOST_ALWAYS:.0%} of the networks.",
+            f"at most in more than {_ALMOST_ALWAYS:.0%} of the networks.",
             "sharpening B.3",
             mean_of(_alike(every), "norms a fifth apart at most", shares=True),
             "above",
-            ALMOST_ALWAYS,
-            kind="reading",
+            _ALMOST_ALWAYS,
             quote=_VERY_SIMILAR,
             reason="How similar, and how often, is not said: a fifth, in nine of ten.",
         ),
@@ -165,10 +156,9 @@ def x9_predictions() -> tuple[Prediction, ...]:
             "batchnorm.mode",
             "BatchNorm in train mode in place of eval mode changes the Jacobian norm by less than a fifth.",
             "sharpening B.3",
-            unchanged(where(every, lambda t: t["batchnorm"].astype(bool)), JACOBIAN, BATCH_JACOBIAN),
+            unchanged(where(every, lambda t: t["batchnorm"].astype(bool)), JACOBIAN_COLUMN, BATCH_JACOBIAN),
             "below",
             _SIMILAR,
-            kind="reading",
             quote=_NEGLIGIBLE,
             reason="How small is negligible is not said: a fifth, as for norms that are very similar.",
         ),
@@ -178,29 +168,29 @@ def x9_predictions() -> tuple[Prediction, ...]:
 def _predictions_of(name: str, one: Regulariser) -> list[Prediction]:
     """Return what is claimed of each regulariser."""
     table, title = regularised_networks(name), f"{one.title[0].upper()}{one.title[1:]}"
-    pair = (JACOBIAN, ABSOLUTE)
+    pair = (JACOBIAN_COLUMN, ABSOLUTE)
 
     def sharpness(side: Side) -> Evidence:
         return of_each_case(
             table,
-            lambda kind: along(kind, "strength", SHARPNESS, SAME_EXCEPT_STRENGTH),
+            lambda kind: along(kind, "strength", SHARPNESS_COLUMN, SAME_EXCEPT_STRENGTH),
             "Kendall tau-b of strength and sharpness",
             side=side,
         )
 
     predictions = [
-        _claim(
+        claim(
             f"{name}.jacobian_and_gap",
             f"{title}: in all cases the Jacobian norm correlates with the gap.",
-            "B.3 (i)",
+            "sharpening B.3 (i)",
             in_each_case(table, [pair], "Pearson r of the Jacobian norm and the gap"),
             _IN_ALL_CASES,
         ),
-        _claim(
+        claim(
             f"{name}.better_than_sharpness",
             f"{title}: the Jacobian norm correlates better with the gap than sharpness does, in the mean of the kinds.",
-            "section 6",
-            across(table, [pair, (SHARPNESS, ABSOLUTE)], margin, _MARGIN),
+            "sharpening section 6",
+            across(table, [pair, (SHARPNESS_COLUMN, ABSOLUTE)], margin, _MARGIN),
             _CONSISTENTLY,
         ),
         Prediction(
@@ -210,7 +200,7 @@ def _predictions_of(name: str, one: Regulariser) -> list[Prediction]:
             "sharpening section 6",
             of_each_case(
                 table,
-                lambda kind: first_change(kind, "strength", JACOBIAN, SAME_EXCEPT_STRENGTH),
+                lambda kind: first_change(kind, "strength", JACOBIAN_COLUMN, SAME_EXCEPT_STRENGTH),
                 "log of the Jacobian norm at the weakest over that without",
                 side="below",
             ),
@@ -236,7 +226,6 @@ def _predictions_of(name: str, one: Regulariser) -> list[Prediction]:
             sharpness("above"),
             "above",
             -WEAK,
-            kind="reading",
             quote=_AT_LEAST_INITIALLY,
             reason=f"That a number does not fall needs a margin, which the text does not give. {_EACH_KIND}",
         ),
@@ -258,12 +247,12 @@ def _predictions_of(name: str, one: Regulariser) -> list[Prediction]:
             reason="How little is decorrelated is not said. A smaller range alone makes every r smaller, so that the r "
             "of all networks is no measure for it.",
         ),
-        _claim(
+        claim(
             f"{name}.jacobian_comes_back",
             f"{title}, ResNet-18 with BatchNorm: beyond the weakest, the Jacobian norm on the pure samples gradually "
             f"increases with {one.symbol}.",
-            "section 6, Fig. 5",
-            along(beyond, "strength", JACOBIAN, SAME_EXCEPT_STRENGTH),
+            "sharpening section 6, Fig. 5",
+            along(beyond, "strength", JACOBIAN_COLUMN, SAME_EXCEPT_STRENGTH),
             _INCREASE,
         ),
     ]  # fmt: skip

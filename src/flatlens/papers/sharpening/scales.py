@@ -13,7 +13,7 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Activation
 from flatlens.papers.courses import in_course, largest, last, rise, rise_to_peak
-from flatlens.papers.evidence import along
+from flatlens.papers.evidence import along, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale, tested
 from flatlens.papers.plots import followed_curves
 from flatlens.papers.predictions import Prediction, Results, Side
@@ -21,7 +21,7 @@ from flatlens.papers.remarks import FEW_SEEDS, SMOKE_ONLY
 from flatlens.papers.sharpening.networks import JACOBIAN, SOFTMAXED
 from flatlens.training import SGD, Training
 
-SCALINGS = (0.5, 1.0, 1.5)
+_SCALINGS = (0.5, 1.0, 1.5)
 _FEATURES = ("feature_norm[fc2]", "feature_norm[fc3]")
 _SHOWN = (
     Quantity("training loss", "loss"),
@@ -31,7 +31,7 @@ _SHOWN = (
     Quantity("norm of the first layer's features", _FEATURES[0]),
     Quantity("norm of the second layer's features", _FEATURES[1]),
 )
-OFTEN_AT_FIRST = (*range(0, 60, 5), *range(60, 301, 20))
+_OFTEN_AT_FIRST = (*range(0, 60, 5), *range(60, 301, 20))
 """Steps at which networks are measured; often at first, as the sharpness on digits is largest in the first steps."""
 _FIGURES: Mapping[Activation, str] = {"relu": "Fig. 30", "tanh": "Fig. 31"}
 _SPOKEN = {"relu": "ReLU", "tanh": "tanh"}
@@ -55,14 +55,14 @@ _FIRST_5000 = DataSettings(
 def _x11(scale: Scale) -> Mapping[str, Study]:
     sizes: Mapping[Scale, tuple[DataSettings, MLP, int, int | tuple[int, ...], int]] = {
         "smoke": (DataSettings("digits", train=60, scale=1.0), MLP(64, (20, 20), 10), 40, 20, 2),
-        "laptop": (DataSettings("digits", train=600, scale=1.0), MLP(64, (200, 200), 10), 300, OFTEN_AT_FIRST, 8),
+        "laptop": (DataSettings("digits", train=600, scale=1.0), MLP(64, (200, 200), 10), 300, _OFTEN_AT_FIRST, 8),
         "desk": (replace(_FIRST_5000, test=tested(scale)), MLP(3072, (200, 200), 10), 300, 20, 10),
         "paper": (_FIRST_5000, MLP(3072, (200, 200), 10), 300, 10, 5),
     }
     data, model, steps, every, seeds = sizes[scale]
     samples = 1000 if scale == "desk" else None
     measures = ("loss", JACOBIAN.column, SOFTMAXED.column, "sharpness", "feature_norm")
-    axes = (Axis("scale", SCALINGS), Axis("seed", tuple(range(seeds))))
+    axes = (Axis("scale", _SCALINGS), Axis("seed", tuple(range(seeds))))
     training = Training(SGD(0.2), loss="cross_entropy", max_steps=steps, check_every=10)
     studies: dict[str, Study] = {}
     for name in _FIGURES:
@@ -79,7 +79,7 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
     return studies
 
 
-LOGITS = "The text does not say whether the Jacobian is the softmaxed network's, as in Fig. 1: both are shown."
+_LOGITS = "The text does not say whether the Jacobian is the softmaxed network's, as in Fig. 1: both are shown."
 _SEVERE = "while Jacobian growth *is* more severe for the smaller scalings, the sharpness growth is *less*"
 _LARGER = "these matrices are *larger* for the larger scaling values"
 _PUSHES = "which pushes the sharpness upwards despite Jacobian norm being smaller"
@@ -126,7 +126,7 @@ _ROWS = (
     _Row("jacobian.level", f"largest {JACOBIAN.column}", "below",
          "despite that the largest Jacobian norm is higher there", _PUSHES),
     _Row("jacobian.softmaxed.level", f"largest {SOFTMAXED.column}", "below",
-         "despite that the largest Jacobian norm of the softmaxed network is higher there", _PUSHES, LOGITS),
+         "despite that the largest Jacobian norm of the softmaxed network is higher there", _PUSHES, _LOGITS),
     *(
         _Row(f"features.{number}", f"last {column}", "above",
              f"at larger scalings the matrix of the features of hidden layer {number} has a larger spectral norm, at "
@@ -156,11 +156,13 @@ def _predictions() -> tuple[Prediction, ...]:
 def _plots(results: Results) -> list[Plot]:
     plots = []
     for study, figure in _FIGURES.items():
-        drawn = followed_curves(results[study], "scale", _SHOWN, "gradient descent at a learning rate of 0.2")
-        name = figure.replace(". ", "").lower()
+        name, title = figure.replace(". ", "").lower(), f"{figure}: input scaling, {_SPOKEN[study]} networks"
         plots.append(
-            replace(drawn, name=name, title=f"{figure}: input scaling, {_SPOKEN[study]} networks through training")
-        )
+            followed_curves(
+                results[study], reached(study)(results), "scale", _SHOWN, name, f"{title} through training",
+                "gradient descent at a learning rate of 0.2",
+            )
+        )  # fmt: skip
     return plots
 
 
@@ -180,10 +182,10 @@ EXPERIMENTS = (
             "smoke": (SMOKE_ONLY, SEVERE),
             "laptop": (
                 "scikit-learn's digits in place of CIFAR-10, 600 to train on, all pixels divided by one deviation.",
-                SEVERE, LOGITS, "Measured every 5 steps at first, every 20 from step 60 on.",
+                SEVERE, _LOGITS, "Measured every 5 steps at first, every 20 from step 60 on.",
             ),
-            "desk": (SEVERE, LOGITS, "Measured every 20 steps on 1000 points; the paper does not say how often."),
-            "paper": (FEW_SEEDS, SEVERE, LOGITS, "Measured every 10 steps; the paper does not say how often."),
+            "desk": (SEVERE, _LOGITS, "Measured every 20 steps on 1000 points; the paper does not say how often."),
+            "paper": (FEW_SEEDS, SEVERE, _LOGITS, "Measured every 10 steps; the paper does not say how often."),
         },
     ),
 )  # fmt: skip

@@ -15,18 +15,24 @@ from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import Dtype, NetworkSettings
 from flatlens.models import VGG11, Architecture, ResNet18
 from flatlens.papers.experiment import Scale
-from flatlens.papers.sharpening import networks
-from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, NARROW_RESNET, NARROW_VGG, measured_in
+from flatlens.papers.sharpening.networks import (
+    ABSOLUTE_GAP,
+    JACOBIAN,
+    NARROW_RESNET,
+    NARROW_VGG,
+    SOFTMAXED,
+    measured_in,
+)
 from flatlens.training import SGD, Augmentation, Steps, Training
 
-MOMENTUM, DECAY = 0.9, 5e-4
-SHARPNESS, GGN_NORM = (f"{name}(rtol=0.01, batch_statistics=1000)" for name in ("sharpness", "ggn_norm"))
+_MOMENTUM, DECAY = 0.9, 5e-4
+SHARPNESS_COLUMN, GGN_NORM = (f"{name}(rtol=0.01, batch_statistics=1000)" for name in ("sharpness", "ggn_norm"))
 ABSOLUTE = ABSOLUTE_GAP.column
-JACOBIAN, SOFTMAXED = networks.JACOBIAN.column, networks.SOFTMAXED.column
+JACOBIAN_COLUMN, SOFTMAXED_COLUMN = JACOBIAN.column, SOFTMAXED.column
 DRAWN_QUANTITIES = (
     ABSOLUTE_GAP,
-    Quantity("sharpness", SHARPNESS),
-    Quantity("Jacobian norm", JACOBIAN),
+    Quantity("sharpness", SHARPNESS_COLUMN),
+    Quantity("Jacobian norm", JACOBIAN_COLUMN),
     Quantity("Gauss-Newton norm", GGN_NORM),
     Quantity("training loss", "loss", role="result"),
     Quantity("test accuracy", "test_accuracy", role="result"),
@@ -35,7 +41,7 @@ DRAWN_QUANTITIES = (
 BATCH_JACOBIAN = "batch_jacobian_norm(rtol=0.01, batch_statistics=1000)"
 MEASURED_QUANTITIES = (
     *DRAWN_QUANTITIES,
-    Quantity("Jacobian norm of softmax", SOFTMAXED),
+    Quantity("Jacobian norm of softmax", SOFTMAXED_COLUMN),
     Quantity("Jacobian norm in train mode", BATCH_JACOBIAN),
 )
 """These, the Jacobian of softmax(f), and that of the batch with BatchNorm in train mode."""
@@ -53,7 +59,7 @@ class Trained:
     samples: int  #: number of samples measured
     lrs: tuple[float, ...]  #: initial learning rates
     augmentation: Augmentation
-    dtype: Dtype = "float64"  #: that they are measured in
+    dtype: Dtype = "float64"  #: dtype in which they are measured
 
     def settings(self) -> NetworkSettings:
         """Return the settings without a regulariser other than weight decay.
@@ -61,7 +67,7 @@ class Trained:
         The learning rate falls to a tenth at 5/9 and 8/9 of the epochs, as after 50 and 80 of 90.
         """
         training = Training(
-            SGD(self.lrs[0], MOMENTUM, DECAY),
+            SGD(self.lrs[0], _MOMENTUM, DECAY),
             batch_size=self.batch_size,
             schedule=Steps((5 * self.epochs // 9, 8 * self.epochs // 9)),
             max_epochs=self.epochs,

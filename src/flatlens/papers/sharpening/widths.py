@@ -16,7 +16,7 @@ from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import in_course, rise
 from flatlens.papers.evidence import Table, along, histories, reached
 from flatlens.papers.experiment import Plot, Scale
-from flatlens.papers.plots import course_curves
+from flatlens.papers.plots import BANDS, course_curves
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.sharpening.networks import BATCH_SHARPNESS, SOFTMAXED, rows
 from flatlens.training import SGD, Training
@@ -110,8 +110,7 @@ def width_predictions() -> tuple[Prediction, ...]:
 
 def width_plots(results: Results) -> list[Plot]:
     """Return the curves of networks by their width, and of linear models."""
-    caption = "Full-batch gradient descent. Lines are means over seeds, bands one standard deviation to either side. {}"
-    caption += " The paper has no such figure."
+    caption = f"Full-batch gradient descent. {BANDS}. {{}} The paper has no such figure."
     plots = []
     for study, title, said in (
         ("width", "Section 5: networks by their width", "Learning rate 0.02."),
