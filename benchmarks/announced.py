@@ -7,13 +7,11 @@ network, the data and the results included), and the one over the other. Ten min
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +21,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from benchmarks import machine
+from benchmarks.timed import mlp
 from flatlens import cli
 from flatlens.cli import cost
 from flatlens.cli.memory import OfProcess
 from flatlens.models import LeNet5
 
 Pair = tuple[Tensor, Tensor]
-
-
-def mlp(*widths: int) -> nn.Sequential:
-    """Dense layers with ReLU between, their weights those of seed 0."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(into, out) for into, out in pairwise(widths)]
-    return nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
 
 
 def noise(n: int, *shape: int, classes: int) -> Pair:
@@ -100,16 +92,16 @@ class Case:
 
 CASES = {
     "samples": Case(
-        "MLP 4-8-3, 1,000,000 samples", lambda: mlp(4, 8, 3), lambda: noise(1_000_000, 4, classes=3), "256MiB"
+        "MLP 4-8-3, 1,000,000 samples", lambda: mlp(4, 8, 3, seed=0), lambda: noise(1_000_000, 4, classes=3), "256MiB"
     ),
     "weights": Case(
         "MLP 784-5632-7680-128-10 of 49 million parameters, 16 samples",
-        lambda: mlp(784, 5632, 7680, 128, 10),
+        lambda: mlp(784, 5632, 7680, 128, 10, seed=0),
         lambda: noise(16, 784, classes=10),
         "512MiB",
     ),
     "outputs": Case(
-        "MLP 64-128-10000, 256 samples", lambda: mlp(64, 128, 10_000), lambda: noise(256, 64, classes=10_000)
+        "MLP 64-128-10000, 256 samples", lambda: mlp(64, 128, 10_000, seed=0), lambda: noise(256, 64, classes=10_000)
     ),
     "lenet": Case(
         "LeNet-5, 1000 images of 3 x 32 x 32",
@@ -120,7 +112,9 @@ CASES = {
     "transformer": Case(
         "transformer of two blocks, 256 samples of 32 tokens", Tokens, lambda: noise(256, 32, 16, classes=10)
     ),
-    "file": Case("MLP 512-32-10, 20,000 samples in a file of 39 MiB", lambda: mlp(WIDTH, 32, 10), in_a_file, "32MiB"),
+    "file": Case(
+        "MLP 512-32-10, 20,000 samples in a file of 39 MiB", lambda: mlp(WIDTH, 32, 10, seed=0), in_a_file, "32MiB"
+    ),
 }
 
 
@@ -157,25 +151,14 @@ def measured(name: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def in_a_child(name: str) -> dict[str, Any]:
-    """Run one case where nothing was held before."""
-    found: dict[str, Any] = json.loads(
-        machine.in_a_child(
-            f"import json\nfrom benchmarks import announced\nprint(json.dumps(announced.measured({name!r})))"
-        )
-    )
-    print(found, file=sys.stderr)
-    return found
-
-
 def main() -> None:
     """Measure the cases named, or all, and write them down beside those that lie there."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("cases", nargs="*", choices=[[], *CASES], help="all, where none is named")
     rows = machine.earlier("announced").get("rows", {})
     for name in options.parse_args().cases or CASES:
-        rows[name] = in_a_child(name)
-    print(f"written to {machine.save('announced', {'rows': rows})}", file=sys.stderr)
+        rows[name] = machine.answer("announced", "measured", name)
+    machine.save("announced", {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -259,8 +259,7 @@ def main() -> None:
                     conclude(task, case, found)
                     show(task, case.name, found)
                     tasks[task]["networks"][case.name] = found
-                path = machine.save("curvature", {**result, "tasks": tasks})
-    print(f"written to {path}", file=sys.stderr)
+                machine.save("curvature", {**result, "tasks": tasks})
 
 
 if __name__ == "__main__":

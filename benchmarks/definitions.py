@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -231,7 +230,7 @@ def main() -> None:
         "relative_flatness_times_as_fast": round(sum(rows.values()) / median["flatlens, relative flatness"]),
     }  # fmt: skip
     print(json.dumps(result, indent=1))
-    print(f"written to {machine.save('definitions', result)}", file=sys.stderr)
+    machine.save("definitions", result)
 
 
 if __name__ == "__main__":

@@ -169,8 +169,7 @@ def main() -> int:
         networks[name] = result(CASES[name], chosen.samples, chosen.device, chosen.memory, chosen.repeats)
         print(name, json.dumps(networks[name], indent=1))
         if chosen.device != "cpu":
-            path = machine.save("gpu", {"gpu": described(), "networks": networks})
-            print(f"written to {path}", file=sys.stderr)
+            machine.save("gpu", {"gpu": described(), "networks": networks})
     return 0
 
 

@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -91,8 +90,7 @@ def main() -> None:
     for kind in chosen.only:
         kinds[kind] = {"repeats": chosen.repeats, "machine": machine.describe(), **grown(kind, chosen.repeats)}
         print(kind, json.dumps({who: kinds[kind][who]["exponent"] for who in ("pass", "floor")}))
-        path = machine.save("growth", {"kinds": kinds})
-    print(f"written to {path}", file=sys.stderr)
+        machine.save("growth", {"kinds": kinds})
 
 
 if __name__ == "__main__":

@@ -104,13 +104,12 @@ def _most() -> float:
 
 def in_a_child(*arguments: object) -> dict[str, Any]:
     """Run `measured` in a fresh process; the last argument is the limit of its address space in GB."""
-    code = f"import json\nfrom benchmarks import language_model as one\nprint(json.dumps(one.measured{arguments!r}))"
     try:
-        found: dict[str, Any] = json.loads(machine.in_a_child(code))
+        found: dict[str, Any] = machine.answer("language_model", "measured", *arguments)
     except subprocess.CalledProcessError as error:
         last = (error.stderr or "").strip().splitlines()[-1:] or [f"exit status {error.returncode}"]
         found = {"failed": last[0][:200]}
-    print(arguments, found, file=sys.stderr)
+        print(arguments, found, file=sys.stderr)
     return {**found, "most_gb": arguments[-1]}
 
 
@@ -145,7 +144,7 @@ def main() -> None:
         rows = {who: in_a_child(who, *sizes) for who in CONTESTANTS if who == "flatlens" or there}
         result["sequences"][n] = {"contestants": rows, **compared(rows)}
         if chosen.layers == LAYERS:
-            print(f"written to {machine.save('language_model', result)}", file=sys.stderr)
+            machine.save("language_model", result)
     print(json.dumps(result, indent=1))
 
 

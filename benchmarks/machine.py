@@ -88,7 +88,6 @@ def each_network(name: str, outputs: int, chosen: dict[str, Callable[[], dict[st
         networks[network] = {"machine": describe(), **measured()}
         print(network, json.dumps(networks[network], indent=1))
         path = save(name, {"outputs": outputs, "networks": networks})
-    print(f"written to {path}", file=sys.stderr)
     return path
 
 
@@ -126,6 +125,14 @@ def in_a_child(code: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+def answer(module: str, function: str, *arguments: object) -> Any:
+    """Return what a function of the benchmarks returns in a fresh process; print it to stderr."""
+    code = f"import json\nfrom benchmarks import {module}\nprint(json.dumps({module}.{function}{arguments!r}))"
+    found = json.loads(in_a_child(code))
+    print(found, file=sys.stderr)
+    return found
+
+
 def earlier(name: str) -> dict[str, Any]:
     """Return the saved result, or an empty one."""
     path = RESULTS / f"{name}.json"
@@ -138,4 +145,5 @@ def save(name: str, result: dict[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": describe(), **result}, indent=1) + "\n")
+    print(f"written to {path}", file=sys.stderr)
     return path

@@ -10,8 +10,6 @@ MLP. Ten minutes on two cores.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from typing import Any
 
@@ -41,26 +39,20 @@ def grown(network: str, samples: int, memory: str, measures: list[str] | None) -
     }
 
 
-def in_a_child(*arguments: object) -> dict[str, Any]:
-    """Run `grown` in a fresh process, which holds no memory from before."""
-    code = f"import json\nfrom benchmarks import memory\nprint(json.dumps(memory.grown{arguments!r}))"
-    found: dict[str, Any] = json.loads(machine.in_a_child(code))
-    print(found, file=sys.stderr)
-    return found
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--samples", type=int, default=10_000)
     options.add_argument("--memory", default="1GiB")
     chosen = options.parse_args()
     rows = {
-        "everything": in_a_child(VGG, FEW, chosen.memory, EVERYTHING),
-        "of one pass, 100 outputs": in_a_child(MANY, NETS[MANY].n, chosen.memory, OF_ONE_PASS),
-        "of one pass": in_a_child(VGG, chosen.samples, chosen.memory, OF_ONE_PASS),
+        row: machine.answer("memory", "grown", *how)
+        for row, how in {
+            "everything": (VGG, FEW, chosen.memory, EVERYTHING),
+            "of one pass, 100 outputs": (MANY, NETS[MANY].n, chosen.memory, OF_ONE_PASS),
+            "of one pass": (VGG, chosen.samples, chosen.memory, OF_ONE_PASS),
+        }.items()
     }
-    path = machine.save("memory", {"measures_of_one_pass": OF_ONE_PASS, "rows": rows})
-    print(f"written to {path}", file=sys.stderr)
+    machine.save("memory", {"measures_of_one_pass": OF_ONE_PASS, "rows": rows})
 
 
 if __name__ == "__main__":

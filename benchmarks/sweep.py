@@ -32,13 +32,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import flatlens as fl
 from benchmarks import machine
 from flatlens.data import digits, patches
 from flatlens.experiments import Study
-from flatlens.experiments.network import ComputeInto
+from flatlens.experiments.network import ComputeInto, one_thread
 from flatlens.experiments.runner import run_all
 from flatlens.experiments.settings import NetworkSettings, StudyScale
 from flatlens.experiments.stacks import packs
@@ -93,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.measured:
         rows = [measured_together(n, measures) for n in (600, 1197) for measures in (STUDIED, None)]
         print(json.dumps(rows, indent=1))
-        print(machine.save("measured_together", {"lanes": LANES, "rows": rows}), file=sys.stderr)
+        machine.save("measured_together", {"lanes": LANES, "rows": rows})
         return
     if options.study:
         print(json.dumps(whole_study(options.study), indent=1))
@@ -101,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = [population(*one) for one in POPULATIONS]
     if options.together_only:
         print(json.dumps(found, indent=1))
-        print(machine.save("population", {"populations": found}), file=sys.stderr)
+        machine.save("population", {"populations": found})
         return
     pairs = []
     for _ in range(options.pairs):
@@ -119,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "populations": found,
     }
     print(json.dumps(result, indent=1))
-    print(machine.save("sweep", result), file=sys.stderr)
+    machine.save("sweep", result)
 
 
 def whole_study(networks: int) -> dict[str, float]:
@@ -156,11 +154,9 @@ def measured_together(n: int, measures: list[str] | None, repeats: int = 5) -> d
         problem = fl.Problem(net, "cross_entropy", (split.x.repeat(times, 1), split.y.repeat(times)))
         return lambda: fl.measure(fl.Lens(problem), measures)
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    taken = machine.interleaved({"alone": on(1), "stacked": on(LANES)}, repeats, time.process_time)
+    with one_thread():
+        taken = machine.interleaved({"alone": on(1), "stacked": on(LANES)}, repeats, time.process_time)
     alone, stacked = (statistics.median(taken[who]) for who in ("alone", "stacked"))
-    torch.set_num_threads(threads)
     return {
         "n": len(split.x),
         "measures": measures or "default report",
@@ -170,10 +166,8 @@ def measured_together(n: int, measures: list[str] | None, repeats: int = 5) -> d
 
 
 def population(name: str, model: Architecture, batch: int, networks: int, steps: int) -> dict[str, Any]:
-    """Networks a minute, together and alone, by the clock and by the processor's time; the better of two turns each."""
+    """Return networks a minute, together and alone, by the clock and the processor's time; the better of two turns."""
     split = digits(train=600) if isinstance(model, MLP) else patches(train=200, test=100)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
 
     def member(seed: int) -> Member:
         training = Training(SGD(0.05), batch_size=batch, loss="half_squared_error", max_steps=steps, seed=seed)
@@ -189,13 +183,13 @@ def population(name: str, model: Architecture, batch: int, networks: int, steps:
         return ""
 
     few, why, rates = max(networks // 8, 1), "", {"together": [0.0, 0.0], "alone": [0.0, 0.0]}
-    for _ in range(2):
-        for what, run, count in (("together", together, networks), ("alone", alone, few)):
+    turns = (("together", together, networks), ("alone", alone, few))
+    with one_thread():
+        for what, run, count in (*turns, *turns):
             begun = time.perf_counter(), time.process_time()
             why = run() or why
             for place, seconds in enumerate((time.perf_counter() - begun[0], time.process_time() - begun[1])):
                 rates[what][place] = max(rates[what][place], 60 * count / seconds)
-    torch.set_num_threads(threads)
     row = {
         "population": name,
         "networks": networks,

@@ -34,8 +34,10 @@ class Timed:
         return fl.Problem(net, "cross_entropy", (x, y), **options), x
 
 
-def mlp(*widths: int) -> nn.Sequential:
-    """Return dense layers with ReLU between them."""
+def mlp(*widths: int, seed: int | None = None) -> nn.Sequential:
+    """Return dense layers with ReLU between them; with a seed, equal at each call."""
+    if seed is not None:
+        torch.manual_seed(seed)
     parts: list[nn.Module] = []
     for into, out in pairwise(widths):
         parts += [nn.Linear(into, out), nn.ReLU()]
@@ -58,7 +60,7 @@ NETWORKS = {
     "VGG-11 3x32x32": Timed(lambda: VGG11(batchnorm=False).build(), 64, COLOURS),
     "ResNet-18 3x32x32": Timed(lambda: resnet18(OUTPUTS), 64, COLOURS),
 }
-"""Networks that take a processor seconds."""
+"""Networks that a processor measures in seconds."""
 
 VIT_B16 = Timed(ViT(image=224, patch=16, width=768, depth=12, heads=12).build, 1024, (3, 224, 224))
 """A network that needs a GPU."""

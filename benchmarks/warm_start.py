@@ -156,7 +156,8 @@ def main() -> None:
         "runs": results,
         "all_products": every,
     }
-    print(f"all: {every}; written to {machine.save('warm_start', result)}", file=sys.stderr)
+    print(f"all: {every}")
+    machine.save("warm_start", result)
 
 
 if __name__ == "__main__":

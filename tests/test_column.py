@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatlens.column import Column
+from flatlens.column import Column, split_at_commas
 from flatlens.distributions import RULES
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Report
@@ -96,6 +96,18 @@ def test_a_transform_and_a_rule_are_told_apart() -> None:
     for wrong in (("theorem", "rhs", "layerwise", ""), ("mls", "", "", "tight")):
         with pytest.raises(BadInput, match="would be read as another column"):
             Column(*wrong)
+
+
+def test_a_column_after_a_transform_keeps_part_and_layer() -> None:
+    moved, plain = NAMES["layer_sharpness.kappa@layerwise[fc3]"], Column.parse("layer_sharpness.kappa[fc3]")
+    assert (plain.after("layerwise"), moved.after("")) == (moved, plain)
+    with pytest.raises(BadInput, match="would be read as another column"):
+        Column.parse("mls_chain.A_B.lhs").after("layerwise")  # sides of bounds are not measured after transforms
+
+
+def test_a_list_is_split_at_the_commas_outside_brackets_of_any_kind() -> None:
+    assert split_at_commas("a(1, 2), b[3,4] ,{5, (6, 7)}") == ["a(1, 2)", "b[3,4]", "{5, (6, 7)}"]
+    assert split_at_commas(" a,, ") == ["a", "", ""]
 
 
 @pytest.mark.parametrize("name", MEASURES)

@@ -46,9 +46,9 @@ ELSEWHERE = {
     "problem/test_left_alone.py": "problem/state",
     "problem/test_losses.py": "problem/loss",
     "problem/test_problem.py": "problem/checks problem/inspection",
-    "problem/test_sequences.py": "problem/outcomes",
     "problem/test_shapes.py": "problem/heads",
     "problem/test_streams.py": "problem/data",
+    "problem/test_users_code.py": "problem/failures",
     # A run of training is tested step by step, whichever settings it has
     "training/stack/test_together.py": (
         "training/stack/chain training/stack/kinds training/stack/lanes training/stack/trial training/stack/updates"

@@ -111,7 +111,7 @@ def options() -> dict[str, list[str]]:
                 found[one.name].append(owner)
 
     for name, measure in MEASURES.items():
-        for option in measure._defaults():
+        for option in measure.defaults():
             found[option].append(name)
     for package in ("flatlens", "flatlens.curvature"):
         for name in import_module(package).__all__:
@@ -191,8 +191,8 @@ FORMER = [(name, former, present) for name, names in FORMER_OPTIONS.items() for 
 @pytest.mark.parametrize(("name", "former", "present"), FORMER)
 def test_a_measure_takes_a_former_option_and_says_the_present_one(name: str, former: str, present: str) -> None:
     measure = MEASURES[name]
-    assert former not in measure._defaults()
-    value = other_than(measure._defaults()[present])
+    assert former not in measure.defaults()
+    value = other_than(measure.defaults()[present])
     new = measure(**{present: value})
     with pytest.warns(FormerName) as said:
         old = measure(**{former: value})

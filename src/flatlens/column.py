@@ -75,9 +75,33 @@ class Column:
         """The side of a bound, "lhs" or "rhs"; empty for a measure."""
         return _side(self.part)
 
+    def after(self, transform: str) -> Column:
+        """Return the column of the same number after a transform of the weights.
+
+        >>> str(Column.parse("kappa_trace[fc3]").after("layerwise"))
+        'kappa_trace@layerwise[fc3]'
+        """
+        return replace(self, transform=transform)
+
     def of_side(self, side: BoundSide, rule: str = "") -> Column:
         """Return the column of one side of the bound that this one names."""
         return replace(self, part=f"{self.part}.{side}" if self.part else side, rule=rule)
+
+
+def split_at_commas(text: str) -> list[str]:
+    """Return the names or values in a list, without the space around them; a comma inside brackets belongs to its name.
+
+    >>> split_at_commas("mls, local_volume(top_k=3, log=True),[1, {2, 3}]")
+    ['mls', 'local_volume(top_k=3, log=True)', '[1, {2, 3}]']
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
 
 
 def _fields(name: str) -> tuple[str, str, str, str, str | None]:

@@ -16,7 +16,7 @@ def norm_of(x: Tensor, memory: str = "1GiB") -> float:
     net = nn.Sequential(nn.Identity(), nn.Linear(x.shape[1], 2)).to(x.dtype)
     problem = fl.Problem(net, "half_squared_error", (x, torch.zeros(len(x), 2, dtype=x.dtype)), memory=memory)
     (norm,) = feature_norms(problem, problem.model, lay_out(problem, problem.model)).values()
-    return norm
+    return norm.value
 
 
 def drawn(n: int, width: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:

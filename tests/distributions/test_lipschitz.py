@@ -97,6 +97,14 @@ def test_convolutions_stretch_by_their_operator_norm():
     assert steepest(network, (36,)) <= bound
 
 
+def test_a_norm_from_below_is_no_bound(monkeypatch):
+    network = nn.Sequential(nn.Unflatten(1, (1, 500)), nn.Conv1d(1, 1, 3, padding=1))
+    assert lipschitz_product(network, (500,)) > 0
+    monkeypatch.setattr("flatlens.operations.operator_norm._MOST", 15)
+    with pytest.raises(BadInput, match=r"1 \(Conv1d\) did not converge.*lipschitz="):
+        lipschitz_product(network, (500,))
+
+
 def test_a_parametrised_layer_counts_as_it_is_run():
     layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
     with torch.no_grad():

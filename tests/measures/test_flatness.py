@@ -12,6 +12,7 @@ from networks import network
 from torch import nn
 
 import flatlens as fl
+from flatlens.errors import BadOption
 
 X = normal(8, 3, seed=3)
 
@@ -68,6 +69,12 @@ def test_theorem_4_on_the_network_itself(name: str) -> None:
     ours = report["relative_flatness(normalized='std')", layer].value
     assert ours == pytest.approx(plain["relative_flatness", f"{layer}.inner"].value, rel=1e-9)
     assert ours != pytest.approx(report["relative_flatness", layer].value, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["relative_flatness", "relative_flatness_ggn"])
+def test_an_unknown_way_to_normalise_names_the_known_ones(name: str) -> None:
+    with pytest.raises(BadOption, match=r"option normalized='x': one of 'std', 'variance'"):
+        fl.measure(on("mlp-relu"), [f"{name}(normalized='x')"])
 
 
 def test_curvature_products_are_counted() -> None:

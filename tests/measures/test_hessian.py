@@ -41,6 +41,38 @@ def test_rows_of_a_linear_network_have_the_same_block() -> None:
     assert found.value == pytest.approx(truth, rel=1e-7)
 
 
+def told(note: str) -> float:
+    """The residual that a note on several searches tells, as a share of the value."""
+    return float(note.partition("to a residual of ")[2].partition(" of its size")[0])
+
+
+@pytest.mark.parametrize("name", ["layer_sharpness", "layer_factors"])
+def test_the_note_on_several_searches_tells_what_they_reached(name: str) -> None:
+    """Float32 cannot reach 1e-9."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net, x = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 2)), torch.randn(60, 30)
+    report = fl.measure(fl.Lens(fl.Problem(net, "mse", (x, torch.zeros(60, 2)))), [f"{name}(rtol=1e-9)"])
+    key = f"{name}(rtol=1e-09)"
+    reached = max(float(report[key, at].arrays["residuals"][0]) / report[key, at].value for at in ("0", "2"))
+    assert reached > 1e-7
+    assert told(report[key].note) == pytest.approx(reached, rel=0.5)  # it has one digit
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(201, 2), nn.Conv1d(1, 2, 201)])
+def test_the_note_on_rows_tells_what_their_searches_reached(layer: nn.Module) -> None:
+    """A search has four products at least, and they reach more than half."""
+    x = torch.randn(30, 201, generator=torch.Generator().manual_seed(0))
+    net = nn.Sequential(layer) if isinstance(layer, nn.Linear) else nn.Sequential(layer, nn.Flatten())
+    data = x if isinstance(layer, nn.Linear) else x[:, None]
+    report = fl.measure(
+        fl.Lens(fl.Problem(net, "half_squared_error", (data, torch.zeros(30, 2)))),
+        ["maximal_relative_flatness(rtol=0.9)"],
+    )
+    for key in ("maximal_relative_flatness(rtol=0.9)", "maximal_relative_flatness(rtol=0.9).sum"):
+        assert 0 < told(report[key].note) < 0.6
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_rows_of_a_transposed_convolution_are_output_channels_within_their_group(groups: int) -> None:
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from builders import chain, lens_on, normal
 from linear import A, linear, measured
 
 import flatlens as fl
+from flatlens.errors import BadOption
 
 
 def test_a_linear_network() -> None:
@@ -22,6 +23,11 @@ def test_a_linear_network() -> None:
     assert report["matrix_normalized_sharpness"].value == pytest.approx(spectral * math.sqrt(S))
     frobenius = report["matrix_normalized_sharpness(frobenius=True)"].value
     assert frobenius == pytest.approx(float(W.norm()) * math.sqrt(S))
+
+
+def test_a_scale_that_is_not_positive_is_refused() -> None:
+    with pytest.raises(BadOption, match=r"option lam=-1: a positive number"):
+        measured("normalized_sharpness(lam=-1)")
 
 
 def test_one_weight() -> None:

@@ -72,6 +72,39 @@ def test_sizes_in_train_mode_are_those_of_the_ghost_batches() -> None:
     close(report["output_norm"].value, float(net[3](torch.cat(features)).detach().norm()), 1e-12)
 
 
+def convolved(length: int) -> fl.Lens:
+    """A convolution that adds an entry and its neighbours; its norm is 1 + 2 cos(pi / (length + 1))."""
+    net = nn.Sequential(nn.Conv1d(1, 1, 3, padding=1, bias=False), nn.Flatten(), nn.AvgPool1d(length)).double()
+    nn.init.ones_(net[0].weight)
+    return fl.Lens(fl.Problem(net, "mse", (torch.ones(2, 1, length).double(), torch.zeros(2, 1).double())))
+
+
+def test_the_norm_of_a_long_convolution_in_float64() -> None:
+    """A search to a residual of 1e-6 would mix the largest singular values."""
+    found = fl.measure(convolved(4100), ["weight_norm"])["weight_norm.spectral"]
+    assert found.value == pytest.approx(1 + 2 * math.cos(math.pi / 4101), rel=1e-12)
+    assert found.kind == "exact"
+
+
+def test_a_search_that_stops_early_gives_a_lower_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest singular values lie so close together that the searches have too few products."""
+    angles = torch.linspace(0, math.pi, 400, dtype=torch.float64)
+    x = torch.cat([torch.diag((1 + angles.cos() / 2).sqrt()), torch.zeros(1, 400).double()])
+    net = nn.Linear(400, 1, dtype=torch.float64)
+    norm = fl.measure(fl.Lens(fl.Problem(net, "mse", (x, torch.zeros(401, 1).double()))), ["feature_norm"])
+    monkeypatch.setattr("flatlens.operations.operator_norm._MOST", 30)
+    report = fl.measure(convolved(500), ["weight_norm", "matrix_normalized_sharpness"])
+    for found, truth in (
+        (norm["feature_norm"], math.sqrt(1.5)),
+        (report["weight_norm.spectral"], 1 + 2 * math.cos(math.pi / 501)),
+    ):
+        assert found.value < truth
+        assert found.kind == "lower bound"
+        assert "before its tolerance" in found.note
+    assert report["weight_norm.kernel"].kind == "exact"
+    assert report["matrix_normalized_sharpness"].kind == "lower bound"
+
+
 def test_the_norm_of_a_transposed_convolution_is_that_of_its_call() -> None:
     """`output_size=` of the call, as in a U-Net, sets the output padding."""
 

@@ -15,7 +15,7 @@ from flatlens.operations.operator_norm import blocks_norm, operator_norm
 
 
 def kernel_norm(layer: LinearLayer) -> float:
-    return blocks_norm(layer_of(layer).matrix(layer.weight).detach().double())
+    return blocks_norm(layer_of(layer).matrix(layer.weight).detach().double()).value
 
 
 def written_out(layer: LinearLayer, size: tuple[int, ...]) -> Tensor:
@@ -58,8 +58,8 @@ CASES: list[tuple[LinearLayer, tuple[int, ...]]] = [
 def test_it_is_the_largest_singular_value(layer: LinearLayer, size: tuple[int, ...]) -> None:
     redrawn(layer)
     truth = float(torch.linalg.matrix_norm(written_out(layer, size), 2))
-    assert operator_norm(layer, size) == pytest.approx(truth, rel=1e-9, abs=0)
-    assert operator_norm(layer, size) <= truth * (1 + 1e-13)
+    assert operator_norm(layer, size).value == pytest.approx(truth, rel=1e-9, abs=0)
+    assert operator_norm(layer, size).value <= truth * (1 + 1e-13)
 
 
 LARGE: list[tuple[LinearLayer, tuple[int, ...]]] = [
@@ -84,8 +84,8 @@ def test_a_search_in_float32_ends_in_float64(layer: LinearLayer, size: tuple[int
             for channel in range(min(layer.weight.shape[:2])):
                 layer.weight[channel, channel].flatten()[-2 if layer.weight.ndim == 3 else 4] += 1 - 1e-6 * channel
     truth = float(torch.linalg.matrix_norm(written_out(layer, size), 2))
-    assert operator_norm(layer, size) == pytest.approx(truth, rel=1e-9, abs=0)
-    assert operator_norm(layer, size) <= truth * (1 + 1e-13)
+    assert operator_norm(layer, size).value == pytest.approx(truth, rel=1e-9, abs=0)
+    assert operator_norm(layer, size).value <= truth * (1 + 1e-13)
 
 
 @pytest.mark.parametrize("shape", [(600, 700), (1030, 1100)])
@@ -100,12 +100,22 @@ def test_the_norm_of_a_large_matrix(shape: tuple[int, int], gap: float) -> None:
     assert kernel_norm(layer) == pytest.approx(1e-3 * (3 + gap), rel=1e-10)
 
 
+def test_a_norm_says_that_its_search_stopped_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = redrawn(nn.Conv1d(1, 1, 3, padding=1))
+    whole = operator_norm(layer, (1, 500))
+    assert whole.converged
+    monkeypatch.setattr("flatlens.operations.operator_norm._MOST", 15)
+    part = operator_norm(layer, (1, 500))
+    assert not part.converged
+    assert part.value < whole.value
+
+
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_kernels_norm_is_that_of_one_window(groups: int) -> None:
     """A convolution whose window is the whole input is its kernel as a block-diagonal matrix."""
     layer = redrawn(nn.Conv2d(6, 9, 3, groups=groups))
-    assert kernel_norm(layer) == pytest.approx(operator_norm(layer, (6, 3, 3)), rel=1e-12)
-    assert kernel_norm(layer) < operator_norm(layer, (6, 9, 9))
+    assert kernel_norm(layer) == pytest.approx(operator_norm(layer, (6, 3, 3)).value, rel=1e-12)
+    assert kernel_norm(layer) < operator_norm(layer, (6, 9, 9)).value
     blocks = layer.weight.detach().double().reshape(groups, 9 // groups, -1)
     assert kernel_norm(layer) == pytest.approx(float(torch.linalg.svdvals(torch.block_diag(*blocks))[0]), rel=1e-12)
 
@@ -114,25 +124,25 @@ def test_a_circular_convolution_by_its_fourier_transform() -> None:
     layer = redrawn(nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular"))
     W = torch.fft.fft2(layer.weight.detach().double(), s=(32, 32))
     truth = float(torch.linalg.svdvals(W.permute(2, 3, 0, 1)).max())
-    assert operator_norm(layer, (4, 32, 32)) == pytest.approx(truth, rel=1e-9)
+    assert operator_norm(layer, (4, 32, 32)).value == pytest.approx(truth, rel=1e-9)
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
 def test_scale(scale: float) -> None:
     layer = redrawn(nn.Conv1d(3, 4, 3).double())
-    norm = operator_norm(layer, (3, 50))
+    norm = operator_norm(layer, (3, 50)).value
     layer.weight.data *= scale
-    assert operator_norm(layer, (3, 50)) / scale == pytest.approx(norm, rel=1e-12)
+    assert operator_norm(layer, (3, 50)).value / scale == pytest.approx(norm, rel=1e-12)
 
 
 def test_zero_maps() -> None:
     layer = nn.Conv2d(3, 5, 3)
     nn.init.zeros_(layer.weight)
-    assert operator_norm(layer, (3, 9, 9)) == 0.0
+    assert operator_norm(layer, (3, 9, 9)).value == 0.0
     assert kernel_norm(layer) == 0.0
     unmet = redrawn(nn.Conv2d(100, 100, 3, padding=1))
     unmet.weight.data[:, :, 1, 1] = 0  # of a single pixel a padded window sees the centre alone
-    assert operator_norm(unmet, (100, 1, 1)) == 0.0
+    assert operator_norm(unmet, (100, 1, 1)).value == 0.0
     assert kernel_norm(unmet) > 0
 
 
@@ -141,10 +151,10 @@ def test_the_layer_and_the_random_state_are_left_alone() -> None:
     layer.register_forward_hook(lambda *_: pytest.fail("the module itself was called"))
     before, state = layer.weight.detach().clone(), torch.get_rng_state()
     with torch.no_grad():
-        norm = operator_norm(layer, (3, 9, 9))
+        norm = operator_norm(layer, (3, 9, 9)).value
     with torch.inference_mode():
-        assert operator_norm(layer, (3, 9, 9)) == norm
-    assert operator_norm(layer, torch.Size((3, 9, 9))) == norm
+        assert operator_norm(layer, (3, 9, 9)).value == norm
+    assert operator_norm(layer, torch.Size((3, 9, 9))).value == norm
     assert layer.weight.dtype == torch.float32
     assert layer.weight.requires_grad
     assert layer.weight.grad is None

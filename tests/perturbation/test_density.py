@@ -8,7 +8,6 @@ import pytest
 import torch
 from sklearn import neighbors
 
-from flatlens.errors import BadInput
 from flatlens.perturbation.density import KernelDensity, kernel_density, mismatch, units
 
 
@@ -42,8 +41,6 @@ def test_widths_are_those_of_the_rules() -> None:
     assert float(kernel_density(phi, "scott", units(phi, "scott")).width[0]) == pytest.approx(delta)
     relative = kernel_density(phi, "relative", units(phi, "relative")).width
     torch.testing.assert_close(relative, delta * phi.norm(dim=1) / math.sqrt(3))
-    with pytest.raises(BadInput, match="'scott', 'relative'"):
-        units(phi, "silverman")
 
 
 def test_a_feature_that_moves_in_one_part_alone_does_not_decide() -> None:

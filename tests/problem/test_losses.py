@@ -50,6 +50,13 @@ def test_a_torch_loss_keeps_its_mean_and_its_hessian(module: nn.Module, y: Tenso
     assert torch.allclose(ours, H, rtol=1e-10, atol=1e-14)
 
 
+def test_a_loss_with_parameters_of_its_own_may_be_linear_in_the_outputs() -> None:
+    """Its slope has a graph then, but the graph of its parameters alone."""
+    weights = nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
+    loss = as_loss(lambda f, y: (weights * f).sum(1))
+    assert torch.equal(loss.output_hessian(F6, LABELS), torch.zeros(6, 4, 4, dtype=torch.float64))
+
+
 def test_half_squared_error_reads_integer_labels_as_one_hot() -> None:
     loss = as_loss("half_squared_error")
     one_hot = nn.functional.one_hot(LABELS, 4).double()

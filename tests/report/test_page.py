@@ -56,7 +56,7 @@ def html(laptop, laptop_figures) -> str:
 def folder(smoke, tmp_path_factory):
     out = tmp_path_factory.mktemp("study")
     (out / "table.csv").write_text("key\n")
-    return out, write_study_page(smoke, out, cards=CARDS)
+    return out, write_study_page(smoke, out)
 
 
 def specs_of(html: str) -> dict[str, dict]:
@@ -219,7 +219,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(smoke, tmp_path, monke
 
     monkeypatch.setattr("pathlib.Path.replace", full_disk)
     with pytest.raises(OSError, match="No space"):
-        write_study_page(smoke, tmp_path, cards=CARDS)
+        write_study_page(smoke, tmp_path)
     assert (tmp_path / "report.html").read_text() == "old"
     assert not list(tmp_path.rglob("*.partial"))
 
@@ -231,7 +231,7 @@ def test_it_stays_small(html):
 def test_progress_is_called_to_the_end(make_result, tmp_path):
     calls: list[tuple[str, int, int]] = []
     result = make_result(lrs=(0.1,), batch_sizes=(4,), seeds=1, excluded=0, steps=1, quantities=())
-    write_study_page(result, tmp_path, cards=CARDS, progress=lambda *call: calls.append(call))
+    write_study_page(result, tmp_path, progress=lambda *call: calls.append(call))
     assert calls[0] == ("drawing figures", 0, 5)
     assert calls[-1] == ("drawing figures", 5, 5)
 

@@ -87,7 +87,7 @@ def test_networks_that_did_not_get_there_are_named(laptop):
     every = what_was_run(replace(laptop, networks=laptop.networks.assign(outcome="diverged")))
     assert "Training did not get there in 48:" in every
     assert every.count("diverged (") == 4
-    assert every.endswith("; and 44 more.")
+    assert every.endswith("; and 44 more (44 diverged).")
 
 
 def test_an_end_by_epochs_is_said_and_data_that_are_an_axis_are_named():

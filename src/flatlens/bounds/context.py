@@ -15,6 +15,7 @@ from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.quantities import MADE_TOGETHER
 from flatlens.bounds.target import Target
 from flatlens.curvature import Hessian, eigenpairs
+from flatlens.curvature.space import as_one_vector
 from flatlens.distributions import Distribution, Rule
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Key, Progress, Report
@@ -22,7 +23,6 @@ from flatlens.grams import Weight
 from flatlens.measures import Lens, PassMeasure, named
 from flatlens.measures.card import Run
 from flatlens.measures.measure import measure_with
-from flatlens.perturbation import Elsewhere
 
 _T = TypeVar("_T")
 
@@ -175,16 +175,12 @@ class Context:
         """
         if "local_minimum" in self.declared:
             return Assumption("local_minimum", True, declared=True)
-        elsewhere = Elsewhere(self.lens.problem, model=self.lens.model)
-        _, slope = elsewhere.slope(elsewhere.here, elsewhere.chunks(), self.lens.problem.mass)
-        pairs = eigenpairs(
-            Hessian(self.lens.problem, model=self.lens.model), top_k=1, bottom_k=1, rtol=0.05, generator=self.generator
-        )
+        H = Hessian(self.lens.problem, model=self.lens.model)
+        slope = float(as_one_vector(self.lens.gradient).norm())
+        pairs = eigenpairs(H, top_k=1, bottom_k=1, rtol=0.05, generator=self.generator)
         high, low = float(pairs.values[0]), float(pairs.values[-1])
-        size = float(elsewhere.here.norm())
-        steep = float(slope.norm()) > 1e-3 * max(high, 0.0) * size
-        if steep:
-            return Assumption("local_minimum", False, f"the gradient's norm is {float(slope.norm()):.2g}")
+        if slope > 1e-3 * max(high, 0.0) * float(H.space.point().norm()):
+            return Assumption("local_minimum", False, f"the gradient's norm is {slope:.2g}")
         curved = low < -1e-3 * max(high, 0.0)
         return Assumption("local_minimum", not curved, f"a Ritz value of the Hessian is {low:.2g}" if curved else "")
 

@@ -15,9 +15,9 @@ from flatlens.bounds.context import Context
 from flatlens.bounds.covered import DETOUR, Covered, convex_support, covered, spread, steepest
 from flatlens.distributions import Sphere
 from flatlens.measures.sensitivity import jacobian_norm
-from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import CrossEntropy, SquaredError
+from flatlens.problem.outcomes import forwards
 
 _PAIRED = 4096  #: samples of which all pairs are compared
 BENT = math.sqrt(2) / (3 * math.sqrt(3))
@@ -100,9 +100,7 @@ def _goal(context: Context) -> Goal | Assumption:
     if isinstance(loss, CrossEntropy) and loss.weight is not None:
         return Assumption("quadratic_growth", False, "with class weights the loss is not a divergence")
     parts: list[tuple[Tensor, ...]] = []
-    for raw in problem.data.chunks(FORWARD_CHUNK):
-        with problem.measuring(context.lens.model):
-            f, y = problem.run(context.lens.model, problem.place(raw))
+    for f, y in forwards(problem, context.lens.model):
         if bool((loss.mass(f, y) == 0).any()):
             return Assumption("all_labelled", False, "some samples' labels are ignored")
         parts.append(_targets(loss, f.detach().to(torch.float64), y))

@@ -20,7 +20,7 @@ _KEY = "interpolation_gap(exact=True, bound=True)"
     on_request=True,
 )
 def interpolation_bound(context: Context) -> Iterator[Claim]:
-    """Sharpness is the trace of the Hessian where the network interpolates, or bends little: Lemma B.1.
+    """Interpolation sharpness is near tr H if f nearly interpolates or its second derivatives are small: Lemma B.1.
 
     The row is the lemma's middle term, |Tr H - S| <= mean_i sum_j |<f_i - y_i, d2f_i/dtheta_j2>|. It needs bounded
     second derivatives, and no interpolation. The note says how large the right side is relative to Tr H: if it is

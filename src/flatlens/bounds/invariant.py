@@ -17,7 +17,7 @@ from flatlens.grams import LayerGrams, one_pass, quadratic
 from flatlens.measures.flatness import relative_flatness_ggn
 from flatlens.measures.normalised import normalized_sharpness
 from flatlens.measures.sensitivity import input_invariant_mls, mls, normalized_mls
-from flatlens.problem.data import FORWARD_CHUNK
+from flatlens.problem.outcomes import forwards
 
 
 @bound(
@@ -86,12 +86,10 @@ def _convex(context: Context) -> bool:
     problem = context.lens.problem
     if problem.loss.convex:
         return True
-    for raw in problem.batches(FORWARD_CHUNK):
-        with problem.measuring(context.lens.model), torch.no_grad():
-            f, y = problem.run(context.lens.model, problem.place(raw))
-            eigenvalues = torch.linalg.eigvalsh(problem.loss.output_hessian(f.to(torch.float64), y))
-            if bool((eigenvalues[:, 0] < -context.rounding * eigenvalues[:, -1].abs()).any()):
-                return False
+    for f, y in forwards(problem, context.lens.model):
+        eigenvalues = torch.linalg.eigvalsh(problem.loss.output_hessian(f, y))
+        if bool((eigenvalues[:, 0] < -context.rounding * eigenvalues[:, -1].abs()).any()):
+            return False
     return True
 
 

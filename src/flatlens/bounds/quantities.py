@@ -14,27 +14,30 @@ from flatlens.measures.volume import rank_tolerance
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
 def input_norm2(g: LayerGrams) -> Tensor:
-    """||x||^2 of the place's input."""
+    """Return ||x||^2 of the place's input."""
     assert g.x_norm2 is not None
     return g.x_norm2
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def weight_slope2(g: LayerGrams) -> Tensor:
-    """||df/dW||_F^2 of the layer's weight alone."""
+    """Return ||df/dW||_F^2 of the layer's weight alone."""
     return g.K_weight.diagonal(dim1=1, dim2=2).sum(1)
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def weight_spectral2(g: LayerGrams) -> Tensor:
-    """||df/dW||_2^2 of the layer's weight alone, df/dW an N x (d m) matrix; ||J||_2^2 ||x||^2 of an unshared layer."""
+    """Return ||df/dW||_2^2 of the layer's weight alone, df/dW an N x (d m) matrix.
+
+    It is ||J||_2^2 ||x||^2 of an unshared layer.
+    """
     eigenvalues: Tensor = torch.linalg.eigvalsh(g.K_weight)
     return eigenvalues[:, -1].clamp(min=0)
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def output_slope2(g: LayerGrams) -> Tensor:
-    """||J||_F^2, J = df/dz of the layer's output, over all its positions."""
+    """Return ||J||_F^2, J = df/dz of the layer's output, over all its positions."""
     return g.linear.J.flatten(1).double().square().sum(1)
 
 
@@ -57,7 +60,10 @@ def _positive(g: LayerGrams) -> Tensor:
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="parameters", needs={"K"})
 def adaptive_slope2(g: LayerGrams) -> Tensor:
-    """sum_j theta_j^2 ||df/dtheta_j||^2 over the parameters measured here: `adaptive_sharpness_ggn` with C = I."""
+    """Return sum_j theta_j^2 ||df/dtheta_j||^2 over the parameters measured here.
+
+    It is `adaptive_sharpness_ggn` with C = I.
+    """
     assert g.weight is not None
     identity = _identity(g)
     return replace(g, C=identity, weight=replace(g.weight, C=identity)).adaptive

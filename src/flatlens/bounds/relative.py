@@ -30,17 +30,17 @@ SMALLEST = 0.002  #: delta of that search
 
 
 def mean_term(kappa: float, delta: float, m: int) -> float:
-    """Theorem 5: delta^2 kappa_Tr / (2 m)."""
+    """Return Theorem 5's term: delta^2 kappa_Tr / (2 m)."""
     return delta**2 * kappa / (2 * m)
 
 
 def uniform_term(kappa: float, delta: float, d: int) -> float:
-    """Theorem 14: delta^2 d kappa^phi / 2."""
+    """Return Theorem 14's term: delta^2 d kappa^phi / 2."""
     return delta**2 * d * kappa / 2
 
 
 def spectral_term(norm2: float, top: float, delta: float) -> float:
-    """reparam2019 C.1: delta^2 ||W||_F^2 lmax(H) / 2."""
+    """Return the term of reparam2019 C.1: delta^2 ||W||_F^2 lmax(H) / 2."""
     return delta**2 * norm2 * top / 2
 
 

@@ -23,22 +23,28 @@ _MOVES = 64  #: draws of the samples' neighbours
 
 
 def rate(n: int, m: int) -> float:
-    """|S|^(-2/(4+m)) = delta^2."""
+    """Return |S|^(-2/(4+m)) = delta^2."""
     return math.exp(-2 / (4 + m) * math.log(n))
 
 
 def printed_right(n: int, m: int, kappa: float, first: float, second: float) -> float:
-    """Theorem 11: |S|^(-2/(4+m)) (kappa_Tr / (2 m) + C_1 + C_2 / sqrt(Delta))."""
+    """Return Theorem 11's right side: |S|^(-2/(4+m)) (kappa_Tr / (2 m) + C_1 + C_2 / sqrt(Delta))."""
     return rate(n, m) * (kappa / (2 * m) + first + second / math.sqrt(_FAILURE))
 
 
 def sharp_right(n: int, m: int, kappa: float, first: float, second: float, tau: float, L: float) -> float:
-    """|S|^(-2/(4+m)) (tau kappa_Tr / (2 m) + C_1 + C_2) + L sqrt(log(1/Delta) / (2 n)), the constants sharp."""
+    """Return the same with sharp constants.
+
+    |S|^(-2/(4+m)) (tau kappa_Tr / (2 m) + C_1 + C_2) + L sqrt(log(1/Delta) / (2 n)).
+    """
     return rate(n, m) * (tau * kappa / (2 * m) + first + second) + L * math.sqrt(math.log(1 / _FAILURE) / (2 * n))
 
 
 def uniform_right(representativeness: float, term: float, repeats: int = 1) -> float:
-    """Theorem 15: inf E_Rep + (delta^2 d/2) kappa^phi, the term added d times where its printed sum over s is read."""
+    """Return Theorem 15's right side: inf E_Rep + (delta^2 d/2) kappa^phi.
+
+    The term is added d times where its printed sum over s is read.
+    """
     return representativeness + repeats * term
 
 
@@ -221,7 +227,7 @@ def _uniform(context: Context, layer: str, gap: Estimate, held_out: Assumption) 
 
 
 def _kde(context: Context, layer: str, gap: Estimate, held_out: Assumption, why: str) -> Claim:
-    """Yield Figure 4: |int (p - p_hat) l| of kernel densities + |S|^(-2/(4+m)) kappa_Tr / (2 m)."""
+    """Return Figure 4's claim: |int (p - p_hat) l| of kernel densities + |S|^(-2/(4+m)) kappa_Tr / (2 m)."""
     estimated = "p and p_hat are kernel densities of random splits: an approximation, no bound"
     premises = (Assumption("known_density", False, estimated), held_out)
     shift = context.measured("representativeness")

@@ -54,7 +54,7 @@ def residual_bound(context: Context) -> Iterator[Claim]:
 
 
 def _no_block(found: SkipGraph) -> str:
-    """Return the claim for the case that nothing is bounded, with the reason."""
+    """Return why no residual block is found."""
     if found.closed:
         kinds = ", ".join(sorted(set(found.closed)))
         return f"no residual block is found: torch.fx does not look into {kinds}"

@@ -7,19 +7,19 @@ nothing couples them, there is nothing: the norm is the largest of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from flatlens.curvature.jacobian_norms import squared_jacobian
 from flatlens.curvature.krylov import lanczos
-from flatlens.curvature.operators import derivative_of
 from flatlens.estimate import Progress
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Problem
 from flatlens.problem.data import size
-from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
+from flatlens.problem.sequences import Tokens
 from flatlens.problem.state import differentiable
 
 _CHUNK = 64  #: samples taken together where nothing couples them
@@ -64,28 +64,16 @@ def batch_jacobians(
 def _norm(
     f: Tensor, y: object, at: list[Tensor], softmax: bool, rtol: float, generator: torch.Generator
 ) -> JacobianNorm:
-    apply = _squared(f, y if isinstance(y, Tokens) else None, at, softmax)
+    of_all, shape = squared_jacobian(f, at, softmax, y if isinstance(y, Tokens) else None, in_front=False)
+
+    def apply(u: Tensor) -> Tensor:
+        return of_all(u.reshape(shape)).flatten()
+
     start = torch.randn(f.numel(), dtype=torch.float64, generator=generator).to(f.device)
     pairs = lanczos(apply, start, top_k=1, rtol=rtol)
     value = max(0.0, pairs.largest) ** 0.5
     residual = float(pairs.residuals[0]) / (2 * value) if value else 0.0
     return JacobianNorm(value, residual, pairs.exact, pairs.products)
-
-
-def _squared(f: Tensor, tokens: Tokens | None, at: list[Tensor], softmax: bool) -> Callable[[Tensor], Tensor]:
-    """Return the product with J J^T, or P J J^T P where J is that of softmax(f), on vectors of all outputs."""
-    times, transposed = derivative_of(f, at)
-    p = softmax_of(f.detach(), tokens) if softmax else None
-
-    def onto(u: Tensor) -> Tensor:
-        return u if p is None else onto_softmax(p, u.to(p), tokens)
-
-    def apply(u: Tensor) -> Tensor:
-        w = onto(u.reshape(f.shape)).to(f)
-        back = [torch.zeros_like(x) if g is None else g for g, x in zip(transposed(w), at, strict=True)]
-        return onto(times(back).to(torch.float64)).flatten()
-
-    return apply
 
 
 def _larger(one: JacobianNorm, other: JacobianNorm) -> JacobianNorm:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.krylov import Eigenpairs, lanczos
+from flatlens.curvature.krylov import Eigenpairs, lanczos, relative_residual
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, one_pass, quadratic
 from flatlens.grams.dense import DenseJacobian
@@ -80,9 +80,12 @@ def dense_blocks(
     }
 
 
-def row_block_maxima(D: Tensor, phi: Tensor, rtol: float, progress: Progress | None = None) -> Tensor:
-    """Return lmax(mean_i D_is phi_i phi_i^T) of each row s, (d,) float64, from D (n, d) and phi (n, m)."""
-    phi, maxima = phi.to(torch.float64), []
+def row_block_maxima(D: Tensor, phi: Tensor, rtol: float, progress: Progress | None = None) -> tuple[Tensor, float]:
+    """Return lmax(mean_i D_is phi_i phi_i^T) of each row s, (d,) float64, from D (n, d) and phi (n, m).
+
+    Also return the largest residual as a share of its row's value.
+    """
+    phi, maxima, share = phi.to(torch.float64), [], 0.0
     for s, weight in enumerate(D.to(torch.float64).T):
         if phi.shape[1] <= SMALL_MATRIX:
             maxima.append(torch.linalg.eigvalsh((phi * weight[:, None]).T @ phi / len(phi))[-1])
@@ -94,6 +97,7 @@ def row_block_maxima(D: Tensor, phi: Tensor, rtol: float, progress: Progress | N
             start = phi.T @ weight if bool(weight.any()) else torch.ones_like(phi[0])
             found = lanczos(apply, start + 1e-3 * start.norm() * torch.ones_like(start), rtol=rtol)
             maxima.append(found.values[0])
+            share = max(share, relative_residual(float(found.residuals[0]), found.largest))
         if progress is not None:
             progress(ROWS, s + 1, D.shape[1])
-    return torch.stack([value.cpu() for value in maxima])
+    return torch.stack([value.cpu() for value in maxima]), share

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flatlens.curvature.krylov import lanczos
 from flatlens.grams import Layout, features_read
 from flatlens.grams.contractions import CACHE_BYTES, pieces
-from flatlens.operations.operator_norm import searched_norm
+from flatlens.operations.operator_norm import SearchedNorm, searched_norm
 from flatlens.problem import Problem
 from flatlens.problem.state import differentiable
 
@@ -23,7 +23,7 @@ _UNDERFLOWN = 1e-30
 _TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the order of the residual squared: rounding
 
 
-def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, float]:
+def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, SearchedNorm]:
     """Return ||X_l||_2 of the features X_l (n x M_l) of each linear call and each weight outside layers.
 
     From X X^T if the samples are few; else by Lanczos on X^T X, and if that is small beside X, its vector is found on a
@@ -36,7 +36,7 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
     for key in widths:
         if complete and len(kept) == 1 and len(kept[0][key]) <= widths[key]:
             K = _between_samples(kept[0][key])
-            norms[key] = float(torch.linalg.eigvalsh(K)[-1].clamp(min=0).sqrt())
+            norms[key] = SearchedNorm(float(torch.linalg.eigvalsh(K)[-1].clamp(min=0).sqrt()))
             continue
 
         def apply(v: Tensor, key: str = key) -> Tensor:
@@ -54,11 +54,13 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
         start = start.to(kept[0][key].device)
         G = _squared([part[key] for part in kept], widths[key]) if complete else None
         if G is None:
-            norms[key] = max(0.0, lanczos(apply, start, rtol=_TOLERANCE).largest) ** 0.5
+            pairs = lanczos(apply, start, rtol=_TOLERANCE)
+            norms[key] = SearchedNorm(max(0.0, pairs.largest) ** 0.5, pairs.converged)
         else:
             top = float(G.diagonal().max())  # vectors in units of it stay within float32
             rough, gram = partial(torch.mv, G.div_(top)), lambda v, apply=apply, top=top: apply(v).div_(top)
-            norms[key] = (top * searched_norm(gram, rough, start, _TOLERANCE) ** 2) ** 0.5
+            found = searched_norm(gram, rough, start, _TOLERANCE)
+            norms[key] = SearchedNorm((top * found.value**2) ** 0.5, found.converged)
     return norms
 
 

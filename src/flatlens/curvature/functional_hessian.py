@@ -24,7 +24,7 @@ from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.second_derivative import require_second_derivative
-from flatlens.grams.unexplained import Runner, ignore_slow_batching_warning
+from flatlens.grams.unexplained import Runner, as_batch, ignore_slow_batching_warning, sample_axes
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer
@@ -216,15 +216,13 @@ def _along_weight(
     W = weight.value
     runner = Runner(problem, model)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
-    sample_axes = tree_map(
-        lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(f) else None, batch
-    )
+    axes = sample_axes(batch, len(f))
     along = vmap(_sample_product(runner, weight.parameter, W), in_dims=(None, None, 0))
-    over_samples = vmap(along, in_dims=(sample_axes, 0, None))
+    over_samples = vmap(along, in_dims=(axes, 0, None))
     alone = _plain_product(runner, weight.parameter, W)
 
     def each() -> Iterator[tuple[Batch, Tensor]]:
-        return ((_sample(batch, sample_axes, i), slope[i]) for i in range(len(f)))
+        return ((_sample(batch, axes, i), slope[i]) for i in range(len(f)))
 
     ways: list[Callable[[Tensor], Tensor]] = [
         lambda V: over_samples(batch, slope, V),
@@ -251,16 +249,16 @@ def _along_weight(
     return torch.cat(found, 1)
 
 
-def _sample(batch: Batch, sample_axes: Batch, i: int) -> Batch:
+def _sample(batch: Batch, axes: Batch, i: int) -> Batch:
     """Return what belongs to one sample, without the sample axis."""
-    return tree_map(lambda leaf, axis: leaf if axis is None else leaf[i], batch, sample_axes)
+    return tree_map(lambda leaf, axis: leaf if axis is None else leaf[i], batch, axes)
 
 
 def _plain_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:
     """Return the same as `_sample_product`, by two backward passes without torch.func."""
 
     def product(sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
-        single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
+        single = as_batch(sample)
         eps = W.new_zeros(()).requires_grad_()
         outputs = runner.at({name: W.detach() + eps * V}, single)[0][0]
         of = (slope.detach() * outputs).sum()
@@ -277,7 +275,7 @@ def _sample_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Te
     """Return the function (sample, slope of its loss in the outputs, V) -> <slope, d2 f / dV2>."""
 
     def product(sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
-        single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
+        single = as_batch(sample)
 
         def along(eps: Tensor) -> Tensor:
             outputs = runner.at({name: W + eps * V}, single)[0][0]

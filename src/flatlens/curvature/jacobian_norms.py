@@ -78,7 +78,7 @@ def jacobian_norms(
             for place in places:
                 at, x = _at(tape, inputs, layout, place, len(f))
                 in_front = place is None or layout.batch_axis[place] == 0  # samples on the first axis of x
-                apply, shape = _squared(f, at, softmax, tokens, in_front)
+                apply, shape = squared_jacobian(f, at, softmax, tokens, in_front)
                 values, residual, steps = top_of_each(apply, shape, rtol, own)
                 residuals[place] = residual / values.clamp(min=1e-300)
                 products += steps
@@ -109,7 +109,7 @@ def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: CallOrInput, n:
     return [call.x], layout.unpadded(by_sample(call.read, layout.batch_axis[place]), tape).reshape(n, -1)
 
 
-def _squared(
+def squared_jacobian(
     f: Tensor, at: list[Tensor], softmax: bool, tokens: Tokens | None, in_front: bool
 ) -> tuple[Callable[[Tensor], Tensor], torch.Size]:
     """Return (the product with the matrix of each sample, the shape of its vectors).

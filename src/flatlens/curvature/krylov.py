@@ -54,6 +54,11 @@ class Eigenpairs:
         return float(self.values[0])
 
 
+def relative_residual(residual: float, value: float) -> float:
+    """Return a residual as a share of its value's size; inf if the value is 0 and the residual is not."""
+    return abs(residual / value) if value else math.inf if residual else 0.0
+
+
 FIRST_SHARE = 0.6  #: the first residual must fall to this share of the tolerance
 CHANCE = 0.05  #: probability, over the random start, that the bound on what a search missed is wrong
 

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 
 from flatlens.curvature.operators import Operator
 from flatlens.curvature.preconditioned import rate_of_a_step
+from flatlens.curvature.space import dot
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.progress import SEARCH
 
 _SETTLED = 1e-4  #: relative rise at which a climb ends
+_STEPS = 40  #: largest number of steps of a climb
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,6 @@ def climb_in_ball(
     radius: Mapping[str, float],
     starts: Iterable[Tensor],
     *,
-    most: int = 40,
     progress: Progress | None = None,
 ) -> BallPeak:
     """Return the largest <D, H D> over the ball that climbs from these directions, (P,), reach.
@@ -93,17 +94,17 @@ def climb_in_ball(
     for number, start in enumerate(starts):
         D = _corner(operator, start, radius)
         HD = operator(D)
-        value = _inner(D, HD)
-        for step in range(most):
+        value = dot([D], [HD])
+        for step in range(_STEPS):
             if progress is not None:
-                progress(SEARCH, number * most + step, len(starts) * most)
+                progress(SEARCH, number * _STEPS + step, len(starts) * _STEPS)
             E = _corner(operator, HD, radius)
             HE = operator(E)
-            across, there = _inner(E, HD), _inner(E, HE)
+            across, there = dot([E], [HD]), dot([E], [HE])
             bend = value - 2 * across + there  # along D + t (E - D): value + 2 t (across - value) + t^2 bend
             t = 1.0 if bend >= 0 else min(1.0, max(0.0, (value - across) / bend))
             D, HD = D + t * (E - D), HD + t * (HE - HD)
-            rise, value = _inner(D, HD) - value, _inner(D, HD)
+            rise, value = dot([D], [HD]) - value, dot([D], [HD])
             if rise <= _SETTLED * abs(value):
                 break
         values.append(value)
@@ -112,7 +113,3 @@ def climb_in_ball(
 
 def _corner(operator: Operator, v: Tensor, radius: Mapping[str, float]) -> Tensor:
     return operator.space.flat(corner(operator.space.named(v), radius))
-
-
-def _inner(u: Tensor, v: Tensor) -> float:
-    return float(u.to(torch.float64) @ v.to(torch.float64))

@@ -205,7 +205,7 @@ class Hessian(Operator):
 
     def _open(self, batch: Batch, number: int) -> _Twice:
         f, y = self.problem.run(self.model, batch)
-        risk = self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass
+        risk = self.problem.loss.total(f, y) / self.problem.mass
         return self._second_derivative(risk, batch)
 
 

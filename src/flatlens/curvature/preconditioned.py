@@ -8,7 +8,7 @@ adds to the gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -155,16 +155,8 @@ class PreconditionedHessian(Operator):
     tensor([1., 2.])
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        preconditioner: Preconditioner,
-        parameters: Iterable[str] | None = None,
-        *,
-        model: nn.Module | None = None,
-    ) -> None:
-        wanted = problem.parameters if parameters is None else set(parameters)
-        names = [name for name in preconditioner.divisor if name in wanted]
+    def __init__(self, problem: Problem, preconditioner: Preconditioner, *, model: nn.Module | None = None) -> None:
+        names = [name for name in preconditioner.divisor if name in problem.parameters]
         if not names:
             raise BadInput("the optimiser moves none of the measured parameters")
         super().__init__(problem, names, model=model)
@@ -174,7 +166,7 @@ class PreconditionedHessian(Operator):
 
     def _open(self, batch: Batch, number: int) -> VectorProduct:
         f, y = self.problem.run(self.model, batch)
-        risk = self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass
+        risk = self.problem.loss.total(f, y) / self.problem.mass
         times, share = self._second_derivative(risk, batch), size(batch) / self.problem.n
 
         def product(v: Tensor) -> Tensor:

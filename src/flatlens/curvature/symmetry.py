@@ -231,7 +231,7 @@ def _faults_alone(module: nn.Module, args: Any, kwargs: Any) -> float:
 
 def _risk(problem: Problem, model: nn.Module, batch: Batch) -> Tensor:
     f, y = problem.run(model, batch)
-    return problem.loss.values(f.to(torch.float64), y).sum()
+    return problem.loss.total(f, y)
 
 
 def _response(problem: Problem, model: nn.Module, batch: Batch, at: list[Tensor]) -> float:

@@ -43,12 +43,3 @@ def _log_small(a: float, r: float) -> float:
     w, weight = LAGUERRE
     mean = float(weight @ (1 - np.exp(log_x - w / a)) ** -0.5)
     return a * log_x - math.log(a) - float(betaln(a, 0.5)) + math.log(mean)
-
-
-def log_leading(d: int) -> float:
-    """Return the log of Gamma((d+1)/2) / (2 sqrt(pi) Gamma(d/2+1)): a cap's measure is this times r^d, as r -> 0.
-
-    >>> round(math.exp(log_leading(2)), 12)
-    0.25
-    """
-    return math.lgamma((d + 1) / 2) - math.lgamma(d / 2 + 1) - math.log(4 * math.pi) / 2

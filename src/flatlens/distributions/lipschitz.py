@@ -37,7 +37,10 @@ def lipschitz_product(network: nn.Module, size: tuple[int, ...]) -> float:
             if is_linear(module):
                 if not bool(torch.isfinite(module.weight).all()):
                     raise BadInput(f"lipschitz_product(network=...): {called} has weights that are not finite")
-                product *= operator_norm(module, x.shape[1:]) * (1 + _SLACK)
+                norm, converged = operator_norm(module, x.shape[1:])
+                if not converged:
+                    raise _refused(f"the search of the operator norm of {called} did not converge")
+                product *= norm * (1 + _SLACK)
                 x = x.to(module.weight)
             else:
                 product *= _steepest(found, module, called)

@@ -97,13 +97,13 @@ class DenseJacobian:
         """Return G ("gram"), ||df/dx_p||^2 of each input entry p ("squares"), (n, m), or df/dx x ("along"), (n, N)."""
         return self._get(what, input=True)
 
-    def diagonal(self, *, plain: bool = False) -> Tensor:
-        """Return the Gauss-Newton diagonal of the weight, summed over samples, (d, m), with C = I if `plain`."""
-        return (self._get("squares") if plain else self._J2).T @ self._phi2
+    def diagonal(self) -> Tensor:
+        """Return the Gauss-Newton diagonal of the weight, summed over samples, (d, m)."""
+        return self._J2.T @ self._phi2
 
-    def columns(self, *, plain: bool = False) -> Tensor:
-        """Return ||C^(1/2) df/dx_j||^2 phi_j^2 for each column j of W, (n, m), with C = I if `plain`."""
-        return self._get("squares" if plain else "weighted", input=True) * self._phi2
+    def columns(self) -> Tensor:
+        """Return ||C^(1/2) df/dx_j||^2 phi_j^2 for each column j of W, (n, m)."""
+        return self._get("weighted", input=True) * self._phi2
 
     def along(self, *, weight: bool, bias: bool) -> Tensor:
         """Return <df_k/dW, W> + <df_k/db, b>, each if asked for: J_k times the layer's output, (n, N)."""

@@ -72,7 +72,7 @@ class LayerGrams:
         return _eigenvalues(onto_softmax(p, half.permute(2, 1, 0), self.tokens).transpose(0, 1))
 
     @cached_property
-    def rows(self) -> Tensor:
+    def outputs(self) -> Tensor:
         """Return the number of outputs of each sample, (n,): N, less the outputs of masked tokens."""
         n, N = self.f.shape
         if self.tokens is None:

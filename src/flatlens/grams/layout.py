@@ -24,7 +24,7 @@ from flatlens.grams.trial import operations_of
 from flatlens.grams.weight import WeightMatrix
 from flatlens.operations.layers import Adapter
 from flatlens.operations.made import Made
-from flatlens.operations.operator_norm import blocks_norm, map_norm
+from flatlens.operations.operator_norm import SearchedNorm, blocks_norm, map_norm
 from flatlens.operations.reads import GraphOperation, Read
 from flatlens.problem import Batch
 from flatlens.problem.data import size
@@ -86,19 +86,30 @@ class Weight:
         return self.matrix.W.shape[0] * self.matrix.W.shape[1]
 
     @cached_property
-    def kernel_norm(self) -> float:
+    def searched_kernel_norm(self) -> SearchedNorm:
         """Return ||W||_2 of the weight as a matrix; for a convolution, of its kernel, the largest over groups."""
         return blocks_norm(self.matrix.row_factor)
 
     @cached_property
-    def spectral_norm(self) -> float:
+    def searched_spectral_norm(self) -> SearchedNorm:
         """Return ||W||_2 of the map from one sample's input to its output: of the convolution, not of its kernel."""
         if self.part_of:
-            return self.kernel_norm
+            return self.searched_kernel_norm
         assert self.linear_map is not None
         adapter, size = self.linear_map
-        rtol = 1e-8 if size.numel() <= 4096 else 1e-6  # the error of the square is the square of this
-        return map_norm(adapter, self.value, size, rtol)
+        loosely = size.numel() > 4096 and self.value.dtype != torch.float64
+        # the error of the square is at most this, and the square of this where no other singular value is near
+        return map_norm(adapter, self.value, size, 1e-6 if loosely else 1e-8)
+
+    @property
+    def kernel_norm(self) -> float:
+        """Return the value of `searched_kernel_norm`."""
+        return self.searched_kernel_norm.value
+
+    @property
+    def spectral_norm(self) -> float:
+        """Return the value of `searched_spectral_norm`."""
+        return self.searched_spectral_norm.value
 
 
 MadePlaces: TypeAlias = list[tuple[Made, list[tuple[Read, str]]]]
@@ -148,34 +159,34 @@ class Layout:
         """Return a weight, or a part of one, by its name."""
         return self.parts[name] if name in self.parts else self.weights[name]
 
-    def bytes_per_sample(self, rows: int) -> int:
-        """Return a pass's bytes per sample, with `rows` outputs.
+    def bytes_per_sample(self, outputs: int) -> int:
+        """Return a pass's bytes per sample, with so many outputs.
 
         The terms: output Jacobians, activations, per-sample gradients of unexplained parameters, Gram matrices.
         """
-        unexplained = self.unexplained_size * rows * (8 + 2 * self.itemsize)
+        unexplained = self.unexplained_size * outputs * (8 + 2 * self.itemsize)
         return (
-            rows * self.jacobian_bytes
+            outputs * self.jacobian_bytes
             + 6 * self.itemsize * self.activation_entries
             + unexplained
-            + _GRAM_BYTES * rows**2 * (len(self.weights) + len(self.parts))
+            + _GRAM_BYTES * outputs**2 * (len(self.weights) + len(self.parts))
         )
 
-    def samples_at_once(self, memory: int, rows: int, needs: Collection[str] = ()) -> int:
-        """Return how many samples fit in `memory` bytes in a pass with `rows` outputs; at least 1.
+    def samples_at_once(self, memory: int, outputs: int, needs: Collection[str] = ()) -> int:
+        """Return how many samples fit in `memory` bytes in a pass with so many outputs; at least 1.
 
-        Independent of the chunk are the weights in float64 with their row factors, and two copies of each diagonal in
-        `needs`: the chunk's and the running sum.
+        Independent of the chunk are the weights in float64 with their row factors, and two copies of the diagonal if it
+        is in `needs`: the chunk's and the running sum.
         """
         sizes = [weight.matrix.W.shape for weight in self.weights.values()]
         entries, factors = sum(g * d * m for g, d, m in sizes), sum(g * d * min(d, m) for g, d, m in sizes)
-        fixed = 8 * (entries + factors + 2 * entries * sum("diagonal" in what for what in needs))
-        return max(1, (memory - fixed) // max(1, self.bytes_per_sample(rows)))
+        fixed = 8 * (entries + factors + 2 * entries * ("diagonal" in needs))
+        return max(1, (memory - fixed) // max(1, self.bytes_per_sample(outputs)))
 
-    def shared_products(self, rows: int) -> int:
-        """Return the multiplications that give one sample's gradients of `rows` outputs in all shared weights."""
+    def shared_products(self, outputs: int) -> int:
+        """Return the multiplications that give one sample's gradients of so many outputs in all shared weights."""
         weights = (w for w in self.weights.values() if w.products and not w.dense)
-        return rows * sum(weight.matrix.W.numel() * weight.positions for weight in weights)
+        return outputs * sum(weight.matrix.W.numel() * weight.positions for weight in weights)
 
     def unpadded(self, x: Tensor, tape: Tape) -> Tensor:
         """Return features x, (n, ...), with those of padded tokens set to 0."""

@@ -68,8 +68,8 @@ def one_pass(
         BadModel: samples affect each other's outputs.
     """
     problem = problem.as_asked()
-    rows = problem.outputs if sketch is None else 2
-    most = min(PASS_CHUNK, layout.samples_at_once(problem.memory, rows, needs))
+    outputs = problem.outputs if sketch is None else 2
+    most = min(PASS_CHUNK, layout.samples_at_once(problem.memory, outputs, needs))
     # differentiable: so that the graph also shows frozen parameters
     with clear_autograd_errors(), problem.measuring(model), differentiable(model.parameters()):
         run = _Pass(

@@ -19,10 +19,17 @@ from torch.utils.hooks import RemovableHandle
 
 from flatlens.grams.token_ids import sample_axis
 from flatlens.operations.graph import Graph
+from flatlens.operations.heads import HeadFinder
 from flatlens.operations.layers import is_linear
 from flatlens.operations.made import Made, made_of, sampled_nodes
+from flatlens.operations.paths import Paths
 from flatlens.operations.reads import GraphOperation, Lookup, Product, Read, product_of, reaches, reads_of
+from flatlens.operations.scales import ScaleFinder, Scales
 from flatlens.problem import Batch, Problem
+from flatlens.problem.data import take
+from flatlens.problem.state import differentiable
+
+READ_ON = 2  #: samples on which heads are read; what they do not reach, as an expert, all the others show
 
 
 @dataclass(eq=False)
@@ -227,3 +234,14 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
     inputs = leaves or tape.embedded[:1]
     tape.read_graph(f, model, inputs)
     return tape, inputs, f, y
+
+
+@contextmanager
+def read_heads(problem: Problem, model: nn.Module) -> Iterator[tuple[HeadFinder, Scales]]:
+    """Give the heads, norms and gates that autograd's graph of the first samples shows."""
+    with problem.measuring(model), differentiable(model.parameters()):
+        tape, _, _, _ = run_recorded(problem, model, problem.place(take(problem.probes[0], 0, READ_ON)))
+        assert tape.graph is not None
+        finder = HeadFinder(Paths(tape.graph, model))
+        finder.run()
+        yield finder, ScaleFinder(finder.paths, finder).run()

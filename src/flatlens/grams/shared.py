@@ -22,10 +22,9 @@ from torch import Tensor
 from flatlens.grams.contractions import CACHE_BYTES, FEW_OUTPUTS, gram, pieces, quadratic, root_of
 from flatlens.grams.weight import WeightMatrix, row_factor, times_triangle
 
-GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "plain diagonal", "plain columns"]
+GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive"]
 
 FEW_COLUMNS = 8  #: with fewer, a product for each sample and output would take longer to read T than to compute
-_COLUMNS: frozenset[GramKind] = frozenset({"columns", "plain columns"})  #: what sums sum_s W_sj M_sj give
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,13 +127,13 @@ class SharedJacobian:
         for what in wanted - found.keys():
             shapes: dict[str, tuple[int, ...]] = {"K": (n, N, N), "R": (n, N, N), "adaptive": (n,)}
             shape = shapes.get(what, (n, W.shape[0] * W.shape[2]))
-            found[what] = torch.zeros_like(W) if "diagonal" in what else W.new_zeros(shape)
+            found[what] = torch.zeros_like(W) if what == "diagonal" else W.new_zeros(shape)
         by_position = self.phi is not None and self.J.shape[4] <= W.shape[1]  # else columns of M take less
-        reads_M = bool(chosen) or not by_position or "plain diagonal" in wanted
+        reads_M = bool(chosen) or not by_position
         root = root_of(self.C) if self.convex and N <= FEW_OUTPUTS and not reads_M else None
-        if by_position and wanted & _COLUMNS:
-            self._columns(wanted, found)
-            wanted = wanted - _COLUMNS
+        if by_position and "columns" in wanted:
+            self._columns(found)
+            wanted = wanted - {"columns"}
         if wanted & {"diagonal", "adaptive"} and root is not None and self._few_pairs:
             self._from_pairs(found)
             return
@@ -151,7 +150,7 @@ class SharedJacobian:
                 for what in chosen:
                     T = factors[what]
                     found[what][piece] = gram(M) if T is None else _gram_of_product(T, M)
-                if wanted & _COLUMNS:
+                if "columns" in wanted:
                     column = column + (M * W[:, part].to(M.dtype)).sum(3)
                 if wanted & {"diagonal", "adaptive"}:
                     # the sum of a few squares has the digits of M in float32, too
@@ -160,12 +159,10 @@ class SharedJacobian:
                         found["diagonal"][:, part] += squares.sum(0)
                     if "adaptive" in wanted:
                         found["adaptive"][piece] += squares.flatten(1) @ self.weight.squares[:, part].flatten()
-                if "plain diagonal" in wanted:
-                    found["plain diagonal"][:, part] += quadratic(None, M).sum(0)
             if isinstance(column, Tensor):
-                self._put_columns(column, piece, wanted, found)
+                self._put_columns(column, piece, found)
 
-    def _columns(self, wanted: set[GramKind], found: dict[GramKind, Tensor]) -> None:
+    def _columns(self, found: dict[GramKind, Tensor]) -> None:
         """Compute columns as sum_p phi_pj (W^T J_p)_j, without M."""
         _, N, g, d, P = self.J.shape
         W = self.weight.W.to(self.J.dtype)
@@ -173,13 +170,11 @@ class SharedJacobian:
             phi, J = self._features(piece), self.J[piece]
             assert phi is not None
             at = (J.mT.reshape(-1, g, P, d) @ W).view(len(J), N, g, P, self._m)
-            self._put_columns((at * phi.mT[:, None]).sum(3), piece, wanted, found)
+            self._put_columns((at * phi.mT[:, None]).sum(3), piece, found)
 
-    def _put_columns(self, column: Tensor, piece: slice, wanted: set[GramKind], found: dict[GramKind, Tensor]) -> None:
+    def _put_columns(self, column: Tensor, piece: slice, found: dict[GramKind, Tensor]) -> None:
         """Add what follows from the columns (n', N, g, m) of some samples."""
-        for what, weight in (("columns", self.C[piece]), ("plain columns", None)):
-            if what in wanted:
-                found[what][piece] = quadratic(weight, column).flatten(1)
+        found["columns"][piece] = quadratic(self.C[piece], column).flatten(1)
 
     @property
     def _few_pairs(self) -> bool:
@@ -262,13 +257,13 @@ class SharedJacobian:
             return self._get("R")
         return self._grams((row_factor(self.weight.W * scale[:, None]),), scale)[0]
 
-    def diagonal(self, *, plain: bool = False) -> Tensor:
-        """Return the Gauss-Newton diagonal of the weight, summed over samples, (g d, m), with C = I if `plain`."""
-        return self._get("plain diagonal" if plain else "diagonal").flatten(0, 1)
+    def diagonal(self) -> Tensor:
+        """Return the Gauss-Newton diagonal of the weight, summed over samples, (g d, m)."""
+        return self._get("diagonal").flatten(0, 1)
 
-    def columns(self, *, plain: bool = False) -> Tensor:
-        """Return ||C^(1/2) sum_p phi_pj J_p w_j||^2 for each column w_j of W, (n, g m), with C = I if `plain`."""
-        return self._get("plain columns" if plain else "columns")
+    def columns(self) -> Tensor:
+        """Return ||C^(1/2) sum_p phi_pj J_p w_j||^2 for each column w_j of W, (n, g m)."""
+        return self._get("columns")
 
     def adaptive(self) -> Tensor:
         """Return sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,)."""

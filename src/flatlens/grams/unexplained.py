@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from flatlens.errors import out_of_memory
 from flatlens.problem import Batch, Problem
+from flatlens.problem.batches import counts_samples
 from flatlens.problem.data import size, take
 from flatlens.problem.state import differentiable
 
@@ -56,6 +57,16 @@ class Runner(nn.Module):
         return found
 
 
+def sample_axes(batch: Batch, n: int) -> Batch:
+    """Return the axis of samples of each part of a batch, for torch.vmap: 0, or None where there is none."""
+    return tree_map(lambda leaf: 0 if counts_samples(leaf, n) else None, batch)
+
+
+def as_batch(sample: Batch) -> Batch:
+    """Return one sample as a batch."""
+    return tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
+
+
 def per_sample_gradients(
     problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...], rows: Tensor | None = None
 ) -> dict[str, Tensor]:
@@ -88,20 +99,19 @@ def _batched(
     runner = Runner(problem, model)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
     values = {name: p.detach() for name, p in model.named_parameters() if name in names}
-    n = size(batch)
 
     def one(sample: Batch, row: Tensor | None, parameters: dict[str, Tensor]) -> Tensor:
-        single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
-        outputs = runner.at(parameters, single)[0][0]
+        outputs = runner.at(parameters, as_batch(sample))[0][0]
         return outputs if row is None else row.to(outputs) @ outputs
 
     def jacobian(sample: Batch, row: Tensor | None) -> dict[str, Tensor]:
         result: dict[str, Tensor] = jacrev(one, argnums=2)(sample, row, values)
         return result
 
-    counted = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else None, batch)
     with ignore_slow_batching_warning():
-        found = vmap(jacobian, in_dims=(counted, None if rows is None else 0), randomness="error")(batch, rows)
+        found = vmap(
+            jacobian, in_dims=(sample_axes(batch, size(batch)), None if rows is None else 0), randomness="error"
+        )(batch, rows)
     return {name: _rows(found[name].detach()) for name in names}
 
 

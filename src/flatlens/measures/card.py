@@ -99,17 +99,18 @@ class Measure:
 
     def option(self, name: str) -> Option:
         """Return the value of an option, its default if not set."""
-        default: Option = self._defaults()[name]
+        default: Option = self.defaults()[name]
         return dict(self.options).get(name, default)
 
-    def _defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:
+        """Return the options with their default values."""
         parameters = inspect.signature(self.compute).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
     def __call__(self, **options: Option) -> Self:
         """Return the same measure with options set; former names of options are accepted with a warning."""
         options = present_options(f"measure {self.card.name}", options, FORMER_OPTIONS.get(self.card.name, {}))
-        defaults = self._defaults()
+        defaults = self.defaults()
         for name in options:
             if name not in defaults:
                 if not defaults:

@@ -11,11 +11,11 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate
 from flatlens.measures.card import Run
 from flatlens.measures.lens import Lens
-from flatlens.perturbation.differences import By, ShardedHessian
+from flatlens.perturbation.differences import ShardedHessian
 from flatlens.perturbation.steps import Landscape
 from flatlens.problem.shards import in_one_piece
 
-_OLD = 10.0  #: share of the last moment's eigenvector in the start, over that of a random vector
+_OLD = 10.0  #: weight of the last eigenvector in the start; a random vector has 1
 
 
 def sharded_top(
@@ -27,14 +27,13 @@ def sharded_top(
     top_k: int = 1,
     bottom_k: int = 0,
     P: Preconditioner | None = None,
-    by: By | None = None,
 ) -> Estimate:
     """Return the ends of the spectrum of H, or of P^-1/2 (H + D) P^-1/2, as every process finds them.
 
-    `by`: how products are taken, as in `ShardedHessian`. By differences, the error is theirs along the first
-    eigenvector; the note has the residual, which counts it, too.
+    Where products are taken by differences, the error is theirs along the first eigenvector; the note has the residual,
+    which counts it, too.
     """
-    H = _operator(lens, P, by)
+    H = _operator(lens, P)
     fresh = torch.randn(H.size, generator=run.generator, dtype=torch.float64).to(H.landscape.space.device)
     earlier = lens.remembered.get((key, None))
     start = fresh
@@ -55,14 +54,14 @@ def sharded_top(
     return Estimate(value, stderr, "lower bound" if H.exact else "estimate", note=note, arrays=arrays)
 
 
-def _operator(lens: Lens, P: Preconditioner | None, by: By | None) -> ShardedHessian:
+def _operator(lens: Lens, P: Preconditioner | None) -> ShardedHessian:
     """Return H, or P^-1/2 (H + D) P^-1/2 over the measured parameters that the optimiser moves.
 
     Raises:
         BadInput: it moves none of them.
         NotDifferentiable: H has no products.
     """
-    H = ShardedHessian(Landscape(lens.problem, model=lens.model), by=by)
+    H = ShardedHessian(Landscape(lens.problem, model=lens.model))
     if P is None:
         return H
     divisor = {name: in_one_piece(part) for name, part in P.divisor.items()}

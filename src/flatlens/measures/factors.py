@@ -16,12 +16,22 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight, one_pass
 from flatlens.grams.contractions import gram
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, Run, on_lens
-from flatlens.measures.left_out import NO_MEASURED_LAYER, left_out
+from flatlens.measures.left_out import NO_MEASURED_LAYER, left_out, needs_every_output
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_tolerance
 from flatlens.measures.rows import with_note
-from flatlens.measures.tops import as_estimate, closed_form, in_batches, top_of, whole_weights
+from flatlens.measures.tops import (
+    as_estimate,
+    closed_form,
+    in_batches,
+    largest_residual,
+    of_norm,
+    top_of,
+    whole_weights,
+    within_share,
+)
 from flatlens.problem import Problem
+from flatlens.problem.outcomes import forwards
 
 
 @on_lens(
@@ -92,13 +102,16 @@ def layer_factors(
         return {("", None): undefined(NO_MEASURED_LAYER)}
     problem = in_batches(lens, batch_statistics)
     if lens.probes is not None and not problem.coupled:
-        return {("", None): undefined(f"it needs all {lens.problem.outputs} outputs: Lens(problem, outputs='exact')")}
-    curvature, jacobians = (_of_batches if problem.coupled else _of_samples)(lens, problem, run, weights, rtol)
+        return {("", None): undefined(needs_every_output(lens))}
+    if problem.coupled:
+        curvature, jacobians = _of_batches(lens, problem, run, weights, rtol)
+    else:
+        curvature, jacobians = _of_samples(lens, problem, run, weights)
     features = feature_norms(problem, lens.model, lens.layout)
     elsewhere = undefined("the weight also acts in other ways than by products in the layer's calls")
     parts: dict[tuple[str, str | None], Estimate] = {}
     for name in weights:
-        parts["features", name] = Estimate(features[name], unit="feature") if name in features else elsewhere
+        parts["features", name] = of_norm(features[name], unit="feature") if name in features else elsewhere
         parts["jacobian", name] = replace(jacobians.get(name, elsewhere), unit="output / feature")
     loss_curvature = (max(0.0, curvature) / lens.problem.n) ** 0.5
     parts["loss_curvature", None] = Estimate(loss_curvature, unit="sqrt loss / output")
@@ -109,7 +122,7 @@ def layer_factors(
     whole = Estimate(
         sum(row.value for row in rows.values()),
         kind="exact" if kinds == {"exact"} else "lower bound",
-        note="" if kinds == {"exact"} else f"each to a residual of {rtol:g} of its size",
+        note="" if kinds == {"exact"} else within_share(largest_residual(rows.values())),
         products=sum(row.products for row in rows.values()),
     )
     parts["", None] = with_note(whole, left_out(lens, weights))
@@ -120,7 +133,7 @@ _Factors: TypeAlias = tuple[float, dict[str, Estimate]]
 """The largest eigenvalue of C over samples, and by layer the Jacobian from its output up."""
 
 
-def _of_samples(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float) -> _Factors:
+def _of_samples(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight]) -> _Factors:
     """Return the factors where samples are apart, from one pass."""
     curvature, above = 0.0, dict.fromkeys((name for name, weight in weights.items() if weight.explained), 0.0)
     with closing(one_pass(problem, lens.model, lens.layout, None, run.progress, {"K"})) as chunks:
@@ -135,11 +148,9 @@ def _of_samples(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weigh
 def _of_batches(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float) -> _Factors:
     """Return the factors where BatchNorm couples the samples of a batch: by Lanczos alone."""
     curvature = 0.0
-    with problem.measuring(lens.model), torch.no_grad():
-        for raw in problem.batches(problem.n):
-            f, y = problem.run(lens.model, problem.place(raw))
-            C = problem.loss.output_hessian(f.to(torch.float64), y)
-            curvature = max(curvature, float(torch.linalg.eigvalsh(C)[:, -1].max()))
+    for f, y in forwards(problem, lens.model):
+        C = problem.loss.output_hessian(f.to(torch.float64), y)
+        curvature = max(curvature, float(torch.linalg.eigvalsh(C)[:, -1].max()))
     calls = {name: weight.calls[0] for name, weight in weights.items() if weight.explained and len(weight.calls) == 1}
     norms = batch_jacobians(
         problem, lens.model, list(calls.values()), softmax=False, rtol=rtol, generator=run.generator,

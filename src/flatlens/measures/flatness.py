@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.directions import ColumnDirections, RowDirections
-from flatlens.errors import BadInput
 from flatlens.grams import LayerGrams, Weight, row_factor, trace
 from flatlens.measures.card import LAYERWISE, PERMUTATION, UNITS_AND_ORDER, Measure, Option, Run, per_sample
 from flatlens.measures.lens import Lens
+from flatlens.measures.options import require_one_of
 from flatlens.measures.reduce import Reduced, mean
 
 # features in units of their standard deviation have no scale
@@ -22,8 +22,7 @@ def in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
     """Return R of the layer; with `normalized`, after Theorem 4's preprocessing: features divided by their spread."""
     if normalized is None:
         return g.R
-    if normalized not in ("std", "variance"):
-        raise BadInput(f"relative_flatness(normalized={normalized!r}): None, 'std' or 'variance' (as printed) needed")
+    require_one_of(("std", "variance"), normalized=normalized)
     assert g.feature_scale is not None
     return g.relative_gram(g.feature_scale if normalized == "std" else g.feature_scale.square())
 

@@ -11,7 +11,7 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, on_lens
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_one_of
-from flatlens.problem.data import FORWARD_CHUNK
+from flatlens.problem.outcomes import forwards
 
 NO_TEST = "no held-out data: give Problem(test=...)"
 NO_CLASSES = "the targets are not class labels"
@@ -63,14 +63,13 @@ def loss(lens: Lens, *, excess: bool = False) -> Estimate:
 
 def _least(lens: Lens) -> Tensor | None:
     """Return the smallest possible loss of each sample, (n,), scaled as `Outcomes.losses` are."""
-    problem, model = lens.problem, lens.model
+    problem = lens.problem
     parts: list[Tensor] = []
-    with problem.measuring(model), torch.no_grad():
-        for raw in problem.batches(FORWARD_CHUNK):
-            part = problem.loss.least(*problem.run(model, problem.place(raw)))
-            if part is None:
-                return None
-            parts.append(part.cpu())
+    for f, y in forwards(problem, lens.model):
+        part = problem.loss.least(f, y)
+        if part is None:
+            return None
+        parts.append(part.detach().cpu())
     return torch.cat(parts) * (problem.n / problem.mass)
 
 
@@ -102,7 +101,7 @@ def accuracy(lens: Lens) -> Estimate:
     differentiates=False,
 )
 def test_loss(lens: Lens) -> Estimate:
-    """Mean loss over the held-out data, an estimate of the risk."""
+    """Mean loss over the held-out data: the test risk."""
     return _mean(lens.outcomes("test").losses, sampled=True) if lens.problem.test else undefined(NO_TEST)
 
 
@@ -134,12 +133,12 @@ def test_accuracy(lens: Lens) -> Estimate:
     differentiates=False,
 )
 def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
-    """Test loss minus training loss: the risk, estimated on held-out data, minus the empirical risk.
+    """Test loss minus training loss.
 
     The conventions are "signed" (relative2021); "absolute", |test - train| (sharpening section 6); "summed_x5", 5 times
     the summed test loss minus the summed training loss (reparam2019 Fig. 1, where the training set is 5 times the test
     set); and "accuracy", training accuracy minus test accuracy. The standard error is that of the mean over the
-    held-out data; the empirical risk has none. With `batchnorm="train"`, the training loss is computed with batch
+    held-out data; the training loss has none. With `batchnorm="train"`, the training loss is computed with batch
     statistics, and the test loss never is.
     """
     require_one_of(CONVENTIONS, convention=convention)

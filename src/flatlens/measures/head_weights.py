@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from flatlens.grams.record import run_recorded
+from flatlens.grams.record import read_heads, run_recorded
 from flatlens.measures.lens import Lens
 from flatlens.operations.graph import Node
 from flatlens.operations.heads import HeadFinder
@@ -17,13 +17,10 @@ from flatlens.operations.pairs import Entries
 from flatlens.operations.paths import Paths, is_product
 from flatlens.operations.product_weights import NotUnderstood
 from flatlens.operations.reads import features_of
-from flatlens.operations.scales import NormScale, ScaleFinder
+from flatlens.operations.scales import NormScale
 from flatlens.problem import Batch
-from flatlens.problem.data import take
-from flatlens.problem.state import differentiable
 
 OTHER_PRODUCTS = "the network does other matrix products on other samples"
-_FIRST = 2  #: samples on which heads are found
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,15 +113,8 @@ class SeenChunk:
 
 def heads_of(lens: Lens) -> tuple[list[HeadWeight], dict[str, str]]:
     """Return the weights of every head, and by part (queries and keys, values) why others are not understood."""
-    problem, model = lens.problem, lens.model
-    batch = problem.place(take(problem.probes[0], 0, _FIRST))
-    with problem.measuring(model), differentiable(model.parameters()):
-        tape, _, _, _ = run_recorded(problem, model, batch)
-        assert tape.graph is not None
-        paths = Paths(tape.graph, model)
-        finder = HeadFinder(paths)
-        found = finder.run()
-        norms = ScaleFinder(paths, finder).run().norms
+    with read_heads(lens.problem, lens.model) as (finder, scales):
+        found, paths = finder.found, finder.paths
         products = [node for node in paths.graph.nodes if is_product(paths, node)]
         weights = {}
         for part, pairs in (("query_key", found.queries), ("value_output", found.values)):
@@ -132,7 +122,7 @@ def heads_of(lens: Lens) -> tuple[list[HeadWeight], dict[str, str]]:
             for pair in {pair.key: pair for pair in pairs}.values():
                 stem = pair.left[0].parameter.removesuffix("weight").rstrip("._")
                 counts[stem] = counts.get(stem, -1) + 1
-                for one in _weights(finder, products, norms, f"{stem}.{counts[stem]}", part, pair.entries):
+                for one in _weights(finder, products, scales.norms, f"{stem}.{counts[stem]}", part, pair.entries):
                     weights[one.entries.key] = one
     refused = {"query_key": found.refused_queries, "value_output": found.refused_values}
     why = {part: "; ".join(sorted(set(left.values()))) for part, left in refused.items() if left}

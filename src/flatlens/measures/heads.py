@@ -15,9 +15,10 @@ from flatlens.grams.sketch import random_signs
 from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.measures.card import HEADWISE, LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.head_weights import HeadWeight, heads_of, seen_of
+from flatlens.measures.left_out import LARGEST_OF_NOISY
 from flatlens.measures.lens import Lens
 from flatlens.measures.rows import ALL, with_note
-from flatlens.measures.traces import Effort, FunctionalHessianPart, plus, sampled
+from flatlens.measures.trace_parts import Effort, FunctionalHessianPart, plus, sampled
 from flatlens.operations.pairs import Entries
 from flatlens.operations.product_weights import NotUnderstood
 from flatlens.problem.state import differentiable
@@ -224,7 +225,7 @@ def _parts(heads: _Told, of: Callable[[list[int]], Estimate]) -> dict[tuple[str,
     rows = {key: of(numbers) for key, numbers in found.items()}
     largest = max((row for (part, _), row in rows.items() if not part), key=lambda row: row.value)
     if largest.stderr:
-        largest = replace(largest, arrays={}, note="the largest of noisy values: biased upwards")
+        largest = replace(largest, arrays={}, note=LARGEST_OF_NOISY)
     parts: dict[tuple[str, str | None], Estimate] = {
         ("", None): of(list(range(len(weights)))),
         ("max", None): largest,

@@ -13,6 +13,7 @@ from flatlens.curvature import GaussNewton, Hessian, Operator, lanczos
 from flatlens.curvature.blocks import SMALL_MATRIX, dense_blocks, row_block_maxima
 from flatlens.curvature.directions import ShiftDirections
 from flatlens.curvature.functional_hessian import functional_hessian_along
+from flatlens.curvature.krylov import relative_residual
 from flatlens.curvature.spectrum import spectral_density as density_of
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
@@ -22,7 +23,16 @@ from flatlens.measures.left_out import NO_MEASURED_LAYER, left_out, which_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_tolerance
 from flatlens.measures.rows import with_note
-from flatlens.measures.tops import as_estimate, closed_form, in_batches, proven_by, top_of, whole_weights
+from flatlens.measures.tops import (
+    as_estimate,
+    closed_form,
+    in_batches,
+    largest_residual,
+    proven_by,
+    top_of,
+    whole_weights,
+    within_share,
+)
 from flatlens.progress import ROWS
 
 _Block: TypeAlias = Callable[[list[str] | None], Operator]
@@ -159,14 +169,11 @@ def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Parts:
             found = top_of(lens, run, f"layer_sharpness {name}", operator, rtol)
         parts["", name] = found
         parts["kappa", name] = _scaled(found, float(weight.matrix.W.square().sum()))
+    share = largest_residual(parts["", name] for name in weights)
     for part, of, combine in (("", "", sum), ("max", "", max), ("kappa", "kappa", sum), ("kappa_max", "kappa", max)):
-        whole = _combined([parts[of, name] for name in weights], combine is sum, rtol)
+        whole = _combined([parts[of, name] for name in weights], combine is sum, share)
         parts[part, None] = with_note(whole, left_out(lens, weights))
     return parts
-
-
-def _within(rtol: float) -> str:
-    return f"each to a residual of {rtol:g} of its size; a larger one can be missed"
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
@@ -174,13 +181,14 @@ def _scaled(estimate: Estimate, factor: float) -> Estimate:
     return Estimate(estimate.value * factor, kind=estimate.kind, note=note, unit="loss", products=estimate.products)
 
 
-def _combined(layers: list[Estimate], add: bool, rtol: float) -> Estimate:
+def _combined(layers: list[Estimate], add: bool, share: float) -> Estimate:
+    """Return the sum or maximum over layers, whose residuals are at most this share of their eigenvalues."""
     values = [e.value for e in layers]
     exact = all(e.kind == "exact" for e in layers)
     return Estimate(
         sum(values) if add else max(values),
         kind="exact" if exact else "lower bound",
-        note="" if exact else _within(rtol),
+        note="" if exact else within_share(share),
         unit=layers[0].unit,
         products=sum(e.products for e in layers),
     )
@@ -209,28 +217,30 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Pa
     closed = closed_form(lens, weights)
     blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
     parts: dict[tuple[str, str | None], Estimate] = {}
+    shares = []
     for name, weight in weights.items():
         before = lens.products
         if name in blocks:
             D = blocks[name].row_curvatures()
             if name not in lens.layout.affine:
                 D = D + _functional_hessian_rows(lens, name, run).to(D)
-            maxima = row_block_maxima(D, blocks[name].phi, rtol, run.progress)
+            maxima, share = row_block_maxima(D, blocks[name].phi, rtol, run.progress)
         else:
-            maxima = _rows_one_by_one(lens, run, weight, rtol)
+            maxima, share = _rows_one_by_one(lens, run, weight, rtol)
+        shares.append(share)
         norms = weight.matrix.W.flatten(0, 1).square().sum(1).cpu()
         outright = name in blocks and blocks[name].phi.shape[1] <= SMALL_MATRIX
         parts["", name] = Estimate(
             float((norms * maxima).sum()),
             kind="exact" if outright else "lower bound",
-            note="" if outright else _within(rtol),
+            note="" if outright else within_share(share),
             products=lens.products - before,
             arrays={"rows": maxima},
         )
     layers = [parts["", name] for name in weights]
     parts["", None] = with_note(layers[-1], which_layer(lens, next(reversed(weights)), weights))
     for part, add in (("sum", True), ("max", False)):
-        parts[part, None] = with_note(_combined(layers, add, rtol), left_out(lens, weights))
+        parts[part, None] = with_note(_combined(layers, add, max(shares)), left_out(lens, weights))
     return parts
 
 
@@ -243,13 +253,16 @@ def _functional_hessian_rows(lens: Lens, layer: str, run: Run) -> Tensor:
     return rows
 
 
-def _rows_one_by_one(lens: Lens, run: Run, weight: Weight, rtol: float) -> Tensor:
-    """Return lmax of each row's block of a weight, (g d,), by Lanczos on the Hessian restricted to that row."""
+def _rows_one_by_one(lens: Lens, run: Run, weight: Weight, rtol: float) -> tuple[Tensor, float]:
+    """Return lmax of each row's block of a weight, (g d,), and the largest residual as a share of its row's value.
+
+    By Lanczos on the Hessian restricted to that row.
+    """
     assert weight.parameter is not None
     operator = Hessian(lens.problem, [weight.parameter], model=lens.model)
     stored, W = operator.space.tensors[0].shape, weight.matrix.W.shape
     rows = weight.neurons
-    maxima = []
+    maxima, share = [], 0.0
     for s in range(rows):
 
         def apply(v: Tensor, s: int = s) -> Tensor:
@@ -259,11 +272,13 @@ def _rows_one_by_one(lens: Lens, run: Run, weight: Weight, rtol: float) -> Tenso
             return weight.adapter.matrix(whole.reshape(stored)).flatten(0, 1)[s]
 
         start = torch.randn(W[2], generator=run.generator, dtype=torch.float64)
-        maxima.append(lanczos(apply, start.to(operator.space.device, operator.dtype), rtol=rtol).values[0])
+        found = lanczos(apply, start.to(operator.space.device, operator.dtype), rtol=rtol)
+        maxima.append(found.values[0])
+        share = max(share, relative_residual(float(found.residuals[0]), found.largest))
         if run.progress is not None:
             run.progress(ROWS, s + 1, rows)
     lens.count(operator.products)
-    return torch.stack(maxima)
+    return torch.stack(maxima), share
 
 
 @on_lens(

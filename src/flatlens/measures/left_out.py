@@ -9,7 +9,14 @@ from flatlens.measures.lens import Lens
 NO_LINEAR_LAYER = "the network has no linear layer"
 NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured parameter"
 NO_PARAMETER = "no parameter is measured"
+STOPPED = "the search stopped before its tolerance was reached"
+LARGEST_OF_NOISY = "the largest of noisy values: biased upwards"
 NAMED = 3  #: names that a note lists
+
+
+def needs_every_output(lens: Lens) -> str:
+    """Return why a measure has no estimate from combinations of outputs."""
+    return f"it needs all {lens.problem.outputs} outputs: Lens(problem, outputs='exact')"
 
 
 def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> str:

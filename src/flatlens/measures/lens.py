@@ -26,7 +26,7 @@ from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
 from flatlens.problem.data import FORWARD_CHUNK, checksum
 from flatlens.problem.inspection import require_same_everywhere
-from flatlens.problem.outcomes import Outcomes, outcomes, slopes_of_each
+from flatlens.problem.outcomes import Outcomes, forwards, outcomes, slopes_of_each
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.shards import to_parts
 from flatlens.problem.state import fingerprint
@@ -142,10 +142,8 @@ class Lens:
         problem, steepest = self.problem, 0.0
         if problem.dtype == torch.float64:
             return ""
-        with problem.measuring(self.model), torch.no_grad():
-            for raw in problem.batches(FORWARD_CHUNK):
-                slopes = slopes_of_each(problem, *problem.run(self.model, problem.place(raw)))
-                steepest = max(steepest, float(slopes.abs().max()))
+        for f, y in forwards(problem, self.model):
+            steepest = max(steepest, float(slopes_of_each(problem, f, y).abs().max()))
         small = 0 < steepest < torch.finfo(problem.dtype).tiny * problem.mass
         return f"the loss's slopes underflow {problem.dtype}: Problem(dtype=torch.float64) mends it" if small else ""
 

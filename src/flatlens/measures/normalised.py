@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from flatlens.errors import BadInput
 from flatlens.grams import LayerGrams, Weight
 from flatlens.measures.balance import balance
 from flatlens.measures.card import LAYERWISE, PERMUTATION, UNITS_AND_ORDER, Measure, per_sample
+from flatlens.measures.left_out import STOPPED
+from flatlens.measures.options import require_positive
 from flatlens.measures.reduce import Reduced
 
 
@@ -37,9 +38,11 @@ def adaptive_sharpness_ggn(g: LayerGrams) -> Tensor:
 
 def by_norm(traces: Tensor, weight: Weight, measure: Measure) -> Reduced:
     """Return ||W|| sqrt(mean trace)."""
-    W = weight.matrix.W
-    norm = float(W.square().sum().sqrt()) if measure.option("frobenius") else weight.spectral_norm
-    return Reduced(norm * float(traces.mean().clamp(min=0)) ** 0.5, None)
+    root = float(traces.mean().clamp(min=0)) ** 0.5
+    if measure.option("frobenius"):
+        return Reduced(float(weight.matrix.W.square().sum().sqrt()) * root, None)
+    norm, converged = weight.searched_spectral_norm
+    return Reduced(norm * root, None) if converged else Reduced(norm * root, None, STOPPED, "lower bound")
 
 
 @per_sample(
@@ -68,8 +71,8 @@ def matrix_normalized_sharpness(g: LayerGrams, *, frobenius: bool = False) -> Te
 def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
     """Return the minimum of Eq. 36, for each group's block."""
     lam = measure.option("lam")
-    if not (isinstance(lam, int | float) and lam > 0):
-        raise BadInput(f"normalized_sharpness(lam={lam!r}): a positive number is needed")
+    require_positive(lam=lam)
+    assert isinstance(lam, int | float)
     if float(diagonal.min()) < 0:
         return Reduced(math.nan, None, "the loss is not convex in the outputs: entries of H are negative", "undefined")
     W = weight.matrix.W.cpu()

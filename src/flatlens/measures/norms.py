@@ -16,8 +16,9 @@ from flatlens.grams import LayerGrams
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
 from flatlens.measures.left_out import NO_LINEAR_LAYER, NO_PARAMETER, left_out
 from flatlens.measures.lens import Lens
-from flatlens.problem.data import FORWARD_CHUNK
-from flatlens.problem.outcomes import fisher_slopes
+from flatlens.measures.tops import of_norm
+from flatlens.operations.operator_norm import largest_norm
+from flatlens.problem.outcomes import fisher_slopes, forwards
 
 
 @per_sample(
@@ -76,13 +77,13 @@ def weight_norm(lens: Lens) -> Parts:
     squares = {layer: float(weight.matrix.W.square().sum()) for layer, weight in weights.items()}
     parts["", None] = Estimate(math.sqrt(sum(squares.values())), note=left_out(lens, weights))
     parts |= {("", layer): Estimate(math.sqrt(square)) for layer, square in squares.items()}
-    spectral = {layer: weight.spectral_norm for layer, weight in weights.items()}
-    kernel = {layer: w.kernel_norm for layer, w in weights.items() if not w.adapter.token_wise}
+    spectral = {layer: weight.searched_spectral_norm for layer, weight in weights.items()}
+    kernel = {layer: w.searched_kernel_norm for layer, w in weights.items() if not w.adapter.token_wise}
     for part, values in (("spectral", spectral), ("kernel", kernel)):
         if not values:
             continue
-        parts[part, None] = Estimate(max(values.values()), note=left_out(lens, weights))
-        parts |= {(part, layer): Estimate(value) for layer, value in values.items()}
+        parts[part, None] = of_norm(largest_norm(values.values()), left_out(lens, weights))
+        parts |= {(part, layer): of_norm(value) for layer, value in values.items()}
     return parts
 
 
@@ -107,12 +108,7 @@ def output_norm(lens: Lens) -> Estimate:
 
 def _by_a_forward_pass(lens: Lens, of: Callable[[Tensor, Any], Tensor]) -> Tensor:
     """Return numbers per sample, (n, ...), from its outputs in float64 and its target."""
-    parts = []
-    with lens.problem.measuring(lens.model), torch.no_grad():
-        for raw in lens.problem.batches(FORWARD_CHUNK):
-            f, y = lens.problem.run(lens.model, lens.problem.place(raw))
-            parts.append(of(f.to(torch.float64), y).cpu())
-    return torch.cat(parts)
+    return torch.cat([of(f.to(torch.float64), y).cpu() for f, y in forwards(lens.problem, lens.model)])
 
 
 @on_lens(
@@ -134,7 +130,7 @@ def feature_norm(lens: Lens) -> Parts:
     norms = feature_norms(lens.problem, lens.model, lens.layout)
     if not norms:
         return {("", None): undefined(NO_LINEAR_LAYER)}
-    return {("", None): Estimate(max(norms.values())), **{("", layer): Estimate(v) for layer, v in norms.items()}}
+    return {("", None): of_norm(largest_norm(norms.values())), **{("", at): of_norm(v) for at, v in norms.items()}}
 
 
 @on_lens(

@@ -13,7 +13,14 @@ from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import one_line, out_of_memory
 from flatlens.estimate import Estimate, Key, Kind, undefined
 from flatlens.measures.card import GRADIENTS_OF_SAMPLES, PassMeasure, Run
-from flatlens.measures.left_out import NO_LINEAR_LAYER, NO_PARAMETER, left_out, which_layer
+from flatlens.measures.left_out import (
+    LARGEST_OF_NOISY,
+    NO_LINEAR_LAYER,
+    NO_PARAMETER,
+    left_out,
+    needs_every_output,
+    which_layer,
+)
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
 from flatlens.problem.data import finite
@@ -21,7 +28,7 @@ from flatlens.progress import Watch
 
 
 def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[tuple[Key, Estimate]]:
-    """Return the network's answer, its parts and every layer's value."""
+    """Yield the network's answer, its parts and every layer's value."""
     if why := omitted(lens, one, asked):
         yield (one.key, None), undefined(why)
         return
@@ -89,7 +96,7 @@ def omitted(lens: Lens, one: PassMeasure, asked: bool) -> str:
     if lens.probes is None or one.sketched == "probes":
         return ""
     if one.sketched == "never":
-        return f"it needs all {lens.problem.outputs} outputs: Lens(problem, outputs='exact')"
+        return needs_every_output(lens)
     return "" if asked or one.answer == "input" else "ask for it by name: many outputs need a search at every layer"
 
 
@@ -224,7 +231,7 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
     if len(probes) == len(layers):  # the layers share the probes, so their errors are correlated
         if combine is max:
             best = max(layers.values(), key=lambda e: e.value)
-            return replace(best, samples=None, note="; ".join([*notes, "the largest of noisy values: biased upwards"]))
+            return replace(best, samples=None, note="; ".join([*notes, LARGEST_OF_NOISY]))
         together = torch.stack(probes).sum(0)
         stderr = float(mean_of_forms(together)[1])
         return Estimate(value, stderr, "estimate", "; ".join(notes), samples, {"probes": together}, products=products)

@@ -9,12 +9,14 @@ import torch
 
 from flatlens.curvature import Eigenpairs, Operator, eigenpairs
 from flatlens.curvature.blocks import fits
-from flatlens.curvature.krylov import CHANCE
+from flatlens.curvature.krylov import CHANCE, relative_residual
 from flatlens.estimate import Estimate
 from flatlens.grams import Weight
 from flatlens.measures.card import Run
+from flatlens.measures.left_out import STOPPED
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_count, require_tolerance
+from flatlens.operations.operator_norm import SearchedNorm
 from flatlens.problem import Problem
 
 REMEMBERED = 10  #: Ritz pairs that a search keeps for the next moment's search
@@ -72,6 +74,23 @@ def proven_by(residual: float, highest: float) -> str:
     return (
         f"{said}, but one above {highest:.3g} has a probability of at most {CHANCE:.0%}" if highest < math.inf else said
     )
+
+
+def largest_residual(rows: Iterable[Estimate]) -> float:
+    """Return the largest residual of some Ritz values, as a share of its value's size."""
+    return max(relative_residual(float(row.arrays["residuals"][0]), row.value) for row in rows)
+
+
+def within_share(share: float) -> str:
+    """Return the note on several Ritz values, each with a residual of at most this share of its size."""
+    return f"each to a residual of {share:.1g} of its size; a larger one can be missed"
+
+
+def of_norm(found: SearchedNorm, note: str = "", unit: str = "") -> Estimate:
+    """Return a spectral norm as an estimate: a lower bound if its search stopped early."""
+    if found.converged:
+        return Estimate(found.value, note=note, unit=unit)
+    return Estimate(found.value, kind="lower bound", note="; ".join(filter(None, (STOPPED, note))), unit=unit)
 
 
 def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:

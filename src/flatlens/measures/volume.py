@@ -31,7 +31,7 @@ def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
     N = g.eigenvalues.shape[1]
     if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= N):
         raise BadOption(f"option top_k={top_k!r}: a whole number between 1 and the number of outputs, {N}, is needed")
-    k = g.rows.clamp(max=top_k or N)[:, None]
+    k = g.outputs.clamp(max=top_k or N)[:, None]
     kept = torch.arange(N, device=k.device) >= N - k  # ascending
     least = g.eigenvalues.gather(1, (N - k).clamp(max=N - 1))[:, 0]
     full = least > rank_tolerance(g.precision) * g.eigenvalues[:, -1]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,51 +28,68 @@ _KEPT = 2**24  #: largest number of entries of the vectors that such a search ke
 _LARGE = 2**16  #: entries of a kernel from which on a product in float32 is several times as fast
 
 
-def blocks_norm(W: Tensor) -> float:
+class SearchedNorm(NamedTuple):
+    """A spectral norm, and whether its search met the tolerance."""
+
+    value: float
+    converged: bool = True  #: if not, the value is a lower bound
+
+
+def largest_norm(norms: Iterable[SearchedNorm]) -> SearchedNorm:
+    """Return the largest of some norms: a lower bound if one of them is."""
+    values, converged = zip(*norms, strict=True)
+    return SearchedNorm(max(values), all(converged))
+
+
+def blocks_norm(W: Tensor) -> SearchedNorm:
     """Return ||W||_2 of a block-diagonal matrix with blocks W (g, d, m), float64."""
-    return max(_matrix_norm(block) for block in W)
+    return largest_norm(_matrix_norm(block) for block in W)
 
 
-def _matrix_norm(W: Tensor) -> float:
+def _matrix_norm(W: Tensor) -> SearchedNorm:
     """Return ||W||_2: by a decomposition if W is small, else by Lanczos on the Gram matrix of the smaller side.
 
     The vector of a large one is searched in float32.
     """
     top = float(W.abs().max()) if W.numel() else 0.0
     if min(W.shape) <= _TINY or top == 0 or not math.isfinite(top):
-        return float(torch.linalg.matrix_norm(W, 2)) if W.numel() else 0.0
+        return SearchedNorm(float(torch.linalg.matrix_norm(W, 2)) if W.numel() else 0.0)
     W = W / top if W.shape[0] > W.shape[1] else W.T / top
     if W.shape[1] <= _SQUARED:
         G = W.T @ W
-        return top * _largest_root(lambda v: G @ v, W[0], 1e-10)
+        return _times(top, _largest_root(lambda v: G @ v, W[0], 1e-10))
     narrow = W.to(torch.float32)
     squared = narrow.T @ narrow if W.shape[1] <= _ROUGHLY_SQUARED else None
 
     def rough(v: Tensor) -> Tensor:
         return narrow.T @ (narrow @ v) if squared is None else squared @ v
 
-    return top * searched_norm(lambda v: W.T @ (W @ v), rough, W[0], 1e-10)
+    return _times(top, searched_norm(lambda v: W.T @ (W @ v), rough, W[0], 1e-10))
 
 
-def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...]) -> float:
+def _times(factor: float, norm: SearchedNorm) -> SearchedNorm:
+    return SearchedNorm(factor * norm.value, norm.converged)
+
+
+def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...]) -> SearchedNorm:
     """Return ||A||_2 of the layer's map x -> A x (no bias) on one input of shape `size`, (C, spatial...).
 
     For a dense layer it is ||W||_2, whatever the size. For a convolution it takes stride, padding, dilation and groups
     into account: Lanczos on the smaller of A^T A and A A^T, from a fixed start, where A^T is the vector-Jacobian
-    product of A. Lanczos stops when the residual of sigma^2 is below 1e-10 sigma^2, or after `_MOST` products.
-    Then a singular value lies within half of the residual; it is the largest one unless the start is orthogonal to its
-    vector. The result is never above the norm, except for rounding. For large kernels the vector is searched in float32
-    and corrected in float64, to the same residual.
+    product of A. Lanczos stops when the residual of sigma^2 is below 1e-10 sigma^2, or after `_MOST` products. A
+    singular value lies within half of the residual; it is the largest one unless the start is orthogonal to its vector.
+    The result is never above the norm, except for rounding. For large kernels the vector is searched in float32 and
+    corrected in float64, to the same residual.
 
     >>> layer = torch.nn.Conv1d(1, 1, 2, padding="same", padding_mode="circular", bias=False)
     >>> _ = torch.nn.init.ones_(layer.weight)
-    >>> round(operator_norm(layer, (1, 99)), 9)  # constants are doubled
+    >>> round(operator_norm(layer, (1, 99)).value, 9)  # constants are doubled
     2.0
     """
     return map_norm(layer_of(module), module.weight.detach(), size, 1e-10)
 
 
-def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...], rtol: float) -> float:
+def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...], rtol: float) -> SearchedNorm:
     """Return ||A||_2 of a layer given as its geometry and weight, as `operator_norm` does, to the residual `rtol`."""
     weight = weight.to(torch.float64)
     if adapter.token_wise:
@@ -80,7 +97,7 @@ def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...
     with torch.inference_mode(False), torch.enable_grad():
         top = float(weight.abs().max())
         if top == 0:
-            return 0.0
+            return SearchedNorm(0.0)
         weight = weight / top  # so that squares of sigma do not overflow or underflow
 
         there, again, small = _both_ways(adapter, weight, size)
@@ -88,13 +105,13 @@ def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...
         if n <= _TINY:
             units = torch.eye(n, dtype=small.dtype, device=small.device)
             rows = [there(unit.reshape(small.shape)).flatten() for unit in units]
-            return top * float(torch.linalg.matrix_norm(torch.stack(rows), 2))
+            return SearchedNorm(top * float(torch.linalg.matrix_norm(torch.stack(rows), 2)))
         if (A := _written_out(adapter, weight, size)) is not None:
-            return top * _matrix_norm(A)
+            return _times(top, _matrix_norm(A))
         if weight.numel() <= _LARGE:
-            return top * _largest_root(lambda v: again(there(v)), small, rtol)
+            return _times(top, _largest_root(lambda v: again(there(v)), small, rtol))
         there32, again32, _ = _both_ways(adapter, weight.to(torch.float32), size)
-        return top * searched_norm(lambda v: again(there(v)), lambda v: again32(there32(v)), small, rtol)
+        return _times(top, searched_norm(lambda v: again(there(v)), lambda v: again32(there32(v)), small, rtol))
 
 
 _Product: TypeAlias = Callable[[Tensor], Tensor]
@@ -137,7 +154,7 @@ def _written_out(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int,
     return A[:, 1:].transpose(0, 1).reshape(n, -1)
 
 
-def searched_norm(gram: _Product, rough: _Product, like: Tensor, rtol: float) -> float:
+def searched_norm(gram: _Product, rough: _Product, like: Tensor, rtol: float) -> SearchedNorm:
     """Return the root of the largest eigenvalue of A^T A, by products in float32 (`rough`) and few in float64 (`gram`).
 
     Lanczos in float32 finds the vector v roughly. Corrections follow: t with (A^T A - theta) t = -r, where r is the
@@ -155,7 +172,7 @@ def searched_norm(gram: _Product, rough: _Product, like: Tensor, rtol: float) ->
         r = w - theta * v
         size = float(vector_norm(r))
         if size <= rtol * theta:
-            return math.sqrt(theta)
+            return SearchedNorm(math.sqrt(theta))
         if not size <= before / 3:
             return _largest_root(gram, like, rtol, v)
         before = size
@@ -219,7 +236,7 @@ def _solution(diagonal: list[float], beside: list[float], beta: float, theta: fl
     return y, float(np.linalg.norm(T @ y - right))
 
 
-def _largest_root(gram: _Product, like: Tensor, rtol: float, start: Tensor | None = None) -> float:
+def _largest_root(gram: _Product, like: Tensor, rtol: float, start: Tensor | None = None) -> SearchedNorm:
     """Return the root of the largest eigenvalue of A^T A, a matrix known by its products with tensors of one shape.
 
     Lanczos with its recurrence of three vectors. Other vectors are not kept orthogonal to these, so values are found
@@ -237,8 +254,9 @@ def _largest_root(gram: _Product, like: Tensor, rtol: float, start: Tensor | Non
         before, beta = v, float(vector_norm(w))
         if len(diagonal) % CHECKED == 0 or beta <= _EPS * diagonal[0]:
             top, vector = _top(diagonal, beside)
-            if beta * abs(float(vector[-1])) <= rtol * top or len(diagonal) >= _MOST:
-                return math.sqrt(top)
+            converged = beta * abs(float(vector[-1])) <= rtol * top
+            if converged or len(diagonal) >= _MOST:
+                return SearchedNorm(math.sqrt(top), converged)
         beside.append(beta)
         v = w / beta
 

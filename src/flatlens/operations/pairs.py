@@ -94,15 +94,15 @@ class WeightPair:
     def drawn(self, generator: torch.Generator) -> Tensor:
         """Return a random A, (h, h) or a diagonal (h,), float64, with singular values in [5, 25]."""
         if self.free is None:
-            return _factors(self.features, generator)
+            return factors(self.features, generator)
         A = torch.zeros(self.features, self.features, dtype=torch.float64)
         for block in self.free:
             at = torch.tensor(block)
             left, right = (_orthogonal(len(block), generator) for _ in range(2))
-            A[at[:, None], at] = left * _factors(len(block), generator) @ right
+            A[at[:, None], at] = left * factors(len(block), generator) @ right
         for i, j in self.turned:
             angle = 2 * math.pi * torch.rand((), generator=generator, dtype=torch.float64)
-            r = _factors(1, generator)[0]
+            r = factors(1, generator)[0]
             A[i, i] = A[j, j] = r * angle.cos()
             A[j, i], A[i, j] = r * angle.sin(), -r * angle.sin()
         return A
@@ -168,7 +168,8 @@ def _other_order(n: int, generator: torch.Generator) -> list[int]:
     return order
 
 
-def _factors(n: int, generator: torch.Generator) -> Tensor:
+def factors(n: int, generator: torch.Generator) -> Tensor:
+    """Return random factors, (n,) float64: in [5, 25], as published."""
     return 5 + 20 * torch.rand(n, generator=generator, dtype=torch.float64)
 
 

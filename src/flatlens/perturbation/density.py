@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatlens.errors import BadInput
-
 BANDWIDTHS = ("scott", "relative")
 ROWS = 2**22  #: kernels evaluated together
 
@@ -38,8 +36,6 @@ class KernelDensity:
 
 def units(phi: Tensor, bandwidth: str) -> Tensor:
     """Return the unit of each feature for the kernels, (m,): the standard deviation under "scott", else 1."""
-    if bandwidth not in BANDWIDTHS:
-        raise BadInput(f"bandwidth {bandwidth!r}: one of {', '.join(map(repr, BANDWIDTHS))} is needed")
     return phi.std(0) if bandwidth == "scott" else torch.ones_like(phi[0])
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from flatlens.curvature.graphs import Graphs, samples_at_once
+from flatlens.curvature.graphs import bytes_of_a_sample, samples_at_once
 from flatlens.errors import BadModel, BadOption
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
@@ -73,8 +73,8 @@ def inputs_of(
     """
     place, width = _where(problem, model)
     k = points(width)
-    graph: Graphs[Tensor] = Graphs(problem, model, [], lambda batch, _: run_recorded(problem, model, batch)[2])
-    each = k * (2 * graph.bytes_per_sample + 8 * (floats(k) + 3 * problem.outputs * width))
+    graph = bytes_of_a_sample(problem, model, lambda probe: run_recorded(problem, model, probe)[2], None)
+    each = k * (2 * graph + 8 * (floats(k) + 3 * problem.outputs * width))
     for raw in problem.data.chunks(samples_at_once(problem, each)):
         yield _opened(problem, model, problem.place(raw), place)
 

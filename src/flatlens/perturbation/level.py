@@ -30,7 +30,7 @@ class Crossing:
 
 
 def first_crossing(change: Callable[[float], Tensor], level: float, start: float) -> Crossing | None:
-    """Return the sigma up to which the mean change stays below `level`.
+    """Return where the mean change first reaches `level`: log sigma, its error, and the levels that were tried.
 
     None if it never reaches it, or overflows first.
 

@@ -96,7 +96,8 @@ def _lost(inputs: Inputs, f: Tensor, restarts: int) -> Tensor:
             d = ROUNDINGS * eps * base.abs() * random_signs(base.shape, base, generator)
             ahead, behind = (inputs.outputs(base + s * d).to(torch.float64) for s in (1, -1))
             error = torch.maximum(error, ((ahead + behind) / 2 - f).norm(dim=1))
-    return ROUNDED * error.reshape(-1, restarts).amax(1).repeat_interleave(restarts)
+    most: Tensor = error.reshape(-1, restarts).amax(1).repeat_interleave(restarts)
+    return ROUNDED * most
 
 
 def _starts(n: int, restarts: int, width: int, generator: torch.Generator) -> Tensor:

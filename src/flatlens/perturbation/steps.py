@@ -101,7 +101,7 @@ class Landscape:
 
     def _risk_of(self, raw: Batch, mass: float) -> Tensor:
         f, y = self.problem.run(self.model, self.problem.place(raw))
-        return self.problem.loss.values(f.to(torch.float64), y).sum() / mass
+        return self.problem.loss.total(f, y) / mass
 
     def _gathered(self, part: Tensor) -> dict[str, Tensor]:
         """Return a gradient by backward(), which gathers it from the processes, in float64."""

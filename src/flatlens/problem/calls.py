@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatlens.errors import BadData
+from flatlens.problem.batches import counts_samples
 from flatlens.problem.state import differentiable
 
 _IGNORED = -100  #: a label that counts as no target, in torch and in transformers
@@ -80,8 +81,7 @@ def convention_of(model: nn.Module, x: Any, y: Any) -> Convention:
     if y.ndim != 2 or y.is_floating_point():
         return Convention(fed)
     rows = ((y[:, 1:] != _IGNORED).any(1).nonzero()[:2, 0]).tolist() or [0]
-    few = {key: value[rows] if isinstance(value, Tensor) and value.ndim and len(value) == len(y) else value
-           for key, value in x.items()}  # fmt: skip
+    few = {key: value[rows] if counts_samples(value, len(y)) else value for key, value in x.items()}
     with torch.enable_grad(), differentiable(model.parameters()):
         answer = called(model, few, y[rows])
         f, own = main_output(answer), getattr(answer, "loss", None)

@@ -19,6 +19,7 @@ from flatlens.problem.batches import (
     BATCH_OF,
     as_pair,
     collated,
+    counts_samples,
     in_tensors,
     is_dicts,
     loader_of,
@@ -162,7 +163,7 @@ class Data:
 
     @cached_property
     def told(self) -> str:
-        """The data in words: shapes and checksum of tensors, the type of anything else."""
+        """Return the data in words: shapes and checksum of tensors, the type of anything else."""
         if self._tensors is None:
             return "; ".join([f"batches of a {type(self._source).__name__}", *self.remarks])
         leaves = [leaf for leaf in tree_leaves(self._tensors) if isinstance(leaf, Tensor)]
@@ -187,13 +188,13 @@ class Data:
 
     @property
     def _drawn(self) -> list[Any]:
-        """The indices of a loader's samples, as its sampler picks them."""
+        """Return the indices of a loader's samples, as its sampler picks them."""
         batches = self._source.batch_sampler if isinstance(self._source, DataLoader) else None
         return [index for batch in batches for index in batch] if isinstance(batches, list) else []
 
     @property
     def remarks(self) -> list[str]:
-        """The samples that a loader gives more than once or not, and those that are measured although it drops them."""
+        """Return in words which samples a loader repeats or leaves out, and which are measured though it drops them."""
         drawn, told = self._drawn, []
         if again := len(drawn) - len(set(drawn)):
             told.append(
@@ -350,7 +351,7 @@ def _plain(batch: Batch, n: int = 0) -> Batch:
     if isinstance(batch, Mapping):
         return {key: _plain(value, n) for key, value in batch.items()}
     n = n or next((len(leaf) for leaf in tree_leaves(batch) if _has_axis(leaf)), 0)
-    inputs = type(batch) is list and all(_has_axis(part) and len(part) == n for part in batch)
+    inputs = type(batch) is list and all(counts_samples(part, n) for part in batch)
     if type(batch) is tuple or inputs:  # a loader makes a list of the inputs of a sample
         return tuple(_plain(part, n) for part in batch)
     return batch

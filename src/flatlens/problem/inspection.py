@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -13,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, LossFailed, NotAlike
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, NotAlike
 from flatlens.problem.beside import require_no_weights, same_targets
 from flatlens.problem.calls import Convention, convention_of
 from flatlens.problem.data import (
@@ -29,13 +27,14 @@ from flatlens.problem.data import (
     spaced,
     take,
 )
+from flatlens.problem.failures import forward_failed, losing, retold
 from flatlens.problem.loss import Loss
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.sequences import Tokens
 from flatlens.problem.shapes import of_form
 from flatlens.problem.shards import require_all_processes
 from flatlens.problem.state import differentiable
-from flatlens.userfile import said, users_code
+from flatlens.userfile import users_code
 
 _PROBE = 8  #: samples in a probe
 
@@ -136,7 +135,7 @@ def first_convention(problem: Unchecked, model: nn.Module) -> Convention:
     for raw in problem.batches(256):
         batch = problem.place(raw)
         if problem.data.labelled:
-            with _retold("the first batch"), users_code(forward_failed("the first batch")):
+            with retold("the first batch"), users_code(forward_failed("the first batch")):
                 return convention_of(model, *batch)
         break
     return Convention()
@@ -153,10 +152,10 @@ def check_first(problem: Unchecked, model: nn.Module) -> Loss:
     for _ in problem.batches(256):  # read again from the start: the first batch must come back the same
         break
     require_finite(first, f"Problem({problem.data.where})")
-    with _retold("the first batch"):
+    with retold("the first batch"):
         once, y = problem.run(model, problem.place(first))
     loss = of_form(problem.loss, y)
-    with _losing(loss, "the first batch", once, y):
+    with losing(loss, "the first batch", once, y):
         loss = loss.settled(once, y)
         loss.check(once, y)
     again, targets = problem.run(model, problem.place(first))  # a fresh copy: forward() may write to its input
@@ -196,7 +195,7 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
                     f"Problem(ghost_batch={problem.ghost_batch}): the last ghost batch would have one sample alone: "
                     f"leave this sample out, or choose another size"
                 )
-            with _retold(partial(_failing_sample, problem, model, raw, n, given)):
+            with retold(partial(_failing_sample, problem, model, raw, n, given)):
                 f, y = problem.run(model, problem.place(raw))
             if not finite(f):
                 bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
@@ -240,7 +239,7 @@ def _require_no_weights(problem: Unchecked, model: nn.Module, raw: Batch, start:
     with torch.enable_grad(), differentiable(weight for _, weight in weights):
         f, y = problem.run(model, problem.place(raw if problem.coupled else spaced(raw, 2)))
         f = f.detach().to(torch.float64)
-        with _losing(problem.loss, f"samples of the chunk from sample {start} on", f, y):
+        with losing(problem.loss, f"samples of the chunk from sample {start} on", f, y):
             require_no_weights(problem.loss.name, problem.loss.values(f, y), weights)
 
 
@@ -295,7 +294,7 @@ def _require_losses(problem: Unchecked, model: nn.Module, f: Tensor, y: Any, sta
     loss, where = problem.loss, f"samples {start} to {start + len(f) - 1} of the data"
     weights = _weights(problem, model)
     try:
-        with _losing(loss, where, f, y), torch.enable_grad(), differentiable(weight for _, weight in weights):
+        with losing(loss, where, f, y), torch.enable_grad(), differentiable(weight for _, weight in weights):
             values = loss.check(f, y)
             require_no_weights(loss.name, values, weights)
             values = values.detach()
@@ -307,67 +306,11 @@ def _require_losses(problem: Unchecked, model: nn.Module, f: Tensor, y: Any, sta
             f"Problem(loss={loss}): the loss of sample {bad} is NaN or inf: do its target and the loss fit together? "
             f"(A target that is ignored needs nn.CrossEntropyLoss.)"
         )
-    with _losing(loss, where, f, y):
+    with losing(loss, where, f, y):
         loss.require_apart(f, y)
-
-
-@contextmanager
-def _losing(loss: Loss, where: str, f: Tensor, y: Any) -> Iterator[None]:
-    """Raise any exception of the loss as one line that says where in the data it happened."""
-
-    def failed(line: str) -> LossFailed:
-        mend = f"do the targets, of {_kind(y)}, fit outputs of shape {tuple(f.shape)}, and is it differentiable?"
-        if f.dtype == torch.float64 and re.search(r"\b(dtype|scalar type)\b", line):
-            mend = (
-                "the loss gets float64 outputs: cast its own tensors with .to(outputs.dtype), or, for class weights, "
-                "give nn.CrossEntropyLoss(weight=...)"
-            )
-        if "'Tensor' object has no attribute" in line:
-            mend = (
-                "the loss gets .logits of what the network returns, where it has them (those of a Categorical are "
-                "normalised), else its tensor: compute the loss from a tensor"
-            )
-        if isinstance(y, list | tuple) and any(isinstance(one, str) for one in y):
-            mend = "the labels are text: number the classes 0, 1, ..."
-        return LossFailed(f"Problem(loss={loss}): the loss failed on {where} ({line}): {mend}")
-
-    with users_code(failed):
-        try:
-            yield
-        except LossFailed as error:
-            raise error.__cause__ or error from None
 
 
 def _largest_difference(one: Tensor, other: Tensor) -> float:
     """Return the largest difference of entries; infinite if one is NaN or the shapes differ."""
     apart = float((one - other).abs().max()) if one.shape == other.shape else math.inf
     return math.inf if math.isnan(apart) else apart
-
-
-def forward_failed(where: str) -> Callable[[str], ForwardFailed]:
-    """Return the function that makes one line about an exception into the error of a failed forward()."""
-
-    def failed(line: str) -> ForwardFailed:
-        mend = "do the data's shapes and types fit the model?"
-        if "type" in line and len({word.lower() for word in re.findall("BFloat16|Half|Float|Double", line, re.I)}) > 1:
-            mend = (
-                "does forward() cast to a fixed dtype? The network may be measured in a copy of another dtype: cast to "
-                "the weight's, as in x.to(self.layer.weight.dtype)"
-            )
-        return ForwardFailed(f"Problem(model=...): forward failed on {where} ({line}): {mend}")
-
-    return failed
-
-
-@contextmanager
-def _retold(where: str | Callable[[], str]) -> Iterator[None]:
-    """Add to the error of a failed forward() where in the data it happened."""
-    try:
-        yield
-    except ForwardFailed as error:
-        cause = error.__cause__ or error
-        raise forward_failed(where if isinstance(where, str) else where())(said(cause)) from cause
-
-
-def _kind(y: Any) -> str:
-    return f"shape {tuple(y.shape)} and {y.dtype}" if isinstance(y, Tensor) else f"type {type(y).__name__}"

@@ -57,6 +57,10 @@ class Loss(ABC):
         """Return the smallest possible l_i for these targets over all outputs, (n,) float64; None if not known."""
         return None
 
+    def total(self, f: Tensor, y: Any) -> Tensor:
+        """Return the sum of the losses, a float64 number, differentiable in f."""
+        return self.values(f.to(torch.float64), y).sum()
+
     def mass(self, f: Tensor, y: Any) -> Tensor:
         """Return what each sample adds to the risk's denominator, (n,) float64."""
         return torch.ones(len(f), dtype=torch.float64, device=f.device)
@@ -64,28 +68,25 @@ class Loss(ABC):
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
         """Return C_i = d2 l_i / df2, (n, N, N) float64.
 
-        Here by N backward passes through the loss alone; subclasses use closed forms.
+        Here by N products through the loss alone; subclasses use closed forms.
         """
-        with torch.enable_grad():
-            leaf = f.detach().to(torch.float64).requires_grad_()
-            (slope,) = torch.autograd.grad(self.values(leaf, y).sum(), leaf, create_graph=True)
-            if not slope.requires_grad:  # linear in the outputs
-                return leaf.new_zeros(*f.shape, f.shape[1])
-            rows = [torch.autograd.grad(slope[:, k].sum(), leaf, retain_graph=True)[0] for k in range(f.shape[1])]
-        return torch.stack(rows, dim=1)
+        product = self.output_hessian_product(f, y)
+        units = torch.eye(f.shape[1], dtype=torch.float64, device=f.device)
+        return torch.stack([product(unit.expand(len(f), -1)) for unit in units], dim=1)
 
     def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """Return the function u -> C_i u_i for u of f's shape; the product is a new tensor.
 
         Here by a backward pass through the loss's derivative, whose graph is kept; subclasses use closed forms.
         """
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             leaf = f.detach().to(torch.float64).requires_grad_()
             (slope,) = torch.autograd.grad(self.values(leaf, y).sum(), leaf, create_graph=True)
 
         def apply(u: Tensor) -> Tensor:
             if not slope.requires_grad:  # linear in the outputs
                 return torch.zeros_like(leaf)
+            # a loss with parameters of its own may have a graph, and be linear in the outputs all the same
             (row,) = torch.autograd.grad(slope, leaf, u.to(slope), retain_graph=True, allow_unused=True)
             return torch.zeros_like(leaf) if row is None else row
 
@@ -256,7 +257,10 @@ def probabilities(y: Tensor, name: str) -> Tensor:
 
 
 def correct(f: Tensor, y: Any, ignore: int = -100) -> Tensor | None:
-    """Return whether each sample is classified correctly, (n,) float64; None if the targets are no classes."""
+    """Return whether each sample is classified correctly, (n,) float64, NaN where ignored.
+
+    None if the targets are no classes.
+    """
     try:
         y = torch.as_tensor(y, device=f.device)
     except (TypeError, ValueError, RuntimeError):  # such as a list of boxes

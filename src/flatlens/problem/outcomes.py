@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatlens.problem.chunk_buffer import ChunkBuffer
-from flatlens.problem.data import Batch
+from flatlens.problem.data import FORWARD_CHUNK, Batch
 from flatlens.problem.problem import Problem
 
 _Run: TypeAlias = Callable[[Batch], tuple[Tensor, Any]]
@@ -28,6 +28,19 @@ class Outcomes:
     def risk(self) -> float:
         """Return the mean loss."""
         return float(self.losses.mean())
+
+
+def forwards(
+    problem: Problem, model: nn.Module, batches: Iterable[Batch] | None = None, *, twice: bool = True
+) -> Iterator[tuple[Tensor, Any]]:
+    """Yield outputs (n, N) and targets of each batch, by default of all the data, without a graph.
+
+    Between two batches the caller's own state is in force, so the caller may stop early. `twice` is as in `measuring`.
+    """
+    for raw in problem.batches(FORWARD_CHUNK) if batches is None else batches:
+        with problem.measuring(model, twice=twice), torch.no_grad():
+            found = problem.run(model, problem.place(raw))
+        yield found
 
 
 def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: _Run) -> Outcomes:
@@ -51,7 +64,7 @@ def slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
 
 def slopes_of_each(problem: Problem, f: Tensor, y: object, over: float = 1.0) -> Tensor:
     """Return each sample's slope in its outputs, dl_i/df / over: (n, N) float64, no graph."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         leaf = f.detach().to(torch.float64).requires_grad_()
         (slope,) = torch.autograd.grad(problem.loss.values(leaf, y).sum() / over, leaf)
     return slope

@@ -32,11 +32,11 @@ from flatlens.problem.checks import (
 )  # fmt: skip
 from flatlens.problem.custom import LossFunction
 from flatlens.problem.data import Batch, Data, move, size
+from flatlens.problem.failures import forward_failed
 from flatlens.problem.inspection import (
     check_all,
     check_first,
     first_convention,
-    forward_failed,
     require_same_everywhere,
 )
 from flatlens.problem.loss import Loss

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from flatlens.bounds import BOUNDS, BoundsReport, Verdict
@@ -15,6 +14,7 @@ from flatlens.column import Column
 from flatlens.files import write_whole
 from flatlens.report.blocks import summed_up
 from flatlens.report.head import head_of_page, head_of_screen
+from flatlens.report.tables import plain_table
 
 REASONS = 24  #: number of reasons that a screen shows
 LAYERS = 12  #: with more layers, a screen shows one row for each bound
@@ -23,8 +23,7 @@ STYLES = {"holds": "green", "violated": "bold red", "undecided": "magenta", "not
 
 def bounds_screen(verdicts: BoundsReport) -> RenderableType:
     """Return the screen of `flatlens bounds`: what was measured, one row for each claim, then how to read it."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title="\nBounds", title_justify="left",
-                  title_style="bold")  # fmt: skip
+    table = plain_table("Bounds")
     deep = len({v.layer for v in verdicts}) > LAYERS
     headings = ["bound", "layer", "left", "right", "tight", "status", *(["claims"] if deep else [])]
     for heading in headings:

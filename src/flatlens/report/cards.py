@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from flatlens.column import Column
 from flatlens.estimate import Estimate
@@ -101,9 +101,9 @@ def survives(name: str, card: Card) -> tuple[bool, ...]:
     return tuple(move in under for move, _, _ in MOVES)
 
 
-def by_family(measures: Iterable[Measure] = tuple(MEASURES.values())) -> dict[str, list[Measure]]:
-    """Return the measures by family, in the order of FAMILIES; unknown families come last."""
-    measures = list(measures)
+def by_family() -> dict[str, list[Measure]]:
+    """Return the catalogue's measures by family, in the order of FAMILIES; unknown families come last."""
+    measures = MEASURES.values()
     families = dict.fromkeys([*FAMILIES, *(one.card.family for one in measures)])
     found = {family: [one for one in measures if one.card.family == family] for family in families}
     return {family: members for family, members in found.items() if members}

@@ -15,6 +15,7 @@ from flatlens.comparing import Agreement, Comparison, direction
 from flatlens.files import write_whole
 from flatlens.report.cards import SIGNS
 from flatlens.report.head import head_of_page, head_of_screen
+from flatlens.report.tables import plain_table
 from flatlens.statistics import Statistic
 
 ACROSS = 6  #: largest number of networks on a screen of 80 columns
@@ -44,7 +45,7 @@ def headings(comparison: Comparison) -> list[str]:
 
 
 def _networks(comparison: Comparison, heads: Sequence[str]) -> Table:
-    table = _table("The networks")
+    table = plain_table("The networks", between=1)
     numbered = list(heads) != comparison.models
     if numbered:
         table.add_column("", justify="right")
@@ -108,7 +109,7 @@ def rank_text(rank: float, undecided: bool) -> str:
 
 
 def _values(comparison: Comparison, heads: Sequence[str]) -> Table:
-    table = _table("Values")
+    table = plain_table("Values", between=1)
     table.add_column("measure", no_wrap=True)
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
@@ -132,13 +133,6 @@ def number(value: float, digits: int = 3) -> str:
         return "-"
     digit, e, power = f"{value:.{digits}g}".partition("e")
     return f"{digit}e{int(power)}" if e else digit
-
-
-def _table(title: str) -> Table:
-    """Return an empty table narrow enough for 80 columns: no lines, one space between columns."""
-    return Table(
-        box=None, title=f"\n{title}", title_justify="left", title_style="bold", padding=(0, 1, 0, 0), header_style="dim"
-    )
 
 
 def _key(comparison: Comparison) -> Text:

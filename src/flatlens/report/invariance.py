@@ -12,7 +12,7 @@ from flatlens.files import write_whole
 from flatlens.report.blocks import by_reason, summed_up
 from flatlens.report.cards import MOVES, spelling
 from flatlens.report.head import head_of_page, head_of_screen
-from flatlens.report.tables import ANSWERS_DOWN, RISK
+from flatlens.report.tables import ANSWERS_DOWN, RISK, plain_table
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
 
 _MOST = 8  #: number of remarks on a transform that a screen shows
@@ -85,10 +85,7 @@ def _kind(cell: Cell) -> str:
 
 
 def _table(report: InvarianceReport) -> Table:
-    table = Table(
-        box=None, title="\nDoes the number stay?", title_justify="left", title_style="bold", padding=(0, 2, 0, 0),
-        header_style="dim",
-    )  # fmt: skip
+    table = plain_table("Does the number stay?")
     table.add_column("measure", no_wrap=True)
     table.add_column("before", justify="right", no_wrap=True)
     for name in report.moved:

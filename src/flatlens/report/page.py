@@ -46,19 +46,12 @@ class _Shown:
     numeric: bool
 
 
-def write_study_page(
-    result: StudyResult,
-    out: Path,
-    *,
-    cards: Sequence[Card] | None = None,
-    progress: Progress | None = None,
-) -> list[Path]:
+def write_study_page(result: StudyResult, out: Path, *, progress: Progress | None = None) -> list[Path]:
     """Write `out/report.html` and `out/figures/`; the same result gives the same page, byte for byte.
 
     Args:
         result: The study, complete or not.
         out: Its folder; made if it is not there.
-        cards: What is known of the measures; the catalogue's cards by default.
         progress: Called once a figure.
 
     Returns:
@@ -74,7 +67,7 @@ def write_study_page(
             progress("drawing figures", done, len(figures))
         written += write_figure(figure, folder, colours)
     tables = [name for name in TABLES if (Path(out) / name).exists()]
-    html = study_html(result, figures, catalogue() if cards is None else cards, tables)
+    html = study_html(result, figures, catalogue(), tables)
     page = write_whole(Path(out) / PAGE, html.encode())
     if progress:
         progress("drawing figures", len(figures), len(figures))

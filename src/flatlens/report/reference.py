@@ -46,7 +46,7 @@ def _entry(measure: Measure) -> str:
         "Cost": card.cost,
         "Run": runs(measure),
         "Survives": _survived(measure),
-        "Options": ", ".join(f"`{name}={default!r}`" for name, default in _options(measure).items()),
+        "Options": ", ".join(f"`{name}={default!r}`" for name, default in measure.defaults().items()),
         'With `batchnorm="train"`': "defined" if measure.works_coupled else "",
     }
     return "\n\n".join([
@@ -78,11 +78,6 @@ def _survived(measure: Measure) -> str:
         for option, under in cases.items()
     ]
     return "; ".join(told)
-
-
-def _options(measure: Measure) -> dict[str, object]:
-    parameters = inspect.signature(measure.compute).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def _escaped(text: str) -> str:

@@ -59,7 +59,7 @@ def _without_parts(report: Report) -> Report:
 
 def _network_table(report: Report, cards: Sequence[Card]) -> Table:
     """Return one row for each measure: the risk first, then families, and their measures in the order asked for."""
-    table = _table("The network")
+    table = plain_table("The network")
     table.add_column("measure", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("95% ±", justify="right", no_wrap=True)
@@ -112,7 +112,7 @@ def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
 
 
 def _across(values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str]) -> Table:
-    table = _table("Layer by layer")
+    table = plain_table("Layer by layer")
     table.add_column("measure", no_wrap=True)
     for layer in layers:
         table.add_column(layer, justify="right", overflow="fold")
@@ -128,7 +128,7 @@ def _wanted_tables(
     names = [name for name in names if any((name, layer) in values for layer in layers)]
     for start in range(0, len(names), MEASURES_ACROSS):
         some = names[start : start + MEASURES_ACROSS]
-        table = _table(f"Layers with {wanted!r} in their name" if start == 0 else "")
+        table = plain_table(f"Layers with {wanted!r} in their name" if start == 0 else "")
         table.add_column("layer", no_wrap=True)
         for name in some:
             table.add_column(name, justify="right", overflow="fold")
@@ -146,7 +146,8 @@ def _profile_table(
     values: Mapping[tuple[str, str], Estimate], groups: list[tuple[str, list[str]]], names: list[str]
 ) -> Table:
     """Return each measure over the blocks as a row of bars."""
-    table = _table(f"From {groups[0][0]} to {groups[-1][0]}: the largest in each block (by logarithm where positive)")
+    blocks = f"From {groups[0][0]} to {groups[-1][0]}"
+    table = plain_table(f"{blocks}: the largest in each block (by logarithm where positive)")
     table.add_column("measure", no_wrap=True)
     table.add_column("", no_wrap=True)
     for name in names:
@@ -162,7 +163,7 @@ def _range_table(
 ) -> Table:
     """Return a deep network's extremes of each measure, and their layers."""
     size = f"{layers_and_others(report, layers)}{f' in {blocks} blocks' if blocks >= BLOCKS else ''}"
-    table = _table(f"Over {size} (every value: --layers NAME, --page, --json or --save)")
+    table = plain_table(f"Over {size} (every value: --layers NAME, --page, --json or --save)")
     table.add_column("measure", no_wrap=True)
     for heading in ("smallest", "in layer", "largest", "in layer"):
         table.add_column(heading, justify="left" if heading == "in layer" else "right", overflow="fold")
@@ -195,11 +196,10 @@ def execution_order(report: Report, met: list[str]) -> list[str]:
     return sorted(met, key=lambda layer: known.index(layer) if layer in known else len(known))
 
 
-def _table(title: str) -> Table:
-    """Return an empty table narrow enough for 80 columns: no lines, two spaces between columns."""
-    return Table(
-        box=None, title=f"\n{title}", title_justify="left", title_style="bold", padding=(0, 2, 0, 0), header_style="dim"
-    )
+def plain_table(title: str, between: int = 2) -> Table:
+    """Return an empty table narrow enough for 80 columns: no lines, so many spaces between columns."""
+    return Table(box=None, title=f"\n{title}", title_justify="left", title_style="bold", padding=(0, between, 0, 0),
+                 header_style="dim")  # fmt: skip
 
 
 def _cell(estimate: Estimate | None) -> Text:

@@ -74,7 +74,8 @@ def _not_reached(result: StudyResult) -> str:
     names = [name for name in result.varied if name in networks and not is_seed(name)]
     told = [f"{row['outcome']} ({', '.join([*(_setting(name, row[name]) for name in names), f'seed {row.seed}'])})"
             for _, row in short.head(SHORT_LIST).iterrows()]  # fmt: skip
-    more = f"; and {len(short) - SHORT_LIST} more" if len(short) > SHORT_LIST else ""
+    others = [f"{count} {outcome}" for outcome, count in short["outcome"].iloc[SHORT_LIST:].value_counts().items()]
+    more = f"; and {len(short) - SHORT_LIST} more ({listed(others)})" if others else ""
     return f" Training did not get there in {len(short)}: {'; '.join(told)}{more}."
 
 

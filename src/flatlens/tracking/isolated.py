@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import numpy as np
 import torch
 from torch import nn
+
+from flatlens.problem.loaders import random_kept
 
 
 @contextmanager
@@ -20,15 +20,10 @@ def isolated(model: nn.Module) -> Iterator[None]:
     """
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     kinds = sorted({p.device.type for p in model.parameters()} | {"cpu"})
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
-            for kind in kinds:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+    with ExitStack() as stack:
+        stack.enter_context(random_kept(devices))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

@@ -28,8 +28,7 @@ class Moment:
 class Live:
     """The default `live`: on a terminal one line that is rewritten in place, elsewhere a new line now and then."""
 
-    def __init__(self, pause: float = _PAUSE) -> None:
-        self._pause = pause
+    def __init__(self) -> None:
         self._spoke, self._moments = -float("inf"), 0
 
     def __call__(self, moment: Moment) -> None:
@@ -42,7 +41,7 @@ class Live:
             width = shutil.get_terminal_size().columns
             # the cursor returns to the line's start, so that other output overwrites it
             print(f"\x1b[2K{line[: width - 1]}\r", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._spoke >= self._pause or self._moments & (self._moments - 1) == 0:
+        elif time.monotonic() - self._spoke >= _PAUSE or self._moments & (self._moments - 1) == 0:
             self._spoke = time.monotonic()
             print(f"flatlens: {line}", file=sys.stderr, flush=True)
 

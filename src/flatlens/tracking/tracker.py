@@ -24,7 +24,8 @@ from flatlens.measures.card import Run
 from flatlens.measures.measure import measure_with
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
-from flatlens.problem.data import FORWARD_CHUNK, finite
+from flatlens.problem.data import finite
+from flatlens.problem.outcomes import forwards
 from flatlens.problem.ranks import in_first_process
 from flatlens.progress import ProgressLine, Watch, no_progress
 from flatlens.result import of_report
@@ -85,26 +86,13 @@ class Tracker:
         live: bool | Callable[[Moment], None] = True,
         log: Callable[[Moment], None] | Iterable[Callable[[Moment], None]] = (),
     ) -> None:
-        if not isinstance(problem, Problem):
-            raise BadInput(f"Tracker(problem=...): a Problem is needed, got {type(problem).__name__}")
-        self._measures = named(measures)
-        if not self._measures:
-            raise BadInput("Tracker(measures=[]): name at least one")
-        if problem.test is None and (held := [m.key for m in self._measures if m.held_out]):
-            raise BadInput(f"Tracker(measures=...): {held[0]} needs held-out data: Problem(..., test=(x, y))")
-        if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
-            raise BadInput(f"Tracker(budget={budget!r}): a share of wall time is needed, between 0 and 1")
-        _require_alone(problem, budget)
-        if not (isinstance(live, bool) or callable(live)):
-            raise BadInput(f"Tracker(live={live!r}): True, False or a function of a Moment is needed")
+        several = isinstance(log, Iterable) and not isinstance(log, str) and not callable(log)
+        self._logs: list[Any] = list(log) if several else [log]  # type: ignore[arg-type]
+        self._measures = _checked(problem, measures, budget, live, self._logs)
         self._schedule, self._seed, self._budget = Schedule(every), whole(seed, "seed", 0), budget
         self._outputs: Literal["exact"] | int | None = outputs
         self._along = along
         self._live = Live() if live is True else live or None
-        several = isinstance(log, Iterable) and not isinstance(log, str) and not callable(log)
-        self._logs: list[Any] = list(log) if several else [log]  # type: ignore[arg-type]
-        if wrong := [one for one in self._logs if not callable(one) or isinstance(one, type)]:
-            raise BadInput(f"Tracker(log={wrong[0]!r}): functions of a Moment are needed, such as CSVLog('run.csv')")
         self._identity: dict[str, Any] = {
             "measures": [m.key for m in self._measures],
             "every": self._schedule.plain,
@@ -304,12 +292,31 @@ _UNMEASURABLE = BadModel, BadLoss, BadData, ArithmeticError
 
 def _finite_outputs(lens: Lens) -> bool:
     """Return whether the network's outputs are finite; True if it gives none."""
-    problem, model = lens.problem, lens.model
     try:
-        with problem.measuring(model, twice=False), torch.no_grad():
-            return all(finite(problem.run(model, problem.place(raw))[0]) for raw in problem.batches(FORWARD_CHUNK))
+        return all(finite(f) for f, _ in forwards(lens.problem, lens.model, twice=False))
     except _UNMEASURABLE:
         return True
+
+
+def _checked(
+    problem: Problem, measures: str | Measure | Iterable[str | Measure], budget: object, live: object, logs: list[Any]
+) -> list[Measure]:
+    """Return the measures; refuse arguments that a tracker cannot use."""
+    if not isinstance(problem, Problem):
+        raise BadInput(f"Tracker(problem=...): a Problem is needed, got {type(problem).__name__}")
+    found = named(measures)
+    if not found:
+        raise BadInput("Tracker(measures=[]): name at least one")
+    if problem.test is None and (held := [m.key for m in found if m.held_out]):
+        raise BadInput(f"Tracker(measures=...): {held[0]} needs held-out data: Problem(..., test=(x, y))")
+    if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
+        raise BadInput(f"Tracker(budget={budget!r}): a share of wall time is needed, between 0 and 1")
+    _require_alone(problem, budget)
+    if not (isinstance(live, bool) or callable(live)):
+        raise BadInput(f"Tracker(live={live!r}): True, False or a function of a Moment is needed")
+    if wrong := [one for one in logs if not callable(one) or isinstance(one, type)]:
+        raise BadInput(f"Tracker(log={wrong[0]!r}): functions of a Moment are needed, such as CSVLog('run.csv')")
+    return found
 
 
 def _require_alone(problem: Problem, budget: float | None) -> None:

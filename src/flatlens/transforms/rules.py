@@ -46,7 +46,7 @@ def moved(
 
 
 def _pooled(ids: Tensor, axes: int, out: Tensor) -> Tensor | None:
-    """Return whether windows lie within a feature."""
+    """Return the feature of each entry after a pool; None if a window spans several features."""
     if out.ndim != ids.ndim or ids.ndim <= axes:
         return None
     corner = ids

@@ -16,16 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import typed_line
-from flatlens.grams.record import run_recorded
-from flatlens.operations.heads import HeadFinder
+from flatlens.grams.record import READ_ON, read_heads
 from flatlens.operations.pairs import HeadOrder, WeightPair
 from flatlens.operations.paths import Paths
-from flatlens.operations.scales import NormScale, ScaleFinder
+from flatlens.operations.scales import NormScale
 from flatlens.problem import Problem
 from flatlens.problem.data import FORWARD_CHUNK, take
-from flatlens.problem.state import differentiable
+from flatlens.problem.outcomes import forwards
 
-READ_ON = 2  #: samples on which the network is read; what they do not reach, as an expert, all the others show
 STAYS_WITHIN = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output
 OUTPUTS_CHANGE = "the outputs change with it: something else reads these features, or tells the heads apart"
 Symmetry: TypeAlias = WeightPair | HeadOrder | NormScale
@@ -60,15 +58,9 @@ def read_symmetries(problem: Problem, model: nn.Module) -> Symmetries:
     >>> len(read_symmetries(problem, attention).queries.symmetries)
     2
     """
-    batch = problem.place(take(problem.probes[0], 0, READ_ON))
     try:
-        with problem.measuring(model), differentiable(model.parameters()):
-            tape, _, _, _ = run_recorded(problem, model, batch)
-            assert tape.graph is not None
-            paths = Paths(tape.graph, model)
-            finder = HeadFinder(paths)
-            heads = finder.run()
-            scales = ScaleFinder(paths, finder).run()
+        with read_heads(problem, model) as (finder, scales):
+            paths, heads = finder.paths, finder.found
             read = [
                 _Read(_alone(paths, model, _once(heads.queries)), heads.refused_queries),
                 _Read(_alone(paths, model, _once(heads.values)), heads.refused_values),
@@ -170,13 +162,11 @@ class _Trial:
     def _outputs(self) -> Generator[Tensor]:
         """Yield the outputs on two samples, then on all that the memory holds: most of what changes shows on two."""
         few, left = take(self.problem.probes[0], 0, READ_ON), self.problem.memory // 16
-        with self.problem.measuring(self.model), torch.no_grad():
-            for raw in chain([few], self.problem.batches(FORWARD_CHUNK)):
-                f = self.problem.run(self.model, self.problem.place(raw))[0]
-                yield f
-                left -= f.nbytes
-                if left < 0:
-                    return
+        for f, _ in forwards(self.problem, self.model, chain([few], self.problem.batches(FORWARD_CHUNK))):
+            yield f
+            left -= f.nbytes
+            if left < 0:
+                return
 
 
 def _same(f: Tensor, expected: Tensor) -> bool:

@@ -11,14 +11,14 @@ from torch import nn
 
 from flatlens.errors import BadInput, BadModel, FunctionChanged
 from flatlens.former import FORMER_TRANSFORMS
+from flatlens.operations.pairs import factors
 from flatlens.problem import Problem
 from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.ranks import ALONE
 from flatlens.problem.state import copy_of
 from flatlens.registry import Registry, first_line
+from flatlens.transforms.symmetries import STAYS_WITHIN
 from flatlens.transforms.wiring import Wiring, read_wiring
-
-_ROUNDINGS = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +49,9 @@ class Moving:
     links: tuple[Any, ...]
     generator: torch.Generator
 
-    def factors(self, size: int, low: float = 5.0, high: float = 25.0) -> torch.Tensor:
-        """Return random factors, (size,) float64: in [5, 25] as published."""
-        return torch.rand(size, generator=self.generator, dtype=torch.float64) * (high - low) + low
+    def factors(self, size: int) -> torch.Tensor:
+        """Return random factors, (size,) float64."""
+        return factors(size, self.generator)
 
     def module(self, name: str) -> nn.Module:
         """Return a module of the copy."""
@@ -168,7 +168,7 @@ def proved(name: str, problem: Problem, moved: nn.Module) -> float:
             f, g = (problem.run(model, problem.place(raw))[0] for model in (original, moved))
             difference = max(difference, float((f - g).abs().max().nan_to_num(nan=float("inf"))))
             largest, eps = max(largest, float(f.abs().max())), torch.finfo(f.dtype).eps
-    if difference > _ROUNDINGS * eps * largest:
+    if difference > STAYS_WITHIN * eps * largest:
         raise FunctionChanged(
             f"transform {name}: the outputs changed by {difference:.2g} (largest output: {largest:.2g}), but must not "
             f"change. This is an error in flatlens: leave the transform out, and please report it"

@@ -21,7 +21,7 @@ from flatlens.operations.table import hooked, operation_of
 from flatlens.operations.tracing import Trace
 from flatlens.problem import Problem
 from flatlens.transforms import rules
-from flatlens.transforms.symmetries import Symmetries, read_symmetries
+from flatlens.transforms.symmetries import STAYS_WITHIN, Symmetries, read_symmetries
 
 OUTPUTS = "its features are the network's outputs"
 _LAYERS = ("linear", "convolution")
@@ -105,7 +105,7 @@ def read_wiring(problem: Problem, model: nn.Module) -> Wiring:
     except Exception as error:  # the network's own forward() may raise anything on symbols
         why = f"torch.fx cannot trace the network ({typed_line(error, 120)})"
         return Wiring(unreadable=why, problem=problem, model=model)
-    if not torch.allclose(found, expected, rtol=1e4 * torch.finfo(found.dtype).eps):
+    if not torch.allclose(found, expected, rtol=STAYS_WITHIN * torch.finfo(found.dtype).eps):
         why = "what torch.fx traced gives other outputs than the network"
         return Wiring(unreadable=why, problem=problem, model=model)
     return replace(reader.wiring, problem=problem, model=model)

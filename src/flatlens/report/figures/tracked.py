@@ -12,6 +12,7 @@ from flatlens.report.figures.figure import Drawing, Figure, Width, empty, log_ax
 from flatlens.tracking.stability import WITH_EDGE
 
 Z = 1.96
+_PANELS_A_ROW = 2
 _COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
 
 
@@ -29,7 +30,7 @@ def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
 
 
-def tracked_figure(histories: Mapping[str, pd.DataFrame], *, columns: int = 2) -> Figure:
+def tracked_figure(histories: Mapping[str, pd.DataFrame]) -> Figure:
     """Return every tracked measure against the step; a dashed line is the edge at which that run's steps grow."""
     data = tracked_frame(histories)
     runs = list(histories)
@@ -39,7 +40,7 @@ def tracked_figure(histories: Mapping[str, pd.DataFrame], *, columns: int = 2) -
         return [_panel(data[data["measure"] == name], name, runs, width) for name in names]
 
     panels = draw("container") or [empty("nothing was measured")]
-    whole = alt.concat(*draw(360), columns=columns).resolve_scale(color="shared") if names else panels[0]
+    whole = alt.concat(*draw(360), columns=_PANELS_A_ROW).resolve_scale(color="shared") if names else panels[0]
     return Figure(
         name="tracked",
         title="Through training",
