@@ -276,7 +276,7 @@ def test_other_versions_are_refused_when_work_is_left_unless_mixed(finished, tmp
     shutil.copytree(finished[0], tmp_path / "out")
     other = {**study_module.versions(), "torch": "9.9"}
     monkeypatch.setattr(study_module, "versions", lambda: other)
-    monkeypatch.setattr(network_module, "versions", lambda _threads: other)
+    monkeypatch.setattr(network_module, "versions", lambda: other)
     run(tmp_path / "out")  # complete: nothing is mixed
     shutil.rmtree(tmp_path / "out" / "networks" / STUDY.networks()[0].key)
     with pytest.raises(BadFolder, match=r"torch .* there, 9\.9 here"):
