@@ -96,8 +96,9 @@ def test_names_are_looked_up():
     assert [one.id for one in selected(["x4", "X1"])] == ["X4", "X1"]
     assert [one.id for one in selected(["x4", "X4"])] == ["X4"]
     assert selected(["all"]) == selected(["X4", "ALL"]) == list(EXPERIMENTS.values())
-    with pytest.raises(UnknownName, match="X99"):
-        selected(["X99"])
+    for names in (["X99"], ["all", "X99"]):
+        with pytest.raises(UnknownName, match="X99"):
+            selected(names)
     with pytest.raises(UnknownName, match="scale"):
         reproduce("X3", "nowhere", scale="huge")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import torch
 from torch import Tensor, nn
 
@@ -23,12 +25,12 @@ def made(n: int) -> tuple[fl.Problem, Tensor]:
 def test_forwards_give_all_outputs_in_eval_mode_and_leave_the_callers_state() -> None:
     problem, x = made(600)
     problem.model.train()
-    parts = []
-    for f, _ in forwards(problem, problem.model):
-        assert not f.requires_grad
-        assert problem.model.training
+    with closing(forwards(problem, problem.model)) as found:
+        assert not next(found)[0].requires_grad
         assert torch.is_grad_enabled()
-        parts.append(f)
+    assert problem.model.training
+    parts = [f for f, _ in forwards(problem, problem.model)]
+    assert problem.model.training
     assert len(parts) > 1
     assert torch.equal(torch.cat(parts), problem.model.eval()(x))
 

@@ -9,7 +9,7 @@ from sklearn import linear_model
 from torch import nn
 
 from flatlens.data import digits
-from flatlens.errors import BadInput, BadModel
+from flatlens.errors import BadFolder, BadInput, BadModel
 from flatlens.models import MLP
 from flatlens.plain import as_plain, from_plain
 from flatlens.training import SETTINGS, InputJacobian, Ridge, Training, train
@@ -70,6 +70,12 @@ def test_networks_that_end_otherwise_are_refused(split):
     ):
         with pytest.raises(BadModel, match="Ridge"):
             train(net, split.train, how())
+
+
+def test_a_place_that_cannot_be_written_is_refused_though_a_solution_writes_nothing(split, tmp_path):
+    for save in (tmp_path, tmp_path / "missing" / "state.pt"):
+        with pytest.raises(BadFolder):
+            train(MLP(64, (32,), 10).build(), split.train, how(), save=save)
 
 
 def test_settings_that_do_not_fit_are_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -100,10 +101,11 @@ def _goal(context: Context) -> Goal | Assumption:
     if isinstance(loss, CrossEntropy) and loss.weight is not None:
         return Assumption("quadratic_growth", False, "with class weights the loss is not a divergence")
     parts: list[tuple[Tensor, ...]] = []
-    for f, y in forwards(problem, context.lens.model):
-        if bool((loss.mass(f, y) == 0).any()):
-            return Assumption("all_labelled", False, "some samples' labels are ignored")
-        parts.append(_targets(loss, f.detach().to(torch.float64), y))
+    with closing(forwards(problem, context.lens.model)) as found:
+        for f, y in found:
+            if bool((loss.mass(f, y) == 0).any()):
+                return Assumption("all_labelled", False, "some samples' labels are ignored")
+            parts.append(_targets(loss, f.to(torch.float64), y))
     target, cost, f = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
     if isinstance(loss, CrossEntropy):
         apart = float((target.sum(1) - 1).abs().max()) + float(target.clamp(max=0).abs().max())

@@ -86,10 +86,11 @@ def _convex(context: Context) -> bool:
     problem = context.lens.problem
     if problem.loss.convex:
         return True
-    for f, y in forwards(problem, context.lens.model):
-        eigenvalues = torch.linalg.eigvalsh(problem.loss.output_hessian(f, y))
-        if bool((eigenvalues[:, 0] < -context.rounding * eigenvalues[:, -1].abs()).any()):
-            return False
+    with closing(forwards(problem, context.lens.model)) as found:
+        for f, y in found:
+            eigenvalues = torch.linalg.eigvalsh(problem.loss.output_hessian(f, y))
+            if bool((eigenvalues[:, 0] < -context.rounding * eigenvalues[:, -1].abs()).any()):
+                return False
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -65,11 +66,12 @@ def _least(lens: Lens) -> Tensor | None:
     """Return the smallest possible loss of each sample, (n,), scaled as `Outcomes.losses` are."""
     problem = lens.problem
     parts: list[Tensor] = []
-    for f, y in forwards(problem, lens.model):
-        part = problem.loss.least(f, y)
-        if part is None:
-            return None
-        parts.append(part.detach().cpu())
+    with closing(forwards(problem, lens.model)) as found:
+        for f, y in found:
+            part = problem.loss.least(f, y)
+            if part is None:
+                return None
+            parts.append(part.detach().cpu())
     return torch.cat(parts) * (problem.n / problem.mass)
 
 

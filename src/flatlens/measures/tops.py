@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from decimal import ROUND_CEILING, Context
 
 import torch
 
@@ -70,7 +71,7 @@ def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
 
 def proven_by(residual: float, highest: float) -> str:
     """Return the note on what a residual proves and what it does not."""
-    said = f"an eigenvalue lies within {residual:.1g}; a larger one can be missed"
+    said = f"an eigenvalue lies within {_rounded_up(residual)}; a larger one can be missed"
     return (
         f"{said}, but one above {highest:.3g} has a probability of at most {CHANCE:.0%}" if highest < math.inf else said
     )
@@ -83,7 +84,16 @@ def largest_residual(rows: Iterable[Estimate]) -> float:
 
 def within_share(share: float) -> str:
     """Return the note on several Ritz values, each with a residual of at most this share of its size."""
-    return f"each to a residual of {share:.1g} of its size; a larger one can be missed"
+    return f"each to a residual of {_rounded_up(share)} of its size; a larger one can be missed"
+
+
+def _rounded_up(value: float) -> str:
+    """Return a number with one digit, not below the number itself.
+
+    >>> _rounded_up(0.00141), _rounded_up(2e-05), _rounded_up(0.0)
+    ('0.002', '2e-05', '0')
+    """
+    return f"{float(Context(prec=1, rounding=ROUND_CEILING).create_decimal(repr(value))):.1g}"
 
 
 def of_norm(found: SearchedNorm, note: str = "", unit: str = "") -> Estimate:

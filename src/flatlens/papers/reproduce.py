@@ -226,5 +226,6 @@ def from_mark(plain: Mapping[str, Any]) -> tuple[Experiment, Scale]:
 
 def selected(names: Sequence[str]) -> list[Experiment]:
     """Return the experiments of these names, each once; all experiments where one of the names is "all"."""
-    chosen = EXPERIMENTS.values() if "all" in map(str.lower, names) else map(experiment_of, names)
-    return list({one.id: one for one in chosen}.values())
+    chosen = [experiment_of(name) for name in names if name.lower() != "all"]
+    every = len(chosen) < len(names)
+    return list(EXPERIMENTS.values() if every else {one.id: one for one in chosen}.values())

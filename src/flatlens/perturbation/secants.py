@@ -60,8 +60,8 @@ def _steepest(
     length = delta * base.norm(dim=1, keepdim=True)
     with torch.no_grad():
         f = inputs.outputs(base).to(torch.float64)
-    lost = _lost(inputs, f, restarts)
     d = _starts(len(inputs.x), restarts, base.shape[1], generator).to(base)
+    lost = _lost(inputs, base + length * d, restarts)
     steepest, coarse = torch.zeros_like(f[:, 0]), torch.zeros_like(f[:, 0], dtype=torch.bool)
     for step in range(steps + 1):
         leaf = (base + length * d).requires_grad_()
@@ -82,19 +82,20 @@ def _steepest(
     return best.values.cpu(), int(coarse.reshape(-1, restarts).gather(1, best.indices[:, None]).sum())
 
 
-def _lost(inputs: Inputs, f: Tensor, restarts: int) -> Tensor:
+def _lost(inputs: Inputs, points: Tensor, restarts: int) -> Tensor:
     """Return the rounding error of a difference of outputs, (n restarts,).
 
     The error of the outputs is one rounding of their own. It is larger where the network rounds large numbers that
-    cancel: second differences over the shortest visible moves show it, as there is no room for a curvature.
+    cancel: second differences over the shortest visible moves show it, as there is no room for a curvature. They are
+    taken where a search starts: a sample may lie on a kink (pixels that are equal), a random point near it does not.
     """
-    base, generator = inputs.x.repeat_interleave(restarts, 0), torch.Generator().manual_seed(0)
-    eps = torch.finfo(base.dtype).eps
-    error = eps * f.norm(dim=1)
+    eps, generator = torch.finfo(points.dtype).eps, torch.Generator().manual_seed(0)
     with torch.no_grad():
+        f = inputs.outputs(points).to(torch.float64)
+        error = eps * f.norm(dim=1)
         for _ in range(NEAR):
-            d = ROUNDINGS * eps * base.abs() * random_signs(base.shape, base, generator)
-            ahead, behind = (inputs.outputs(base + s * d).to(torch.float64) for s in (1, -1))
+            d = ROUNDINGS * eps * points.abs() * random_signs(points.shape, points, generator)
+            ahead, behind = (inputs.outputs(points + s * d).to(torch.float64) for s in (1, -1))
             error = torch.maximum(error, ((ahead + behind) / 2 - f).norm(dim=1))
     most: Tensor = error.reshape(-1, restarts).amax(1).repeat_interleave(restarts)
     return ROUNDED * most

@@ -53,7 +53,7 @@ class _Pairs:
     def __init__(self, inputs: Inputs, delta: float, restarts: int, generator: torch.Generator) -> None:
         self.inputs, self.restarts, self.generator = inputs, restarts, generator
         rounding = torch.finfo(inputs.x.dtype).eps / 2 * (inputs.x.to(torch.float64).norm(dim=1) + delta)
-        self.delta: Tensor = (delta * INSIDE - rounding)[:, None, None]  #: rounded points stay in the ball of radius `delta`
+        self.delta: Tensor = (delta * INSIDE - rounding)[:, None, None]  #: rounded points stay in the ball
         pool = in_ball(len(inputs.x), inputs.x.shape[1], restarts, generator).to(inputs.x.device)
         J = inputs.jacobians(self._at(pool)).reshape(*pool.shape[:2], -1, pool.shape[2])
         self.scale = J.flatten(2).norm(dim=2).max(1, keepdim=True).values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -32,15 +32,17 @@ class Outcomes:
 
 def forwards(
     problem: Problem, model: nn.Module, batches: Iterable[Batch] | None = None, *, twice: bool = True
-) -> Iterator[tuple[Tensor, Any]]:
+) -> Generator[tuple[Tensor, Any]]:
     """Yield outputs (n, N) and targets of each batch, by default of all the data, without a graph.
 
-    Between two batches the caller's own state is in force, so the caller may stop early. `twice` is as in `measuring`.
+    The network is in the state of `measuring`, with `twice` as there, from the first batch on; a caller that stops
+    early closes the generator.
     """
-    for raw in problem.batches(FORWARD_CHUNK) if batches is None else batches:
-        with problem.measuring(model, twice=twice), torch.no_grad():
-            found = problem.run(model, problem.place(raw))
-        yield found
+    with problem.measuring(model, twice=twice):
+        for raw in problem.batches(FORWARD_CHUNK) if batches is None else batches:
+            with torch.no_grad():
+                found = problem.run(model, problem.place(raw))
+            yield found
 
 
 def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: _Run) -> Outcomes:

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Literal, final
 
@@ -293,7 +293,8 @@ _UNMEASURABLE = BadModel, BadLoss, BadData, ArithmeticError
 def _finite_outputs(lens: Lens) -> bool:
     """Return whether the network's outputs are finite; True if it gives none."""
     try:
-        return all(finite(f) for f, _ in forwards(lens.problem, lens.model, twice=False))
+        with closing(forwards(lens.problem, lens.model, twice=False)) as found:
+            return all(finite(f) for f, _ in found)
     except _UNMEASURABLE:
         return True
 

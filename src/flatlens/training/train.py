@@ -62,6 +62,8 @@ def train(
     where = None if save is None else Path(save)
     with as_found(model, settings.seed):
         if isinstance(settings.optimiser, Ridge):
+            if where is not None:
+                checkpoint.require_place(where)
             return _solved(model, data, test, settings, settings.optimiser, watch)
         run, whose = opened(model, data, settings, test, watch, where)
         run.go(None if where is None else lambda: checkpoint.save(where, whose, run.state_dict()), progress)

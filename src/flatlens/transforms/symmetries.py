@@ -162,11 +162,13 @@ class _Trial:
     def _outputs(self) -> Generator[Tensor]:
         """Yield the outputs on two samples, then on all that the memory holds: most of what changes shows on two."""
         few, left = take(self.problem.probes[0], 0, READ_ON), self.problem.memory // 16
-        for f, _ in forwards(self.problem, self.model, chain([few], self.problem.batches(FORWARD_CHUNK))):
-            yield f
-            left -= f.nbytes
-            if left < 0:
-                return
+        batches = chain([few], self.problem.batches(FORWARD_CHUNK))
+        with closing(forwards(self.problem, self.model, batches)) as found:
+            for f, _ in found:
+                yield f
+                left -= f.nbytes
+                if left < 0:
+                    return
 
 
 def _same(f: Tensor, expected: Tensor) -> bool:
