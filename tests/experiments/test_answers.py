@@ -53,7 +53,10 @@ def test_what_goes_with_the_gap_is_the_strongest_whose_interval_leaves_out_zero(
     overall = relations(MLS=(0.9, -0.2, 1.0, 8), NMLS=(0.7, 0.3, 0.9, 8), **{"GGN trace": (-0.8, -0.9, -0.5, 8)})
     said = told(overall)
     closest_one = "GGN trace, Pearson r = -0.80 [-0.90, -0.50]"
-    assert said[WHAT] == f"Across 32 networks, 2 of 3 measures clearly do, most closely {closest_one}."
+    assert (
+        said[WHAT]
+        == f"Across 32 networks, 1 of 3 measures clearly goes with it, and 1 against it, most closely {closest_one}."
+    )
     assert closest(["MLS", "NMLS", "GGN trace"], overall) == "GGN trace"
     assert "over 8 independent seeds, so they are rough." in said[SURELY]
     assert said[BEWARE] == "A correlation is no proof of a cause."
@@ -62,14 +65,14 @@ def test_what_goes_with_the_gap_is_the_strongest_whose_interval_leaves_out_zero(
 def test_where_no_interval_leaves_out_zero_none_does():
     said = told(relations(MLS=(0.9, -0.2, 1.0, 8), NMLS=(0.7, -0.3, 0.9, 8)))
     closest_one = "MLS, Pearson r = 0.90 [-0.20, 1.00]"
-    assert said[WHAT] == f"Across 32 networks, none of 2 measures clearly does. The closest is {closest_one}."
+    assert said[WHAT] == f"Across 32 networks, none of 2 measures clearly go with it. The closest is {closest_one}."
 
 
 def test_what_is_lost_among_networks_trained_alike_is_said():
     overall = relations(MLS=(0.9, 0.2, 1.0, 8), NMLS=(0.7, 0.3, 0.9, 8))
     said = told(overall, within(MLS=(0.1, -0.5, 0.6), NMLS=(0.6, 0.1, 0.9)), left_out=2, unfinished=1)
     alike = "Within a fixed learning rate and batch size, where only the seed differs, "
-    assert said[SURELY].endswith(f"{alike}1 of 2 measures clearly go with the gap.")
+    assert said[SURELY].endswith(f"{alike}1 of 2 measures clearly goes with the gap.")
     assert f"{alike}the relation of MLS is no longer clear: the settings may move both sides." in said[BEWARE]
     assert said[BEWARE].startswith("1 network of the study not finished yet. 2 networks left out of every relation.")
 
@@ -78,7 +81,7 @@ def test_what_is_lost_among_networks_trained_alike_is_said():
 def test_without_intervals_nothing_is_sure(units):
     said = told(relations(MLS=(0.9, float("nan"), float("nan"), units)))
     assert "nothing here is sure" in said[SURELY]
-    assert "none of 1 measure clearly does" in said[WHAT]
+    assert "none of 1 measure clearly go with it" in said[WHAT]
 
 
 def test_without_a_gap_there_is_no_answer():

@@ -59,7 +59,7 @@ def test_the_learning_rates_effect_is_told_in_its_direction(sign, word):
 def test_what_is_left_at_fixed_settings_is_told():
     sentences, _ = told(gap_with_sharpness=1, sharpness_with_lr=-1)
     inside = next(s for s in sentences if s.startswith("Within a fixed learning rate (4 groups"))
-    assert "2 of 3 measures go clearly with the gap: " in inside
+    assert "2 of 3 measures clearly go with the gap: " in inside
 
 
 def test_measures_that_coincide_are_told_once():

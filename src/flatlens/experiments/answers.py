@@ -8,6 +8,7 @@ import pandas as pd
 
 from flatlens.experiments.findings import (
     FEW,
+    clearly,
     interval_of,
     is_clear,
     other_than_gap,
@@ -75,9 +76,8 @@ def _what(rows: Sequence[pd.Series], certain: Sequence[pd.Series]) -> str:
     closest_one = f"{other_than_gap(best)}, Pearson r = {interval_of(best, 'pearson')}"
     of = count_of(len(rows), "measure")
     if not certain:
-        return f"Across {n} networks, none of {of} clearly does. The closest is {closest_one}."
-    go = "does" if len(certain) == 1 else "do"
-    return f"Across {n} networks, {len(certain)} of {of} clearly {go}, most closely {closest_one}."
+        return f"Across {n} networks, {clearly(certain, of, 'it')}. The closest is {closest_one}."
+    return f"Across {n} networks, {clearly(certain, of, 'it')}, most closely {closest_one}."
 
 
 def _surely(rows: Sequence[pd.Series], alike: Sequence[pd.Series], words: str) -> str:
@@ -94,7 +94,7 @@ def _surely(rows: Sequence[pd.Series], alike: Sequence[pd.Series], words: str) -
         return said
     certain = [row for row in alike if is_clear(row, "pearson")]
     of = count_of(len(alike), "measure")
-    return f"{said} Within {words}, {len(certain) or 'none'} of {of} clearly go with the gap."
+    return f"{said} Within {words}, {clearly(certain, of, 'the gap')}."
 
 
 def _beware(

@@ -187,11 +187,8 @@ def _within(study: Study, within: pd.DataFrame) -> list[str]:
         clear = sorted((r for r in rows if is_clear(r, "pearson")), key=lambda r: -abs(r["pearson"]))
         listed = "; ".join(f"{r['x']}, r = {interval_of(r, 'pearson')}" for r in clear[:3])
         more = f": {'the three strongest are ' if len(clear) > 3 else ''}{listed}" if clear else ""
-        go = "goes" if len(clear) == 1 else "go"
-        sentences.append(
-            f"Within {words} ({rows[0]['groups']} groups, pooled), {len(clear)} of {len(rows)} measures {go} "
-            f"clearly with the gap{more}."
-        )
+        told = clearly(clear, f"{len(rows)} measures", "the gap")
+        sentences.append(f"Within {words} ({rows[0]['groups']} groups, pooled), {told}{more}.")
     return sentences
 
 
@@ -269,6 +266,23 @@ def other_than_gap(row: pd.Series) -> str:
 def is_clear(row: pd.Series, coefficient: str) -> bool:
     """Return whether a coefficient's interval leaves out zero."""
     return bool(row[f"{coefficient}_low"] > 0 or row[f"{coefficient}_high"] < 0)
+
+
+def clearly(clear: Sequence[pd.Series], of: str, it: str) -> str:
+    """Return in words how many of all measures, `of`, clearly go with the gap, called `it`, and how many against it.
+
+    `clear` are the relations whose interval leaves out zero.
+    """
+    up = sum(bool(row["pearson"] > 0) for row in clear)
+    down = len(clear) - up
+    if down and not up:
+        return f"{down} of {of} clearly {_go(down)} against {it}"
+    against = f", and {down} against it" if down else ""
+    return f"{up or 'none'} of {of} clearly {_go(up)} with {it}{against}"
+
+
+def _go(count: int) -> str:
+    return "goes" if count == 1 else "go"
 
 
 def interval_of(row: pd.Series, coefficient: str) -> str:

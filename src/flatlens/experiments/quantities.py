@@ -20,7 +20,7 @@ QuantityRole: TypeAlias = Literal["result", "measure", "setting"]
 
 @dataclass(frozen=True)
 class Quantity:
-    """One axis of the comparison: a column of the table of networks, transformed, and the name to show.
+    """A column of the table of networks, how to transform it, and the name to show.
 
     The role is "result" (to be predicted), "measure" (a candidate predictor) or "setting".
     """
