@@ -15,6 +15,7 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import PERMUTATION, UNITS_AND_ORDER, Option, Parts, Run, on_lens
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_count, require_one_of, require_positive
+from flatlens.measures.rows import with_note
 from flatlens.perturbation.ascent import climb
 from flatlens.perturbation.level import first_crossing
 from flatlens.perturbation.weights import Elsewhere
@@ -142,18 +143,17 @@ def worst_sharpness(
         return undefined(NO_LOSS)
     mass = lens.problem.mass
     note = f"m = {lens.problem.n if m is None else min(m, lens.problem.n)}, {done} group{'s' * (done > 1)} of samples"
-    found = of_searches(total / mass, torch.stack(reached).sum(0) / mass, elsewhere.rounding(), "rho")
-    return replace(found, note="; ".join(part for part in (note, found.note) if part))
+    return of_searches(total / mass, torch.stack(reached).sum(0) / mass, elsewhere.rounding(), "rho", note)
 
 
-def of_searches(value: float, reached: Tensor, rounding: float, distance: str) -> Estimate:
+def of_searches(value: float, reached: Tensor, rounding: float, distance: str, note: str = "") -> Estimate:
     """Return the rise that the best of several searches found, less the risk's rounding error: a lower bound.
 
     `reached` has the rise of each search; `distance` names the option that makes rises larger.
     """
     kept = max(value - rounding, 0.0)
-    note = f"the rise is rounding: a larger {distance}, or dtype=torch.float64" if kept == 0 < value else ""
-    return Estimate(kept, kind="lower bound", note=note, arrays={"restarts": reached})
+    lost = f"the rise is rounding: a larger {distance}, or dtype=torch.float64" if kept == 0 < value else ""
+    return with_note(Estimate(kept, kind="lower bound", note=note, arrays={"restarts": reached}), lost)
 
 
 def lost_in_rounding(distance: str, value: float, size: float, dtype: torch.dtype) -> str:
