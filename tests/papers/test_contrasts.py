@@ -88,6 +88,14 @@ def test_no_correlation_below_zero_is_the_stronger_one():
     assert conclusion_of(found, "above", 0.0) == "reproduced"
 
 
+def test_a_positive_correlation_that_weakens_is_one_above_zero():
+    columns = noisy() | {"against": -noisy()["near"], "less": -noisy()["far"]}
+    for mine, other, outcome in (("far", "near", "reproduced"), ("less", "against", "not reproduced")):
+        found = weaker(TABLE, [mine], [other], "gap", positive=True)(results(**columns))
+        assert set(found.parts) == {f"r of {other}", f"{other} less {mine}"}
+        assert conclusion_of(found, "above", 0.0) == outcome
+
+
 def test_correlations_that_differ_less_among_themselves_are_steadier():
     columns = noisy() | {"same": 3 * noisy()["near"]}
     found = steadier(TABLE, ["near", "same"], ["near", "far"], "gap")(results(**columns))

@@ -217,7 +217,9 @@ def test_measures_as_defined_and_as_coded(smoke_of):
     results = smoke_of("X18")[1].results
     table, networks = minima(results), results["lenet"].networks
     assert table[[*RIGHT, *CODED]].notna().all(axis=None)
-    assert np.allclose(table[CODED[3]] ** 2, table["PAC-Bayes"])
+    s = table["PAC-Bayes"] ** -0.25  # its square is the deviation sigma of the noise
+    coded = networks["weight_norm"] ** 2 / (4 * s**2) + np.log(30 / s) + 10
+    assert np.allclose(coded - table[CODED[3]], np.log(30) + 10)
     norm = networks["weight_norm[fc3]"]
     assert np.allclose(table[CODED[1]] * norm**2, networks["kappa_trace[fc3]"])
     assert (table[CODED[1]] < table["Hessian trace"]).all()  # one layer's of all

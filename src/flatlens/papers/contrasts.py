@@ -40,14 +40,21 @@ def stronger(table: Table, these: Sequence[str], others: Sequence[str], y: str) 
     return found
 
 
-def weaker(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
-    """Return |Fisher's z| with y of each of the others less that of each of these columns; all have to be above 0."""
-    name = f"Fisher's |z| with {y}: {', '.join(others)} less {', '.join(these)}"
+def weaker(table: Table, these: Sequence[str], others: Sequence[str], y: str, *, positive: bool = False) -> Evidence:
+    """Return |Fisher's z| with y of each of the others less that of each of these columns; all have to be above 0.
+
+    `positive`: so have r of the others, where a positive correlation is said to become weaker.
+    """
+    name = f"Fisher's |z| with {y}: {', '.join(others)} less {', '.join(these)}{'; and r of the former' * positive}"
 
     def size(r: Array) -> Array:
         return np.abs(fishers_z(r))
 
-    return lambda results: in_cases(_each_pair(table(results), others, these, y, "|z|", size), "all", name)
+    def found(results: Results) -> Statistic:
+        signs = {f"r of {other}": correlated(table, other, y)(results) for other in others if positive}
+        return in_cases(signs | _each_pair(table(results), others, these, y, "|z|", size), "all", name)
+
+    return found
 
 
 def _each_pair(

@@ -32,9 +32,9 @@ RIGHT: Mapping[str, str] = {
     "weight norm": "weight_norm",
 }
 """The five measures of Fig. 5 as flatlens defines them: trace and norm are of the whole network."""
-CODED = ("relative flatness (code)", "last layer's trace (code)", "Fisher-Rao norm", "1/sigma (code)",
+CODED = ("relative flatness (code)", "last layer's trace (code)", "Fisher-Rao norm", "PAC-Bayes (code)",
          "last layer's squared norm (code)")  # fmt: skip
-"""The five measures as the authors' code computes them, up to constant factors."""
+"""The five measures as the authors' code computes them, up to constant factors and terms."""
 REPARAMETRISED: Mapping[str, str] = {"": "", "moved ": MOVED, "neurons moved ": MOVED_NEURONS}
 """Prefix of the columns after each reparametrisation."""
 
@@ -99,14 +99,14 @@ def minima(results: Results) -> pd.DataFrame:
         "optimiser": setups.str.extract(r"(\w+)\(", expand=False),
     }
     for prefix, at in REPARAMETRISED.items():
-        norm = column("weight_norm", at, LAST)
+        norm, sharpness = column("weight_norm", at, LAST), column(PAC_BAYES, at)
         columns |= {f"{prefix}{name}": column(measured, at) for name, measured in RIGHT.items()}
         columns |= {
             f"{prefix}{OF_ANOTHER}": column("relative_flatness", at, ANOTHER),
             f"{prefix}{THEOREM_4}": column(NORMALISED, at),
             f"{prefix}{CODED[0]}": column(NORMALISED, at),
             f"{prefix}{CODED[1]}": column("kappa_trace", at, LAST) / norm**2,
-            f"{prefix}{CODED[3]}": column(PAC_BAYES, at) ** 0.5,
+            f"{prefix}{CODED[3]}": column("weight_norm", at) ** 2 * sharpness**0.5 / 4 + np.log(sharpness) / 4,
             f"{prefix}{CODED[4]}": norm**2,
         }
     return pd.DataFrame(columns)

@@ -35,8 +35,9 @@ def _plots(results: Results) -> list[Plot]:
 
 CODE = (
     "In the authors' code trace and weight norm are the last layer's, the norm is squared, features are divided by "
-    "their standard deviation first, sigma^2 stands for sigma, and the Fisher-Rao norm has a factor 6 for 5: the "
-    "figure and the claims named as coded take these, but for constant factors, which no correlation sees."
+    "their standard deviation first, the Fisher-Rao norm has a factor 6 for 5, and the PAC-Bayes measure drawn is "
+    "||w||^2 / (4 s^2) + log(n / s) + 10 for noise of the standard deviation s^2. The figure and the claims that are "
+    "as coded take these (w with its biases), but for constant factors and terms, which no correlation sees."
 )
 _FACTORS = (
     "Each layer is multiplied by a factor of its own and the next divided by it; the authors' code moves the last two "
@@ -47,8 +48,8 @@ SPLIT_GAP = (
     "measured beside it, by name, and proportional where the test samples are a fifth."
 )
 _UNSAID = (
-    "The law of the initial weights and a limit of epochs are not given: PyTorch's own, and 300. What has not "
-    "converged by then is left out, as in the paper."
+    "The text gives neither the law of the initial weights nor a limit of epochs: PyTorch's own, and 300; the code "
+    "draws weights by Glorot's normal law. What has not converged by then is left out, as in the paper."
 )
 
 EXPERIMENTS = (
@@ -68,7 +69,8 @@ EXPERIMENTS = (
             ),
             "desk": (
                 "2000 images of CIFAR-10 to train on, batches of 16 to 128, learning rates at which each optimiser "
-                "converges; 5 networks of each setup, 120 in all; losses and gaps on all images, the rest on 500.",
+                "converges; 5 networks of each setup, 120 in all; losses and gaps on all of these and on 2000 test "
+                "images, the rest on 500.",
                 _UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT,
             ),
             "paper": (_UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT),

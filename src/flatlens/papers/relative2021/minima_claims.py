@@ -141,8 +141,8 @@ def _declines() -> list[Prediction]:
     )  # fmt: skip
     return [
         Prediction(
-            f"{_slug(name)}.{row}", f"{after} weakens the correlation of {_with_article(name)} with the gap.",
-            place, weaker(minima, [f"{prefix} {name}"], [name], "gap"),
+            f"{_slug(name)}.{row}", f"{after} weakens the positive correlation of {_with_article(name)} with the gap.",
+            place, weaker(minima, [f"{prefix} {name}"], [name], "gap", positive=True),
             kind=kind, quote=quote, reason=reason,
         )
         for row, prefix, after, place, kind, quote, reason in moves
@@ -165,8 +165,9 @@ def _another_layer() -> list[Prediction]:
             quote=ANOTHER_LAYER, reason=_NO_NUMBER,
         ),
         Prediction(
-            "another_layer.less", "It does so less than that of the penultimate layer's features.",
-            place, weaker(minima, [OF_ANOTHER], [FLAT], "gap"),
+            "another_layer.less",
+            "Its correlation is smaller than that of the penultimate layer's features, which is above 0.",
+            place, weaker(minima, [OF_ANOTHER], [FLAT], "gap", positive=True),
             kind="claim", quote=ANOTHER_LAYER,
         ),
     ]  # fmt: skip
