@@ -55,6 +55,16 @@ NUMBERS = {"first": first("s"), "last": last("s"), "largest": largest("s"), "rat
            "late": late("s"), "late ratio": late("s", "edge"), "rise": rise("s")}  # fmt: skip
 
 
+def test_networks_without_a_course_are_counted_where_a_reason_is_given():
+    courses = until_partner("smoothing", "accuracy", 0.9, ["seed"])
+    found = mean_of(in_course("one", {"last": last("s")}, courses, without="its partner never came there"), "last")
+    one = found({"one": result()})
+    assert (one.n, one.excluded) == (2, (("its partner never came there", 1),))  # c; d is not among those that ended
+    assert one.value == (8 + 3) / 2
+    silent = mean_of(in_course("one", {"last": last("s")}, courses), "last")({"one": result()})
+    assert (silent.n, silent.excluded, silent.value) == (2, (), one.value)
+
+
 def test_numbers_of_whole_courses():
     table = in_course("one", NUMBERS)({"one": result()}).set_index("key")
     assert table.index.tolist() == ["a", "b", "c"]  # d is left out

@@ -11,6 +11,7 @@ import pandas as pd
 from flatlens.experiments.result import StudyResult
 from flatlens.papers.evidence import Table, alike_in, histories, reached
 from flatlens.papers.predictions import Results
+from flatlens.papers.units import marked
 from flatlens.statistics.correlations import COEFFICIENTS, CoefficientName
 
 Courses: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
@@ -20,14 +21,25 @@ Number: TypeAlias = Callable[[pd.DataFrame], float]
 
 
 def in_course(
-    study: str, numbers: Mapping[str, Number], courses: Courses = histories, networks: Callable[[str], Table] = reached
+    study: str,
+    numbers: Mapping[str, Number],
+    courses: Courses = histories,
+    networks: Callable[[str], Table] = reached,
+    without: str = "",
 ) -> Table:
-    """Return the networks of a study (`reached` or `trained_in`), with these numbers of their courses as columns."""
+    """Return the networks of a study (`reached` or `trained_in`), with these numbers of their courses as columns.
+
+    Those without a course are dropped; if `without` gives a reason, they are marked as left out for it.
+    """
 
     def found(results: Results) -> pd.DataFrame:
         table, known = networks(study)(results), courses(results[study])
-        kept = table[table["key"].isin(set(known))].reset_index(drop=True)
-        columns = {name: [number(known[key]) for key in kept["key"]] for name, number in numbers.items()}
+        there = table["key"].isin(set(known))
+        kept = marked(table, ~there, without) if without else table[there].reset_index(drop=True)
+        columns = {
+            name: [number(known[key]) if key in known else np.nan for key in kept["key"]]
+            for name, number in numbers.items()
+        }
         return kept.assign(**columns)
 
     return found

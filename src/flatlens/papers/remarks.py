@@ -12,6 +12,9 @@ FEW_SEEDS = (
     "Five seeds are five independent units, and fewer than six give no interval and no verdict: of claims about these "
     "networks only the values are shown."
 )
+ONE_DRAW = (
+    "All networks have the same images: intervals are of starts and orders of batches, not of the draw of images."
+)
 COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
 
 SUMMED_GAP = "generalisation_gap(convention='summed_x5')"

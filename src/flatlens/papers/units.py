@@ -118,11 +118,16 @@ def marked_untrained(networks: pd.DataFrame, chance: float, settings: Sequence[s
     ['it never trained: accuracy below 0.19 (rho 0.2)']
     """
     least = chance + LEARNT * (1 - chance)
-    before = networks[WHY_LEFT_OUT] if WHY_LEFT_OUT in networks else pd.Series("", index=networks.index)
     untrained = networks["accuracy"].astype(float) < least
     named = [column for column in settings if column in networks]
     why = pd.Series(f"it never trained: accuracy below {least:.3g}", index=networks.index)
     if named:
         which = networks[named].apply(lambda row: ", ".join(f"{name} {value}" for name, value in row.items()), axis=1)
         why += " (" + which + ")"
-    return networks.assign(**{WHY_LEFT_OUT: before.mask(untrained, why)})
+    return marked(networks, untrained, why)
+
+
+def marked(networks: pd.DataFrame, those: pd.Series, why: str | pd.Series) -> pd.DataFrame:
+    """Return the networks, with `those` marked as left out for this reason, in place of an earlier one."""
+    before = networks[WHY_LEFT_OUT] if WHY_LEFT_OUT in networks else pd.Series("", index=networks.index)
+    return networks.assign(**{WHY_LEFT_OUT: before.mask(those, why)})

@@ -7,7 +7,7 @@ from flatlens.papers.plots import pairwise, scatter
 from flatlens.papers.predictions import Results
 from flatlens.papers.relative2021.lenets import CODED, LAST, OF_ANOTHER, RIGHT, lenet_studies, minima
 from flatlens.papers.relative2021.minima_claims import predictions
-from flatlens.papers.remarks import COEFFICIENT, SMOKE_ONLY
+from flatlens.papers.remarks import COEFFICIENT, ONE_DRAW, SMOKE_ONLY
 
 
 def _plots(results: Results) -> list[Plot]:
@@ -71,7 +71,7 @@ EXPERIMENTS = (
                 "2000 images of CIFAR-10 to train on, batches of 16 to 128, learning rates at which each optimiser "
                 "converges; 5 networks of each setup, 120 in all; losses and gaps on all of these and on 2000 test "
                 "images, the rest on 500.",
-                _UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT,
+                ONE_DRAW, _UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT,
             ),
             "paper": (_UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT),
         },

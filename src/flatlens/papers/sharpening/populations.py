@@ -308,8 +308,10 @@ EXPERIMENTS = (
             "desk": (
                 NARROW,
                 "200 images of CIFAR-10, without CIFAR-100; learning rates 0.1, 0.03, 0.01 and batches of 8, 32, 128; "
-                "the loss is looked at every 50 steps, until the mean of 5 is below 0.01; measured on 100 points, in "
-                "float32.",
+                "10 seeds; measured on 100 points, in float32.",
+                "The loss is looked at every 50 steps, until the mean of 5 is below 0.01. These 250 steps are 10 "
+                "epochs of batches of 8, and 125 of 128 (the paper's 1000 steps are 1.3 to 20). So training ends at "
+                "losses of 0.0002 to 0.03, with which the sharpness goes (rank correlations of 0.87 and 0.84).",
                 UNTOLD_INIT,
                 NO_DECAY,
                 COEFFICIENT,
