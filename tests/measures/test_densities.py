@@ -51,3 +51,13 @@ def test_negative_losses_are_bounded_by_their_size() -> None:
     problem = fl.Problem(net, lambda f, y: -torch.exp(-(f - y).square().sum(1)) - 0.5, (x, y))
     report = fl.measure(fl.Lens(problem), "representativeness")
     assert report["representativeness.bound"].value >= report["representativeness"].value > 0
+
+
+def test_one_held_out_sample_has_no_error() -> None:
+    """Nothing overflows, as the note said once; the part that needs no held-out sample stays."""
+    net, x, y = network("mlp-tanh", n=31)
+    problem = fl.Problem(net, "cross_entropy", (x[:30], y[:30]), test=(x[30:], y[30:]))
+    found = measured(problem, "representativeness", "split.representativeness")
+    assert found.kind == "undefined"
+    assert found.note.startswith(f"{float(found.note.split()[0]):g} on one held-out sample: an error needs two")
+    assert measured(problem, "representativeness", "split.robustness").kind == "estimate"

@@ -8,6 +8,7 @@ from builders import chain, lens_on, normal
 from torch import nn
 
 import flatlens as fl
+from flatlens.estimate import Estimate
 from flatlens.measures import rows
 
 
@@ -40,3 +41,11 @@ def test_a_number_of_the_network_stands_beside_those_of_its_layers() -> None:
     assert report["relative_flatness"].value == report["relative_flatness", "2"].value
     both = report["relative_flatness", "0"].value + report["relative_flatness", "2"].value
     assert report["relative_flatness.sum"].value == pytest.approx(both)
+
+
+def test_a_sum_over_layers_has_their_errors_or_is_a_bound_below_them() -> None:
+    sure, off, least = Estimate(1.0), Estimate(2.0, 0.5, "estimate"), Estimate(3.0, kind="lower bound")
+    both = rows._over_layers({"a": off, "b": off, "c": sure}, sum)
+    assert (both.value, both.stderr, both.kind) == (5.0, 1.0, "estimate")
+    bound = rows._over_layers({"a": off, "b": least}, sum)
+    assert (bound.value, bound.stderr, bound.kind) == (pytest.approx(5 - 0.98), 0.0, "lower bound")

@@ -176,3 +176,20 @@ def test_rounding_inside_the_network_is_taken_off(far: float, delta: float) -> N
     one = mls_by_search(delta=delta)
     found = fl.measure(fl.Lens(fl.Problem(net, "mse", (x, torch.zeros(8, 3)))), [one])[one.key]
     assert found.value <= float(truth) * (1 + 1e-7)
+
+
+def test_outputs_that_are_not_finite_are_no_inputs_of_zero() -> None:
+    """exp(x^2) ends at x = 9.42 in float32."""
+
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.scale * x**2).exp()
+
+    problem = fl.Problem(Square(), "mse", (torch.tensor([[9.41], [1.0], [0.0]]), torch.zeros(3, 1)))
+    found = fl.measure(fl.Lens(problem), "mls_by_search(delta=0.01)")["mls_by_search(delta=0.01)"]
+    assert found.kind == "undefined"
+    assert found.note == "the search met outputs that are not finite around 1 of 3 samples"

@@ -249,3 +249,37 @@ def test_points_that_are_rounded_stay_in_the_ball(activation: nn.Module, x: floa
     one = local_variation(delta=delta)
     found = fl.measure(fl.Lens(problem), [one])
     assert found[one.key].value <= found[f"{one.key}.upper"].value
+
+
+class Winding(nn.Module):
+    """x (sin^2 kx + cos^2 kx) = x: a Jacobian of 1 whose terms of size k x cancel."""
+
+    def __init__(self, k: float) -> None:
+        super().__init__()
+        self.k, self.weight = k, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * ((self.k * x).sin() ** 2 + (self.k * x).cos() ** 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [1e3, 1e5])
+def test_rounding_inside_the_network_is_taken_off(k: float, dtype: torch.dtype) -> None:
+    """0.06 was a lower bound of 0 once."""
+    x = 1 + torch.rand(4, 2, generator=seeded(0)).to(dtype)
+    problem = fl.Problem(Winding(k).to(dtype), "mse", (x, torch.zeros_like(x)))
+    assert search(problem, 0.1).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("seed", [2, 4])
+def test_behind_a_confident_softmax_float32_finds_no_more_than_float64(seed: int) -> None:
+    """The terms of p (u - sum p u) cancel: 1.47 of the truth was a lower bound once."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3), nn.Softmax(1))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(3)
+        net[2].weight.mul_(6)
+    x = torch.randn(8, 3)
+    coarse = search(fl.Problem(net, "mse", (x, torch.zeros(8, 3))), 1e-3)
+    assert bool((coarse <= 1.001 * search(problem_of(net, x), 1e-3)).all())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flatlens.grams import LayerGrams
 from flatlens.measures.card import per_sample
-from flatlens.measures.volume import rank_tolerance
+from flatlens.measures.volume import positive
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
@@ -44,18 +44,13 @@ def output_slope2(g: LayerGrams) -> Tensor:
 @per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
 def rank(g: LayerGrams) -> Tensor:
     """Return the rank of df/dx per sample."""
-    return _positive(g).sum(1).to(torch.float64)
+    return positive(g).sum(1).to(torch.float64)
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
 def log_positive_volume(g: LayerGrams) -> Tensor:
     """Return log sqrt(product of the positive eigenvalues of G), 0 if there is none."""
-    return 0.5 * torch.where(_positive(g), g.eigenvalues, 1.0).log().sum(1)
-
-
-def _positive(g: LayerGrams) -> Tensor:
-    """Return which eigenvalues are larger than rounding, by the rule of `log_volume`."""
-    return g.eigenvalues > rank_tolerance(g.precision) * g.eigenvalues[:, -1:]
+    return 0.5 * torch.where(positive(g), g.eigenvalues, 1.0).log().sum(1)
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="parameters", needs={"K"})

@@ -10,7 +10,7 @@ of u that is not 0 everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -40,20 +40,39 @@ class Certificate:
     raw: dict[str, Tensor | None]  #: the same in the shape that autograd returned
     parameters: dict[str, Tensor]  #: ds/dtheta, by parameter
 
-    def holds(self, found: dict[str, Tensor], rtol: float) -> Tensor:
-        """Return a flag for each place: whether the Jacobians `found`, combined by u, give the same derivative."""
-        flags = [_same(self.u, found[name], total, rtol) for name, total in self.totals.items()]
+    def apart(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return ||sum_k u_ik J_ik - ds/d(row of sample i)||^2 at each place, (n,), with the Jacobians `found`."""
+        return {name: _apart(self.u, found[name], total) for name, total in self.totals.items()}
+
+    def holds(self, apart: dict[str, Tensor], rtol: float) -> Tensor:
+        """Return a flag for each place: whether both derivatives are the same, to rounding; not of overflows."""
+        within = {name: rtol**2 * norm2(total).max() for name, total in self.totals.items()}
+        flags = [((apart[name] <= most) | ~apart[name].isfinite()).all() for name, most in within.items()]
         return torch.stack(flags) if flags else self.u.new_ones(0, dtype=torch.bool)
 
 
-def _same(u: Tensor, J: Tensor, total: Tensor, rtol: float) -> Tensor:
-    """Return whether sum_k u_ik J_ik is sample i's row of `total`, to rounding; overflows are not compared."""
+def _apart(u: Tensor, J: Tensor, total: Tensor) -> Tensor:
     if J.ndim > 3 and J.stride(-2) == 1:  # in the order in which it is stored, so that nothing is copied
         J, total = J.mT, total.mT
     combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
-    total = total.reshape(combined.shape)
-    apart, size = norm2(combined - total), norm2(total).max()
-    return ((apart <= rtol**2 * size) | ~apart.isfinite()).all()
+    return norm2(combined - total.reshape(combined.shape))
+
+
+def rounding(apart: dict[str, Tensor], found: dict[str, Tensor], places: Iterable[str]) -> Tensor | None:
+    """Return how far rounding moves each sample's Jacobians, over their length, (n,): the most of some places.
+
+    Both derivatives of the certificate come from the same forward pass, in another order of arithmetic, and differ by
+    rounding alone. As u is normal, ||sum_k u_ik dJ_ik|| is about ||dJ_i||_F. It is large where derivatives cancel, as
+    behind a confident softmax. None if no place is tested.
+    """
+    each = []
+    for place in places:
+        if place in apart:
+            J = found[place]
+            rows = torch.linalg.vector_norm(J, dim=tuple(range(2, J.ndim)))  # in two steps: half the time
+            length = torch.linalg.vector_norm(rows, dim=1).to(torch.float64)
+            each.append(torch.where(length > 0, apart[place].sqrt() / length, 0.0))
+    return torch.stack(each).amax(0) if each else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +92,7 @@ class Checker:
         self,
         tape: Tape,
         batch: Batch,
-        found: dict[str, Tensor],
+        apart: dict[str, Tensor],
         certificate: Certificate,
         rebuilt: dict[str, tuple[Tensor, Tensor]],
         batched: bool,
@@ -82,7 +101,7 @@ class Checker:
 
         The flags stay on the device: reading them would wait for it. `require` reads them.
         """
-        flags = torch.cat([certificate.holds(found, self.rtol), *self.same_gradients(certificate, rebuilt)])
+        flags = torch.cat([certificate.holds(apart, self.rtol), *self.same_gradients(certificate, rebuilt)])
         padding_holds = flags.new_ones(())
         if self.layout.ignores_padding and tape.mask is not None:
             at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -43,6 +43,12 @@ class LayerGrams:
     tokens: Tokens | None = None  #: for outputs of tokens: which tokens count
     slope: Tensor | None = None
     """dl_i/df_i, (n, N), scaled so that mean_i slope slope^T weighs samples as the risk does."""
+    softmax_size: int = 0  #: outputs that share each softmax at the network's end, 0 without: see `closing_softmax`
+    rounding: Tensor | None = None
+    """How far rounding moves df/dx, over its length, (n,), as the certificate shows it: its error may be larger where
+    the forward pass itself cancels. None where the certificate does not test it."""
+    shared: dict[Hashable, tuple[Tensor, ...]] = field(default_factory=dict, init=False)
+    """Numbers that several measures read, by name: each is computed for the first of them."""
 
     @cached_property
     def _input(self) -> Mapping[RowProduct, Tensor]:

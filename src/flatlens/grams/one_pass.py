@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from flatlens.estimate import Progress
 from flatlens.grams.broken import clear_autograd_errors
-from flatlens.grams.certificate import Checker, ChunkCheck
+from flatlens.grams.certificate import Checker, ChunkCheck, rounding
 from flatlens.grams.jacobians import ChunkJacobians, Saved, network_input, saved_of
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout
@@ -30,6 +30,7 @@ from flatlens.grams.output_jacobians import Pool, output_jacobians
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.sketch import Sketch
 from flatlens.grams.unexplained import per_sample_gradients
+from flatlens.operations.graph import closing_softmax
 from flatlens.problem import Batch, Problem
 from flatlens.problem.loss import labels_known
 from flatlens.problem.outcomes import fisher_slopes
@@ -123,7 +124,8 @@ class _Pass:
             with labels_known():
                 C = problem.loss.output_hessian(f, y) * per_mass
                 slope = fisher_slopes(problem, f, y)
-            yield ChunkGrams(number, losses, correct, *self._grams(forward, f, C, tokens=tokens, slope=slope))
+            grams = self._grams(forward, f, C, tokens=tokens, slope=slope, softmax_size=closing_softmax(f))
+            yield ChunkGrams(number, losses, correct, *grams)
             return
         for probe, (rows, C) in enumerate(sketch.views(problem.loss, f, y, number)):
             combined = (rows.to(f) @ f[..., None])[..., 0]
@@ -140,6 +142,7 @@ class _Pass:
         *,
         tokens: Tokens | None = None,
         slope: Tensor | None = None,
+        softmax_size: int = 0,
         rows: Tensor | None = None,
         keep_graph: bool = False,
         certify: bool = True,
@@ -162,22 +165,31 @@ class _Pass:
         explicit = per_sample_gradients(problem, self.model, forward.batch, layout.unexplained, rows)
         if computed.certificate is not None:
             explicit = self.checker.unexplained(forward.batch, explicit, computed.certificate, rows)
-        make_grams = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens, slope=slope)
+        make_grams = partial(
+            LayerGrams, C, f.detach().to(torch.float64), problem.precision,
+            tokens=tokens, slope=slope, softmax_size=softmax_size,
+        )  # fmt: skip
         convex = problem.loss.convex and rows is None
         chunk = ChunkJacobians(problem, tape, layout, named, computed.found, forward.saved, explicit, C, needs, convex)
+        apart: dict[str, Tensor] = {}
         if computed.certificate is not None:
+            apart = computed.certificate.apart(computed.found)
             rebuilt = chunk.rebuilt(computed.certificate.totals, weights=False)
             rebuilt |= chunk.combined(computed.certificate.u)
             batched = self.pool.batched is True
-            self.pending.append(
-                self.checker.check(tape, forward.batch, computed.found, computed.certificate, rebuilt, batched)
-            )
+            self.pending.append(self.checker.check(tape, forward.batch, apart, computed.certificate, rebuilt, batched))
         layers = chunk.layers(make_grams, self.scale)
         if layout.input_call is not None:
             network: LayerGrams | None = layers[layout.input_call]
         else:
             read = [layout.unpadded(x.detach().to(f.dtype), tape) for x in forward.inputs]
             network = network_input(computed.found, read, make_grams, needs) if "G" in needs else None
+        if "G" in needs and rows is None:
+            for key, grams in layers.items():
+                at = f"x:{key}" if f"x:{key}" in apart else f"z:{key}"  # df/dx of a layer follows from df/dz
+                grams.rounding = rounding(apart, computed.found, [at])
+            if network is not None and layout.input_call is None:
+                network.rounding = rounding(apart, computed.found, [at for at in apart if at.startswith("input:")])
         others = {name: make_grams(weight=J, counts_weight=True) for name, J in chunk.others().items()}
         return make_grams(), network, layers, others, chunk.parts(layers, make_grams, self.scale)
 

@@ -145,7 +145,8 @@ class PassMeasure(Measure):
 
     place: Where  #: evaluated at inputs of layers, at parameters, at weights of linear layers, or at the outputs
     answer: Answer  #: the network's answer: at its input, summed over layers, or the last linear layer's
-    reduce: Callable[[Tensor], Reduced] = mean
+    reduce: Callable[..., Reduced] = mean
+    """The number of all samples, from theirs, (n,), and how far rounding may move each if the function returns both."""
     needs: frozenset[Need] = frozenset()  #: the quantities that it reads from the pass
     sketched: Sketched = "never"
     """The estimate from random combinations of many outputs.
@@ -208,7 +209,7 @@ def per_sample(
     symbol: str,
     source: str,
     unit: str,
-    reduce: Callable[[Tensor], Reduced] = mean,
+    reduce: Callable[..., Reduced] = mean,
     place: Where,
     needs: Iterable[Need],
     sketched: Sketched = "never",

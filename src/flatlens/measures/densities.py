@@ -134,7 +134,10 @@ def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, probes: int, 
     within = (error**2 + robust_error**2) ** 0.5
     note = f"the sum with E_F differs from the gap by {apart:.2g} +- {1.96 * within:.2g}"
     whole = (error**2 + stderr_of(test) ** 2) ** 0.5
+    found = Estimate(held_out - nearby, whole, "estimate", note=note)
+    if len(test) == 1:
+        found = undefined(f"{found.value:g} on one held-out sample: an error needs two")
     return {
-        ("split.representativeness", None): Estimate(held_out - nearby, whole, "estimate", note=note),
+        ("split.representativeness", None): found,
         ("split.robustness", None): Estimate(robust, robust_error, "estimate"),
     }

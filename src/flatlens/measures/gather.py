@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from flatlens.problem import Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer, emptied
 from flatlens.problem.outcomes import Outcomes, as_rows, from_rows
 
+ROUNDING = ".rounding"  #: at the end of a measure's key: how far rounding may move each sample's number
 TOLERANCE = 0.03  #: largest relative residual of a squared spectral norm found by products: 1.5% of the norm
 
 
@@ -56,11 +57,14 @@ class Gatherer:
                 if probe == 0:
                     ends.add(chunk.number, as_rows(chunk.losses, chunk.correct))
                 for measure in measures:
-                    once: dict[int, Tensor] = {}  # the network's input may be that of its first layer
+                    once: dict[int, Any] = {}  # the network's input may be that of its first layer
                     for place, grams in _places(measure, chunk):
                         if id(grams) not in once:
                             once[id(grams)] = measure.evaluate(grams)
                         at, value = ((measure.key, place), probe), once[id(grams)]
+                        if isinstance(value, tuple):
+                            value, moved = value
+                            kept.add(chunk.number, {((measure.key + ROUNDING, place), probe): moved})
                         if measure.total:
                             totals[at] = totals[at].add_(value) if at in totals else value.clone()
                         else:

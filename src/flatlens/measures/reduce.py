@@ -12,6 +12,13 @@ from torch import Tensor
 from flatlens.curvature.probes import mean_of_forms
 from flatlens.estimate import Kind
 
+ROUNDED = 1e-3
+"""Smallest relative error of a volume by rounding that is told."""
+DEFICIENT = "rank-deficient within rounding"
+IS_ROUNDING = "its error is rounding, which moves small singular values"
+TAKEN_OFF = "less the error by rounding"
+BEHIND_SOFTMAX = "the network ends in a softmax, so its outputs move in fewer directions than there are outputs"
+
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
@@ -63,21 +70,60 @@ def by_probes(reduce: Callable[[Tensor], Reduced], values: Tensor) -> Reduced:
     return replace(found, largest=float(largest.mean()), largest_probes=largest)
 
 
-def mean_of_exp(logs: Tensor) -> Reduced:
-    """Return the mean of exp(values), computed in logarithms so that nothing overflows."""
-    value = float((torch.logsumexp(logs, 0) - math.log(len(logs))).exp())  # inf where it exceeds float64
-    note = _missing(logs, "rank-deficient within rounding, their volume counted as 0")
-    return Reduced(value, logs.exp(), note, "lower bound" if note else "exact")
+def mean_of_volumes(logs: Tensor, moved: Tensor) -> Reduced:
+    """Return the mean of exp(logs), computed in logarithms so that nothing overflows.
+
+    `moved`, (n,), is how far rounding may move each logarithm: infinite where it hides the rank, and the volume counts
+    as 0; 0 with a logarithm of -inf where the volume is known to be 0.
+    """
+    total, volumes = logs.logsumexp(0), logs.exp()
+    log, value = float(total) - math.log(len(logs)), float((total - math.log(len(logs))).exp())
+    if _known(logs, moved):
+        return Reduced(0.0, volumes, BEHIND_SOFTMAX)
+    beyond = f"float64, its logarithm is {log:.6g}: see log_volume"
+    if math.isfinite(log) and math.isinf(value):
+        return Reduced(math.nan, volumes, f"above {beyond}", "undefined")
+    error = float(torch.where(logs.isfinite(), (logs - total).exp() * moved, 0.0).sum())  # relative
+    hidden = _count(moved.isinf(), f"{DEFICIENT}, their volume counted as 0")
+    if math.isfinite(log) and value < torch.finfo(torch.float64).tiny:
+        return Reduced(0.0, volumes, _joined(f"below {beyond}", hidden), "lower bound")
+    if hidden:
+        less = max(1 - error, 0.0) if error > ROUNDED else 1.0
+        return Reduced(value * less, volumes, _joined(hidden, TAKEN_OFF if less < 1 else ""), "lower bound")
+    if error > ROUNDED:
+        return Reduced(value, volumes, IS_ROUNDING, "estimate", value * error / 1.96)
+    return Reduced(value, volumes)
 
 
-def mean_of_finite(values: Tensor, why: str = "rank-deficient within rounding") -> Reduced:
+def mean_of_logs(logs: Tensor, moved: Tensor) -> Reduced:
+    """Return the mean over the samples with a volume above 0; `moved` is that of `mean_of_volumes`."""
+    there = logs != -math.inf
+    if not bool(there.any()):
+        why = BEHIND_SOFTMAX if _known(logs, moved) else f"every sample is {DEFICIENT}"
+        return Reduced(math.nan, logs, why, "undefined")
+    value, error = float(logs[there].mean()), float(moved[there].mean())
+    left_out = _count(~there, f"{DEFICIENT}, left out")
+    if error > ROUNDED:
+        return Reduced(value, logs, _joined(left_out, IS_ROUNDING), "estimate", error / 1.96)
+    return Reduced(value, logs, left_out)
+
+
+def _known(logs: Tensor, moved: Tensor) -> bool:
+    """Return whether every volume is known to be 0."""
+    return bool(((logs == -math.inf) & (moved == 0)).all())
+
+
+def mean_of_finite(values: Tensor, why: str) -> Reduced:
     """Return the mean over the samples with a value; the note counts the others."""
     there = torch.isfinite(values)
     if not bool(there.any()):
         return Reduced(math.nan, values, f"every sample is {why}", "undefined")
-    return Reduced(float(values[there].mean()), values, _missing(values, f"{why}, left out"))
+    return Reduced(float(values[there].mean()), values, _count(~there, f"{why}, left out"))
 
 
-def _missing(values: Tensor, what: str) -> str:
-    missing = int((~torch.isfinite(values)).sum())
-    return f"{missing} of {len(values)} samples {what}" if missing else ""
+def _joined(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)
+
+
+def _count(chosen: Tensor, what: str) -> str:
+    return f"{int(chosen.sum())} of {len(chosen)} samples {what}" if bool(chosen.any()) else ""

@@ -13,6 +13,7 @@ from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import one_line, out_of_memory
 from flatlens.estimate import Estimate, Key, Kind, undefined
 from flatlens.measures.card import GRADIENTS_OF_SAMPLES, PassMeasure, Run
+from flatlens.measures.gather import ROUNDING
 from flatlens.measures.left_out import (
     LARGEST_OF_NOISY,
     NO_LINEAR_LAYER,
@@ -104,7 +105,7 @@ def _at_input(lens: Lens, one: PassMeasure, values: Tensor) -> Estimate:
     """Return the network's answer at its own input."""
     if lens.probes is not None and one.sketched == "probes":
         return _estimate(lens, by_probes(one.reduce, values))
-    return _bounded(lens, (one.key, None), _estimate(lens, one.reduce(values)))
+    return _bounded(lens, (one.key, None), _estimate(lens, _reduced(lens, one, None, values)))
 
 
 def _bounded(lens: Lens, key: Key, estimate: Estimate) -> Estimate:
@@ -188,9 +189,10 @@ def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
     return replace(whole, value=largest, stderr=float(mean_of_forms(probes)[1]), arrays={"probes": probes})
 
 
-def _reduced(lens: Lens, one: PassMeasure, layer: str, values: Tensor) -> Reduced:
-    if one.finish is None:
-        return one.reduce(values)
+def _reduced(lens: Lens, one: PassMeasure, layer: str | None, values: Tensor) -> Reduced:
+    if one.finish is None or layer is None:
+        moved = lens.per_sample([one]).get((one.key + ROUNDING, layer))
+        return one.reduce(values) if moved is None else one.reduce(values, moved)
     weight = lens.layout.weight(layer)
     if not (finite(values) and finite(weight.matrix.W.square())):  # no finite values to minimise over
         return Reduced(math.nan, None)
@@ -235,7 +237,10 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
         together = torch.stack(probes).sum(0)
         stderr = float(mean_of_forms(together)[1])
         return Estimate(value, stderr, "estimate", "; ".join(notes), samples, {"probes": together}, products=products)
-    return Estimate(value, kind=kind, samples=samples, note="; ".join(notes), products=products)
+    stderr = combine([e.stderr for e in layers.values()])
+    if stderr and "lower bound" in {e.kind for e in layers.values()}:
+        value, stderr, kind = combine([e.value - 1.96 * e.stderr for e in layers.values()]), 0.0, "lower bound"
+    return Estimate(value, stderr, kind, "; ".join(notes), samples, products=products)
 
 
 def finite_or_undefined(lens: Lens, estimate: Estimate) -> Estimate:

@@ -27,9 +27,10 @@ from flatlens.perturbation.variation import found_variation
 def local_variation(lens: Lens, run: Run, *, delta: float = 0.1, restarts: int = 4, steps: int = 20) -> Parts:
     """Local variation of the Jacobian: max_i sup ||Jf(u) - Jf(v)||_2 over u, v within delta of x_i.
 
-    `delta` is a Euclidean distance in the input's units. The value is the result of a search, a lower bound. `.upper`
-    is a certified upper bound; it exists for chains of affine layers and common activations that are small enough to be
-    written out as matrices. `samples` has each sample's own bound for both. For a linear network both are 0.
+    `delta` is a Euclidean distance in the input's units. The value is the result of a search, a lower bound: the
+    rounding error of the Jacobians is taken off. `.upper` is a certified upper bound; it exists for chains of affine
+    layers and common activations that are small enough to be written out as matrices. `samples` has each sample's own
+    bound for both. For a linear network both are 0.
     """
     require_positive(delta=delta)
     require_count(1, restarts=restarts, steps=steps)
@@ -87,6 +88,8 @@ def mls_by_search(
         )  # fmt: skip
     except Refused as why:
         return undefined(str(why))
+    if beyond := int(slopes.isinf().sum()):
+        return undefined(f"the search met outputs that are not finite around {beyond} of {len(slopes)} samples")
     reduced = mean_of_finite(slopes**2 if normalized else slopes, "0, so that no relative length is defined")
     notes = ["mean over the steepest secants of that length, not over slopes"] if reduced.kind == "exact" else []
     notes += [reduced.note] if reduced.note else []

@@ -11,32 +11,72 @@ from torch import Tensor
 from flatlens.errors import BadOption
 from flatlens.grams import LayerGrams
 from flatlens.measures.card import FUNCTION, PERMUTATION, per_sample
-from flatlens.measures.reduce import mean_of_exp, mean_of_finite
+from flatlens.measures.reduce import mean_of_finite, mean_of_logs, mean_of_volumes
+
+UNDERFLOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  #: of G, which squares derivatives
 
 
-def rank_tolerance(precision: float) -> float:
-    """Return the share of lmax(G) below which lmin(G) counts as zero.
+def positive(g: LayerGrams) -> Tensor:
+    """Return which eigenvalues of G are above 0 beyond rounding, (n, N).
 
-    It is 100 eps of float64, in which G is accumulated, or (100 eps)^2 of the arithmetic of the derivatives where that
-    is larger (G squares them: 1.4e-10 for a float32 network).
+    Rounding hides those below 100 eps of lmax(G) in float64, in which G is accumulated; below (100 eps)^2 of it in the
+    arithmetic of the derivatives (G squares them: 1.4e-10 for a float32 network); and below (100 r)^2 of tr G, where r
+    is the error of the sample's own Jacobian by rounding, relative to its length, which is larger where derivatives
+    cancel. Behind a closing softmax the smallest ones are 0 whatever the digits.
     """
-    return max(100 * torch.finfo(torch.float64).eps, (100 * precision) ** 2)
+    values = g.eigenvalues
+    least = max(100 * torch.finfo(torch.float64).eps, (100 * g.precision) ** 2) * values[:, -1:]
+    if g.rounding is not None:
+        least = torch.maximum(least, (100 * g.rounding[:, None]).square() * values.sum(1, keepdim=True))
+    numbers = torch.arange(values.shape[1], device=values.device)
+    return (values > least.clamp(min=UNDERFLOW)) & (numbers >= values.shape[1] - _directions(g)[:, None])
 
 
-def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
-    """Return log sqrt(det G_i), or of the `top_k` largest eigenvalues; -inf where the rank is lower. (n,).
+def _directions(g: LayerGrams) -> Tensor:
+    """Return how many directions the outputs can move in, (n,): each closing softmax takes one."""
+    size, tokens = g.softmax_size, 1 if g.tokens is None else g.tokens.counted.shape[1]
+    over_classes = g.tokens is None or size * tokens == g.f.shape[1]  # else a masked token may have part of a softmax
+    return g.outputs - g.outputs // size if size and over_classes else g.outputs
 
+
+def log_volumes(g: LayerGrams, top_k: int | None) -> tuple[Tensor, Tensor]:
+    """Return log sqrt(det G_i), or of the `top_k` largest eigenvalues, and how far rounding may move it, (n,) each.
+
+    Where the rank is lower, it is -inf: with an infinite error within rounding, and with none behind a closing softmax.
     Only the sample's own rows count: rows of masked tokens have eigenvalue 0, and are left out.
     """
     N = g.eigenvalues.shape[1]
     if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= N):
         raise BadOption(f"option top_k={top_k!r}: a whole number between 1 and the number of outputs, {N}, is needed")
-    k = g.outputs.clamp(max=top_k or N)[:, None]
+    key = "log volumes", top_k
+    if key not in g.shared:
+        g.shared[key] = _log_volumes(g, top_k or N)
+    logs, moved = g.shared[key]
+    return logs, moved
+
+
+def _log_volumes(g: LayerGrams, top_k: int) -> tuple[Tensor, Tensor]:
+    values, N = g.eigenvalues, g.eigenvalues.shape[1]
+    k = g.outputs.clamp(max=top_k)[:, None]
     kept = torch.arange(N, device=k.device) >= N - k  # ascending
-    least = g.eigenvalues.gather(1, (N - k).clamp(max=N - 1))[:, 0]
-    full = least > rank_tolerance(g.precision) * g.eigenvalues[:, -1]
-    logs = torch.where(kept, g.eigenvalues.clamp(min=1e-300).log(), 0.0)
-    return torch.where(full, 0.5 * logs.sum(1), -math.inf)
+    full = positive(g).gather(1, (N - k).clamp(max=N - 1))[:, 0]
+    logs = torch.where(full, 0.5 * torch.where(kept, values, 1.0).log().sum(1), -math.inf)
+    moved = torch.where(full, torch.where(kept, _moved(g), 0.0).sum(1), math.inf)
+    overflow = values[:, -1].isnan()
+    return torch.where(overflow, math.nan, logs), torch.where(overflow | (k[:, 0] > _directions(g)), 0.0, moved)
+
+
+def _moved(g: LayerGrams) -> Tensor:
+    """Return how far rounding moves each eigenvalue's log sqrt, (n, N).
+
+    The eigenvalues have errors of about sqrt(N) eps lmax in float64, the singular values that of the Jacobian.
+    """
+    values = g.eigenvalues
+    share = torch.full_like(values[:, 0], g.precision) if g.rounding is None else g.rounding.clamp(min=g.precision)
+    of_jacobian = share * values.sum(1).sqrt()
+    of_gram = values.shape[1] ** 0.5 * torch.finfo(torch.float64).eps * values[:, -1]
+    moved: Tensor = of_gram[:, None] / (2 * values) + of_jacobian[:, None] / values.sqrt()
+    return moved
 
 
 @per_sample(
@@ -45,7 +85,7 @@ def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
     symbol=r"\overline{d\mathrm{Vol}}",
     source="compression Def. 3.1, 3.3",
     unit="(output / input)^N",
-    reduce=mean_of_exp,
+    reduce=mean_of_volumes,
     place="input",
     needs={"G"},
     answer="input",
@@ -53,13 +93,15 @@ def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
     invariant_under=FUNCTION,
     needs_full_precision=True,
 )
-def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
+def local_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, Tensor]:
     """Mean local volumetric ratio: mean_i sqrt(det(df/dx df/dx^T)).
 
     The paper prints det(df^T df), which is 0 if there are fewer outputs than inputs. `top_k` keeps only the largest
     eigenvalues, as the authors' figures do with `top_k=3`. The product is computed in logarithms. Where the smallest
-    singular value of df/dx is below 1.5e-7 of the largest (1.2e-5 in float32), rounding hides it: the sample's volume
-    counts as 0, and the value is a lower bound.
+    singular value of df/dx is below 1.5e-7 of the largest (1.2e-5 in float32), or where derivatives cancel so far that
+    it is below 100 times the rounding error of df/dx, rounding hides it: the sample's volume counts as 0, and the value
+    is a lower bound. An error by rounding of more than 0.1% is told. Behind a closing softmax the volume is 0: the sum
+    of the outputs, or of their exponentials, is 1.
     """
     return log_volumes(g, top_k)
 
@@ -70,7 +112,7 @@ def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     symbol=r"\overline{\log d\mathrm{Vol}}",
     source="compression Fig. 1, Eq. 7",
     unit="log",
-    reduce=mean_of_finite,
+    reduce=mean_of_logs,
     place="input",
     needs={"G"},
     answer="input",
@@ -78,7 +120,7 @@ def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     invariant_under=FUNCTION,
     needs_full_precision=True,
 )
-def log_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
+def log_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, Tensor]:
     """Mean log volume: mean_i log sqrt(det G_i) over the samples of full rank; the note counts the others."""
     return log_volumes(g, top_k)
 
@@ -89,7 +131,7 @@ def log_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     symbol=r"dV_{net}",
     source="compression Def. 3.5",
     unit="(output / feature)^N",
-    reduce=mean_of_exp,
+    reduce=mean_of_volumes,
     place="input",
     needs={"G"},
     answer="sum",
@@ -97,7 +139,7 @@ def log_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     invariant_under={PERMUTATION},
     needs_full_precision=True,
 )
-def network_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
+def network_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, Tensor]:
     """Network volumetric ratio: the sum over linear layers of their mean local volume (rows of `local_volume`)."""
     return log_volumes(g, top_k)
 

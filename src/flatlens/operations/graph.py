@@ -7,12 +7,13 @@ operation with derivative 0 on these samples still has its name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from flatlens.operations.table import role_of
+from flatlens.operations.table import ARITHMETIC, operation_of, role_of
 
 Node: TypeAlias = Any
 """A node of autograd's graph; torch does not type its `name()`, `next_functions` and `_saved_...`."""
@@ -21,6 +22,7 @@ Place: TypeAlias = Any
 """A place to differentiate to: a tensor or an edge of the graph. torch's own types allow only lists of one kind."""
 
 LEAF = "torch::autograd::AccumulateGrad"
+SOFTMAXES = ("SoftmaxBackward0", "LogSoftmaxBackward0")
 STATISTICS = ("NativeLayerNormBackward0", "NativeGroupNormBackward0")  #: curved in the normalised tensor
 
 
@@ -82,6 +84,30 @@ def _bent_by(node: Node, operands: list[int], every: int) -> int:
             met |= dependent
         return twice
     return every
+
+
+def closing_softmax(f: Tensor) -> int:
+    """Return how many outputs share each softmax that a network ends in, or logarithm of one; 0 if it ends otherwise.
+
+    Each takes one dimension from the derivatives of its outputs: their sum is 0, weighted by p for logarithms. What
+    moves entries or maps each alone, such as a mask, gives no dimension back.
+
+    >>> import torch
+    >>> z = torch.zeros(5, 2, 3, requires_grad=True)
+    >>> [closing_softmax(f) for f in (z.softmax(2).flatten(1), -2 * z.log_softmax(2), z.softmax(2)[:, 1:], z.exp())]
+    [3, 3, 0, 0]
+    """
+    node: Node | None = None if f._backward_hooks else f.grad_fn  # a hook may change the derivative
+    while node is not None and node.name() not in SOFTMAXES:
+        one, sources = operation_of(node.name()), [source for source, _ in node.next_functions if source is not None]
+        alone = one is not None and (one.moves or one.effect == "each" or one.name in ARITHMETIC)
+        node = sources[0] if alone and len(sources) == 1 else None
+    if node is None:
+        return 0
+    shape, axis = node._input_metadata[0].shape, int(node._saved_dim)
+    if math.prod(shape) != f.numel():  # repeated on the way
+        return 0
+    return int(shape[axis if axis < len(shape) else axis - 2**64])  # torch saves -1 as 2^64 - 1
 
 
 def _inputs_first(root: Node | None) -> list[Node]:

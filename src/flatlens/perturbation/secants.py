@@ -28,8 +28,9 @@ def steepest_secants(
     """Return (max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = delta ||x_i||, (n,) float64; how many are rounding).
 
     compression Eq. (47). Each number is a lower bound of the maximum: the largest found by `restarts` gradient ascents
-    of `steps` steps. It is NaN where x_i = 0. `normalized` multiplies it by ||x_i||. Differences are taken in float64,
-    of outputs in the model's dtype. Raises `Refused`.
+    of `steps` steps. It is NaN where x_i = 0, and infinite where the search met outputs that are not finite.
+    `normalized` multiplies it by ||x_i||. Differences are taken in float64, of outputs in the model's dtype. Raises
+    `Refused`.
 
     >>> net = nn.Linear(2, 1, dtype=torch.float64)
     >>> with torch.no_grad():
@@ -63,13 +64,15 @@ def _steepest(
     d = _starts(len(inputs.x), restarts, base.shape[1], generator).to(base)
     lost = _lost(inputs, base + length * d, restarts)
     steepest, coarse = torch.zeros_like(f[:, 0]), torch.zeros_like(f[:, 0], dtype=torch.bool)
+    beyond = torch.zeros_like(coarse)
     for step in range(steps + 1):
         leaf = (base + length * d).requires_grad_()
         rise = inputs.outputs(leaf).to(torch.float64) - f
         size = rise.detach().norm(dim=1)
         moved = (leaf.detach() - base).to(torch.float64).norm(dim=1)  # the part that survives rounding
         slope = (size - lost).clamp(min=0) / moved  # a lower bound: the largest of many is the largest rounding, too
-        better = ~(slope <= steepest)  # NaN passes
+        beyond |= ~size.isfinite()
+        better = ~(slope <= steepest)  # NaN passes: x is 0
         steepest = torch.where(better, slope, steepest)
         few = (size > 0) & (size < ROUNDINGS / ROUNDED * lost)
         coarse = torch.where(better | (steepest == 0), few, coarse)
@@ -78,7 +81,7 @@ def _steepest(
         (g,) = torch.autograd.grad(rise.square().sum() / 2, leaf)
         norm = g.norm(dim=1, keepdim=True)
         d = torch.where(norm > 0, g / norm, d)  # the whole step: for a linear map this is power iteration
-    best = steepest.reshape(-1, restarts).max(1)
+    best = torch.where(beyond, torch.inf, steepest).reshape(-1, restarts).max(1)
     return best.values.cpu(), int(coarse.reshape(-1, restarts).gather(1, best.indices[:, None]).sum())
 
 

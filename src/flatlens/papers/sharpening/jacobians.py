@@ -130,8 +130,8 @@ def _best(results: Results) -> pd.DataFrame:
     """
     table, _ = trained_ones(jacobian_networks(*JACOBIAN_REGULARISERS, "reference_small")(results))
     of_each = table.groupby([*_SAME, "study"])
-    gap = np.log(of_each[ABSOLUTE].min().unstack())
-    accuracy = np.log(of_each["test_accuracy"].max().unstack())
+    gap = of_each[ABSOLUTE].min().map(np.log).unstack()
+    accuracy = of_each["test_accuracy"].max().map(np.log).unstack()
     gained = accuracy[[*JACOBIAN_REGULARISERS]].sub(accuracy["reference_small"], axis=0).min(axis=1)
     found = {
         "apart": (gap["input"] - gap["parameters"]).abs(),
