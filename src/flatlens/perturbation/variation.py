@@ -96,9 +96,8 @@ class _Pairs:
             pulled = self.inputs.pulled_back(points, u.flatten(0, 1)).reshape(*J.shape[:2], -1)
             apart = ((u[:, :, None] @ J)[:, :, 0] - pulled).norm(dim=2)
             error = torch.maximum(error, apart.amax(1, keepdim=True))  # of all ends: it sees no kinks between points
-        return 2 * torch.stack(error.chunk(2, 1)).sum(
-            0
-        )  # the largest of many differences has the largest rounding, too
+        ends = torch.stack(error.chunk(2, 1))
+        return 2 * ends.sum(0)  # the largest of many differences has the largest rounding, too
 
     def _move(self, end: int) -> None:
         """Move one end of each pair if that makes the norm larger; steps grow after success and shrink after failure.
