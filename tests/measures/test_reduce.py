@@ -52,6 +52,17 @@ def test_rounding_is_an_error_of_a_volume_or_taken_off_a_bound() -> None:
     assert volumes(logs, [1e-4, 1e-4]).kind == "exact"
 
 
+def test_samples_without_volume_behind_a_softmax_are_told_from_those_that_rounding_hides() -> None:
+    logs, moved = [0.0, -math.inf, -math.inf, -math.inf], [0.0, 0.0, 0.0, math.inf]
+    known = "2 of 4 samples without that many directions behind the closing softmax"
+    mean = volumes(logs, moved)
+    assert (mean.value, mean.kind) == (0.25, "lower bound")
+    assert f"{known}, their volume is 0" in mean.note
+    assert (volumes(logs[:3], moved[:3]).value, volumes(logs[:3], moved[:3]).kind) == (pytest.approx(1 / 3), "exact")
+    log = mean_of_logs(*(torch.tensor(v).double() for v in (logs, moved)))
+    assert log.note == f"1 of 4 samples rank-deficient within rounding, left out; {known}, left out"
+
+
 def test_samples_without_a_value_are_left_out_and_counted() -> None:
     found = mean_of_finite(torch.tensor([1.0, math.nan, 3.0]).double(), "flat")
     assert (found.value, found.kind, found.note) == (2.0, "exact", "1 of 3 samples flat, left out")

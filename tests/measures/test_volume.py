@@ -109,6 +109,28 @@ def test_a_softmax_of_each_token_takes_a_direction_of_each() -> None:
     assert "softmax" in report["local_volume(top_k=5)"].note
 
 
+def test_a_softmax_over_the_tokens_takes_no_direction_of_those_that_count() -> None:
+    """As many tokens as classes; the masked one has its part of each softmax."""
+
+    class Over(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).softmax(1)
+
+    generator = torch.Generator().manual_seed(0)
+    net, x = Over().double(), torch.randn(5, 3, 4, generator=generator).double()
+    y = torch.randint(0, 3, (5, 3), generator=generator)
+    y[:, 2] = -100
+    found = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), "local_volume")["local_volume"]
+    J = [torch.autograd.functional.jacobian(lambda one: net(one[None])[0, :2].flatten(), one) for one in x]
+    truth = torch.stack([torch.linalg.svdvals(each.flatten(1)).prod() for each in J]).mean()
+    assert found.value == pytest.approx(float(truth), rel=1e-6)
+    assert "softmax" not in found.note
+
+
 @pytest.mark.parametrize(
     "last",
     [
@@ -117,14 +139,36 @@ def test_a_softmax_of_each_token_takes_a_direction_of_each() -> None:
         lambda z: z.softmax(1) @ torch.tensor([[1.0, 2, 0], [0, 1, 3], [2, 1, 1]]).to(z),
     ],
 )
+@pytest.mark.parametrize("scale", [4.0, 6.0])  # with 6 the squares of some derivatives are below float32
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_that_hides_the_rank_is_seen_where_derivatives_cancel(
-    last: Callable[[Tensor], Tensor], dtype: torch.dtype
+    last: Callable[[Tensor], Tensor], scale: float, dtype: torch.dtype
 ) -> None:
     """No sample has full rank; of 40, 12 had one by rounding alone."""
-    report = fl.measure(behind(last, 4.0, dtype)[0], VOLUMES)
+    report = fl.measure(behind(last, scale, dtype)[0], VOLUMES)
     assert (report["local_volume"].value, report["local_volume"].kind) == (0.0, "lower bound")
     assert report["log_volume"].note == "every sample is rank-deficient within rounding"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_input_that_moves_only_rounding_hides_no_rank(dtype: torch.dtype) -> None:
+    """The rounding of both inputs' Jacobians is held against the length of both."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = linear()[0]
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            one = (100 * b).sin().square() + (100 * b).cos().square()
+            return self.layer(a) + 1e-6 * one
+
+    net, x = Two().to(dtype), X[:6].to(dtype)
+    b = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = fl.measure(fl.Lens(fl.Problem(net, "mse", ((x, b), torch.zeros(6, 2, dtype=dtype)))), "local_volume")
+    s = torch.linalg.svdvals(net.layer.weight.detach())
+    assert found["local_volume"].value == pytest.approx(float(s.prod()), rel=1e-5)
+    assert "rank" not in found["local_volume"].note
 
 
 def of_matrix(W: Tensor) -> fl.Report:

@@ -27,6 +27,7 @@ from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import take
 
+SMALLEST2 = 1e-30  #: squared length above which no square in float32 that counts is lost
 _PARAMETER = "parameter "
 """Prefix of a place's name in a check of the parameter that acts there, not of the samples' positions."""
 
@@ -52,6 +53,7 @@ class Certificate:
 
 
 def _apart(u: Tensor, J: Tensor, total: Tensor) -> Tensor:
+    """Return the squared distance of sum_k u_ik J_ik from sample i's row of `total`, (n,)."""
     if J.ndim > 3 and J.stride(-2) == 1:  # in the order in which it is stored, so that nothing is copied
         J, total = J.mT, total.mT
     combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
@@ -59,20 +61,28 @@ def _apart(u: Tensor, J: Tensor, total: Tensor) -> Tensor:
 
 
 def rounding(apart: dict[str, Tensor], found: dict[str, Tensor], places: Iterable[str]) -> Tensor | None:
-    """Return how far rounding moves each sample's Jacobians, over their length, (n,): the most of some places.
+    """Return how far rounding moves each sample's Jacobians at these places, over their length, (n,).
 
     Both derivatives of the certificate come from the same forward pass, in another order of arithmetic, and differ by
     rounding alone. As u is normal, ||sum_k u_ik dJ_ik|| is about ||dJ_i||_F. It is large where derivatives cancel, as
     behind a confident softmax. None if no place is tested.
     """
-    each = []
-    for place in places:
-        if place in apart:
-            J = found[place]
-            rows = torch.linalg.vector_norm(J, dim=tuple(range(2, J.ndim)))  # in two steps: half the time
-            length = torch.linalg.vector_norm(rows, dim=1).to(torch.float64)
-            each.append(torch.where(length > 0, apart[place].sqrt() / length, 0.0))
-    return torch.stack(each).amax(0) if each else None
+    tested = [place for place in places if place in apart]
+    if not tested:
+        return None
+    length2 = torch.stack([_length2(found[place]) for place in tested]).sum(0)
+    apart2 = torch.stack([apart[place] for place in tested]).sum(0)
+    return torch.where(length2 > 0, apart2 / length2, 0.0).sqrt()
+
+
+def _length2(J: Tensor) -> Tensor:
+    """Return ||J_i||_F^2, (n,); float64 only where squares leave float32, as it takes longer than the rest."""
+    places = tuple(range(2, J.ndim))
+    rows = torch.linalg.vector_norm(J, dim=places)  # in two steps: half the time
+    length2: Tensor = rows.to(torch.float64).square().sum(1)
+    if J.dtype != torch.float64 and not bool(((length2 > SMALLEST2) & length2.isfinite()).all()):
+        length2 = torch.linalg.vector_norm(J, dim=places, dtype=torch.float64).square().sum(1)
+    return length2
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,7 +146,10 @@ class PassMeasure(Measure):
     place: Where  #: evaluated at inputs of layers, at parameters, at weights of linear layers, or at the outputs
     answer: Answer  #: the network's answer: at its input, summed over layers, or the last linear layer's
     reduce: Callable[..., Reduced] = mean
-    """The number of all samples, from theirs, (n,), and how far rounding may move each if the function returns both."""
+    """The number of all samples, from theirs, (n,), and how far rounding may move each if the function returns both.
+
+    A function that returns both has no estimate from a sketch.
+    """
     needs: frozenset[Need] = frozenset()  #: the quantities that it reads from the pass
     sketched: Sketched = "never"
     """The estimate from random combinations of many outputs.

@@ -136,7 +136,7 @@ def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, probes: int, 
     whole = (error**2 + stderr_of(test) ** 2) ** 0.5
     found = Estimate(held_out - nearby, whole, "estimate", note=note)
     if len(test) == 1:
-        found = undefined(f"{found.value:g} on one held-out sample: an error needs two")
+        found = undefined(f"one held-out sample gives no error (the value is {found.value:g})")
     return {
         ("split.representativeness", None): found,
         ("split.robustness", None): Estimate(robust, robust_error, "estimate"),

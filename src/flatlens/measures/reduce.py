@@ -15,6 +15,7 @@ from flatlens.estimate import Kind
 ROUNDED = 1e-3
 """Smallest relative error of a volume by rounding that is told."""
 DEFICIENT = "rank-deficient within rounding"
+WITHOUT = "without that many directions behind the closing softmax"
 IS_ROUNDING = "its error is rounding, which moves small singular values"
 TAKEN_OFF = "less the error by rounding"
 BEHIND_SOFTMAX = "the network ends in a softmax, so its outputs move in fewer directions than there are outputs"
@@ -85,14 +86,15 @@ def mean_of_volumes(logs: Tensor, moved: Tensor) -> Reduced:
         return Reduced(math.nan, volumes, f"above {beyond}", "undefined")
     error = float(torch.where(logs.isfinite(), (logs - total).exp() * moved, 0.0).sum())  # relative
     hidden = _count(moved.isinf(), f"{DEFICIENT}, their volume counted as 0")
+    none = _count((logs == -math.inf) & (moved == 0), f"{WITHOUT}, their volume is 0")
     if math.isfinite(log) and value < torch.finfo(torch.float64).tiny:
-        return Reduced(0.0, volumes, _joined(f"below {beyond}", hidden), "lower bound")
+        return Reduced(0.0, volumes, _joined(f"below {beyond}", hidden, none), "lower bound")
     if hidden:
         less = max(1 - error, 0.0) if error > ROUNDED else 1.0
-        return Reduced(value * less, volumes, _joined(hidden, TAKEN_OFF if less < 1 else ""), "lower bound")
+        return Reduced(value * less, volumes, _joined(hidden, none, TAKEN_OFF if less < 1 else ""), "lower bound")
     if error > ROUNDED:
-        return Reduced(value, volumes, IS_ROUNDING, "estimate", value * error / 1.96)
-    return Reduced(value, volumes)
+        return Reduced(value, volumes, _joined(none, IS_ROUNDING), "estimate", value * error / 1.96)
+    return Reduced(value, volumes, none)
 
 
 def mean_of_logs(logs: Tensor, moved: Tensor) -> Reduced:
@@ -102,7 +104,10 @@ def mean_of_logs(logs: Tensor, moved: Tensor) -> Reduced:
         why = BEHIND_SOFTMAX if _known(logs, moved) else f"every sample is {DEFICIENT}"
         return Reduced(math.nan, logs, why, "undefined")
     value, error = float(logs[there].mean()), float(moved[there].mean())
-    left_out = _count(~there, f"{DEFICIENT}, left out")
+    left_out = _joined(
+        _count(moved.isinf(), f"{DEFICIENT}, left out"),
+        _count(~there & (moved == 0), f"{WITHOUT}, left out"),
+    )
     if error > ROUNDED:
         return Reduced(value, logs, _joined(left_out, IS_ROUNDING), "estimate", error / 1.96)
     return Reduced(value, logs, left_out)

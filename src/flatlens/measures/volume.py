@@ -33,10 +33,21 @@ def positive(g: LayerGrams) -> Tensor:
 
 
 def _directions(g: LayerGrams) -> Tensor:
-    """Return how many directions the outputs can move in, (n,): each closing softmax takes one."""
-    size, tokens = g.softmax_size, 1 if g.tokens is None else g.tokens.counted.shape[1]
-    over_classes = g.tokens is None or size * tokens == g.f.shape[1]  # else a masked token may have part of a softmax
-    return g.outputs - g.outputs // size if size and over_classes else g.outputs
+    """Return how many directions the outputs can move in, (n,): each closing softmax takes one.
+
+    Of tokens the softmax may be over the tokens. It is taken as one over the classes where no other is as long; else
+    it counts only in samples without masked tokens, which have all parts of it.
+    """
+    size = g.softmax_size
+    if not size:
+        return g.outputs
+    less = g.outputs - g.outputs // size
+    if g.tokens is None:
+        return less
+    tokens = g.tokens.counted.shape[1]
+    if size * tokens == g.f.shape[1] and size != tokens:
+        return less
+    return torch.where(g.tokens.counted.all(1), less, g.outputs)
 
 
 def log_volumes(g: LayerGrams, top_k: int | None) -> tuple[Tensor, Tensor]:
@@ -100,8 +111,8 @@ def local_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, Te
     eigenvalues, as the authors' figures do with `top_k=3`. The product is computed in logarithms. Where the smallest
     singular value of df/dx is below 1.5e-7 of the largest (1.2e-5 in float32), or where derivatives cancel so far that
     it is below 100 times the rounding error of df/dx, rounding hides it: the sample's volume counts as 0, and the value
-    is a lower bound. An error by rounding of more than 0.1% is told. Behind a closing softmax the volume is 0: the sum
-    of the outputs, or of their exponentials, is 1.
+    is a lower bound. An error by rounding of more than 0.1% is stated, or taken off a lower bound. Behind a closing
+    softmax the whole volume is 0: the sum of the outputs, or of their exponentials, is 1.
     """
     return log_volumes(g, top_k)
 

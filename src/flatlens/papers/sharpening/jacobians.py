@@ -129,10 +129,11 @@ def _best(results: Results) -> pd.DataFrame:
     smaller of their two gains over the network without a regulariser.
     """
     table, _ = trained_ones(jacobian_networks(*JACOBIAN_REGULARISERS, "reference_small")(results))
-    of_each = table.groupby([*_SAME, "study"])
-    gap = of_each[ABSOLUTE].min().map(np.log).unstack()
-    accuracy = of_each["test_accuracy"].max().map(np.log).unstack()
-    gained = accuracy[[*JACOBIAN_REGULARISERS]].sub(accuracy["reference_small"], axis=0).min(axis=1)
+    studies, of_each = [*JACOBIAN_REGULARISERS, "reference_small"], table.groupby([*_SAME, "study"])
+    best = pd.DataFrame({"gap": of_each[ABSOLUTE].min(), "accuracy": of_each["test_accuracy"].max()})
+    logs = best.where(best > 0).map(np.log)
+    gap, accuracy = (logs[name].unstack().reindex(columns=studies) for name in best)
+    gained = accuracy[[*JACOBIAN_REGULARISERS]].sub(accuracy["reference_small"], axis=0).min(axis=1, skipna=False)
     found = {
         "apart": (gap["input"] - gap["parameters"]).abs(),
         "apart less gained": (accuracy["input"] - accuracy["parameters"]).abs() - gained,

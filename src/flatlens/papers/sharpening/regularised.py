@@ -95,9 +95,9 @@ _LOSSES = (
     "Gap and loss are of all training samples, without mixup or augmentation; the rest is of the samples measured."
 )
 _FITTED = (
-    "These are 480 steps, too few without BatchNorm: there the mean training accuracy is 0.77 (ResNet-18) and 0.96 "
-    "(VGG-11) without a regulariser, and 0.24 to 0.58 at the greatest strengths, so that a stronger regulariser also "
-    "means less training. With BatchNorm it is 0.98 or more, but for augmentation at p = 1 (0.79 and 0.93)."
+    "These are 480 steps, too few without BatchNorm: there the mean training accuracy is 0.75 to 0.77 (ResNet-18) and "
+    "0.96 (VGG-11) without a regulariser, and 0.24 to 0.58 at the greatest strengths, so that a stronger regulariser "
+    "also means less training. With BatchNorm it is 0.98 or more, but for augmentation at p = 1 (0.79 and 0.93)."
 )
 _OFTEN = (
     "That the Hessian is often uncorrelated with the gap is shown beside the other correlations, and not weighed: no "
@@ -130,7 +130,7 @@ EXPERIMENTS = (
                 "two cases of ResNet-18 without BatchNorm were open; 16 more of this kind, a third look, left that of "
                 "mixup open (p = 0.043 a side); 32 more of it are a fourth and last look. Where there is no effect, "
                 "four looks decide in up to 7.1% of cases a side, not 2.5%.",
-                "alpha to 0.75, beta and p to 1, rho to 0.1.",
+                "Strengths: alpha to 0.75, beta and p to 1, rho to 0.1.",
                 _FITTED,
                 ONE_DRAW,
                 JACOBIANS,

@@ -7,6 +7,7 @@ import pandas as pd
 from flatlens.experiments.settings import Axis
 from flatlens.papers.evidence import Table, where
 from flatlens.papers.experiment import Scale
+from flatlens.papers.units import trained_ones
 
 SMOOTHING = "label_smoothing"
 
@@ -21,6 +22,6 @@ def of_smoothing(table: Table, smoothed: bool, *, fastest: bool = False) -> Tabl
 
     def chosen(networks: pd.DataFrame) -> pd.Series:
         rows = (networks[SMOOTHING] > 0) == smoothed
-        return rows & (networks["lr"] == networks["lr"].max()) if fastest else rows
+        return rows & (networks["lr"] == trained_ones(networks)[0]["lr"].max()) if fastest else rows
 
     return where(table, chosen)
