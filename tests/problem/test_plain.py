@@ -228,6 +228,13 @@ def test_weights_of_an_lstm_are_seen_in_every_dtype(both: bool, dtype: torch.dty
 def test_threads_that_measure_at_the_same_time_put_torch_back() -> None:
     """The first to begin ends first: the second still runs on plain operations, and then nothing is left of either."""
     fast, hardsigmoid = torch._VF.lstm, F.hardsigmoid
+    net, compilations = nn.Linear(2, 2), list[int]()
+
+    def backend(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> object:
+        compilations.append(1)
+        return graph.forward
+
+    compiled = torch.compile(net, backend=backend)
     begun, ended = threading.Barrier(2, timeout=60), threading.Event()
     still: list[bool] = []
 
@@ -241,13 +248,19 @@ def test_threads_that_measure_at_the_same_time_put_torch_back() -> None:
             begun.wait()
             ended.wait(60)
             still.append(torch._VF.lstm is not fast and F.hardsigmoid is not hardsigmoid)
+            still.append(not torch.backends.mha.get_fastpath_enabled())
+            compiled(torch.ones(1, 2))
+            still.append(not compilations)
 
     threads = [threading.Thread(target=first), threading.Thread(target=second)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert still == [True]
+    assert still == [True] * 3
+    compiled(torch.ones(1, 2))
+    assert compilations
+    assert torch.backends.mha.get_fastpath_enabled()
     assert torch._VF.lstm is fast
     assert F.hardsigmoid is hardsigmoid
     assert torch.backends.mkldnn.enabled

@@ -91,7 +91,6 @@ def test_compiled_code_runs_compiled_again_afterwards() -> None:
         calls.append(1)
         return graph.forward
 
-    torch._dynamo.reset()  # other tests of this process may have used up the recompilations of one function
     compiled = torch.compile(net, backend=backend)
     fl.measure(fl.Lens(fl.Problem(compiled, "cross_entropy", (X, Y))), "mls")
     assert not calls

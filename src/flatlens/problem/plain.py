@@ -7,8 +7,8 @@ and changes outputs by rounding errors at most.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -149,26 +149,61 @@ def plain_gradients(model: nn.Module) -> Iterator[None]:
 
 
 _LOCK = threading.Lock()
-_REPLACED: dict[tuple[Any, str], tuple[int, Any]] = {}
-"""(how many contexts have replaced an attribute of torch's, what it was before the first of them)."""
+_HELD: dict[Hashable, tuple[int, ExitStack]] = {}
+"""By what is held: (how many contexts hold it, what ends it)."""
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, plain: object) -> Iterator[None]:
-    """Replace an attribute of torch's until the last of these contexts ends: threads may measure at the same time."""
+def held(what: Hashable, hold: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Hold a setting of torch's until the last of these contexts ends: threads may measure at the same time.
+
+    `hold` makes the context that sets it and puts it back. Only the first of these contexts enters one: put back in
+    another order than set, the setting would stay.
+    """
     with _LOCK:
-        contexts, before = _REPLACED.get((owner, name), (0, getattr(owner, name)))
-        _REPLACED[owner, name] = contexts + 1, before
-        setattr(owner, name, plain)
+        contexts, end = _HELD.get(what) or (0, ExitStack())
+        if not contexts:
+            end.enter_context(hold())
+        _HELD[what] = contexts + 1, end
     try:
         yield
     finally:
         with _LOCK:
-            contexts, before = _REPLACED.pop((owner, name))
+            contexts, end = _HELD.pop(what)
             if contexts > 1:
-                _REPLACED[owner, name] = contexts - 1, before
+                _HELD[what] = contexts - 1, end
             else:
-                setattr(owner, name, before)
+                end.close()
+
+
+def _replaced(owner: Any, name: str, plain: object) -> AbstractContextManager[None]:
+    """Replace an attribute of torch's."""
+
+    @contextmanager
+    def hold() -> Iterator[None]:
+        before = getattr(owner, name)
+        setattr(owner, name, plain)
+        try:
+            yield
+        finally:
+            setattr(owner, name, before)
+
+    return held((owner, name), hold)
+
+
+def plain_attention() -> AbstractContextManager[None]:
+    """Compute nn.MultiheadAttention without its fast path, which calls no hooks and has no derivative."""
+
+    @contextmanager
+    def hold() -> Iterator[None]:
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
+
+    return held("fast attention", hold)
 
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:

@@ -17,6 +17,7 @@ from flatlens.problem.attributes import attributes_kept
 from flatlens.problem.data import checksum
 from flatlens.problem.loaders import random_kept
 from flatlens.problem.plain import (
+    plain_attention,
     plain_checkpoints,
     plain_embeddings,
     plain_gradients,
@@ -76,11 +77,9 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
     grads = [(p, p.grad) for p in model.parameters()]
     norms = [(module, module.track_running_stats) for module in model.modules() if isinstance(module, _BatchNorm)]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    fast_attention = torch.backends.mha.get_fastpath_enabled()
     try:
         for p, _ in grads:
             p.grad = None  # forward() may add to an existing gradient
-        torch.backends.mha.set_fastpath_enabled(False)  # it calls no hooks and has no derivative
         with (
             users_code(hook_failed, hooks=True),
             modes_kept(model),
@@ -98,6 +97,7 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
             plain_recurrences(),
             plain_parametrizations(),
             plain_checkpoints(),
+            plain_attention(),
             eager(),
         ):
             model.eval()
@@ -106,7 +106,6 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
             with attributes_kept(model):  # after the others: some of them set attributes
                 yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast_attention)
         for module, own in held:
             module._buffers.clear()
             module._buffers.update(own)  # forward() may replace a buffer by another tensor

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import nn
+
+from flatlens.problem.plain import held
 
 _T = TypeVar("_T")
 
@@ -44,5 +47,5 @@ def eager() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:  # nothing is compiled
         yield
         return
-    with torch.compiler.set_stance("force_eager"):
+    with held("eager", partial(torch.compiler.set_stance, "force_eager")):
         yield
