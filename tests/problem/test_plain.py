@@ -261,6 +261,7 @@ def test_threads_that_measure_at_the_same_time_put_torch_back() -> None:
     compiled(torch.ones(1, 2))
     assert compilations
     assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
     assert torch._VF.lstm is fast
     assert F.hardsigmoid is hardsigmoid
     assert torch.backends.mkldnn.enabled

@@ -60,7 +60,7 @@ def _apart(u: Tensor, J: Tensor, total: Tensor) -> Tensor:
     return norm2(combined - total.reshape(combined.shape))
 
 
-def rounding(apart: dict[str, Tensor], found: dict[str, Tensor], places: Iterable[str]) -> Tensor | None:
+def shown_rounding(apart: dict[str, Tensor], found: dict[str, Tensor], places: Iterable[str]) -> Tensor | None:
     """Return how far rounding moves each sample's Jacobians at these places, over their length, (n,).
 
     Both derivatives of the certificate come from the same forward pass, in another order of arithmetic, and differ by

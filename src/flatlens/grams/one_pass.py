@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from flatlens.estimate import Progress
 from flatlens.grams.broken import clear_autograd_errors
-from flatlens.grams.certificate import Checker, ChunkCheck, rounding
+from flatlens.grams.certificate import Checker, ChunkCheck, shown_rounding
 from flatlens.grams.jacobians import ChunkJacobians, Saved, network_input, saved_of
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout
@@ -187,9 +187,11 @@ class _Pass:
         if "G" in needs and rows is None:
             for key, grams in layers.items():
                 at = f"x:{key}" if f"x:{key}" in apart else f"z:{key}"  # df/dx of a layer follows from df/dz
-                grams.rounding = rounding(apart, computed.found, [at])
+                grams.rounding = shown_rounding(apart, computed.found, [at])
             if network is not None and layout.input_call is None:
-                network.rounding = rounding(apart, computed.found, [at for at in apart if at.startswith("input:")])
+                network.rounding = shown_rounding(
+                    apart, computed.found, [at for at in apart if at.startswith("input:")]
+                )
         others = {name: make_grams(weight=J, counts_weight=True) for name, J in chunk.others().items()}
         return make_grams(), network, layers, others, chunk.parts(layers, make_grams, self.scale)
 

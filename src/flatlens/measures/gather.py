@@ -18,7 +18,7 @@ from flatlens.problem import Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer, emptied
 from flatlens.problem.outcomes import Outcomes, as_rows, from_rows
 
-ROUNDING = ".rounding"  #: at the end of a measure's key: how far rounding may move each sample's number
+BY_ROUNDING = ".rounding"  #: at the end of a measure's key: how far rounding may move each sample's number
 TOLERANCE = 0.03  #: largest relative residual of a squared spectral norm found by products: 1.5% of the norm
 
 
@@ -64,7 +64,7 @@ class Gatherer:
                         at, value = ((measure.key, place), probe), once[id(grams)]
                         if isinstance(value, tuple):
                             value, moved = value
-                            kept.add(chunk.number, {((measure.key + ROUNDING, place), probe): moved})
+                            kept.add(chunk.number, {((measure.key + BY_ROUNDING, place), probe): moved})
                         if measure.total:
                             totals[at] = totals[at].add_(value) if at in totals else value.clone()
                         else:

@@ -12,7 +12,7 @@ from torch import Tensor
 from flatlens.curvature.probes import mean_of_forms
 from flatlens.estimate import Kind
 
-ROUNDED = 1e-3
+STATED = 1e-3
 """Smallest relative error of a volume by rounding that is told."""
 DEFICIENT = "rank-deficient within rounding"
 WITHOUT = "without that many directions behind the closing softmax"
@@ -90,9 +90,9 @@ def mean_of_volumes(logs: Tensor, moved: Tensor) -> Reduced:
     if math.isfinite(log) and value < torch.finfo(torch.float64).tiny:
         return Reduced(0.0, volumes, _joined(f"below {beyond}", hidden, none), "lower bound")
     if hidden:
-        less = max(1 - error, 0.0) if error > ROUNDED else 1.0
+        less = max(1 - error, 0.0) if error > STATED else 1.0
         return Reduced(value * less, volumes, _joined(hidden, none, TAKEN_OFF if less < 1 else ""), "lower bound")
-    if error > ROUNDED:
+    if error > STATED:
         return Reduced(value, volumes, _joined(none, IS_ROUNDING), "estimate", value * error / 1.96)
     return Reduced(value, volumes, none)
 
@@ -108,7 +108,7 @@ def mean_of_logs(logs: Tensor, moved: Tensor) -> Reduced:
         _count(moved.isinf(), f"{DEFICIENT}, left out"),
         _count(~there & (moved == 0), f"{WITHOUT}, left out"),
     )
-    if error > ROUNDED:
+    if error > STATED:
         return Reduced(value, logs, _joined(left_out, IS_ROUNDING), "estimate", error / 1.96)
     return Reduced(value, logs, left_out)
 

@@ -13,7 +13,7 @@ from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import one_line, out_of_memory
 from flatlens.estimate import Estimate, Key, Kind, undefined
 from flatlens.measures.card import GRADIENTS_OF_SAMPLES, PassMeasure, Run
-from flatlens.measures.gather import ROUNDING
+from flatlens.measures.gather import BY_ROUNDING
 from flatlens.measures.left_out import (
     LARGEST_OF_NOISY,
     NO_LINEAR_LAYER,
@@ -191,7 +191,7 @@ def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
 
 def _reduced(lens: Lens, one: PassMeasure, layer: str | None, values: Tensor) -> Reduced:
     if one.finish is None or layer is None:
-        moved = lens.per_sample([one]).get((one.key + ROUNDING, layer))
+        moved = lens.per_sample([one]).get((one.key + BY_ROUNDING, layer))
         return one.reduce(values) if moved is None else one.reduce(values, moved)
     weight = lens.layout.weight(layer)
     if not (finite(values) and finite(weight.matrix.W.square())):  # no finite values to minimise over

@@ -13,7 +13,7 @@ from flatlens.grams import LayerGrams
 from flatlens.measures.card import FUNCTION, PERMUTATION, per_sample
 from flatlens.measures.reduce import mean_of_finite, mean_of_logs, mean_of_volumes
 
-UNDERFLOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  #: of G, which squares derivatives
+LOST_BELOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  #: of G, which squares derivatives
 
 
 def positive(g: LayerGrams) -> Tensor:
@@ -29,7 +29,7 @@ def positive(g: LayerGrams) -> Tensor:
     if g.rounding is not None:
         least = torch.maximum(least, (100 * g.rounding[:, None]).square() * values.sum(1, keepdim=True))
     numbers = torch.arange(values.shape[1], device=values.device)
-    return (values > least.clamp(min=UNDERFLOW)) & (numbers >= values.shape[1] - _directions(g)[:, None])
+    return (values > least.clamp(min=LOST_BELOW)) & (numbers >= values.shape[1] - _directions(g)[:, None])
 
 
 def _directions(g: LayerGrams) -> Tensor:

@@ -11,7 +11,7 @@ import pandas as pd
 from flatlens.experiments.result import StudyResult
 from flatlens.papers.evidence import Table, alike_in, histories, reached
 from flatlens.papers.predictions import Results
-from flatlens.papers.units import marked
+from flatlens.papers.units import mark_left_out
 from flatlens.statistics.correlations import COEFFICIENTS, CoefficientName
 
 Courses: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
@@ -35,7 +35,7 @@ def in_course(
     def found(results: Results) -> pd.DataFrame:
         table, known = networks(study)(results), courses(results[study])
         there = table["key"].isin(set(known))
-        kept = marked(table, ~there, without) if without else table[there].reset_index(drop=True)
+        kept = mark_left_out(table, ~there, without) if without else table[there].reset_index(drop=True)
         columns = {
             name: [number(known[key]) if key in known else np.nan for key in kept["key"]]
             for name, number in numbers.items()

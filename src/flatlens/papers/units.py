@@ -124,10 +124,10 @@ def marked_untrained(networks: pd.DataFrame, chance: float, settings: Sequence[s
     if named:
         which = networks[named].apply(lambda row: ", ".join(f"{name} {value}" for name, value in row.items()), axis=1)
         why += " (" + which + ")"
-    return marked(networks, untrained, why)
+    return mark_left_out(networks, untrained, why)
 
 
-def marked(networks: pd.DataFrame, those: pd.Series, why: str | pd.Series) -> pd.DataFrame:
+def mark_left_out(networks: pd.DataFrame, those: pd.Series, why: str | pd.Series) -> pd.DataFrame:
     """Return the networks, with `those` marked as left out for this reason, in place of an earlier one."""
     before = networks[WHY_LEFT_OUT] if WHY_LEFT_OUT in networks else pd.Series("", index=networks.index)
     return networks.assign(**{WHY_LEFT_OUT: before.mask(those, why)})

@@ -16,7 +16,7 @@ POOL = 128  #: points drawn in a ball; all their pairs are compared
 FEW, COVERING = 3, 512  #: up to FEW dimensions, COVERING points come near every kink
 MANY, SPARSE = 256, 16  #: above MANY dimensions random pairs differ alike: SPARSE points, as moving them finds far more
 INSIDE = 1 - 1e-6  #: a kink that only touches the ball's boundary does not count
-NEAR = 4  #: pairs of points near each end of a pair that show the rounding error of its Jacobian
+AROUND = 4  #: pairs of points near each end of a pair that show the rounding error of its Jacobian
 NUDGE = 4  #: their distance, in roundings of the input; as a share of the ball's radius at most NUDGE / ROUNDINGS
 SHORTEST = 1e-3  #: step, in units of the ball's radius, below which a search starts again with long steps
 
@@ -88,7 +88,7 @@ class _Pairs:
         J = torch.cat(self.J, 1)
         points = self._at(torch.cat(self.w, 1))
         error = eps * J.flatten(2).norm(dim=2)
-        for _ in range(NEAR):
+        for _ in range(AROUND):
             d = NUDGE * eps * points.abs() * random_signs(points.shape, points, generator)
             ahead, behind = (self.inputs.jacobians(points + s * d).reshape(J.shape) for s in (1, -1))
             error = torch.maximum(error, ((ahead + behind) / 2 - J).flatten(2).norm(dim=2))

@@ -154,7 +154,7 @@ _HELD: dict[Hashable, tuple[int, ExitStack]] = {}
 
 
 @contextmanager
-def held(what: Hashable, hold: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+def held_by_all(what: Hashable, hold: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
     """Hold a setting of torch's until the last of these contexts ends: threads may measure at the same time.
 
     `hold` makes the context that sets it and puts it back. Only the first of these contexts enters one: put back in
@@ -188,7 +188,7 @@ def _replaced(owner: Any, name: str, plain: object) -> AbstractContextManager[No
         finally:
             setattr(owner, name, before)
 
-    return held((owner, name), hold)
+    return held_by_all((owner, name), hold)
 
 
 def plain_attention() -> AbstractContextManager[None]:
@@ -203,7 +203,7 @@ def plain_attention() -> AbstractContextManager[None]:
         finally:
             torch.backends.mha.set_fastpath_enabled(before)
 
-    return held("fast attention", hold)
+    return held_by_all("fast attention", hold)
 
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:

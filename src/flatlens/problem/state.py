@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from flatlens.problem.attributes import attributes_kept
 from flatlens.problem.data import checksum
 from flatlens.problem.loaders import random_kept
 from flatlens.problem.plain import (
+    held_by_all,
     plain_attention,
     plain_checkpoints,
     plain_embeddings,
@@ -86,7 +88,7 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
             random_kept(devices),
             torch.inference_mode(False),
             torch.enable_grad(),
-            sdpa_kernel(SDPBackend.MATH) if twice else nullcontext(),
+            held_by_all("math attention", partial(sdpa_kernel, SDPBackend.MATH)) if twice else nullcontext(),
             torch.autocast(device_of(model).type, enabled=False),
             _tf32(tf32),
             plain_embeddings(model),

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from flatlens.problem.plain import held
+from flatlens.problem.plain import held_by_all
 
 _T = TypeVar("_T")
 
@@ -47,5 +47,5 @@ def eager() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:  # nothing is compiled
         yield
         return
-    with held("eager", partial(torch.compiler.set_stance, "force_eager")):
+    with held_by_all("eager", partial(torch.compiler.set_stance, "force_eager")):
         yield
