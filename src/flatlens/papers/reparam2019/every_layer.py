@@ -28,7 +28,7 @@ from flatlens.papers.remarks import (
     SUMMED_GAP,
     own_seeds,
 )
-from flatlens.papers.units import WHY_LEFT_OUT, trained_ones
+from flatlens.papers.units import mark_left_out, trained_ones
 from flatlens.training import SGD, Training
 
 HIDDEN = ("fc1", "fc2", "fc3", "fc4")
@@ -101,8 +101,7 @@ def well_trained(study: str) -> Table:
 
     def found(results: Results) -> pd.DataFrame:
         networks = reached(study)(results)
-        above = networks["loss"] > _TRAINED
-        return networks.assign(**{WHY_LEFT_OUT: above.map({True: f"training loss above {_TRAINED:g}", False: ""})})
+        return mark_left_out(networks, networks["loss"] > _TRAINED, f"training loss above {_TRAINED:g}")
 
     return found
 
