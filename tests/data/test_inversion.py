@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from flatlens.data import DataSettings, Split, clusters, inverted, inverted_clusters
+from flatlens.data.inversion import CLUSTER_SCALE
 from flatlens.errors import BadInput, BadModel
 from flatlens.models import MLP
 
@@ -106,10 +107,15 @@ def test_features_are_scaled_down_until_there_is_a_solution():
         net[2].weight.fill_(0.5)
         net[2].bias.zero_()
     # |h| <= 0.95 reaches atanh(f) <= 0.475, so f <= 0.442: 0.9 * 0.8^4 = 0.369 is the first
-    found = inverted(made_of(torch.tensor([[5.0], [-1.0]], dtype=torch.float64)), net)
+    features = made_of(torch.tensor([[5.0], [-1.0]], dtype=torch.float64))
+    found = inverted(features, net)
     assert found.scale == pytest.approx(0.9 / 5 * 0.8**4)
     assert found.max_error < 1e-14
     assert found.clipped == 0
+    assert inverted(features, net, scale=0.08).scale == 0.08  # 5 * 0.08 = 0.4
+    for scale, why in ((0.1, "out of reach for 2 samples"), (0.2, "no output of a tanh")):
+        with pytest.raises(BadInput, match=why):
+            inverted(features, net, scale=scale)
 
 
 def test_what_cannot_be_reached_is_clipped_and_told():
@@ -176,10 +182,9 @@ def test_the_networks_features_are_the_clusters():
     found, drawn = inverted_clusters(3.0, n=40, test=60, seed=5), clusters(3.0, n=40, test=60, seed=5)
     for inputs, x in ((found.x, drawn.x), (found.test_x, drawn.test_x)):
         phi = features_of(inputs, 5)
-        scale = phi.norm() / x.norm()
-        assert torch.allclose(phi, scale * x, atol=1e-4)
+        assert torch.allclose(phi, CLUSTER_SCALE * x, rtol=1e-5, atol=1e-7)
     assert torch.equal(found.y, drawn.y)
-    assert not torch.allclose(features_of(found.x, 6), features_of(found.x, 5), atol=0.1)
+    assert not torch.allclose(features_of(found.x, 6), features_of(found.x, 5), atol=0.1 * CLUSTER_SCALE)
 
 
 def test_each_sample_is_held_out_in_one_fold():

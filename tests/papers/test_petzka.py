@@ -10,7 +10,7 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.bounds.relative_generalisation import rate
-from flatlens.data.clusters import mixture
+from flatlens.data.clusters import clusters, mixture
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.relative2021.clusters import AS_CODED, FLATNESS
 from flatlens.papers.relative2021.lenets import CODED, RIGHT, THEOREM_4, minima
@@ -29,6 +29,7 @@ from flatlens.papers.reparam2019.layer_five import fifth_layer, within
 from flatlens.papers.rerun import rerun
 from flatlens.papers.units import trained_ones
 from flatlens.training import Ridge, Training, train
+from flatlens.training.ridge import solution
 
 
 def test_the_published_settings():
@@ -96,6 +97,22 @@ def test_the_random_network_is_the_same_in_data_and_model(smoke_of):
     networks = smoke_of("X16")[1].results["clusters"].networks
     assert networks.groupby("separation")["test_accuracy"].mean().is_monotonic_increasing
     assert networks["test_accuracy"].max() > 0.9  # the head sees the clusters and no noise
+
+
+@pytest.mark.xdist_group("X16")
+def test_the_head_is_that_of_ridge_regression_on_the_clusters_as_drawn(smoke_of):
+    networks = smoke_of("X16")[1].results["clusters"].networks
+    for row in networks.to_dict("records"):
+        drawn = clusters(row["separation"], n=60, test=140, seed=int(row["seed"]))
+        W, b = solution(drawn.x.double(), torch.eye(2).double()[drawn.y], 1.0)
+
+        def loss(x, y, W=W, b=b):
+            return (x.double() @ W.T + b - torch.eye(2).double()[y]).square().sum(1).mean() / 2
+
+        kappa = W.square().sum() * drawn.x.double().square().sum(1).mean()
+        assert row[FLATNESS] == pytest.approx(float(kappa), rel=1e-3)
+        gap = loss(drawn.test_x, drawn.test_y) - loss(drawn.x, drawn.y)
+        assert row["generalisation_gap"] == pytest.approx(float(gap), rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.xdist_group("X17")

@@ -28,6 +28,9 @@ SHRINK = 0.8
 SHRINKS = 20
 """0.8^20 is 0.01: beyond, it is the biases that leave no room."""
 
+CLUSTER_SCALE = 1 / 256
+"""The scale of the clusters' features in `inverted_clusters`: the same for every seed, and far within reach of tanh."""
+
 SWEEPS = 300
 """Projections onto the box and back; those that have an inner point in common meet long before."""
 
@@ -47,7 +50,7 @@ class Inversion:
     clipped: int  #: samples of which a hidden value had to be cut off; 0 but for biases that leave no room
 
 
-def inverted(features: Split, network: nn.Sequential, reach: float = REACH) -> Inversion:
+def inverted(features: Split, network: nn.Sequential, reach: float = REACH, scale: float | None = None) -> Inversion:
     """Return the data set whose features in `network` are `features`.
 
     `network` is an `nn.Sequential` of Linear and Tanh. From its output backwards, tanh is undone by atanh, and
@@ -57,8 +60,8 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH) -> I
 
     Features beyond (-1, 1) are no outputs of a tanh: all are multiplied by one `scale`, the same in the training and
     the test data, so that the largest is `reach`. Where some sample then still has no solution in the box, the scale
-    is lowered by steps of 0.8 until all have. What sees the features next (a linear head) is to be trained on the
-    scaled ones, `Inversion.features`.
+    is lowered by steps of 0.8 until all have. A given `scale` is used as it is, or refused. What sees the features next
+    (a linear head) is to be trained on the scaled ones, `Inversion.features`.
 
     >>> net = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Tanh()).double()
     >>> _ = nn.init.constant_(net[0].weight, 1.0)
@@ -69,17 +72,23 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH) -> I
 
     Raises:
         BadModel: other layers than Linear and Tanh.
-        BadInput: features of another number than the network's outputs, or not finite.
+        BadInput: features of another number than the network's outputs, or not finite, or out of reach at the given scale.
     """
     if not 0 < reach < 1:
         raise BadInput(f"inverted(reach={reach}): a number between 0 and 1 is needed")
     layers = _layers(network)
     wanted = torch.cat([features.x, features.test_x]).double()
     _check(wanted, next(m for m in reversed(layers) if isinstance(m, nn.Linear)))
-    scale = 1.0
-    if isinstance(layers[-1], nn.Tanh):
-        scale = min(1.0, reach / float(wanted.abs().max()))
+    largest, ends = float(wanted.abs().max()), isinstance(layers[-1], nn.Tanh)
     back = _Backwards(layers)
+    if scale is not None:
+        if ends and largest * scale >= 1:
+            raise BadInput(f"inverted(scale={scale:g}): {largest:g} times it is no output of a tanh; set less")
+        inputs, clipped = back(wanted * scale)
+        if clipped.any():
+            raise BadInput(f"inverted(scale={scale:g}): out of reach for {int(clipped.sum())} samples; set less")
+        return _result(features, network, inputs, wanted * scale, scale, 0)
+    scale = min(1.0, reach / largest) if ends else 1.0
     for shrunk in range(SHRINKS + 1):
         inputs, clipped = back(wanted * scale * SHRINK**shrunk)
         if not clipped.any():
@@ -94,9 +103,10 @@ def inverted_clusters(
     """Return `clusters` as inputs (., 784) of relative2021's random network, `MLP.feature_extractor(seed)`, uniform.
 
     A network whose first four layers are those, `MLP(784, (512, 128, 16, 8), 2, "tanh", seed, "xavier_uniform")`, has
-    the clusters' features before its last layer, times one number. The law is that of the authors' code, where the
-    paper says Glorot and no more. With `fold` the samples are cut into equal parts of `test`, of which that one is held
-    out, for cross-validation.
+    the clusters' features times `CLUSTER_SCALE` before its last layer. Ridge regression with the penalty p on the
+    clusters themselves is that with the penalty p * CLUSTER_SCALE^2 on these. The law is that of the authors' code,
+    where the paper says Glorot and no more. With `fold` the samples are cut into equal parts of `test`, of which that
+    one is held out, for cross-validation.
 
     Raises:
         BadInput: as `clusters`, or there is no such fold.
@@ -105,7 +115,7 @@ def inverted_clusters(
     if fold is not None:
         features = _other_fold(features, fold)
     network = MLP.feature_extractor(seed, init="xavier_uniform").build()
-    return inverted(features, network).split
+    return inverted(features, network, scale=CLUSTER_SCALE).split
 
 
 def _other_fold(split: Split, fold: int) -> Split:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
+from flatlens.data.inversion import CLUSTER_SCALE
 from flatlens.data.named import DataSettings
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.models import MLP
@@ -24,7 +25,7 @@ AS_CODED = "relative_flatness_ggn(normalized='variance')"
 def of_clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSettings:
     """Return the settings of the network of C.1 on such data."""
     model = MLP(784, (512, 128, 16, CLUSTER_FEATURES), 2, "tanh", init="xavier_uniform")
-    training = Training(Ridge(), loss="half_squared_error", max_steps=1)
+    training = Training(Ridge(CLUSTER_SCALE**2), loss="half_squared_error", max_steps=1)  # 1 on the clusters as drawn
     return NetworkSettings(data, model, training, (*measures, "loss", "test_accuracy", "generalisation_gap"))
 
 
@@ -47,8 +48,7 @@ SEPARATION = (
 )
 HEAD = (
     "The paper does not name the loss of the ridge head. Here it is the half squared error on one-hot labels, in place "
-    "of its classes 1 and -1. One number, about 0.1, scales all features, so that the tanh can be inverted. The head "
-    "is fitted to the scaled features with scikit-learn's penalty of 1: on the features as drawn, to which the paper "
-    "fits it with that penalty, it is some 40 to 300."
+    "of its classes 1 and -1, with scikit-learn's penalty of 1 on the features as drawn. One number, 1/256, scales all "
+    "features, so that the tanh can be inverted; neither relative flatness nor the gap depends on it."
 )
 INVERSE = "Inputs are exact solutions, which the tanh can reach; those of the paper are least-squares solutions."
