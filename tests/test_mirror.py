@@ -45,6 +45,7 @@ ELSEWHERE = {
     # What a Problem checks when it is made
     "problem/test_left_alone.py": "problem/state",
     "problem/test_losses.py": "problem/loss",
+    "problem/test_odd_input.py": "problem/opening",
     "problem/test_problem.py": "problem/checks problem/inspection",
     "problem/test_shapes.py": "problem/heads",
     "problem/test_streams.py": "problem/data",

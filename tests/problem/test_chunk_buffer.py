@@ -7,7 +7,6 @@ import torch
 
 import flatlens as fl
 from flatlens.problem.chunk_buffer import ChunkBuffer
-from flatlens.problem.data import finite
 from flatlens.problem.ranks import ALONE
 
 
@@ -37,20 +36,6 @@ def test_rows_of_another_shape_are_refused() -> None:
     kept.add(0, {"a": torch.zeros(2, 3)})
     with pytest.raises(AssertionError):
         kept.add(1, {"a": torch.zeros(2, 1)})
-
-
-@pytest.mark.parametrize(
-    ("values", "is_so"),
-    [
-        ([1.0, 2.0], True),
-        ([], True),
-        ([3e38, 3e38], True),  # their sum is inf, they are not
-        ([float("inf"), float("-inf")], False),
-        ([float("nan"), 1.0], False),
-    ],
-)
-def test_finite(values: list[float], is_so: bool) -> None:
-    assert finite(torch.tensor(values)) is is_so
 
 
 def test_a_walk_tells_how_far_it_is() -> None:

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 from flatlens.errors import BadInput
 from flatlens.measures import Lens
 from flatlens.problem import Problem
-from flatlens.problem.data import FORWARD_CHUNK, Data, checksum
+from flatlens.problem.data import Data
+from flatlens.problem.samples import FORWARD_CHUNK, checksum
 
 SAME = {
     "loss": "they must be measured under one loss",

@@ -18,7 +18,7 @@ from flatlens.curvature.krylov import lanczos
 from flatlens.estimate import Progress
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Problem
-from flatlens.problem.data import size
+from flatlens.problem.samples import size
 from flatlens.problem.sequences import Tokens
 from flatlens.problem.state import differentiable
 

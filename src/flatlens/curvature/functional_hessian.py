@@ -28,8 +28,8 @@ from flatlens.grams.unexplained import Runner, as_batch, ignore_slow_batching_wa
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer
-from flatlens.problem.data import size
 from flatlens.problem.outcomes import slopes
+from flatlens.problem.samples import size
 from flatlens.problem.state import differentiable
 from flatlens.progress import PRODUCTS
 

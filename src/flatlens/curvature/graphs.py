@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import size, spaced, take
 from flatlens.problem.plain import checkpoints_made
 from flatlens.problem.ranks import ALONE, Ranks
+from flatlens.problem.samples import size, spaced, take
 from flatlens.problem.state import device_of, differentiable, fingerprint
 
 _T = TypeVar("_T")

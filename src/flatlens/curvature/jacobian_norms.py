@@ -24,7 +24,7 @@ from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.rows import FRONT, Rows, coupled_places
 from flatlens.operations.layers import by_sample
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import size
+from flatlens.problem.samples import size
 from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
 from flatlens.problem.state import differentiable
 

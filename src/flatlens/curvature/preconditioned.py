@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from flatlens.curvature.operators import Operator, VectorProduct
 from flatlens.errors import BadInput
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import size
+from flatlens.problem.samples import size
 
 _State = Mapping[str, Any]
 

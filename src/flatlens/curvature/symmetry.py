@@ -32,7 +32,7 @@ from flatlens.curvature.space import dot
 from flatlens.errors import BadModel, out_of_memory
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import move
+from flatlens.problem.samples import move
 from flatlens.problem.state import copy_of, device_of, differentiable
 
 STEP = 1e-5  #: step of central differences, relative to the root mean square of the tensor moved

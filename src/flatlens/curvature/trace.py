@@ -27,8 +27,8 @@ from flatlens.grams.sketch import SampleStream, random_signs
 from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import size
 from flatlens.problem.outcomes import slopes
+from flatlens.problem.samples import size
 from flatlens.problem.state import differentiable
 from flatlens.progress import PRODUCTS
 

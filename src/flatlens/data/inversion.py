@@ -72,7 +72,7 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH, scal
 
     Raises:
         BadModel: other layers than Linear and Tanh.
-        BadInput: features of another number than the network's outputs, or not finite, or out of reach at the given scale.
+        BadInput: features of another number than the network's outputs, not finite, or out of reach at that scale.
     """
     if not 0 < reach < 1:
         raise BadInput(f"inverted(reach={reach}): a number between 0 and 1 is needed")

@@ -32,7 +32,8 @@ from flatlens.data.waves import RECIPES
 from flatlens.errors import BadData, BadInput, UnknownName, one_line
 from flatlens.models.preparing import NetworkPreparation
 from flatlens.problem.batches import LABELS, is_dicts
-from flatlens.problem.data import Data, size
+from flatlens.problem.data import Data
+from flatlens.problem.samples import size
 
 PICTURES: dict[str, Callable[[str | None], Images]] = {
     "digits": lambda _: digit_images(),

@@ -25,7 +25,7 @@ from flatlens.grams.trial import padding_ignored
 from flatlens.grams.unexplained import each_sample_alone
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import take
+from flatlens.problem.samples import take
 
 SMALLEST2 = 1e-30  #: squared length above which no square in float32 that counts is lost
 _PARAMETER = "parameter "

@@ -13,7 +13,7 @@ from flatlens.grams.record import Tape, record, run_recorded
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem, measuring
-from flatlens.problem.data import FORWARD_CHUNK, size
+from flatlens.problem.samples import FORWARD_CHUNK, size
 from flatlens.problem.state import differentiable
 
 _DEAD_UNIT = 1e-15  #: unit of a feature that is always 0: its square is negligible, and float32 can represent it

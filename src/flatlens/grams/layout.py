@@ -27,7 +27,7 @@ from flatlens.operations.made import Made
 from flatlens.operations.operator_norm import SearchedNorm, blocks_norm, map_norm
 from flatlens.operations.reads import GraphOperation, Read
 from flatlens.problem import Batch
-from flatlens.problem.data import size
+from flatlens.problem.samples import size
 from flatlens.problem.sequences import unpadded
 
 

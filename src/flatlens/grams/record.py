@@ -26,7 +26,7 @@ from flatlens.operations.paths import Paths
 from flatlens.operations.reads import GraphOperation, Lookup, Product, Read, product_of, reaches, reads_of
 from flatlens.operations.scales import ScaleFinder, Scales
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import take
+from flatlens.problem.samples import take
 from flatlens.problem.state import differentiable
 
 READ_ON = 2  #: samples on which heads are read; what they do not reach, as an expert, all the others show

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from flatlens.errors import out_of_memory
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import counts_samples
-from flatlens.problem.data import size, take
+from flatlens.problem.samples import size, take
 from flatlens.problem.state import differentiable
 
 

@@ -24,10 +24,10 @@ from flatlens.perturbation.autograd import moved_by_rounding
 from flatlens.perturbation.steps import Landscape
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
-from flatlens.problem.data import FORWARD_CHUNK, checksum
 from flatlens.problem.inspection import require_same_everywhere
 from flatlens.problem.outcomes import Outcomes, forwards, outcomes, slopes_of_each
 from flatlens.problem.ranks import Ranks
+from flatlens.problem.samples import FORWARD_CHUNK, checksum
 from flatlens.problem.shards import to_parts
 from flatlens.problem.state import fingerprint
 

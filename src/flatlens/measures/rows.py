@@ -24,7 +24,7 @@ from flatlens.measures.left_out import (
 )
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
-from flatlens.problem.data import finite
+from flatlens.problem.samples import finite
 from flatlens.progress import Watch
 
 

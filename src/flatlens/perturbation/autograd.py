@@ -18,8 +18,8 @@ from flatlens.errors import FlatlensError
 from flatlens.grams.sketch import random_signs
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import move, size
 from flatlens.problem.outcomes import slopes_of_each
+from flatlens.problem.samples import move, size
 from flatlens.problem.state import copy_of, device_of, differentiable
 
 _STEP = {torch.float32: 1e-4, torch.float64: 1e-6}

@@ -28,9 +28,9 @@ from flatlens.perturbation.rotations import (
 )
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Problem
-from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.outcomes import Outcomes, outcomes
 from flatlens.problem.ranks import ALONE
+from flatlens.problem.samples import FORWARD_CHUNK
 
 Move = Callable[[Tensor], Tensor]
 """Maps a chunk's features, samples first, to moved ones of the same shape."""

@@ -14,7 +14,7 @@ from flatlens.errors import BadModel, BadOption
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import counts_samples
-from flatlens.problem.data import size
+from flatlens.problem.samples import size
 from flatlens.problem.state import copy_of
 
 ROUNDINGS = 100  #: smallest allowed perturbation, in units of the rounding error of the value it is added to

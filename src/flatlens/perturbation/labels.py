@@ -19,7 +19,7 @@ from flatlens.grams.record import record
 from flatlens.operations.layers import by_sample
 from flatlens.perturbation.features import Move, moved, placed
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import size
+from flatlens.problem.samples import size
 from flatlens.problem.state import device_of
 
 Labels = Callable[[Tensor], Tensor]

@@ -19,8 +19,8 @@ from flatlens.curvature.symmetry import operations
 from flatlens.errors import BadInput, one_line
 from flatlens.grams.second_derivative import require_second_derivative
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.outcomes import outcomes
+from flatlens.problem.samples import FORWARD_CHUNK
 from flatlens.problem.shards import in_one_piece, of_the_first, whole_parameters
 from flatlens.problem.state import differentiable
 

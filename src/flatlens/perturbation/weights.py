@@ -14,8 +14,8 @@ from flatlens.errors import BadInput
 from flatlens.grams.sketch import random_signs
 from flatlens.grams.unexplained import Runner
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import FORWARD_CHUNK, size, take
 from flatlens.problem.outcomes import Outcomes, outcomes
+from flatlens.problem.samples import FORWARD_CHUNK, size, take
 
 
 def rounded(values: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,9 +1,10 @@
 """The problem that is measured: a model, a loss and data, checked once and then left as they were."""
 
-from flatlens.problem.data import Batch, Data
+from flatlens.problem.data import Data
 from flatlens.problem.loss import Loss
 from flatlens.problem.problem import Problem
 from flatlens.problem.ranks import Ranks
+from flatlens.problem.samples import Batch
 from flatlens.problem.sequences import next_token
 from flatlens.problem.state import measuring
 

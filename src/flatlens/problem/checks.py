@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadInput, BadModel, UnknownName
-from flatlens.problem.data import Data, finite
+from flatlens.problem.data import Data
 from flatlens.problem.ranks import Ranks
+from flatlens.problem.samples import finite
 from flatlens.problem.shards import in_one_piece
 
 HALF = (torch.float16, torch.bfloat16)

@@ -14,22 +14,11 @@ from torch import Tensor, nn
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, NotAlike
 from flatlens.problem.beside import require_no_weights, same_targets
 from flatlens.problem.calls import Convention, convention_of
-from flatlens.problem.data import (
-    CHOICE,
-    FORWARD_CHUNK,
-    Batch,
-    Data,
-    checksum,
-    finite,
-    require_finite,
-    select,
-    size,
-    spaced,
-    take,
-)
+from flatlens.problem.data import CHOICE, Data
 from flatlens.problem.failures import forward_failed, losing, retold
 from flatlens.problem.loss import Loss
 from flatlens.problem.ranks import Ranks
+from flatlens.problem.samples import FORWARD_CHUNK, Batch, checksum, finite, require_finite, select, size, spaced, take
 from flatlens.problem.sequences import Tokens
 from flatlens.problem.shapes import of_form
 from flatlens.problem.shards import require_all_processes

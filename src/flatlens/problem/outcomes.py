@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.problem.chunk_buffer import ChunkBuffer
-from flatlens.problem.data import FORWARD_CHUNK, Batch
 from flatlens.problem.problem import Problem
+from flatlens.problem.samples import FORWARD_CHUNK, Batch
 
 _Run: TypeAlias = Callable[[Batch], tuple[Tensor, Any]]
 """Maps a placed batch to (outputs (n, N), targets)."""

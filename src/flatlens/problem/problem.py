@@ -31,7 +31,7 @@ from flatlens.problem.checks import (
     require_usable,
 )  # fmt: skip
 from flatlens.problem.custom import LossFunction
-from flatlens.problem.data import Batch, Data, move, size
+from flatlens.problem.data import Data
 from flatlens.problem.failures import forward_failed
 from flatlens.problem.inspection import (
     check_all,
@@ -42,6 +42,7 @@ from flatlens.problem.inspection import (
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import as_loss
 from flatlens.problem.ranks import ALONE, Ranks
+from flatlens.problem.samples import Batch, move, size
 from flatlens.problem.sequences import attention_mask
 from flatlens.problem.shapes import in_rows
 from flatlens.problem.shards import to_parts

@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatlens.errors import BadModel, ForwardFailed, one_line
 from flatlens.problem.attributes import attributes_kept
-from flatlens.problem.data import checksum
 from flatlens.problem.loaders import random_kept
 from flatlens.problem.plain import (
     held_by_all,
@@ -29,6 +28,7 @@ from flatlens.problem.plain import (
     plain_recurrences,
     plain_weight_norms,
 )
+from flatlens.problem.samples import checksum
 from flatlens.problem.shards import parts_between_calls
 from flatlens.problem.wrappers import eager
 from flatlens.userfile import users_code

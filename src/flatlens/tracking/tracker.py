@@ -24,9 +24,9 @@ from flatlens.measures.card import Run
 from flatlens.measures.measure import measure_with
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
-from flatlens.problem.data import finite
 from flatlens.problem.outcomes import forwards
 from flatlens.problem.ranks import in_first_process
+from flatlens.problem.samples import finite
 from flatlens.progress import ProgressLine, Watch, no_progress
 from flatlens.result import of_report
 from flatlens.tracking.history import History, save_history

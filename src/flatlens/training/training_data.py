@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatlens.errors import BadData, BadInput, BadModel, one_line, typed_line
-from flatlens.problem.data import require_finite
+from flatlens.problem.samples import require_finite
 from flatlens.problem.state import modes_kept
 from flatlens.training.ascent import norm
 from flatlens.training.losses import accuracy

@@ -21,8 +21,8 @@ from flatlens.operations.pairs import HeadOrder, WeightPair
 from flatlens.operations.paths import Paths
 from flatlens.operations.scales import NormScale
 from flatlens.problem import Problem
-from flatlens.problem.data import FORWARD_CHUNK, take
 from flatlens.problem.outcomes import forwards
+from flatlens.problem.samples import FORWARD_CHUNK, take
 
 STAYS_WITHIN = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output
 OUTPUTS_CHANGE = "the outputs change with it: something else reads these features, or tells the heads apart"

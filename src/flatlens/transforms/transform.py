@@ -13,8 +13,8 @@ from flatlens.errors import BadInput, BadModel, FunctionChanged
 from flatlens.former import FORMER_TRANSFORMS
 from flatlens.operations.pairs import factors
 from flatlens.problem import Problem
-from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.ranks import ALONE
+from flatlens.problem.samples import FORWARD_CHUNK
 from flatlens.problem.state import copy_of
 from flatlens.registry import Registry, first_line
 from flatlens.transforms.symmetries import STAYS_WITHIN

@@ -1,0 +1,82 @@
+"""Data as people bring it, opened as tensors or as a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from flatlens.errors import BadData, typed_line
+from flatlens.problem.batches import BATCH_OF, collated, counts_samples, in_tensors, is_dicts, loader_of
+from flatlens.problem.loaders import fixed_order
+from flatlens.problem.samples import Batch, require_dense, size
+
+
+def open_source(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None]:
+    """Return (loader, None) or (None, tensors)."""
+    if isinstance(source, TensorDataset):
+        require_dense(source.tensors, where)
+        return None, source.tensors
+    if isinstance(source, DataLoader):
+        return fixed_order(source, where), None
+    if isinstance(source, Dataset):
+        return DataLoader(source, batch_size=BATCH_OF, collate_fn=partial(collated, where=where)), None
+    if is_dicts(source):
+        return loader_of(source, where), None
+    if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 2:
+        x, y = (_as_tensors(part, where) for part in source)
+        require_dense((x, y), where)
+        n = size(x)
+        if isinstance(y, Tensor) and (y.ndim == 0 or len(y) != n):
+            raise BadData(
+                f"Problem({where}): x has {n} samples and y {len(y) if y.ndim else 'a single number'}: give as many of "
+                f"each"
+            )
+        return None, (x, y)
+    if isinstance(source, Mapping):
+        require_dense(tensors := in_tensors(plain(source), where), where)
+        return None, tensors
+    if hasattr(source, "x") and hasattr(source, "y"):
+        return open_source((source.x, source.y), where)
+    raise BadData(
+        f"Problem({where}): a pair (x, y), a dict with labels, a list of dicts, a Dataset or a DataLoader is needed, "
+        f"got {type(source).__name__}"
+    )
+
+
+def plain(batch: Batch, n: int = 0) -> Batch:
+    """Return the batch with the mappings of tokenizers as dicts, so that their tensors are found and split."""
+    if isinstance(batch, Mapping):
+        return {key: plain(value, n) for key, value in batch.items()}
+    n = n or next((len(leaf) for leaf in tree_leaves(batch) if has_axis(leaf)), 0)
+    inputs = type(batch) is list and all(counts_samples(part, n) for part in batch)
+    if type(batch) is tuple or inputs:  # a loader makes a list of the inputs of a sample
+        return tuple(plain(part, n) for part in batch)
+    return batch
+
+
+def has_axis(leaf: Any) -> bool:
+    """Return whether this is a tensor with axes: its first one counts samples."""
+    return isinstance(leaf, Tensor) and leaf.ndim > 0
+
+
+def _as_tensors(part: Any, where: str) -> Any:
+    """Return a tensor or array as a tensor; a dict or tuple of inputs as it is."""
+    if isinstance(part, Mapping | tuple):
+        return plain(part)
+    try:
+        if not hasattr(part, "__array__") or isinstance(part, Tensor):
+            return torch.as_tensor(part)
+        array = np.asarray(part)
+        return torch.as_tensor(array if array.flags.writeable else array.copy())  # torch warns about read-only memory
+    except Exception as error:  # an object of unknown type may raise anything
+        raise BadData(
+            f"Problem({where}): cannot read a {type(part).__name__} as a tensor ({typed_line(error, 200)}): give "
+            f"tensors or arrays of numbers, samples first"
+        ) from error
