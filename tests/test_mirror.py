@@ -35,8 +35,9 @@ ELSEWHERE = {
     # The plan of the pass and its parts have no result but the pass's numbers
     "grams/test_contractions.py": "grams/dense grams/weight",
     "grams/test_one_pass.py": (
-        "grams/explicit grams/first_layer grams/jacobians grams/layer_grams grams/layout grams/planner grams/shared "
-        "grams/small_parameters grams/structure grams/trial grams/unexplained"
+        "grams/explicit grams/facts grams/first_layer grams/jacobians grams/layer_grams grams/layout "
+        "grams/planned_weights grams/planner grams/shared grams/small_parameters grams/structure grams/trial "
+        "grams/unexplained"
     ),
     "grams/test_made.py": "operations/made",
     "grams/test_output_jacobians.py": "grams/record grams/second_derivative",

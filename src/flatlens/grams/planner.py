@@ -10,24 +10,20 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvTransposeNd
+from torch import nn
 
 from flatlens.grams.broken import BATCHING, clear_autograd_errors
+from flatlens.grams.facts import Facts
 from flatlens.grams.layout import Layout, Weight
-from flatlens.grams.made import lookups_of
 from flatlens.grams.parts import parts_of
+from flatlens.grams.planned_weights import planned_weights
 from flatlens.grams.proof import unproved
-from flatlens.grams.record import Call, made_reads
-from flatlens.grams.rows import Rows
 from flatlens.grams.structure import Structure, common_structure
 from flatlens.grams.trial import Trial
 from flatlens.operations.graph import Node
 from flatlens.operations.heads import HeadFinder
-from flatlens.operations.layers import Adapter, layer_of
-from flatlens.operations.made import matrix_in_products
 from flatlens.operations.paths import Paths
-from flatlens.operations.reads import Bias, Entrywise, Lookup, Product, Read
+from flatlens.operations.reads import Bias, Entrywise, Lookup
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.state import differentiable
 
@@ -59,7 +55,7 @@ def lay_out(
         def planned(structure: Structure, distrusted: Collection[str]) -> Layout:
             for trial in trials:
                 trial.find_rows(structure, generator)
-            layout = _Planner(problem, model, trials, structure, distrusted).plan()
+            layout = _plan(Facts(problem, model, trials, structure, distrusted))
             # names of operations depend on the tensors made: where the plan drops one, names are given anew
             same = layout.structure.made.keys() == structure.made.keys()
             return layout if same else planned(layout.structure, distrusted)
@@ -80,278 +76,80 @@ def _with_heads(layout: Layout, trial: Trial, model: nn.Module) -> Layout:
     return replace(layout, parts=parts, not_parted=refused, jacobian_bytes=layout.jacobian_bytes + more)
 
 
-class _Planner:
-    """The facts on which all trials agree, and the plan that follows from them."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        model: nn.Module,
-        trials: list[Trial],
-        structure: Structure,
-        distrusted: Collection[str],
-    ) -> None:
-        self.problem, self.model = problem, model
-        self.trials, self.first, self.structure = trials, trials[0], structure
-        self.distrusted = distrusted
-        self.parameters = {name: p for name, p in model.named_parameters() if name in self.first.tape.reads}
-        places = [name for name in self.first.rows if not name.startswith("input:") and name not in distrusted]
-        found = {name: self._rows(name) for name in places}
-        self.rows = {name: rows for name, rows in found.items() if rows is not None}
-
-    def _rows(self, name: str) -> Rows | None:
-        """Return the first arrangement of a place's samples that is possible in every trial that has the place."""
-        allowed = [trial.rows[name] for trial in self.trials if name in trial.rows]
-        return next((rows for rows in allowed[0] if all(rows in others for others in allowed)), None)
-
-    def plan(self) -> Layout:
-        """Return the plan."""
-        self.axes, self.unplaced = self._axes()
-        weights = self._in_order({**self._weights(), **self._outside_layers()})
-        explained = {name for w in weights.values() if w.products for name in (w.parameter, w.bias) if name}
-        small: dict[str, tuple[str, ...]] = {}  # small parameters, with the names of their operations
-        embeddings: dict[str, tuple[str, ...]] = {}
-        made: dict[str, tuple[str, ...]] = {}  # parameters that other tensors are made from
-        for name in self.parameters:
-            if name in explained or name not in self.problem.parameters:
-                continue
-            operations = self._acts_through(name)
-            kinds = {type(read) for read in self.first.tape.reads[name] or ()}
-            if operations is not None and kinds == {Lookup}:
-                embeddings[name] = operations
-            elif operations is not None and kinds <= {Bias, Entrywise}:
-                small[name] = operations
-            if name not in (*embeddings, *small) and (through := self._acts_through_made(name)) is not None:
-                made[name] = through
-        known = explained | small.keys() | embeddings.keys() | made.keys()
-        sizes = {name: p.numel() for name, p in self.parameters.items() if name in self.problem.parameters}
-        unexplained = tuple(name for name in sizes if name not in known)
-        needed = {operation for weight in weights.values() for operation in weight.products}
-        entries = (*small.values(), *embeddings.values(), *made.values())
-        needed |= {operation for operations in entries for operation in operations}
-        axes = self.axes
-        calls, n = self.first.tape.linear, self.first.n
-        shapes = [(op.shape, op.dtype) for name, op in self.first.operations.items() if name in needed]
-        shapes += [(calls[key].x.shape, calls[key].x.dtype) for key in axes]
-        return Layout(
-            structure=replace(self.structure, made={name: self.structure.made[name] for name in made}),
-            weights=weights,
-            small_parameters=tuple(small),
-            embeddings=tuple(embeddings),
-            made=tuple(made),
-            unexplained=unexplained,
-            rows={name: rows for name, rows in self.rows.items() if name in needed},
-            batch_axis=axes,
-            unplaced=self.unplaced,
-            inputs=tuple(sorted(self.structure.inputs)),
-            input_is_embedded=any(trial.input_is_embedding for trial in self.trials),
-            input_call=self._input_call(axes, weights),
-            activation_entries=sum(shape.numel() for shape, _ in shapes) // n,
-            jacobian_bytes=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // n,
-            unexplained_size=sum(sizes[name] for name in unexplained)
-            + sum(self.parameters[name].numel() for name in small)
-            + sum(self._made_entries(name) for name in made),
-            itemsize=self.first.f.element_size(),
-            parts={},
-            not_parted={},
-            ignores_padding=all(trial.ignores_padding for trial in self.trials),
-            batched=BATCHING not in self.distrusted,
-            several_ends=self._several_ends(weights),
-        )
-
-    def _several_ends(self, weights: dict[str, Weight]) -> bool:
-        """Return whether outputs come from other layers than the last, too, through no layer after these."""
-        last, graph = next(reversed(weights.values()), None), self.first.tape.graph
-        if last is None or not last.products or graph is None:
-            return False
-        paths, own = Paths(graph, self.model), {self.first.operations[name].node for name in last.products}
-        waiting: list[Node] = [graph.nodes[-1]]
-        seen: set[Node] = set()
-        ends: set[bool] = set()  # whether a layer that is reached is the last
-        while waiting:
-            node = waiting.pop()
-            if node in own or paths.is_layer(node):
-                ends.add(node in own)
-            elif node not in seen:
-                seen.add(node)
-                waiting += [source for source, _ in node.next_functions if source is not None]
-        return len(ends) == 2
-
-    def _axes(self) -> tuple[dict[str, int], dict[str, str]]:
-        """Return the axis of samples in each call's input, and for the other calls the reason why there is none."""
-        axes: dict[str, int] = {}
-        unplaced: dict[str, str] = {}
-        for key in (*self.structure.calls, *sorted(self.structure.varying_calls)):
-            rows = self.rows.get(f"x:{key}")
-            if key in self.structure.varying_calls:
-                unplaced[key] = "the layer is not called in the same way on every batch"
-            elif rows is None or rows.order != "outer":
-                unplaced[key] = "its calls do not have the samples of a batch separately along one axis"
-            else:
-                axes[key] = rows.axis
-        return axes, unplaced
-
-    def _acts_through(self, parameter: str) -> tuple[str, ...] | None:
-        """Return the operations through which a parameter acts; None if one is unknown or has no known samples."""
-        if self.structure.reads[parameter] is None:
-            return None
-        return self._known(self.first.tape.reads[parameter] or ())
-
-    def _acts_through_made(self, parameter: str) -> tuple[str, ...] | None:
-        """Return the operations that read the tensors made from a parameter; None if one has no known samples."""
-        if parameter not in self.structure.made:
-            return None
-        return self._known(made_reads(self.first.tape, parameter)) or None
-
-    def _known(self, reads: Iterable[Read]) -> tuple[str, ...] | None:
-        """Return the names of operations; None if one has no known samples."""
-        operations = tuple(self.first.names[read.node] for read in reads)
-        return operations if all(operation in self.rows for operation in operations) else None
-
-    def _made_entries(self, parameter: str) -> int:
-        """Return the entries of a sample's derivatives in a parameter and in the tensors made from it."""
-        lookups = lookups_of(self.first.tape, parameter)
-        own = sum(lookup.shape.numel() for lookup in lookups) or self.parameters[parameter].numel()
-        return own + sum(made.shape.numel() for made in self.first.tape.made[parameter] or ())
-
-    def _weights(self) -> dict[str, Weight]:
-        """Return the weights of linear layers, in execution order; calls that share a tensor share a weight."""
-        together: dict[int, list[str]] = {}
-        for key, call in self.first.tape.linear.items():
-            kept = call.module._parameters.get("weight")
-            together.setdefault(id(call.module if kept is None else kept), []).append(key)
-        return {keys[0]: self._weight(keys) for keys in together.values()}
-
-    def _weight(self, keys: list[str]) -> Weight:
-        names = {id(p): name for name, p in self.parameters.items()}
-        calls = [self.first.tape.linear[key] for key in keys]
-        module, parameter = calls[0].module, names.get(id(calls[0].module._parameters.get("weight")))
-        value = module.weight
-        assert isinstance(value, Tensor)
-        own = tuple(f"z:{key}" for key in keys)
-        products = self._products(parameter, value.shape) if parameter is not None else self._products_in_calls(keys)
-        explained = bool(products) and set(products) == set(own)
-        pure = explained and all(call.pure for call in calls)
-        operations = [self.first.operations[product] for product in products]
-        adapter = operations[0].adapter if operations and isinstance(operations[0], Product) else layer_of(module)
-        bias = module.bias
-        positions = self._positions(products, adapter, value)
-        return Weight(
-            layer=keys[0],
-            calls=tuple(keys),
-            products=products,
-            adapter=adapter,
-            value=value.detach(),
-            bias_value=bias.detach() if isinstance(bias, Tensor) else None,
-            parameter=parameter,
-            bias=self._bias(calls, products, names) if explained else None,
-            explained=explained,
-            dense=explained and adapter.token_wise and len(keys) == 1 and positions == 1,
-            pure=pure,
-            positions=positions,
-            module=module,
-            linear_map=_linear_map(calls[0], adapter, pure),
-            unplaced=next((self.unplaced[key] for key in keys if key in self.unplaced), ""),
-            measured=parameter is None or parameter in self.problem.parameters,
-        )
-
-    def _positions(self, products: tuple[str, ...], adapter: Adapter, value: Tensor) -> int:
-        """Return the number of positions per sample at which the products act, the largest over trials."""
-        rows = max(1, adapter.matrix(value)[:, :, 0].numel())
-        each = [
-            sum(trial.operations[product].shape.numel() for product in products) // (trial.n * rows)
-            for trial in self.trials
-        ]
-        return max(each)
-
-    def _products(self, parameter: str, stored: torch.Size) -> tuple[str, ...]:
-        """Return the products through which a weight acts; () if it also acts otherwise, or if their types differ."""
-        products, reads = self._acts_through(parameter), self.first.tape.reads[parameter] or ()
-        kinds = {(read.adapter, read.stored) for read in reads if isinstance(read, Product)}
-        only = all(isinstance(read, Product) for read in reads) and len(kinds) == 1
-        return products if products and only and all(shape == stored for _, shape in kinds) else ()
-
-    def _products_in_calls(self, keys: list[str]) -> tuple[str, ...]:
-        """Return the products in the calls of a layer whose weight is computed from other parameters."""
-        products = tuple(f"z:{key}" for key in keys)
-        known = all(self.structure.calls.get(key) is not None and f"z:{key}" in self.rows for key in keys)
-        operations = [self.first.operations.get(product) for product in products]
-        adapters = {op.adapter if isinstance(op, Product) else None for op in operations}
-        return products if known and len(adapters) == 1 and None not in adapters else ()
-
-    def _bias(self, calls: list[Call], products: tuple[str, ...], names: dict[int, str]) -> str | None:
-        """Return the name of a layer's bias, if it is added to the layer's products and acts nowhere else."""
-        biases = {id(call.module._parameters.get("bias")) for call in calls}
-        name = names.get(biases.pop())
-        if name is None or biases or set(self._acts_through(name) or ()) != set(products):
-            return None
-        return name if all(isinstance(read, Bias) for read in self.first.tape.reads[name] or ()) else None
-
-    def _outside_layers(self) -> dict[str, Weight]:
-        """Return the parameters that multiply outside calls of linear layers, as weights, by their names."""
-        of_layers = {id(call.module._parameters.get("weight")) for call in self.first.tape.linear.values()}
-        found = {name: self._outside(name) for name, p in self.parameters.items() if id(p) not in of_layers}
-        return {name: weight for name, weight in found.items() if weight is not None}
-
-    def _outside(self, name: str) -> Weight | None:
-        """Return a parameter that acts in products outside linear layers as a weight; None if it does not."""
-        reads = [read for read in self.first.tape.reads[name] or () if isinstance(read, Product)]
-        stored = reads[0].stored if reads else torch.Size()
-        products, parameter = self._products(name, stored) if reads else (), self.parameters[name]
-        value = parameter.detach()
-        if products:
-            value, adapter = value.reshape(stored), reads[0].adapter
-        elif name in self.structure.made and (side := matrix_in_products(self.first.tape.made[name] or ())) is not None:
-            adapter = side
-        else:
-            return None
-        positions = self._positions(products, adapter, value)
-        dense = adapter.token_wise and len(products) == 1 and positions == 1
-        first = self.first.operations[products[0]] if products else None
-        return Weight(
-            layer=name,
-            calls=(),
-            products=products,
-            adapter=adapter,
-            value=value,
-            bias_value=None,
-            parameter=name,
-            bias=None,
-            explained=bool(products),
-            dense=dense,
-            pure=False,
-            positions=positions,
-            linear_map=(adapter, first.kept().shape[1:] if isinstance(first, Product) else torch.Size()),
-            unplaced="" if products else "its products read tensors made from the weight: their features are not known",
-            measured=name in self.problem.parameters,
-        )
-
-    def _in_order(self, weights: dict[str, Weight]) -> dict[str, Weight]:
-        """Return the weights in the order in which they first multiply."""
-        tape = self.first.tape
-
-        def turn(weight: Weight) -> int:
-            if weight.calls:
-                return tape.linear[weight.calls[0]].began
-            assert weight.parameter is not None
-            reads = (*(tape.reads[weight.parameter] or ()), *made_reads(tape, weight.parameter))
-            return min(read.turn for read in reads if isinstance(read, Product))
-
-        return dict(sorted(weights.items(), key=lambda item: turn(item[1])))
-
-    def _input_call(self, axes: dict[str, int], weights: dict[str, Weight]) -> str | None:
-        key = self.structure.first
-        return key if key is not None and axes.get(key) == 0 and key in weights else None
+def _plan(facts: Facts) -> Layout:
+    """Return the plan that follows from the facts."""
+    weights = planned_weights(facts)
+    first = facts.first
+    explained = {name for w in weights.values() if w.products for name in (w.parameter, w.bias) if name}
+    small: dict[str, tuple[str, ...]] = {}  # small parameters, with the names of their operations
+    embeddings: dict[str, tuple[str, ...]] = {}
+    made: dict[str, tuple[str, ...]] = {}  # parameters that other tensors are made from
+    for name in facts.parameters:
+        if name in explained or name not in facts.problem.parameters:
+            continue
+        operations = facts.acts_through(name)
+        kinds = {type(read) for read in first.tape.reads[name] or ()}
+        if operations is not None and kinds == {Lookup}:
+            embeddings[name] = operations
+        elif operations is not None and kinds <= {Bias, Entrywise}:
+            small[name] = operations
+        if name not in (*embeddings, *small) and (through := facts.acts_through_made(name)) is not None:
+            made[name] = through
+    known = explained | small.keys() | embeddings.keys() | made.keys()
+    sizes = {name: p.numel() for name, p in facts.parameters.items() if name in facts.problem.parameters}
+    unexplained = tuple(name for name in sizes if name not in known)
+    needed = {operation for weight in weights.values() for operation in weight.products}
+    entries = (*small.values(), *embeddings.values(), *made.values())
+    needed |= {operation for operations in entries for operation in operations}
+    calls, n = first.tape.linear, first.n
+    shapes = [(op.shape, op.dtype) for name, op in first.operations.items() if name in needed]
+    shapes += [(calls[key].x.shape, calls[key].x.dtype) for key in facts.axes]
+    return Layout(
+        structure=replace(facts.structure, made={name: facts.structure.made[name] for name in made}),
+        weights=weights,
+        small_parameters=tuple(small),
+        embeddings=tuple(embeddings),
+        made=tuple(made),
+        unexplained=unexplained,
+        rows={name: rows for name, rows in facts.rows.items() if name in needed},
+        batch_axis=facts.axes,
+        unplaced=facts.unplaced,
+        inputs=tuple(sorted(facts.structure.inputs)),
+        input_is_embedded=any(trial.input_is_embedding for trial in facts.trials),
+        input_call=_input_call(facts, weights),
+        activation_entries=sum(shape.numel() for shape, _ in shapes) // n,
+        jacobian_bytes=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // n,
+        unexplained_size=sum(sizes[name] for name in unexplained)
+        + sum(facts.parameters[name].numel() for name in small)
+        + sum(facts.made_entries(name) for name in made),
+        itemsize=first.f.element_size(),
+        parts={},
+        not_parted={},
+        ignores_padding=all(trial.ignores_padding for trial in facts.trials),
+        batched=BATCHING not in facts.distrusted,
+        several_ends=_several_ends(facts, weights),
+    )
 
 
-def _linear_map(call: Call, adapter: Adapter, pure: bool) -> tuple[Adapter, torch.Size]:
-    """Return the linear map that a layer applies, and the size of one sample's input to it.
+def _several_ends(facts: Facts, weights: dict[str, Weight]) -> bool:
+    """Return whether outputs come from other layers than the last, too, through no layer after these."""
+    last, graph = next(reversed(weights.values()), None), facts.first.tape.graph
+    if last is None or not last.products or graph is None:
+        return False
+    paths, own = Paths(graph, facts.model), {facts.first.operations[name].node for name in last.products}
+    waiting: list[Node] = [graph.nodes[-1]]
+    seen: set[Node] = set()
+    ends: set[bool] = set()  # whether a layer that is reached is the last
+    while waiting:
+        node = waiting.pop()
+        if node in own or paths.is_layer(node):
+            ends.add(node in own)
+        elif node not in seen:
+            seen.add(node)
+            waiting += [source for source, _ in node.next_functions if source is not None]
+    return len(ends) == 2
 
-    It is that of the module; for a user's own module whose calls do more than the product, and for a transposed
-    convolution, whose call may choose the output's size, that of the product.
-    """
-    torchs_own = type(call.module).__module__.startswith("torch.nn.modules")
-    sized = isinstance(call.module, _ConvTransposeNd)
-    if call.product is not None and (sized or not (pure or torchs_own)):
-        return adapter, call.product.kept().shape[1:]
-    return layer_of(call.module), call.x.shape[1:]
+
+def _input_call(facts: Facts, weights: dict[str, Weight]) -> str | None:
+    key = facts.structure.first
+    return key if key is not None and facts.axes.get(key) == 0 and key in weights else None
