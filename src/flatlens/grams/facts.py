@@ -15,7 +15,7 @@ from flatlens.operations.reads import Read
 from flatlens.problem import Problem
 
 
-class Facts:
+class AgreedFacts:
     """The facts on which all trials agree, less those of places that are distrusted."""
 
     def __init__(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from flatlens.grams.facts import Facts
+from flatlens.grams.facts import AgreedFacts
 from flatlens.grams.layout import Weight
 from flatlens.grams.record import Call, made_reads
 from flatlens.operations.layers import Adapter, layer_of
@@ -14,13 +14,13 @@ from flatlens.operations.made import matrix_in_products
 from flatlens.operations.reads import Bias, Product
 
 
-def planned_weights(facts: Facts) -> dict[str, Weight]:
+def planned_weights(facts: AgreedFacts) -> dict[str, Weight]:
     """Return the weights by name, in the order in which they first multiply."""
     return _Weights(facts).all()
 
 
 class _Weights:
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: AgreedFacts) -> None:
         self.facts, self.first, self.structure = facts, facts.first, facts.structure
         self.parameters, self.measured = facts.parameters, facts.problem.parameters
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from flatlens.grams.broken import BATCHING, clear_autograd_errors
-from flatlens.grams.facts import Facts
+from flatlens.grams.facts import AgreedFacts
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.parts import parts_of
 from flatlens.grams.planned_weights import planned_weights
@@ -55,7 +55,7 @@ def lay_out(
         def planned(structure: Structure, distrusted: Collection[str]) -> Layout:
             for trial in trials:
                 trial.find_rows(structure, generator)
-            layout = _plan(Facts(problem, model, trials, structure, distrusted))
+            layout = _plan(AgreedFacts(problem, model, trials, structure, distrusted))
             # names of operations depend on the tensors made: where the plan drops one, names are given anew
             same = layout.structure.made.keys() == structure.made.keys()
             return layout if same else planned(layout.structure, distrusted)
@@ -76,7 +76,7 @@ def _with_heads(layout: Layout, trial: Trial, model: nn.Module) -> Layout:
     return replace(layout, parts=parts, not_parted=refused, jacobian_bytes=layout.jacobian_bytes + more)
 
 
-def _plan(facts: Facts) -> Layout:
+def _plan(facts: AgreedFacts) -> Layout:
     """Return the plan that follows from the facts."""
     weights = planned_weights(facts)
     first = facts.first
@@ -131,7 +131,7 @@ def _plan(facts: Facts) -> Layout:
     )
 
 
-def _several_ends(facts: Facts, weights: dict[str, Weight]) -> bool:
+def _several_ends(facts: AgreedFacts, weights: dict[str, Weight]) -> bool:
     """Return whether outputs come from other layers than the last, too, through no layer after these."""
     last, graph = next(reversed(weights.values()), None), facts.first.tape.graph
     if last is None or not last.products or graph is None:
@@ -150,6 +150,6 @@ def _several_ends(facts: Facts, weights: dict[str, Weight]) -> bool:
     return len(ends) == 2
 
 
-def _input_call(facts: Facts, weights: dict[str, Weight]) -> str | None:
+def _input_call(facts: AgreedFacts, weights: dict[str, Weight]) -> str | None:
     key = facts.structure.first
     return key if key is not None and facts.axes.get(key) == 0 and key in weights else None
