@@ -229,6 +229,37 @@ def test_a_loss_that_curves_downwards_leaves_the_scales_without_a_minimum():
     assert found.assumption.startswith("convex_loss")
 
 
+BY_THE_NORM = {
+    *((name, "0") for name in ("linear_stability", "volume_bound", "mls_chain", "matrix_normalized_bound")),
+    *((f"linear_stability.{part}", "0") for part in ("frobenius", "middle", "sound", "mean", "mean_1", "mean_4")),
+    *((name, "0") for name in ("volume_bound.second", "mls_chain.A_B", "mls_chain.A_B.aligned")),
+    *((name, None) for name in ("network_volume_bound", "network_volume_bound.second", "nmls_bound")),
+    ("matrix_normalized_bound", None),
+}
+"""The rows that hold by a norm below, of a hundred close singular values; the norm of the layer above is known."""
+
+
+def test_a_norm_whose_search_stopped_early_violates_nothing(monkeypatch):
+    found = {}
+    for most in (5000, 15):
+        monkeypatch.setattr("flatlens.operations.operator_norm._MOST", most)
+        values = torch.linspace(1, 0.9, 100).double()
+        net = linear(orthogonal(100) * values, torch.eye(100, dtype=torch.float64)[:1] @ orthogonal(100).T)
+        report = check_bounds(lens_on(net, on_a_sphere(20, 100)), NAMES)
+        found[most] = {(v.bound, v.layer): v for v in report}
+    for key, known in found[5000].items():
+        lacking = found[15][key]
+        if key in BY_THE_NORM:
+            assert known.status == "holds", key
+            assert lacking.status == "not applicable", key
+            assert lacking.assumption.startswith("norm_found: the search for ||W||_2 of 0 stopped early"), key
+            assert lacking.rhs <= known.rhs, key
+        else:
+            assert (lacking.status, lacking.assumption) == (known.status, known.assumption), key
+    assert found[15]["linear_stability", "0"].violated_share == 1
+    assert found[15].keys() >= BY_THE_NORM
+
+
 # random networks
 
 

@@ -251,6 +251,18 @@ def test_a_block_changed_in_place_is_the_block_it_was():
     assert any(abs(found.lhs - float(norm)) < 1e-12 for norm in torch.linalg.matrix_norm(J.detach(), 2))
 
 
+def test_a_norm_whose_search_stopped_early_bounds_nothing(monkeypatch):
+    monkeypatch.setattr("flatlens.operations.operator_norm._MOST", 15)
+    net, rows = Residual(100, 2, 1, 1), [("", "blocks.1"), ("sound", "blocks.1"), ("sum", None), ("mean", None)]
+    with torch.no_grad():
+        net.blocks[1].weight.copy_(torch.diag(torch.linspace(1, 0.9, 100)))
+    report = table(net, normal(5, 100))
+    for part, layer in rows:
+        found = report.of(f"residual_bound{part and '.'}{part}", layer)
+        assert found.status == "not applicable", part
+        assert found.assumption.startswith("norm_found: the search for ||W||_2 of blocks."), part
+
+
 def test_a_network_that_cannot_be_traced_says_so():
     found = table(Behind("data"), normal(1, 4))[0]
     assert (found.status, found.layer) == ("not applicable", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.curvature import Fisher, GaussNewton, Hessian, Operator, Residual
 from flatlens.curvature.symmetry import SymmetryCheck
-from flatlens.errors import BadModel
+from flatlens.errors import BadModel, NotDifferentiable
 
 Ctx = Any
 
@@ -173,6 +174,97 @@ def test_places_inside_a_network() -> None:
     with pytest.raises(BadModel, match="'2'"):
         proved(net[1:])
     proved(nn.Sequential(nn.Tanh(), nn.Linear(6, 3).double()))
+
+
+class Cumulative(nn.Module):
+    """log(sum_{j <= k} exp(h_j)), by torch's logcumsumexp or plainly; its backward has no derivative at slopes of 0."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.plain = plain
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h.exp().cumsum(1).log() if self.plain else torch.logcumsumexp(h, 1)
+
+
+ABOVE = {
+    "nothing": lambda: [],
+    "linear": lambda: [nn.Linear(4, 3)],
+    "softmax": lambda: [nn.Softmax(1)],  # equal numbers at the outputs have the slope 0 below
+    "relu": lambda: [nn.Linear(4, 9), Cumulative(True), nn.ReLU(), nn.Linear(9, 3)],
+}
+
+
+def both_ways(above: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(5)
+    plain = nn.Sequential(nn.Linear(6, 4), Cumulative(True), *ABOVE[above]()).to(dtype)
+    fused = copy.deepcopy(plain)
+    for module in fused.modules():
+        if isinstance(module, Cumulative):
+            module.plain = False
+    return fused, plain
+
+
+def missed(f: Tensor, by: Tensor) -> Tensor:
+    """Half squared errors of targets that are missed by so much to the last bit, whatever the batch."""
+    return (f - f.detach() - by).square().sum(1) / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("above", ABOVE)
+def test_products_with_the_jacobian_of_logcumsumexp(above: str, dtype: torch.dtype) -> None:
+    """Also where the targets are met: the Gauss-Newton matrix has no slopes of the loss in it."""
+    x = data()[0].to(dtype)
+    (fused, plain), eps = both_ways(above, dtype), torch.finfo(dtype).eps
+    for size in (0.0, 0.3):
+        by = size * normal(*fused(x).shape, seed=6).to(dtype)
+        G, truth = (GaussNewton(fl.Problem(net, missed, (x, by))).matrix() for net in (fused, plain))
+        assert float((G - truth).norm()) < 1e4 * eps * float(truth.norm())
+        assert float(truth.norm()) > 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("above", ABOVE)
+@pytest.mark.parametrize("met", [0, 1, 20])
+def test_a_hessian_that_logcumsumexp_loses_is_refused(above: str, dtype: torch.dtype, met: int) -> None:
+    """Of samples whose targets are met exactly; not of units that a ReLU turns off, whose slopes stay 0."""
+    x = data()[0].to(dtype)
+    fused, plain = both_ways(above, dtype)
+    by = 0.3 * normal(*fused(x).shape, seed=6).to(dtype)
+    by[:met] = 0
+    problem, other = (fl.Problem(net, missed, (x, by)) for net in (fused, plain))
+    if met:
+        with pytest.raises(NotDifferentiable, match="logcumsumexp has no second derivative at slopes of 0"):
+            Hessian(problem).matrix()
+        found = fl.measure(fl.Lens(problem), ["sharpness", "ggn_trace"])
+        assert found["sharpness"].kind == "undefined"
+        assert "write it by cumsum()" in found["sharpness"].note
+        assert found["ggn_trace"].kind == "exact"
+    else:
+        H, truth = Hessian(problem).matrix(), Hessian(other).matrix()
+        assert float((H - truth).norm()) < 1e4 * torch.finfo(dtype).eps * float(truth.norm())
+
+
+def test_a_functional_hessian_at_targets_that_are_met_is_0_all_the_same() -> None:
+    x = data()[0]
+    fused, plain = both_ways("nothing", torch.float64)
+    problems = [fl.Problem(net, missed, (x, torch.zeros_like(fused(x).detach()))) for net in (fused, plain)]
+    ours, truth = (fl.measure(fl.Lens(p), ["hessian_trace(exact=True)"])["hessian_trace(exact=True)"] for p in problems)
+    assert ours.kind == truth.kind == "exact"
+    assert ours.value == pytest.approx(truth.value, rel=1e-9)
+    assert float(Residual(problems[0]).matrix().abs().max()) == 0
+
+
+def test_a_loss_that_logcumsumexp_makes_flat_is_refused() -> None:
+    def loss(f: Tensor, y: Tensor) -> Tensor:
+        return missed(torch.logcumsumexp(f, 1), y)
+
+    net, (x, _) = RIGHT["no curvature"]().double(), data()
+    met = torch.zeros(len(x), 3).double()
+    with pytest.raises(NotDifferentiable, match="logcumsumexp"):
+        GaussNewton(fl.Problem(net, loss, (x, met))).matrix()
+    G = GaussNewton(fl.Problem(net, loss, (x, met + 0.3))).matrix()
+    assert torch.allclose(G, G.T, atol=1e-12)
 
 
 def test_a_measure_raises_rather_than_tell_a_wrong_number() -> None:

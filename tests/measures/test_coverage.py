@@ -62,6 +62,14 @@ def sketched(form: Tensor, rest: Tensor, probes: int, seed: int) -> Tensor:
     return torch.stack([torch.einsum("na,nab,nb->", u, every, u) for u in each])
 
 
+@pytest.mark.parametrize(("alike", "probes"), [(3, 5), (3, 8), (4, 12), (4, 16), (4, 32)])
+def test_outputs_that_move_alike_are_covered(alike: int, probes: int) -> None:
+    """Of 2,000 samples that are measured alone; signs hold the trace for 0.76, 0.90, 0.87, 0.91 and 0.97 of them."""
+    sketch = Sketch(probes, 0, False)
+    each = torch.stack([u[:, :alike].sum(1).square() for u in sketch.combinations(0, 2000, 20)])
+    assert share_inside(each, float(alike), mean_of_forms) >= 0.94
+
+
 def forms(what: str, outputs: int) -> tuple[Tensor, Tensor, float]:
     """(one sample's form, those of twenty others, which have trace 1 together; the trace of all)."""
     form = torch.zeros(outputs, outputs, dtype=torch.float64)

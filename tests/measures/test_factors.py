@@ -41,3 +41,27 @@ def test_without_the_blocks_the_factors_stay() -> None:
         assert factors[f"{alone}.{part}", layer].value == whole[f"layer_factors.{part}", layer].value
     assert factors[alone].kind == "undefined"
     assert factors[alone].note == "blocks=False leaves the blocks out"
+
+
+@pytest.mark.parametrize("statistics", [None, 3])
+def test_the_losses_curvature_is_that_of_the_risk(statistics: int | None) -> None:
+    """Pixels and weights of classes make masses other than 1, whichever way BatchNorm has its statistics."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1)).double()
+    x, y = torch.randn(6, 2, 3, 3).double(), torch.randint(0, 3, (6, 3, 3))
+    loss = nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2], dtype=torch.float64), ignore_index=1)
+    mode = {"batchnorm": "train", "ghost_batch": statistics} if statistics else {}
+    problem = fl.Problem(net.eval(), loss, (x, y), **mode)
+    net.train(statistics is not None)
+    parts = x.split(statistics or 6)
+    f = torch.cat([net(part) for part in parts]).detach()
+    C = torch.autograd.functional.hessian(lambda f: loss(f, y), f).reshape(f.numel(), -1)
+    found = fl.measure(fl.Lens(problem), ["layer_factors(blocks=False)"])["layer_factors(blocks=False).loss_curvature"]
+    assert found.value == pytest.approx(float(torch.linalg.eigvalsh(C)[-1]) ** 0.5, rel=1e-9)
+
+
+def test_a_loss_that_is_not_convex_has_no_root_of_its_curvature() -> None:
+    problem = fl.Problem(chain([3, 2], 5), lambda f, t: -(f - t).square().sum(1), (X[:, :3], X[:, :2]))
+    found = fl.measure(fl.Lens(problem), ["layer_factors(blocks=False)"])["layer_factors(blocks=False).loss_curvature"]
+    assert found.kind == "undefined"
+    assert "not convex" in found.note

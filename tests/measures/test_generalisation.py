@@ -7,9 +7,13 @@ import math
 import pytest
 import torch
 from builders import chain, normal
+from scipy.stats import binom
 from torch import nn
 
 import flatlens as fl
+from flatlens.curvature.probes import mean_of_forms
+from flatlens.measures.generalisation import held_out_accuracy, held_out_risk
+from flatlens.problem.outcomes import Outcomes
 
 X = normal(8, 3, seed=3)
 
@@ -27,7 +31,7 @@ def test_gap_conventions() -> None:
     train = nn.functional.cross_entropy(net(X), y, reduction="none").detach()
     test = nn.functional.cross_entropy(net(2 * X[:5]), y[:5], reduction="none").detach()
     assert report["loss"].value == pytest.approx(float(train.mean()))
-    assert report["test_loss"].stderr == pytest.approx(float(test.std()) / math.sqrt(5))
+    assert report["test_loss"].stderr == pytest.approx(float(mean_of_forms(test.double())[1]))
     signed = float(test.mean() - train.mean())
     assert report[keys[0]].value == pytest.approx(signed)
     assert report[keys[1]].value == pytest.approx(abs(signed))
@@ -71,3 +75,45 @@ def test_one_held_out_sample_has_no_error() -> None:
     for name in ("test_loss", "generalisation_gap"):
         assert report[name].kind == "undefined"
         assert report[name].note.endswith("on one held-out sample: an error needs two")
+
+
+@pytest.mark.parametrize("n", [2, 5, 10, 50])
+@pytest.mark.parametrize("share", [0.5, 0.83, 0.97])
+def test_the_accuracys_interval_covers_the_expected_share(n: int, share: float) -> None:
+    """The exact probability of the interval to hold it, over all numbers of samples that are right."""
+    covered = 0.0
+    for right in range(n + 1):
+        correct = torch.tensor([1.0] * right + [0.0] * (n - right), dtype=torch.float64)
+        found = held_out_accuracy(Outcomes(correct, correct))
+        if abs(found.value - share) <= 1.96 * found.stderr + 1e-12:
+            covered += float(binom.pmf(right, n, share))
+    assert covered >= 0.95
+
+
+def test_ignored_samples_do_not_count_in_the_accuracys_error() -> None:
+    few, ignored = torch.tensor([1.0, 0.0, 1.0]).double(), torch.tensor([1.0, float("nan"), 0.0, 1.0]).double()
+    assert held_out_accuracy(Outcomes(few, few)).stderr == held_out_accuracy(Outcomes(ignored, ignored)).stderr
+
+
+def test_the_error_of_a_weighted_risk_is_that_of_a_ratio() -> None:
+    """Products of weight and loss that are all alike have no spread; the risk, their sum over the weights', has."""
+    generator = torch.Generator().manual_seed(0)
+    weights, losses = torch.tensor([1.0, 4.0]).double(), torch.tensor([4.0, 1.0]).double()
+    truth, found = 8 / 5, []  # both kinds are as frequent
+    for _ in range(300):
+        kind = torch.randint(2, (40,), generator=generator)
+        mean = weights[kind].mean()
+        held_out = Outcomes(losses[kind] * weights[kind] / mean, None, weights[kind] / mean)
+        risk = held_out_risk(held_out)
+        found.append(abs(risk.value - truth) <= 1.96 * risk.stderr)
+    assert sum(found) / len(found) == pytest.approx(0.96, abs=0.03)
+
+
+def test_the_weights_of_held_out_samples_are_those_of_the_loss() -> None:
+    net, y = chain([3, 2], 5), torch.tensor([0, 1, 0, 1, 1])
+    weighted = nn.CrossEntropyLoss(torch.tensor([1.0, 3.0], dtype=X.dtype))
+    lens = fl.Lens(fl.Problem(net, weighted, (X[:5], y), test=(X[:5], y)))
+    test = lens.outcomes("test")
+    assert test.weights is not None
+    assert test.weights.tolist() == pytest.approx([5 / 11, 15 / 11, 5 / 11, 15 / 11, 15 / 11])
+    assert test.risk == pytest.approx(float(weighted(net(X[:5]), y).detach()))

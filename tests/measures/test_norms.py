@@ -131,3 +131,12 @@ def test_a_norm_of_groups_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert fl.measure(fl.Lens(problem))["fisher_rao"].value > 0
+
+
+def test_fisher_rao_of_a_class_without_weight() -> None:
+    """Smoothed labels give a sample of weight 0 a slope, which F divides by that weight; plain ones do not."""
+    net, y = chain([3, 3], 5), torch.arange(8) % 3
+    for smoothing, kind in ((0.0, "exact"), (0.1, "undefined")):
+        loss = nn.CrossEntropyLoss(torch.tensor([0.0, 1.0, 2.0], dtype=X.dtype), label_smoothing=smoothing)
+        report = fl.measure(fl.Lens(fl.Problem(net, loss, (X, y))), ["fisher_rao"])
+        assert {report[name].kind for name in report.measures()} == {kind}

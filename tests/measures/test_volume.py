@@ -219,3 +219,26 @@ def test_in_float32_the_error_covers_what_rounding_does(seed: int) -> None:
     found, truth = (fl.measure(lens, "log_volume")["log_volume"] for lens in lenses)
     assert (found.kind, truth.kind) == ("estimate", "exact")
     assert 0 < abs(found.value - truth.value) <= 1.96 * found.stderr < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_response_that_is_rounding_has_no_dimension(dtype: torch.dtype) -> None:
+    """A layer that shifts all logits alike does not move their log-softmax: its G is rounding, and so its shape."""
+    torch.manual_seed(1)
+    net = ShiftedLogits().to(dtype)
+    problem = fl.Problem(net, "half_squared_error", (torch.randn(30, 4).to(dtype), torch.randn(30, 3).to(dtype)))
+    report = fl.measure(fl.Lens(problem), ["local_dimension"])
+    for layer in ("a", "b"):
+        assert report["local_dimension", layer].kind == "undefined"
+        assert "rounding" in report["local_dimension", layer].note
+    assert report["local_dimension", "c"].kind == "exact"
+    assert not report["local_dimension", "c"].note
+
+
+class ShiftedLogits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 5), nn.Linear(5, 1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log_softmax(self.c(x) + self.b(torch.tanh(self.a(x))), 1)

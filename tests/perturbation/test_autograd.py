@@ -222,6 +222,54 @@ def test_a_copy_that_draws_other_numbers_says_nothing_of_rounding(x):
     assert moved_by_rounding(problem, problem.measured()) == ("", "")
 
 
+class RMSNorm(nn.Module):
+    """As transformers has it: whatever the network was converted to, it computes in a dtype of its own."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.weight, self.inside = nn.Parameter(torch.ones(8)), inside
+
+    def forward(self, h):
+        wide = h.to(self.inside)
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(h.dtype)
+
+
+def with_norm(inside, dtype=torch.float64):
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(10, 8), RMSNorm(inside), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+
+
+NAMES = ["sharpness(rtol=1e-09)", "hessian_trace(exact=True)", "mls", "weight_norm"]
+
+
+def test_a_network_that_computes_in_float32_inside(x):
+    data = (x, torch.arange(40) % 3)
+    coarse, fine = (fl.Problem(with_norm(one), "cross_entropy", data) for one in (torch.float32, torch.float64))
+    found, truth = (fl.measure(fl.Lens(problem), NAMES) for problem in (coarse, fine))
+    words = "in float32 inside: derivatives are good to some 1e-07, second ones to 1e-06"
+    for name in NAMES:
+        assert (words in found[name].note) == (name != "weight_norm")
+        assert "inside" not in truth[name].note
+    value, residual = found[NAMES[0]].value, float(found[NAMES[0]].arrays["residuals"][0])
+    assert abs(value - truth[NAMES[0]].value) <= residual
+    assert residual == pytest.approx(10 * torch.finfo(torch.float32).eps * value)
+
+
+def test_constants_in_float32_leave_a_network_in_float64(x):
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            scale = torch.linspace(0.5, 1.5, 10, dtype=torch.float32)
+            return super().forward(x * scale).tanh()
+
+    problem = fl.Problem(Scaled(10, 3).double(), "mse", (x.double(), torch.zeros(len(x), 3).double()))
+    assert moved_by_rounding(problem, problem.measured()) == ("", "")
+
+
+def test_a_network_in_float32_may_compute_in_it(x):
+    problem = fl.Problem(with_norm(torch.float32, torch.float32), "cross_entropy", (x, torch.arange(40) % 3))
+    assert moved_by_rounding(problem, problem.measured()) == ("", "")
+
+
 @pytest.mark.parametrize(("activation", "looks"), [(nn.ReLU(), 0), (nn.Tanh(), 1)])
 def test_rounding_is_looked_at_where_an_operation_is_curved(x, activation, looks, monkeypatch):
     seen = []

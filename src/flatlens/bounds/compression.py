@@ -50,15 +50,16 @@ def linear_stability(context: Context) -> Iterator[Claim]:
             continue
         spectral, frobenius2 = context.each(mls, layer), context.each(jacobian_frobenius, layer)
         x2, slope2 = context.each(input_norm2, layer), context.each(weight_slope2, layer)
-        premises = (context.unshared(layer), context.nonzero(layer, x2))
+        premises, found = (context.unshared(layer), context.nonzero(layer, x2)), context.norm_found(layer)
         right = weight.spectral_norm * (slope2 / x2).sqrt()
-        yield Claim(spectral, right, layer, "", premises)
-        yield Claim(frobenius2.sqrt(), right, layer, "frobenius", premises)
-        yield Claim(spectral, slope2.sqrt(), layer, "middle", (*premises, _small(weight, x2)))
+        yield Claim(spectral, right, layer, "", (*premises, found))
+        yield Claim(frobenius2.sqrt(), right, layer, "frobenius", (*premises, found))
+        yield Claim(spectral, slope2.sqrt(), layer, "middle", (*premises, _small(weight, x2), found))
         if not weight.dense:
             norm = weight.spectral_norm if weight.adapter.token_wise else weight.kernel_norm
             yield Claim(spectral, norm * (slope2 / x2).sqrt(), layer, "published", premises)
-        yield Claim(spectral, weight.spectral_norm * context.each(output_slope2, layer).sqrt(), layer, "sound")
+        sound = weight.spectral_norm * context.each(output_slope2, layer).sqrt()
+        yield Claim(spectral, sound, layer, "sound", (found,))
     for k, part in POWERS.items():
         yield of_the_mean(context, k, part)
 
@@ -76,7 +77,7 @@ def of_the_mean(context: Context, k: float, part: str) -> Claim:
         return context.unread(part)
     x2, weight = context.each(input_norm2, layer), context.layers[layer]
     right = (weight.spectral_norm / x2.min().sqrt()) ** k * context.total(interpolation_sharpness).pow(k / 2).mean()
-    premises = (context.unshared(layer), context.nonzero(layer, x2), context.counted([layer]))
+    premises = context.unshared(layer), context.nonzero(layer, x2), context.counted([layer]), context.norm_found(layer)
     return Claim(context.each(mls, layer).pow(k).mean(), right, layer, part, premises)
 
 
@@ -148,7 +149,7 @@ def _volume_claims(
     right = 0.5 * torch.cat(ratios).logsumexp(0) - math.log(n) + N / 2 * (n * S / N).log()
     left = _log_sum(volumes.values())
     middle = _log_sum(_lemma(context.each(jacobian_frobenius, name), N) for name in volumes)
-    premises = (context.counted(list(volumes)), *premises, *nonzero)
+    premises = (context.counted(list(volumes)), *premises, *nonzero, *map(context.norm_found, volumes))
     yield Claim(left, right, layer, "", premises, logs=True)
     yield Claim(left, middle, layer, "mean", logs=True)
     yield Claim(middle, right, layer, "second", premises, logs=True)
@@ -187,10 +188,11 @@ def mls_chain(context: Context) -> Iterator[Claim]:
     inverse = W * (1 / x2).mean().sqrt()
     C, D = inverse * slope2.mean().sqrt(), inverse * context.total(interpolation_sharpness).mean().sqrt()
     once, nonzero, all_of_it = context.unshared(layer), context.nonzero(layer, x2), context.counted([layer])
-    yield Claim(A, D, layer, "", (once, nonzero, all_of_it))
-    yield Claim(A, B, layer, "A_B", (once, nonzero))
+    found = context.norm_found(layer)  # not needed where ||W||_2 is on both sides
+    yield Claim(A, D, layer, "", (once, nonzero, all_of_it, found))
+    yield Claim(A, B, layer, "A_B", (once, nonzero, found))
     between = W * (context.each(weight_spectral2, layer) / x2).sqrt().mean()
-    yield Claim(A, between, layer, "A_B.aligned", (once, nonzero))
+    yield Claim(A, between, layer, "A_B.aligned", (once, nonzero, found))
     yield Claim(between, B, layer, "A_B.rank", (once, nonzero))
     yield Claim(B, C, layer, "B_C", (nonzero,))
     yield Claim(B, W * (slope2 / x2).mean().sqrt(), layer, "B_C.variation", (nonzero,))
@@ -216,4 +218,5 @@ def nmls_bound(context: Context) -> Iterator[Claim]:
         premises.append(context.nonzero(name, x2))
         left = left + context.each(mls, name).mean()
         inside = inside + (weight.spectral_norm**2 / x2).mean()
+    premises += map(context.norm_found, layers)
     yield Claim(left, (inside * context.total(interpolation_sharpness).mean()).sqrt(), assumptions=tuple(premises))

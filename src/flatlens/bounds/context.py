@@ -155,6 +155,12 @@ class Context:
             "nonzero_inputs", zero == 0, f"{zero} of {len(norms2)} inputs of {layer} are 0" if zero else ""
         )
 
+    def norm_found(self, layer: str) -> Assumption:
+        """Return the assumption that the search for ||W||_2 has met its tolerance; else its value is too small."""
+        found = self.layers[layer].searched_spectral_norm.converged
+        why = f"the search for ||W||_2 of {layer} stopped early: its value is a lower bound"
+        return Assumption("norm_found", found, "" if found else why)
+
     @property
     def half_squared_error(self) -> Assumption:
         """Return the assumption that the loss is the half squared error: C = I."""

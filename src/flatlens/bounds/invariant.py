@@ -44,14 +44,14 @@ def matrix_normalized_bound(context: Context) -> Iterator[Claim]:
     rows = {layer: _matrix_normalized(context, layer) for layer in context.readable}
     for layer, (left, *rights) in rows.items():
         premises = (context.unshared(layer), context.nonzero(layer, context.each(input_norm2, layer)))
-        for part, right in zip(("", "frobenius"), rights, strict=True):
-            yield Claim(left, right, layer, part, premises)
+        yield Claim(left, rights[0], layer, "", (*premises, context.norm_found(layer)))
+        yield Claim(left, rights[1], layer, "frobenius", premises)
     nonzero = [context.nonzero(layer, context.each(input_norm2, layer)) for layer in rows]
     together = (context.all_unshared(), *nonzero)
-    for number, part in enumerate(("", "frobenius"), 1):
-        if context.layers:
-            sides = [sum(row[side] for row in rows.values()) if rows else math.nan for side in (0, number)]
-            yield Claim(sides[0], sides[1], None, part, together)
+    if context.layers:
+        left, *rights = (sum(side, 0.0) for side in zip(*rows.values(), strict=True)) if rows else [math.nan] * 3
+        yield Claim(left, rights[0], None, "", (*together, *map(context.norm_found, rows)))
+        yield Claim(left, rights[1], None, "frobenius", together)
     yield from _inner(context)
 
 

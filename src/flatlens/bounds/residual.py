@@ -134,10 +134,10 @@ def _of_block(context: Context, block: ResidualBlock, norms: dict[fx.Node, Tenso
         yield Claim(math.nan, math.nan, names[0] if len(names) == 1 else None, "", premises)
         return
     x2, W = context.each(input_norm2, layer), context.layers[layer].spectral_norm
-    more = (context.unshared(layer), context.nonzero(layer, x2))
+    more, found = (context.unshared(layer), context.nonzero(layer, x2)), context.norm_found(layer)
     before, after = norms[block.start], norms[block.end]
-    yield Claim(before, after + _added(context, layer), layer, "", (*premises, *more))
-    yield Claim(before, after + W * context.each(output_slope2, layer).sqrt(), layer, "sound", premises)
+    yield Claim(before, after + _added(context, layer), layer, "", (*premises, *more, found))
+    yield Claim(before, after + W * context.each(output_slope2, layer).sqrt(), layer, "sound", (*premises, found))
 
 
 def _telescoped(context: Context, found: SkipGraph, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
@@ -154,6 +154,7 @@ def _telescoped(context: Context, found: SkipGraph, norms: dict[fx.Node, Tensor]
     premises.append(Assumption("ends_in_linear", last is not None, why))
     premises += [context.unshared(layer) for layer in layers]
     premises += [context.nonzero(layer, context.each(input_norm2, layer)) for layer in layers]
+    premises += map(context.norm_found, layers)
     first, end = norms[blocks[0].start], norms[blocks[-1].end]  # the latter is ||W_L||_2, unless forward= goes on
     yield Claim(first, end + sum(_added(context, layer) for layer in layers), None, "sum", tuple(premises))
     squares = [(context.layers[one].spectral_norm ** 2 / context.each(input_norm2, one)).mean() for one in layers]

@@ -262,7 +262,7 @@ def derivative_of(
     nothing: list[Tensor | None] = [None] * len(at)
     if not f.requires_grad:
         return (lambda directions: torch.zeros_like(f)), (lambda w: nothing)
-    dummy = f.new_zeros(()).expand(f.shape).requires_grad_()  # all of it one number: it may be as large as f
+    dummy = _any_row(f).expand(f.shape).requires_grad_()  # the same row for all samples: it may be as large as f
     rows = torch.autograd.grad(f, at, dummy, create_graph=True, allow_unused=True)
     require_second_derivative(rows)
 
@@ -278,6 +278,14 @@ def derivative_of(
         return list(torch.autograd.grad(f, at, w, retain_graph=True, allow_unused=True))
 
     return times, transposed_times
+
+
+def _any_row(f: Tensor) -> Tensor:
+    """Return random numbers of order 1, one for each output, (N,): J^T w is linear in w, so J is the same at all w.
+
+    At 0, torch's logcumsumexp has no derivative in w; at equal numbers, nor has one below a softmax.
+    """
+    return 0.5 + torch.rand(f.shape[1:], generator=torch.Generator().manual_seed(0), dtype=f.dtype).to(f.device)
 
 
 @final

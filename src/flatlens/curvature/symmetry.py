@@ -14,12 +14,15 @@ float64, and its products are also compared with central differences of the grad
 unless a kink lies between the two points.
 
 Products in reduced precision are not checked.
+
+The backward of torch's logcumsumexp takes the logarithm of its slope, and what depends on a slope of exactly 0 is lost:
+of a network that ends in it and meets its targets, all of the Hessian. A graph that loses so is refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, final
 
 import torch
@@ -29,7 +32,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 from flatlens.curvature.space import dot
-from flatlens.errors import BadModel, out_of_memory
+from flatlens.errors import BadModel, NotDifferentiable, out_of_memory
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.samples import move
@@ -39,6 +42,7 @@ STEP = 1e-5  #: step of central differences, relative to the root mean square of
 PERIOD = 65_537  #: number of random entries of a tensor after which they repeat
 _BETWEEN_PROCESSES = ("torch.distributed.", "torch._functional_collectives")
 WRONG = 1e-4  #: relative error, in float64, that neither rounding nor third derivatives explain
+_LOSING = "LogcumsumexpBackward0"  #: autograd's node that has no second derivative at slopes of exactly 0
 
 _Gradients: TypeAlias = list[Tensor | None]
 """A gradient with its graph: one tensor for each tensor differentiated to, or None where nothing depends on it."""
@@ -60,6 +64,7 @@ class SymmetryCheck:
 
     def require_symmetric(self, batch: Batch, of: Tensor, rows: _Gradients, at: Sequence[Place]) -> None:
         """Refuse a network where H = d rows / d at is not symmetric; `rows` is the gradient of `of` in `at`."""
+        _require_kept(of, at)
         self._require(batch, [of, *rows], lambda: asymmetry(rows, at))
 
     def require_adjoint(
@@ -75,6 +80,7 @@ class SymmetryCheck:
             JTw, Jv = jacobian[0](w), jacobian[1](v)
             return _relative(dot([w], [Jv]) - dot([v], [JTw]), [Jv], [JTw])
 
+        _require_kept(of.sum(), like[:1])
         self._require(batch, [of], error_of)
 
     def _require(self, batch: Batch, graph: _Gradients, error_of: Callable[[], float]) -> None:
@@ -118,19 +124,66 @@ def operations(graph: _Gradients) -> tuple[frozenset[str], list[str]]:
     """Return (the names of all operations in the graphs of some tensors, the names of those not torch's own)."""
     kinds: set[str] = set()
     foreign: set[str] = set()
-    waiting: list[Any] = [t.grad_fn for t in graph if t is not None and t.grad_fn is not None]
-    seen: set[Any] = set(waiting)
-    while waiting:
-        node = waiting.pop()
+    for node in _nodes(graph):
         name = node.name()
         kinds.add(name)
         if (isinstance(node, BackwardCFunction) and not _of_torch(node)) or "CppNode" in name:
             foreign.add(name)
+    return frozenset(kinds), sorted(foreign)
+
+
+def _nodes(graph: _Gradients) -> Iterator[Any]:
+    """Yield every node in the graphs of some tensors once."""
+    waiting: list[Any] = [t.grad_fn for t in graph if t is not None and t.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
         for parent, _ in node.next_functions:
             if parent is not None and parent not in seen:
                 seen.add(parent)
                 waiting.append(parent)
-    return frozenset(kinds), sorted(foreign)
+
+
+def _require_kept(of: Tensor, at: Sequence[Place]) -> None:
+    """Refuse a scalar whose second derivative in `at` goes through slopes of `_LOSING` that are exactly 0.
+
+    A slope that is 0 wherever the weights are, as below a ReLU that is off, has nothing to lose.
+    """
+    losing = [node for node in _nodes([of]) if node.name() == _LOSING]
+    slopes = [slope for slope in _slopes_at(losing, of, at) if slope.requires_grad]
+    if slopes:
+        r = random_like(slopes)
+        whole = _slope_of(slopes, r, at)
+        lost = _slope_of(slopes, [torch.where(slope == 0, one, 0) for slope, one in zip(slopes, r, strict=True)], at)
+        if not _length(lost) <= WRONG * _length(whole):  # NaN below a further logcumsumexp
+            raise NotDifferentiable(
+                "torch's logcumsumexp has no second derivative at slopes of 0, as at targets met exactly: write it by "
+                "cumsum()"
+            )
+
+
+def _slope_of(of: list[Tensor], along: list[Tensor], at: Sequence[Place]) -> list[Tensor]:
+    """Return d<of, along>/d at, without the places on which nothing depends."""
+    rows = torch.autograd.grad(of, at, along, retain_graph=True, allow_unused=True)
+    return [row for row in rows if row is not None]
+
+
+def _slopes_at(nodes: list[Any], of: Tensor, at: Sequence[Place]) -> list[Tensor]:
+    """Return the slopes of a scalar in the outputs of some nodes, each with its graph; of those above `at` alone."""
+    met: list[Tensor] = []
+
+    def keep(slopes: tuple[Tensor, ...]) -> None:
+        met.append(slopes[0])
+
+    hooks = [node.register_prehook(keep) for node in nodes]
+    try:
+        if hooks:
+            torch.autograd.grad(of, at, create_graph=True, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return met
 
 
 def _of_torch(node: Any) -> bool:

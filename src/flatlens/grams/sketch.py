@@ -27,8 +27,12 @@ def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generato
     return torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1).to(like)
 
 
-_FEW = 4  #: largest number of probes for which signs are not used
-_ROUNDS = 20  #: number of times that rows and columns are scaled
+_FEW = 31
+"""Largest number of probes for which signs are not used: a few outputs that move alike decide a form of signs, which
+takes a handful of values, and 16 can miss the rare large one."""
+_HELD = 2**15  #: most normal numbers of one sample: all probes are held at once, signs one by one
+_ROUNDS = {True: 20, False: 2}  #: number of times that rows and columns are scaled, by whether probes are very few
+_VERY_FEW = 4
 
 
 def _balanced(normal: Tensor) -> Tensor:
@@ -38,7 +42,7 @@ def _balanced(normal: Tensor) -> Tensor:
     variance of means over probes is at most that of signs, and products of two outputs differ between probes.
     E[u u^T] = I, because the signs of the entries are random and the probes are exchangeable.
     """
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS[len(normal) <= _VERY_FEW]):
         normal = normal / normal.square().mean(2, keepdim=True).sqrt()
         normal = normal / normal.square().mean(0, keepdim=True).sqrt()
     return normal
@@ -91,7 +95,7 @@ class Sketch:
     def combinations(self, first: int, n: int, outputs: int) -> Iterator[Tensor]:
         """Yield each probe's u, (n, N) float64, for n samples from number `first` on."""
         streams = [SampleStream(self.seed, probe) for probe in range(self.probes)]
-        if self.probes > _FEW:
+        if self.probes > _FEW or (self.probes > _VERY_FEW and self.probes * outputs > _HELD):
             yield from (stream.signs(first, n, outputs) for stream in streams)
         else:
             yield from _balanced(torch.stack([stream.normal(first, n, outputs) for stream in streams]))

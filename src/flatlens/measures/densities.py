@@ -10,7 +10,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, UNITS_AND_ORDER, Parts, Run, on_lens
-from flatlens.measures.generalisation import stderr_of
+from flatlens.measures.generalisation import held_out_risk
 from flatlens.measures.left_out import NO_LINEAR_LAYER, which_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_count, require_one_of, require_positive
@@ -117,7 +117,7 @@ def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, probes: int, 
     """Return E_Rep (by moved features) and E_F (by moved weights): by the key identity they add up to the gap."""
     if why := unmovable(weight) or ("" if weight.dense else "the layer acts at several positions of a sample"):
         return {("split.representativeness", None): undefined(why)}
-    test = lens.outcomes("test").losses
+    held_out = lens.outcomes("test")
     features = RotatedFeatures(lens.problem, lens.model, weight)
     at_features, at_weights = torch.empty(2, probes, dtype=torch.float64)
     for number in range(probes):
@@ -129,14 +129,13 @@ def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, probes: int, 
             run.progress("moved features", number + 1, probes)
     nearby, error = (float(v) for v in student(at_features))
     robust, robust_error = (float(v) for v in student(at_weights))
-    held_out = float(test.mean())
-    apart = held_out - nearby + robust - (held_out - features.risk)
+    apart = features.risk - nearby + robust
     within = (error**2 + robust_error**2) ** 0.5
     note = f"the sum with E_F differs from the gap by {apart:.2g} +- {1.96 * within:.2g}"
-    whole = (error**2 + stderr_of(test) ** 2) ** 0.5
-    found = Estimate(held_out - nearby, whole, "estimate", note=note)
-    if len(test) == 1:
-        found = undefined(f"one held-out sample gives no error (the value is {found.value:g})")
+    value, spread = held_out.risk - nearby, held_out_risk(held_out).stderr
+    found = Estimate(value, (error**2 + spread**2) ** 0.5, "estimate", note=note)
+    if len(held_out.losses) == 1:
+        found = undefined(f"one held-out sample gives no error (the value is {value:g})")
     return {
         ("split.representativeness", None): found,
         ("split.robustness", None): Estimate(robust, robust_error, "estimate"),

@@ -11,6 +11,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate
 from flatlens.measures.card import Run
 from flatlens.measures.lens import Lens
+from flatlens.measures.tops import rounded_up
 from flatlens.perturbation.differences import ShardedHessian
 from flatlens.perturbation.steps import Landscape
 from flatlens.problem.shards import in_one_piece
@@ -48,7 +49,7 @@ def sharded_top(
     residual = float((product - value * vector).norm() + error.norm())
     lens.remember((key, None), Remembered(pairs.values[:1], pairs.vectors[:1]))
     stopped = "" if pairs.converged or pairs.exact else "; stopped before the tolerance was reached"
-    note = f"by {H.by}; an eigenvalue lies within {residual:.1g}; a larger one can be missed{stopped}"
+    note = f"by {H.by}; an eigenvalue lies within {rounded_up(residual)}; a larger one can be missed{stopped}"
     arrays = {"eigenvalues": pairs.values, "residuals": pairs.residuals}
     stderr = abs(float(vector @ error)) / 1.96
     return Estimate(value, stderr, "lower bound" if H.exact else "estimate", note=note, arrays=arrays)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from flatlens.curvature import GaussNewton
 from flatlens.curvature.batch_jacobians import JacobianNorm, batch_jacobians
@@ -26,12 +27,16 @@ from flatlens.measures.tops import (
     in_batches,
     largest_residual,
     of_norm,
+    rounded_up,
     top_of,
     whole_weights,
     within_share,
 )
 from flatlens.problem import Problem
 from flatlens.problem.outcomes import forwards
+
+ROUNDED = 1e-9
+"""Largest negative eigenvalue of C, over the largest one, that is taken for rounding."""
 
 
 @on_lens(
@@ -64,7 +69,7 @@ def batch_jacobian_norm(
 
 
 def _found(norm: JacobianNorm) -> Estimate:
-    note = "" if norm.exact else f"a singular value lies within {norm.residual:.1g}; a larger one can be missed"
+    note = "" if norm.exact else f"a singular value lies within {rounded_up(norm.residual)}; a larger one can be missed"
     return Estimate(norm.value, kind="exact" if norm.exact else "lower bound", note=note, products=norm.products)
 
 
@@ -87,11 +92,11 @@ def layer_factors(
     The value of a layer is the largest eigenvalue of its Gauss-Newton block, in the layer's weight alone. The block
     couples all samples, so it is used by products only. The sum over layers is an upper bound of the largest eigenvalue
     for all these weights together, without biases, norms and weights outside layers. The factors are `.loss_curvature`,
-    ||C^(1/2)|| with C divided by the number of samples; `.features`, the spectral norm of the layer's features
-    f_{l-1}(X); and `.jacobian`, the largest norm over samples of the derivative of the outputs with respect to the
-    layer's output. If the layer's weight is used once per sample, the block is at most the product of the squares of
-    the three. For shared weights there is no such bound. `blocks=False` leaves the eigenvalues out, and with them most
-    of the cost.
+    ||C^(1/2)|| with C divided by the number of samples, undefined where the loss is not convex in the outputs;
+    `.features`, the spectral norm of the layer's features f_{l-1}(X); and `.jacobian`, the largest norm over samples of
+    the derivative of the outputs with respect to the layer's output. If the layer's weight is used once per sample, the
+    block is at most the product of the squares of the three. For shared weights there is no such bound. `blocks=False`
+    leaves the eigenvalues out, and with them most of the cost.
 
     With BatchNorm in train mode (`batch_statistics`, as in `sharpness`), all numbers are those of the network in that
     mode, and `.jacobian` is the norm of the Jacobian of a whole ghost batch.
@@ -113,11 +118,12 @@ def layer_factors(
     for name in weights:
         parts["features", name] = of_norm(features[name], unit="feature") if name in features else elsewhere
         parts["jacobian", name] = replace(jacobians.get(name, elsewhere), unit="output / feature")
-    loss_curvature = (max(0.0, curvature) / lens.problem.n) ** 0.5
-    parts["loss_curvature", None] = Estimate(loss_curvature, unit="sqrt loss / output")
+    parts["loss_curvature", None] = curvature.root(lens.problem.n)
     if not blocks:
         return parts | {("", None): undefined("blocks=False leaves the blocks out")}
     rows = _blocks(lens, problem, run, weights, rtol)
+    if not any(row.value for row in rows.values()) and lens.underflow:
+        return parts | {("", at): undefined(lens.underflow) for at in (None, *rows)}
     kinds = {row.kind for row in rows.values()}
     whole = Estimate(
         sum(row.value for row in rows.values()),
@@ -129,16 +135,36 @@ def layer_factors(
     return parts | {("", name): row for name, row in rows.items()}
 
 
-_Factors: TypeAlias = tuple[float, dict[str, Estimate]]
-"""The largest eigenvalue of C over samples, and by layer the Jacobian from its output up."""
+@dataclass
+class _Curvature:
+    """The smallest and the largest eigenvalue of C over the samples seen."""
+
+    least: float = 0.0
+    largest: float = 0.0
+
+    def see(self, C: Tensor) -> None:
+        """Take more samples' C into account, (n, N, N), scaled so that the risk is the mean of the losses."""
+        values = torch.linalg.eigvalsh(C)
+        self.least, self.largest = min(self.least, float(values.min())), max(self.largest, float(values.max()))
+
+    def root(self, n: int) -> Estimate:
+        """Return ||C^(1/2)||, C divided by n."""
+        if self.least < -ROUNDED * max(self.largest, -self.least):
+            return undefined("the loss is not convex in the outputs: C has no root")
+        return Estimate((self.largest / n) ** 0.5, unit="sqrt loss / output")
+
+
+_Factors: TypeAlias = tuple[_Curvature, dict[str, Estimate]]
+"""Curvature of the loss, and by layer the Jacobian from its output up."""
 
 
 def _of_samples(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight]) -> _Factors:
     """Return the factors where samples are apart, from one pass."""
-    curvature, above = 0.0, dict.fromkeys((name for name, weight in weights.items() if weight.explained), 0.0)
+    curvature = _Curvature()
+    above = dict.fromkeys((name for name, weight in weights.items() if weight.explained), 0.0)
     with closing(one_pass(problem, lens.model, lens.layout, None, run.progress, {"K"})) as chunks:
         for chunk in chunks:
-            curvature = max(curvature, float(torch.linalg.eigvalsh(chunk.outputs.C)[:, -1].max()))
+            curvature.see(chunk.outputs.C)
             for name in above:
                 JJ = gram(chunk.layers[name].linear.J)
                 above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
@@ -147,10 +173,9 @@ def _of_samples(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weigh
 
 def _of_batches(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float) -> _Factors:
     """Return the factors where BatchNorm couples the samples of a batch: by Lanczos alone."""
-    curvature = 0.0
+    curvature = _Curvature()
     for f, y in forwards(problem, lens.model):
-        C = problem.loss.output_hessian(f.to(torch.float64), y)
-        curvature = max(curvature, float(torch.linalg.eigvalsh(C)[:, -1].max()))
+        curvature.see(problem.loss.output_hessian(f.to(torch.float64), y) * (problem.n / problem.mass))
     calls = {name: weight.calls[0] for name, weight in weights.items() if weight.explained and len(weight.calls) == 1}
     norms = batch_jacobians(
         problem, lens.model, list(calls.values()), softmax=False, rtol=rtol, generator=run.generator,

@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import closing
 
 import torch
+from scipy.stats import beta
 from torch import Tensor
 
+from flatlens.curvature.probes import mean_of_forms
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, on_lens
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_one_of
-from flatlens.problem.outcomes import forwards
+from flatlens.problem.outcomes import Outcomes, forwards
 
 NO_TEST = "no held-out data: give Problem(test=...)"
 NO_CLASSES = "the targets are not class labels"
+ONE_SAMPLE = "on one held-out sample: an error needs two"
 NO_LEAST = "the smallest value of this loss is not known"
 CONVENTIONS = ("signed", "absolute", "summed_x5", "accuracy")
 
 
-def stderr_of(samples: Tensor) -> float:
-    """Return the standard error of the mean of independent samples; NaN for one sample."""
-    return float(samples.std()) / math.sqrt(len(samples)) if len(samples) > 1 else math.nan
+def held_out_risk(held_out: Outcomes) -> Estimate:
+    """Return the risk on held-out data as an estimate of the expected one.
+
+    The risk is a ratio of sums, of losses and of masses: its error is that of the mean of l_i - L m_i, where m_i is the
+    mass over the mean mass. Losses are skewed: most are small, and few are large.
+    """
+    losses = held_out.losses
+    if len(losses) == 1:
+        return undefined(f"{float(losses):g} {ONE_SAMPLE}")
+    assert held_out.weights is not None
+    _, stderr = mean_of_forms(losses - held_out.risk * held_out.weights)
+    return Estimate(held_out.risk, float(stderr), "estimate", samples=losses)
 
 
-def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
-    """Return the mean over the data; for held-out data, as an estimate of its expectation, from two samples on."""
-    if samples is None:
+def held_out_accuracy(held_out: Outcomes) -> Estimate:
+    """Return the accuracy on held-out data as an estimate of the expected one, with the exact binomial error.
+
+    That of Clopper and Pearson, the longer side. Of samples that are right in a part of their tokens it is too large.
+    """
+    if held_out.correct is None:
         return undefined(NO_CLASSES)
-    counted = samples[~torch.isnan(samples)]
-    if not sampled:
-        return Estimate(float(counted.mean()), samples=samples)
-    if len(counted) == 1:
-        return undefined(f"{float(counted):g} on one held-out sample: an error needs two")
-    return Estimate(float(counted.mean()), stderr=stderr_of(counted), kind="estimate", samples=samples)
+    n, right = _counted(held_out.correct)
+    if n == 1:
+        return undefined(f"{right:g} {ONE_SAMPLE}")
+    low = 0.0 if right == 0 else float(beta.ppf(0.025, right, n - right + 1))
+    high = 1.0 if right == n else float(beta.ppf(0.975, right + 1, n - right))
+    share = right / n
+    return Estimate(share, max(share - low, high - share) / 1.96, "estimate", samples=held_out.correct)
+
+
+def _accuracy(found: Outcomes) -> Estimate:
+    if found.correct is None:
+        return undefined(NO_CLASSES)
+    n, right = _counted(found.correct)
+    return Estimate(right / n, samples=found.correct)
+
+
+def _counted(correct: Tensor) -> tuple[int, float]:
+    """Return (the number of samples that count, how many of them are right)."""
+    counted = correct[~correct.isnan()]
+    return len(counted), float(counted.sum())
 
 
 @on_lens(
@@ -57,9 +85,13 @@ def loss(lens: Lens, *, excess: bool = False) -> Estimate:
     """
     losses = lens.outcomes("data").losses
     if not excess:
-        return _mean(losses, sampled=False)
+        return _risk(losses)
     least = _least(lens)
-    return undefined(NO_LEAST) if least is None else _mean(losses - least, sampled=False)
+    return undefined(NO_LEAST) if least is None else _risk(losses - least)
+
+
+def _risk(losses: Tensor) -> Estimate:
+    return Estimate(float(losses.mean()), samples=losses)
 
 
 def _least(lens: Lens) -> Tensor | None:
@@ -87,8 +119,11 @@ def _least(lens: Lens) -> Tensor | None:
     differentiates=False,
 )
 def accuracy(lens: Lens) -> Estimate:
-    """Share of the data classified rightly."""
-    return _mean(lens.outcomes("data").correct, sampled=False)
+    """Share of the data classified rightly: the mean over samples.
+
+    Of a sequence it is the share of its tokens, where `loss` is the mean over all tokens. Ignored ones do not count.
+    """
+    return _accuracy(lens.outcomes("data"))
 
 
 @on_lens(
@@ -103,8 +138,12 @@ def accuracy(lens: Lens) -> Estimate:
     differentiates=False,
 )
 def test_loss(lens: Lens) -> Estimate:
-    """Mean loss over the held-out data: the test risk."""
-    return _mean(lens.outcomes("test").losses, sampled=True) if lens.problem.test else undefined(NO_TEST)
+    """Mean loss over the held-out data: the test risk.
+
+    Its error is that of the expected loss, estimated from independent samples. Losses that are rare and large are not
+    in it where no held-out sample has one.
+    """
+    return held_out_risk(lens.outcomes("test")) if lens.problem.test else undefined(NO_TEST)
 
 
 @on_lens(
@@ -119,8 +158,8 @@ def test_loss(lens: Lens) -> Estimate:
     differentiates=False,
 )
 def test_accuracy(lens: Lens) -> Estimate:
-    """Share of the held-out data classified rightly."""
-    return _mean(lens.outcomes("test").correct, sampled=True) if lens.problem.test else undefined(NO_TEST)
+    """Share of the held-out data classified rightly: as `accuracy`, with the binomial error of the expected share."""
+    return held_out_accuracy(lens.outcomes("test")) if lens.problem.test else undefined(NO_TEST)
 
 
 @on_lens(
@@ -148,16 +187,16 @@ def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
         return undefined(NO_TEST)
     train, test = lens.outcomes("data"), lens.outcomes("test")
     if convention == "accuracy":
-        if train.correct is None or test.correct is None:
-            return undefined(NO_CLASSES)
-        a, b = _mean(train.correct, sampled=False), _mean(test.correct, sampled=True)
-        return b if b.kind == "undefined" else Estimate(a.value - b.value, b.stderr, "estimate", unit="share")
-    a, b = _mean(train.losses, sampled=False), _mean(test.losses, sampled=True)
+        a, b = _accuracy(train), held_out_accuracy(test)
+        if undefined_one := next((one for one in (a, b) if one.kind == "undefined"), None):
+            return undefined_one
+        return Estimate(a.value - b.value, b.stderr, "estimate", unit="share")
+    b = held_out_risk(test)
     if b.kind == "undefined":
         return b
     if convention == "signed":
-        return Estimate(b.value - a.value, stderr=b.stderr, kind="estimate")
+        return Estimate(b.value - train.risk, stderr=b.stderr, kind="estimate")
     if convention == "absolute":
-        return Estimate(abs(b.value - a.value), stderr=b.stderr, kind="estimate")
+        return Estimate(abs(b.value - train.risk), stderr=b.stderr, kind="estimate")
     held = 5 * len(test.losses)
-    return Estimate(held * b.value - len(train.losses) * a.value, stderr=held * b.stderr, kind="estimate")
+    return Estimate(held * b.value - len(train.losses) * train.risk, stderr=held * b.stderr, kind="estimate")

@@ -124,7 +124,10 @@ def ggn_norm(
     layers: bool = False,
     batch_statistics: int | None = None,
 ) -> Parts:
-    """Operator norm of the Gauss-Newton matrix. Options, except `bottom_k`, and what may be missed: as `sharpness`."""
+    """Largest eigenvalue of the Gauss-Newton matrix: its operator norm, if the loss is convex in the outputs.
+
+    Options, except `bottom_k`, and what may be missed: as `sharpness`.
+    """
     of, name = _seen(lens, GaussNewton, "ggn_norm", batch_statistics)
     whole = top_of(lens, run, name, of(None), rtol, top_k)
     return {("", None): whole, **(by_layer(lens, run, of, name, rtol) if layers else {})}

@@ -130,9 +130,11 @@ class Lens:
     def rounding(self) -> tuple[str, str]:
         """Return in words how far rounding moves the derivative in the weights, and in the inputs; empty if not far.
 
-        It is not looked for where the plan says that all weights act through piecewise affine operations alone.
+        In float32 it is not looked for where the plan says that all weights act through piecewise affine operations
+        alone.
         """
-        if self.laid_out and self.layout.weights and self.layout.affine.issuperset(self.layout.weights):
+        affine = self.laid_out and self.layout.weights and self.layout.affine.issuperset(self.layout.weights)
+        if affine and self.problem.dtype != torch.float64:
             return "", ""
         return moved_by_rounding(self.problem, self.model)
 

@@ -95,8 +95,9 @@ def noise_scale(spread: Spread, sampled: bool) -> dict[str, Estimate]:
 def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 8, rtol: float = 1e-2) -> Estimate:
     """Sharpness on random minibatches: the mean of lmax(H_B) over batches of `samples` samples.
 
-    Each batch is drawn without replacement. The error is Student's over the batches, with the mean residual of the
-    searches added to the half-width of its interval; `arrays` has each batch's value. The largest eigenvalue of a mean
+    Each batch is drawn without replacement. The error is that of a mean of few skewed numbers: near a minimum a few
+    batches have most of the curvature. The mean residual of the searches is added to the half-width of its interval;
+    `arrays` has each batch's value. The largest eigenvalue of a mean
     of matrices is at most the mean of theirs: on average over minibatches the sharpness is at least that on all the
     data, the more the smaller they are; one of them can have less.
     """
@@ -116,7 +117,7 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
         if run.progress is not None:
             run.progress("minibatches", number + 1, batches)
     found = torch.tensor(values, dtype=torch.float64)
-    mean, stderr = student(found)
+    mean, stderr = mean_of_forms(found)
     stderr += sum(residuals) / batches / 1.96
     note = f"over {batches} batches: {float(found.min()):.3g} to {float(found.max()):.3g}"
     return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found}, products=products)

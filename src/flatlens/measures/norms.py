@@ -20,6 +20,8 @@ from flatlens.measures.tops import of_norm
 from flatlens.operations.operator_norm import largest_norm
 from flatlens.problem.outcomes import fisher_slopes, forwards
 
+WEIGHTLESS = "a sample has no weight and its loss a slope (smoothed labels of a class of weight 0): F is infinite"
+
 
 @per_sample(
     id="own", family="norms", symbol=r"\|f_i\|", source="sharpening App. C.1", unit="output", place="outputs", needs=(),
@@ -155,6 +157,8 @@ def fisher_rao(lens: Lens) -> Parts:
     outer = lens.gathered(_slope_along_outputs).get(None)
     if outer is None:
         outer = _by_a_forward_pass(lens, lambda f, y: (fisher_slopes(lens.problem, f, y) * f).sum(1))
+    if outer.isnan().any():
+        return {("", None): undefined(WEIGHTLESS), ("parameters", None): undefined(WEIGHTLESS)}
     inner, products = _along_parameters(lens)
     whole = len(lens.layout.weights) * math.sqrt(float(outer.square().mean()))
     if inner is None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flatlens.curvature.probes import skewed
+from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import PERMUTATION, UNITS_AND_ORDER, Option, Parts, Run, on_lens
@@ -82,7 +82,7 @@ def average_sharpness(
 
 def of_draws(changes: Tensor, rounding: float = 0.0) -> Estimate:
     """Return the draws' mean, with an error at least as large as their common rounding error."""
-    mean, stderr = (float(v) for v in skewed(changes))
+    mean, stderr = (float(v) for v in mean_of_forms(changes))
     drowned = rounding > max(stderr, 0.01 * abs(mean))
     note = f"rounding matters for {rounding:.1g}: a larger distance, or dtype=torch.float64" if drowned else ""
     return Estimate(mean, math.hypot(stderr, rounding), "estimate", note, arrays={"draws": changes})

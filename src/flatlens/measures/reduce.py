@@ -71,6 +71,16 @@ def by_probes(reduce: Callable[[Tensor], Reduced], values: Tensor) -> Reduced:
     return replace(found, largest=float(largest.mean()), largest_probes=largest)
 
 
+def mean_of_dimensions(values: Tensor) -> Reduced:
+    """Return the mean over samples; NaN stands for no response, inf for one that is rounding."""
+    lost, finite = values.isinf(), values.isfinite()
+    samples = values.where(~lost, torch.nan)
+    if int(lost.sum()) > int(finite.sum()):
+        why = f"the response of {int(lost.sum())} of {len(values)} samples is rounding"
+        return Reduced(math.nan, samples, why, "undefined")
+    return mean_of_finite(samples, f"without any response ({'rounding, or ' if lost.any() else ''}G = 0)")
+
+
 def mean_of_volumes(logs: Tensor, moved: Tensor) -> Reduced:
     """Return the mean of exp(logs), computed in logarithms so that nothing overflows.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flatlens.curvature.probes import student
+from flatlens.curvature.probes import skewed
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
@@ -192,7 +192,7 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, probes:
     parts = {
         "": of_draws(values.mean(1)),
         "worst": Estimate(float(worst.mean()), kind="lower bound", samples=worst),
-        "changed": Estimate(float(shares.mean()), float(student(shares)[1]), "estimate", unit="share"),
+        "changed": Estimate(float(shares.mean()), float(skewed(shares)[1]), "estimate", unit="share"),
     }
     if not bool(shares.any()):
         parts |= _none_differs(lens, weight, known, noise(delta, 1.0, run.generator), probes)

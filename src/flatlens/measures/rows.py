@@ -24,6 +24,7 @@ from flatlens.measures.left_out import (
 )
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
+from flatlens.measures.tops import rounded_up
 from flatlens.problem.samples import finite
 from flatlens.progress import Watch
 
@@ -113,7 +114,7 @@ def _bounded(lens: Lens, key: Key, estimate: Estimate) -> Estimate:
     residuals = lens.residuals.get(key)
     if residuals is None or estimate.kind == "undefined":
         return estimate
-    note = f"squared norms to residuals of {float(residuals.max()):.1%} at most"
+    note = f"squared norms to residuals of {rounded_up(float(residuals.max()))} of their size at most"
     return replace(with_note(estimate, note), kind="lower bound", arrays={"residuals": residuals})
 
 

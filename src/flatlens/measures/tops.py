@@ -18,6 +18,7 @@ from flatlens.measures.left_out import STOPPED
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_count, require_tolerance
 from flatlens.operations.operator_norm import SearchedNorm
+from flatlens.perturbation.autograd import coarsest_inside
 from flatlens.problem import Problem
 
 REMEMBERED = 10  #: Ritz pairs that a search keeps for the next moment's search
@@ -42,15 +43,23 @@ def top_of(
     lens.count(operator.products)
     if pairs.remembered is not None:
         lens.remember((key, None), pairs.remembered)
-    return as_estimate(pairs, operator.products)
+    return as_estimate(pairs, operator.products, _rounding(lens))
 
 
-def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
+def _rounding(lens: Lens) -> float:
+    """Return the relative error of second derivatives where operations inside a network are coarser than it; else 0."""
+    inside = coarsest_inside(lens.problem, lens.model)
+    return 0.0 if inside == lens.problem.dtype else 10 * torch.finfo(inside).eps
+
+
+def as_estimate(pairs: Eigenpairs, products: int, rounding: float = 0.0) -> Estimate:
     """Return a Ritz value as an estimate: a lower bound of the largest eigenvalue.
 
-    Some eigenvalue lies within the residual of the Ritz value; it need not be the largest.
+    Some eigenvalue lies within the residual of the Ritz value; it need not be the largest. `rounding` is the relative
+    error of products that their residual does not show.
     """
-    value, residuals = float(pairs.values[0]), pairs.residuals
+    value = float(pairs.values[0])
+    residuals = pairs.residuals.clamp(min=rounding * abs(value))
     tiny = torch.finfo(pairs.vectors.dtype).tiny
     underflows = not pairs.exact and 0 < abs(value) < tiny
     if underflows:  # products round by an absolute amount there, which the residual does not show
@@ -71,7 +80,7 @@ def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
 
 def proven_by(residual: float, highest: float) -> str:
     """Return the note on what a residual proves and what it does not."""
-    said = f"an eigenvalue lies within {_rounded_up(residual)}; a larger one can be missed"
+    said = f"an eigenvalue lies within {rounded_up(residual)}; a larger one can be missed"
     return (
         f"{said}, but one above {highest:.3g} has a probability of at most {CHANCE:.0%}" if highest < math.inf else said
     )
@@ -84,13 +93,13 @@ def largest_residual(rows: Iterable[Estimate]) -> float:
 
 def within_share(share: float) -> str:
     """Return the note on several Ritz values, each with a residual of at most this share of its size."""
-    return f"each to a residual of {_rounded_up(share)} of its size; a larger one can be missed"
+    return f"each to a residual of {rounded_up(share)} of its size; a larger one can be missed"
 
 
-def _rounded_up(value: float) -> str:
+def rounded_up(value: float) -> str:
     """Return a number with one digit, not below the number itself.
 
-    >>> _rounded_up(0.00141), _rounded_up(2e-05), _rounded_up(0.0)
+    >>> rounded_up(0.00141), rounded_up(2e-05), rounded_up(0.0)
     ('0.002', '2e-05', '0')
     """
     return f"{float(Context(prec=1, rounding=ROUND_CEILING).create_decimal(repr(value))):.1g}"

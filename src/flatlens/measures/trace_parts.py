@@ -30,6 +30,7 @@ _FIRST = 8  #: probes of the pilot: fewer do not show their own spread
 _FEW = 64  #: number of directions up to which all are taken: probes of few directions are far from normal
 _SURE = 16  #: number of probes that do not all agree by chance: a form that varies takes no value more often than 3/4
 _MOST = 4096  #: largest number of probes
+_ALIKE = 1e-5  #: spread of few probes, relative to the largest, below which they may agree by chance
 
 
 @dataclass(frozen=True)
@@ -70,34 +71,35 @@ def sampled(
         return None
     allowed = effort.rtol * abs(size + pilot.value)
     enough = allowed > 0 and pilot.stderr < allowed * _MOST
-    needed = min(_MOST, math.ceil(_FIRST * (pilot.stderr / allowed) ** 2)) if enough else _MOST
+    needed = min(_MOST, max(_SURE, math.ceil(_FIRST * (pilot.stderr / allowed) ** 2))) if enough else _MOST
     if isinstance(run.progress, Watch):
         fits = int(run.progress.limit / 2 / each) if run.progress.limit < math.inf else needed
         less = f"probes={fits} take half of that time, with a wider interval; " if fits >= _FIRST else ""
         run.progress.allow(min(needed, everything), min(needed, everything) * each, mend=less)
     if needed >= everything:
         return None
-    return (torch.cat([rows, draw(needed - _FIRST)]) if needed > _FIRST else rows), _FIRST
+    return torch.cat([rows, draw(needed - _FIRST)]), _FIRST
 
 
 def _some_agree(rows: Tensor) -> bool:
-    """Return whether the rows' sums, or a column, are all one number that is not 0: signs can agree by chance."""
+    """Return whether the rows' sums, or a column, are nearly one number that is not 0: signs can agree by chance."""
     values = torch.cat([rows, rows.sum(1, keepdim=True)], 1)
     size = values.abs().amax(0)
-    return bool(((values.amax(0) - values.amin(0) <= 1e-5 * size) & (size > 0)).any())
+    return bool(((values.amax(0) - values.amin(0) <= _ALIKE * size) & (size > 0)).any())
 
 
 def of_probes(values: Tensor, pilot: int | None) -> Estimate:
     """Return the mean of the probes as an estimate.
 
-    The spread of the pilot alone gives the error (Stein's two stages): if the spread of all probes decided how many to
-    draw, the interval would cover too little.
+    The spread of the pilot gives the error (Stein's two stages): if the spread of all probes decided how many to draw,
+    the interval would cover too little. That of all probes counts where it is larger: where few parameters decide, the
+    pilot's signs can agree by chance, and of these parameters alone when their number was drawn for all.
     """
-    mean = float(values.mean())
-    _, stderr = mean_of_forms(values if pilot is None else values[:pilot])
-    scale = 1.0 if pilot is None else (pilot / len(values)) ** 0.5
+    mean, stderr = (float(v) for v in mean_of_forms(values))
+    if pilot is not None:
+        stderr = max(stderr, float(mean_of_forms(values[:pilot])[1]) * (pilot / len(values)) ** 0.5)
     note = "" if stderr > 0 else f"all {len(values)} probes agree"
-    return Estimate(mean, float(stderr) * scale, "estimate", note, arrays={"probes": values}, products=len(values))
+    return Estimate(mean, stderr, "estimate", note, arrays={"probes": values}, products=len(values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +110,13 @@ class FunctionalHessianPart:
     values: Tensor  #: (names,), or (m, names) for m probes
     pilot: int | None
     products: int
+    unknown: str = ""  #: why all values are 0 and should not be
 
     def over(self, names: Collection[str]) -> Estimate:
         """Return the sum over some parameters: they share their probes, so the sum is taken per probe."""
         chosen = [number for number, name in enumerate(self.names) if name in names]
+        if chosen and self.unknown:
+            return undefined(self.unknown)
         total = self.values[..., chosen].sum(-1)
         if self.values.ndim == 1:
             return Estimate(float(total), products=self.products if chosen else 0)
@@ -133,16 +138,17 @@ def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool
         return torch.stack([values[name] for name in curved.names], 1)
 
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    found = sampled(draw, effort, size, exact_products(layout, curved, sizes), run)
-    if found is not None:
-        lens.count(len(found[0]))
-        return FunctionalHessianPart(curved.names, *found, len(found[0]))
-    values, products = exact_functional_hessian_trace(
-        problem, model, layout, curved, weighted=weighted, progress=run.progress
-    )
-    lens.count(products)
-    exact = torch.tensor([values[name] for name in curved.names], dtype=torch.float64)
-    return FunctionalHessianPart(curved.names, exact, None, products)
+    drawn = sampled(draw, effort, size, exact_products(layout, curved, sizes), run)
+    if drawn is not None:
+        found = FunctionalHessianPart(curved.names, *drawn, len(drawn[0]))
+    else:
+        values, products = exact_functional_hessian_trace(
+            problem, model, layout, curved, weighted=weighted, progress=run.progress
+        )
+        exact = torch.tensor([values[name] for name in curved.names], dtype=torch.float64)
+        found = FunctionalHessianPart(curved.names, exact, None, products)
+    lens.count(found.products)
+    return found if found.values.any() else replace(found, unknown=lens.underflow)
 
 
 def traced(
@@ -185,6 +191,8 @@ def mean_over_samples(lens: Lens, values: Tensor | int) -> Estimate:
 
 def plus(a: Estimate, b: Estimate) -> Estimate:
     """Return the sum of estimates with independent errors; the probes of b are shifted to the sum."""
+    if b.kind == "undefined":
+        return b
     arrays = {"probes": a.value + b.arrays["probes"]} if b.arrays else {}
     kind: Kind = "exact" if a.kind == b.kind == "exact" else "estimate"
     return replace(b, value=a.value + b.value, stderr=math.hypot(a.stderr, b.stderr), kind=kind, arrays=arrays)

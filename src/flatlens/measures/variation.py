@@ -73,11 +73,11 @@ def mls_by_search(
     """Maximum local sensitivity by search: mean_i max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = delta ||x_i||.
 
     `delta` is relative to the norm of each input, so that it means the same at any scale of the data. The value is a
-    lower bound of the steepest secants of this length, found by gradient ascent from random starts; the outputs'
-    rounding error is taken off each difference. As delta shrinks, these tend to `mls`, which one pass gives exactly; at
-    a kink (a ReLU whose input is exactly 0, as on dark patches without bias) they can stay above it. `normalized=True`
-    is Definition F.1 with the slopes that were found, mean_i ||x_i||^2 slope_i^2, as Appendix F approximates
-    `normalized_mls`; its unit is output^2.
+    lower bound of the steepest secants of this length, found by gradient ascent from random starts, and evaluated in
+    float64; where the network does not run in it, the rounding error is taken off. As delta shrinks, these tend to
+    `mls`, which one pass gives exactly; at a kink (a ReLU whose input is exactly 0, as on dark patches without bias)
+    they can stay above it. `normalized=True` is Definition F.1 with the slopes that were found, mean_i ||x_i||^2
+    slope_i^2, as Appendix F approximates `normalized_mls`; its unit is output^2.
     """
     require_positive(delta=delta)
     require_count(1, restarts=restarts, steps=steps)

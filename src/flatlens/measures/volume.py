@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,8 +10,9 @@ from torch import Tensor
 from flatlens.errors import BadOption
 from flatlens.grams import LayerGrams
 from flatlens.measures.card import FUNCTION, PERMUTATION, per_sample
-from flatlens.measures.reduce import mean_of_finite, mean_of_logs, mean_of_volumes
+from flatlens.measures.reduce import mean_of_dimensions, mean_of_logs, mean_of_volumes
 
+LOST = 0.1  #: share of a Jacobian that is rounding, from which on its shape is that of rounding
 LOST_BELOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  #: of G, which squares derivatives
 
 
@@ -161,7 +161,7 @@ def network_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, 
     symbol=r"D_{PR}",
     source="compression Eq. 15",
     unit="dimensions",
-    reduce=partial(mean_of_finite, why="without any response (G = 0)"),
+    reduce=mean_of_dimensions,
     place="input",
     needs={"G"},
     answer="input",
@@ -170,8 +170,13 @@ def network_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, 
 def local_dimension(g: LayerGrams) -> Tensor:
     """Participation ratio of the image of a small ball: mean_i (tr G_i)^2 / tr(G_i^2), between 1 and N.
 
-    Samples with G = 0 have no image. They are left out, and the note counts them.
+    Samples with G = 0 have no image. They are left out, and the note counts them; so are those whose response is
+    rounding, as of a layer that shifts all outputs before a softmax. Where these are more than the others, the value is
+    undefined: some of them look like a response by chance.
     """
     total = g.G.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)[..., None]
     share = g.G / total  # NaN where G = 0
-    return 1 / share.square().sum((1, 2))
+    dimension = 1 / share.square().sum((1, 2))
+    if g.rounding is None:
+        return dimension
+    return torch.where((g.rounding > LOST) & ~dimension.isnan(), math.inf, dimension)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from flatlens.problem.batches import counts_samples
 from flatlens.problem.samples import size
 from flatlens.problem.state import copy_of
 
+ALIKE = 0.1  #: largest difference of outputs by rounding, relative to the largest output
 ROUNDINGS = 100  #: smallest allowed perturbation, in units of the rounding error of the value it is added to
 
 
@@ -30,6 +32,8 @@ class Inputs:
 
     x: Tensor  #: (n, M)
     outputs: Callable[[Tensor], Tensor]  #: (n k, M) -> (n k, N): k points per sample, a sample's points together
+    fine: Callable[[Tensor], Tensor] | None = None
+    """The same in float64, for points in float64; None if `outputs` is, or if the network does not run in it."""
 
     def jacobians(self, points: Tensor) -> Tensor:
         """Return df/dx at points (n k, M), (n k, N, M) float64, by N backward passes."""
@@ -64,19 +68,42 @@ def in_float64(problem: Problem, model: nn.Module, needed_by: str) -> tuple[nn.M
 
 
 def inputs_of(
-    problem: Problem, model: nn.Module, points: Callable[[int], int], floats: Callable[[int], int] = lambda _: 0
+    problem: Problem,
+    model: nn.Module,
+    points: Callable[[int], int],
+    floats: Callable[[int], int] = lambda _: 0,
+    *,
+    with_fine: bool = False,
 ) -> Iterator[Inputs]:
     """Yield the data in chunks for which a given number of points per sample fits in half the problem's memory.
 
     `points`: width of the input -> points per sample; `floats`: points -> numbers stored for each, beside the graph and
-    its Jacobian. Raises `Refused` if the outputs depend on no floating input, or on several.
+    its Jacobian; `with_fine`: whether `Inputs.fine` is wanted. Raises `Refused` if the outputs depend on no floating
+    input, or on several.
     """
     place, width = _where(problem, model)
     k = points(width)
     graph = bytes_of_a_sample(problem, model, lambda probe: run_recorded(problem, model, probe)[2], None)
     each = k * (2 * graph + 8 * (floats(k) + 3 * problem.outputs * width))
+    fine = _fine(problem, model) if with_fine else None
     for raw in problem.data.chunks(samples_at_once(problem, each)):
-        yield _opened(problem, model, problem.place(raw), place)
+        inputs = _opened(problem, model, problem.place(raw), place)
+        if fine is not None:
+            wide = problem.widened()
+            inputs = replace(inputs, fine=_opened(wide, fine, wide.place(raw), place).outputs)
+        yield inputs
+
+
+def _fine(problem: Problem, model: nn.Module) -> nn.Module | None:
+    """Return a float64 copy of a coarser network that gives nearly the same outputs; None if there is none."""
+    if problem.dtype == torch.float64:
+        return None
+    with suppress(Exception), torch.no_grad():  # it may work in float32 alone, and users' modules may raise anything
+        fine, wide = copy_of(model, "a comparison with float64").to(torch.float64), problem.widened()
+        f, g = (one.run(net, one.place(one.probes[0]))[0] for one, net in ((problem, model), (wide, fine)))
+        if float((f - g).abs().max()) <= ALIKE * float(g.abs().max()):
+            return fine
+    return None
 
 
 def _opened(problem: Problem, model: nn.Module, batch: Batch, place: int) -> Inputs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -29,8 +31,8 @@ def steepest_secants(
 
     compression Eq. (47). Each number is a lower bound of the maximum: the largest found by `restarts` gradient ascents
     of `steps` steps. It is NaN where x_i = 0, and infinite where the search met outputs that are not finite.
-    `normalized` multiplies it by ||x_i||. Differences are taken in float64, of outputs in the model's dtype. Raises
-    `Refused`.
+    `normalized` multiplies it by ||x_i||. The search takes differences of outputs in the model's dtype. What it found
+    is evaluated in float64, where the network runs in it; else the rounding error is taken off. Raises `Refused`.
 
     >>> net = nn.Linear(2, 1, dtype=torch.float64)
     >>> with torch.no_grad():
@@ -44,7 +46,7 @@ def steepest_secants(
     require_seen(f"delta={delta!r}", delta, problem.dtype)
     parts = []
     with problem.measuring(model):
-        for inputs in inputs_of(problem, model, lambda _: restarts):
+        for inputs in inputs_of(problem, model, lambda _: restarts, with_fine=True):
             slopes, coarse = _steepest(inputs, delta, restarts, steps, generator)
             norms = inputs.x.to(torch.float64).norm(dim=1).to(slopes.device) if normalized else 1.0
             parts.append((slopes * norms, coarse))
@@ -64,7 +66,7 @@ def _steepest(
     d = _starts(len(inputs.x), restarts, base.shape[1], generator).to(base)
     lost = _lost(inputs, base + length * d, restarts)
     steepest, coarse = torch.zeros_like(f[:, 0]), torch.zeros_like(f[:, 0], dtype=torch.bool)
-    beyond = torch.zeros_like(coarse)
+    beyond, ends = torch.zeros_like(coarse), base.clone()
     for step in range(steps + 1):
         leaf = (base + length * d).requires_grad_()
         rise = inputs.outputs(leaf).to(torch.float64) - f
@@ -74,6 +76,7 @@ def _steepest(
         beyond |= ~size.isfinite()
         better = ~(slope <= steepest)  # NaN passes: x is 0
         steepest = torch.where(better, slope, steepest)
+        ends = torch.where((better | (steepest == 0))[:, None], leaf.detach(), ends)
         few = (size > 0) & (size < ROUNDINGS / ROUNDED * lost)
         coarse = torch.where(better | (steepest == 0), few, coarse)
         if step == steps or not rise.requires_grad:
@@ -81,8 +84,21 @@ def _steepest(
         (g,) = torch.autograd.grad(rise.square().sum() / 2, leaf)
         norm = g.norm(dim=1, keepdim=True)
         d = torch.where(norm > 0, g / norm, d)  # the whole step: for a linear map this is power iteration
+    if inputs.fine is not None:
+        steepest = _in_float64(inputs.fine, base, ends)
     best = torch.where(beyond, torch.inf, steepest).reshape(-1, restarts).max(1)
     return best.values.cpu(), int(coarse.reshape(-1, restarts).gather(1, best.indices[:, None]).sum())
+
+
+def _in_float64(outputs: Callable[[Tensor], Tensor], base: Tensor, ends: Tensor) -> Tensor:
+    """Return the secants' slopes; NaN where an end is where it began.
+
+    The largest of many differences is the largest rounding, too: it may be far above that of a start.
+    """
+    start, end = base.to(torch.float64), ends.to(torch.float64)
+    with torch.no_grad():
+        slopes: Tensor = (outputs(end) - outputs(start)).norm(dim=1) / (end - start).norm(dim=1)
+    return slopes
 
 
 def _lost(inputs: Inputs, points: Tensor, restarts: int) -> Tensor:

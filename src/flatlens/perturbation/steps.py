@@ -18,6 +18,7 @@ from flatlens.curvature.space import as_one_vector, dot, inner, space_of
 from flatlens.curvature.symmetry import operations
 from flatlens.errors import BadInput, one_line
 from flatlens.grams.second_derivative import require_second_derivative
+from flatlens.perturbation.weights import rounded
 from flatlens.problem import Batch, Problem
 from flatlens.problem.outcomes import outcomes
 from flatlens.problem.samples import FORWARD_CHUNK
@@ -28,6 +29,7 @@ Direction = Mapping[str, Tensor]
 _LINEAR = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Muon")
 """Optimisers of torch whose step is proportional to the learning rate, whatever their state."""
 _LONG = 2.0**40  #: a learning rate at which the weights are rounding beside the step; a power of 2 rounds nothing
+_DRAWS = 4  #: draws of the outputs' rounding
 _LOST = 1e-3  #: share of a step that the weights' own rounding may be
 
 
@@ -159,6 +161,24 @@ class Landscape:
                 self.problem, self.problem.shared(FORWARD_CHUNK), lambda b: self.problem.run(self.model, b)
             )
         return self._known(found.risk)
+
+    def rounding(self, gradient: Direction) -> float:
+        """Return how far rounding of the outputs, and of the weights to first order, moves the risk.
+
+        A difference of risks along a step has this error, however near they are: the outputs round anew at each point.
+        """
+        self.forwards += 1
+        generator, risks = torch.Generator().manual_seed(0), torch.zeros(1 + _DRAWS, dtype=torch.float64)
+        with self.problem.measuring(self.model, twice=False), torch.no_grad():
+            for _, raw in self.problem.shared(FORWARD_CHUNK):
+                f, y = self.problem.run(self.model, self.problem.place(raw))
+                moved = (f, *(rounded(f, generator) for _ in range(_DRAWS)))
+                risks += torch.tensor([float(self.problem.loss.total(one, y)) for one in moved], dtype=torch.float64)
+        risks = self.problem.ranks.total(risks) / self.problem.mass
+        of_outputs = self._known(float((risks[1:] - risks[0]).abs().max()))
+        weights = {name: in_one_piece(p.detach()) for name, p in self.space.parameters.items() if name in gradient}
+        shares = [p.to(torch.float64) * gradient[name].to(p.device, torch.float64) for name, p in weights.items()]
+        return of_outputs + torch.finfo(self.space.dtype).eps * math.sqrt(dot(shares, shares))
 
     def _known(self, risk: float) -> float:
         """Return the first process's risk: the others' may differ by rounding, and all have to decide alike."""

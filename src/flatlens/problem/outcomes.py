@@ -23,6 +23,7 @@ class Outcomes:
 
     losses: Tensor  #: (n,) float64, scaled so that their mean is the risk
     correct: Tensor | None  #: (n,) float64, 1 where correct, NaN where ignored; None if targets are no classes
+    weights: Tensor | None = None  #: masses over their mean, (n,) float64; None where they were not kept
 
     @property
     def risk(self) -> float:
@@ -52,11 +53,11 @@ def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: _Run) -
         for number, raw in shared:
             f, y = run(problem.place(raw))
             f = f.to(torch.float64)
-            kept.add(number, as_rows(problem.loss.values(f, y), problem.loss.correct(f, y)))
-            kept.add(number, {"mass": problem.loss.mass(f, y).sum()[None]})
+            rows = as_rows(problem.loss.values(f, y), problem.loss.correct(f, y))
+            kept.add(number, rows | {"mass": problem.loss.mass(f, y)})
     found = kept.joined(problem.ranks)
-    seen = from_rows(found)
-    return Outcomes(seen.losses * len(seen.losses) / float(sum(found["mass"])), seen.correct)
+    seen, mean = from_rows(found), found["mass"].sum() / len(found["mass"])
+    return Outcomes(seen.losses / mean, seen.correct, found["mass"] / mean)
 
 
 def slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
@@ -75,11 +76,13 @@ def slopes_of_each(problem: Problem, f: Tensor, y: object, over: float = 1.0) ->
 def fisher_slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
     """Return g_i, (n, N) float64: mean_i g_i g_i^T is the empirical Fisher matrix of the outputs.
 
-    They are the slopes of the samples' own losses, times the root of the weight that the risk gives to a sample.
+    They are the slopes of the samples' own losses, times the root of the weight that the risk gives to a sample. They
+    are NaN where a sample has a slope and no weight, as smoothed labels have of a class with the weight 0.
     """
     f = f.detach().to(torch.float64)
-    weights = problem.n * problem.mass / problem.loss.mass(f, y).clamp(min=1e-300)
-    return slopes(problem, f, y) * weights.sqrt()[:, None]
+    slope, mass = slopes(problem, f, y), problem.loss.mass(f, y)
+    rows = slope * (problem.n * problem.mass / mass.clamp(min=1e-300)).sqrt()[:, None]
+    return torch.where((mass == 0)[:, None] & (slope != 0), torch.nan, rows)
 
 
 def as_rows(losses: Tensor, hits: Tensor | None) -> dict[str, Tensor]:

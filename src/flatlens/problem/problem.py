@@ -209,6 +209,12 @@ class Problem:
         asked._works_in = self.arithmetic
         return asked
 
+    def widened(self) -> Problem:
+        """Return the same problem in float64, not checked again: for a copy of its network."""
+        wide = copy.copy(self)
+        wide.dtype, wide.arithmetic, wide._works_in = torch.float64, "full", "full"
+        return wide
+
     def batches(self, most: int) -> Iterator[Batch]:
         """Yield the data in chunks of at most `most` samples; in ghost batches where samples are coupled."""
         return self.data.chunks(most) if self.ghost_batch is None else self.data.in_batches_of(self.ghost_batch)
