@@ -130,6 +130,14 @@ def test_the_intervals_are_over_seeds():
     assert "With 4 seeds they are rough at best." in sentences[-1]
 
 
+def test_too_few_seeds_have_no_intervals():
+    table = pd.DataFrame({GAP.name: [1.0, 2.0, 4.0, 3.0], "MLS": [1.0, 3.0, 2.0, 4.0]})
+    networks = pd.DataFrame({"outcome": ["converged"] * 4, "steps": 5, "seed": [0, 0, 1, 1]})
+    sentences = findings(STUDY, networks, relate_all(table), relate_within(table, GAP.name, {}), NO_KINDS, 0, 0)
+    said = "There are no intervals: 2 independent seeds are too few. A correlation here is no proof of anything."
+    assert sentences[-1] == said
+
+
 def test_a_coefficient_without_an_interval_is_told_alone():
     row = pd.Series({"pearson": 0.5, "pearson_low": float("nan"), "pearson_high": float("nan")})
     assert interval_of(row, "pearson") == "0.50"

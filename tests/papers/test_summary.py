@@ -77,6 +77,10 @@ def test_the_summary_counts_kinds_apart_and_what_chance_does():
     assert "3 of all these survive" in said
 
 
+def test_without_a_p_value_nothing_is_said_of_chance():
+    assert by_chance([Row(outcome(None), None)]) == by_chance([]) == "No row has a p-value: too few units."
+
+
 def test_an_open_row_says_what_would_decide_it():
     def statistic(value, error, **fields):
         def grown(times, than):

@@ -9,8 +9,9 @@ from rich.console import Console
 from flatlens.comparing import Comparison
 from flatlens.estimate import Estimate, Report, undefined
 from flatlens.measures import MEASURES
+from flatlens.measures.papers import PAPERS
 from flatlens.report.compare import compare_screen, headings, number, write_compare_page
-from flatlens.report.figures.ranks import NEUTRAL, ranks_figure, ranks_frame, taus_figure
+from flatlens.report.figures.ranks import INK, NEUTRAL, ranks_figure, ranks_frame, taus_figure
 from flatlens.report.render import svg_of
 
 ABOUT = {"n": 20, "outputs": 3, "loss": "cross_entropy", "dtype": "float64", "device": "cpu", "layers": ["fc1"],
@@ -184,6 +185,11 @@ def test_the_page_needs_nothing_and_shows_everything(tmp_path, gap):
     assert "They differ in precision." in text
     assert all(MEASURES[key].card.meaning.split("<")[0][:20] in text for key in ("mls", "weight_norm"))
     assert len(re.findall('<tr[^>]*><th scope="row">', text)) >= 2 * len(RANKED)
+    sources = re.search("<p>Sources: (.*?)</p>", text).group(1)
+    named = {word for key in RANKED for word in re.findall(r"\w+", MEASURES[key].card.source)}
+    assert set(re.findall("<em>(.*?)</em>", sources)) == named & set(PAPERS)
+    assert f'fill="{INK}"' in text  # on light tints, on a dark page, too
+    assert 'fill="var(--soft)"' in text
 
 
 def test_the_page_is_the_same_byte_for_byte(tmp_path):

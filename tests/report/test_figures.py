@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 import vl_convert
 
+from flatlens.bounds import Verdict
 from flatlens.report.figures import (
     gap_forest,
     gap_panels,
@@ -17,6 +19,7 @@ from flatlens.report.figures import (
     study_figures,
     training_curves,
 )
+from flatlens.report.figures.chain import tightness_figure
 from flatlens.report.figures.figure import Grid, log_axis
 from flatlens.report.palette import MODES, NOT_KNOWN_GREY, ordered_colours, theme
 from flatlens.report.render import svg_of
@@ -62,6 +65,27 @@ def test_excluded_networks_are_hollow_and_said(laptop):
     ].count(False) == 1
 
 
+@pytest.mark.parametrize("draw", [gap_panels, gap_forest, scatter_matrix])
+def test_a_caption_speaks_of_intervals_where_there_are_some(draw, smoke):
+    none = smoke.relations.assign(pearson_low=np.nan, pearson_high=np.nan, kendall_low=np.nan, kendall_high=np.nan)
+    within = smoke.within.assign(pearson_low=np.nan, pearson_high=np.nan)
+    assert "95% interval" in draw(smoke).caption
+    caption = draw(replace(smoke, relations=none, within=within)).caption
+    assert "interval" not in caption
+    assert "bar" not in caption
+
+
+def test_a_caption_speaks_of_what_is_left_out_where_something_is(smoke, laptop):
+    for draw, word in ((gap_panels, "hollow"), (scatter_matrix, "hollow"), (layer_profiles, "dashed if left out")):
+        assert word in draw(laptop).caption
+        assert word not in draw(smoke).caption
+
+
+def test_the_forest_speaks_of_networks_trained_alike_where_it_shows_them(smoke):
+    assert "trained alike" in gap_forest(smoke).caption
+    assert "trained alike" not in gap_forest(replace(smoke, within=smoke.within[:0])).caption
+
+
 def test_the_line_ignores_the_excluded(make_result):
     result = make_result(excluded=8)
     values = result.values.copy()
@@ -87,6 +111,20 @@ def test_the_matrix_shows_coefficients_above_the_diagonal(laptop):
     assert cells[7]["mark"]["type"] == "text"  # the gap's row, the first layer's column: r = 1
     assert cells[7]["view"]["fillOpacity"] == 0.6
     assert cells[9]["mark"]["type"] == "point"
+
+
+def test_each_axis_of_the_matrix_has_two_ticks_and_its_names_fit(laptop):
+    cells = scatter_matrix(laptop).whole.to_dict()["concat"]
+    drawn = [cell for cell in cells if cell.get("mark", {}).get("type") == "point"]
+    for cell in drawn:
+        for channel in ("x", "y"):
+            low, high = cell["encoding"][channel]["scale"]["domain"]
+            first, last = cell["encoding"][channel]["axis"]["values"]
+            assert low < first < last < high
+            assert last - first > 0.25 * (high - low)
+    titles = [line for cell in drawn for line in cell["encoding"]["x"]["axis"]["title"] or ()]
+    assert titles
+    assert max(map(len, titles)) <= 14  # "generalisation" is not broken
 
 
 def test_layers_run_in_execution_order_and_log_only_where_positive(laptop):
@@ -147,6 +185,19 @@ def test_levels_end_with_the_one_that_is_not_known(smoke):
     assert (grid.colours, grid.shapes) == ((0.05, 0.1, "not known"), (4, 16, "not known"))
     assert all(isinstance(level, int) for level in grid.shapes[:2])  # not 4.0, which the missing ones made of them
     assert grid.signs == ["circle", "square", "triangle-right"]
+
+
+@pytest.mark.parametrize(
+    ("tightness", "sides"), [((0.5, 1e-6, 1e3), ""), ((1e-7,), "left"), ((0.0, math.inf, 2e3), "left right")]
+)
+def test_a_claim_outside_the_axis_is_an_arrow_and_explained(tightness, sides):
+    verdicts = [Verdict("own", None, 1.0, 1.0, 0.0, value, "holds", "", 0.0, "", "") for value in tightness]
+    figure = tightness_figure(verdicts)
+    assert {side for side in ("left", "right") if f"points to the {side}" in figure.caption} == set(sides.split())
+    assert set(figure.data["beyond"]) - {""} == set(sides.split())
+    shape = figure.spec["layer"][1]["encoding"]["shape"]
+    assert [one["value"] for one in shape["condition"]] == ["triangle-left", "triangle-right"]
+    assert svg_of(figure).startswith("<svg")
 
 
 def test_an_infinite_value_leaves_an_axis_its_ticks():

@@ -4,16 +4,17 @@ import html
 from pathlib import Path
 
 import pytest
+import torch
 from builders import NET
 
+import flatlens as fl
 from flatlens import cli
 from flatlens.report.head import head_of_page, head_of_screen
+from flatlens.report.invariance import write_invariance_page
 
 
 @pytest.mark.parametrize("command", ["measure", "bounds", "invariance", "compare"])
 def test_screen_and_page_of_every_command_state_the_origin(command, tmp_path, monkeypatch, capsys):
-    import torch
-
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
     names: dict[str, object] = {}
@@ -34,6 +35,15 @@ def test_screen_and_page_of_every_command_state_the_origin(command, tmp_path, mo
     for what, words in {**weights, "data": "what net.py:samples gives; 12 of 20 samples, drawn with seed 0"}.items():
         assert f"{what}: {words}" in screen
         assert f"<dt>{what}</dt><dd>{words}</dd>" in page
+
+
+def test_invariances_name_the_precision_that_they_were_measured_in(tmp_path):
+    """A network in float32 is copied to float64."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    lens = fl.Lens(fl.Problem(net, "mse", (torch.ones(4, 2), torch.zeros(4, 1))))
+    found = fl.check_invariance(lens, ["weight_norm"], "layerwise")
+    assert "on cpu in float64, torch" in write_invariance_page(found, tmp_path / "page.html").read_text()
+    assert fl.measure(lens, "weight_norm").about["dtype"] == "float32"
 
 
 RANDOM = {"n": 1, "origin": {"weights": "random (seed 0)", "preparation": "images / 255"}}

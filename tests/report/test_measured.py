@@ -175,6 +175,40 @@ def test_an_estimate_of_a_layer_has_its_error_and_a_bound_its_sign(tmp_path):
     assert panel["layer"][1]["encoding"]["y"]["scale"].get("type") is None  # the interval reaches below zero
 
 
+def test_layers_without_blocks_are_named_and_joined():
+    values = {("mls", layer): Estimate(value) for layer, value in {"fc1": 1.0, "fc2": 3.0, "fc3": 2.0}.items()}
+    figure = depth_figure(Report(values, {**ABOUT, "layers": ["fc1", "fc2", "fc3"]}))
+    (panel,) = figure.spec["concat"]
+    line = panel["layer"][0]
+    assert line["mark"]["type"] == "line"
+    drawn = line.get("data") or figure.spec.get("data") or panel["data"]
+    assert [row["layer"] for row in figure.spec["datasets"][drawn["name"]]] == ["fc1", "fc2", "fc3"]
+    assert line["encoding"]["x"]["field"] == "layer"
+    assert line["encoding"]["x"]["scale"]["domain"] == ["fc1", "fc2", "fc3"]
+    assert line["encoding"]["color"]["legend"] is None
+    assert "block" not in figure.caption
+    assert "interval of an estimate" not in figure.caption
+
+
+def test_the_axis_of_blocks_has_a_title_and_its_caption_explains_them(deep):
+    figure = depth_figure(deep)
+    assert "block" in figure.spec["concat"][0]["layer"][0]["encoding"]["x"]["title"]
+    assert "Across: blocks" in figure.caption
+
+
+def test_the_picture_takes_the_colours_of_the_page_and_the_sources_are_named(page):
+    picture = page[page.index("<svg") : page.index("</svg>")]
+    assert 'fill="var(--panel)"' in picture
+    assert 'fill="var(--ink)"' in picture
+    assert not re.search('"(white|#1c2430|#5b6675|#e3e7ec)"', picture)
+    sources = re.search("<p>Sources: (.*?)</p>", page).group(1)
+    assert re.findall("<em>(.*?)</em>", sources) == ["compression", "sharpening", "relative2021"]
+
+
+def test_a_long_name_may_break_between_its_words(page):
+    assert '<th scope="row">relative_<wbr>flatness.<wbr>sum</th>' in page
+
+
 def test_no_picture_over_the_depth_of_measures_at_one_layer_each(tmp_path):
     report = Report({("mls", "fc1"): Estimate(1.0), ("ggn_trace", "fc2"): Estimate(1.0)}, {**ABOUT, "layers": ["fc1"]})
     assert "Over the depth" not in write_measure_page(report, catalogue(), tmp_path / "page.html").read_text()

@@ -7,13 +7,19 @@ import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from flatlens.measures import Card
+from flatlens.papers.experiment import Experiment, Plot
+from flatlens.papers.predictions import Prediction
 from flatlens.report.figures import study_figures
+from flatlens.report.figures.plots import plot_figure
 from flatlens.report.page import study_html, write_study_page
+from flatlens.report.reproduction import atlas_html
+from flatlens.statistics import Statistic
 
 NASTY = "<script>alert(1)</script>\"'&"
 
@@ -153,6 +159,47 @@ def test_the_table_holds_every_network_with_all_digits(html, laptop):
     assert body.count("<tr ") == 48
     assert repr(float(laptop.networks["mls"][0])) in body
     assert body.count("by-layer") >= 12 * 49
+
+
+def test_the_sources_are_those_of_the_measures(smoke):
+    cited = replace(card("mls"), source="compression Def. 3.7", meaning="rows of `mls`")
+    html = study_html(smoke, study_figures(smoke), [cited])
+    sources = re.search("<p>Sources: (.*?)</p>", html).group(1)
+    assert re.findall("<em>(.*?)</em>", sources) == ["compression"]
+    assert "rows of <code>mls</code>" in html
+    assert "Sources: " not in study_html(smoke, study_figures(smoke), CARDS)  # "a paper" is none of the list
+
+
+def atlas_of(statistic: Statistic, smoke, **fields) -> str:
+    """The page of a made-up experiment with one claim and one table."""
+    claim = Prediction("c", "It holds.", "compression section 1", lambda _: statistic, **fields)
+    made_up = Experiment("X0", "Made up", "sharpening Fig. 1", dict, (claim,), list, {})
+    table = pd.DataFrame({"panel": "of <all>", "row": ["here"], "column": ["mls"], "text": ["1 & 2"]})
+    found = SimpleNamespace(experiment=made_up, scale="smoke", outcomes=[claim.weigh({})], again=(), halves=(),
+                            networks=4, results={"mlp": smoke}, unfinished=0)  # fmt: skip
+    return atlas_html([found], [[plot_figure(Plot("t", "Table", "", "table", table), {})]], ["."])
+
+
+def test_the_page_of_an_experiment_shows_its_claim_as_it_was_weighed(smoke):
+    html = atlas_of(Statistic("mean", 1.0, 4), smoke, than=1 - 1e-9, kind="theorem", quote="*so* $1 - \\epsilon$")
+    assert "mean, predicted above 1 - 1e-09</td>" in html
+    assert "“<em>so</em> 1 - ε”" in html
+    sources = re.search("<p>Sources: (.*?)</p>", html).group(1)
+    assert re.findall("<em>(.*?)</em>", sources) == ["compression", "sharpening"]
+
+
+def test_a_long_list_of_cases_is_folded(smoke):
+    few, many = ({f"case number {i}": Statistic("m", 0.5, 4) for i in range(count)} for count in (2, 30))
+    assert "<details>" not in atlas_of(Statistic("m", 0.5, 4, parts=few), smoke)
+    html = atlas_of(Statistic("m", 0.5, 4, parts=many), smoke)
+    assert html.count("<details><summary>30 cases</summary><small>case number 0 0.50, ") == 1
+
+
+def test_a_table_of_an_experiment_is_text(smoke):
+    html = atlas_of(Statistic("m", 0.5, 4), smoke)
+    assert "<caption>of &lt;all&gt;</caption>" in html
+    assert '<tr><th scope="row">here</th><td>1 &amp; 2</td></tr>' in html
+    assert specs_of(html) == {}
 
 
 def test_text_from_outside_cannot_become_markup(smoke):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from flatlens.papers.experiment import Plot
-from flatlens.report.figures.plots import plot_figure
+from flatlens.report.figures.plots import crossed, plot_figure
 from flatlens.report.render import svg_of
 
 CURVES = pd.DataFrame(
@@ -37,7 +37,7 @@ PLOTS = [
 def test_it_is_a_valid_picture_with_its_panels_and_data(plot):
     figure = plot_figure(plot, {})
     assert figure.data is plot.data
-    assert len(figure.panels) == plot.data["panel"].nunique()
+    assert len(figure.panels) == (0 if plot.kind == "table" else plot.data["panel"].nunique())
     for drawing in (figure.whole, *figure.panels):
         drawing.to_dict(validate=True)
     svg = svg_of(figure)
@@ -93,6 +93,43 @@ def test_a_study_draws_itself_from_python(smoke):
 def test_a_table_has_what_its_cells_say():
     svg = svg_of(plot_figure(PLOTS[-1], {}))
     assert all(text in svg for text in (*TABLE["text"], "norm", "here", "paper"))
+
+
+def test_a_table_is_text_on_a_page_in_the_order_of_the_plot():
+    assert plot_figure(PLOTS[-1], {}).layout == "table"
+    data = pd.DataFrame({"panel": "one", "row": ["z", "z", "a"], "column": ["y", "b", "y"], "text": ["1", "2", "3"]})
+    ((title, cells),) = crossed(data)
+    assert title == "one"
+    assert (list(cells.index), list(cells.columns)) == (["z", "a"], ["y", "b"])
+    assert cells.to_numpy().tolist() == [["1", "2"], ["3", ""]]
+
+
+def legend(figure):
+    return next(layer["encoding"]["color"] for layer in figure.panel_specs[0]["layer"])
+
+
+def test_lines_with_names_keep_their_order_and_numbers_are_sorted():
+    named = plot_figure(replace(PLOTS[0], data=CURVES.assign(line=["z", "z", "a", "a"] * 2)), {})
+    assert legend(named)["scale"]["domain"] == ["z", "a"]
+    falling = plot_figure(replace(PLOTS[0], data=CURVES.assign(line=[0.2, 0.2, 0.1, 0.1] * 2)), {})
+    assert legend(falling)["scale"]["domain"] == [0.1, 0.2]
+
+
+def test_a_legend_has_as_many_columns_as_fit_above_a_panel():
+    def columns(name):
+        return legend(plot_figure(replace(PLOTS[0], data=CURVES.assign(line=name)), {}))["legend"]["columns"]
+
+    assert [columns(name) for name in ("0.1", "bound, published", "approximated bound, delta = 0.1")] == [6, 2, 1]
+
+
+def test_curves_of_a_group_have_titles_on_both_axes():
+    """Of others `y` is what the lines are, and the panel names the quantity."""
+    one = plot_figure(replace(PLOTS[0], y="error", group="mean of"), {})
+    assert axis(one, 0, "y")["axis"]["title"] == "error"
+    assert legend(one)["legend"]["title"] == "mean of"
+    other = plot_figure(PLOTS[0], {})
+    assert axis(other, 0, "y")["axis"]["title"] is None
+    assert legend(other)["legend"]["title"] == "learning rate"
 
 
 def test_nothing_to_draw_is_said():

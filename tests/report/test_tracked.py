@@ -49,6 +49,14 @@ def test_the_figure_has_a_panel_a_measure_and_can_be_drawn(tmp_path):
         assert word in svg
 
 
+def test_a_caption_speaks_of_the_bands_and_the_edge_that_are_drawn():
+    every = tracked_figure({"a": history()}).caption
+    assert "Bands" in every
+    assert "edge" in every
+    loss = history()[lambda rows: rows["measure"] == "hessian_trace"].replace({"hessian_trace": "loss"})
+    assert tracked_figure({"a": loss.assign(stderr=0.0)}).caption == "One line a run."
+
+
 @pytest.mark.parametrize("histories", [{}, {"a": history().iloc[:0]}])
 def test_nothing_measured_is_said(histories):
     figure = tracked_figure(histories)

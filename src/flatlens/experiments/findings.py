@@ -50,12 +50,13 @@ def _intervals(study: Study, networks: pd.DataFrame) -> str:
     units, unit = kept[column].nunique(), "network" if column == "key" else "seed"
     if not units:
         return "There are no intervals: no network reached the end of its training."
-    said = f"The intervals are 95% intervals over {count_of(units, f'independent {unit}')}"
+    independent = count_of(units, f"independent {unit}")
+    if units < FEWEST_DESCRIBED:
+        few = f"{independent} {is_or_are(units)} too few"
+        return f"There are no intervals: {few}. A correlation here is no proof of anything."
+    said = f"The intervals are 95% intervals over {independent}"
     if unit == "seed":
         said += ": networks of one seed share their initial weights and the order of their batches"
-    if units < FEWEST_DESCRIBED:
-        few = f"{units} {is_or_are(units)} too few for an interval"
-        return f"{said}, and {few}. A correlation here is no proof of anything."
     rough = f" With {count_of(units, unit)} they are rough at best." if units < FEW else ""
     return f"{said}. A correlation in this population is no proof of a cause.{rough}"
 

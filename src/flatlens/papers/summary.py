@@ -132,6 +132,8 @@ def counted_by_kind(rows: Iterable[Row]) -> Counts:
 def by_chance(rows: Sequence[Row]) -> str:
     """Return in words how many rows chance would decide if nothing had an effect, and how many stand."""
     tested = [row for row in rows if row.outcome.p == row.outcome.p]
+    if not tested:
+        return "No row has a p-value: too few units."
     one = 2 * LEVEL * len(tested)
     both = sum(2 * LEVEL ** (1 if row.again is None else 2) for row in tested)
     survive = sum(row.survives for row in rows)

@@ -127,20 +127,24 @@ def _cause(violated: Sequence[Verdict]) -> str:
 def write_bounds_page(verdicts: BoundsReport, path: Path) -> Path:
     """Write one HTML file that needs no network: the chain, every claim's tightness, the table, all the bounds."""
     from flatlens.report.figures.chain import chain_figure, tightness_figure  # not above: the screen draws nothing
+    from flatlens.report.markup import cited
     from flatlens.report.page import environment
+    from flatlens.report.palette import in_page_colours
     from flatlens.report.render import svg_of
 
     drawn = (chain_figure(verdicts), tightness_figure(verdicts))
     figures = [figure for figure in drawn if figure.data[figure.data.columns[2]].notna().any()]
     names = dict.fromkeys(Column.parse(verdict.bound).measure for verdict in verdicts)
+    bounds = [BOUNDS[name] for name in names if name in BOUNDS]
     html = environment().get_template("bounds.html.j2").render(
         about=verdicts.about,
         **head_of_page({"": verdicts.about}),
-        figures=[(figure, svg_of(figure)) for figure in figures],
+        figures=[(figure, in_page_colours(svg_of(figure))) for figure in figures],
         groups=_by_bound(verdicts),
         why=_why,
         shown=_shown,
-        bounds=[BOUNDS[name] for name in names if name in BOUNDS],
+        bounds=bounds,
+        papers=cited(one.source for one in bounds),
         cause=_cause([v for v in verdicts if v.status == "violated"]),
         counts={status: sum(v.status == status for v in verdicts) for status in STYLES},
     )  # fmt: skip

@@ -214,7 +214,9 @@ def _undefined(comparison: Comparison) -> dict[str, list[str]]:
 def write_compare_page(comparison: Comparison, path: Path) -> Path:
     """Write one HTML file that needs no network: the ranks as a picture, the networks, the agreement, every value."""
     from flatlens.report.figures.ranks import ranks_figure, taus_figure  # not above: the screen draws nothing
+    from flatlens.report.markup import cited
     from flatlens.report.page import environment
+    from flatlens.report.palette import in_page_colours
     from flatlens.report.render import svg_of
 
     agreement = comparison.agreement()
@@ -223,7 +225,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         about=next(iter(comparison.reports.values())).about,
         **head_of_page(comparison.about),
         models=comparison.models,
-        figures=[(figure, svg_of(figure)) for figure in figures],
+        figures=[(figure, in_page_colours(svg_of(figure))) for figure in figures],
         networks=_records(comparison.networks()),
         agreement=agreement,
         told=_of_rankings(agreement),
@@ -233,6 +235,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         gap=_records(agreement.gap),
         rows=_records(comparison.frame()),
         measures={name: one.card for name, one in comparison.measures.items()},
+        papers=cited(one.card.source for one in comparison.measures.values()),
         marked={name: marked(comparison, name) for name in comparison.measures},
         number=number,
         rank_text=rank_text,

@@ -14,7 +14,9 @@ from flatlens.report.blocks import grouped, heights, role
 from flatlens.report.cards import FAMILIES, MOVES, card_of, spelling, survives, with_error
 from flatlens.report.figures.depth import deep_measures, depth_figure
 from flatlens.report.head import head_of_page
+from flatlens.report.markup import cited
 from flatlens.report.page import environment
+from flatlens.report.palette import in_page_colours
 from flatlens.report.render import svg_of
 from flatlens.report.tables import RISK, execution_order, layers_and_others
 
@@ -58,16 +60,18 @@ def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Pat
     layers = execution_order(report, list(dict.fromkeys(layer for _, layer in values)))
     columns = list(dict.fromkeys(name for name, _ in values))
     drawn = depth_figure(report) if len(layers) > 1 else None
+    met = list({card.name: card for name in report.measures() if (card := card_of(name, cards))}.values())
     html = environment().get_template("measure.html.j2").render(
         about=report.about,
         **head_of_page({"": report.about}),
         families=_families(report, cards),
         moves=[(short, in_words) for _, short, in_words in MOVES],
-        figures=[(drawn, svg_of(drawn))] if drawn is not None and deep_measures(drawn.data) else [],
+        figures=[(drawn, in_page_colours(svg_of(drawn)))] if drawn is not None and deep_measures(drawn.data) else [],
         columns=columns,
         groups=_groups(values, layers, columns),
         total=layers_and_others(report, layers),
-        measures=list({card.name: card for name in report.measures() if (card := card_of(name, cards))}.values()),
+        measures=met,
+        papers=cited(card.source for card in met),
     )  # fmt: skip
     return write_whole(path, html.encode())
 

@@ -17,10 +17,10 @@ from flatlens.estimate import Progress
 from flatlens.experiments.answers import closest
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
-from flatlens.measures.papers import PAPERS
-from flatlens.report import blocks, words
+from flatlens.report import blocks, markup, words
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
+from flatlens.report.figures.plots import crossed
 from flatlens.report.frames import NETWORK, NOT_MEASURES, measures_of, spoken
 from flatlens.report.palette import MODES, level_colours, theme
 from flatlens.report.render import script_json, write_figure
@@ -79,7 +79,7 @@ def study_html(
 ) -> str:
     """Return the page's text; `tables` are the files beside it that it may link."""
     grid = Grid.of(result)
-    columns = table_columns(result)
+    columns, measured = table_columns(result), measure_rows(result, cards)
     return environment().get_template("study.html.j2").render(
         title=words.title(result),
         summary=words.what_was_run(result),
@@ -95,9 +95,9 @@ def study_html(
         swatches={mode: level_colours(grid.known_colours, mode) for mode in MODES},
         shapes=[words.SIGNS_OF_SHAPES[shape] for shape in grid.signs],
         against=against_rows(result),
-        measures=measure_rows(result, cards),
+        measures=measured,
         moves=[in_words for _, _, in_words in MOVES],
-        papers=PAPERS,
+        papers=markup.cited(row["source"] for row in measured),
         columns=columns,
         rows=result.networks[[c.name for c in columns]].to_dict("records"),
         settings=words.flatten(result.settings),
@@ -172,5 +172,9 @@ def environment() -> Environment:
     environment.filters["by_reason"] = blocks.by_reason
     environment.filters["shown"] = words.shown
     environment.filters["exact"] = words.exact
+    environment.filters["crossed"] = crossed
     environment.filters["breakable"] = words.breakable
+    environment.filters["threshold"] = words.threshold
+    environment.filters["coded"] = markup.coded
+    environment.filters["quoted"] = markup.quoted
     return environment

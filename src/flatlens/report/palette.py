@@ -26,6 +26,24 @@ RISES, FALLS = "#e08214", "#2f7fc1"  #: orange for a positive correlation, blue 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
+_IN_PAGE = {
+    **dict(zip(_INK["light"], ("--ink", "--soft", "--line"), strict=True)),
+    **{"white": "--panel", "#1d7a4f": "--yes", "#c0392b": "--bad"},
+}
+"""The colours of a chart that the page's style has, too, by its names of them."""
+
+
+def in_page_colours(svg: str) -> str:
+    """Return a picture in light colours as a page holds it: its ink, lines and ground follow the page's.
+
+    >>> in_page_colours('<rect fill="white" stroke="#e3e7ec"/>')
+    '<rect fill="var(--panel)" stroke="var(--line)"/>'
+    """
+    for colour, name in _IN_PAGE.items():
+        svg = svg.replace(f'"{colour}"', f'"var({name})"')
+    return svg
+
+
 def ramp(position: float) -> str:
     """Return the colour at `position` in [0, 1] along the ramp.
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
-from flatlens.measures.papers import PAPERS
 from flatlens.papers.halves import HALVES
 from flatlens.papers.predictions import MARKS
 from flatlens.papers.remarks import WEAK
@@ -18,6 +17,7 @@ from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
 from flatlens.report import words
 from flatlens.report.figures.figure import Figure
 from flatlens.report.figures.plots import plot_figure
+from flatlens.report.markup import cited
 from flatlens.report.page import PAGE, bundle, environment
 from flatlens.report.palette import MODES, ordered_colours, theme
 from flatlens.report.render import script_json, write_figure
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 DRAWN_COLOURS = 4
 """Number of colours for lines and marks without an order."""
+LONG = 200
+"""Longer texts beside a value, such as lists of cases, are folded."""
 
 
 def write_atlas(
@@ -74,15 +76,23 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
         chance=by_chance(every),
         marks=MARKS,
         weak=WEAK,
+        folded_from=LONG,
         rows=rows,
         again=IN_WORDS,
         halves=HALVES,
-        papers={key: paper for key, paper in PAPERS.items() if key in {one.experiment.paper for one in found}},
+        papers=cited(_sources(found)),
         swatches={mode: ordered_colours(DRAWN_COLOURS, mode) for mode in MODES},
         specs=script_json(specs),
         themes=script_json({mode: theme(mode, DRAWN_COLOURS) for mode in MODES}),
         bundle=bundle(),
     )  # fmt: skip
+
+
+def _sources(found: Sequence[Reproduction]) -> list[str]:
+    """Return the places in the papers that the page names."""
+    experiments = [one.experiment for one in found]
+    claims = [prediction.source for experiment in experiments for prediction in experiment.predictions]
+    return [*(experiment.reproduces for experiment in experiments), *claims]
 
 
 def _title(found: Sequence[Reproduction]) -> str:

@@ -246,6 +246,18 @@ def shown(value: Any) -> str:
     return str(value)
 
 
+def threshold(number: float) -> str:
+    """Return the number that a statistic is held against: one just beside a whole number does not look like it.
+
+    >>> [threshold(v) for v in (0.95, -0.105360515, 1.0, 1 - 1e-9, 2 + 1e-8)]
+    ['0.95', '-0.105361', '1', '1 - 1e-09', '2 + 1e-08']
+    """
+    told, off = f"{number:g}", number - round(number)
+    if off == 0 or told != f"{round(number)}":
+        return told
+    return f"{told} {'+' if off > 0 else '-'} {abs(off):.1g}"
+
+
 def breakable(name: str) -> Markup:
     """Return a long name with line breaks allowed after its punctuation.
 

@@ -80,7 +80,7 @@ def check_invariance(
         if progress is not None:
             progress("transforms", done, len(moves))
     cells = [cell for of_row in found.values() for cell in of_row]
-    return InvarianceReport(cells, applied, left_out, about(lens))
+    return InvarianceReport(cells, applied, left_out, about(lens) | _precision(problem))
 
 
 def in_double(problem: Problem) -> Problem:
@@ -91,6 +91,11 @@ def in_double(problem: Problem) -> Problem:
         return with_model(problem, copied(problem).double(), torch.float64)
     except BadInput:  # forward() needs its own precision
         return problem
+
+
+def _precision(measured: Problem) -> dict[str, str]:
+    """Return what `about` says of precision, of the problem that was measured in place of the lens's own."""
+    return {"dtype": str(measured.dtype).removeprefix("torch."), "arithmetic": measured.arithmetic}
 
 
 def _numbers(

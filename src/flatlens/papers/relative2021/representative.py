@@ -177,21 +177,22 @@ def _predictions() -> tuple[Prediction, ...]:
 
 
 _TIGHT = "The text says tightly and no number; within a factor of ten is our reading."
+_LOSS, _OVER = "half squared error", "over all samples"
 
 
 def _plots(results: Results) -> list[Plot]:
     samples = approximated(results)
-    drawn = {"gap": "generalisation_gap", "approximated bound": "bound", "the same, delta = 0.1": "as coded"}
+    drawn = {"gap": "generalisation_gap", "approximated bound": "bound", "approximated bound, delta = 0.1": "as coded"}
     beside = {"worst case, at least": "worst case", "by kernel densities": "representativeness"}
     said = "Means over samples, each the mean of its three folds; bands are 95% intervals."
     return [
         Plot(
             "fig4", "Fig. 4: the gap and its approximated bound, by class separation", said,
-            "curves", by_separation(samples, drawn, _mean, "half squared error"), "class separation", "mean of",
+            "curves", by_separation(samples, drawn, _mean, _OVER), "class separation", _LOSS, group="mean of",
         ),
         Plot(
             "worst_case", "Representativeness and the worst-case bound on it, by class separation", said,
-            "curves", by_separation(samples, beside, _mean, "half squared error"), "class separation", "mean of",
+            "curves", by_separation(samples, beside, _mean, _OVER), "class separation", _LOSS, group="mean of",
             log_y=True,
         ),
     ]  # fmt: skip

@@ -21,7 +21,12 @@ LINKS = {
 STATUS = ("holds", "undecided", "not applicable", "violated")
 _SHAPES = ("circle", "diamond", "cross", "triangle-up")
 _COLOURS = ("#1d7a4f", "#7e03a8", "#9aa3ae", "#c0392b")
-FLOOR = 1e-6  #: smaller tightness is drawn at this value
+FLOOR, CEILING = 1e-6, 1e3
+"""The tightness at which a smaller and a larger one is drawn."""
+
+
+_ARROWS = [{"test": f"datum.beyond == '{side}'", "value": f"triangle-{side}"} for side in ("left", "right")]
+"""The marks of claims that lie outside the axis."""
 
 
 def chain_frame(verdicts: Sequence[Verdict]) -> pd.DataFrame:
@@ -63,6 +68,13 @@ def chain_figure(verdicts: Sequence[Verdict]) -> Figure:
     return Figure("chain", "The chain A ≤ B ≤ C ≤ D", caption, data, whole, (whole,), "wide", colours=False)
 
 
+def _told_of_arrows(beyond: set[str]) -> str:
+    """Return the sentence on the claims that lie outside the axis, if there are any."""
+    ends = {"left": f"below {FLOOR:g}", "right": f"above {CEILING:g}"}
+    found = {side: end for side, end in ends.items() if side in beyond}
+    return "".join(f" A triangle that points to the {side}: {end}, and drawn there." for side, end in found.items())
+
+
 def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
     """Return the left side over the right side of every claim, on a logarithmic axis; beyond 1 a claim is violated."""
     data = pd.DataFrame([
@@ -70,7 +82,8 @@ def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
             "bound": v.bound,
             "layer": v.layer or "network",
             "tightness": v.tightness,
-            "drawn": min(max(v.tightness, FLOOR), 1e3) if v.tightness == v.tightness else math.nan,
+            "drawn": min(max(v.tightness, FLOOR), CEILING) if v.tightness == v.tightness else math.nan,
+            "beyond": "left" if v.tightness < FLOOR else "right" if v.tightness > CEILING else "",
             "status": v.status,
             "assumption": v.assumption,
         }
@@ -83,7 +96,7 @@ def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
         x=alt.X("drawn:Q", title="left side / right side",
                 scale=alt.Scale(type="log", domain=[low, high]), axis=alt.Axis(values=log_ticks(low, high) or [1.0])),
         shape=alt.Shape("status:N", scale=alt.Scale(domain=list(STATUS), range=list(_SHAPES)),
-                        legend=alt.Legend(orient="top", title=None)),
+                        legend=alt.Legend(orient="top", title=None), condition=_ARROWS),
         color=alt.Color("status:N", scale=alt.Scale(domain=list(STATUS), range=list(_COLOURS))),
         tooltip=["bound:N", "layer:N", "tightness:Q", "status:N", "assumption:N"],
     )  # fmt: skip
@@ -94,4 +107,5 @@ def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
         "sides are equal; far to the left a claim holds and says little. A grey cross: the theorem does not apply to "
         "this network, so that a mark beyond 1 is no contradiction."
     )
+    caption += _told_of_arrows(set(data["beyond"]))
     return Figure("tightness", "How tight every bound is", caption, data, whole, (whole,), "wide", colours=False)

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 Drawing: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart | alt.ConcatChart | alt.HConcatChart
 Width: TypeAlias = int | Literal["container"]
-FigureLayout: TypeAlias = Literal["grid", "wide"]
+FigureLayout: TypeAlias = Literal["grid", "wide", "table"]
 Channel = TypeVar("Channel", alt.Fill, alt.Stroke, alt.Color)
-
-EXCLUDED_HOLLOW = "A hollow mark is a network that is left out of the correlations."
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
@@ -34,7 +32,7 @@ class Figure:
     caption: str
     data: pd.DataFrame  #: tidy table of what is drawn
     whole: Drawing  #: the figure as one picture, for PNG and SVG
-    panels: tuple[Drawing, ...]  #: for the page: a "grid" of panels flows with the width of the screen
+    panels: tuple[Drawing, ...]  #: for the page: a "grid" flows with the width of the screen, a "table" has none
     layout: FigureLayout
     signs: bool = False  #: whether the shape of a mark shows a setting
     colours: bool = True  #: whether colours show a setting, so that the page explains them
@@ -133,6 +131,16 @@ def solid_if_included() -> alt.FillOpacityValue:
     return alt.FillOpacityValue(0.0, condition={"test": "datum.included", "value": 0.75})
 
 
+def hollow(included: pd.Series[bool]) -> str:
+    """Return a caption's sentence on hollow marks, if any network is left out of the correlations."""
+    return "" if included.all() else " A hollow mark is a network that is left out of the correlations."
+
+
+def dashed(included: pd.Series[bool]) -> str:
+    """Return a caption's words on dashed lines, if any network is left out of the correlations."""
+    return "" if included.all() else " (dashed if left out of the correlations)"
+
+
 def log_ticks(low: float, high: float) -> list[float] | None:
     """Return ticks of a log axis: powers of ten, or 1, 2, 5 over a narrower range; None for one narrower still.
 
@@ -159,6 +167,11 @@ def log_axis(values: pd.Series[float], title: str | None) -> alt.Axis:
     if ticks is None:
         return alt.Axis(title=title, tickCount=4)
     return alt.Axis(title=title, values=ticks, format="~e" if low < 1e-4 or high > 1e6 else ",~g")
+
+
+def known(numbers: pd.Series[float]) -> bool:
+    """Return whether any number is defined, such as the lower end of an interval: too few units have none."""
+    return bool(numbers.notna().any())
 
 
 def interval(row: Mapping[Hashable, Any] | None, name: str, symbol: str) -> str:

@@ -9,14 +9,15 @@ import pandas as pd
 
 from flatlens.report import frames
 from flatlens.report.figures.figure import (
-    EXCLUDED_HOLLOW,
     SHAPES,
     Drawing,
     Figure,
     Grid,
     Width,
     empty,
+    hollow,
     interval,
+    known,
     solid_if_included,
 )
 
@@ -34,6 +35,11 @@ HUES = (
     "#8a94a3",
     "#b5524c",
 )  #: colours of the coefficients, which also differ by shape
+_BARS = ", its bar the 95% interval over seeds: a bar that crosses zero says that these networks do not settle the sign"
+_ALIKE = (
+    " Among networks trained alike the means of the groups of equal settings are taken out, so that a setting that "
+    "moves both sides is no evidence."
+)
 _KINDS = alt.Legend(title=None, orient="top", columns=1, labelLimit=330)
 
 
@@ -41,12 +47,11 @@ def gap_panels(result: StudyResult) -> Figure:
     """Return the gap over each measure, with the least-squares line of the included networks."""
     gap, measures = frames.gap_of(result), frames.measures_of(result)
     data = frames.value_frame(result)
-    grid = Grid.of(result)
+    grid, relations = Grid.of(result), frames.relation_frame(result)
     if gap is None or not measures or data.empty:
         panels: list[Drawing] = [empty("no measure and gap to compare")]
         whole: Drawing = panels[0]
     else:
-        relations = frames.relation_frame(result)
         panels = [_panel(data, relations, q, gap, grid, "container") for q in measures]
         whole = alt.concat(
             *(_panel(data, relations, q, gap, grid, 300) for q in measures), columns=_PANELS_A_ROW
@@ -55,7 +60,8 @@ def gap_panels(result: StudyResult) -> Figure:
         name=GAP_PANELS,
         title="Each measure against the generalisation gap",
         caption="One mark a network; the line is the least-squares fit. Over each panel: Pearson's r and Kendall's "
-        f"tau with 95% intervals over independent seeds. {EXCLUDED_HOLLOW}",
+        f"tau{' with 95% intervals over independent seeds' if known(relations['pearson_low']) else ''}."
+        f"{hollow(data['included'])}",
         data=data,
         whole=whole,
         panels=tuple(panels),
@@ -116,9 +122,8 @@ def gap_forest(result: StudyResult) -> Figure:
     return Figure(
         name="correlations_with_gap",
         title="How strongly each quantity goes with the gap",
-        caption="A dot is a correlation with the generalisation gap, its bar the 95% interval over seeds: a bar that "
-        "crosses zero says that these networks do not settle the sign. Among networks trained alike the means of the "
-        "groups of equal settings are taken out, so that a setting that moves both sides is no evidence.",
+        caption=f"A dot is a correlation with the generalisation gap{_BARS if known(data['low']) else ''}."
+        f"{_ALIKE if (data['alike'] != '').any() else ''}",
         data=data,
         whole=alt.hconcat(*draw(420)).resolve_scale(color="independent", shape="independent", yOffset="independent")
         if len(data)
@@ -150,7 +155,8 @@ def relations_figure(relations: Relations, target: str | None = None) -> Figure:
     drawing: Drawing = empty("no correlation is defined for these columns")
     if len(data):
         drawing = _forest(data, f"With {name}", list(dict.fromkeys(data["quantity"])), 420, f"correlation with {name}")
-    caption = "A dot is a correlation, its bar the 95% interval over independent units."
+    bars = ", its bar the 95% interval over independent units" if known(data["low"]) else ""
+    caption = f"A dot is a correlation{bars}."
     return Figure("relations", f"Correlations with {name}", caption, data, drawing, (drawing,), "wide", colours=False)
 
 

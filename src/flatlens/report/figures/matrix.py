@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,13 @@ import pandas as pd
 
 from flatlens.report import frames
 from flatlens.report.figures.figure import (
-    EXCLUDED_HOLLOW,
     Drawing,
     Figure,
     Grid,
     empty,
+    hollow,
     interval,
+    known,
     solid_if_included,
 )
 from flatlens.report.palette import FALLS, RISES
@@ -39,8 +41,9 @@ def scatter_matrix(result: StudyResult) -> Figure:
         title="Everything against everything",
         caption="Below the diagonal one mark a network; with a mouse, drag a rectangle in any panel to follow its "
         "networks through all of them, double-click to let go. On the diagonal each quantity's histogram. Above it "
-        "Pearson's r and Kendall's τ with 95% intervals, orange where both rise together, blue where one "
-        f"falls; the stronger the tint the larger |r|. {EXCLUDED_HOLLOW}",
+        f"Pearson's r and Kendall's τ{' with 95% intervals' if known(result.relations['pearson_low']) else ''}, orange "
+        "where both rise together, blue where one falls; the stronger the tint the larger "
+        f"|r|.{hollow(data['included'])}",
         data=data,
         whole=drawing,
         panels=(drawing,),
@@ -78,16 +81,31 @@ def _matrix(result: StudyResult, quantities: list[Quantity], data: pd.DataFrame)
 
 
 def _wrap(title: str) -> list[str]:
-    return textwrap.wrap(title, 15)
+    """Return the lines of a title, as long as a cell is wide."""
+    return textwrap.wrap(title, 13, break_long_words=False)
 
 
-def _edge_axis(shown: bool, title: str) -> alt.Axis:
-    """Return an axis with ticks and names on the outer edge only."""
+def two_ticks(low: float, high: float) -> list[float]:
+    """Return two round numbers far apart and away from both ends: more would run together.
+
+    >>> two_ticks(-0.6, 10.6), two_ticks(0.2705, 0.3155), two_ticks(-2.12, -1.73)
+    ([2.0, 8.0], [0.28, 0.3], [-2.0, -1.8])
+    """
+    margin = 0.1 * (high - low)
+    power = math.floor(math.log10(high - low))
+    for step in (digit * 10.0**at for at in (power, power - 1) for digit in (5, 2, 1)):
+        first, last = math.ceil((low + margin) / step), math.floor((high - margin) / step)
+        if last > first:
+            return [float(f"{at * step:.6g}") for at in (first, last)]
+    return []
+
+
+def _edge_axis(shown: bool, title: str, values: pd.Series[float]) -> alt.Axis:
+    """Return an axis with names on the outer edge only, and lines in every cell."""
+    ticks = two_ticks(*frames.padded_range(values))
     if not shown:
-        return alt.Axis(labels=False, ticks=False, title=None, tickCount=3)
-    return alt.Axis(
-        title=_wrap(title), tickCount=3, labelFontSize=9, titleFontSize=10, labelFlush=False, labelBound=True
-    )
+        return alt.Axis(labels=False, ticks=False, title=None, values=ticks)
+    return alt.Axis(title=_wrap(title), values=ticks, format=",.6~g", labelFontSize=9, titleFontSize=10)
 
 
 def _scatter(
@@ -102,8 +120,8 @@ def _scatter(
         alt.Chart(drawn)
         .mark_point(size=16, strokeWidth=1)
         .encode(
-            x=alt.X(f"{xf}:Q", scale=_domain(drawn[xf]), axis=_edge_axis(bottom, frames.axis_title(xq))),
-            y=alt.Y(f"{yf}:Q", scale=_domain(drawn[yf]), axis=_edge_axis(left, frames.axis_title(yq))),
+            x=alt.X(f"{xf}:Q", scale=_domain(drawn[xf]), axis=_edge_axis(bottom, frames.axis_title(xq), drawn[xf])),
+            y=alt.Y(f"{yf}:Q", scale=_domain(drawn[yf]), axis=_edge_axis(left, frames.axis_title(yq), drawn[yf])),
             fill=grid.colour_of(alt.Fill, True),
             stroke=grid.colour_of(alt.Stroke, True),
             fillOpacity=solid_if_included(),
@@ -132,7 +150,7 @@ def _diagonal(values: pd.Series[float], title: str, last: bool) -> Drawing:
         alt.Chart(bars)
         .mark_bar(color="#9aa5b4", opacity=0.65, binSpacing=0.5)
         .encode(
-            x=alt.X("low:Q", scale=_domain(values), axis=_edge_axis(last, title)),
+            x=alt.X("low:Q", scale=_domain(values), axis=_edge_axis(last, title, values)),
             x2="high:Q",
             y=alt.Y("count:Q", scale=alt.Scale(domain=[0, top]), axis=None, stack=None),
             y2=alt.Y2Datum(0),
@@ -146,7 +164,7 @@ def _diagonal(values: pd.Series[float], title: str, last: bool) -> Drawing:
             align="center",
             baseline="top",
             lineBreak="\n",
-            fontSize=10,
+            fontSize=9,
             fontWeight="bold",
             lineHeight=12,
         )

@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from flatlens.report import frames
-from flatlens.report.figures.figure import Drawing, Figure, Grid, Width, empty, log_axis
+from flatlens.report.figures.figure import Drawing, Figure, Grid, Width, dashed, empty, log_axis
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
@@ -31,9 +31,8 @@ def layer_profiles(result: StudyResult) -> Figure:
     return Figure(
         name="layer_profiles",
         title="Layer by layer",
-        caption="Layers from input to output. A thin line is one network (dashed if left out of the correlations), a "
-        f"thick one the median of {whose}. The axis is logarithmic where every value is "
-        "positive.",
+        caption=f"Layers from input to output. A thin line is one network{dashed(data['included'])}, a thick one the "
+        f"median of {whose}. The axis is logarithmic where every value is positive.",
         data=data,
         whole=whole,
         panels=tuple(panels),
@@ -54,7 +53,7 @@ def _profile(data: pd.DataFrame, measure: str, grid: Grid, width: Width) -> Draw
     colour = grid.colour_of(alt.Color, width != "container")
     thin = (
         alt.Chart(data)
-        .mark_line(strokeWidth=1, strokeOpacity=0.28)  # plain opacity takes the PNG twenty times as long
+        .mark_line(strokeWidth=1, strokeOpacity=0.5)  # plain opacity takes the PNG twenty times as long
         .encode(x=x, y=y, color=colour, detail="key:N", strokeDash=_dashed_if_excluded())
     )
     thick = (
@@ -94,8 +93,8 @@ def training_curves(result: StudyResult) -> Figure:
     return Figure(
         name="training_curves",
         title="Training",
-        caption="Loss over the whole training set against the number of updates, one line a network (dashed if left "
-        f"out of the correlations).{stop}",
+        caption="Loss over the whole training set against the number of updates, one line a "
+        f"network{dashed(data['included'])}.{stop}",
         data=data,
         whole=whole,
         panels=tuple(panels),

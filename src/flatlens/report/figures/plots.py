@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import pandas as pd
 
-from flatlens.report.figures.figure import SHAPES, Drawing, Figure, Width, empty, log_axis
+from flatlens.report.figures.figure import SHAPES, Drawing, Figure, FigureLayout, Width, empty, log_axis
 from flatlens.report.figures.matrix import scatter_matrix
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _PANELS_A_ROW = 3
 TABLE_COLUMN, TABLE_ROW = 150, 30
 """Width and height of a table's cells in the files, in pixels."""
+LEGEND_WIDTH, SYMBOL, LETTER = 250, 22, 5.5
+"""Widths of a legend above a panel, of its symbols and of a letter, in pixels."""
 
 
 def plot_figure(plot: Plot, results: Mapping[str, StudyResult]) -> Figure:
@@ -31,14 +33,40 @@ def plot_figure(plot: Plot, results: Mapping[str, StudyResult]) -> Figure:
     def draw(width: Width) -> list[Drawing]:
         return [_PANELS[plot.kind](plot.data[plot.data["panel"] == name], plot, name, width) for name in names]
 
-    panels = draw("container") or [empty("no network has reached the end of its training")]
-    whole = alt.concat(*draw(300), columns=_PANELS_A_ROW) if names else panels[0]
-    return Figure(plot.name, plot.title, plot.caption, plot.data, whole, tuple(panels), layout="grid", colours=False)
+    nothing = empty("no network has reached the end of its training")
+    whole = alt.concat(*draw(300), columns=_PANELS_A_ROW) if names else nothing
+    of_text = plot.kind == "table" and bool(names)
+    panels = () if of_text else tuple(draw("container") or [nothing])
+    layout: FigureLayout = "table" if of_text else "grid"
+    return Figure(plot.name, plot.title, plot.caption, plot.data, whole, panels, layout=layout, colours=False)
+
+
+def crossed(data: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return each panel of a plot of kind "table": its title, and its texts by row and column, in the plot's order."""
+    found = []
+    for title, panel in data.groupby("panel", sort=False):
+        rows, columns = (list(dict.fromkeys(panel[name])) for name in ("row", "column"))
+        texts = panel.pivot(index="row", columns="column", values="text").reindex(index=rows, columns=columns)
+        found.append((str(title), texts.fillna("")))
+    return found
+
+
+def _lines(plot: Plot) -> list[Any]:
+    """Return the lines with a colour: numbers by size, names in the plot's order."""
+    lines = [line for line in dict.fromkeys(plot.data["line"]) if line not in plot.dashed]
+    return sorted(lines) if all(map(pd.api.types.is_number, lines)) else lines
+
+
+def _legend(title: str, names: Sequence[Any]) -> alt.Legend:
+    """Return a legend above a panel with as many names side by side as its width holds."""
+    longest = max((len(str(name)) for name in names), default=0)
+    columns = max(1, int(LEGEND_WIDTH / (SYMBOL + LETTER * longest)))
+    return alt.Legend(title=title or None, orient="top", columns=columns, labelLimit=LEGEND_WIDTH)
 
 
 def _curves(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
-    lines = sorted(set(plot.data["line"]) - set(plot.dashed))
-    colour = alt.Color("line:O", title=plot.y, scale=alt.Scale(domain=lines), legend=alt.Legend(orient="top"))
+    lines = _lines(plot)
+    colour = alt.Color("line:O", scale=alt.Scale(domain=lines), legend=_legend(plot.group or plot.y, lines))
     x = _across(data, plot) if plot.log_x else alt.X("x:Q", title=plot.x, axis=alt.Axis(tickCount=5))
     y = _vertical(data, plot, "y:Q")
     data, beside = (data[data["line"].isin(plot.dashed) == dashed] for dashed in (False, True))
@@ -82,7 +110,7 @@ def _bars(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
     return alt.layer(bar, reach).properties(width=width, height=210, title=title)
 
 
-def _table(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
+def _table(data: pd.DataFrame, plot: Plot, title: str, _: Width) -> Drawing:
     columns, rows = (list(dict.fromkeys(data[name])) for name in ("column", "row"))
     above = alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False)
     beside = alt.Axis(domain=False, ticks=False, labelLimit=300)
@@ -92,8 +120,7 @@ def _table(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
         text="text:N",
         tooltip=_tooltip(data),
     )  # fmt: skip
-    across = width if width == "container" else TABLE_COLUMN * len(columns)
-    sized: alt.Chart = drawn.properties(width=across, height=TABLE_ROW * len(rows), title=title)
+    sized: alt.Chart = drawn.properties(width=TABLE_COLUMN * len(columns), height=TABLE_ROW * len(rows), title=title)
     return sized
 
 
@@ -104,7 +131,8 @@ def _across(data: pd.DataFrame, plot: Plot) -> alt.X:
 
 
 def _vertical(data: pd.DataFrame, plot: Plot, field: str) -> alt.Y:
-    title = None if plot.kind == "curves" else plot.y
+    lines_alone = plot.kind == "curves" and not plot.group  # then `y` is what the lines are, and the panel the quantity
+    title = None if lines_alone else plot.y
     drawn = pd.concat([data[name] for name in ("y", "low", "high") if name in data])
     if _logarithmic(data, plot, drawn):
         return alt.Y(field, scale=alt.Scale(type="log", nice=False), axis=log_axis(data["y"], title))

@@ -11,7 +11,7 @@ from flatlens.report.figures.figure import Figure
 from flatlens.report.palette import FALLS, RISES
 
 SMALL, MIDDLE, LARGE, NEUTRAL = "#8fcfae", "#f7f5ef", "#eeb07e", "#eef0f3"
-INK = "#1c2430"
+INK = "#1b222d"  #: of the words on tints, which are light on a dark page, too: not the ink of the page
 DRAWN_MARKS = {
     "~": "tied, or its 95% interval overlaps another's.",
     "*": "the measure changes when the weights are rescaled without changing the function, so its ranks also depend on "

@@ -8,11 +8,15 @@ import altair as alt
 import pandas as pd
 
 from flatlens.column import Column
-from flatlens.report.figures.figure import Drawing, Figure, Width, empty, log_axis
+from flatlens.report.figures.figure import Drawing, Figure, Width, empty, known, log_axis
 from flatlens.tracking.stability import WITH_EDGE
 
 Z = 1.96
 _PANELS_A_ROW = 2
+_EDGE = (
+    " A dashed line is the edge of stability: with a larger sharpness, the steps at this learning rate grow on a "
+    "quadratic."
+)
 _COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
 
 
@@ -44,14 +48,19 @@ def tracked_figure(histories: Mapping[str, pd.DataFrame]) -> Figure:
     return Figure(
         name="tracked",
         title="Through training",
-        caption="One line a run. Bands are 95% intervals. A dashed line is the edge of stability: with a larger "
-        "sharpness, the steps at this learning rate grow on a quadratic.",
+        caption=f"One line a run.{' Bands are 95% intervals.' if _banded(data) else ''}"
+        f"{_EDGE if known(data['edge']) else ''}",
         data=data,
         whole=whole,
         panels=tuple(panels),
         layout="grid",
         colours=False,
     )
+
+
+def _banded(data: pd.DataFrame) -> bool:
+    """Return whether any value has an interval."""
+    return bool((data["high"] > data["low"]).any())
 
 
 def _panel(data: pd.DataFrame, measure: str, runs: list[str], width: Width) -> Drawing:
@@ -67,9 +76,9 @@ def _panel(data: pd.DataFrame, measure: str, runs: list[str], width: Width) -> D
     layers: list[alt.Chart] = [
         alt.Chart(data).mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colour, tooltip=tooltip)
     ]
-    if (data["high"] > data["low"]).any():
+    if _banded(data):
         layers.insert(0, alt.Chart(data).mark_area(opacity=0.2).encode(x=x, y="low:Q", y2="high:Q", color=colour))
-    if data["edge"].notna().any():
+    if known(data["edge"]):
         edge = alt.Chart(data).mark_line(strokeDash=[5, 4], strokeWidth=1.2)
         layers.append(edge.encode(x=x, y="edge:Q", color=colour))
     return alt.layer(*layers).properties(width=width, height=230, title=measure)
