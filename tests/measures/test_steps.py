@@ -477,8 +477,12 @@ def test_rounding_of_far_outputs_is_in_critical_sharpness(seed: int) -> None:
         (0.5 * (net(x) - y).square().sum(1).mean()).backward()
         sgd.step()
     key = "critical_sharpness"
-    far = fl.Problem(net, "half_squared_error", (x, y + 1000), forward=lambda net, x: net(x) + 1000)
+    far = fl.Problem(net, "half_squared_error", (x, y + 1000), forward=outputs_far_away)
     fine = fl.Problem(copy.deepcopy(net).double(), "half_squared_error", (x.double(), y.double() + 1000),
-                      forward=lambda net, x: net(x) + 1000)  # fmt: skip
+                      forward=outputs_far_away)  # fmt: skip
     found, true = (fl.measure(fl.Lens(problem), key)[key] for problem in (far, fine))
     assert found.kind == "undefined" or abs(found.value - true.value) <= 1.96 * (found.stderr + true.stderr)
+
+
+def outputs_far_away(net: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return net(batch[0]) + 1000, batch[1]
