@@ -30,22 +30,22 @@ def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generato
 _FEW = 31
 """Largest number of probes for which signs are not used: a few outputs that move alike decide a form of signs, which
 takes a handful of values, and 16 can miss the rare large one."""
-_HELD = 2**15  #: most normal numbers of one sample: all probes are held at once, signs one by one
-_ROUNDS = {True: 20, False: 2}  #: number of times that rows and columns are scaled, by whether probes are very few
-_VERY_FEW = 4
+_HELD = 2**15  #: most numbers of one sample: all probes are held at once, signs one by one
+_VERY_FEW = 4  #: largest number of probes whose numbers are normal, and scaled until both sums are right
+_ROUNDS = 20  #: number of times that these are scaled; for more probes once is enough
 
 
-def _balanced(normal: Tensor) -> Tensor:
-    """Return combinations (probes, n, N): normal numbers, scaled to have the sums of squares that signs have.
+def _balanced(draws: Tensor, rounds: int) -> Tensor:
+    """Return combinations (probes, n, N): random numbers, scaled to have the sums of squares that signs have.
 
     For each sample, the squares add up to the number of probes for each output, and to N for each probe. So the
     variance of means over probes is at most that of signs, and products of two outputs differ between probes.
     E[u u^T] = I, because the signs of the entries are random and the probes are exchangeable.
     """
-    for _ in range(_ROUNDS[len(normal) <= _VERY_FEW]):
-        normal = normal / normal.square().mean(2, keepdim=True).sqrt()
-        normal = normal / normal.square().mean(0, keepdim=True).sqrt()
-    return normal
+    for _ in range(rounds):
+        draws *= draws.square().mean(2, keepdim=True).rsqrt()
+        draws *= draws.square().mean(0, keepdim=True).rsqrt()
+    return draws
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,17 @@ class SampleStream:
 
     def normal(self, first: int, n: int, each: int) -> Tensor:
         """Return standard normal numbers, (n, each) float64, for n samples from number `first` on."""
-        high = (self._raw(first, n, -(-each // 4))[:, :each] >> np.uint64(12)).astype(np.float64)
-        normal: Tensor = torch.special.ndtri((torch.from_numpy(high) + 0.5) * 2.0**-52)
+        normal: Tensor = torch.special.ndtri(self._shares(first, n, each))
         return normal
+
+    def uniform(self, first: int, n: int, each: int) -> Tensor:
+        """Return numbers in (-1, 1), (n, each) float64, for n samples from number `first` on."""
+        return self._shares(first, n, each).mul_(2).sub_(1)
+
+    def _shares(self, first: int, n: int, each: int) -> Tensor:
+        """Return numbers in (0, 1)."""
+        high = (self._raw(first, n, -(-each // 4))[:, :each] >> np.uint64(12)).astype(np.float64)
+        return torch.from_numpy(high).add_(0.5).mul_(2.0**-52)
 
     def _raw(self, first: int, n: int, blocks: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
         """Return raw bits, (n, 4 blocks); Philox makes blocks of four numbers and can start at any block."""
@@ -97,5 +105,7 @@ class Sketch:
         streams = [SampleStream(self.seed, probe) for probe in range(self.probes)]
         if self.probes > _FEW or (self.probes > _VERY_FEW and self.probes * outputs > _HELD):
             yield from (stream.signs(first, n, outputs) for stream in streams)
+        elif self.probes > _VERY_FEW:
+            yield from _balanced(torch.stack([stream.uniform(first, n, outputs) for stream in streams]), 1)
         else:
-            yield from _balanced(torch.stack([stream.normal(first, n, outputs) for stream in streams]))
+            yield from _balanced(torch.stack([stream.normal(first, n, outputs) for stream in streams]), _ROUNDS)
