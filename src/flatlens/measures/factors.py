@@ -35,7 +35,7 @@ from flatlens.measures.tops import (
 from flatlens.problem import Problem
 from flatlens.problem.outcomes import forwards
 
-ROUNDED = 1e-9
+_NEGATIVE = 1e-9
 """Largest negative eigenvalue of C, over the largest one, that is taken for rounding."""
 
 
@@ -149,7 +149,7 @@ class _Curvature:
 
     def root(self, n: int) -> Estimate:
         """Return ||C^(1/2)||, C divided by n."""
-        if self.least < -ROUNDED * max(self.largest, -self.least):
+        if self.least < -_NEGATIVE * max(self.largest, -self.least):
             return undefined("the loss is not convex in the outputs: C has no root")
         return Estimate((self.largest / n) ** 0.5, unit="sqrt loss / output")
 

@@ -18,7 +18,7 @@ from flatlens.problem.batches import counts_samples
 from flatlens.problem.samples import size
 from flatlens.problem.state import copy_of
 
-ALIKE = 0.1  #: largest difference of outputs by rounding, relative to the largest output
+_NEARLY = 0.1  #: largest difference of outputs by rounding, relative to the largest output
 ROUNDINGS = 100  #: smallest allowed perturbation, in units of the rounding error of the value it is added to
 
 
@@ -101,7 +101,7 @@ def _fine(problem: Problem, model: nn.Module) -> nn.Module | None:
     with suppress(Exception), torch.no_grad():  # it may work in float32 alone, and users' modules may raise anything
         fine, wide = copy_of(model, "a comparison with float64").to(torch.float64), problem.widened()
         f, g = (one.run(net, one.place(one.probes[0]))[0] for one, net in ((problem, model), (wide, fine)))
-        if float((f - g).abs().max()) <= ALIKE * float(g.abs().max()):
+        if float((f - g).abs().max()) <= _NEARLY * float(g.abs().max()):
             return fine
     return None
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DRAWN_COLOURS = 4
 """Number of colours for lines and marks without an order."""
-LONG = 200
+FOLDED = 200
 """Longer texts beside a value, such as lists of cases, are folded."""
 
 
@@ -76,7 +76,7 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
         chance=by_chance(every),
         marks=MARKS,
         weak=WEAK,
-        folded_from=LONG,
+        folded_from=FOLDED,
         rows=rows,
         again=IN_WORDS,
         halves=HALVES,
