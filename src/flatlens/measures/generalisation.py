@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 
 import torch
-from scipy.stats import beta
 from torch import Tensor
 
 from flatlens.curvature.probes import mean_of_forms
@@ -14,6 +13,7 @@ from flatlens.measures.card import FUNCTION, on_lens
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_one_of
 from flatlens.problem.outcomes import Outcomes, forwards
+from flatlens.statistics.average import clopper_pearson
 
 NO_TEST = "no held-out data: give Problem(test=...)"
 NO_CLASSES = "the targets are not class labels"
@@ -46,9 +46,7 @@ def held_out_accuracy(held_out: Outcomes) -> Estimate:
     n, right = _counted(held_out.correct)
     if n == 1:
         return undefined(f"{right:g} {ONE_SAMPLE}")
-    low = 0.0 if right == 0 else float(beta.ppf(0.025, right, n - right + 1))
-    high = 1.0 if right == n else float(beta.ppf(0.975, right + 1, n - right))
-    share = right / n
+    share, (low, high) = right / n, clopper_pearson(right, n)
     return Estimate(share, max(share - low, high - share) / 1.96, "estimate", samples=held_out.correct)
 
 

@@ -85,11 +85,10 @@ def inputs_of(
     k = points(width)
     graph = bytes_of_a_sample(problem, model, lambda probe: run_recorded(problem, model, probe)[2], None)
     each = k * (2 * graph + 8 * (floats(k) + 3 * problem.outputs * width))
-    fine = _fine(problem, model) if with_fine else None
+    fine, wide = _fine(problem, model) if with_fine else None, problem.widened()
     for raw in problem.data.chunks(samples_at_once(problem, each)):
         inputs = _opened(problem, model, problem.place(raw), place)
         if fine is not None:
-            wide = problem.widened()
             inputs = replace(inputs, fine=_opened(wide, fine, wide.place(raw), place).outputs)
         yield inputs
 

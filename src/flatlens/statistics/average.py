@@ -111,6 +111,16 @@ def _one_value(found: Statistic, means: Array) -> Statistic:
     return replace(_binomial(found, means, -size, size), value=found.value, method=method)
 
 
+def clopper_pearson(k: float, n: int) -> tuple[float, float]:
+    """Return the ends of the exact 95% interval of a share, k of n; k need not be a whole number.
+
+    >>> [round(end, 4) for end in clopper_pearson(0, 10)]
+    [0.0, 0.3085]
+    """
+    low = 0.0 if k == 0 else float(beta.ppf(0.025, k, n - k + 1))
+    return low, 1.0 if k == n else float(beta.ppf(0.975, k + 1, n - k))
+
+
 def _binomial(found: Statistic, means: Array, low: float, high: float) -> Statistic:
     """Return the statistic with the exact interval of a mean of units that are `low` or `high`.
 
@@ -128,8 +138,7 @@ def _binomial(found: Statistic, means: Array, low: float, high: float) -> Statis
         least = 0.5 ** int((means != than).sum())
         return max(above, least if than <= low else 0.0), max(below, least if than >= high else 0.0)
 
-    ends = (0.0 if k == 0 else beta.ppf(0.025, k, n - k + 1), 1.0 if k == n else beta.ppf(0.975, k + 1, n - k))
-    bounds = [low + from_share * float(end) for end in ends]
+    bounds = [low + from_share * end for end in clopper_pearson(k, n)]
     method = "95% interval: exact binomial (Clopper-Pearson) of units with one of two values"
     return replace(
         found, value=low + from_share * k / n, low=bounds[0], high=bounds[1],
