@@ -12,7 +12,7 @@ import flatlens as fl
 
 RUNS = {4: 200, 8: 100, 16: 60}  #: sets of so many draws
 WIDEST = {4: 6, 8: 3, 16: 2, 32: 1.5}
-"""How many times the true standard error is at most reported: Student's quantile and `mean_of_forms` widen few draws."""
+"""Largest reported error, in true ones: Student's quantile and `mean_of_forms` make those of few draws wider."""
 
 DRAWN = {
     "average_sharpness": ("average_sharpness(rho=0.3, probes={m})", "mlp-tanh"),
