@@ -107,6 +107,13 @@ def test_a_side_that_is_no_number_decides_nothing():
     assert math.isnan(verdict(math.nan, math.nan).tightness)
 
 
+@pytest.mark.parametrize(("lhs", "rhs"), [(math.inf, 1.0), (1.0, -math.inf), ([1.0, math.inf], 2.0)])
+def test_a_side_that_overflows_decides_nothing(lhs, rhs):
+    found = verdict(lhs, rhs)
+    assert (found.status, found.assumption) == ("not applicable", "numbers: a side is NaN or overflows")
+    assert found.tightness == math.inf
+
+
 def test_one_number_can_stand_against_many():
     assert verdict([1.0, 2.0, 3.0], 4.0).tightness == 0.75
     assert verdict(3.0, [4.0, 6.0]).tightness == 0.75

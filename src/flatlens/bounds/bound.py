@@ -77,6 +77,8 @@ def weigh(one: Bound, claim: Claim) -> Verdict:
     lhs, rhs = (torch.as_tensor(side, dtype=torch.float64).cpu().reshape(-1) for side in (claim.lhs, claim.rhs))
     lhs, rhs = lhs.expand(max(len(lhs), len(rhs))), rhs.expand(max(len(lhs), len(rhs)))
     slack = torch.where(torch.isinf(lhs) & (lhs == rhs), 0.0, rhs - lhs)
+    if not claim.logs:
+        slack = torch.where(slack == -math.inf, math.nan, slack)  # a side that overflows says nothing
     size = torch.ones_like(lhs) if claim.logs else torch.maximum(lhs.abs(), rhs.abs())
     below = slack < -claim.rounding * size - (0.0 if claim.logs else claim.floor)
     ratio = _tightness(lhs, rhs, claim.logs)
@@ -123,6 +125,6 @@ def _said(assumptions: Iterable[Assumption], failing: Assumption | None, slack: 
         why = failing.detail or ("fails" if failing.holds is False else "neither checked nor declared")
         return f"{failing.name}: {why}"
     if bool(slack.isnan().any()):
-        return "numbers: a side is NaN"
+        return "numbers: a side is NaN or overflows"
     declared = [a.name for a in assumptions if a.declared]
     return f"declared, not checked: {', '.join(declared)}" if declared else ""
