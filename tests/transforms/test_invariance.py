@@ -143,6 +143,9 @@ EXACT, WIDE = Estimate(1.0), Estimate(1.0, 0.1, "estimate")
         (MOVES, EXACT, Estimate(1.02, kind="lower bound"), False, True),
         (STAYS, Estimate(0.0), Estimate(0.0), True, True),
         (STAYS, Estimate(-math.inf), Estimate(-math.inf), True, True),
+        (MOVES, Estimate(math.inf), EXACT, False, True),
+        (MOVES, EXACT, Estimate(-math.inf, kind="lower bound"), False, True),
+        (MEASURES["weight_norm"], EXACT, Estimate(math.inf), False, True),
         (STAYS, Estimate(1e-17), Estimate(-1e-17), True, True),  # of a number that is 0
         (MOVES, Estimate(1e-17), Estimate(1e-19), False, True),
         (STAYS, EXACT, undefined("gone"), None, False),

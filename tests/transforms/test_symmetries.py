@@ -116,3 +116,19 @@ def test_an_expert_that_the_first_samples_do_not_reach_reads_the_features_too():
     report = fl.check_invariance(fl.Lens(problem), "mls", ["norm_scale", "norm_folding"])
     assert not report.moved
     assert all("the outputs change with it" in why for why in report.left_out.values())
+
+
+def test_heads_of_two_attentions_that_cancel_are_found():
+    class Twins(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.other = copy.deepcopy(self.one)
+
+        def forward(self, x):
+            return (self.one(x, x, x)[0] - self.other(x, x, x)[0]).mean(1)
+
+    torch.manual_seed(0)
+    net = Twins().double()
+    found = read(net, torch.randn(6, 5, 4, dtype=torch.float64), torch.zeros(6, dtype=torch.int64))
+    assert [len(getattr(found, kind).symmetries) for kind in ("queries", "values", "orders")] == [4, 4, 2]

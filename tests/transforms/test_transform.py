@@ -299,3 +299,54 @@ def test_a_norm_that_is_called_twice_says_so() -> None:
     problem = fl.Problem(net, "mse", (torch.randn(9, 3).double(), torch.randn(9, 2).double()))
     report = fl.check_invariance(fl.Lens(problem), "mls", "batchnorm_scale")
     assert "it is called 2 times" in report.left_out["batchnorm_scale"]
+
+
+def in_double(net: nn.Module) -> fl.Problem:
+    torch.manual_seed(0)
+    x = torch.randn(9, 3, dtype=torch.float64)
+    return fl.Problem(net.double().eval(), "mse", (x, torch.randn(9, 2, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("viewed", [False, True])
+def test_what_changes_features_in_place_lies_between_a_layer_and_its_norm(viewed: bool) -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.norm, self.head = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.fc(x)
+            nn.functional.relu_(h.view(-1, 4) if viewed else h)
+            return self.head(self.norm(h))
+
+    report = fl.check_invariance(fl.Lens(in_double(InPlace())), "mls")
+    assert "something lies between it and its BatchNorm" in report.left_out["batchnorm_folding"]
+    assert {"permutation", "batchnorm_scale"} <= set(report.moved)
+
+
+class Twins(nn.Module):
+    """The difference of two equal networks: its outputs are 0 at first, as in studies of wide networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        one = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        self.one, self.other = one, copy.deepcopy(one)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.one(x) - self.other(x)
+
+
+def test_outputs_that_cancel_round_like_what_they_are_the_difference_of() -> None:
+    problem = in_double(Twins())
+    report = fl.check_invariance(fl.Lens(problem), "mls")
+    assert {"layerwise", "neuronwise", "permutation"} <= set(report.moved)
+    assert not report.disagreeing
+
+    @transform(id="own", source="nowhere", where=between_layers, declared_as=None)
+    def slightly(moving):
+        """A change a little larger than rounding."""
+        rescale_source(moving.module("one.2"), torch.full((2,), 1 + 1e-10, dtype=torch.float64))
+        return ""
+
+    with pytest.raises(FunctionChanged):
+        slightly.apply(problem)

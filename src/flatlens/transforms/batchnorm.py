@@ -20,7 +20,7 @@ def folds(wiring: Wiring) -> Offer:
         link = wiring.scales[name]
         if not any(reader.name in norms for reader in link.readers):
             continue
-        if link.refused or len(link.readers) > 1 or not link.readers[0].direct:
+        if link.refused or len(link.readers) > 1 or not link.direct:
             left[name] = link.refused or "something lies between it and its BatchNorm, or reads it, too"
         else:
             links.append(link)

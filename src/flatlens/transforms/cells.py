@@ -154,14 +154,14 @@ def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estima
     eps = torch.finfo(dtype).eps
     searched = max(_left_open(one, a), _left_open(one, b))
     slack = max(64 * eps**0.5, searched)
-    size = max(abs(a.value), abs(b.value))
-    rounding = 0.0 if must is False else 8 * eps  # of a number that is 0 on both sides, and must be
-    unchanged = a.value == b.value or abs(b.value - a.value) <= slack * size + rounding + STDERRS * stderr
-    change = _change(a.value, b.value)
     off = abs(b.value - a.value)
+    size = 0.0 if math.isinf(off) else max(abs(a.value), abs(b.value))
+    rounding = 0.0 if must is False else 8 * eps  # of a number that is 0 on both sides, and must be
+    unchanged = a.value == b.value or off <= slack * size + rounding + STDERRS * stderr
+    change = _change(a.value, b.value)
     if must and not unchanged and searched and off <= _SHORT * size:
         return Cell(row, transform.name, a.value, b.value, change, stderr, None, must, None, UNDECIDED)
-    if must and not unchanged and one.card.family == "compression" and off <= _SEARCHED * size:
+    if must and not unchanged and one.card.family == "compression" and (off <= _SEARCHED * size or math.isinf(off)):
         return Cell(row, transform.name, a.value, b.value, change, stderr, None, must, None, ILL)
     stays = unchanged and must is False
     note = "unchanged here, but not in general" if stays else ""

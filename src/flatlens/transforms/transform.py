@@ -17,7 +17,7 @@ from flatlens.problem.ranks import ALONE
 from flatlens.problem.samples import FORWARD_CHUNK
 from flatlens.problem.state import copy_of
 from flatlens.registry import Registry, first_line
-from flatlens.transforms.symmetries import STAYS_WITHIN
+from flatlens.transforms.symmetries import STAYS_WITHIN, terms
 from flatlens.transforms.wiring import Wiring, read_wiring
 
 
@@ -168,7 +168,8 @@ def proved(name: str, problem: Problem, moved: nn.Module) -> float:
             f, g = (problem.run(model, problem.place(raw))[0] for model in (original, moved))
             difference = max(difference, float((f - g).abs().max().nan_to_num(nan=float("inf"))))
             largest, eps = max(largest, float(f.abs().max())), torch.finfo(f.dtype).eps
-    if difference > STAYS_WITHIN * eps * largest:
+    allowed = STAYS_WITHIN * eps
+    if difference > allowed * largest and difference > allowed * terms(problem, original):
         raise FunctionChanged(
             f"transform {name}: the outputs changed by {difference:.2g} (largest output: {largest:.2g}), but must not "
             f"change. This is an error in flatlens: leave the transform out, and please report it"

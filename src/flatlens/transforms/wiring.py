@@ -33,7 +33,6 @@ class Reader:
 
     name: str
     owner: Tensor  #: feature that each of its inputs belongs to, (inputs,)
-    direct: bool  #: whether nothing lies between
 
 
 @dataclass(eq=False)
@@ -45,6 +44,7 @@ class Link:
     readers: list[Reader] = field(default_factory=list)
     norms: list[Reader] = field(default_factory=list)  #: norms in between; they are permuted with the features
     refused: str = ""  #: why its features are not moved
+    direct: bool = True  #: whether no operation acts on its features; one in place acts on all who read them
 
     def refuse(self, why: str) -> None:
         """Set the reason, if there is none yet."""
@@ -80,7 +80,6 @@ class _Tag:
     order: Link | None
     scale: Link | None
     ids: Tensor  #: feature of each entry
-    direct: bool = True
 
     def refuse(self, why: str) -> None:
         for link in (self.order, self.scale):
@@ -154,7 +153,7 @@ class _Reader(Trace):
                 fed.refuse(f"{name} reads them: {why or 'some of its inputs are several features in turn'}")
                 continue
             for link in {id(one): one for one in (fed.order, fed.scale) if one is not None}.values():
-                link.readers.append(Reader(name, owner, fed.direct))
+                link.readers.append(Reader(name, owner))
             if fed.order is not None:
                 _refuse_order(fed.order, name, module, owner)
         order, scale = (Link(name, len(module.weight), refused=why) for _ in range(2))
@@ -180,7 +179,7 @@ class _Reader(Trace):
         if why:
             return
         order = None if tag is None or tag.order is None or tag.order.refused else tag.order
-        reader = Reader(name, torch.arange(module.num_features), tag is not None and tag.direct)
+        reader = Reader(name, torch.arange(module.num_features))
         if tag is not None and tag.scale is not None:
             tag.scale.readers.append(reader)
         if order is not None:
@@ -204,9 +203,11 @@ class _Reader(Trace):
         if ids is None:
             _refuse_all(tags, f"{called} mixes them")
             return None
-        if not homogeneous and feeds.scale is not None:
-            feeds.scale.refuse(f"{called} is not positively homogeneous")
-        return replace(feeds, ids=ids, direct=False)
+        if feeds.scale is not None:
+            feeds.scale.direct = False
+            if not homogeneous:
+                feeds.scale.refuse(f"{called} is not positively homogeneous")
+        return replace(feeds, ids=ids)
 
 
 def _is_closed(module: nn.Module) -> bool:
