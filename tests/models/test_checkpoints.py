@@ -159,6 +159,12 @@ def test_a_torchscript_archive(tmp_path):
         load_weights(net(), tmp_path / "w.pt")
 
 
+def test_an_archive_of_torch_export_is_not_called_damaged(tmp_path):
+    torch.export.save(torch.export.export(nn.Linear(3, 2), (torch.ones(2, 3),)), tmp_path / "w.pt2")
+    with pytest.raises(BadWeights, match=r"an archive of another kind, such as torch.export's"):
+        load_weights(net(), tmp_path / "w.pt2")
+
+
 DAMAGES = [
     "empty.pt",
     "empty.safetensors",
@@ -302,6 +308,26 @@ def test_one_of_several_networks_in_a_file_is_chosen_by_its_key(tmp_path, prefix
     assert_loaded(model, net(1))
     (told,) = load_weights(model, tmp_path / "w.pt", prefix=prefix)
     assert "from 'ema' of the file, which also holds net:" in told
+    assert_loaded(model, net(2))
+
+
+@pytest.mark.parametrize("prefix", ["ema", "ema.", "ema.module", "ema.module."])
+@pytest.mark.parametrize("wrap", [lambda s: {"module": s, "updates": 3}, lambda s: prefixed(s, "module.")])
+def test_averaged_weights_one_level_deeper_are_told_and_chosen(tmp_path, wrap, prefix):
+    torch.save({"model": net(1).state_dict(), "ema": wrap(net(2).state_dict())}, tmp_path / "w.pt")
+    model = net(0)
+    (told,) = load_weights(model, tmp_path / "w.pt")
+    assert "from 'model' of the file, which also holds ema:" in told
+    assert_loaded(model, net(1))
+    load_weights(model, tmp_path / "w.pt", prefix=prefix)
+    assert_loaded(model, net(2))
+
+
+@pytest.mark.parametrize("prefix", ["average", "average.", "average.module."])
+def test_a_wrapper_comes_off_below_a_prefix_too(tmp_path, prefix):
+    states = {**prefixed(net(1).state_dict(), "model."), **prefixed(net(2).state_dict(), "average.module.")}
+    torch.save({"state_dict": states}, tmp_path / "w.ckpt")
+    load_weights(model := net(0), tmp_path / "w.ckpt", prefix=prefix)
     assert_loaded(model, net(2))
 
 

@@ -46,7 +46,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     key = None if prefix is None else prefix.removesuffix(".")
     read = read_weights(path, key)
     if key is not None and read.key and not _under(read.tensors, prefix or ""):  # it has chosen the state dict
-        prefix = None if key == read.key else (prefix or "").removeprefix(f"{read.key}.")
+        prefix = read.rest or None
     state = _uncompiled(read)
     own = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
     names = _Names(frozenset(k.replace(COMPILED, "") for k in own), _ties(own))
@@ -81,7 +81,8 @@ def _ties(own: Mapping[str, Tensor]) -> tuple[frozenset[str], ...]:
 def _fitting_prefix(
     state: Mapping[str, Tensor], names: _Names, path: Path, prefix: str | None, others: Sequence[str]
 ) -> str:
-    candidates = _wrapper_prefixes(state) if prefix is None else [prefix, f"{prefix}."]
+    starts = [""] if prefix is None else [prefix, f"{prefix}."]
+    candidates = [start + one for start in starts for one in _wrapper_prefixes(_under(state, start))]
     if prefix is not None and not _under(state, prefix):
         begun = ", ".join(sorted({name.partition(".")[0] + "." for name in state})[:_SHOWN])
         fits = "; without --prefix every name fits" * any(_fits(state, names, one) for one in _wrapper_prefixes(state))

@@ -39,7 +39,8 @@ class Weights:
     """The tensors of a weights file by name, and which of its state dicts they are."""
 
     tensors: dict[str, Tensor]
-    key: str = ""  #: the key of the state dict in the file; "" if it is the file itself
+    key: str = ""  #: the keys to the state dict in the file, as in "ema.module"; "" if it is the file itself
+    rest: str = ""  #: what is left of the wanted key below it
     others: tuple[str, ...] = ()  #: keys of state dicts beside it, such as those of averaged weights
 
 
@@ -159,6 +160,8 @@ def _refusal(message: str) -> str:
         )
     if "TorchScript" in message:
         return "is a TorchScript archive, not a state_dict: save the network's state_dict as safetensors"
+    if "data.pkl: file not found" in message:
+        return "is an archive of another kind, such as torch.export's, not a state_dict: save the network's state_dict"
     if "WeightsUnpickler" in message or "Weights only" in message:
         return "is a pickle file, which flatlens never loads: save the tensors again as safetensors"
     if "PytorchStreamReader" in message or "Ran out of input" in message:
@@ -168,30 +171,33 @@ def _refusal(message: str) -> str:
 
 def _tensors_of(payload: object, file: Path, key: str | None) -> Weights:
     seen: list[object] = []
-    chosen, others = "", list[str]()
+    chosen, others, rest = list[str](), list[str](), key or ""
     while isinstance(payload, Mapping):
         if any(payload is outer for outer in seen):
             raise BadWeights(f"weights: {file} holds a dictionary that contains itself: save a state_dict instead")
         seen.append(payload)
-        inner = _inner(payload, file, key)
+        inner = _inner(payload, file, rest)
         others += [str(name) for name, value in payload.items() if name != inner and _is_state(value)]
         if inner is None:
             break
-        chosen, payload = str(inner), payload[inner]
+        if f"{rest}.".startswith(f"{inner}."):
+            rest = rest.removeprefix(str(inner)).removeprefix(".")
+        chosen.append(str(inner))
+        payload = payload[inner]
     tensors = {str(k): v for k, v in payload.items() if isinstance(v, Tensor)} if isinstance(payload, Mapping) else {}
     if not tensors:
         raise BadWeights(f"weights: {file} holds no tensors by name ({_describe(payload)}): save a state_dict")
-    return Weights(tensors, chosen, tuple(others))
+    return Weights(tensors, ".".join(chosen), rest, tuple(others))
 
 
-def _inner(payload: Mapping[Any, Any], file: Path, key: str | None) -> Any:
+def _inner(payload: Mapping[Any, Any], file: Path, key: str) -> Any:
     """Return the key of the dictionary inside that holds the network's tensors; None if it is `payload` itself."""
     states = [name for name, value in payload.items() if _is_state(value)]
     for name in states:
-        if key is not None and f"{key}.".startswith(f"{name}."):
+        if f"{key}.".startswith(f"{name}."):
             return name
     usual = [name for name in NESTS if isinstance(payload.get(name), Mapping)]
-    if usual or _is_state(payload):
+    if usual or _has_tensors(payload):
         return usual[0] if usual else None
     if len(states) > 1:
         held = ", ".join(map(str, states))
@@ -200,7 +206,12 @@ def _inner(payload: Mapping[Any, Any], file: Path, key: str | None) -> Any:
 
 
 def _is_state(value: object) -> bool:
-    """Return whether a value may be a network's state dict: it holds floating tensors by name."""
+    """Return whether a value may be a network's state dict, or holds one under a usual key."""
+    return _has_tensors(value) or (isinstance(value, Mapping) and any(_has_tensors(value.get(nest)) for nest in NESTS))
+
+
+def _has_tensors(value: object) -> bool:
+    """Return whether a value holds floating tensors by name."""
     return isinstance(value, Mapping) and any(isinstance(v, Tensor) and v.is_floating_point() for v in value.values())
 
 
