@@ -42,6 +42,10 @@ class Rows(Dataset[dict[str, Tensor]]):
         return {"pixels": X[i], "label": Y[i]}
 
 
+def in_arrays(rows: list[dict[str, Tensor]]) -> dict[str, np.ndarray]:
+    return {name: np.stack([row[name].numpy() for row in rows]) for name in rows[0]}
+
+
 class Table:
     """As datasets.Dataset of Hugging Face: a length, and rows by number."""
 
@@ -62,6 +66,8 @@ FORMS = {
     "a dict": lambda: {"pixels": X, "labels": Y},
     "a BatchEncoding": lambda: UserDict({"pixels": X, "labels": Y}),
     "a dict of lists": lambda: {"pixels": X.tolist(), "labels": Y.tolist()},
+    "a dict of arrays": lambda: {"pixels": X.numpy(), "labels": Y.numpy(), "text": np.array(["a"] * 6)},
+    "a loader of dicts of arrays": lambda: DataLoader(Rows(), batch_size=4, collate_fn=in_arrays),
     "another name": lambda: {"image": X, "label": Y},
     "entries not named": lambda: {"pixels": X, "labels": Y, "idx": torch.arange(6), "text": ["a"] * 6},
     "a list of samples": lambda: [{"pixels": X[i], "labels": Y[i]} for i in range(6)],

@@ -265,8 +265,33 @@ def test_negative_probabilities_are_refused_and_negative_class_weights() -> None
     tokens = nn.Sequential(nn.Linear(3, 12), nn.Unflatten(1, (3, 4)))
     with pytest.raises(BadData, match=r"-0.25 for class 2 at token 4"):
         fl.Problem(tokens, "cross_entropy", (torch.randn(2, 3), y.reshape(2, 3, 4)))
-    with pytest.raises(BadLoss, match="class weights must not be negative, got -2"):
+    with pytest.raises(BadLoss, match="class weights must be finite and not negative, got -2"):
         as_loss(nn.CrossEntropyLoss(weight=torch.tensor([1.0, -2.0])))
+    with pytest.raises(BadLoss, match="class weights must be finite and not negative, got nan"):
+        as_loss(nn.CrossEntropyLoss(weight=torch.tensor([1.0, torch.nan])))
+
+
+LABELS_IN_OTHER_FORMS = {
+    "a column": (LABELS[:, None], r"got \(6, 1\): y.flatten\(\) makes"),
+    "a column of floats": (LABELS[:, None].float(), r"float32: y.flatten\(\).long\(\) makes"),
+    "floats": (LABELS.float(), r"float32: y.long\(\) makes"),
+    "one-hot whole numbers": (nn.functional.one_hot(LABELS, 4), r"got \(6, 4\): y.argmax\(1\) turns"),
+    "numbers": (LABELS + 0.5, r"got \(6,\) torch.float32$"),
+    "truth values": (LABELS[:, None] > 0, r"got \(6, 1\): y.flatten\(\) makes"),
+    "a number": (torch.tensor(1.0), r"got \(\) torch.float32$"),
+}
+
+
+@pytest.mark.parametrize("form", LABELS_IN_OTHER_FORMS)
+def test_labels_in_another_form_are_told_how_to_become_labels(form: str) -> None:
+    y, words = LABELS_IN_OTHER_FORMS[form]
+    with pytest.raises(BadData, match=words):
+        as_loss("cross_entropy").values(F6, y)
+
+
+def test_one_output_is_told_its_loss() -> None:
+    with pytest.raises(BadData, match=r"one output, which cannot tell classes apart.*BCEWithLogitsLoss\(\)$"):
+        as_loss("cross_entropy").values(F6[:, :1], LABELS)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

@@ -66,6 +66,15 @@ REFUSED = {
     "no ranks": (lambda: problem(ranks=None), BadInput, r"ranks=None.*Ranks.joined"),
     "a number of ranks": (lambda: problem(ranks=2), BadInput, r"ranks=2"),
     "a parameter's number": (lambda: problem(parameters=[5]), BadInput, r"parameters=\[5\].*names"),
+    "a parameter itself": (lambda: problem(parameters=[nn.Linear(3, 2).weight]), BadInput, r"\[Parameter\].*names"),
+    "data as the loss": (lambda: fl.Problem(nn.Linear(3, 2), (X, Y), "mse"), BadInput, "got Tensor: the order is"),
+    "a scripted part": (lambda: problem(nn.Sequential(torch.jit.script(nn.Linear(3, 2)))), BadModel,
+    "'0' is a ScriptModule, which has no hooks"),
+    "an exported network": (lambda: problem(torch.export.export(nn.Linear(3, 2), (X,)).module()), BadModel,
+    r"eval\(\) failed \(NotImplementedError.*torch.export, pass the nn.Module"),
+    "a number as forward": (lambda: problem(forward=3), BadInput, r"forward=.*a function .* is needed, got int"),
+    "outputs alone of forward": (lambda: problem(forward=lambda model, batch: model(batch[0])), BadInput,
+    r"must return \(outputs, targets\).*, got Tensor"),
     "a list of names": (lambda: problem(parameters=[["weight"]]), BadInput, r"list of parameter names"),
     "memory of 400 digits and a dot": (lambda: problem(memory="9" * 400 + ".5"), BadInput, "a size is needed"),
     "memory that is true": (lambda: problem(memory=True), BadInput, "a size is needed"),
@@ -78,7 +87,9 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested", "ignore:expandable")
+@pytest.mark.filterwarnings(
+    "ignore:Sparse CSR", "ignore:The PyTorch API of nested", "ignore:expandable", "ignore:.torch.jit.script"
+)
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_used_gets_one_line(what: str) -> None:
     make, error, words = REFUSED[what]

@@ -17,6 +17,9 @@ from flatlens.errors import BadData
 LABELS = ("labels", "label", "label_ids")
 """The names under which a dict holds targets; transformers' own Trainer knows the same."""
 
+_NUMBERS = "biufc"
+"""The kinds of NumPy's numbers; an array of text stays as it is."""
+
 BATCH_OF = 256
 """Samples of a batch that flatlens makes itself."""
 
@@ -34,11 +37,13 @@ def as_pair(batch: Any) -> Any:
 
 
 def in_tensors(batch: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a batch whose lists of numbers are tensors, rows of different lengths padded (`stacked`)."""
+    """Return a batch whose lists and arrays of numbers are tensors, rows of different lengths padded (`stacked`)."""
+    arrays = {key: value for key, value in batch.items() if isinstance(value, np.ndarray)}
+    found = dict(batch) | {key: _tensor(each, where) for key, each in arrays.items() if each.dtype.kind in _NUMBERS}
     listed = {key: value for key, value in batch.items() if isinstance(value, list) and value and _is_number(value)}
     if not listed:
-        return dict(batch)
-    return dict(batch) | _padded({key: [_tensor(row, where) for row in rows] for key, rows in listed.items()}, where)
+        return found
+    return found | _padded({key: [_tensor(row, where) for row in rows] for key, rows in listed.items()}, where)
 
 
 def loader_of(rows: Sequence[Mapping[str, Any]], where: str) -> DataLoader[Any]:

@@ -28,8 +28,10 @@ def require_usable(model: object, dtype: object) -> None:
     """Refuse anything but a network that can be hooked and differentiated."""
     if not isinstance(model, nn.Module):
         raise BadModel(f"Problem(model=...): a torch.nn.Module is needed, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise BadModel("Problem(model=...): a ScriptModule has no hooks: pass the nn.Module that it was compiled from")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            where = f"{name!r} is a ScriptModule, which" if name else "a ScriptModule"
+            raise BadModel(f"Problem(model=...): {where} has no hooks: pass the nn.Module that it was compiled from")
     for name, p in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(p, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
             raise BadModel(f"Problem(model=...): {name!r} is not initialised: run the lazy model once on a batch first")
@@ -144,7 +146,8 @@ def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset
     names = list(which)
     for name in names:
         if not isinstance(name, str):
-            raise BadInput(f"Problem(parameters=[{name!r}]): a list of parameter names is needed")
+            shown = type(name).__name__ if isinstance(name, Tensor) else repr(name)
+            raise BadInput(f"Problem(parameters=[{shown}]): a list of parameter names is needed")
         if name not in known:
             raise UnknownName.among("parameter", name, known)
     return frozenset(names)

@@ -237,6 +237,9 @@ def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
             f"Problem(data=...): label {int(y[first])} at sample {first} of its batch is out of range: the model has "
             f"{classes} outputs, so labels run from 0 to {classes - 1}: are they counted from 1, or is the "
             f"last layer too narrow?"
+            if classes > 1
+            else f"Problem(data=...): label {int(y[first])} at sample {first} of its batch: the model has one output, "
+            f"which cannot tell classes apart: with labels 0 and 1 the loss is nn.BCEWithLogitsLoss()"
         )
     return y.long()
 

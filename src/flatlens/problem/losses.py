@@ -78,9 +78,10 @@ class CrossEntropy(Loss):
     apart = convex = closed = True
 
     def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0) -> None:
-        if weight is not None and bool((weight < 0).any()):
+        if weight is not None and not bool((fine := (weight >= 0) & weight.isfinite()).all()):
             raise BadLoss(
-                f"Problem(loss=CrossEntropyLoss): class weights must not be negative, got {float(weight.min()):.4g}"
+                f"Problem(loss=CrossEntropyLoss): class weights must be finite and not negative, got "
+                f"{float(weight[~fine][0]):.4g}"
             )
         self.weight, self.ignore_index, self.label_smoothing = weight, ignore_index, label_smoothing
 
@@ -102,11 +103,13 @@ class CrossEntropy(Loss):
                 raise BadData(
                     f"Problem(data=...): cross_entropy needs integer labels of shape ({len(f)},) or class "
                     f"probabilities of shape {tuple(f.shape)}, got {tuple(target.shape)} {target.dtype}"
+                    f"{_mending(target)}"
                 )
             return probabilities(target, self.name).to(f.dtype)
         if target.shape != (len(f),):
             raise BadData(
                 f"Problem(data=...): cross_entropy needs labels of shape ({len(f)},), got {tuple(target.shape)}"
+                f"{_mending(target)}"
             )
         return class_labels(target, f.shape[1], self.ignore_index)
 
@@ -200,6 +203,23 @@ class CrossEntropy(Loss):
         return smoothed(target.to(w), self.label_smoothing) * w
 
 
+def _mending(target: Tensor) -> str:
+    """Return the advice that makes labels of targets that are none yet.
+
+    >>> _mending(torch.ones(4, 1)), _mending(torch.eye(3).long()), _mending(torch.tensor([0.5]))
+    (': y.flatten().long() makes labels of it', ': y.argmax(1) turns one-hot rows into labels', '')
+    """
+    if target.ndim == 0 or target.is_complex():
+        return ""
+    y = target.detach().to(torch.float64)
+    if y.ndim == 2 and y.shape[1] > 1 and bool((y.amax(1) == y.sum(1)).all()):
+        return ": y.argmax(1) turns one-hot rows into labels"
+    if y.numel() != len(y) or bool((y != y.round()).any()):
+        return ""
+    made = ".flatten()" * (y.ndim > 1) + ".long()" * target.is_floating_point()
+    return f": y{made} makes labels of it"
+
+
 def _softmax_covariance(f: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]:
     """Return u -> factor_i (diag(p) - p p^T) u, computed as p * (u - <p, u>): accurate where p is close to one-hot.
 
@@ -262,6 +282,7 @@ def as_loss(loss: object) -> Loss:
     if callable(loss):
         return CustomLoss(loss, getattr(loss, "__name__", type(loss).__name__), settings=settings_of_function(loss))
     raise BadLoss(
-        f"Problem(loss={loss!r}): a name ({', '.join(named)}), a torch loss, a function (outputs, targets) -> "
-        f"losses, or a dict of these for several heads is needed"
+        f"Problem(loss=...): a name ({', '.join(named)}), a torch loss, a function (outputs, targets) -> losses, or a "
+        f"dict of these for several heads is needed, got {type(loss).__name__}"
+        f"{': the order is Problem(model, loss, data)' * isinstance(loss, Tensor)}"
     )

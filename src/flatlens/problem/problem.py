@@ -119,6 +119,11 @@ class Problem:
         paired = forward is None
         self.data = data if isinstance(data, Data) else Data(data, "data=...", paired)
         self.test = test if test is None or isinstance(test, Data) else Data(test, "test=...", paired)
+        if forward is not None and not callable(forward):
+            raise BadInput(
+                f"Problem(forward=...): a function (model, batch) -> (outputs, targets) is needed, got "
+                f"{type(forward).__name__}"
+            )
         self.forward = forward
         self._asked = parameters if isinstance(parameters, str) else None
         self.parameters = chosen_parameters(model, parameters)
@@ -312,7 +317,13 @@ class Problem:
         """Return (outputs, targets, mask of counted tokens) as the network or forward= returns them."""
         if self.forward is not None:
             with users_code(forward_failed(f"a batch of {size(batch)} samples")):
-                outputs, targets, *mask = self.forward(model, batch)
+                found = self.forward(model, batch)
+            if not isinstance(found, tuple | list) or len(found) not in (2, 3):
+                raise BadInput(
+                    f"Problem(forward=...): it must return (outputs, targets), or (outputs, targets, mask), got "
+                    f"{type(found).__name__}"
+                )
+            outputs, targets, *mask = found
             return main_output(outputs), targets, mask[0] if mask else None
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise BadData(

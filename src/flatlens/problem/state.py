@@ -31,7 +31,7 @@ from flatlens.problem.plain import (
 from flatlens.problem.samples import checksum
 from flatlens.problem.shards import parts_between_calls
 from flatlens.problem.wrappers import eager
-from flatlens.userfile import users_code
+from flatlens.userfile import said, users_code
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
             plain_attention(),
             eager(),
         ):
-            model.eval()
+            _evaluating(model)
             for norm, _ in norms if batch_statistics else []:  # running statistics are neither used nor updated
                 norm.training, norm.track_running_stats = True, False
             with attributes_kept(model):  # after the others: some of them set attributes
@@ -118,6 +118,17 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
         with torch.no_grad():
             for buffer, memory, before in buffers:
                 _put_back(buffer, memory, before)
+
+
+def _evaluating(model: nn.Module) -> None:
+    """Put a network into evaluation mode; refuse one that cannot be."""
+    try:
+        model.eval()
+    except Exception as error:
+        raise BadModel(
+            f"Problem(model=...): eval() failed ({said(error)}): of a module of torch.export, pass the nn.Module that "
+            f"was exported"
+        ) from error
 
 
 def hook_failed(line: str) -> ForwardFailed:
