@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.bounds import Verdict
 from flatlens.errors import BadFolder, BadInput, UnknownName
+from flatlens.files import write_whole
 from flatlens.grams import LayerGrams
 from flatlens.measures.card import Measure, per_sample
 from flatlens.result import SCHEMA, Result
@@ -272,3 +273,8 @@ def test_what_a_transform_did_comes_back(results: dict[str, Result], tmp_path) -
     assert back.moved == report.moved
     assert back.moved
     assert back.left_out == report.left_out
+
+
+def test_a_file_may_name_a_file_whose_name_is_no_utf8(tmp_path):
+    written = write_whole(tmp_path / "page.html", f"weights: {os.fsdecode(b'caf' + bytes([233]))}.pt")
+    assert written.read_text(encoding="utf-8") == r"weights: caf\udce9.pt"

@@ -1,5 +1,6 @@
 """The user's own files: found, run once, and every mistake in them one line."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,6 +17,14 @@ def write(folder: Path, text: str, name: str = "mine.py") -> str:
 
 def test_the_name_in_the_file_is_found(tmp_path):
     file = write(tmp_path, "def build():\n    return 42\n")
+    assert userfile.load(f"{file}:build", "MODEL")() == 42
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text elsewhere")
+def test_a_folder_whose_name_is_no_utf8(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    file = write(folder, "def build():\n    return 42\n")
     assert userfile.load(f"{file}:build", "MODEL")() == 42
 
 

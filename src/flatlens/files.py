@@ -18,13 +18,16 @@ CHECKSUMS = "checksums.json"
 
 
 def write_whole(path: Path, content: bytes | str) -> Path:
-    """Replace `path` in one step, flushed to the disk first: no reader and no power cut ever finds half a file."""
+    """Replace `path` in one step, flushed to the disk first: no reader and no power cut ever finds half a file.
+
+    Bytes in a file's name that are no UTF-8 are written as their codes.
+    """
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"there is no folder {str(path.parent)!r}: make it first")
     partial = partial_name(path)
     try:
         with partial.open("wb") as file:
-            file.write(content if isinstance(content, bytes) else content.encode())
+            file.write(content if isinstance(content, bytes) else content.encode(errors="backslashreplace"))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

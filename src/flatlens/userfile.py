@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -207,7 +208,7 @@ def _module(path: Path, argument: str) -> ModuleType:
         raise BadInput(f"{argument}: there is no file {str(path)!r}: {hint}")
     path = path.resolve()
     # Keyed by the whole path: MODEL and DATA in one file load it once, and a data.py hides no package called data.
-    key = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    key = f"{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     if key in sys.modules:
         return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, path)

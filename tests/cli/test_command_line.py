@@ -99,6 +99,7 @@ def test_version(capsys):
         (["measure", "m.py:f", "--save", "nowhere/at/all.safetensors"], "no folder"),
         (["measure", "m.py:f", "--save", "."], "--save .: this is a folder: name a file in it"),
         (["bounds", "m.py:f", "--page", "."], "--page .: this is a folder: name a file in it"),
+        (["measure", "m.py:f", "my", "net.pt"], "nothing takes 'my', 'net.pt' (an option needs its name"),
     ],
 )
 def test_a_mistake_is_one_line_and_2(refused, tmp_path, monkeypatch, arguments, words):
@@ -218,6 +219,14 @@ def test_json_has_no_nan(capsys):
 
     assert output.plain(np.float64("nan")) is None
     assert output.plain({"n": np.int64(3), "ok": np.bool_(True)}) == {"n": 3, "ok": True}
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_output_that_the_shell_has_closed_is_no_error(closed):
+    script = f"{sys.executable} -m flatlens list experiments --json {closed}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert closed != "2>&-" or json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("words", [["list", "measures"], ["list", "measures", "--json"], ["reproduce", "--help"]])

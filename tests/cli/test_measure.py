@@ -27,6 +27,13 @@ class Noisy(nn.Module):
     def forward(self, x):
         return self.fc(x) + torch.randn(len(x), 3)
 
+class Paired(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), x
+
+def paired():
+    return Paired(4, 3)
+
 def coupled():
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))
 
@@ -168,7 +175,7 @@ def test_a_chatty_file_leaves_stdout_clean(net, capsys):
 
 def test_parameters_by_name(net, capsys):
     everything = measured(capsys, "net.py:build", *net, "--measures", "ggn_trace")
-    one = measured(capsys, "net.py:build", *net, "--measures", "ggn_trace", "--parameters", "2.weight,2.bias")
+    one = measured(capsys, "net.py:build", *net, "--measures", "ggn_trace", "--parameters", "2.weight, 2.bias")
     assert 0 < one["ggn_trace"] < everything["ggn_trace"]
 
 
@@ -233,6 +240,8 @@ def test_weights_change_the_numbers(net, capsys, refused):
         (["net.py:build", "--loss", "net.py:number"], ["--loss", "function"]),
         (["net.py:build", "--loss", "net.py:weighted"], ["float64 outputs", ".to(outputs.dtype)", "CrossEntropyLoss"]),
         (["net.py:build", "--loss", "cross_entropie"], ["cross_entropy"]),
+        (["net.py:paired"], ["tuple of 2 parts", "a module of your own around the network"]),
+        (["nan.safetensors"], ["MODEL", "a file of weights goes to --weights"]),
         (["net.py:coupled"], ["MODEL", "--batchnorm train with --ghost-batch k measures"]),
         (["net.py:Noisy"], ["MODEL", "same batch twice", "eval mode"]),
         (["net.py:conv", "--data", "net.py:sequences"], ["--data", "one row per token"]),

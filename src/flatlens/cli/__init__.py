@@ -19,9 +19,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from io import TextIOWrapper
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from flatlens.cli.bounds import bounds
 from flatlens.cli.compare import compare
@@ -66,10 +67,16 @@ app.register_install_completion_command(
 
 def main() -> None:
     """Run the `flatlens` command: its entry point."""
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for an encoding without some of our characters
     with nullcontext() if launched() else stoppable():  # torchrun ends its processes itself
         sys.exit(run(sys.argv[1:]))
+
+
+def _nowhere() -> TextIO:
+    """Return a file for what a shell has closed, such as stdout by `>&-`; Python has None there."""
+    return Path(os.devnull).open("w", encoding="utf-8")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -118,6 +125,9 @@ def _told(error: BaseException) -> tuple[int, str]:
     more = f" ({TRACEBACK} shows the rest)"
     if isinstance(error, FlatlensError):
         return 2, in_options(str(error)) + more * _in_the_users_code(error.__cause__)
+    if isinstance(error, UnusedCliTokensError):
+        left = ", ".join(map(repr, error.unused_tokens or ()))
+        return 2, f"nothing takes {left} (an option needs its name, such as --data; a path with spaces needs quotes)"
     if isinstance(error, CycloptsError):
         return 2, str(error)
     if _in_the_users_code(error):
@@ -145,6 +155,8 @@ def in_options(message: str) -> str:
     '--attention-heads 2: True or False is needed'
     >>> in_options("Problem(model=...): samples are coupled: batchnorm='train' with ghost_batch=k measures it")
     'MODEL: samples are coupled: --batchnorm train with --ghost-batch k measures it'
+    >>> in_options("Problem(data=...): the output is inf: dtype=torch.float64 may help")
+    '--data: the output is inf: --dtype float64 may help'
     """
     message = re.sub(r"^weights:", "--weights:", message)
     message = re.sub(r"^Problem\(ranks=\.\.\.\)", "torchrun", message)
@@ -156,10 +168,16 @@ def in_options(message: str) -> str:
     message = re.sub(argument + r"\.\.\.\)", r"--\1", message)
     message = re.sub(argument + r"(.*?)\):", r"--\1 \2:", message)
     message = re.sub(r"^--\w+", lambda option: option[0].replace("_", "-"), message)
-    return ADVISED.sub(lambda it: " ".join(filter(None, [f"--{it[1].replace('_', '-')}", it[2] or it[3]])), message)
+    message = message.replace("forward=(model, batch) -> (outputs, targets)", WRAPPING)
+    return ADVISED.sub(
+        lambda it: " ".join(filter(None, [f"--{it[1].replace('_', '-')}", it[2] or it[3] or it[4]])), message
+    )
 
 
-ADVISED = re.compile(r"\b(batchnorm|ghost_batch|arithmetic)=(?:\.\.\.|(k)\b|['\"](\w+)['\"])")
+WRAPPING = "a module of your own around the network (in Python: Problem(forward=...))"
+"""What takes the place of `forward=`, which the command line does not have."""
+
+ADVISED = re.compile(r"\b(batchnorm|ghost_batch|arithmetic|dtype)=(?:\.\.\.|(k)\b|['\"](\w+)['\"]|torch\.(\w+))")
 """Arguments of Problem that errors advise to give, change or leave out, anywhere in their sentences."""
 
 

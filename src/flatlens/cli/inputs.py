@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
 from cyclopts import Parameter
 
 from flatlens import userfile
+from flatlens.cli.names import all_names
 from flatlens.cli.output import Flag, Whole, note, stdout_to_stderr
 from flatlens.cli.sharing import local, ranks
 from flatlens.errors import BadFolder, BadInput, BadLoss, BadModel
@@ -95,6 +96,8 @@ class Inputs:
         how = self.how
         if self.weights is None and how.prefix is not None:
             raise BadInput("--prefix: it needs --weights FILE, whose names it changes")
+        kind = how.parameters in ("trainable", "all")
+        parameters = how.parameters if kind else all_names([how.parameters], "--parameters")
         with stdout_to_stderr():
             named, source, loss = self._parts(model, beside)
             if how.device is not None:
@@ -104,7 +107,7 @@ class Inputs:
                 loss,
                 source.data,
                 test=source.test,
-                parameters=how.parameters if how.parameters in ("trainable", "all") else how.parameters.split(","),
+                parameters=parameters,
                 dtype=None if how.dtype is None else getattr(torch, how.dtype),
                 arithmetic=how.arithmetic,
                 batchnorm=how.batchnorm,

@@ -69,6 +69,8 @@ def load_model(spec: str, weights: Wanted = "trained") -> Named:
     if kind == "hf" and name:
         return _from_transformers(name, weights)
     hint = f"; there is a file of that name: did you mean {spec}.py:NAME?" if Path(f"{spec}.py").is_file() else ""
+    if Path(spec).is_file():
+        hint = "; a file of weights goes to --weights, beside a function that returns the network"
     raise BadModel(f"MODEL: {spec!r} is none of: {_FORMS}{hint}")
 
 

@@ -148,4 +148,4 @@ def write_bounds_page(verdicts: BoundsReport, path: Path) -> Path:
         cause=_cause([v for v in verdicts if v.status == "violated"]),
         counts={status: sum(v.status == status for v in verdicts) for status in STYLES},
     )  # fmt: skip
-    return write_whole(path, html.encode())
+    return write_whole(path, html)

@@ -240,7 +240,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         number=number,
         rank_text=rank_text,
     )  # fmt: skip
-    return write_whole(path, html.encode())
+    return write_whole(path, html)
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:

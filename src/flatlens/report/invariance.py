@@ -66,7 +66,7 @@ def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
         left_out=report.left_out,
         meaning=CELLS,
     )  # fmt: skip
-    return write_whole(path, html.encode())
+    return write_whole(path, html)
 
 
 def _rows(report: InvarianceReport) -> dict[str, list[Cell]]:

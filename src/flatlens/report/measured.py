@@ -73,7 +73,7 @@ def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Pat
         measures=met,
         papers=cited(card.source for card in met),
     )  # fmt: skip
-    return write_whole(path, html.encode())
+    return write_whole(path, html)
 
 
 def _families(report: Report, cards: Sequence[Card]) -> dict[str, list[tuple[str, Estimate, tuple[bool, ...] | None]]]:

@@ -68,7 +68,7 @@ def write_study_page(result: StudyResult, out: Path, *, progress: Progress | Non
         written += write_figure(figure, folder, colours)
     tables = [name for name in TABLES if (Path(out) / name).exists()]
     html = study_html(result, figures, catalogue(), tables)
-    page = write_whole(Path(out) / PAGE, html.encode())
+    page = write_whole(Path(out) / PAGE, html)
     if progress:
         progress("drawing figures", len(figures), len(figures))
     return [page, *written]

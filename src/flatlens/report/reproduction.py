@@ -55,7 +55,7 @@ def write_atlas(
             written += write_figure(figure, folder / "figures", DRAWN_COLOURS)
             done += 1
     places = [folder.relative_to(out).as_posix() for folder in folders]
-    page = write_whole(Path(out) / PAGE, atlas_html(found, drawn, places).encode())
+    page = write_whole(Path(out) / PAGE, atlas_html(found, drawn, places))
     if progress:
         progress("drawing figures", total, total)
     return [page, *written]
