@@ -309,6 +309,23 @@ def test_the_network_of_a_study_whose_weights_have_a_flipped_bit_is_refused(tmp_
     )
 
 
+def test_a_held_out_folder_has_the_labels_of_the_data(net, capsys):
+    from PIL import Image
+
+    for at, name in enumerate(("one/cat/0", "one/dog/0", "two/dog/0", "two/dog/1")):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2), (60 * at, 0, 0)).save(f"{name}.png")
+    Path("flat.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))\n"
+        "    nn.init.zeros_(net[1].weight), net[1].bias.data.copy_(net[1].bias.new_tensor([0.0, 9.0]))\n"
+        "    return net\n"
+    )
+    options = ["--data", "one", "--test", "two", "--loss", "cross_entropy", "--measures", "test_accuracy"]
+    assert measured(capsys, "flat.py:build", *options)["test_accuracy"] == 1
+
+
 def test_a_page_and_chosen_layers(net, capsys, refused):
     assert cli.run(["measure", "net.py:build", *net, "--measures", "mls", "--page", "page.html", "--layers", "2"]) == 0
     out, err = capsys.readouterr()

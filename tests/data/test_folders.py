@@ -1,5 +1,6 @@
 """Folders of images and of texts, and lists of either from a user's file."""
 
+import shutil
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 
 from flatlens.data import raw
 from flatlens.data.sources import load_data
+from flatlens.data.user_data import UserData
 from flatlens.errors import BadData, BadInput
 from flatlens.models.preparing import ImagePreparation, TextPreparation
 
@@ -94,6 +96,38 @@ def test_class_folders_with_numbers_or_known_names_say_their_labels(tmp_path):
     assert load_data(str(tmp_path / "numbers"), preparation=WORDS).data[1].tolist() == [10, 2]
     known = TextPreparation(counted, "", {"10": 0, "2": 1, "more": 2})
     assert load_data(str(tmp_path / "numbers"), preparation=known).data[1].tolist() == [0, 1]
+
+
+def test_held_out_folders_have_the_labels_of_the_training_samples(pictures):
+    """A held-out folder that lacks the first class: alphabetical labels of its own would shift the others."""
+    (pictures / "test" / "a" / "0.png").rename(pictures / "test" / "b" / "1.png")
+    (pictures / "test" / "a").rmdir()
+    train = load_data(str(pictures / "train"))
+    held_out = load_data(str(pictures / "test"), "--test", classes=train.classes)
+    assert held_out.data[1].tolist() == load_data(str(pictures)).test[1].tolist() == [1, 1]
+    _, (_, studied) = UserData.read(str(pictures / "train"), str(pictures / "test"))
+    assert studied[1].tolist() == [1, 1]
+
+
+def test_a_class_that_only_the_held_out_samples_have_is_refused(pictures):
+    shutil.copytree(pictures / "test" / "b", pictures / "test" / "c")
+    words = r"has a class c, and the training samples have none .*\(they have a, b\)"
+    with pytest.raises(BadData, match=words):
+        load_data(str(pictures))
+    classes = load_data(str(pictures / "train")).classes
+    with pytest.raises(BadData, match=words):
+        load_data(str(pictures / "test"), "--test", classes=classes)
+
+
+def test_numbers_and_the_network_s_own_names_need_no_training_samples(tmp_path):
+    for name in ("train/0", "test/2"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x.txt").write_text("words")
+    assert load_data(str(tmp_path), preparation=WORDS).test[1].tolist() == [2]
+    (tmp_path / "train" / "0").rename(tmp_path / "train" / "cat")
+    (tmp_path / "test" / "2").rename(tmp_path / "test" / "dog")
+    known = TextPreparation(counted, "", {"cat": 5, "cow": 6, "dog": 7})
+    assert load_data(str(tmp_path), preparation=known).test[1].tolist() == [7]
 
 
 def test_lists_from_a_file_are_prepared(tmp_path):

@@ -169,9 +169,10 @@ class Inputs:
             return Source(beside.data, beside.test, beside.origin.get("data", ""), beside.origin.get("preparation", ""))
         else:
             source = load_data(self.data, preparation=named.preparation)
-        if self.test is not None:
-            test = beside.test if beside and shared else load_data(self.test, "--test", named.preparation).data
-            source = replace(source, test=test)
+        if self.test is not None and beside and shared:
+            source = replace(source, test=beside.test)
+        elif self.test is not None:
+            source = replace(source, test=load_data(self.test, "--test", named.preparation, source.classes).data)
         return source if self.how.samples is None else source.drawn(self.how.samples)
 
 

@@ -25,37 +25,60 @@ class Folder:
     train: Raw
     test: Raw | None
     description: str
+    labels: Mapping[str, int]  #: of the classes, by name
 
 
-def read_folder(folder: Path, known: Mapping[str, int], argument: str) -> Folder:
+def read_folder(
+    folder: Path, known: Mapping[str, int], argument: str, beside: Mapping[str, int] | None = None
+) -> Folder:
     """Return the samples of a folder, in the order of their names; each class has its own folder.
 
     Labels are the network's if `known` contains every class by name; else the classes' own names if these are whole
-    numbers; else 0, 1, ... in alphabetical order.
+    numbers; else 0, 1, ... in alphabetical order. Held-out samples have the labels of the training samples' classes;
+    `beside`: these, if the samples are held out and the training samples are in another folder.
 
     Raises:
-        BadData: no classes, no files, both images and texts, or a text that is not UTF-8.
+        BadData: no classes, no files, both images and texts, a text that is not UTF-8, or a class that the training
+            samples do not have.
     """
     train = folder / "train" if (folder / "train").is_dir() else folder
     test = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None) if train != folder else None
-    classes = sorted(p.name for p in train.iterdir() if p.is_dir() and not p.name.startswith("."))
+    classes = _classes(train)
     if not classes:
         raise BadData(f"{argument}: {folder} has no folder for each class: {folder}/CLASS/FILE is needed")
-    labels = _labels(classes, known)
+    labels = _labels(train, classes, known, beside or {}, argument)
     found, kind = _read(train, labels, argument)
-    held_out = None if test is None else _read(test, labels, argument)[0]
+    held_out = None
+    if test is not None:
+        held_out = _read(test, _labels(test, _classes(test), known, labels, argument), argument)[0]
     told = ", ".join(f"{name} is {labels[name]}" for name in classes[:_SHOWN])
     more = ", ..." if len(classes) > _SHOWN else ""
     size = f"{len(found.targets)} {kind} of {len(classes)} classes ({told}{more})"
-    return Folder(found, held_out, f"the folder {folder.name}, {size}")
+    return Folder(found, held_out, f"the folder {folder.name}, {size}", labels)
 
 
-def _labels(classes: list[str], known: Mapping[str, int]) -> dict[str, int]:
-    if set(classes) <= known.keys():
+def _classes(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _labels(
+    folder: Path, classes: list[str], known: Mapping[str, int], beside: Mapping[str, int], argument: str
+) -> dict[str, int]:
+    """Return the labels of a folder's classes; `beside` has those of the training samples, if these are held out."""
+    every = {*classes, *beside}
+    if every <= known.keys():
         return {name: known[name] for name in classes}
-    if all(name.isdecimal() for name in classes):
+    if all(name.isdecimal() for name in every):
         return {name: int(name) for name in classes}
-    return {name: label for label, name in enumerate(classes)}
+    if not beside:
+        return {name: label for label, name in enumerate(classes)}
+    if foreign := [name for name in classes if name not in beside]:
+        has = ", ".join(list(beside)[:_SHOWN]) + ", ..." * (len(beside) > _SHOWN)
+        raise BadData(
+            f"{argument}: {folder} has a class {foreign[0]}, and the training samples have none of that name (they "
+            f"have {has}): rename it, or move it away"
+        )
+    return {name: beside[name] for name in classes}
 
 
 def _read(folder: Path, labels: Mapping[str, int], argument: str) -> tuple[Raw, str]:

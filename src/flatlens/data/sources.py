@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -69,6 +69,7 @@ class Source:
     test: Samples | None = None
     description: str = ""  #: the samples, in words
     preparation: str = ""  #: their preparation for the network
+    classes: Mapping[str, int] = field(default_factory=dict)  #: labels by name, of a folder
 
     def drawn(self, count: int, seed: int = 0) -> Source:
         """Return the same with `count` of the samples, drawn without replacement, in the data's order.
@@ -88,12 +89,17 @@ class Source:
         return replace(self, data=part, description=f"{self.description}; {some}" if self.description else some)
 
 
-def load_data(spec: str, argument: str = "--data", preparation: NetworkPreparation | None = None) -> Source:
+def load_data(
+    spec: str,
+    argument: str = "--data",
+    preparation: NetworkPreparation | None = None,
+    classes: Mapping[str, int] | None = None,
+) -> Source:
     """Return the data that `spec` names; `argument` is its name in errors.
 
     `preparation`: what the network's makers do to images or texts. It takes the place of the data set's own
     standardising. Tensors and data sets from a user's file are taken as they are; lists of texts and of images are
-    prepared.
+    prepared. `classes`: for held-out data, the classes of the training data; a folder's labels are theirs.
 
     >>> source = load_data("digits")
     >>> source.data[0].shape, source.test[0].shape
@@ -111,7 +117,7 @@ def load_data(spec: str, argument: str = "--data", preparation: NetworkPreparati
         return _named(name, root if colon else None, argument, preparation)
     folder = Path(spec).expanduser()
     if folder.is_dir():
-        return _from_folder(folder, argument, preparation)
+        return _from_folder(folder, argument, preparation, classes)
     if folder.exists():
         raise BadData(
             f"{argument}: data files such as {spec!r} are not read: write file.py:NAME, a function that returns "
@@ -145,11 +151,13 @@ def _named(name: str, root: str | None, argument: str, preparation: NetworkPrepa
     return Source(split.train, split.test, split.description)
 
 
-def _from_folder(folder: Path, argument: str, preparation: NetworkPreparation | None) -> Source:
-    found = read_folder(folder, {} if preparation is None else preparation.labels, argument)
+def _from_folder(
+    folder: Path, argument: str, preparation: NetworkPreparation | None, classes: Mapping[str, int] | None
+) -> Source:
+    found = read_folder(folder, {} if preparation is None else preparation.labels, argument, classes)
     told = PLAIN if preparation is None else preparation.description
     test = None if found.test is None else prepare(found.test, preparation, argument)
-    return Source(prepare(found.train, preparation, argument), test, found.description, told)
+    return Source(prepare(found.train, preparation, argument), test, found.description, told, found.labels)
 
 
 def _from_file(spec: str, argument: str) -> object:

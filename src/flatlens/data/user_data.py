@@ -119,7 +119,7 @@ def _read(source: str, held_out: str | None) -> ReadSamples:
     test = found.test
     if held_out is not None:
         with seeded(_SEED):
-            test = load_data(held_out, "test").data
+            test = load_data(held_out, "test", classes=found.classes).data
     if test is None:
         return train, None
     with seeded(_SEED):
