@@ -141,10 +141,11 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     Where the risk is quadratic along the update D, it is D^T H D / <D, gradient>: for gradient descent the curvature
     along the gradient. If it exceeds 2 / lr, the next step raises the risk. No second derivative is needed, so it works
     with any kernel of attention. The half-width of the interval is the largest of three shares of the value: how far
-    the last forward moved eta_c (or was from it, if further than half of it), a third of `rtol`, and rounding, of the
-    risk, the outputs and the weights, over the change of the risk. The search ends when the first is at most `rtol`.
-    `arrays` has the steps tried and the changes of the risk. A rise between two of them that is followed by a fall goes
-    unseen.
+    the last forward moved eta_c (or was from it, or shows it elsewhere on a line from its own side, if that is more), a
+    third of `rtol`, and rounding, of the risk, the outputs and the weights, over the change of the risk. The search
+    ends when the first is at most `rtol`. If it ends before, the interval is that of the last steps with changes of
+    either sign. `arrays` has the steps tried and the changes of the risk. A rise between two of them that is followed
+    by a fall goes unseen.
     """
     require_tolerance(rtol)
     try:

@@ -20,7 +20,7 @@ class CriticalStep:
     """The step at which the change of a function turns from negative to positive."""
 
     step: float  #: inf if the function never rose, 0 if it rose at every step tried
-    error: float  #: how far the last evaluation moved `step`, or was from it if that is more than half of it
+    error: float  #: how far the last evaluation moved `step`, was from it, or puts it by its neighbour: the largest
     steps: Tensor  #: steps tried, ascending
     changes: Tensor  #: the function's change at each
 
@@ -37,8 +37,10 @@ def critical_step(
     change(step) / step is a straight line where the function is quadratic. So the search follows the line through two
     tried steps; on a quadratic the second one is exact (the third if `slope`, the derivative of `change` at 0, is not
     known). Between two steps with changes of either sign it follows the parabola through these and a third one. It ends
-    when an evaluation near the zero moves it by at most `rtol` of it. A rise between two steps that were tried,
-    followed by a fall, goes unseen.
+    when an evaluation within `rtol` of the zero moves it by at most that, and the line through this one and the nearest
+    on its side leads there, too. If none did, 1 / step is the middle, and the error reaches the ends, of the interval
+    between the last two steps with changes of either sign. A rise between two steps that were tried, followed by a
+    fall, goes unseen.
 
     >>> found = critical_step(lambda step: -2 * step + 3 * step**2, 0.01, slope=-2.0)
     >>> round(found.step, 9), len(found.steps)
@@ -51,20 +53,22 @@ def critical_step(
         tried[step] = change(step)
         seen[step] = tried[step] / step if math.isfinite(tried[step]) else math.inf
         found = _zero(seen)
-        error = abs(found - guess)
-        if abs(step - guess) > guess / 2:  # what was found far from the zero does not confirm it
-            error = max(error, abs(step - found))
+        # an evaluation away from the zero does not confirm it, nor does a curve that a far end has drawn
+        error = max(abs(found - guess), abs(found - step), abs(found - _by_one_side(step, seen, found)))
         guess = found
+        below, above = _bracket(seen)
         if error <= rtol * guess:
             break
-        step = guess if guess not in tried else guess * (1 + rtol)
-        below, above = _bracket(seen)
+        step = guess if guess not in tried else guess * (1 + rtol / 2)
         if below and above and above > _WIDE * below and guess / 2 < error < math.inf:
             step = math.sqrt(below * above)  # the curve that was followed led astray
     if error > rtol * guess and all(value > 0 for value in tried.values()):
         guess = 0.0
     elif error > rtol * guess and not any(value > 0 or math.isnan(value) for value in tried.values()):
         guess = math.inf
+    elif error > rtol * guess and below and above:
+        guess = 2 / (1 / below + 1 / above)
+        error = guess * (above - below) / (above + below)
     steps = sorted(tried)
     changes = torch.tensor([tried[one] for one in steps], dtype=torch.float64)
     return CriticalStep(guess, error, torch.tensor(steps, dtype=torch.float64), changes)
@@ -94,6 +98,17 @@ def _zero(seen: dict[float, float]) -> float:
         return end * (_FURTHER if above is None else 1 / _FURTHER)
     zero = end - seen[end] / bend
     return min(zero, end * greatest) if above is None else max(zero, end * least)
+
+
+def _by_one_side(step: float, seen: dict[float, float], otherwise: float) -> float:
+    """Return the zero of the line through a tried step and the nearest one on its side, where that line rises."""
+    here = seen[step]
+    same = [one for one, value in seen.items() if one != step and math.isfinite(value) and (value > 0) == (here > 0)]
+    if not same or math.isinf(here):
+        return otherwise
+    other = min(same, key=lambda one: abs(one - step))
+    bend = (here - seen[other]) / (step - other)
+    return step - here / bend if bend > 0 else otherwise
 
 
 def _between(below: float, above: float, seen: dict[float, float]) -> float:
