@@ -107,6 +107,21 @@ def test_slopes_that_underflow_are_no_zero() -> None:
     assert 0 < mended["sharpness"].value < 1e-45
 
 
+@pytest.mark.parametrize(("loss", "mend"), [(nn.NLLLoss(), True), (nn.L1Loss(), False), ("cross_entropy", None)])
+def test_zeros_of_a_linear_loss_say_so(loss: nn.Module | str, mend: bool | None) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LogSoftmax(-1))
+    x, y = torch.randn(6, 3), torch.arange(6) % 2
+    y = torch.randn(6, 2) if isinstance(loss, nn.L1Loss) else y
+    found = fl.measure(fl.Lens(fl.Problem(network, loss, (x, y))), ["ggn_trace", "ggn_norm", "sharpness", "mls"])
+    for name in ("ggn_trace", "ggn_norm"):
+        assert (
+            (found[name].value == 0) == ("the loss is linear in the outputs" in found[name].note) == (mend is not None)
+        )
+        assert ("loss='cross_entropy' has the same values" in found[name].note) == bool(mend)
+    assert not any("linear" in found[name].note for name in ("sharpness", "mls"))
+
+
 def test_a_zero_that_is_one_stays() -> None:
     network = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False))
     with torch.no_grad():

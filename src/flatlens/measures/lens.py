@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import cached_property
 from typing import Literal, TypeVar, final
 
@@ -18,6 +19,7 @@ from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput, StaleLens
 from flatlens.estimate import Key, Progress
 from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out
+from flatlens.grams.sketch import random_signs
 from flatlens.measures.card import PassMeasure, Run, comes_along
 from flatlens.measures.gather import Gathered, Gatherer, by_weighting
 from flatlens.perturbation.autograd import moved_by_rounding
@@ -148,6 +150,20 @@ class Lens:
             steepest = max(steepest, float(slopes_of_each(problem, f, y).abs().max()))
         small = 0 < steepest < torch.finfo(problem.dtype).tiny * problem.mass
         return f"the loss's slopes underflow {problem.dtype}: Problem(dtype=torch.float64) mends it" if small else ""
+
+    @cached_property
+    def linear_loss(self) -> str:
+        """Return in words that the loss is linear in the outputs at all samples; empty if not so, or if not known."""
+        loss, draws = self.problem.loss, torch.Generator().manual_seed(0)
+        if loss is None or loss.closed:
+            return ""
+        with closing(forwards(self.problem, self.model)) as found:
+            for f, y in found:
+                u = random_signs(f.shape, f.to(torch.float64), draws)
+                if bool(loss.output_hessian_product(f, y)(u).any()):
+                    return ""
+        mend = " (without the network's log_softmax, loss='cross_entropy' has the same values, and is not)"
+        return "the loss is linear in the outputs" + (mend if loss.name == "NLLLoss" else "")
 
     def planned(self, work: Callable[[], _T]) -> _T:
         """Return the result of `work` under a plan that holds on every chunk."""

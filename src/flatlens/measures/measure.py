@@ -96,6 +96,8 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
                 found = dict.fromkeys(found, undefined(why))
             if isinstance(one, NetworkMeasure) and one.differentiates and _all_zero(found) and lens.underflow:
                 found = dict.fromkeys(found, undefined(lens.underflow))
+            if one in defined and _of_curvature(one) and _all_zero(found):
+                found = {key: with_note(estimate, lens.linear_loss) for key, estimate in found.items()}
             seconds = time.perf_counter() - start - (lens.pass_seconds - passed)
             for key, estimate in found.items():
                 unit = estimate.unit or one.card.unit
@@ -110,6 +112,13 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
         for words in said:
             estimates[key] = with_note(estimates[key], words[of_inputs(one)])
     return Report(estimates, about(lens) | _spellings(measures, chosen))
+
+
+def _of_curvature(one: Measure) -> bool:
+    """Return whether the number contains the loss's second derivative in the outputs."""
+    if isinstance(one, PassMeasure):
+        return "C" in one.needs
+    return isinstance(one, NetworkMeasure) and one.differentiates and one.of_parameters
 
 
 def _all_zero(found: Mapping[Key, Estimate]) -> bool:
