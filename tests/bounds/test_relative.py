@@ -407,6 +407,9 @@ class Doubled(torch.autograd.Function):
         (lambda z: z.square().pow(0.5), "pow"),
         (lambda z: nn.functional.softplus(z, threshold=1), "softplus"),
         (Doubled.apply, "doubled"),
+        (lambda z: z * (z.detach() > 0), "detach"),
+        (lambda z: z if z.detach().sum() > 0 else -z, "detach"),
+        (lambda z: z if z.sum().item() > 0 else -z, "item"),
     ],
 )
 def test_what_may_have_a_kink_is_not_taken_for_smooth(function: Callable[[Tensor], Tensor], named: str) -> None:
@@ -427,7 +430,8 @@ def test_a_mask_is_a_kink() -> None:
 
     torch.manual_seed(0)
     x, y = torch.randn(20, 2).double(), torch.randn(20, 1).double()
-    for act, named in ((nn.ReLU(), "relu"), (Masked(), "gt")):
+    turned = Applied(lambda z: z if z.sum() > 0 else -z)  # what is compared does not lead to the loss
+    for act, named in ((nn.ReLU(), "relu"), (Masked(), "gt"), (turned, "gt")):
         net = nn.Sequential(nn.Linear(2, 3), act, nn.Linear(3, 1)).double()
         report = fl.check_bounds(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), "feature_robustness_bound")
         row = report.of("feature_robustness_bound", "0")

@@ -25,20 +25,24 @@ _COMPARISONS = frozenset(
     }
 )
 """Functions whose results are constant between jumps, or that choose entries by their size."""
+_HIDING = frozenset({"detach", "item", "tolist", "float", "int", "bool"})
+"""Ways to values without a gradient: a comparison of these is not seen."""
 
 
 class _Compared(TorchFunctionMode):
-    """Keeps which tensors with a gradient were compared, and by what."""
+    """Keeps which tensors with a gradient were compared, and by what; and which were read without their gradient."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[tuple[str, Any]] = []
+        self.hidden: list[tuple[str, Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").strip("_")
-        if name in _COMPARISONS:
+        if name in _COMPARISONS | _HIDING:
             given = (part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor))
-            self.found += [(name, part.grad_fn) for part in given if part.grad_fn is not None]
+            kept = self.found if name in _COMPARISONS else self.hidden
+            kept += [(name, part.grad_fn) for part in given if part.grad_fn is not None]
         return func(*args, **(kwargs or {}))
 
 
@@ -48,8 +52,8 @@ def smooth(context: Context, layer: str) -> Assumption:
     The operations are read from autograd's graph of one probe. Those below the layer do not matter, because its
     features stay fixed. ELU counts as a kink, because its second derivative jumps; so does every operation on a part
     that was changed in place, and a comparison of what depends on the layer (a mask `z > 0`, an argmax). An operation
-    that may have a kink (a norm, a square root, a user's own `torch.autograd.Function`) leaves the assumption open:
-    the user may declare it.
+    that may have a kink (a norm, a square root, a user's own `torch.autograd.Function`) leaves the assumption open, as
+    does one that hides values from autograd (`detach()`): the user may declare it.
     """
     problem, model = context.lens.problem, context.lens.model
     with problem.measuring(model), torch.enable_grad(), record(model) as tape, _Compared() as compared:
@@ -67,13 +71,24 @@ def smooth(context: Context, layer: str) -> Assumption:
         for node in nodes
         if getattr(operation_of(node.name()), "kinks", False) and node.name() != "WhereBackward0"
     )  # which has none where its condition is fixed
-    masks = (f"{name}Backward" for name, node in compared.found if node in above or node in ends)
+    of_layer = above.union(ends)
+    masks = (f"{name}Backward" for name, node in compared.found if _leads_to(node, of_layer))
     if bent := next(chain(kinks, masks), ""):
         return Assumption("smooth", False, f"{_called(bent)} acts above {layer}")
-    unproved = next((node.name() for node in nodes if not _without_kinks(node)), "")
+    hidden = (f"{name}Backward" for name, node in compared.hidden if _leads_to(node, of_layer))
+    unproved = next(chain((node.name() for node in nodes if not _without_kinks(node)), hidden), "")
     if not unproved or "smooth" in context.declared:
         return context.declare("smooth") if unproved else Assumption("smooth", True)
     return Assumption("smooth", None, f"{_called(unproved)} acts above {layer}, and may have a kink")
+
+
+def _leads_to(node: Any, wanted: set[Any]) -> bool:
+    """Return whether a node is made from one of the wanted; it need not lead to the loss."""
+    waiting, seen = {node}, set[Any]()
+    while waiting and not waiting & wanted:
+        seen |= waiting
+        waiting = {below for one in waiting for below, _ in one.next_functions if below is not None} - seen
+    return bool(waiting)
 
 
 def _without_kinks(node: Any) -> bool:
