@@ -31,8 +31,8 @@ frame[["bound", "layer", "lhs", "rhs", "tightness", "status"]].head(10)
 # %%
 # *holds*: every assumption was checked, or you declared it, and the left side is at
 # most the right side. *not applicable*: an assumption is false here, was neither
-# checked nor declared, or a side is NaN. *undecided*: the standard error is larger
-# than the slack. *violated*: the left side is larger.
+# checked nor declared, or a side is NaN or overflows. *undecided*: the standard error
+# is larger than the slack. *violated*: the left side is larger.
 
 frame["status"].value_counts()
 

@@ -339,3 +339,24 @@ def test_a_complex_buffer_that_is_not_copied_is_fine() -> None:
     model = nn.Sequential(nn.Unflatten(1, (1, 3)), Turning(), nn.Flatten())
     report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y))), ["mls"])
     assert report["mls"].value == pytest.approx(float(torch.linalg.matrix_norm(model[1].weight.detach(), 2)), rel=1e-6)
+
+
+@pytest.mark.parametrize(("n", "units"), [(7, 25), (13, 3), (33, 3)])
+def test_outputs_that_cancel_are_not_taken_for_coupled(n: int, units: int) -> None:
+    """Two equal halves of opposite signs: the outputs are rounding, which differs between batches."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        first, last = nn.Linear(20, 2 * units), nn.Linear(2 * units, 3, bias=False)
+        with torch.no_grad():
+            first.weight[units:], first.bias[units:] = first.weight[:units], first.bias[:units]
+            last.weight[:, units:] = -last.weight[:, :units]
+        fl.Problem(nn.Sequential(first, nn.ReLU(), last), "cross_entropy", (torch.randn(n, 20), torch.arange(n) % 3))
+
+
+def test_coupled_outputs_that_cancel_are_refused() -> None:
+    class Coupled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) - super().forward(x) + 1e-2 * x.mean()
+
+    with pytest.raises(BadModel, match="change with the other samples"):
+        fl.Problem(Coupled(3, 2), "cross_entropy", (torch.randn(10, 3), torch.arange(10) % 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from flatlens.problem.samples import FORWARD_CHUNK, Batch, checksum, finite, req
 from flatlens.problem.sequences import Tokens
 from flatlens.problem.shapes import of_form
 from flatlens.problem.shards import require_all_processes
-from flatlens.problem.state import differentiable
+from flatlens.problem.state import differentiable, moved_copy
 from flatlens.userfile import users_code
 
 _PROBE = 8  #: samples in a probe
@@ -247,8 +248,8 @@ def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: 
     for rows in (part.sort().values for part in order.chunk(2)):
         alone, targets = problem.run(model, problem.place(select(raw, rows)))
         whole = f[rows.to(f.device)]
-        apart, scale = _largest_difference(whole, alone), float(f.abs().max()) + 1e-30
-        if apart > 1e4 * torch.finfo(f.dtype).eps * scale:
+        apart, allowed = _largest_difference(whole, alone), 1e4 * torch.finfo(f.dtype).eps
+        if apart > allowed * (float(f.abs().max()) + 1e-30) and apart > allowed * _of_parts(problem, model, raw):
             raise BadModel(
                 f"Problem(model=...): a sample's outputs change with the other samples of its batch (difference "
                 f"{apart:.2g}), so per-sample derivatives do not exist. If a BatchNorm without running statistics "
@@ -260,6 +261,16 @@ def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: 
                 "normalise, rank or count over the batch, or draw random numbers, or is a network that it uses in "
                 "train mode? Compute them on all the data beforehand, and give them with the data"
             )
+
+
+def _of_parts(problem: Unchecked, model: nn.Module, raw: Batch) -> float:
+    """Return the size of parts that may cancel in the outputs: the largest output of a `moved_copy`; 0 if unknown."""
+    if problem.sharded:
+        return 0.0
+    with suppress(BadModel, ForwardFailed):
+        found = float(problem.run(moved_copy(model, "a check"), problem.place(raw))[0].abs().max())
+        return found if math.isfinite(found) else 0.0
+    return 0.0
 
 
 def _failing_sample(problem: Unchecked, model: nn.Module, raw: Batch, start: int, given: str) -> str:

@@ -216,6 +216,19 @@ def copy_of(model: nn.Module, needed_by: str) -> nn.Module:
         ) from error
 
 
+def moved_copy(model: nn.Module, needed_by: str) -> nn.Module:
+    """Return a copy of a network with each weight moved by up to a tenth.
+
+    Outputs that are differences of two equal parts are 0, or no more than rounding, and their rounding is that of the
+    parts. In the copy the parts are not equal, so that its outputs show their size.
+    """
+    moved, generator = copy_of(model, needed_by), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in filter(torch.is_floating_point, moved.parameters()):
+            p.mul_(0.9 + 0.2 * torch.rand(p.shape, dtype=torch.float64, generator=generator).to(p))
+    return moved
+
+
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of the model's first parameter."""
     return next(model.parameters(), torch.empty(0)).device

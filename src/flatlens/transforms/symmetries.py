@@ -25,7 +25,7 @@ from flatlens.operations.scales import NormScale
 from flatlens.problem import Problem
 from flatlens.problem.outcomes import forwards
 from flatlens.problem.samples import FORWARD_CHUNK, take
-from flatlens.problem.state import copy_of
+from flatlens.problem.state import moved_copy
 
 STAYS_WITHIN = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output, or of `terms`
 OUTPUTS_CHANGE = "the outputs change with it: something else reads these features, or tells the heads apart"
@@ -186,14 +186,7 @@ def _same(f: Tensor, expected: Tensor, terms: float) -> bool:
 
 
 def terms(problem: Problem, model: nn.Module) -> float:
-    """Return the largest output on a few samples with each weight moved by up to a tenth; 0 if it is not finite.
-
-    Outputs that are differences of two equal parts are 0, or no more than rounding, and their rounding is that of the
-    parts. At other weights the parts are not equal.
-    """
-    other, generator = copy_of(model, "a transform"), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in filter(torch.is_floating_point, other.parameters()):
-            p.mul_(0.9 + 0.2 * torch.rand(p.shape, dtype=torch.float64, generator=generator).to(p))
-    found = max(float(f.abs().max()) for f, _ in forwards(problem, other, [problem.probes[0]]))
+    """Return the largest output of a `moved_copy` on a few samples; 0 if it is not finite."""
+    moved = moved_copy(model, "a transform")
+    found = max(float(f.abs().max()) for f, _ in forwards(problem, moved, [problem.probes[0]]))
     return found if math.isfinite(found) else 0.0
