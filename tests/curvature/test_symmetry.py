@@ -381,3 +381,28 @@ def test_a_problem_knows_what_was_checked() -> None:
     for operator in (Hessian(own), Hessian(own)):
         operator(torch.ones(operator.size, dtype=operator.dtype))
         assert operator.certificate.products > 2
+
+
+class TiedWords(nn.Module):
+    """Word 0 has no gradient where it is read, but one where it is predicted; norms compute in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(3, 4, padding_idx=0)
+        nn.init.normal_(self.words.weight, generator=torch.Generator().manual_seed(0))
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x).mean(1)
+        for _ in range(4):
+            z = h.to(torch.float32)
+            h = h + 3 * torch.tanh(self.mix((z * z.square().mean(1, keepdim=True).rsqrt()).to(h.dtype)))
+        return h @ self.words.weight.T
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_that_are_cut_on_purpose_are_no_fault_of_second_derivatives(seed: int) -> None:
+    torch.manual_seed(seed)
+    data = torch.tensor([[0, 1, 2], [0, 0, 1], [2, 1, 0]]), torch.tensor([0, 1, 2])
+    problem = fl.Problem(TiedWords().double(), "cross_entropy", data)
+    assert bool(Hessian(problem)(normal(32, seed=seed)).isfinite().all())

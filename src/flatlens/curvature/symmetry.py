@@ -105,7 +105,8 @@ class SymmetryCheck:
             batch = move(batch, device_of(twin), torch.float64)
             with problem.measuring(twin), differentiable(twin.parameters()):
                 at = _floating(twin.parameters())
-                found = faults(lambda: _risk(problem, twin, batch), at, _response(problem, twin, batch, at))
+                response = _response(problem, twin, batch, at)
+                found = faults(lambda: _risk(problem, twin, batch), at, response, differences=bool(foreign))
                 suspect = _suspect(problem, twin, batch) if found > WRONG else ""
         except RuntimeError as error:  # no copy, or no float64: judge by the first error found
             if out_of_memory(error):
@@ -200,7 +201,7 @@ def asymmetry(rows: _Gradients, at: Sequence[Place], least: float = 0.0) -> floa
     return _relative(dot(u, Hv) - dot(v, Hu), Hu, Hv, least)
 
 
-def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0) -> float:
+def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0, *, differences: bool = True) -> float:
     """Return the relative error of a scalar's derivatives, the largest of three.
 
     `response`: the size of the derivative of the outputs, of which the scalar is a function with curvature of order 1.
@@ -209,7 +210,8 @@ def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0)
 
     The three: the distance of the gradient with a graph from the gradient without one; the asymmetry of the second
     derivative by double backward; its distance, along a random direction, from central differences of the gradient,
-    if these converge.
+    if these converge. Without `differences` the last is left out: torch's own operations are trusted in it, and a
+    network may cut its gradients on purpose (detach(), a `padding_idx`).
     """
     before = [p.detach().clone() for p in at]
     along = [v * (float(p.square().mean().sqrt()) or 1.0) for v, p in zip(random_like(at), before, strict=True)]
@@ -232,6 +234,10 @@ def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0)
     product = _product(rows, at, along)
     once, slope = _dense(gradient(False), at), _dense(rows, at)
     first = _relative(_length(_minus(once, slope)), once, slope, 1e-10 * response)
+    least = 1e-6 * _length(slope) + 1e-10 * response**2  # a second derivative of 0 is 0 up to rounding
+    first = max(first, asymmetry(rows, at, least))
+    if not differences:
+        return first
     try:
         wide, near = central(4 * STEP), central(STEP)
     finally:
@@ -240,8 +246,7 @@ def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0)
     rounding = torch.finfo(torch.float64).eps / STEP * (100 * _length(slope) + response)  # p - 1 is off by eps
     unsettled = _length(_minus(wide, near)) + rounding
     off = _length(_minus(near, product))
-    least = 1e-6 * _length(slope) + 1e-10 * response**2  # a second derivative of 0 is 0 up to rounding
-    return max(first, asymmetry(rows, at, least), _relative(off, near, product, least) if off > 3 * unsettled else 0.0)
+    return max(first, _relative(off, near, product, least) if off > 3 * unsettled else 0.0)
 
 
 def _suspect(problem: Problem, twin: nn.Module, batch: Batch) -> str:
