@@ -410,6 +410,7 @@ class Doubled(torch.autograd.Function):
         (lambda z: z * (z.detach() > 0), "detach"),
         (lambda z: z if z.detach().sum() > 0 else -z, "detach"),
         (lambda z: z if z.sum().item() > 0 else -z, "item"),
+        (lambda z: z if float(z.sum()) > 0 else -z, "float"),
     ],
 )
 def test_what_may_have_a_kink_is_not_taken_for_smooth(function: Callable[[Tensor], Tensor], named: str) -> None:

@@ -25,8 +25,8 @@ _COMPARISONS = frozenset(
     }
 )
 """Functions whose results are constant between jumps, or that choose entries by their size."""
-_HIDING = frozenset({"detach", "item", "tolist", "float", "int", "bool"})
-"""Ways to values without a gradient: a comparison of these is not seen."""
+_HIDING = frozenset({"detach", "item", "tolist", "__float__", "__int__", "__bool__", "int", "long", "bool"})
+"""Ways to values without a gradient: a comparison of these is not seen. `float()` of a tensor keeps its gradient."""
 
 
 class _Compared(TorchFunctionMode):
@@ -38,8 +38,9 @@ class _Compared(TorchFunctionMode):
         self.hidden: list[tuple[str, Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "").strip("_")
-        if name in _COMPARISONS | _HIDING:
+        called = getattr(func, "__name__", "")
+        name = called.strip("_")
+        if name in _COMPARISONS or called in _HIDING:
             given = (part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor))
             kept = self.found if name in _COMPARISONS else self.hidden
             kept += [(name, part.grad_fn) for part in given if part.grad_fn is not None]
