@@ -28,6 +28,14 @@ def test_names_and_options() -> None:
         fl.measure(one)["mls", "fc9"]
 
 
+@pytest.mark.parametrize(
+    ("spelling", "meant"), [("hessian-trace", "hessian_trace"), ("mls sharpness", "mls, sharpness")]
+)
+def test_a_name_in_another_spelling_is_recognised(spelling: str, meant: str) -> None:
+    with pytest.raises(BadInput, match=rf"write a name.*; did you mean {meant}\?$"):
+        fl.measures.named(spelling)
+
+
 def test_names_follow_the_catalogue_and_may_carry_options() -> None:
     """Rows M, then H, P and D, each by its number; an option is part of the name."""
     rows = [card.id for card in fl.catalogue()]

@@ -43,8 +43,10 @@ def _read(spelling: str) -> Measure:
             {k.arg: ast.literal_eval(k.value) for k in tree.keywords if k.arg} if isinstance(tree, ast.Call) else {}
         )
     except (SyntaxError, ValueError) as error:
+        meant = [word for word in spelling.replace("-", "_").split() if word in MEASURES]
+        hint = f"; did you mean {', '.join(meant)}?" if meant else ""
         raise BadInput(
-            f"measure {spelling!r}: write a name, or a name with options such as local_volume(top_k=3)"
+            f"measure {spelling!r}: write a name, or a name with options such as local_volume(top_k=3){hint}"
         ) from error
     if name.id not in MEASURES:
         raise UnknownName.among("measure", name.id, MEASURES)
