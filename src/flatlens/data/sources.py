@@ -125,7 +125,7 @@ def load_data(
         )
     if os.sep in name:
         raise BadData(f"{argument}: there is no folder or file {name}")
-    raise UnknownName.among("data set (nor is it a folder, nor file.py:NAME)", spec, MEANINGS)
+    raise UnknownName.among("data set (nor is it a folder, nor file.py:NAME)", name, MEANINGS)
 
 
 def _picked(data: tuple[Any, Any], picked: Tensor, total: int) -> tuple[Any, Any]:
