@@ -255,6 +255,30 @@ def test_a_network_that_computes_in_float32_inside(x):
     assert residual == pytest.approx(10 * torch.finfo(torch.float32).eps * value)
 
 
+class TiedWords(nn.Module):
+    """Word 0 has no gradient where it is read, but one where it is predicted; norms compute in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.mix = nn.Embedding(3, 4, padding_idx=0), nn.Linear(4, 4)
+        nn.init.normal_(self.words.weight)
+
+    def forward(self, x):
+        h = self.words(x).mean(1)
+        for _ in range(4):
+            z = h.to(torch.float32)
+            h = h + 3 * torch.tanh(self.mix((z * z.square().mean(1, keepdim=True).rsqrt()).to(h.dtype)))
+        return h @ self.words.weight.T
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_another_derivative_is_seen_through_float32_inside(seed):
+    torch.manual_seed(seed)
+    data = torch.tensor([[0, 1, 2], [0, 0, 1], [2, 1, 0]]), torch.tensor([0, 1, 2])
+    report = fl.measure(fl.Lens(fl.Problem(TiedWords().double(), "cross_entropy", data)), "ggn_trace")
+    assert "autograd's derivative is not the function's" in report["ggn_trace"].note
+
+
 def test_constants_in_float32_leave_a_network_in_float64(x):
     class Scaled(nn.Linear):
         def forward(self, x):

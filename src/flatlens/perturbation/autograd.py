@@ -174,14 +174,15 @@ def _off(true: list[Tensor], own: list[Tensor]) -> float:
 
 
 def _tested(problem: Problem, model: nn.Module) -> tuple[str, str]:
+    inside = coarsest_inside(problem, model)
     with problem.measuring(model):
-        combination = _Combination(Elsewhere(problem, model=model), problem.place(problem.probes[0]))
+        combination = _Combination(Elsewhere(problem, model=model), problem.place(problem.probes[0]), inside)
         words = [_words(combination, side) for side in range(len(combination.here))]
     return words[0], words[-1]
 
 
 def _words(combination: _Combination, side: int) -> str:
-    step = _STEP[combination.here[0].dtype]
+    step = _STEP.get(combination.inside, _STEP[torch.float32])
     for direction, slope in combination.directions(side):
         found = [combination.difference(direction, step)]
         if _apart(found[0], slope):
@@ -204,15 +205,17 @@ def _apart(found: float, slope: float) -> bool:
 class _Combination:
     """A random combination of a batch's outputs, as a function of the weights and, if they are floating, the inputs."""
 
-    def __init__(self, network: Elsewhere, batch: Batch) -> None:
+    def __init__(self, network: Elsewhere, batch: Batch, inside: torch.dtype) -> None:
         self.network, self.batch = network, batch
+        self.inside = inside  #: the coarsest dtype that makes the outputs
         self.generator = torch.Generator().manual_seed(0)
         x = batch[0] if isinstance(batch, tuple) else None
         own = [network.here, x] if isinstance(x, Tensor) and x.is_floating_point() else [network.here]
         self.here = [one.detach() + _ASIDE * self._as_long(one, self._signs(one)) for one in own]
         outputs, _ = network.run(self.here[0], batch)
         self.signs = self._signs(outputs.detach())
-        self.rounding = network.problem.precision * float(torch.linalg.vector_norm(outputs.detach()))
+        coarse = torch.finfo(inside).eps if inside != network.problem.dtype else network.problem.precision
+        self.rounding = coarse * float(torch.linalg.vector_norm(outputs.detach()))
         self.value = float(self._at(self.here).detach())
 
     @cached_property
