@@ -155,7 +155,7 @@ class Lens:
     def linear_loss(self) -> str:
         """Return in words that the loss is linear in the outputs at all samples; empty if not so, or if not known."""
         loss, draws = self.problem.loss, torch.Generator().manual_seed(0)
-        if loss is None or loss.closed:
+        if loss.closed or self.problem.sharded:
             return ""
         with closing(forwards(self.problem, self.model)) as found:
             for f, y in found:
