@@ -231,13 +231,13 @@ def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0,
     rows = gradient()
     if not rows:
         return 0.0
-    product = _product(rows, at, along)
     once, slope = _dense(gradient(False), at), _dense(rows, at)
     first = _relative(_length(_minus(once, slope)), once, slope, 1e-10 * response)
     least = 1e-6 * _length(slope) + 1e-10 * response**2  # a second derivative of 0 is 0 up to rounding
     first = max(first, asymmetry(rows, at, least))
     if not differences:
         return first
+    product = _product(rows, at, along)
     try:
         wide, near = central(4 * STEP), central(STEP)
     finally:

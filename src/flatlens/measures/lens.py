@@ -153,15 +153,21 @@ class Lens:
 
     @cached_property
     def linear_loss(self) -> str:
-        """Return in words that the loss is linear in the outputs at all samples; empty if not so, or if not known."""
+        """Return in words that a loss of torch's is linear in the outputs at all samples; empty if not so, or unknown.
+
+        A loss of the user's own may hide its second derivative from autograd.
+        """
         loss, draws = self.problem.loss, torch.Generator().manual_seed(0)
-        if loss.closed or self.problem.sharded:
+        if loss.closed or self.problem.sharded or not hasattr(nn, loss.name):
             return ""
-        with closing(forwards(self.problem, self.model)) as found:
-            for f, y in found:
-                u = random_signs(f.shape, f.to(torch.float64), draws)
-                if bool(loss.output_hessian_product(f, y)(u).any()):
-                    return ""
+        try:
+            with closing(forwards(self.problem, self.model)) as found:
+                for f, y in found:
+                    u = random_signs(f.shape, f.to(torch.float64), draws)
+                    if bool(loss.output_hessian_product(f, y)(u).any()):
+                        return ""
+        except RuntimeError:  # differentiable once only
+            return ""
         mend = " (without the network's log_softmax, loss='cross_entropy' has the same values, and is not)"
         return "the loss is linear in the outputs" + (mend if loss.name == "NLLLoss" else "")
 

@@ -96,7 +96,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
                 found = dict.fromkeys(found, undefined(why))
             if isinstance(one, NetworkMeasure) and one.differentiates and _all_zero(found) and lens.underflow:
                 found = dict.fromkeys(found, undefined(lens.underflow))
-            if one in defined and _of_curvature(one) and _all_zero(found):
+            if _of_curvature(one) and _all_zero(found):
                 found = {key: with_note(estimate, lens.linear_loss) for key, estimate in found.items()}
             seconds = time.perf_counter() - start - (lens.pass_seconds - passed)
             for key, estimate in found.items():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +23,7 @@ from flatlens.problem.samples import FORWARD_CHUNK, Batch, checksum, finite, req
 from flatlens.problem.sequences import Tokens
 from flatlens.problem.shapes import of_form
 from flatlens.problem.shards import require_all_processes
-from flatlens.problem.state import differentiable, moved_copy
+from flatlens.problem.state import differentiable, size_of_parts
 from flatlens.userfile import users_code
 
 _PROBE = 8  #: samples in a probe
@@ -245,11 +245,12 @@ def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: 
     Derivatives would not show a coupling through detached values, such as a detached mean over the batch.
     """
     order = torch.randperm(len(f), generator=torch.Generator().manual_seed(len(f)))
+    of_parts = cache(partial(_of_parts, problem, model, raw))
     for rows in (part.sort().values for part in order.chunk(2)):
         alone, targets = problem.run(model, problem.place(select(raw, rows)))
         whole = f[rows.to(f.device)]
         apart, allowed = _largest_difference(whole, alone), 1e4 * torch.finfo(f.dtype).eps
-        if apart > allowed * (float(f.abs().max()) + 1e-30) and apart > allowed * _of_parts(problem, model, raw):
+        if apart > allowed * (float(f.abs().max()) + 1e-30) and apart > allowed * of_parts():
             raise BadModel(
                 f"Problem(model=...): a sample's outputs change with the other samples of its batch (difference "
                 f"{apart:.2g}), so per-sample derivatives do not exist. If a BatchNorm without running statistics "
@@ -264,12 +265,11 @@ def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: 
 
 
 def _of_parts(problem: Unchecked, model: nn.Module, raw: Batch) -> float:
-    """Return the size of parts that may cancel in the outputs: the largest output of a `moved_copy`; 0 if unknown."""
+    """Return the size of parts that may cancel in the outputs; 0 if it is not known."""
     if problem.sharded:
         return 0.0
     with suppress(BadModel, ForwardFailed):
-        found = float(problem.run(moved_copy(model, "a check"), problem.place(raw))[0].abs().max())
-        return found if math.isfinite(found) else 0.0
+        return size_of_parts(model, "a check", lambda moved: problem.run(moved, problem.place(raw))[0])
     return 0.0
 
 

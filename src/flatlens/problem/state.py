@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -216,8 +217,8 @@ def copy_of(model: nn.Module, needed_by: str) -> nn.Module:
         ) from error
 
 
-def moved_copy(model: nn.Module, needed_by: str) -> nn.Module:
-    """Return a copy of a network with each weight moved by up to a tenth.
+def size_of_parts(model: nn.Module, needed_by: str, outputs: Callable[[nn.Module], Tensor]) -> float:
+    """Return the largest of the `outputs` of a copy with each weight moved by up to a tenth; 0 if it is not finite.
 
     Outputs that are differences of two equal parts are 0, or no more than rounding, and their rounding is that of the
     parts. In the copy the parts are not equal, so that its outputs show their size.
@@ -226,7 +227,8 @@ def moved_copy(model: nn.Module, needed_by: str) -> nn.Module:
     with torch.no_grad():
         for p in filter(torch.is_floating_point, moved.parameters()):
             p.mul_(0.9 + 0.2 * torch.rand(p.shape, dtype=torch.float64, generator=generator).to(p))
-    return moved
+    largest = float(outputs(moved).abs().max())
+    return largest if math.isfinite(largest) else 0.0
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -6,7 +6,6 @@ stay. What stays out says why. A network that torch.fx cannot trace has them as 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from flatlens.operations.scales import NormScale
 from flatlens.problem import Problem
 from flatlens.problem.outcomes import forwards
 from flatlens.problem.samples import FORWARD_CHUNK, take
-from flatlens.problem.state import moved_copy
+from flatlens.problem.state import size_of_parts
 
 STAYS_WITHIN = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output, or of `terms`
 OUTPUTS_CHANGE = "the outputs change with it: something else reads these features, or tells the heads apart"
@@ -186,7 +185,10 @@ def _same(f: Tensor, expected: Tensor, terms: float) -> bool:
 
 
 def terms(problem: Problem, model: nn.Module) -> float:
-    """Return the largest output of a `moved_copy` on a few samples; 0 if it is not finite."""
-    moved = moved_copy(model, "a transform")
-    found = max(float(f.abs().max()) for f, _ in forwards(problem, moved, [problem.probes[0]]))
-    return found if math.isfinite(found) else 0.0
+    """Return the size of parts that may cancel in the outputs, on a few samples."""
+
+    def outputs(moved: nn.Module) -> Tensor:
+        with closing(forwards(problem, moved, [problem.probes[0]])) as found:
+            return next(found)[0]
+
+    return size_of_parts(model, "a transform", outputs)
