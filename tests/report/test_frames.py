@@ -5,8 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flatlens.report import frames
+from flatlens.report.figures.matrix import two_ticks
 
 
 def test_values_carry_the_transform_and_who_counts(laptop):
@@ -104,3 +107,19 @@ def test_histogram_counts_every_value():
     assert frames.histogram(values)["count"].sum() == 31
     assert frames.histogram(pd.Series([2.0, 2.0]))["count"].sum() == 2
     assert frames.histogram(pd.Series([np.nan])).empty
+
+
+@given(
+    middle=st.floats(1e-320, 1e308) | st.just(0.0),
+    sign=st.sampled_from([-1.0, 1.0]),
+    apart=st.floats(-20, 3).map(lambda power: 10.0**power),
+    shares=st.lists(st.floats(-1, 1), min_size=1, max_size=12),
+)
+def test_values_however_near_or_large_are_counted_within_their_axis(middle, sign, apart, shares):
+    values = pd.Series(sign * min(middle, 1e305) * (1 + apart * np.array(shares)))
+    low, high = frames.padded_range(values)
+    bars, ticks = frames.histogram(values), two_ticks(low, high)
+    assert bars["count"].sum() == len(values)
+    assert (bars["low"].iloc[0], bars["high"].iloc[-1]) == pytest.approx((low, high), rel=1e-9)
+    assert (bars["high"] > bars["low"]).all()
+    assert all(low < tick < high for tick in ticks) and len(set(ticks)) == len(ticks) == 2

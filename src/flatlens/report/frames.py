@@ -23,6 +23,8 @@ _GAP = "generalisation_gap"
 NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", _GAP, "loss", "accuracy", "test_loss", "test_accuracy"})
 POINTS_PER_CURVE = 120  # a curve as wide as a phone shows no more
 BINS = 9
+_EQUAL = 1e-10  #: values that differ by less than this share of their size are drawn as equal
+_SMALLEST, _LARGEST = 1e-290, 1e300  #: ends of the numbers that an axis shows: a browser's own arithmetic ends there
 MOST_LEVELS = 12  # more colours or shapes cannot be told apart
 NOT_KNOWN = "not known"  #: the level of networks whose setting is missing
 
@@ -179,7 +181,8 @@ def regression_line(x: pd.Series[float], y: pd.Series[float]) -> pd.DataFrame:
         return pd.DataFrame({"x": [], "y": []}, dtype=float)
     ends = np.array([kept["x"].min(), kept["x"].max()])
     centred = kept["x"] - kept["x"].mean()  # centred first: a large offset would cost digits
-    slope = float((centred * kept["y"]).sum() / (centred**2).sum())
+    share = centred / centred.abs().max()  # whose squares neither overflow nor underflow
+    slope = float((share * kept["y"]).sum() / (share**2).sum() / centred.abs().max())
     return pd.DataFrame({"x": ends, "y": kept["y"].mean() + slope * (ends - kept["x"].mean())})
 
 
@@ -188,21 +191,27 @@ def histogram(values: pd.Series[float]) -> pd.DataFrame:
     present = values.dropna().to_numpy(dtype=float)
     if not len(present):
         return pd.DataFrame({"low": [], "high": [], "count": []}, dtype=float)
-    counts, edges = np.histogram(present, bins=BINS, range=padded_range(values))
+    (low, high), share = padded_range(values), np.linspace(0, 1, BINS + 1)
+    edges = (1 - share) * low + share * high  # np.histogram refuses bins as narrow as rounding
+    counts = np.bincount(np.searchsorted(edges[1:-1], present, side="right"), minlength=BINS)
     return pd.DataFrame({"low": edges[:-1], "high": edges[1:], "count": counts})
 
 
 def padded_range(values: pd.Series[float]) -> tuple[float, float]:
-    """Return an axis range with a margin; a range of length 1 if there are no values or no spread.
+    """Return an axis range with a margin; of length 1 or more if there are no values, or they differ by rounding.
 
     >>> padded_range(pd.Series([0.0, 10.0]))
     (-0.6, 10.6)
+    >>> padded_range(pd.Series([2.0, 2.0 - 1e-15]))
+    (1.499999999999999, 2.5)
     """
     present = values.dropna()
     if present.empty:
         return (0.0, 1.0)
-    low, high = float(present.min()), float(present.max())
-    margin = 0.06 * (high - low) or max(abs(low) * 0.1, 0.5)
+    low, high = present.clip(-_LARGEST, _LARGEST).agg(["min", "max"]).tolist()
+    margin, size = 0.06 * (high - low), max(abs(low), abs(high))
+    if margin <= _EQUAL * size or size < _SMALLEST:
+        margin = max(0.1 * size, 0.5)
     return (low - margin, high + margin)
 
 

@@ -96,7 +96,7 @@ def two_ticks(low: float, high: float) -> list[float]:
     for step in (digit * 10.0**at for at in (power, power - 1) for digit in (5, 2, 1)):
         first, last = math.ceil((low + margin) / step), math.floor((high - margin) / step)
         if last > first:
-            return [float(f"{at * step:.6g}") for at in (first, last)]
+            return [float(f"{at * step:.15g}") for at in (first, last)]
     return []
 
 
