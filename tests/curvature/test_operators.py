@@ -66,6 +66,21 @@ def test_whole_matrices(name: str, loss: str) -> None:
         close(kind(problem).matrix(), truth)
 
 
+@pytest.mark.parametrize("kind", [*OPERATORS, Fisher], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_matrix_beyond_the_memory_is_refused_before_any_product(kind: type[Operator], dtype: torch.dtype) -> None:
+    net, (x, y) = nn.Linear(400, 500).to(dtype), (normal(2, 400).to(dtype), torch.tensor([0, 1]))  # 200,500 parameters
+    for memory in ("1GiB", "20GB"):
+        operator = kind(fl.Problem(net, "cross_entropy", (x, y), memory=memory))
+        size = f"{operator.size**2 * dtype.itemsize / 1e9:.3g} GB"
+        with pytest.raises(fl.errors.BadInput, match=rf"200,500 x 200,500 numbers take {size}, and .* allows"):
+            operator.matrix()
+        assert operator.products == operator.certificate.products == 0
+    few = kind(fl.Problem(net, "cross_entropy", (x, y), memory=500**2 * dtype.itemsize), ["bias"])  # in four parts
+    assert torch.equal(few.matrix(), few(torch.eye(500, dtype=dtype)))
+    assert few.products == 1000
+
+
 @pytest.mark.parametrize("name", ["cnn-relu-inplace", "attention"])
 def test_products_with_convolutions_and_attention(name: str) -> None:
     net, x, y = network(name, n=3)

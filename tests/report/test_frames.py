@@ -122,4 +122,5 @@ def test_values_however_near_or_large_are_counted_within_their_axis(middle, sign
     assert bars["count"].sum() == len(values)
     assert (bars["low"].iloc[0], bars["high"].iloc[-1]) == pytest.approx((low, high), rel=1e-9)
     assert (bars["high"] > bars["low"]).all()
-    assert all(low < tick < high for tick in ticks) and len(set(ticks)) == len(ticks) == 2
+    assert all(low < tick < high for tick in ticks)
+    assert len(set(ticks)) == len(ticks) == 2

@@ -120,8 +120,34 @@ class Operator(ABC):
         return _Twice(float(of.detach()), rows, self.space)
 
     def matrix(self) -> Tensor:
-        """Return the whole matrix, (P, P), in P products: for small networks, and for checks."""
-        return self(torch.eye(self.size, dtype=self.dtype, device=self.space.device))
+        """Return the whole matrix, (P, P), in P products: for small networks, and for checks.
+
+        Raises:
+            BadInput: The matrix does not fit in the problem's memory.
+        """
+        P, memory = self.size, self.problem.memory
+        row = P * self.dtype.itemsize
+        if P * row > memory:
+            raise BadInput(
+                f"{type(self).__name__}.matrix(): {P:,} x {P:,} numbers take {_in_words(P * row)}, and "
+                f"Problem(memory=...) allows {_in_words(memory)}: use products, or eigenpairs(); or choose fewer "
+                f"parameters, or give the Problem more memory"
+            )
+        rows = torch.arange(P, device=self.space.device)
+        whole = torch.empty(P, P, dtype=self.dtype, device=self.space.device)
+        for some in torch.split(rows, max(1, memory // (4 * row))):
+            whole[some] = self((some[:, None] == rows).to(self.dtype))
+        return whole
+
+
+def _in_words(size: int) -> str:
+    """Return a number of bytes in words.
+
+    >>> _in_words(139_293_168_400), _in_words(2**30), _in_words(800)
+    ('139 GB', '1.07 GB', '800 bytes')
+    """
+    unit = next(((10**power, name) for power, name in ((12, "TB"), (9, "GB"), (6, "MB")) if size >= 10**power), None)
+    return f"{size:,} bytes" if unit is None else f"{size / unit[0]:.3g} {unit[1]}"
 
 
 @final
