@@ -1,6 +1,12 @@
 """hf: networks from folders that the real transformers wrote, with their image processors and tokenizers."""
 
+import io
+import itertools
+import json
+import random
+import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -128,3 +134,124 @@ def test_a_damaged_tokenizer_and_an_unknown_architecture_are_one_line(tmp_path):
     config.write_text(config.read_text().replace("BertForSequenceClassification", "Nothing"))
     with pytest.raises(BadModel, match="no architecture 'Nothing'"):
         load_model(f"hf:{folder}")
+
+
+REFERENCES = {
+    "config.json": {"AutoConfig": "own.Own", "AutoModel": "own.Own", "AutoModelForSequenceClassification": "own.Own"},
+    "tokenizer_config.json": {"AutoTokenizer": ["own.Own", "own.Own"]},
+    "preprocessor_config.json": {"AutoImageProcessor": "own.Own"},
+}
+"""The files by which a folder names its own Python code, and the form in which each does."""
+
+
+def refusal(folder: Path) -> str:
+    """The line with which a folder is refused; empty if it is not."""
+    try:
+        load_model(f"hf:{folder}")
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("answer", ["", "y\n", "yes\n", "1\n"])
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_code_of_a_folder_never_runs(tmp_path, kind, answer, monkeypatch):
+    (transformers_folders.vision if kind == "vit" else partial(transformers_folders.language, kind=kind))(
+        tmp_path / kind
+    )
+    marker = tmp_path / "marker"
+    changes = {
+        "model_type": "own",
+        "architectures": ["Own"],
+        "tokenizer_class": "Own",
+        "image_processor_type": "Own",
+        "backbone_config": {"model_type": "own", "auto_map": REFERENCES["config.json"]},
+    }
+    drawn = random.Random(kind + answer)
+    every = [c for n in (0, 1, 2) for c in itertools.combinations(changes, n)]
+    refused = 0
+    for changed in drawn.sample(every, 8):
+        folder = shutil.copytree(tmp_path / kind, tmp_path / "-".join(["case", *changed]))
+        (folder / "own.py").write_text(f"open({str(marker)!r}, 'w')\nclass Own: pass\n")
+        for file, references in REFERENCES.items():
+            if (folder / file).is_file():
+                plain = json.loads((folder / file).read_text()) | {name: changes[name] for name in changed}
+                (folder / file).write_text(json.dumps(plain | {"auto_map": references}))
+        monkeypatch.setattr(sys, "stdin", io.StringIO(answer * 20))
+        if said := refusal(folder):
+            refused += 1
+            assert "\n" not in said
+            assert "model_type" not in changed or "never runs code of a folder" in said
+        assert not marker.exists()
+        assert sys.stdin.read() == answer * 20  # nobody has asked
+    assert refused
+
+
+def test_trust_in_code_cannot_be_asked_for(offline):
+    with pytest.raises(BadModel, match="never runs code"):
+        load_model("hf:some/net(trust_remote_code=True)", "random")
+
+
+def test_only_networks_of_transformers_are_built(tmp_path):
+    transformers_folders.language(tmp_path / "bert", "bert")
+    config = tmp_path / "bert" / "config.json"
+    plain = json.loads(config.read_text())
+    for named in (
+        ["AutoModel"],
+        ["pipeline"],
+        ["BertConfig"],
+        ["Trainer"],
+        ["utils"],
+        "a b",
+        [[1]],
+        {"a": 1},
+        7,
+        [None],
+    ):
+        config.write_text(json.dumps(plain | {"architectures": named}))
+        with pytest.raises(BadInput) as caught:
+            load_model(f"hf:{config.parent}")
+        assert "\n" not in str(caught.value)
+
+
+WRONG = ("abc", "", -3, 0, 1.5, None, True, [], [1, 2], [[]], {}, {"a": 1}, float("nan"), 10**30)
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert", "gpt2"])
+def test_wrong_types_in_the_files_of_a_folder_are_one_line(tmp_path, kind, capfd):
+    (transformers_folders.vision if kind == "vit" else partial(transformers_folders.language, kind=kind))(
+        tmp_path / kind
+    )
+    capfd.readouterr()
+    drawn, refused = random.Random(kind), 0
+    for number in range(40):
+        folder = shutil.copytree(tmp_path / kind, tmp_path / f"{number}")
+        file = drawn.choice([folder / "config.json", *sorted(folder.glob("*config.json"))])
+        plain = json.loads(file.read_text())
+        for name in drawn.sample(sorted(plain), drawn.choice((1, 1, 2))):
+            plain[name] = drawn.choice(WRONG)
+        file.write_text(json.dumps(plain))
+        if said := refusal(folder):  # some settings play no role
+            refused += 1
+            assert len(said.splitlines()) == 1, plain
+        shutil.rmtree(folder)
+    assert refused > 10
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"bert"', "null", "3", '{"model_type": "bert"', "\0", "[" * 3000])
+def test_a_config_that_is_no_json_object_is_one_line(tmp_path, text):
+    transformers_folders.language(tmp_path / "bert", "bert")
+    (tmp_path / "bert" / "config.json").write_text(text)
+    with pytest.raises(BadInput) as caught:
+        load_model(f"hf:{tmp_path / 'bert'}")
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_other_shapes_than_the_config_are_named(tmp_path):
+    transformers_folders.language(tmp_path / "bert", "bert")
+    config = tmp_path / "bert" / "config.json"
+    plain = json.loads(config.read_text())
+    config.write_text(json.dumps(plain | {"num_labels": 7, "id2label": {str(i): str(i) for i in range(7)}}))
+    with pytest.raises(BadModel, match=r"other shapes than its config.json says: classifier.bias, classifier.weight"):
+        load_model(f"hf:{config.parent}")

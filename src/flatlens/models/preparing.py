@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 """The files that show that a folder of transformers has an image processor or a tokenizer."""
+NO_CODE = {"trust_remote_code": False}
+"""An argument of all that transformers reads: without it, transformers asks on stdin whether to run a folder's code."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,19 +64,19 @@ def of_transformers(transformers: ModuleType, name: str, network: nn.Module) -> 
     Raises:
         BadModel: it is there and cannot be read.
     """
-    labels = {str(k): int(v) for k, v in (getattr(network.config, "label2id", None) or {}).items()}
     reads = getattr(network, "main_input_name", "")
     files = {"pixel_values": IMAGE_FILES, "input_ids": TEXT_FILES}.get(reads, ())
     folder = Path(name)
     if not files or (folder.is_dir() and not any((folder / file).is_file() for file in files)):
         return None
     try:
+        labels = {str(k): int(v) for k, v in (getattr(network.config, "label2id", None) or {}).items()}
         if reads == "pixel_values":
-            return _of_processor(transformers.AutoImageProcessor.from_pretrained(name), network, labels)
-        return _of_tokenizer(transformers.AutoTokenizer.from_pretrained(name), network, labels)
-    except (OSError, ValueError, ImportError) as error:
-        if not folder.is_dir():  # not every repository has one
-            return None
+            return _of_processor(transformers.AutoImageProcessor.from_pretrained(name, **NO_CODE), network, labels)
+        return _of_tokenizer(transformers.AutoTokenizer.from_pretrained(name, **NO_CODE), network, labels)
+    except Exception as error:  # wrong types in its files make transformers fail in any way
+        if not folder.is_dir() and isinstance(error, OSError | ValueError | ImportError):
+            return None  # not every repository has one
         told = one_line(error, 200)
         raise BadModel(f"MODEL: hf:{name}: its preparation ({', '.join(files[:2])}) cannot be read: {told}") from error
 

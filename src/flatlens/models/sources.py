@@ -19,7 +19,7 @@ from torch import nn
 from flatlens import userfile
 from flatlens.errors import BadInput, BadModel, UnknownName, needs, one_line
 from flatlens.models.hub import from_the_hub
-from flatlens.models.preparing import NetworkPreparation, of_timm, of_transformers
+from flatlens.models.preparing import NO_CODE, NetworkPreparation, of_timm, of_transformers
 from flatlens.models.weightfiles import IN_A_FOLDER
 
 _FORMS = (
@@ -27,6 +27,9 @@ _FORMS = (
 )
 SEED = 0
 RANDOM = f"random (seed {SEED})"
+
+_TRUST = "trust_remote_code"
+_NO_CODE = "flatlens never runs code of a folder or of the hub: build the network in a function, file.py:NAME"
 
 MENDS = {
     "trained weights": ": give --weights FILE for a local file, or --weights random to measure the untrained network",
@@ -115,11 +118,14 @@ def _from_transformers(written: str, weights: Wanted) -> Named:
     local = Path(name).is_dir()
     if not local and (name[:1] in "./~" or name.count("/") > 1):  # no repository is called like that
         raise BadModel(f"{spec}: there is no folder {name}")
+    with _quiet():
+        return _of_transformers(transformers, name, options, weights, spec)
+
+
+def _of_transformers(transformers: ModuleType, name: str, options: dict[str, Any], weights: Wanted, spec: str) -> Named:
+    local = Path(name).is_dir()
     config, remark = _configured(transformers, name, options, weights, spec)
-    architecture = next(iter(getattr(config, "architectures", None) or []), "")
-    if not hasattr(transformers, architecture or "_"):
-        raise BadModel(f"{spec}: transformers knows no architecture {architecture!r} (from its config.json)")
-    kind = getattr(transformers, architecture)
+    kind = _architecture(transformers, config, spec)
     exists = not local or any((Path(name) / file).is_file() for file in IN_A_FOLDER)
     if weights == "trained" and exists:
         network, remark = _trained(kind, name, config, spec, hub=not local)
@@ -137,10 +143,13 @@ def _configured(
     transformers: ModuleType, name: str, options: dict[str, Any], weights: Wanted, spec: str
 ) -> tuple[Any, str]:
     """Return the named configuration (untrained: transformers' default for that kind of network), and a remark."""
+    if _TRUST in options:
+        raise BadModel(f"{spec}: {_TRUST}: {_NO_CODE}")
     try:
-        local = Path(name).is_dir()
-        make = partial(transformers.AutoConfig.from_pretrained, name, **options)
-        return _built(make, spec, hub=not local, what="settings"), ""
+        built = partial(_built, spec=spec, hub=not Path(name).is_dir(), what="settings")
+        plain, _ = built(partial(transformers.PretrainedConfig.get_config_dict, name, **options))
+        _require_no_code(transformers, plain, spec)
+        return built(partial(transformers.AutoConfig.from_pretrained, name, **NO_CODE, **options)), ""
     except BadModel:
         kinds = transformers.CONFIG_MAPPING
         if weights != "random" or name not in kinds:
@@ -155,28 +164,60 @@ def _configured(
     return config, f"the hub cannot be reached: transformers' default configuration of a {name} is taken"
 
 
+def _require_no_code(transformers: ModuleType, plain: Any, spec: str) -> None:
+    """Refuse the content of a config.json that only Python code beside it can read."""
+    if not isinstance(plain, dict):
+        raise BadModel(f"{spec}: its config.json is a {type(plain).__name__}, and must be a JSON object")
+    kind = plain.get("model_type")
+    if "auto_map" in plain and not (isinstance(kind, str) and kind in transformers.CONFIG_MAPPING):
+        raise BadModel(f"{spec}: its config.json names Python code of its own (auto_map): {_NO_CODE}")
+
+
+def _architecture(transformers: ModuleType, config: Any, spec: str) -> Any:
+    """Return the class of transformers' own networks that a configuration names."""
+    named = getattr(config, "architectures", None)
+    name = named[0] if isinstance(named, list | tuple) and named else named or ""
+    kind = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise BadModel(f"{spec}: transformers knows no architecture {name!r} (from its config.json)")
+    return kind
+
+
 def _trained(kind: Any, name: str, config: Any, spec: str, *, hub: bool) -> tuple[nn.Module, str]:
     """Return the network with its weights, and a remark on parameters without weights."""
     # safetensors alone: a .bin file would be a pickle
-    make = partial(kind.from_pretrained, name, config=config, use_safetensors=True, output_loading_info=True)
-    with _without_bars():
-        network, info = _built(make, spec, hub=hub)
+    how = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True, **NO_CODE}
+    network, info = _built(partial(kind.from_pretrained, name, config=config, **how), spec, hub=hub)
+    if unlike := sorted(str(one[0]) for one in info["mismatched_keys"]):
+        raise BadModel(f"{spec}: its weights have other shapes than its config.json says: {_some(unlike)}")
     missing = sorted(info["missing_keys"])
-    some = f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
-    return network, f"{name} has no weights for {some}: these are {RANDOM}" if missing else ""
+    return network, f"{name} has no weights for {_some(missing)}: these are {RANDOM}" if missing else ""
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
-    """Switch transformers' own progress bars off inside: an error must be one line."""
-    from transformers import utils
+def _quiet() -> Iterator[None]:
+    """Let transformers print nothing inside, as an error must be one line, and ask nothing on stdin.
+
+    Classes of transformers read configurations themselves, such as that of a backbone, without NO_CODE.
+    """
+    from transformers import dynamic_module_utils, utils
 
     logging: Any = utils.logging
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity, patience = (
+        logging.is_progress_bar_enabled(), logging.get_verbosity(), dynamic_module_utils.TIME_OUT_REMOTE_CODE,
+    )  # fmt: skip
     logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
     try:
         yield
     finally:
+        dynamic_module_utils.TIME_OUT_REMOTE_CODE = patience
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 
