@@ -1,9 +1,10 @@
-"""The user's own Python files, named on the command line as `file.py:name`."""
+"""The user's own Python files, named on the command line as `file.py:name` or `package.module:name`."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import os
@@ -12,6 +13,8 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, final
@@ -24,24 +27,32 @@ YAML = (".yaml", ".yml")
 OURS = str(Path(__file__).parent)
 _read: dict[str, str] = {}
 """The hash of the code of each file of the user's that this process has read, by its whole path."""
+_taken: dict[str, tuple[Path, bool]] = {}
+"""By its name: a module or package, without its ending, that files of the user's import from beside them.
+
+With it: whether one of them imports it in a function, so perhaps later.
+"""
+_MODULE = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)+):\w+")
 
 
 def is_userfile(spec: str) -> bool:
-    """Return whether `spec` names a Python file, with or without the name inside it.
+    """Return whether `spec` names a Python file or a module, with or without the name inside it.
 
-    >>> is_userfile("nets/mine.py:build"), is_userfile("mine.py"), is_userfile("digits")
-    (True, True, False)
+    >>> is_userfile("nets/mine.py:build"), is_userfile("mine.py"), is_userfile("digits"), is_userfile("json.tool:main")
+    (True, True, False, True)
     """
-    return spec.endswith(".py") or ".py:" in spec
+    return spec.endswith(".py") or ".py:" in spec or _file_of_module(spec) is not None
 
 
 def load(spec: str, argument: str) -> object:
     """Return the object that `file.py:name` names; `argument` ("MODEL", "--data") is its name in errors.
 
-    The file runs as `python file.py` would: its folder comes first on the import path.
+    A file inside a package is imported as part of the package. Its folder, and the folder that holds the package, are
+    searched after Python's own modules and before installed packages.
     """
-    file, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
-    module = _module(Path(file), argument)
+    path, name = parts_of(spec)
+    file = spec.removesuffix(f":{name}")
+    module = _module(path, argument)
     public = [n for n, value in vars(module).items() if not n.startswith("_") and _made_here(value, module)]
     if not name:
         raise BadInput(f"{argument}: {spec!r} names no function: write {file}:NAME ({_listing(file, public)})")
@@ -147,9 +158,28 @@ def _plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
+def parts_of(spec: str) -> tuple[Path, str]:
+    """Return the file of `file.py:name` or `package.module:name`, and the name; empty where there is none.
+
+    >>> parts_of("nets/mine.py:build")[1], parts_of("mine.py")[1]
+    ('build', '')
+    """
+    if ".py:" in spec:
+        file, _, name = spec.rpartition(":")
+        return Path(file), name
+    found = None if spec.endswith(".py") else _file_of_module(spec)
+    return (Path(spec), "") if found is None else (found, spec.rpartition(":")[2])
+
+
 def file_of(spec: str) -> Path:
     """Return the file of `file.py:name`."""
-    return Path(spec.rpartition(":")[0] if ".py:" in spec else spec)
+    return parts_of(spec)[0]
+
+
+def whole(spec: str) -> str:
+    """Return `file.py:name` with the file's whole path."""
+    file, name = parts_of(spec)
+    return f"{file.resolve()}:{name}" if name else str(file.resolve())
 
 
 def short(spec: str) -> str:
@@ -160,19 +190,16 @@ def short(spec: str) -> str:
     """
     if not is_userfile(spec):
         return Path(spec).name
-    return file_of(spec).name + (f":{spec.rpartition(':')[2]}" if ".py:" in spec else "")
+    file, name = parts_of(spec)
+    return file.name + (f":{name}" if name else "")
 
 
 def code_of(path: Path) -> str:
     """Return twelve hexadecimal digits of the hash of a Python file and of the files beside it that it imports."""
-    digest, files = hashlib.sha256(), [path.resolve()]
-    for file in files:  # grows while it is walked
-        try:
-            code = file.read_bytes()
-        except OSError:
-            continue
-        digest.update(code)
-        files += [near for near in _imported(code, file, path.resolve().parent) if near not in files]
+    digest = hashlib.sha256()
+    for file in _sources(path.resolve())[0]:
+        with suppress(OSError):
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -181,24 +208,78 @@ def is_current(path: Path) -> bool:
     return _read.get(str(path.resolve())) == code_of(path)
 
 
-def _imported(code: bytes, file: Path, top: Path) -> list[Path]:
-    """Return the files of packages and modules in the folder `top`, or beside `file`, that its code imports."""
+def _file_of_module(spec: str) -> Path | None:
+    """Return the file of `package.module:name`, found without running any code; None where there is none."""
+    named = _MODULE.fullmatch(spec)
+    for start in ([""], sys.path) if named else ():
+        places, found = start, None
+        for part in named[1].split(".") if named else ():
+            found = PathFinder.find_spec(part, places)
+            places = list((found and found.submodule_search_locations) or ())
+        if found and found.origin and found.origin.endswith(".py"):
+            return Path(found.origin)
+    return None
+
+
+def _package_of(path: Path) -> tuple[Path, list[str]]:
+    """Return the folder from which a file is imported, and the parts of its name there: ["net"], or ["pkg", "net"].
+
+    Folders with an `__init__.py` are packages, and so are those that the file's relative imports need.
+    """
+    names, folder = ([] if path.name == "__init__.py" else [path.stem]), path.parent
+    packages, needed = 0, max((node.level for node in _nodes(path) if isinstance(node, ast.ImportFrom)), default=0)
+    while folder.name and ((folder / "__init__.py").is_file() or packages < needed):
+        names, folder, packages = [folder.name, *names], folder.parent, packages + 1
+    return folder, names
+
+
+def _nodes(file: Path) -> list[ast.AST]:
+    """Return the nodes of a file's code; none where it cannot be read: the import itself tells."""
     try:
-        nodes = list(ast.walk(ast.parse(code)))
-    except (SyntaxError, ValueError, RecursionError):  # the import itself tells
+        return list(ast.walk(ast.parse(file.read_bytes())))
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return []
-    names = [(top, alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            base = (top, *file.parents)[node.level] if node.level <= len(file.parents) else top
-            names += [(base, ".".join(filter(None, (node.module, alias.name)))) for alias in node.names]
-    found = []
-    for base, name in names:
-        parts = name.split(".")
-        for length in range(1, len(parts) + 1):
-            at = base.joinpath(*parts[:length])
-            found += [one for one in (at.with_suffix(".py"), at / "__init__.py") if one.is_file()]
-    return list(dict.fromkeys(found))
+
+
+def _sources(path: Path) -> tuple[list[Path], dict[str, tuple[Path, bool]]]:
+    """Return a file and those of its package or beside it that it imports, and what these import by whole names.
+
+    The latter in the form of `_taken`.
+    """
+    root, names = _package_of(path)
+    parents = [root.joinpath(*names[:length]) for length in range(1, len(names))]
+    files = [path, *(init for folder in parents if (init := folder / "__init__.py").is_file() and init != path)]
+    whole: dict[str, tuple[Path, bool]] = {}
+    for file in files:  # grows while it is walked
+        nodes = sorted(_nodes(file), key=lambda node: isinstance(node, ast.ImportFrom))
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        late = {inner for function in functions for inner in ast.walk(function)}
+        for node in nodes:
+            relative = isinstance(node, ast.ImportFrom) and node.level
+            bases = [*file.parents][relative - 1 : relative] if relative else dict.fromkeys((root, path.parent))
+            for base, name in [(base, name) for base in bases for name in _imports(node)]:
+                found = _modules(base, name)
+                files += [near for near in found if near not in files]
+                if found and not relative:
+                    place, is_late = whole.get(first := name.partition(".")[0], (base / name.partition(".")[0], False))
+                    whole[first] = place, is_late or node in late
+    return files, whole
+
+
+def _imports(node: ast.AST) -> list[str]:
+    """Return the names that a node of code imports; those of a `from` may be no modules."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+    return []
+
+
+def _modules(base: Path, name: str) -> list[Path]:
+    """Return the files of a module and of the packages around it in a folder; what is no module is left out."""
+    parts = name.split(".")
+    at = [base.joinpath(*parts[:length]) for length in range(1, len(parts) + 1)]
+    return [one for each in at for one in (each.with_suffix(".py"), each / "__init__.py") if one.is_file()]
 
 
 def _module(path: Path, argument: str) -> ModuleType:
@@ -207,24 +288,91 @@ def _module(path: Path, argument: str) -> ModuleType:
         hint = f"{path.parent} holds {', '.join(near[:5])}" if near else f"the folder {path.parent} holds no .py file"
         raise BadInput(f"{argument}: there is no file {str(path)!r}: {hint}")
     path = path.resolve()
+    _require_own(path, argument)
+    root, names = _package_of(path)
+    for folder in dict.fromkeys((str(path.parent), str(root))):
+        _search(folder)
+    top = root / names[0] if len(names) > 1 or path.name == "__init__.py" else path
     # Keyed by the whole path: MODEL and DATA in one file load it once, and a data.py hides no package called data.
-    key = f"{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
-    if key in sys.modules:
-        return sys.modules[key]
-    spec = importlib.util.spec_from_file_location(key, path)
-    if spec is None or spec.loader is None:
-        raise BadInput(f"{argument}: {str(path)!r} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    loader = spec.loader
+    key = f"{names[0]}_{hashlib.sha256(os.fsencode(top)).hexdigest()[:8]}"
+    packaged = top != path and _is_free(top)
+    name = ".".join([names[0] if packaged else key, *names[1:]])
+    if name in sys.modules:
+        _read.setdefault(str(path), code_of(path))
+        return sys.modules[name]
     _read[str(path)] = code_of(path)
-    sys.modules[key] = module
-    sys.path.insert(0, str(path.parent))
+    if not packaged:
+        _run(key, top, argument)
+    return guarded(lambda: importlib.import_module(name), f"{argument}: importing {path.name}")
+
+
+def _run(key: str, top: Path, argument: str) -> None:
+    """Run a file, or the `__init__.py` of a package, as the module `key`."""
+    if key in sys.modules:
+        return
+    init = top / "__init__.py"
+    if top.is_dir() and not init.is_file():
+        sys.modules[key] = ModuleType(key)
+        sys.modules[key].__path__ = [str(top)]
+        return
+    inside = [str(top)] if top.is_dir() else None
+    spec = importlib.util.spec_from_file_location(key, init if inside else top, submodule_search_locations=inside)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"{argument}: {str(top)!r} cannot be imported as Python")
+    sys.modules[key], loader = importlib.util.module_from_spec(spec), spec.loader
     try:
-        guarded(lambda: loader.exec_module(module), f"{argument}: importing {path.name}")
+        guarded(lambda: loader.exec_module(sys.modules[key]), f"{argument}: importing {top.name}")
     except BaseException:
         del sys.modules[key]
         raise
-    return module
+
+
+def _search(folder: str) -> None:
+    """Search a folder for modules after Python's own, which no file of the user's may hide, and before packages."""
+    with suppress(ValueError):
+        sys.path.remove(folder)
+    python = sysconfig.get_path("stdlib")
+    own = [at for at, place in enumerate(sys.path, 1) if place.startswith(python) and "-packages" not in place]
+    sys.path.insert(max(own, default=0), folder)
+
+
+def _is_free(package: Path) -> bool:
+    """Return whether an import of the package's name finds this package, and no other module."""
+    if package.name in sys.stdlib_module_names or not package.name.isidentifier():
+        return False
+    if (held := sys.modules.get(package.name)) is not None:
+        return _place(held) == package
+    found = PathFinder.find_spec(package.name)
+    return found is not None and any(Path(one).resolve() == package for one in found.submodule_search_locations or ())
+
+
+def _require_own(path: Path, argument: str) -> None:
+    """Let a file import its neighbours, though the process has read others of their names; refuse it where it cannot.
+
+    That is where the name is an installed package's, or where an import inside a function may come later.
+    """
+    for name, (own, late) in _sources(path)[1].items():
+        if name in sys.stdlib_module_names:
+            continue
+        before, was_late = _taken.get(name, (own, False))
+        other = _place(sys.modules.get(name)) or before
+        if other != own and (other != before or late or was_late):
+            raise BadInput(
+                f"{argument}: {path.name} imports {name!r} from {own.parent}, and this process has another {name!r}, "
+                f"from {other.parent}: rename one of them, or measure their networks in separate processes"
+            )
+        if other != own:
+            for each in [one for one in sys.modules if one.partition(".")[0] == name]:
+                del sys.modules[each]
+        _taken[name] = own, late or (was_late and before == own)
+
+
+def _place(module: ModuleType | None) -> Path | None:
+    """Return the folder of a package, or the file of a module without its ending; None where there is none."""
+    for folder in getattr(module, "__path__", ()):
+        return Path(folder).resolve()
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve().with_suffix("") if file else None
 
 
 def _made_here(value: object, module: ModuleType) -> bool:

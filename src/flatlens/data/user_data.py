@@ -104,8 +104,7 @@ class UserData:
 def _whole_path(spec: str) -> str:
     if not userfile.is_userfile(spec):
         return str(Path(spec).expanduser().resolve())
-    file = userfile.file_of(spec).resolve()
-    return f"{file}:{spec.rpartition(':')[2]}" if ".py:" in spec else str(file)
+    return userfile.whole(spec)
 
 
 def _read(source: str, held_out: str | None) -> ReadSamples:

@@ -23,7 +23,8 @@ from flatlens.models.preparing import NO_CODE, NetworkPreparation, of_timm, of_t
 from flatlens.models.weightfiles import IN_A_FOLDER
 
 _FORMS = (
-    "file.py:NAME (a function that returns the network), the folder of a study's network, timm:NAME, hf:NAME, hf:FOLDER"
+    "file.py:NAME or package.module:NAME (a function that returns the network), the folder of a study's network, "
+    "timm:NAME, hf:NAME, hf:FOLDER"
 )
 SEED = 0
 RANDOM = f"random (seed {SEED})"
@@ -71,7 +72,11 @@ def load_model(spec: str, weights: Wanted = "trained") -> Named:
         return _from_timm(name, weights)
     if kind == "hf" and name:
         return _from_transformers(name, weights)
-    hint = f"; there is a file of that name: did you mean {spec}.py:NAME?" if Path(f"{spec}.py").is_file() else ""
+    hint = ""
+    if Path(f"{kind}.py").is_file():
+        hint = f"; there is a file of that name: did you mean {kind}.py:{name or 'NAME'}?"
+    elif name and "." in kind:
+        hint = f"; there is no module {kind} in this folder or among the installed packages"
     if Path(spec).is_file():
         hint = "; a file of weights goes to --weights, beside a function that returns the network"
     raise BadModel(f"MODEL: {spec!r} is none of: {_FORMS}{hint}")
