@@ -307,3 +307,118 @@ def test_no_bound_is_violated_on_a_thousand_random_networks(network):
 def test_rounding_of_float32_is_no_violation(seed):
     net = chain([5, 8, 6, 3], seed, nn.ReLU).float()
     nothing_is_violated((net, 30 * normal(20, 5, seed=seed).float(), ["half_squared_error", "cross_entropy"][seed % 2]))
+
+
+# layers whose call is not W x + b of the recorded input, alone
+
+
+def normalised(x: Tensor) -> Tensor:
+    return nn.functional.normalize(x, dim=-1)
+
+
+def behind_autograd(x: Tensor) -> Tensor:
+    x = x.clone()
+    x.data.mul_(0.1)
+    return x
+
+
+def half_way(x: Tensor) -> Tensor:
+    return x.bfloat16().to(x.dtype)
+
+
+BEFORE = {
+    "normalises": normalised,
+    "clamps": lambda x: x.clamp(-0.5, 0.5),
+    "scales": lambda x: 0.1 * x,
+    "shifts": lambda x: x + 3,
+    "straight through": lambda x: x + (normalised(x) - x).detach(),
+    "in lower precision": half_way,
+    "writes to data": behind_autograd,
+}
+BEHIND = {
+    "clamps": lambda x, z: z.clamp(-0.1, 0.1),
+    "scales": lambda x, z: 7 * z,
+    "adds the input": lambda x, z: z + 5 * x[..., : z.shape[-1]],
+    "gates": lambda x, z: z * x[..., :1],
+    "normalises": lambda x, z: normalised(z),
+}
+
+
+class Changed(nn.Linear):
+    """A linear layer that changes its input first."""
+
+    def __init__(self, change, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.change(x))
+
+
+def changed(how: str, change, d: int) -> nn.Linear:
+    if how == "subclass":
+        return Changed(change, d, d)
+    layer = nn.Linear(d, d)
+    if how == "hook":
+        layer.register_forward_hook(lambda module, given, z: change(given[0], z))
+    else:
+        own = layer.forward
+        layer.forward = lambda x: change(x, own(x))
+    return layer
+
+
+CHANGES = [
+    *(("subclass", name) for name in BEFORE),
+    *((how, name) for how in ("hook", "patched forward") for name in BEHIND),
+]
+
+
+@pytest.mark.parametrize(("how", "change"), CHANGES)
+@settings(max_examples=3, deadline=None)
+@given(d=st.integers(2, 4), first=st.booleans(), scale=st.sampled_from([0.1, 1.0, 20.0]), seed=st.integers(0, 99))
+def test_nothing_is_claimed_of_a_layer_that_does_more_than_its_product(how, change, d, first, scale, seed):
+    layer = changed(how, (BEFORE if how == "subclass" else BEHIND)[change], d).double()
+    below = [] if first else [*chain([d, d], seed), nn.Tanh()]
+    net, name = nn.Sequential(*below, layer, nn.GELU(), *chain([d, 2], seed + 1)), str(len(below))
+    with torch.no_grad():
+        layer.weight.copy_(normal(d, d, seed=seed))
+    report = check_bounds(lens_on(net, scale * normal(5, d, seed=seed)), NAMES)
+    assert not report.violated
+    claimed = [v for v in report if v.layer == name]
+    assert {v.status for v in claimed} == {"not applicable"}
+    for row in report:
+        if row.bound in ("linear_stability", "network_volume_bound", "nmls_bound") and row.layer in (name, None):
+            assert row.assumption == f"linear_layer: a call of {name} does more than W x + b"
+
+
+class Views(nn.Module):
+    """A layer that reads several views of a sample, folded into the batch or beside it, averaged behind it."""
+
+    def __init__(self, views: int, how: str, first: bool) -> None:
+        super().__init__()
+        self.below = None if first else nn.Linear(3, 3)
+        self.mid, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+        self.views, self.how = views, how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.below is None else torch.tanh(self.below(x))
+        views, n = [x * (-2) ** k for k in range(self.views)], len(x)
+        if self.how == "calls":
+            return self.last(torch.stack([torch.sigmoid(self.mid(view)) for view in views]).mean(0))
+        if self.how == "inner":
+            return self.last(torch.sigmoid(self.mid(torch.cat(views))).view(-1, n, 3).mean(0))
+        if self.how == "outer":
+            return self.last(torch.sigmoid(self.mid(torch.stack(views, 1).flatten(0, 1))).view(n, -1, 3).mean(1))
+        return self.last(torch.sigmoid(self.mid(torch.stack(views, 1))).mean(1))
+
+
+@pytest.mark.parametrize("how", ["calls", "inner", "outer", "beside"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("views", [2, 3])
+def test_views_of_a_sample_are_no_unshared_layer(how, first, views):
+    report = check_bounds(lens_on(Views(views, how, first).double(), normal(4, 3)), NAMES)
+    assert not report.violated
+    row = report.of("linear_stability", "mid")
+    assert row.status == "not applicable"
+    assert row.assumption.partition(":")[0] in ("unshared_weights", "samples_apart")
+    assert report.of("linear_stability", "last").status == "holds"

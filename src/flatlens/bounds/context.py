@@ -67,8 +67,8 @@ class Context:
 
     @cached_property
     def readable(self) -> dict[str, Weight]:
-        """Return the layers called once whose weight acts through that call alone: the pass gives both their sides."""
-        return {name: weight for name, weight in self.layers.items() if len(weight.calls) == 1 and weight.explained}
+        """Return the layers with one call, which is W x + b of the input recorded there: the pass gives both sides."""
+        return {name: weight for name, weight in self.layers.items() if _one_linear_call(name, weight).holds}
 
     @property
     def n(self) -> int:
@@ -123,13 +123,12 @@ class Context:
         return kept
 
     def unshared(self, layer: str) -> Assumption:
-        """Return the assumption that the layer is applied once per sample."""
+        """Return the assumption that the layer is applied once per sample, and is W x + b there."""
         weight = self.layers[layer]
-        if weight.dense and weight.explained:
-            return Assumption("unshared_weights", True)
+        linear = _one_linear_call(layer, weight)
+        if weight.dense or not linear.holds:
+            return linear
         why = "is a convolution over one patch" if weight.positions == 1 else "acts at several positions"
-        why = "is called several times" if len(weight.calls) > 1 else why
-        why = why if weight.explained else "also acts outside its calls"
         return Assumption("unshared_weights", False, f"{layer} {why}")
 
     def unread(self, part: str = "") -> Claim:
@@ -189,6 +188,19 @@ class Context:
             return Assumption("local_minimum", False, f"the gradient's norm is {slope:.2g}")
         curved = low < -1e-3 * max(high, 0.0)
         return Assumption("local_minimum", not curved, f"a Ritz value of the Hessian is {low:.2g}" if curved else "")
+
+
+def _one_linear_call(layer: str, weight: Weight) -> Assumption:
+    """Return the assumption that a layer has one call, and that it is W x + b of the input that the pass records."""
+    if not weight.explained:
+        return Assumption("unshared_weights", False, f"{layer} also acts outside its calls")
+    if len(weight.calls) > 1:
+        return Assumption("unshared_weights", False, f"{layer} is called several times")
+    if not weight.as_given:
+        return Assumption("linear_layer", False, f"a call of {layer} does more than W x + b")
+    if weight.unplaced:
+        return Assumption("samples_apart", False, f"{layer}: {weight.unplaced}")
+    return Assumption("unshared_weights", True)
 
 
 def declared(names: Collection[str]) -> frozenset[str]:

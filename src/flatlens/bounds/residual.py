@@ -113,8 +113,10 @@ def _premises(context: Context, block: ResidualBlock) -> tuple[Assumption, Assum
     """Return the assumptions: an identity skip, and a branch that begins with a linear layer with two known sides."""
     through = f"the skip at {block.end.name} goes through {', '.join(block.through)}"
     names = ", ".join(_called(node) for node in block.readers)
-    begins = block.layer(context.readable) is not None
-    why = f"the branch of {block.end.name} begins with {names or 'nothing'}, not with one linear layer called once"
+    layer = block.layer(context.layers)
+    why = f"the branch of {block.end.name} begins with {names or 'nothing'}, not with one linear layer"
+    begins = layer is not None and layer in context.readable
+    why = why if layer is None or begins else context.unshared(layer).detail
     return (
         Assumption("identity_skips", not block.through, through if block.through else ""),
         Assumption("branch_begins_linear", begins, "" if begins else why),

@@ -46,6 +46,7 @@ class Weight:
     explained: bool  #: whether the weight acts through these calls and nothing else
     dense: bool  #: whether it is applied once per sample, at one position
     pure: bool  #: whether the layer's calls multiply, add the bias and do nothing else
+    as_given: bool  #: whether these are pure calls that multiply the very numbers of their inputs
     positions: int  #: positions per sample at which it is applied, over all its calls
     module: nn.Module | None = None
     linear_map: tuple[Adapter, torch.Size] | None = None  #: the layer's linear map, and the size of one sample's input

@@ -109,7 +109,7 @@ def follows_from_output(layout: Layout, key: str, needs: Collection[str]) -> boo
 def along_follows(layout: Layout, key: str) -> bool:
     """Return whether df/dx x at a call's input equals <df/dW, W>: the weight acts there alone, on the whole input."""
     weight = layout.weights.get(key)
-    return weight is not None and weight.pure and len(weight.products) == 1 and not layout.ignores_padding
+    return weight is not None and weight.as_given and len(weight.products) == 1 and not layout.ignores_padding
 
 
 def is_first_layer(layout: Layout, key: str) -> bool:

@@ -61,9 +61,10 @@ class _Weights:
             explained=explained,
             dense=explained and adapter.token_wise and len(keys) == 1 and positions == 1,
             pure=pure,
+            as_given=pure and self.structure.altered.isdisjoint(keys),
             positions=positions,
             module=module,
-            linear_map=_linear_map(calls[0], adapter, pure),
+            linear_map=_linear_map(calls[0], adapter, self.first.n),
             unplaced=next((self.facts.unplaced[key] for key in keys if key in self.facts.unplaced), ""),
             measured=parameter is None or parameter in self.measured,
         )
@@ -133,6 +134,7 @@ class _Weights:
             explained=bool(products),
             dense=dense,
             pure=False,
+            as_given=False,
             positions=positions,
             linear_map=(adapter, first.kept().shape[1:] if isinstance(first, Product) else torch.Size()),
             unplaced="" if products else "its products read tensors made from the weight: their features are not known",
@@ -153,14 +155,15 @@ class _Weights:
         return dict(sorted(weights.items(), key=lambda item: turn(item[1])))
 
 
-def _linear_map(call: Call, adapter: Adapter, pure: bool) -> tuple[Adapter, torch.Size]:
+def _linear_map(call: Call, adapter: Adapter, n: int) -> tuple[Adapter, torch.Size]:
     """Return the linear map that a layer applies, and the size of one sample's input to it.
 
-    It is that of the module; for a user's own module whose calls do more than the product, and for a transposed
-    convolution, whose call may choose the output's size, that of the product.
+    Of a convolution it is the module's; of one in a user's own module, and of a transposed convolution, whose call may
+    choose the output's size, it is the product's.
     """
+    if adapter.token_wise:
+        return adapter, torch.Size((call.x.numel() // (n * call.x.shape[-1]), call.x.shape[-1]))
     torchs_own = type(call.module).__module__.startswith("torch.nn.modules")
-    sized = isinstance(call.module, _ConvTransposeNd)
-    if call.product is not None and (sized or not (pure or torchs_own)):
+    if call.product is not None and (isinstance(call.module, _ConvTransposeNd) or not torchs_own):
         return adapter, call.product.kept().shape[1:]
     return layer_of(call.module), call.x.shape[1:]
