@@ -112,7 +112,7 @@ PARTS = {
 
 
 def drawn_package(folder: Path, seed: int) -> tuple[str, str]:
-    """A file in packages (some without an __init__.py, some named like a module of Python) with imports of all kinds."""
+    """A file in packages, some without an __init__.py, some named like a module of Python, with imports of all kinds."""
     rng = random.Random(seed)
     depth, namespace = rng.randint(1, 3), rng.random() < 0.3
     top = rng.choice(["net_", "code" if not seed % 3 else "mine_", "tests" if not seed % 4 else "nets_"])
@@ -190,7 +190,7 @@ def test_a_neighbour_of_an_installed_packages_name(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     write(tmp_path, "answer = 1\n", "pytest.py")
     file = write(tmp_path, "import pytest\ndef build(): pass\n")
-    with pytest.raises(BadInput, match="this process has another 'pytest', from .*site-packages: rename"):
+    with pytest.raises(BadInput, match=r"this process has another 'pytest', from .*site-packages: rename"):
         userfile.load(f"{file}:build", "MODEL")
 
 
