@@ -26,13 +26,44 @@ TARGETS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("function", MODULE_OF, ids=lambda f: f.__name__)
+OF_TWO = (F.gaussian_nll_loss, F.margin_ranking_loss, F.cosine_embedding_loss)
+
+
+@pytest.mark.parametrize("function", [one for one in MODULE_OF if one not in OF_TWO], ids=lambda f: f.__name__)
 def test_a_function_of_torch_is_the_mean_of_its_samples(function) -> None:
     f, y = (F6.sigmoid() if function is F.binary_cross_entropy else F6), TARGETS.get(function, POSITIVE)
     loss = as_loss(function)
     alone = torch.stack([function(f[i : i + 1], y[i : i + 1]) for i in range(6)])
     assert torch.allclose(loss.values(f, y), alone, rtol=1e-12)
     assert float(loss.values(f, y).sum() / loss.mass(f, y).sum()) == pytest.approx(float(function(f, y)), rel=1e-12)
+
+
+@pytest.mark.parametrize("function", OF_TWO, ids=lambda f: f.__name__)
+def test_a_function_of_two_outputs_has_one_target(function) -> None:
+    """As a tuple or a dict of the network, whatever the entries are called; the risk is torch's own."""
+    x, means = torch.randn(6, 3, generator=G).double(), function is F.gaussian_nll_loss
+    y = POSITIVE if means else SIGNS[:, 0] if function is F.cosine_embedding_loss else SIGNS
+
+    class Two(nn.Module):
+        def __init__(self, form: type) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.form = nn.Linear(3, 4).double(), nn.Linear(3, 4).double(), form
+
+        def forward(self, x: Tensor) -> object:
+            f, g = self.a(x), F.softplus(self.b(x))
+            return {"mean": f, "spread": g} if self.form is dict else (f, g)
+
+    f, g = Two(tuple)(x)
+    truth = float((function(f, y, g) if means else function(f, g, y)).detach())
+    for form in (tuple, dict):
+        assert fl.Lens(fl.Problem(Two(form), function, (x, y))).outcomes("data").risk == pytest.approx(truth, rel=1e-12)
+
+    def own(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+        return ((outputs[0] * outputs[1]).sum(1) - targets.reshape(len(targets), -1).sum(1)).square()
+
+    found = fl.measure(fl.Lens(fl.Problem(Two(tuple), own, (x, y))), ["loss", "hessian_trace(exact=True)"])
+    assert found["loss"].value == pytest.approx(float(own((f, g), y).detach().mean()), rel=1e-12)
 
 
 def test_the_options_of_a_partial_are_kept() -> None:

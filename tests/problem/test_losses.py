@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from builders import trace_of_hessian
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import flatlens as fl
@@ -119,8 +124,6 @@ def test_any_label_may_be_the_ignored_one() -> None:
     loss = as_loss(module)
     assert float(loss.values(F6, y).sum() / loss.mass(F6, y).sum()) == pytest.approx(float(module(F6, y)))
     assert loss.output_hessian(F6, y)[2].abs().max() == 0
-    with pytest.raises(BadLoss, match="class weights"):
-        as_loss(nn.MultiMarginLoss(weight=WEIGHTS))
 
     class Own(nn.NLLLoss):
         def forward(self, f: Tensor, y: Tensor) -> Tensor:
@@ -128,6 +131,8 @@ def test_any_label_may_be_the_ignored_one() -> None:
 
     with pytest.raises(BadLoss, match="ignore_index"):
         as_loss(Own(ignore_index=0))
+    with pytest.raises(BadLoss, match="class weights"):
+        as_loss(Own(weight=WEIGHTS))
 
 
 def test_weights_of_one_row_are_taken_by_row() -> None:
@@ -263,7 +268,7 @@ def test_negative_probabilities_are_refused_and_negative_class_weights() -> None
     with pytest.raises(BadData, match=r"test=.* -0.25 for class 2 at sample 4.*\(samples 0 to 5 of the data\)"):
         fl.Problem(nn.Linear(3, 4), "cross_entropy", (torch.randn(6, 3), y.abs()), test=(torch.randn(6, 3), y))
     tokens = nn.Sequential(nn.Linear(3, 12), nn.Unflatten(1, (3, 4)))
-    with pytest.raises(BadData, match=r"-0.25 for class 2 at token 4"):
+    with pytest.raises(BadData, match=r"-0.25 for class 1 at token 6"):  # place 2 of sample 1: classes lie in axis 1
         fl.Problem(tokens, "cross_entropy", (torch.randn(2, 3), y.reshape(2, 3, 4)))
     with pytest.raises(BadLoss, match="class weights must be finite and not negative, got -2"):
         as_loss(nn.CrossEntropyLoss(weight=torch.tensor([1.0, -2.0])))
@@ -314,3 +319,194 @@ def test_probabilities_of_another_sum_weigh_their_sample(weight: Tensor | None, 
 def test_a_class_of_losses_is_no_loss() -> None:
     with pytest.raises(BadLoss, match=r"write CrossEntropyLoss\(\)"):
         as_loss(nn.CrossEntropyLoss)
+
+
+class Several(nn.Module):
+    """Outputs of any shapes: one, or a tuple."""
+
+    def __init__(self, shapes: tuple[tuple[int, ...], ...], last: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.shapes, self.last, self.hidden = shapes, last, nn.Linear(3, 4)
+        self.heads = nn.ModuleList(nn.Linear(4, torch.Size(shape).numel()) for shape in shapes)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.hidden(x).tanh()
+        each = [self.last(head(h).reshape(-1, *shape)) for head, shape in zip(self.heads, self.shapes, strict=True)]
+        return each[0] if len(each) == 1 else tuple(each)
+
+
+OF_CLASSES = ("CrossEntropyLoss", "soft CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "MultiLabelMarginLoss")
+OF_NUMBERS = ("L1Loss", "MSELoss", "SmoothL1Loss", "HuberLoss", "PoissonNLLLoss", "KLDivLoss", "BCELoss",
+              "BCEWithLogitsLoss", "SoftMarginLoss", "HingeEmbeddingLoss", "MultiLabelSoftMarginLoss")  # fmt: skip
+OF_TWO = ("GaussianNLLLoss", "MarginRankingLoss", "CosineEmbeddingLoss")
+DRAWS = 25
+
+
+def plain(f: Tensor) -> Tensor:
+    return f
+
+
+def drawn(name: str, seed: int) -> tuple[nn.Module, nn.Module, Tensor, Tensor, Callable[[Any], Tensor]]:
+    """A loss of torch's with drawn options, a network, inputs and targets of drawn shapes, and the risk of its outputs.
+
+    Numbers of samples, classes and places often coincide.
+    """
+    choose, g = random.Random(f"{name} {seed}"), torch.Generator().manual_seed(seed)
+    n = choose.randint(1, 5)
+    C = max(2, choose.choice([n, 2, 3, 4]))
+    places = [choose.choice([1, 2, 3, C, n]) for _ in range(choose.randint(0, 3))]
+    shape: tuple[int, ...] = (C, *places)
+
+    def rand(*sizes: int) -> Tensor:
+        return torch.rand(*sizes, generator=g, dtype=torch.float64)
+
+    def perhaps(value: Tensor) -> Tensor | None:
+        return choose.choice([value, None])
+
+    options: dict[str, Any] = {}
+    last: Callable[[Tensor], Tensor] = plain
+    shapes: tuple[tuple[int, ...], ...] = ()
+    if name in ("CrossEntropyLoss", "NLLLoss"):
+        y, ignored = torch.randint(0, C, (n, *places), generator=g), choose.choice([-100, 0, C - 1])
+        y = torch.where(rand(n, *places) < choose.choice([0, 0.3]), ignored, y)
+        y.flatten()[0] = 0 if ignored else 1
+        options = {"weight": perhaps(rand(C) + 0.1), "ignore_index": ignored}
+        if name == "NLLLoss":
+            last = nn.LogSoftmax(1)
+        else:
+            options["label_smoothing"] = choose.choice([0.0, 0.3])
+    elif name == "soft CrossEntropyLoss":
+        options = {"weight": perhaps(rand(C) + 0.1), "label_smoothing": choose.choice([0.0, 0.3])}
+        y = choose.choice([rand(n, *shape), rand(n, *shape).softmax(1)])
+    elif name == "MultiMarginLoss":
+        shape, y = (C,), torch.randint(0, C, (n,), generator=g)
+        options = {"weight": perhaps(rand(C)), "margin": choose.random(), "p": choose.choice([1, 2])}
+    elif name == "MultiLabelMarginLoss":
+        shape, y = (C,), torch.stack([torch.randperm(C, generator=g) for _ in range(n)])
+        y[:, choose.randint(1, C - 1) :] = -1
+    elif name == "MultiLabelSoftMarginLoss":
+        shape = (*places, C)
+        y, options = (rand(n, *shape) > 0.5).double(), {"weight": perhaps(rand(*choose.choice([shape, (C,)])))}
+    elif name == "GaussianNLLLoss":
+        shape, last = choose.choice([shape, shape, (1,), ()]), nn.Softplus()
+        shapes = (shape, choose.choice([shape, (*shape[:-1], 1)]) if shape else shape)
+        y, options = rand(n, *shape), {"full": choose.choice([True, False])}
+    elif name in OF_TWO:
+        shapes = (choose.choice([(), (C,)]) if name == "MarginRankingLoss" else (C,),) * 2
+        y = torch.where(rand(n, *(shapes[0] if name == "MarginRankingLoss" else ())) > 0.5, 1.0, -1.0).double()
+        options = {"margin": choose.random()}
+    else:
+        shape = choose.choice([shape, shape, ()])
+        y = rand(n, *shape)
+        if name == "KLDivLoss":
+            options = {"reduction": choose.choice(["mean", "batchmean"]), "log_target": choose.choice([True, False])}
+            y = y.log() if options["log_target"] else y
+        elif name == "PoissonNLLLoss":
+            options, y = {"full": choose.choice([True, False]), "log_input": choose.choice([True, False])}, 3 * y
+            last = plain if options["log_input"] else nn.Softplus()
+        elif name in ("HingeEmbeddingLoss", "SoftMarginLoss"):
+            y = torch.where(y > 0.5, 1.0, -1.0).double()
+        elif name.startswith("BCE"):
+            last = nn.Sigmoid() if name == "BCELoss" else plain
+            tail = shape[choose.randint(0, len(shape) - 1) :] if shape else (1,)
+            options = {"weight": perhaps(rand(*tail) + 0.1)}
+            if name == "BCEWithLogitsLoss":
+                options["pos_weight"] = perhaps(rand(*tail) + 0.1)
+    torch.manual_seed(seed)
+    module, net = getattr(nn, name.split()[-1])(**options), Several(shapes or (shape,), last).double()
+
+    def risk(f: Any) -> Tensor:
+        given = (f[0], y, f[1]) if name == "GaussianNLLLoss" else (*f, y) if name in OF_TWO else (f, y)
+        found: Tensor = module(*given)
+        return found
+
+    return module, net, torch.randn(n, 3).double(), y, risk
+
+
+@pytest.mark.filterwarnings("ignore:reduction")
+@pytest.mark.parametrize("name", [*OF_CLASSES, *OF_NUMBERS, *OF_TWO])
+def test_the_loss_is_torch_s_own_number_in_every_shape_that_torch_takes(name: str) -> None:
+    for seed in range(DRAWS):
+        module, net, x, y, risk = drawn(name, seed)
+        found = fl.Lens(fl.Problem(net, module, (x, y))).outcomes("data").risk
+        assert found == pytest.approx(float(risk(net(x)).detach()), rel=1e-12, abs=1e-14), seed
+
+
+def trace_in(tensors: list[Tensor], risk: Tensor) -> float:
+    """The trace of the second derivative of a scalar, by explicit double backward; it may be linear."""
+    total = 0.0
+    for p in tensors:
+        (slope,) = torch.autograd.grad(risk, p, create_graph=True, materialize_grads=True)
+        for k in range(p.numel() if slope.requires_grad else 0):
+            (row,) = torch.autograd.grad(slope.flatten()[k], p, retain_graph=True, materialize_grads=True)
+            total += float(row.flatten()[k])
+    return total
+
+
+def made_linear(net: nn.Module, x: Tensor, weights: dict[str, Tensor], moved: dict[str, Tensor]) -> Any:
+    """The outputs at moved weights, to first order."""
+    along = {key: moved[key] - weights[key] for key in weights}
+    at, by = torch.func.jvp(lambda w: torch.func.functional_call(net, w, (x,)), (weights,), (along,))
+    return at + by if isinstance(at, Tensor) else tuple(f + df for f, df in zip(at, by, strict=True))
+
+
+ONCE = ("MultiMarginLoss", "MultiLabelMarginLoss")
+TWICE = [name for name in (*OF_CLASSES, *OF_NUMBERS, *OF_TWO) if name not in ONCE]
+
+
+@pytest.mark.filterwarnings("ignore:reduction")
+@pytest.mark.parametrize("name", TWICE)
+def test_its_curvature_is_that_of_torch_s_own_number_in_every_shape(name: str) -> None:
+    """The Hessian's trace by explicit double backward, and the Gauss-Newton trace as that of outputs made linear."""
+    for seed in range(2):
+        module, net, x, y, risk = drawn(name, seed)
+        problem = fl.Problem(net, module, (x, y))
+        report = fl.measure(fl.Lens(problem, outputs="exact"), ["hessian_trace(exact=True)", "ggn_trace"])
+        truth = trace_in(list(net.parameters()), risk(net(x)))
+        assert report["hessian_trace(exact=True)"].value == pytest.approx(truth, rel=1e-8, abs=1e-10), seed
+        weights = {key: p.detach() for key, p in net.named_parameters()}
+        moved = {key: p.clone().requires_grad_() for key, p in weights.items()}
+        truth = trace_in(list(moved.values()), risk(made_linear(net, x, weights, moved)))
+        assert report["ggn_trace"].value == pytest.approx(truth, rel=1e-8, abs=1e-10), seed
+
+
+def test_torch_losses_that_take_something_else_are_refused_in_one_line() -> None:
+    x, y = torch.randn(6, 3), LABELS
+    for module, words in (
+        (nn.CTCLoss(), r"from \(log_probs, targets, input_lengths, target_lengths\), not from \(outputs, targets\)"),
+        (nn.TripletMarginLoss(), r"from \(anchor, positive, negative\)"),
+        (nn.GaussianNLLLoss(), r"needs two outputs, such as \(mean, variance\)"),
+        (nn.AdaptiveLogSoftmaxWithLoss(4, 9, [3]), "weights of a layer"),
+        (nn.LinearCrossEntropyLoss(4, 4), "weights of a layer"),
+        (nn.BCEWithLogitsLoss(weight=torch.rand(6, 1)), r"weight of shape \(6, 1\) has a value for each sample"),
+        (nn.BCELoss(weight=torch.rand(6, 4)), r"weight of shape \(6, 4\) has a value for each sample"),
+    ):
+        targets = y if not isinstance(module, nn.BCELoss | nn.BCEWithLogitsLoss) else torch.rand(6, 4)
+        with pytest.raises(BadLoss, match=words) as caught:
+            fl.Problem(nn.Sequential(nn.Linear(3, 4), nn.Sigmoid()), module, (x, targets))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(BadLoss, match=r"pos_weight of shape \(6,\) has a value for each sample"):
+        fl.Problem(nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), nn.BCEWithLogitsLoss(pos_weight=torch.rand(6)),
+                   (x, torch.rand(6)))  # fmt: skip
+
+
+@pytest.mark.parametrize("lengths", [(3, 2), (2, 3), (3, 3, 4), (3, 3)])
+def test_batches_of_tokens_may_be_square(lengths: tuple[int, ...]) -> None:
+    """Labels (n, 3) of outputs (n, 3, 3) are those of tokens where another batch, or a mask, shows it."""
+    torch.manual_seed(0)
+    net = nn.Linear(2, 3).double()
+    batches = [(torch.randn(2, T, 2).double(), torch.randint(0, 3, (2, T))) for T in lengths]
+    loader = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    rows = [(net(x), y) for x, y in batches]
+    tokens = F.cross_entropy(torch.cat([f.flatten(0, 1) for f, _ in rows]), torch.cat([y.flatten() for _, y in rows]))
+    square = set(lengths) == {3}
+    truth = torch.stack([F.cross_entropy(f, y) for f, y in rows]).mean() if square else tokens
+    problem = fl.Problem(net, nn.CrossEntropyLoss(), loader)
+    assert fl.Lens(problem).outcomes("data").risk == pytest.approx(float(truth.detach()), rel=1e-12)
+    if not square:  # also where one alone is left
+        one = problem.with_changes(data=batches[lengths.index(3)])
+        f, y = rows[lengths.index(3)]
+        own = F.cross_entropy(f.flatten(0, 1), y.flatten())
+        assert fl.Lens(one).outcomes("data").risk == pytest.approx(float(own.detach()), rel=1e-12)
+    masked = fl.Problem(net, "cross_entropy", loader, forward=lambda m, b: (m(b[0]), b[1], torch.ones_like(b[1])))
+    assert fl.Lens(masked).outcomes("data").risk == pytest.approx(float(tokens.detach()), rel=1e-12)

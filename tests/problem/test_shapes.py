@@ -42,6 +42,8 @@ CASES: dict[str, tuple[tuple[int, ...], Any, Tensor, Any]] = {
                  nn.CrossEntropyLoss(torch.arange(1.0, 5).double())),
     "probabilities": ((4, 2, 3), "cross_entropy", IMAGES.softmax(1), F.cross_entropy),
     "a line of classes": ((4, 6), "cross_entropy", PIXELS.flatten(1), F.cross_entropy),
+    "as many places as classes": ((4, 4), "cross_entropy", torch.randint(0, 4, (5, 4), generator=G), F.cross_entropy),
+    "a line of probabilities": ((4, 6), "cross_entropy", IMAGES.flatten(2).softmax(1), F.cross_entropy),
     "nll": ((4, 2, 3), nn.NLLLoss(), PIXELS, nn.NLLLoss()),
     "images": ((4, 2, 3), "mse", IMAGES, F.mse_loss),
     "half the square": ((4, 2, 3), "half_squared_error", IMAGES, lambda f, y: 0.5 * (f - y).square().sum() / len(f)),
@@ -148,7 +150,7 @@ def test_several_heads_have_no_one_softmax(name: str) -> None:
     assert all(report[key].kind == "undefined" and "no one softmax" in report[key].note for key in keys)
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 2), (2, 1, 2)], ids=["classes", "tokens", "an image of classes"])
+@pytest.mark.parametrize("shape", [(3,), (2, 2), (2, 1, 2)], ids=["classes", "places", "an image of classes"])
 def test_the_second_derivatives_of_heads_are_those_of_their_sum(shape: tuple[int, ...]) -> None:
     """With torch's own mean over places in each head."""
     a, b = torch.randn(5, *shape).double(), torch.randn(5, 2).double()
@@ -156,8 +158,7 @@ def test_the_second_derivatives_of_heads_are_those_of_their_sum(shape: tuple[int
     heads = HeadLosses([as_loss("cross_entropy"), as_loss("half_squared_error")], ["a", "b"])
     f, y = in_rows({"a": a, "b": b}, {"a": kinds, "b": SIZES}, 5, heads, None, 0)
     loss, N = of_form(heads, y), f.shape[1]
-    classes = a.movedim(2, 1) if len(shape) == 2 else a
-    risk = F.cross_entropy(classes, kinds) + 0.5 * (b - SIZES).square().sum(1).mean()
+    risk = F.cross_entropy(a, kinds) + 0.5 * (b - SIZES).square().sum(1).mean()
     assert float(loss.check(f, y).mean()) == pytest.approx(float(risk), rel=1e-12)
     C = loss.output_hessian(f, y)
     H = torch.autograd.functional.hessian(lambda g: loss.values(g, y).sum(), f)

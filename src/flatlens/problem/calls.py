@@ -24,6 +24,7 @@ class Convention:
 
     fed: bool = False  #: whether it gets the labels: an encoder-decoder makes its decoder's inputs from them
     shifted: bool = False  #: whether its outputs at a token are about the next token's label, as a causal model's are
+    by_token: bool = False  #: whether its own loss shows that its outputs (n, T, V) are of T tokens
 
 
 def called(model: nn.Module, x: Any, labels: Any = None) -> Any:
@@ -93,7 +94,7 @@ def convention_of(model: nn.Module, x: Any, y: Any) -> Convention:
         raise BadData(f"Problem(data=...): {_UNKNOWN}")
     for shift in (0, 1):
         if _is_slope(slope, f, F.pad(y[rows], (0, shift), value=_IGNORED)[:, shift:]):
-            return Convention(fed, bool(shift))
+            return Convention(fed, bool(shift), by_token=True)
     raise BadData(f"Problem(data=...): {_UNKNOWN}")
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from flatlens.errors import BadLoss, LossFailed
 from flatlens.problem.batches import picked
 from flatlens.problem.loss import Loss, one_each
-from flatlens.userfile import users_code
+from flatlens.userfile import needed_arguments, users_code
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 
@@ -122,6 +122,9 @@ MODULE_OF: dict[Callable[..., Tensor], type[nn.Module]] = {
     F.multi_margin_loss: nn.MultiMarginLoss,
     F.multilabel_margin_loss: nn.MultiLabelMarginLoss,
     F.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
+    F.gaussian_nll_loss: nn.GaussianNLLLoss,
+    F.margin_ranking_loss: nn.MarginRankingLoss,
+    F.cosine_embedding_loss: nn.CosineEmbeddingLoss,
 }
 """The module with the options of each function of torch that takes outputs and targets."""
 
@@ -156,11 +159,15 @@ def other_module(module: nn.Module) -> Loss:
     """
     name, settings = type(module).__name__, settings_of(module)
     labels = isinstance(module, nn.NLLLoss) and type(module).forward is nn.NLLLoss.forward
-    may_weigh = labels or isinstance(module, nn.BCEWithLogitsLoss | nn.BCELoss)
-    if getattr(module, "weight", None) is not None and not may_weigh:
+    if type(module).__module__.startswith("torch.nn.") and any(True for _ in module.parameters()):
         raise BadLoss(
-            f"Problem(loss={name}): class weights are supported for CrossEntropyLoss and NLLLoss only: pass a function "
-            f"(outputs, targets) -> losses of shape (n,)"
+            f"Problem(loss={name}): it holds the weights of a layer, which would not be measured: put the layer into "
+            f"the network, and use nn.CrossEntropyLoss()"
+        )
+    if getattr(module, "weight", None) is not None and type(module) not in _WEIGHTED:
+        raise BadLoss(
+            f"Problem(loss={name}): it is not known how its mean takes the class weights: pass a function (outputs, "
+            f"targets) -> losses of shape (n,)"
         )
     if not hasattr(module, "reduction"):
         return CustomLoss(module, name, settings=settings)
@@ -172,19 +179,66 @@ def other_module(module: nn.Module) -> Loss:
         )
     each, summed = copy.deepcopy(module), module.reduction == "batchmean"
     each.reduction = "none"  # type: ignore[assignment]
+    arguments = _OF_TWO.get(type(module))
+    if arguments is None and _is_torchs(module) and len(needed := needed_arguments(module.forward)) > 2:
+        raise BadLoss(
+            f"Problem(loss={name}): torch computes it from ({', '.join(needed)}), not from (outputs, targets): pass a "
+            f"function (outputs, targets) -> losses of shape (n,) that calls it with reduction='none'"
+        )
 
-    def values(f: Tensor, y: Any) -> Tensor:
-        losses: Tensor = each.to(f)(f, _shaped(f, y, module))
+    def values(f: Any, y: Any) -> Tensor:
+        if arguments is None:
+            _require_no_weights_of_samples(module, f)
+            losses: Tensor = each.to(f)(f, _shaped(f, y, module))
+        else:
+            losses = each(*arguments(_two(f, name), y))
+        n = samples_of(f)
         if losses.ndim < 2:
             return losses
-        return losses.reshape(len(f), -1).sum(1) if summed else losses.reshape(len(f), -1).mean(1)
+        return losses.reshape(n, -1).sum(1) if summed else losses.reshape(n, -1).mean(1)
 
-    if summed:  # over the tokens of a sequence, too
-        return CustomLoss(values, name, settings=settings | {"reduction": "batchmean"})
-    if any(buffer.numel() > buffer.shape[-1] for buffer in module.buffers() if buffer.ndim):  # of channels: (C, 1, 1)
+    buffers = [buffer for buffer in module.buffers() if buffer.ndim]
+    if summed or arguments is not None:  # over the tokens of a sequence, too
+        return CustomLoss(values, name, settings=settings | ({"reduction": "batchmean"} if summed else {}))
+    if any(buffer.numel() > buffer.shape[-1] for buffer in buffers):  # of channels: (C, 1, 1)
         return CustomLoss(values, name, settings=settings)
     masses = (lambda f, y: values(-torch.ones_like(f), y)) if labels else None
-    return CustomLoss(values, name, by_row=True, settings=settings, masses=masses, ignore_index=ignored)
+    found = CustomLoss(values, name, by_row=True, settings=settings, masses=masses, ignore_index=ignored)
+    found.places, found.by_place = labels, bool(buffers) and not labels
+    return found
+
+
+_WEIGHTED = (nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiMarginLoss, nn.MultiLabelSoftMarginLoss)
+"""torch losses with weights by which their mean does not divide, but for NLLLoss."""
+
+_OF_TWO: dict[type[nn.Module], Callable[[tuple[Tensor, Tensor], Any], tuple[Any, ...]]] = {
+    nn.GaussianNLLLoss: lambda f, y: (f[0], _shaped(f[0], y, nn.MSELoss()), f[1]),
+    nn.MarginRankingLoss: lambda f, y: (*f, y),
+    nn.CosineEmbeddingLoss: lambda f, y: (*f, y),
+}
+"""torch losses of two outputs and one target: their arguments."""
+
+
+def _two(f: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Return the two outputs of a network."""
+    parts = tuple(f.values()) if isinstance(f, Mapping) else f
+    if isinstance(parts, Tensor) or len(parts) != 2:
+        raise BadLoss(
+            f"Problem(loss={name}): it needs two outputs, such as (mean, variance): return a tuple of two tensors from "
+            f"the network, or through forward=(model, batch) -> (outputs, targets)"
+        )
+    return parts[0], parts[1]
+
+
+def _require_no_weights_of_samples(module: nn.Module, f: Tensor) -> None:
+    """Refuse weights that torch spreads over the samples of one batch: the next batch would get the same ones."""
+    for name, weight in module.named_buffers():
+        if weight.shape[: max(0, weight.ndim - (f.ndim - 1))].numel() > 1:
+            raise BadLoss(
+                f"Problem(loss={type(module).__name__}): {name} of shape {tuple(weight.shape)} has a value for each "
+                f"sample of a batch (outputs {tuple(f.shape)}): give weights of samples as a second target, and a "
+                f"function (outputs, (targets, weights)) -> losses of shape (n,)"
+            )
 
 
 def settings_of(module: nn.Module) -> dict[str, object]:

@@ -20,15 +20,16 @@ from flatlens.problem.sequences import TokenWise
 class Heads:
     """The targets of several heads, and where each head's outputs lie among all outputs."""
 
-    targets: Mapping[str, Any] | tuple[Any, ...]  #: as the user gave them, in the structure of the outputs
+    targets: Any  #: as the user gave them; but for a callable of all heads, in the structure of the outputs
     forms: tuple[Any, ...]  #: each head's targets in the form that its loss takes
     columns: tuple[slice, ...]
     shapes: tuple[tuple[int, ...], ...]  #: of one sample's outputs
+    names: tuple[Any, ...] | None  #: of the heads, if the outputs are a dict
 
     def structured(self, f: Tensor) -> Any:
         """Return the outputs in the structure and the shapes that the network gives them."""
         parts = [f[:, at].reshape(len(f), *shape) for at, shape in zip(self.columns, self.shapes, strict=True)]
-        return dict(zip(self.targets, parts, strict=True)) if isinstance(self.targets, Mapping) else tuple(parts)
+        return tuple(parts) if self.names is None else dict(zip(self.names, parts, strict=True))
 
 
 def matching(outputs: Any, targets: Any, n: int) -> tuple[list[Tensor], Any] | None:
@@ -55,12 +56,31 @@ def matching(outputs: Any, targets: Any, n: int) -> tuple[list[Tensor], Any] | N
     return parts, told
 
 
-def in_columns(parts: list[Tensor], targets: Any, each: list[tuple[Tensor, Any]]) -> tuple[Tensor, Heads]:
+def of_one_target(outputs: Any, targets: Any, n: int) -> tuple[Tensor, Heads] | None:
+    """Return (outputs side by side, targets as they are) for a callable of several outputs, as a mean and a variance.
+
+    None if these are not several heads.
+    """
+    names = tuple(outputs) if isinstance(outputs, Mapping) else None
+    given = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple | list) else ()
+    parts = [part for part in given if _is_head(part, n)]
+    if not parts or len(parts) < len(given):
+        return None
+    return in_columns(parts, targets, [(part.reshape(n, -1), None) for part in parts], names)
+
+
+def _is_head(part: Any, n: int) -> bool:
+    return isinstance(part, Tensor) and part.is_floating_point() and part.ndim > 0 and len(part) == n
+
+
+def in_columns(
+    parts: list[Tensor], targets: Any, each: list[tuple[Tensor, Any]], names: tuple[Any, ...] | None
+) -> tuple[Tensor, Heads]:
     """Return (the heads' outputs side by side, (n, N); their targets) from each head's rows and form of its targets."""
     ends = list(accumulate(rows.shape[1] for rows, _ in each))
     columns = tuple(slice(end - rows.shape[1], end) for end, (rows, _) in zip(ends, each, strict=True))
     forms, shapes = tuple(form for _, form in each), tuple(tuple(part.shape[1:]) for part in parts)
-    return torch.cat([rows for rows, _ in each], 1), Heads(targets, forms, columns, shapes)
+    return torch.cat([rows for rows, _ in each], 1), Heads(targets, forms, columns, shapes, names)
 
 
 def loss_of_each(loss: Loss, targets: Any) -> list[Loss] | None:

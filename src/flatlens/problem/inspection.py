@@ -20,7 +20,7 @@ from flatlens.problem.failures import forward_failed, losing, retold
 from flatlens.problem.loss import Loss
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.samples import FORWARD_CHUNK, Batch, checksum, finite, require_finite, select, size, spaced, take
-from flatlens.problem.sequences import Tokens
+from flatlens.problem.sequences import Tokens, by_rows
 from flatlens.problem.shapes import of_form
 from flatlens.problem.shards import require_all_processes
 from flatlens.problem.state import differentiable, size_of_parts
@@ -173,6 +173,7 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     own = data is problem.data
     given = "the data" if own else "the held-out data"
     n, outputs, mass = 0, 0, 0.0
+    readings: set[str] = set()
     few: dict[int, Batch] = {}
     shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
     with problem.ranks.as_one():
@@ -202,9 +203,12 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
             if len(f) > 1 and not problem.coupled:
                 _require_samples_apart(problem, model, raw, f, y)
             _require_losses(problem, model, f.detach().to(torch.float64), y, n, data.where)
+            readings |= {y.reading} if isinstance(y, Tokens) else set()
             n, outputs, mass = n + len(f), max(outputs, f.shape[1]), mass + float(problem.loss.mass(f, y).sum())
-    ns, widths, masses = zip(*problem.ranks.together((n, outputs, mass)), strict=True)
+    ns, widths, masses, each = zip(*problem.ranks.together((n, outputs, mass, readings)), strict=True)
     n, outputs, mass = sum(ns), max(widths), sum(masses)
+    if "tokens" in set().union(*each):  # a sample of other data, or a batch of square outputs, need not show it
+        problem.loss = by_rows(problem.loss)
     probes = problem.ranks.in_order(few) if own else []
     data.counted(n)
     if n == 0:

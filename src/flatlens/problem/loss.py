@@ -32,6 +32,8 @@ class Loss(ABC):
     convex: bool = False  #: whether it is known to be convex in the outputs, so that C has no negative eigenvalue
     closed: bool = False  #: whether its second derivative is a formula, not taken by autograd
     whole: bool = False  #: whether it takes outputs in the shape that the network gives them
+    places: bool = False  #: whether torch's own takes a class at each place, with the classes in axis 1 of the outputs
+    by_place: bool = False  #: whether outputs do not all count alike, so that it has to know the network's own shape
     one_softmax: bool = True  #: whether the outputs of a sample, or of a token, are one vector that has a softmax
     singly: bool = False  #: whether it is computed for each sample alone, from a callable that returns a batch's mean
 

@@ -75,7 +75,7 @@ class CrossEntropy(Loss):
     """Cross-entropy of softmax(f), with torch's class weights, `ignore_index` and label smoothing."""
 
     name = "cross_entropy"
-    apart = convex = closed = True
+    apart = convex = closed = places = True
 
     def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0) -> None:
         if weight is not None and not bool((fine := (weight >= 0) & weight.isfinite()).all()):

@@ -64,7 +64,9 @@ class Problem:
 
     For outputs of shape (n, T, N), with one row per token, the rows side by side are a sample's outputs. Some tokens do
     not count: those labelled `ignore_index` (-100), those hidden by an `attention_mask` fed to the model, or those for
-    which a third value of forward=, (n, T), is false. `problem.sequences` defines the risk.
+    which a third value of forward=, (n, T), is false. `problem.sequences` defines the risk. Where torch's cross-entropy
+    takes outputs (n, A, B) with the targets, axis 1 holds the classes, as in torch, unless a mask of tokens, the
+    network's own loss, or another batch shows that the outputs are those of A tokens.
 
     Args:
         model: The network; the one inside torch.compile, DataParallel or DistributedDataParallel is measured.
@@ -334,6 +336,8 @@ class Problem:
         with users_code(forward_failed(f"a batch of {size(batch)} samples")):
             outputs = main_output(called(model, x, targets if self.convention.fed else None))
         counted = self.mask(batch)
+        if self.convention.by_token and counted is None and isinstance(outputs, Tensor):
+            counted = torch.ones(outputs.shape[:2], dtype=torch.bool)
         if not self.convention.shifted:
             return outputs, targets, counted
         return outputs[:, :-1], targets[:, 1:], None if counted is None else counted[:, 1:]

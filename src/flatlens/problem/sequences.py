@@ -7,6 +7,8 @@ derivative, so they add nothing to any Gram matrix. A token is masked by its lab
     cross_entropy, mse, torch modules    l_i = sum_t l_it, mass_i = sum_t mass_it: the risk is torch's mean over tokens
     half_squared_error                   l_i = 0.5 ||f_i - y_i||^2 over all rows, mass_i = 1: C = I
     a callable                           l_i = loss((n, T, V), targets), mass_i = 1
+
+The rows of places, whose classes lie in axis 1 of the outputs as torch's cross-entropy has it, are treated as tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -24,6 +26,9 @@ from flatlens.errors import BadData
 from flatlens.problem.forms import OfForm
 from flatlens.problem.loss import Loss
 
+Reading: TypeAlias = Literal["tokens", "places", "either"]
+"""What outputs (n, A, B) with their targets are: A tokens, B places with A classes (torch's rule), or either."""
+
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
@@ -32,10 +37,16 @@ class Tokens:
     targets: Any  #: the targets as the user gave them
     counted: Tensor  #: (n, T) bool, true where a token is an output row
     length: int  #: tokens of this batch; positions beyond, up to the longest batch's T, are masked
+    reading: Reading = "tokens"
 
 
 def by_token(
-    outputs: Tensor, targets: Any, counted: Tensor | None, ignore: int, longest: int = 0
+    outputs: Tensor,
+    targets: Any,
+    counted: Tensor | None,
+    ignore: int,
+    longest: int = 0,
+    reading: Reading = "tokens",
 ) -> tuple[Tensor, Tokens]:
     """Return (outputs (n, T V), their `Tokens`); `counted` (n, T) are the tokens that the model's own mask keeps.
 
@@ -55,7 +66,7 @@ def by_token(
     length = outputs.shape[1]
     if missing:  # else F.pad copies what may be the largest tensor
         rows, counts = F.pad(rows, (0, 0, 0, missing)), F.pad(counts, (0, missing))
-    return rows.flatten(1), Tokens(targets, counts, length)
+    return rows.flatten(1), Tokens(targets, counts, length, reading)
 
 
 def attention_mask(batch: Any) -> Tensor | None:
@@ -110,6 +121,11 @@ def of_sequences(loss: Loss) -> Loss:
     return OfSequence(loss) if loss.whole else TokenWise(loss)
 
 
+def by_rows(loss: Loss) -> Loss:
+    """Return the loss for outputs (n, A, B) that are A tokens, where their shapes could also mean B places."""
+    return TokenWise(loss.each, rows=True) if isinstance(loss, TokenWise) else loss
+
+
 @final
 class OfSequence(OfForm):
     """A callable of whole sequences: (n, T, V) and the targets to losses (n,). Masked rows are zeros."""
@@ -132,8 +148,9 @@ class OfSequence(OfForm):
 class TokenWise(Loss):
     """A loss per row, summed over the tokens that count: C is block-diagonal."""
 
-    def __init__(self, each: Loss) -> None:
-        self.each, self.name, self.ignore_index = each, each.name, each.ignore_index
+    def __init__(self, each: Loss, rows: bool = False) -> None:
+        self.rows = rows  #: whether the data show that outputs (n, A, B) are A tokens, not B places
+        self.each, self.name, self.ignore_index, self.places = each, each.name, each.ignore_index, each.places
         self.half_square, self.apart = each.half_square, each.apart
         self.convex, self.closed = each.convex, each.closed
 
@@ -145,7 +162,7 @@ class TokenWise(Loss):
     def settled(self, f: Tensor, y: Any) -> Loss:
         """Return the loss whose loss of a row is settled."""
         rows, t, counted = self._rows(f, y)
-        return TokenWise(self.each.settled(rows[counted], t[counted])) if bool(counted.any()) else self
+        return TokenWise(self.each.settled(rows[counted], t[counted]), self.rows) if bool(counted.any()) else self
 
     def _rows(self, f: Tensor, y: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """Return (outputs (n T, V), targets with a valid value where masked, counted (n T,))."""
@@ -242,8 +259,8 @@ class TokenWise(Loss):
         return torch.where(seen.any(1), right / seen.sum(1).clamp(min=1), math.nan)
 
 
-def next_token(model: Any, batch: Any) -> tuple[Tensor, Tokens | Tensor]:
-    """Return (outputs, targets) of a causal language model: each token is predicted from those before it.
+def next_token(model: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (outputs, targets, which tokens count) of a causal language model, which predicts each next token.
 
     Pass it as forward= with batches {"input_ids", "attention_mask"?, "labels"?}. Without "labels" the ids themselves
     are the targets. A token counts if it is no padding and its label is not -100; the first token of a sequence is
@@ -254,4 +271,4 @@ def next_token(model: Any, batch: Any) -> tuple[Tensor, Tokens | Tensor]:
     labels: Tensor = batch.get("labels", batch["input_ids"])[:, 1:]
     if "attention_mask" in batch:
         labels = labels.masked_fill(batch["attention_mask"][:, 1:] == 0, -100)
-    return getattr(outputs, "logits", outputs)[:, :-1], labels
+    return getattr(outputs, "logits", outputs)[:, :-1], labels, labels != -100

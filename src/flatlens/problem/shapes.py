@@ -10,9 +10,9 @@ from torch import Tensor
 
 from flatlens.errors import BadData, BadModel
 from flatlens.problem.forms import OfForm
-from flatlens.problem.heads import Heads, OfHeads, OfStructure, in_columns, loss_of_each, matching
+from flatlens.problem.heads import Heads, OfHeads, OfStructure, in_columns, loss_of_each, matching, of_one_target
 from flatlens.problem.loss import Loss, one_each
-from flatlens.problem.sequences import Tokens, by_token, of_sequences
+from flatlens.problem.sequences import Reading, Tokens, TokenWise, by_token, of_sequences
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,8 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
     if heads is not None:
         return _in_heads(*heads, n, loss, counted)
     if not isinstance(outputs, Tensor):
+        if loss.whole and (found := of_one_target(outputs, targets, n)) is not None:
+            return found
         raise BadModel(
             f"Problem(model=...): the network returned {_told(outputs)}; outputs must be a tensor of shape "
             f"(batch, ...), or several heads with targets of the same structure: choose one through "
@@ -75,18 +77,16 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
         )
     if outputs.ndim == 2:
         return outputs, targets
-    classes = isinstance(targets, Tensor) and _classes_second(outputs, targets, loss)
-    if outputs.ndim == 3 and not classes:
-        fits = isinstance(counted, Tensor) and counted.shape == outputs.shape[:2]
-        return by_token(
-            outputs, targets, counted if fits else None, loss.ignore_index, known_outputs // outputs.shape[2]
-        )
-    if loss.whole:
-        return outputs.reshape(n, -1), Shaped(targets, tuple(outputs.shape[1:]))
-    if classes:
+    counts = counted if isinstance(counted, Tensor) and counted.shape == outputs.shape[:2] else None
+    reading = _reading(outputs, targets, loss, counts) if isinstance(targets, Tensor) and not loss.whole else None
+    if outputs.ndim == 3 and reading in (None, "tokens"):
+        return by_token(outputs, targets, counts, loss.ignore_index, known_outputs // outputs.shape[2])
+    if reading is not None:
         rows, labels = outputs.movedim(1, -1).flatten(1, -2), targets
         labels = labels.movedim(1, -1).flatten(1, -2) if labels.shape == outputs.shape else labels.flatten(1)
-        return by_token(rows, labels, None, loss.ignore_index, known_outputs // outputs.shape[1])
+        return by_token(rows, labels, None, loss.ignore_index, known_outputs // outputs.shape[1], reading)
+    if loss.whole or loss.by_place:
+        return outputs.reshape(n, -1), Shaped(targets, tuple(outputs.shape[1:]))
     if outputs.ndim > 1 and not (isinstance(targets, Tensor) and one_each(outputs, targets)):
         got = f"of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else f"a {type(targets).__name__}"
         raise BadData(
@@ -99,15 +99,16 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
 
 def _in_heads(parts: list[Tensor], targets: Any, n: int, loss: Loss, counted: Any) -> tuple[Tensor, Heads]:
     """Return the heads' outputs side by side, each in rows, and their targets."""
+    names = tuple(targets) if isinstance(targets, Mapping) else None
     given = list(zip(parts, targets.values() if isinstance(targets, Mapping) else targets, strict=True))
     each = loss_of_each(loss, targets)
     if each is None:
-        return in_columns(parts, targets, [(part.reshape(n, -1), target) for part, target in given])
+        return in_columns(parts, targets, [(part.reshape(n, -1), target) for part, target in given], names)
     rows = [
         (part.reshape(n, -1), target) if _flat(part, target) else in_rows(part, target, n, one, counted, 0)
         for (part, target), one in zip(given, each, strict=True)
     ]
-    return in_columns(parts, targets, rows)
+    return in_columns(parts, targets, rows, names)
 
 
 def _flat(outputs: Tensor, targets: Any) -> bool:
@@ -116,19 +117,22 @@ def _flat(outputs: Tensor, targets: Any) -> bool:
     return numbers and targets.shape not in (outputs.shape, outputs.shape[:2])
 
 
-def _classes_second(outputs: Tensor, targets: Tensor, loss: Loss) -> bool:
-    """Return whether axis 1 of the outputs is that of classes, as torch's cross-entropy has it.
+def _reading(outputs: Tensor, targets: Tensor, loss: Loss, counts: Tensor | None) -> Reading | None:
+    """Return what outputs (n, A, B, ...) are: places whose classes lie in axis 1, or tokens; None if they are neither.
 
-    So it is for class labels at every other place, and for cross-entropy with probabilities of the outputs' shape.
-    Outputs (n, T, V) with labels (n, T) are sequences, also where T = V.
+    Wherever torch's cross-entropy takes the shapes, axis 1 holds the classes, as in torch. So it is for class labels at
+    every other place, and for cross-entropy with probabilities of the outputs' shape. Labels of the shape (n, A) are
+    those of tokens if torch does not take them, if `counts` is a mask of tokens, or if another batch shows it.
     """
-    if outputs.ndim == 1:
-        return False
-    labels = not targets.is_floating_point() and targets.shape == (len(outputs), *outputs.shape[2:])
-    if outputs.ndim == 3:
-        return labels and not loss.whole and targets.shape != outputs.shape[:2]
-    probable = loss.name == "cross_entropy" and targets.is_floating_point() and targets.shape == outputs.shape
-    return not loss.whole and (labels or probable)
+    n, A, *places = outputs.shape if outputs.ndim > 2 else (len(outputs), 0)
+    if targets.is_floating_point():
+        second = tokens = loss.name == "cross_entropy" and targets.shape == outputs.shape
+    else:
+        second, tokens = targets.shape == (n, *places), targets.shape == (n, A)
+    if outputs.ndim > 3 or not (second and tokens):
+        return "places" if second and places else "tokens" if tokens and places else None
+    known = counts is not None or not loss.places or (isinstance(loss, TokenWise) and loss.rows)
+    return "tokens" if known else "either"
 
 
 def _told(outputs: Any) -> str:
