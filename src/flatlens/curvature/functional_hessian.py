@@ -29,7 +29,7 @@ from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer
 from flatlens.problem.outcomes import slopes
-from flatlens.problem.samples import size
+from flatlens.problem.samples import has_lists, is_list, select, size
 from flatlens.problem.state import differentiable
 from flatlens.progress import PRODUCTS
 
@@ -232,6 +232,9 @@ def _along_weight(
         lambda V: torch.stack([torch.stack([alone(sample, own, v) for v in V]) for sample, own in each()]),
     ]
 
+    if has_lists(batch):  # torch.vmap cannot take their items apart
+        del ways[0]
+
     def forms(V: Tensor) -> Tensor:
         while len(ways) > 1:
             try:
@@ -250,8 +253,9 @@ def _along_weight(
 
 
 def _sample(batch: Batch, axes: Batch, i: int) -> Batch:
-    """Return what belongs to one sample, without the sample axis."""
-    return tree_map(lambda leaf, axis: leaf if axis is None else leaf[i], batch, axes)
+    """Return what belongs to one sample, without the sample axis; of a list of samples a list of one."""
+    rest = select(batch, slice(i, i + 1))
+    return tree_map(lambda part, axis: part if axis is None else part[0], rest, axes, is_leaf=is_list)
 
 
 def _plain_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from flatlens.grams.token_ids import sample_axis
@@ -26,7 +26,7 @@ from flatlens.operations.paths import Paths
 from flatlens.operations.reads import GraphOperation, Lookup, Product, Read, product_of, reaches, reads_of
 from flatlens.operations.scales import ScaleFinder, Scales
 from flatlens.problem import Batch, Problem
-from flatlens.problem.samples import take
+from flatlens.problem.samples import is_list, take, unlisted
 from flatlens.problem.state import differentiable
 
 READ_ON = 2  #: samples on which heads are read; what they do not reach, as an expert, all the others show
@@ -211,8 +211,8 @@ def _remove_at_exit(hooks: ExitStack, handle: RemovableHandle) -> None:
 def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape, list[Tensor], Tensor, Any]:
     """Return (tape, network's inputs, outputs, targets) of a batch on the model's device; the inputs are graph leaves.
 
-    The network's inputs are the floating tensors that it gets, except the attention mask. If there are none (token
-    ids), the input is the output of its first embedding.
+    The network's inputs are the floating tensors that it gets, except the attention mask, and those in lists of
+    samples. If there are none (token ids), the input is the output of its first embedding.
     """
     mask = problem.mask(batch)
     leaves: list[Tensor] = []
@@ -224,11 +224,11 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
         return leaves[-1].clone()  # the first operation may be in-place, and a leaf may not be changed
 
     if problem.forward is None and isinstance(batch, tuple):
-        batch = (tree_map(as_leaf, batch[0]), *batch[1:])
+        batch = (tree_map(as_leaf, batch[0], is_leaf=is_list), *batch[1:])
     else:
-        batch = tree_map(as_leaf, batch)
-    given = tree_leaves(batch[0] if problem.forward is None and isinstance(batch, tuple) else batch)
-    ids = [part for part in given if isinstance(part, Tensor) and part.ndim and not part.is_floating_point()]
+        batch = tree_map(as_leaf, batch, is_leaf=is_list)
+    given = unlisted(batch[0] if problem.forward is None and isinstance(batch, tuple) else batch)
+    ids = [part for part in given if part.ndim and not part.is_floating_point()]
     with record(model, problem.mask(batch), ids) as tape:
         f, y = problem.run(model, batch)
     inputs = leaves or tape.embedded[:1]

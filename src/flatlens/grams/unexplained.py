@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from flatlens.errors import out_of_memory
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import counts_samples
-from flatlens.problem.samples import size, take
+from flatlens.problem.samples import has_lists, is_list, size, take
 from flatlens.problem.state import differentiable
 
 
@@ -59,12 +59,12 @@ class Runner(nn.Module):
 
 def sample_axes(batch: Batch, n: int) -> Batch:
     """Return the axis of samples of each part of a batch, for torch.vmap: 0, or None where there is none."""
-    return tree_map(lambda leaf: 0 if counts_samples(leaf, n) else None, batch)
+    return tree_map(lambda leaf: 0 if counts_samples(leaf, n) else None, batch, is_leaf=is_list)
 
 
 def as_batch(sample: Batch) -> Batch:
     """Return one sample as a batch."""
-    return tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
+    return tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample, is_leaf=is_list)
 
 
 def per_sample_gradients(
@@ -73,6 +73,8 @@ def per_sample_gradients(
     """Return df/dtheta for each named parameter, (n, N, size) float64; with `rows` (n, r, N), that of rows f."""
     if not names:
         return {}
+    if has_lists(batch):
+        return each_sample_alone(problem, model, batch, names, rows)
     try:
         return _batched(problem, model, batch, names, rows)
     except Exception as error:  # any error: data-dependent control flow, or an operation without a batching rule

@@ -15,7 +15,7 @@ from flatlens.errors import BadModel, BadOption
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import counts_samples
-from flatlens.problem.samples import size
+from flatlens.problem.samples import has_lists, size
 from flatlens.problem.state import copy_of
 
 _NEARLY = 0.1  #: largest difference of outputs by rounding, relative to the largest output
@@ -120,7 +120,9 @@ def _opened(problem: Problem, model: nn.Module, batch: Batch, place: int) -> Inp
 
 def _where(problem: Problem, model: nn.Module) -> tuple[int, int]:
     """Return (the index of the batch's tensor that the outputs depend on, its entries per sample)."""
-    leaves, form = tree_flatten(problem.place(problem.probes[0]))
+    if has_lists(batch := problem.place(problem.probes[0])):
+        raise Refused("one floating input, samples first, can be perturbed; the data have lists of samples")
+    leaves, form = tree_flatten(batch)
     fed = len(leaves) if problem.forward is not None else len(tree_leaves(tree_unflatten(leaves, form)[0]))
     floating = [i for i, leaf in enumerate(leaves[:fed]) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     for i in floating:

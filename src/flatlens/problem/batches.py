@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,10 +37,13 @@ def as_pair(batch: Any) -> Any:
 
 
 def in_tensors(batch: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a batch whose lists and arrays of numbers are tensors, rows of different lengths padded (`stacked`)."""
+    """Return a batch whose lists and arrays of numbers are tensors, rows of different lengths padded (`stacked`).
+
+    A list of floating tensors stays one: what they are padded with could count.
+    """
     arrays = {key: value for key, value in batch.items() if isinstance(value, np.ndarray)}
     found = dict(batch) | {key: _tensor(each, where) for key, each in arrays.items() if each.dtype.kind in _NUMBERS}
-    listed = {key: value for key, value in batch.items() if isinstance(value, list) and value and _is_number(value)}
+    listed = {key: value for key, value in batch.items() if isinstance(value, list) and value and _is_joined(value)}
     if not listed:
         return found
     return found | _padded({key: [_tensor(row, where) for row in rows] for key, rows in listed.items()}, where)
@@ -90,31 +93,28 @@ def counts_samples(leaf: Any, n: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n
 
 
-def picked(
-    batch: Any,
-    samples: slice | Tensor,
-    n: int,
-    lists: tuple[type[list[Any]] | type[tuple[Any, ...]], ...] = (list, tuple),
-) -> Any:
+def picked(batch: Any, samples: slice | Tensor, n: int, one_each: Callable[[Any], bool] | None = None) -> Any:
     """Return the part of a batch that belongs to some of its n samples; entries that do not count samples stay whole.
 
-    A list of n items has one for each sample, unless every item is itself a tensor of n rows. A tuple of n items (where
-    `lists` has tuple) has one for each sample only if no item is such a tensor.
+    `one_each` says whether a part has one item for each sample. As a default, a list of n items has, unless every item
+    is itself a tensor of n rows; a tuple of n items only if no item is such a tensor.
     """
 
     def has_one_each(part: Any) -> bool:
-        if not isinstance(part, lists) or len(part) != n:
+        if not isinstance(part, list | tuple) or len(part) != n:
             return False
         return not (all if isinstance(part, list) else any)(counts_samples(item, n) for item in part)
 
+    one_each = one_each or has_one_each
+
     def cut(part: Any) -> Any:
-        if has_one_each(part):
+        if one_each(part):
             return part[samples] if isinstance(samples, slice) else [part[i] for i in samples.tolist()]
         if not counts_samples(part, n):
             return part
         return part[samples if isinstance(samples, slice) else samples.to(part.device)]
 
-    return tree_map(cut, batch, is_leaf=has_one_each)
+    return tree_map(cut, batch, is_leaf=one_each)
 
 
 def _padded(rows: dict[str, list[Tensor]], where: str) -> dict[str, Tensor]:
@@ -168,6 +168,13 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor | np.ndarray | np.generic | bool | int | float):
         return True
     return isinstance(value, list | tuple) and bool(value) and all(_is_number(part) for part in value[:2])
+
+
+def _is_joined(rows: list[Any]) -> bool:
+    """Return whether a list becomes a tensor: of numbers, or of token ids; other tensors keep their sizes."""
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(rows)):
+        return _is_number(rows)
+    return all(isinstance(row, Tensor) and row.ndim <= (not row.is_floating_point()) for row in rows)
 
 
 def _tensor(value: Any, where: str) -> Tensor:

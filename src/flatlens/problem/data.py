@@ -9,14 +9,15 @@ from typing import Any, cast, final
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from flatlens.errors import BadData
 from flatlens.problem.batches import as_pair, in_tensors, ready_made
+from flatlens.problem.listed import is_samples, plain, shown
 from flatlens.problem.loaders import kept, random_kept, read, seed_torch
-from flatlens.problem.opening import has_axis, open_source, plain
+from flatlens.problem.opening import has_axis, open_source
 from flatlens.problem.ranks import ALONE, Ranks
-from flatlens.problem.samples import FORWARD_CHUNK, Batch, checksum, joined, require_dense, select, size, take
+from flatlens.problem.samples import FORWARD_CHUNK, Batch, checksum, joined, require_dense, select, size, take, unlisted
 
 CHOICE = "choice of samples"
 """The fact of a loader that differs between processes where each gets its own part of the data."""
@@ -37,6 +38,7 @@ class Data:
     def __init__(self, source: Any, where: str, paired: bool = True) -> None:
         self.where = where
         self._paired = paired  #: whether a dict with labels becomes a pair (inputs, labels)
+        self._ready = False  #: whether the source's batches have the form that is measured
         self.labelled = False  #: whether the batches read so far came as dicts with labels
         self._drops = source.batch_size if isinstance(source, DataLoader) and source.drop_last else None
         self._source, tensors = open_source(source, where)
@@ -134,10 +136,10 @@ class Data:
             if len(mine):
                 pieces.append(select(batch, mine))
         with suppress(RuntimeError, ValueError):  # for example, batches padded to different lengths
-            if all(len(leaf) == size(piece) for piece in pieces for leaf in tree_leaves(piece) if has_axis(leaf)):
+            if all(len(leaf) == size(piece) for piece in pieces for leaf in unlisted(piece) if has_axis(leaf)):
                 pieces = [joined(pieces)]
         some = Data(DataLoader(cast(Dataset[Any], pieces), batch_size=None, collate_fn=ready_made), self.where)
-        some.labelled = self.labelled
+        some.labelled, some._ready = self.labelled, True
         return some
 
     def _batches(self, ranks: Ranks = ALONE) -> Iterator[tuple[int, Batch]]:
@@ -151,15 +153,43 @@ class Data:
             seed_torch(self._readings)  # a new seed each time, so that random augmentation shows
             held = 0
             for number, raw in read(self._source, ranks, self.where):
-                batch = self._read(tuple(raw) if isinstance(raw, list) else raw)
+                batch = self._read(self._opened(raw))
                 require_dense(batch, self.where)
                 held += self._require_same(number, batch)
                 yield number, batch
         self.counted(held, ranks)  # not reached when the caller stops early
 
+    def _opened(self, raw: Any) -> Any:
+        """Return a loader's batch as a tuple of its parts; a list of samples as it is."""
+        if not isinstance(raw, list) or (self._collates and is_samples(raw)):
+            return raw
+        return tuple(raw)
+
+    @property
+    def _collates(self) -> bool:
+        """Return whether the loader's batches may have lists of samples, which torch's own collate never makes."""
+        return self._source is not None and self._source.collate_fn is not default_collate
+
+    def _holds_samples(self, kind: type) -> bool | None:
+        """Return whether a list or tuple that could also be inputs holds one item for each sample; None if unknown."""
+        if not self._collates:
+            return False
+        return (kind is list and not self._paired) or None if self._lists is None else self._lists
+
+    @cached_property
+    def _lists(self) -> bool | None:
+        """Return what the first batch shows that leaves no doubt; None if there is no such batch."""
+        assert self._source is not None
+        with random_kept(), kept(self._source):
+            seed_torch(1)
+            found = (shown(self._opened(raw)) for _, raw in read(self._source, ALONE, self.where))
+            return next((verdict for verdict in found if verdict is not None), None)
+
     def _read(self, raw: Any) -> Batch:
         """Return a batch of the source in the form that is measured."""
-        batch = plain(raw)
+        if self._ready:
+            return raw
+        batch = plain(raw, self._holds_samples)
         if not isinstance(batch, Mapping):
             return batch
         batch = in_tensors(batch, self.where)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flatlens.errors import BadData, typed_line
-from flatlens.problem.batches import BATCH_OF, collated, counts_samples, in_tensors, is_dicts, loader_of
+from flatlens.problem.batches import BATCH_OF, collated, in_tensors, is_dicts, loader_of
+from flatlens.problem.listed import plain
 from flatlens.problem.loaders import fixed_order
 from flatlens.problem.samples import Batch, require_dense, size
 
@@ -48,17 +48,6 @@ def open_source(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch 
         f"Problem({where}): a pair (x, y), a dict with labels, a list of dicts, a Dataset or a DataLoader is needed, "
         f"got {type(source).__name__}"
     )
-
-
-def plain(batch: Batch, n: int = 0) -> Batch:
-    """Return the batch with the mappings of tokenizers as dicts, so that their tensors are found and split."""
-    if isinstance(batch, Mapping):
-        return {key: plain(value, n) for key, value in batch.items()}
-    n = n or next((len(leaf) for leaf in tree_leaves(batch) if has_axis(leaf)), 0)
-    inputs = type(batch) is list and all(counts_samples(part, n) for part in batch)
-    if type(batch) is tuple or inputs:  # a loader makes a list of the inputs of a sample
-        return tuple(plain(part, n) for part in batch)
-    return batch
 
 
 def has_axis(leaf: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from flatlens.problem.batches import picked
 from flatlens.problem.shards import in_one_piece
 
 Batch: TypeAlias = Any
-"""The batches of a loader: usually (x, y); any nesting of tensors whose first axis counts samples."""
+"""The batches of a loader: usually (x, y); tensors whose first axis counts samples, lists of one item each."""
 
 FORWARD_CHUNK = 512
 """Samples of a forward pass without a graph: with 1024, LeNet takes 1.5 times as long, with 256 small networks do."""
@@ -22,13 +23,43 @@ FORWARD_CHUNK = 512
 
 def size(batch: Batch) -> int:
     """Return the number of samples in a batch."""
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
-    if not leaves:
+    n = rows(batch)
+    if n is None:
+        lists = filter(is_list, tree_leaves(batch, is_leaf=is_list))
+        n = next((len(part) for part in lists if any(isinstance(leaf, Tensor) for leaf in tree_leaves(part))), None)
+    if n is None:
         raise BadData(
             f"Problem(data=...): a batch must consist of tensors whose first axis is the samples, got "
             f"{type(batch).__name__}"
         )
-    return len(leaves[0])
+    return n
+
+
+def rows(batch: Batch, opened: tuple[type, ...] = (Mapping, tuple)) -> int | None:
+    """Return the length of the first tensor with axes, the outermost before those inside parts of these types."""
+    parts: list[Any] = [*batch] if isinstance(batch, tuple) else [batch]
+    while parts:
+        for part in parts:
+            if isinstance(part, Tensor) and part.ndim > 0:
+                return len(part)
+        inside: list[Any] = [part for part in parts if isinstance(part, opened)]
+        parts = [one for part in inside for one in (part.values() if isinstance(part, Mapping) else part)]
+    return None
+
+
+def is_list(part: Any) -> bool:
+    """Return whether this has one item for each sample (`listed.plain` makes tuples of all other lists of tensors)."""
+    return isinstance(part, list)
+
+
+def has_lists(batch: Batch) -> bool:
+    """Return whether a batch has lists with one item for each sample."""
+    return any(map(is_list, tree_leaves(batch, is_leaf=is_list)))
+
+
+def unlisted(batch: Batch) -> list[Tensor]:
+    """Return the tensors of a batch that are not in such a list."""
+    return [leaf for leaf in tree_leaves(batch, is_leaf=is_list) if isinstance(leaf, Tensor)]
 
 
 def take(batch: Batch, start: int, stop: int) -> Batch:
@@ -44,7 +75,8 @@ def spaced(batch: Batch, most: int) -> Batch:
 
 def select(batch: Batch, samples: slice | Tensor) -> Batch:
     """Return some samples of a batch; entries that do not count samples stay whole."""
-    return picked(batch, samples, size(batch), (list,))
+    n = size(batch)
+    return picked(batch, samples, n, lambda part: is_list(part) and len(part) == n)
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -57,7 +89,7 @@ def joined(batches: list[Batch]) -> Batch:
             return [one for each in leaves for one in each]
         return torch.cat(leaves) if isinstance(leaves[0], Tensor) and leaves[0].ndim > 0 else leaves[0]
 
-    return tree_map(cat, batches[0], *batches[1:], is_leaf=lambda part: isinstance(part, list))
+    return tree_map(cat, batches[0], *batches[1:], is_leaf=is_list)
 
 
 def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
@@ -109,10 +141,16 @@ def require_dense(batch: Batch, where: str) -> None:
 
 def require_finite(batch: Batch, given: str) -> None:
     """Refuse NaN and inf and name the first bad sample; `given` names the data in the error."""
-    for leaf in tree_leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not finite(leaf):
-            bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1) if leaf.ndim else torch.tensor([True])
-            raise BadData(
-                f"{given}: {int(bad.sum())} of {len(bad)} samples contain NaN or inf, the first at index "
-                f"{int(bad.nonzero()[0])} of this batch: repair or remove them"
-            )
+    for part in tree_leaves(batch, is_leaf=is_list):
+        if isinstance(part, Tensor) and _has_hole(part):
+            bad = (~torch.isfinite(part)).reshape(len(part), -1).any(1).tolist() if part.ndim else [True]
+        elif not isinstance(part, list) or not any(bad := [any(map(_has_hole, tree_leaves(one))) for one in part]):
+            continue
+        raise BadData(
+            f"{given}: {sum(bad)} of {len(bad)} samples contain NaN or inf, the first at index {bad.index(True)} of "
+            f"this batch: repair or remove them"
+        )
+
+
+def _has_hole(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and not finite(leaf)
