@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Eigenpairs:
     vectors: Tensor  #: (k, P), rows of length 1
     residuals: Tensor  #: (k,) float64; an eigenvalue lies within the residual of each value
     products: int  #: matrix-vector products used
-    converged: bool  #: whether every residual met the tolerance
+    converged: bool  #: whether every residual met the tolerance, and repeated values were looked for
     exact: bool  #: whether the basis spans an invariant subspace, so that the only error is rounding
     remembered: Remembered | None = None  #: pairs for the next search to begin with
     above: float = math.inf  #: with probability 95%, no eigenvalue exceeds the first value by more than this
@@ -60,6 +60,7 @@ def relative_residual(residual: float, value: float) -> float:
 
 
 FIRST_SHARE = 0.6  #: the first residual must fall to this share of the tolerance
+SEVERAL_SHARE = 0.8  #: of several values, all residuals to this share: later searches change them a little
 CHANCE = 0.05  #: probability, over the random start, that the bound on what a search missed is wrong
 
 
@@ -188,9 +189,13 @@ def lanczos(
     products are left, the first residual falls to `FIRST_SHARE` of the rtol: a mixture of two eigenvectors has a
     residual of at most half their gap, so at the tolerance itself two eigenvalues often pass for one.
 
+    One basis finds a repeated eigenvalue once. If several values are asked for at an end, further searches therefore
+    begin at random vectors orthogonal to those found, until one finds nothing beyond the last value asked for; or until
+    all are the largest. The pairs are `converged` only then. A search ends when its first residual is small, too: it
+    can miss an eigenvalue, as the first search can.
+
     If the basis becomes invariant, it is continued from a random vector until nothing better can be found. Then a start
-    that misses part of the spectrum does no harm, and repeated eigenvalues are found with their multiplicity. A basis
-    that never becomes invariant finds a repeated eigenvalue once, or more often through rounding.
+    that misses part of the spectrum does no harm, and repeated eigenvalues are found with their multiplicity.
 
     Args:
         apply: v -> A v.
@@ -206,13 +211,108 @@ def lanczos(
         progress: Called after each product.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
+    room, top_k = max(room, 2 * (top_k + bottom_k) + 4), min(top_k, len(start))
+    rule = StoppingRule(top_k, min(bottom_k, len(start) - top_k), rtol)
+    several = max(top_k, bottom_k) > 1
+    first = replace(rule, rtol=SEVERAL_SHARE * rtol) if several else rule
+    pairs = _search(apply, start, first, most, room, keep, random, generator, progress)
+    if not pairs.converged or pairs.exact or not several:
+        return pairs
+    return _with_repeated(apply, pairs, rule, most, room, generator, progress)
 
-    def fresh() -> Tensor:
-        return torch.randn(len(start), generator=generator, dtype=torch.float64).to(start)
 
+def _with_repeated(
+    apply: Apply,
+    pairs: Eigenpairs,
+    rule: StoppingRule,
+    most: int,
+    room: int,
+    generator: torch.Generator,
+    progress: Progress | None,
+) -> Eigenpairs:
+    """Return pairs with repeated eigenvalues as often as they occur, by searches orthogonal to all pairs found."""
+    values, V, products, complete = pairs.values, pairs.vectors, pairs.products, True
+    left = most - len(values)  # the last step takes a product of each pair
+
+    def along(v: Tensor) -> Tensor:
+        return (V @ v) @ V
+
+    def told(what: str, done: int, _: int) -> None:
+        if progress is not None:
+            progress(what, products + done, most)
+
+    for sign, k in ((1, rule.top_k), (-1, rule.bottom_k)):
+        while k > 1 and complete:
+            ends, scale = (sign * values).topk(k).values, float(values.abs().max())
+            last = float(ends[-1])
+            slack = max(rule.rtol * (abs(last) if sign > 0 else scale), 100 * torch.finfo(V.dtype).eps * scale)
+            if float(ends[0]) - last <= slack:  # only a larger one than the first could be left
+                break
+            if products >= left:
+                complete = False
+                break
+
+            def elsewhere(v: Tensor, sign: int = sign, scale: float = scale) -> Tensor:
+                w = sign * apply(v - along(v))
+                return w - along(w) - scale * along(v)  # what rounding leaves along V is far from the end looked for
+
+            start, rest = _drawn(V[0], generator), StoppingRule(1, 0, rule.rtol, FIRST_SHARE * slack)
+            more = _search(elsewhere, start - along(start), rest, left - products, room, 0, 1.0, generator, told)
+            products, complete = products + more.products, more.converged
+            if more.largest <= last + slack:
+                break
+            u = more.vectors[0] - along(more.vectors[0])
+            values, V = torch.cat([values, sign * more.values]), torch.cat([V, u[None] / length(u)])
+    if len(V) == len(pairs.vectors):
+        return replace(pairs, products=products, converged=complete)
+    order = values.argsort()
+    ends = order[ends_of(len(order), rule.top_k, rule.bottom_k)]
+    theta, found, residuals = _ritz_of(apply, V[ends.to(V.device)], rule)
+    others = order[~torch.isin(order, ends)].flip(0)
+    return replace(
+        pairs,
+        values=theta,
+        vectors=found,
+        residuals=residuals,
+        products=products + len(ends),
+        converged=complete and bool((residuals <= rule.allowed(theta.sort().values, V.dtype)).all()),
+        remembered=pairs.remembered
+        and Remembered(torch.cat([theta, values[others]]), torch.cat([found, V[others.to(V.device)]])),
+    )
+
+
+def _ritz_of(apply: Apply, V: Tensor, rule: StoppingRule) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (values, vectors, residuals) of the Ritz pairs on orthonormal rows V, in the order of `Eigenpairs`."""
+    AV = torch.stack([apply(v) for v in V])
+    T = (V @ AV.T).to("cpu", torch.float64)
+    theta, S = torch.linalg.eigh((T + T.T) / 2)
+    ends = ends_of(len(theta), rule.top_k, rule.bottom_k)
+    theta, coefficients = theta[ends], S[:, ends].T.to(V)
+    vectors = coefficients @ V
+    off = coefficients @ AV - theta[:, None].to(V) * vectors
+    return theta, vectors, torch.tensor([length(r) for r in off], dtype=torch.float64)
+
+
+def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a standard normal vector."""
+    return torch.randn(len(like), generator=generator, dtype=torch.float64).to(like)
+
+
+def _search(
+    apply: Apply,
+    start: Tensor,
+    wanted: StoppingRule,
+    most: int,
+    room: int,
+    keep: int,
+    random: float,
+    generator: torch.Generator,
+    progress: Progress | None,
+) -> Eigenpairs:
+    """Return what one start finds; the arguments are those of `lanczos`."""
+    top_k, bottom_k = wanted.top_k, wanted.bottom_k
     usable = bool(torch.isfinite(start).all()) and length(start) > 0
-    wanted = StoppingRule(min(top_k, len(start)), min(bottom_k, len(start) - min(top_k, len(start))), rtol)
-    krylov = Krylov(apply, start if usable else fresh(), max(room, 2 * (top_k + bottom_k) + 4))
+    krylov = Krylov(apply, start if usable else _drawn(start, generator), room)
     block, block_is_random, closed = 0, not usable, False
     grown: Tensor | None = None  # the Ritz values before the first restart or continuation
     while krylov.products < most:
@@ -223,7 +323,7 @@ def lanczos(
             enough = block_is_random and wanted.cannot_improve(krylov, block)
             grown = krylov.ritz()[0] if grown is None else grown
             block, block_is_random = krylov.steps, True
-            if enough or krylov.full or not krylov.continue_with(fresh):
+            if enough or krylov.full or not krylov.continue_with(lambda: _drawn(start, generator)):
                 closed = enough or krylov.steps == len(start)
                 break
         elif wanted.met(krylov, 0, FIRST_SHARE) and wanted.settled(krylov, block):
@@ -259,11 +359,12 @@ def remembered(
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """The number of eigenvalues asked for at both ends, their rtol, and whether a basis has reached it."""
+    """The number of eigenvalues asked for at both ends, the residuals allowed, and whether a basis has reached them."""
 
     top_k: int
     bottom_k: int
     rtol: float
+    least: float = 0.0  #: a residual that is allowed in any case
 
     def met(self, krylov: Krylov, block: int, aim: float = 1.0) -> bool:
         """Return whether the basis from number `block` on has all that is asked for, with the residuals allowed."""
@@ -278,7 +379,7 @@ class StoppingRule:
         allowed = self.rtol * theta[ends_of(len(theta), self.top_k, self.bottom_k)].abs()
         allowed[self.top_k :] = self.rtol * scale
         allowed[:1] *= aim
-        return allowed.clamp(min=100 * torch.finfo(dtype).eps * scale)
+        return allowed.clamp(min=max(self.least, 100 * torch.finfo(dtype).eps * scale))
 
     def settled(self, krylov: Krylov, block: int) -> bool:
         """Return whether the newest block has grown enough, and has found all eigenvalues by itself.

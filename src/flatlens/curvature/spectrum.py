@@ -19,8 +19,7 @@ from flatlens.progress import PRODUCTS
 _SHARE = 8  #: the start vector is computed on every 8th sample...
 _WORTH = 512  #: ...if there are at least this many samples
 _WARMING = 12  #: products on those samples
-_SMALL = 64  #: with fewer parameters, old pairs give only the start vector...
-_FEW = 2  #: ...as they do for more eigenvalues than this: for many at once Lanczos takes fewer products
+_SMALL = 64  #: with fewer parameters, old pairs give only the start vector, as they do for several eigenvalues
 _RESOLVED = 0.75  #: width of a Gaussian, times steps / range, that Gauss quadrature integrates to 1%
 _LONG = 40  #: products after which a search from old pairs continues with Lanczos
 
@@ -39,6 +38,8 @@ def eigenpairs(
     progress: Progress | None = None,
 ) -> Eigenpairs:
     """Return the largest and smallest eigenvalues of an operator, each with its vector and residual.
+
+    Several are found with their multiplicity, which takes some ten products more (`flatlens.curvature.krylov.lanczos`).
 
     Args:
         operator: The symmetric matrix, by its products.
@@ -66,9 +67,9 @@ def eigenpairs(
     if isinstance(start, Remembered):
         known, fresh = start, _random(operator, generator)
         start = mixed_start(known, top_k + bottom_k, fresh)
-        if bottom_k == 0 and top_k <= _FEW and operator.size >= _SMALL:
+        if bottom_k == 0 and top_k == 1 and operator.size >= _SMALL:
             most_here = min(most, room, _LONG)
-            pairs = recall(operator, known, fresh, top_k=top_k, rtol=rtol, most=most_here, keep=keep, progress=progress)
+            pairs = recall(operator, known, fresh, rtol=rtol, most=most_here, keep=keep, progress=progress)
             spent = pairs.products
             if pairs.converged or spent == most:
                 return pairs

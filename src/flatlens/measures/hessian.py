@@ -87,8 +87,9 @@ def sharpness(
     makes this rarer. For a random start, the note gives a bound on what was missed (Kuczynski and Wozniakowski 1992);
     it takes some fifteen products to say anything.
 
-    `arrays` has the `top_k` largest and `bottom_k` smallest eigenvalues and their residuals. `layers=True` adds the
-    block of each layer, weight and bias. `batch_statistics=k`: BatchNorm normalises k samples together by their own
+    `arrays` has the `top_k` largest and `bottom_k` smallest eigenvalues and their residuals. Of several, each occurs as
+    often as in the spectrum: further searches orthogonal to those found, of some ten products each, look for more.
+    `layers=True` adds the block of each layer, weight and bias. `batch_statistics=k`: BatchNorm normalises k samples together by their own
     statistics, as in training (sharpening A.1), even if the problem has it in eval mode.
 
     Where parameters are spread over processes and have no second derivative, a product comes from central differences
