@@ -54,7 +54,7 @@ class Detached(Speaker):
 def test_the_network_s_own_loss_says_where_labels_lie(shift: int, zero: bool, frozen: bool) -> None:
     net = Speaker(shift, zero).requires_grad_(not frozen)
     batch = {"input_ids": IDS, "labels": LABELS}
-    assert convention_of(net, {"input_ids": IDS}, LABELS) == Convention(False, bool(shift))
+    assert convention_of(net, {"input_ids": IDS}, LABELS) == Convention(False, bool(shift), by_token=True)
     problem = fl.Problem(net, "cross_entropy", batch, parameters="all")
     assert fl.Lens(problem).outcomes("data").risk == pytest.approx(float(net(**batch).loss), rel=1e-6)
     assert all(p.requires_grad != frozen for p in net.parameters())
@@ -69,7 +69,7 @@ def test_in_a_pair_labels_lie_as_they_are_given() -> None:
     with pytest.raises(BadInput, match="test data in the same form"):
         fl.Problem(net, "cross_entropy", {"input_ids": IDS, "labels": LABELS}, test=({"input_ids": IDS}, LABELS))
     part = fl.Problem(net, "cross_entropy", {"input_ids": IDS, "labels": LABELS}).subset(1, torch.Generator())
-    assert part.convention == Convention(False, True)
+    assert part.convention == Convention(False, True, by_token=True)
 
 
 @pytest.mark.parametrize("kind", [Smooth, Detached])
