@@ -6,8 +6,8 @@
     output
     |   |   |-- ForwardFailed          the network's own code raised (also a RuntimeError)
     |   |   |-- NotAlike               a network that differs between the processes that measure it
-    |   |   |-- NotDifferentiable      autograd refuses a curvature product (also a RuntimeError)
-    |   |   `-- Overflows              a curvature product is not finite (also an ArithmeticError)
+    |   |   |-- NotDifferentiable      autograd has no such derivative, or a wrong one (also a RuntimeError)
+    |   |   `-- Overflows              a gradient or product is not finite (also an ArithmeticError)
     |   |-- BadLoss                    a loss of the wrong shape, or one that is not a mean over samples
     |   |   `-- LossFailed             the user's loss raised (also a RuntimeError)
     |   |-- BadData                    empty, not finite, a label out of range, a batch that changes when read again
@@ -58,7 +58,7 @@ class NotAlike(BadModel):
 
 
 class NotDifferentiable(BadModel, RuntimeError):
-    """Autograd cannot give a derivative that a product takes."""
+    """Autograd cannot give a derivative that a number takes."""
 
 
 class Overflows(BadModel, ArithmeticError):
@@ -128,6 +128,14 @@ class LostRank(FlatlensError, RuntimeError):
 
 class FunctionChanged(FlatlensError, RuntimeError):
     """A transform that must not change the network's outputs changed them: an error in flatlens."""
+
+
+OF_ONE_NUMBER = ForwardFailed, LossFailed, NotDifferentiable, Overflows
+"""Errors that say why one number cannot be computed; all other errors of flatlens say that no number would be right."""
+
+
+class Unexpected(RuntimeWarning):
+    """An error that flatlens did not foresee, which made a number undefined; the tests turn it into an error."""
 
 
 @contextmanager

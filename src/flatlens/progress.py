@@ -7,10 +7,14 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias, final
 
+from flatlens.aside import Aside
 from flatlens.errors import TooLong
 
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called as `progress(what, done, total)` by everything that can take longer than a second."""
+Progress: TypeAlias = Callable[[str, int, int], object]
+"""Called as `progress(what, done, total)` by everything that can take longer than a second.
+
+An error in it is a warning, and the work goes on; KeyboardInterrupt stops the work.
+"""
 
 LIMIT = 600.0
 """Seconds that the products, searches and draws of one measure may be expected to take, unless they are allowed to."""
@@ -62,8 +66,14 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 
 def or_line(progress: Progress | None) -> Progress | None:
-    """Return a progress, where there is none a line if stderr is a terminal."""
-    return ProgressLine() if progress is None and sys.stderr.isatty() else progress
+    """Return a progress that never stops the work; where there is none, a line if stderr is a terminal."""
+    shown = ProgressLine() if progress is None and sys.stderr.isatty() else progress
+    return None if shown is None else beside(shown)
+
+
+def beside(progress: Progress) -> Progress:
+    """Return a progress that never stops the work: it goes on without one that fails."""
+    return progress if isinstance(progress, Aside | Watch) else Aside("the report of progress", progress)
 
 
 @final

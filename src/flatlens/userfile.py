@@ -93,7 +93,7 @@ class users_code:  # noqa: N801 (a context; one made of a generator would let a 
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         if isinstance(error, SystemExit) and files[-1].startswith(OURS):
             return
-        own = [number for number, file in enumerate(files) if _is_own(file)]
+        own = [number for number, file in enumerate(files) if is_users(file)]
         if self.hooks and (not own or "site-packages" not in files[own[-1] - 1]):
             return
         cause: BaseException = error
@@ -385,11 +385,11 @@ def _listing(file: str, public: list[str]) -> str:
 
 def _last_own(places: Iterable[tuple[str, int | None]]) -> str:
     """Return the last place in the user's own files, in brackets; a SyntaxError's message has it already."""
-    own = [place for place in places if _is_own(place[0])]
+    own = [place for place in places if is_users(place[0])]
     return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
 
 
-def _is_own(file: str) -> bool:
+def is_users(file: str) -> bool:
     """Return whether a file of a traceback is the user's: not of a package, of Python or of flatlens."""
     foreign = ("<", sysconfig.get_path("stdlib"), OURS)
     return "site-packages" not in file and not file.startswith(foreign)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from networks import network
@@ -10,7 +12,6 @@ from torch.autograd.function import once_differentiable
 
 import flatlens as fl
 from flatlens.curvature import Hessian, eigenpairs, lanczos
-from flatlens.errors import BadModel
 
 DERIVED = ["sharpness", "ggn_norm", "hessian_trace", "adaptive_sharpness", "fisher_rao", "layer_sharpness"]
 
@@ -181,5 +182,105 @@ def test_a_function_without_a_backward_is_named() -> None:
             return self.b(NoBackward.apply(self.a(x)))
 
     _, x, y = network("mlp-relu")
-    with pytest.raises(BadModel, match=r"give the autograd.Function a backward\(\)"):
-        fl.measure(fl.Lens(fl.Problem(Forward().double(), "cross_entropy", (x, y))), ["ggn_trace"])
+    report = fl.measure(fl.Lens(fl.Problem(Forward().double(), "cross_entropy", (x, y))), ["ggn_trace", "loss"])
+    assert "give the autograd.Function a backward()" in report["ggn_trace"].note
+    assert report["loss"].kind == "exact"
+
+
+class Inside(nn.Module):
+    """Two layers, with an operation of forward() between, around or in place of them."""
+
+    def __init__(self, forward: Callable[[Inside, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.f, self.g, self.scale = nn.Linear(3, 4), nn.Linear(4, 3), nn.Parameter(torch.rand(4))
+        self.told, self.A = forward, torch.rand(4, 4).triu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.told(self, x)
+
+
+def across_samples(x: Tensor) -> Tensor:
+    rows = torch.arange(len(x))
+    return torch.sparse_coo_tensor(torch.stack([rows, rows]), 1.5 * torch.ones(len(x)).to(x), (len(x), len(x)))
+
+
+def diagonal(values: Tensor) -> Tensor:
+    rows = torch.arange(len(values))
+    return torch.sparse_coo_tensor(torch.stack([rows, rows.flip(0)]), values, (len(values), len(values)))
+
+
+def hidden(net: Inside, x: Tensor) -> Tensor:
+    return net.f(x).tanh()
+
+
+F = torch.func
+INSIDE: dict[str, Callable[[Inside, Tensor], Tensor]] = {
+    "sparse.mm": lambda net, x: net.g(torch.sparse.mm(net.A.to_sparse(), hidden(net, x).T).T),
+    "csr @": lambda net, x: net.g((net.A.to_sparse_csr() @ hidden(net, x).T).T.tanh()),
+    "csc @": lambda net, x: net.g((net.A.to_sparse_csc() @ hidden(net, x).T).T.tanh()),
+    "addmm": lambda net, x: net.g(torch.sparse.addmm(hidden(net, x).T, net.A.to_sparse(), hidden(net, x).T).T),
+    "over samples": lambda net, x: net.g(torch.sparse.mm(across_samples(x), hidden(net, x))),
+    "sparse inputs": lambda net, x: net.g(torch.sparse.mm(x.to_sparse(), net.f.weight.T).tanh()),
+    "sparse parameter": lambda net, x: net.g(torch.sparse.mm(diagonal(net.scale), hidden(net, x).T).T),
+    "jvp": lambda net, x: net.g(F.jvp(lambda z: hidden(net, z), (x,), (x.cos(),))[1]),
+    "vjp": lambda net, x: net.g(net.f(F.vjp(lambda z: hidden(net, z), x)[1](torch.ones(len(x), 4).to(x))[0])),
+    "vmap": lambda net, x: F.vmap(lambda z: net.g(hidden(net, z)))(x),
+    "grad": lambda net, x: net.g(net.f(F.vmap(F.grad(lambda z: hidden(net, z).sum()))(x)).tanh()),
+    "jacrev": lambda net, x: net.g(F.vmap(F.jacrev(lambda z: hidden(net, z)))(x).sum(2)),
+    "jacfwd": lambda net, x: net.g(F.vmap(F.jacfwd(lambda z: hidden(net, z)))(x).sum(2)),
+    "hessian": lambda net, x: net.g(net.f(F.vmap(F.hessian(lambda z: hidden(net, z).sum()))(x).sum(1))),
+    "functional_call": lambda net, x: net.g(F.functional_call(net.f, {"weight": 2 * net.f.weight}, (x,)).tanh()),
+}
+
+
+def by_differences(net: nn.Module, x: Tensor, y: Tensor, step: float) -> Tensor:
+    """The Hessian of the risk by central differences of its gradient."""
+    weights = list(net.parameters())
+
+    def gradient() -> Tensor:
+        found = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), weights, allow_unused=True)
+        return torch.cat(
+            [
+                torch.zeros(p.numel()).to(p) if g is None else g.to_dense().flatten()
+                for g, p in zip(found, weights, strict=True)
+            ]
+        )
+
+    rows = []
+    for p in weights:
+        for k in range(p.numel()):
+            at = p.detach().view(-1)
+            at[k] += step
+            above = gradient()
+            at[k] -= 2 * step
+            below = gradient()
+            at[k] += step
+            rows.append((above - below) / (2 * step))
+    return torch.stack(rows)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", INSIDE)
+def test_sparse_operands_and_transforms_inside_forward(name: str, seed: int) -> None:
+    """Numbers are those of differences of gradients over two steps, or undefined where torch's own are wrong."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = Inside(INSIDE[name]).double()
+        net.A = net.A.double()
+        x, y = torch.randn(5, 3).double(), torch.arange(5) % 3
+    H, finer = (by_differences(net, x, y, step) for step in (1e-4, 5e-5))
+    assert torch.allclose(H, finer, atol=1e-6)
+    found = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["hessian_trace", "sharpness", "ggn_trace"])
+    assert found["ggn_trace"].kind == "exact"
+    truth = {"hessian_trace": float(H.trace()), "sharpness": float(torch.linalg.eigvalsh((H + H.T) / 2)[-1])}
+    for measure, value in truth.items():
+        one = found[measure]
+        if one.kind == "undefined":  # torch's own second derivative of a sparse parameter is wrong
+            assert name == "sparse parameter"
+            assert "second derivatives of the network itself (Inside) are wrong by" in one.note
+        else:
+            assert one.value == pytest.approx(value, rel=2e-3, abs=1e-6)
+    assert all(
+        one.kind != "undefined" or one.note for one in fl.measure(fl.Lens(fl.Problem(net, "mse", (x, x)))).values()
+    )

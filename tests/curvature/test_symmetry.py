@@ -267,10 +267,11 @@ def test_a_loss_that_logcumsumexp_makes_flat_is_refused() -> None:
     assert torch.allclose(G, G.T, atol=1e-12)
 
 
-def test_a_measure_raises_rather_than_tell_a_wrong_number() -> None:
+def test_a_measure_is_undefined_rather_than_wrong() -> None:
     problem = fl.Problem(with_act(FlatSquare), "cross_entropy", data())
-    with pytest.raises(BadModel, match="FlatSquareBackward"):
-        fl.measure(fl.Lens(problem), ["sharpness"])
+    report = fl.measure(fl.Lens(problem), ["sharpness", "loss"])
+    assert "FlatSquareBackward" in report["sharpness"].note
+    assert (report["sharpness"].kind, report["loss"].kind) == ("undefined", "exact")
 
 
 @pytest.mark.parametrize("kind", [Hessian, GaussNewton])

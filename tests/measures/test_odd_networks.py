@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils import checkpoint as checkpoints
 
 import flatlens as fl
 from flatlens.curvature import Hessian
-from flatlens.errors import BadLoss, BadModel
+from flatlens.errors import BadModel
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(8, 3, generator=GENERATOR, dtype=torch.float64)
@@ -150,9 +151,10 @@ def test_what_is_recomputed_meets_the_same_state_in_every_product(options: dict[
 @pytest.mark.parametrize("loss", [nn.MultiMarginLoss(), nn.MultiMarginLoss(p=2)], ids=["p=1", "p=2"])
 def test_a_loss_that_torch_differentiates_once_is_refused_by_its_name(loss: nn.Module) -> None:
     lens = fl.Lens(fl.Problem(nn.Linear(3, 2).double(), loss, (X, Y)))
-    with pytest.raises(BadLoss, match=r"multi_margin_loss_backward.*plain operations") as caught:
-        fl.measure(lens)
-    assert "\n" not in str(caught.value)
+    report = fl.measure(lens)
+    assert report["loss"].kind == report["mls"].kind == "exact"  # only what reads the loss's second derivative is lost
+    assert re.search(r"multi_margin_loss_backward.*plain operations", report["ggn_trace"].note)
+    assert "\n" not in report["ggn_trace"].note
 
 
 class Twice(nn.Module):

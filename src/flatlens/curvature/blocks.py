@@ -66,7 +66,7 @@ def dense_blocks(
     """Return the factors of some dense layers, from one pass."""
     gathered: dict[str, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     Cs: list[Tensor] = []
-    with closing(one_pass(problem, model, layout, None, progress, {"K"})) as chunks:
+    with closing(one_pass(problem, model, layout, None, progress, {"C", "K"})) as chunks:
         for chunk in chunks:
             for layer in layers:
                 jacobian = chunk.layers[layer].weight

@@ -130,8 +130,9 @@ def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
     held: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
 
     def count(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        held.setdefault(storage.data_ptr(), storage.nbytes())
+        for part in _dense_parts(tensor):
+            storage = part.untyped_storage()
+            held.setdefault(storage.data_ptr(), storage.nbytes())
         return tensor
 
     try:
@@ -148,6 +149,19 @@ def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
     return max(1, total // n)
 
 
+def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors that hold a tensor's numbers: a sparse one has no memory of its own."""
+    if tensor.layout == torch.strided:
+        return (tensor,)
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    along_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    indices = (tensor.crow_indices(), tensor.col_indices()) if along_rows else (
+        tensor.ccol_indices(), tensor.row_indices()
+    )  # fmt: skip
+    return *indices, tensor.values()
+
+
 class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the bytes of all tensors that operations return."""
 
@@ -156,6 +170,9 @@ class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._efficientzerotensor.default:
+            func = torch.ops.aten.zeros.default  # zeros without memory crash in the next operation inside a mode
         found = func(*args, **(kwargs or {}))
-        self.bytes += sum(t.numel() * t.element_size() for t in tree_leaves(found) if isinstance(t, Tensor))
+        made = (part for t in tree_leaves(found) if isinstance(t, Tensor) for part in _dense_parts(t))
+        self.bytes += sum(part.numel() * part.element_size() for part in made)
         return found

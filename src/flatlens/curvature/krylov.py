@@ -13,7 +13,7 @@ iteration that stops when its value changes little is 1 to 10% off.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -88,10 +88,21 @@ def length(v: Tensor) -> float:
     return float(torch.linalg.vector_norm(v, dtype=torch.float64))
 
 
-def overflow(dtype: torch.dtype) -> Overflows:
-    """Return the error for a product that is not finite."""
+def overflow(dtype: torch.dtype, what: str = "a curvature product") -> Overflows:
+    """Return the error for a product, or `what`, that is not finite."""
     mend = "dtype=torch.float64 may mend it" if dtype != torch.float64 else "are weights or inputs scaled wildly?"
-    return Overflows(f"a curvature product overflows {dtype}: {mend}")
+    return Overflows(f"{what} overflows {dtype}: {mend}")
+
+
+def finite_gradient(gradient: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return a gradient by parameter; refuse one that is not finite.
+
+    Raises:
+        Overflows: it is not.
+    """
+    if not all(bool(part.isfinite().all()) for part in gradient.values()):
+        raise overflow(dtype, "the gradient")
+    return dict(gradient)
 
 
 class Krylov:

@@ -30,9 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.curvature.graphs import Graphs
+from flatlens.curvature.krylov import finite_gradient
 from flatlens.curvature.space import Space, dot, space_of
 from flatlens.curvature.symmetry import SymmetryCheck
-from flatlens.errors import BadInput, NotDifferentiable
+from flatlens.errors import BadInput
 from flatlens.grams.broken import clear_autograd_errors
 from flatlens.grams.second_derivative import require_second_derivative
 from flatlens.problem import Batch, Problem
@@ -184,7 +185,7 @@ class _Twice:
 def _differentiating() -> Iterator[None]:
     with (
         torch.inference_mode(False),
-        clear_autograd_errors(NotDifferentiable),
+        clear_autograd_errors(),
         users_code(hook_failed, hooks=True),  # kept graphs are gone through again where nothing is being measured
     ):
         yield
@@ -214,7 +215,7 @@ class Hessian(Operator):
         """Return the risk and its gradient by parameter, of the graphs that the next products go through."""
         with _differentiating():
             risk, gradient = self.space.total((graph.share() for graph in self._curved()), self.problem.ranks)
-        return risk, {name: part.to(self.dtype) for name, part in gradient.items()}
+        return risk, finite_gradient({name: part.to(self.dtype) for name, part in gradient.items()}, self.dtype)
 
     def quadratic(self, direction: Mapping[str, Tensor]) -> float:
         """Return u^T H u for a direction u by parameter; a part that is missing is zero. It counts as one product."""

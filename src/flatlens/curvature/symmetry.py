@@ -32,7 +32,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 from flatlens.curvature.space import dot
-from flatlens.errors import BadModel, NotDifferentiable, out_of_memory
+from flatlens.errors import NotDifferentiable, out_of_memory
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.samples import move
@@ -114,7 +114,7 @@ class SymmetryCheck:
             found, suspect = (found if found > torch.finfo(problem.dtype).eps ** 0.25 else 0.0), "the network"
         if found > WRONG:
             own = f", which runs {', '.join(foreign)}," if foreign else ""
-            raise BadModel(
+            raise NotDifferentiable(
                 f"Problem(model=...): second derivatives of {suspect}{own} are wrong by {found:.1g} of their size: its "
                 f"backward (a fused kernel or a torch.autograd.Function) cannot be differentiated. Write it with plain "
                 f"torch operations, or mark its backward once_differentiable: curvature is then undefined"

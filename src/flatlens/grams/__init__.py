@@ -22,6 +22,7 @@ from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.one_pass import one_pass
 from flatlens.grams.planner import lay_out
+from flatlens.grams.singular import singular
 from flatlens.grams.sketch import Sketch
 from flatlens.grams.weight import row_factor
 
@@ -39,5 +40,6 @@ __all__ = [
     "one_pass",
     "quadratic",
     "row_factor",
+    "singular",
     "trace",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from flatlens.errors import BadLoss, BadModel, FlatlensError, one_line
+from flatlens.errors import BadModel, FlatlensError, LossFailed, NotDifferentiable, one_line
 from flatlens.problem import Batch
 from flatlens.problem.ranks import Ranks
 
@@ -30,30 +30,33 @@ def samples_coupled() -> BadModel:
     )
 
 
-_NO_BACKWARD = "implement either the backward or vjp"
-_AUTOGRAD_WORDS = (
-    "inplace operation", "in-place operation", "torch.utils.checkpoint", "derivative for", "functorch", _NO_BACKWARD,
-)  # fmt: skip
-"""Parts of the messages of autograd's own errors; other errors come from the network."""
+_IN_PLACE = "do not change tensors or frozen parameters in place"
+_MENDS = {
+    "inplace operation": _IN_PLACE,
+    "in-place operation": _IN_PLACE,
+    "torch.utils.checkpoint": "use checkpoint(..., use_reentrant=False)",
+    "derivative for": "write this operation by others, which torch differentiates as often as is needed",
+    "implement either the backward or vjp": "give the autograd.Function a backward() of torch operations",
+    "functorch": "write this part of forward() without torch.func",
+}
+"""Ways to mend autograd's own errors, by parts of their messages; other errors come from the network."""
 
 
 @contextmanager
-def clear_autograd_errors(kind: type[BadModel] | None = None) -> Iterator[None]:
-    """Raise errors of autograd as one clear line: of a kind, else BadModel, or BadLoss where it speaks of a loss."""
+def clear_autograd_errors() -> Iterator[None]:
+    """Raise errors of autograd as one clear line, `NotDifferentiable`."""
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, FlatlensError) or not any(word in str(error) for word in _AUTOGRAD_WORDS):
+        if isinstance(error, FlatlensError) or not any(word in str(error) for word in _MENDS):
             raise
         if "loss" in str(error):  # a kernel of torch's for a loss
-            raise (kind or BadLoss)(
+            raise LossFailed(
                 f"Problem(loss=...): the loss cannot be differentiated as often as is needed ({one_line(error, 160)}): "
                 f"write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)"
             ) from error
-        mend = "do not change tensors or frozen parameters in place, and use checkpoint(..., use_reentrant=False)"
-        if _NO_BACKWARD in str(error):
-            mend = "give the autograd.Function a backward() of torch operations"
-        raise (kind or BadModel)(
+        mend = next(mend for word, mend in _MENDS.items() if word in str(error))
+        raise NotDifferentiable(
             f"Problem(model=...): the network cannot be differentiated ({one_line(error, 160)}): {mend}"
         ) from error
 

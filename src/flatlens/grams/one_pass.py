@@ -38,7 +38,7 @@ from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.sequences import Tokens
 from flatlens.problem.state import differentiable
 
-ALL_GRAMS = ("G", "K", "R")
+ALL_GRAMS = ("C", "G", "K", "R")
 PASS_CHUNK = 256  #: samples of a chunk at most; more gain no speed (benchmarks/one_pass.py)
 
 
@@ -122,7 +122,7 @@ class _Pass:
         if sketch is None:
             tokens = y if isinstance(y, Tokens) else None
             with labels_known():
-                C = problem.loss.output_hessian(f, y) * per_mass
+                C = problem.loss.output_hessian(f, y) * per_mass if "C" in self.needs else _unknown(f)
                 slope = fisher_slopes(problem, f, y)
             grams = self._grams(forward, f, C, tokens=tokens, slope=slope, softmax_size=closing_softmax(f))
             yield ChunkGrams(number, losses, correct, *grams)
@@ -205,6 +205,11 @@ class _ForwardPass:
     batch: Batch
     number: int
     saved: Saved
+
+
+def _unknown(f: Tensor) -> Tensor:
+    """Return the output Hessians of a pass that does not read them, (n, N, N): NaN."""
+    return f.new_full((), torch.nan, dtype=torch.float64).expand(*f.shape, f.shape[1])
 
 
 def _live_outputs(f: Tensor, tokens: Tokens) -> list[bool]:

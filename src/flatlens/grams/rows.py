@@ -85,7 +85,9 @@ def independent_rows(
         derivatives = torch.autograd.grad(chosen, list(at.values()), retain_graph=True, allow_unused=True)
         for name, derivative in zip(at, derivatives, strict=True):
             if derivative is not None:
-                left[name] = [rows for rows in left[name] if not bool(rows.by_sample(derivative, n)[~inside].any())]
+                # NaN shows nothing: it is 0 times the infinite derivative of a sample's own
+                reached = (derivative != 0) & ~derivative.isnan()
+                left[name] = [rows for rows in left[name] if not bool(rows.by_sample(reached, n)[~inside].any())]
     return left
 
 

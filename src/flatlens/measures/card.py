@@ -196,10 +196,14 @@ MEASURES: Registry[Measure] = Registry("measure", Measure, rows="MHPD", order=_f
 """Every measure of the catalogue, by name; each module of measures adds its own."""
 
 
-def comes_along(asked: Iterable[PassMeasure]) -> list[PassMeasure]:
-    """Return the one-pass measures that read no more of the pass than the given ones."""
+FREE: frozenset[Need] = frozenset({"C"})
+"""What costs a pass nothing."""
+
+
+def comes_along(asked: Iterable[PassMeasure], free: frozenset[Need] = FREE) -> list[PassMeasure]:
+    """Return the one-pass measures that read no more of the pass than the given ones, and what is `free`."""
     asked = list(asked)
-    keys, read = {measure.key for measure in asked}, frozenset({"C"}).union(*(measure.needs for measure in asked))
+    keys, read = {measure.key for measure in asked}, free.union(*(measure.needs for measure in asked))
     known = [measure for measure in MEASURES.values() if isinstance(measure, PassMeasure)]
     known += [one for measure in MEASURES.values() if isinstance(measure, NetworkMeasure) for one in measure.reads]
     return [measure for measure in known if measure.needs <= read and measure.key not in keys]

@@ -11,7 +11,7 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, UNITS_AND_ORDER, Parts, Run, on_lens
 from flatlens.measures.generalisation import held_out_risk
-from flatlens.measures.left_out import NO_LINEAR_LAYER, which_layer
+from flatlens.measures.left_out import no_linear_layer, which_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_count, require_one_of, require_positive
 from flatlens.measures.rows import with_note
@@ -67,7 +67,7 @@ def representativeness(
     require_one_of(BANDWIDTHS, bandwidth=bandwidth)
     last = lens.layout.last()
     if last is None:
-        return {("", None): undefined(NO_LINEAR_LAYER)}
+        return {("", None): undefined(no_linear_layer(lens))}
     weight = lens.layout.weights[last]
     if why := unmovable(weight, by_noise=True):
         return {("", None): undefined(why)}

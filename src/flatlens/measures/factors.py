@@ -162,7 +162,7 @@ def _of_samples(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weigh
     """Return the factors where samples are apart, from one pass."""
     curvature = _Curvature()
     above = dict.fromkeys((name for name, weight in weights.items() if weight.explained), 0.0)
-    with closing(one_pass(problem, lens.model, lens.layout, None, run.progress, {"K"})) as chunks:
+    with closing(one_pass(problem, lens.model, lens.layout, None, run.progress, {"C", "K"})) as chunks:
         for chunk in chunks:
             curvature.see(chunk.outputs.C)
             for name in above:

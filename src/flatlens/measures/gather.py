@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from flatlens.curvature.jacobian_norms import CallOrInput, jacobian_norms
 from flatlens.estimate import Key, Progress
 from flatlens.grams import ChunkGrams, LayerGrams, Layout, Sketch, agreed, one_pass
 from flatlens.measures.card import PassMeasure
+from flatlens.measures.failing import attempted
 from flatlens.problem import Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer, emptied
 from flatlens.problem.outcomes import Outcomes, as_rows, from_rows
@@ -30,6 +32,7 @@ class Gathered:
     outcomes: Outcomes | None = None
     residuals: dict[Key, Tensor] = field(default_factory=dict)  #: relative residuals of largest eigenvalues, (n,)
     products: int = 0
+    failed: dict[Key, str] = field(default_factory=dict)  #: why a measure has no values at a place
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +51,7 @@ class Gatherer:
         kept: ChunkBuffer[tuple[Key, int]] = ChunkBuffer()
         ends: ChunkBuffer[str] = ChunkBuffer()  # losses, and whether samples are classified correctly
         totals: dict[tuple[Key, int], Tensor] = {}  # sums, added at once, as each may be as large as a weight
+        failed: dict[Key, str] = {}
         needs = frozenset().union(*(measure.needs for measure in measures))
         ranks = self.problem.ranks
         walk = one_pass(self.problem, self.model, self.layout, self.scale, self.progress, needs, sketch, ranks)
@@ -60,8 +64,11 @@ class Gatherer:
                     once: dict[int, Any] = {}  # the network's input may be that of its first layer
                     for place, grams in _places(measure, chunk):
                         if id(grams) not in once:
-                            once[id(grams)] = measure.evaluate(grams)
+                            once[id(grams)] = attempted(partial(measure.evaluate, grams), measure.key)
                         at, value = ((measure.key, place), probe), once[id(grams)]
+                        if isinstance(value, str):
+                            failed.setdefault((measure.key, place), value)
+                            continue
                         if isinstance(value, tuple):
                             value, moved = value
                             kept.add(chunk.number, {((measure.key + BY_ROUNDING, place), probe): moved})
@@ -69,14 +76,18 @@ class Gatherer:
                             totals[at] = totals[at].add_(value) if at in totals else value.clone()
                         else:
                             kept.add(chunk.number, {at: value})
+        for other in ranks.together(failed):
+            failed = other | failed
         n = self.problem.n
         found = kept.joined(ranks) | {at: total.div_(n).cpu() for at, total in ranks.totals(totals).items()}
         by_probe: dict[Key, list[Tensor]] = {}
         for (key, _), value in sorted(found.items(), key=lambda item: item[0][1]):
+            if (key[0].removesuffix(BY_ROUNDING), key[1]) in failed:
+                continue
             by_probe.setdefault(key, []).append(value)
         del found, totals  # freed now: each may be as large as a weight, and is not held twice
         values = {key: each[0] if sketch is None else torch.stack(each) for key, each in emptied(by_probe)}
-        return Gathered(values, from_rows(ends.joined(ranks)))
+        return Gathered(values, from_rows(ends.joined(ranks)), failed=failed)
 
     def by_top(self, measures: list[PassMeasure], generator: torch.Generator) -> Iterator[Gathered]:
         """Yield the measures of the largest eigenvalue of each G, first for the logits, then for the softmax."""

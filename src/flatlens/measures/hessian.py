@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -22,7 +23,7 @@ from flatlens.measures.differenced import sharded_top
 from flatlens.measures.left_out import NO_MEASURED_LAYER, left_out, which_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_tolerance
-from flatlens.measures.rows import with_note
+from flatlens.measures.rows import lost_at, with_note
 from flatlens.measures.tops import (
     as_estimate,
     closed_form,
@@ -53,7 +54,16 @@ def owners(lens: Lens) -> dict[str, list[str]]:
 
 def by_layer(lens: Lens, run: Run, of: _Block, name: str, rtol: float) -> Parts:
     """Return the largest eigenvalue of each layer's block: its weight and bias together."""
-    return {("", place): top_of(lens, run, f"{name} {place}", of(names), rtol) for place, names in owners(lens).items()}
+    return {
+        ("", place): _attempted(lens, name, partial(top_of, lens, run, f"{name} {place}", of(names), rtol))
+        for place, names in owners(lens).items()
+    }
+
+
+def _attempted(lens: Lens, what: str, work: Callable[[], Estimate]) -> Estimate:
+    """Return a layer's estimate; undefined, with the reason, where it cannot be computed."""
+    found = lens.attempted(work, what)
+    return undefined(found) if isinstance(found, str) else found
 
 
 @on_lens(
@@ -101,7 +111,7 @@ def sharpness(
             return {("", None): undefined("layers= and batch_statistics= need parameters in one process")}
         return {("", None): sharded_top(lens, run, "sharpness", rtol, top_k=top_k, bottom_k=bottom_k)}
     of, name = _seen(lens, Hessian, "sharpness", batch_statistics)
-    whole = top_of(lens, run, name, of(None), rtol, top_k, bottom_k)
+    whole = _attempted(lens, name, partial(top_of, lens, run, name, of(None), rtol, top_k, bottom_k))
     return {("", None): whole, **(by_layer(lens, run, of, name, rtol) if layers else {})}
 
 
@@ -130,7 +140,7 @@ def ggn_norm(
     Options, except `bottom_k`, and what may be missed: as `sharpness`.
     """
     of, name = _seen(lens, GaussNewton, "ggn_norm", batch_statistics)
-    whole = top_of(lens, run, name, of(None), rtol, top_k)
+    whole = _attempted(lens, name, partial(top_of, lens, run, name, of(None), rtol, top_k))
     return {("", None): whole, **(by_layer(lens, run, of, name, rtol) if layers else {})}
 
 
@@ -170,31 +180,37 @@ def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Parts:
         else:
             assert weight.parameter is not None
             operator = Hessian(lens.problem, [weight.parameter], model=lens.model)
-            found = top_of(lens, run, f"layer_sharpness {name}", operator, rtol)
+            found = _attempted(
+                lens, "layer_sharpness", partial(top_of, lens, run, f"layer_sharpness {name}", operator, rtol)
+            )
         parts["", name] = found
         parts["kappa", name] = _scaled(found, float(weight.matrix.W.square().sum()))
-    share = largest_residual(parts["", name] for name in weights)
+    share = largest_residual(parts["", name] for name in weights if parts["", name].kind != "undefined")
     for part, of, combine in (("", "", sum), ("max", "", max), ("kappa", "kappa", sum), ("kappa_max", "kappa", max)):
-        whole = _combined([parts[of, name] for name in weights], combine is sum, share)
+        whole = _combined({name: parts[of, name] for name in weights}, combine is sum, share)
         parts[part, None] = with_note(whole, left_out(lens, weights))
     return parts
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
+    if estimate.kind == "undefined":
+        return estimate
     note = "" if estimate.kind == "exact" else proven_by(factor * float(estimate.arrays["residuals"][0]), math.inf)
     return Estimate(estimate.value * factor, kind=estimate.kind, note=note, unit="loss", products=estimate.products)
 
 
-def _combined(layers: list[Estimate], add: bool, share: float) -> Estimate:
+def _combined(layers: Mapping[str, Estimate], add: bool, share: float) -> Estimate:
     """Return the sum or maximum over layers, whose residuals are at most this share of their eigenvalues."""
-    values = [e.value for e in layers]
-    exact = all(e.kind == "exact" for e in layers)
+    if lost := lost_at(layers):
+        return undefined(lost)
+    values = [e.value for e in layers.values()]
+    exact = all(e.kind == "exact" for e in layers.values())
     return Estimate(
         sum(values) if add else max(values),
         kind="exact" if exact else "lower bound",
         note="" if exact else within_share(share),
-        unit=layers[0].unit,
-        products=sum(e.products for e in layers),
+        unit=next(iter(layers.values())).unit,
+        products=sum(e.products for e in layers.values()),
     )
 
 
@@ -221,8 +237,9 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Pa
     closed = closed_form(lens, weights)
     blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
     parts: dict[tuple[str, str | None], Estimate] = {}
-    shares = []
-    for name, weight in weights.items():
+    shares = [0.0]
+
+    def at(name: str, weight: Weight) -> Estimate:
         before = lens.products
         if name in blocks:
             D = blocks[name].row_curvatures()
@@ -234,15 +251,20 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Pa
         shares.append(share)
         norms = weight.matrix.W.flatten(0, 1).square().sum(1).cpu()
         outright = name in blocks and blocks[name].phi.shape[1] <= SMALL_MATRIX
-        parts["", name] = Estimate(
+        return Estimate(
             float((norms * maxima).sum()),
             kind="exact" if outright else "lower bound",
             note="" if outright else within_share(share),
             products=lens.products - before,
             arrays={"rows": maxima},
         )
-    layers = [parts["", name] for name in weights]
-    parts["", None] = with_note(layers[-1], which_layer(lens, next(reversed(weights)), weights))
+
+    layers = {
+        name: _attempted(lens, "maximal_relative_flatness", partial(at, name, weight))
+        for name, weight in weights.items()
+    }
+    parts |= {("", name): found for name, found in layers.items()}
+    parts["", None] = with_note(layers[next(reversed(layers))], which_layer(lens, next(reversed(weights)), weights))
     for part, add in (("sum", True), ("max", False)):
         parts[part, None] = with_note(_combined(layers, add, max(shares)), left_out(lens, weights))
     return parts
@@ -315,7 +337,9 @@ def spectral_density(
         arrays = {"grid": found.grid, "density": found.density, "stderr": found.stderr}
         return Estimate(found.rms, found.rms_stderr, "estimate", arrays=arrays, products=operator.products)
 
-    parts: dict[tuple[str, str | None], Estimate] = {("", None): of(None)}
+    parts: dict[tuple[str, str | None], Estimate] = {
+        ("", None): _attempted(lens, "spectral_density", partial(of, None))
+    }
     if layers:
-        parts |= {("", place): of(names) for place, names in owners(lens).items()}
+        parts |= {("", at): _attempted(lens, "spectral_density", partial(of, own)) for at, own in owners(lens).items()}
     return parts

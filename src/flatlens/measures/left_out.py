@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from flatlens.measures.lens import Lens
+from flatlens.operations.layers import is_linear
 
-NO_LINEAR_LAYER = "the network has no linear layer"
 NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured parameter"
 NO_PARAMETER = "no parameter is measured"
 STOPPED = "the search stopped before its tolerance was reached"
 LARGEST_OF_NOISY = "the largest of noisy values: biased upwards"
 NAMED = 3  #: names that a note lists
+
+
+def no_linear_layer(lens: Lens) -> str:
+    """Return why there is no linear layer to measure: the network has none, or the pass sees no call of one."""
+    if any(is_linear(module) for module in lens.model.modules()):
+        return "no call of a linear layer is seen: calls inside torch.func or no_grad() cannot be recorded"
+    return "the network has no linear layer"
 
 
 def needs_every_output(lens: Lens) -> str:

@@ -16,11 +16,12 @@ from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.preconditioned import plain_optimiser
 from flatlens.curvature.space import space_of
-from flatlens.errors import BadInput, StaleLens
+from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, StaleLens
 from flatlens.estimate import Key, Progress
-from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out
+from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out, singular
 from flatlens.grams.sketch import random_signs
-from flatlens.measures.card import PassMeasure, Run, comes_along
+from flatlens.measures.card import FREE, PassMeasure, Run, comes_along
+from flatlens.measures.failing import attempted
 from flatlens.measures.gather import Gathered, Gatherer, by_weighting
 from flatlens.perturbation.autograd import moved_by_rounding
 from flatlens.perturbation.steps import Landscape
@@ -95,8 +96,10 @@ class Lens:
         self.pass_seconds = 0.0  #: duration of all passes, which serve many measures each
         self.remembered = _remembered(after, problem.peers)  #: leading eigenpairs, by search and layer
         self.residuals: dict[Key, Tensor] = {}  #: relative residuals of largest eigenvalues found matrix-free, (n,)
+        self.failed: dict[Key, str] = {}  #: why a measure of a pass has no values at a place
         self._values: dict[Key, Tensor] = {}
         self._passed: set[str] = set()  #: measures that a pass has had
+        self._failures: dict[frozenset[str] | None, Exception] = {}  #: by what a pass needed; None: that of the plan
         self._met: list[Batch] = []  #: batches on which an earlier plan did not hold
         self._distrusted: frozenset[str] = frozenset()  #: places whose axis of samples differed from the plan
         self._outcomes: dict[str, Outcomes] = {}
@@ -106,7 +109,7 @@ class Lens:
     @cached_property
     def layout(self) -> Layout:
         """Return the plan of the pass: which parameter acts where. It is made again if a chunk breaks it."""
-        return lay_out(self.problem, self.model, attention_heads=self.attention_heads)
+        return self._once(None, lambda: lay_out(self.problem, self.model, attention_heads=self.attention_heads))
 
     @property
     def laid_out(self) -> bool:
@@ -139,6 +142,16 @@ class Lens:
         if affine and self.problem.dtype != torch.float64:
             return "", ""
         return moved_by_rounding(self.problem, self.model)
+
+    @cached_property
+    def singular(self) -> str:
+        """Return in words where the network, or the loss, has no finite derivative; empty if everywhere, or unknown."""
+        if self.problem.sharded:
+            return ""
+        try:
+            return singular(self.problem, self.model)
+        except (RuntimeError, FlatlensError):  # it is not differentiable as often
+            return ""
 
     @cached_property
     def underflow(self) -> str:
@@ -183,29 +196,69 @@ class Lens:
                 self.layout = lay_out(
                     self.problem, self.model, self._met, self._distrusted, attention_heads=self.attention_heads
                 )
-        return work()
+        try:
+            return work()
+        except PlanBroken as broken:
+            raise NotDifferentiable(f"{broken}, {REPLANS} times: forward() takes other ways on other samples") from None
+
+    def _once(self, what: frozenset[str] | None, work: Callable[[], _T]) -> _T:
+        """Return the result of `work`; what has failed is not tried again, but fails with the same error."""
+        if what in self._failures:
+            raise self._failures[what]
+        try:
+            return work()
+        except PlanBroken:
+            raise
+        except Exception as error:
+            self._failures[what] = error.with_traceback(None)  # without the tensors of its frames
+            raise
+
+    def attempted(self, work: Callable[[], _T], what: str) -> _T | str:
+        """Return the result of `work`, or why there is none, by the rule of `measures.failing`."""
+        return attempted(work, what, self.problem.peers, lambda: self.singular)
+
+    def forget_failures(self) -> None:
+        """Try again what failed before: memory may be free now."""
+        self._passed -= {key for key, _ in self.failed}
+        self._failures, self.failed = {}, {}
 
     def per_sample(
         self,
         measures: Iterable[PassMeasure],
         progress: Progress | None = None,
         generator: torch.Generator | None = None,
+        *,
+        partly: bool = False,
     ) -> Mapping[Key, Tensor]:
         """Return one number per sample, (n,) float64, by measure and place: a layer, or None for the network's input.
 
-        For measures that sum over samples: the mean. For measures estimated with probes: one row per probe.
+        For measures that sum over samples: the mean. For measures estimated with probes: one row per probe. With
+        `partly`, places where a measure failed are left out: `failed` says why.
+
+        Raises:
+            NotDifferentiable: a measure failed at some place, and not `partly`.
         """
+        measures = list(measures)
         missing = [measure for measure in measures if measure.key not in self._passed]
         if missing:
             self.require_fresh()
             if self.probes is None:
-                missing += [measure for measure in comes_along(missing) if measure.key not in self._passed]
-            self.planned(lambda: self._walk(missing, progress, generator))
+                free = frozenset() if self._failures else FREE  # what failed is asked for by those alone that need it
+                missing += [measure for measure in comes_along(missing, free) if measure.key not in self._passed]
+            needs = frozenset[str]().union(*(measure.needs for measure in missing))
+            self._once(needs, lambda: self.planned(lambda: self._walk(missing, progress, generator)))
+        lost = [] if partly else [why for measure in measures for why in self._failed_at(measure).values()]
+        if lost:
+            raise NotDifferentiable(lost[0])
         return self._values
+
+    def _failed_at(self, measure: PassMeasure) -> dict[str | None, str]:
+        """Return why a measure of a pass has no values, by place."""
+        return {place: why for (key, place), why in self.failed.items() if key == measure.key}
 
     def gathered(self, measure: PassMeasure) -> Mapping[str | None, Tensor]:
         """Return a measure's values by place if a pass has had them; nothing for those of outputs if it was coarse."""
-        if measure.place == "outputs" and self.problem.arithmetic != "full":
+        if self._failed_at(measure) or (measure.place == "outputs" and self.problem.arithmetic != "full"):
             return {}
         return {place: values for (key, place), values in self._values.items() if key == measure.key}
 
@@ -229,6 +282,8 @@ class Lens:
         gatherer = Gatherer(self.problem, self.model, self.layout, scale, progress)
         for found in self._walks(gatherer, measures, generator):
             self._values |= found.values
+            self.failed |= found.failed
+            self._passed |= {key for key, _ in (*found.values, *found.failed)}
             self.residuals |= found.residuals
             self.products += found.products
             if found.outcomes is not None and self.problem.arithmetic == "full":

@@ -6,20 +6,19 @@ import math
 import platform
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, Overflows, UnknownName, out_of_memory
+from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Key, Progress, Report, undefined
 from flatlens.measures.card import Measure, NetworkMeasure, Parts, PassMeasure, Run
 from flatlens.measures.left_out import NO_PARAMETER
 from flatlens.measures.lens import Lens
 from flatlens.measures.registry import MEASURES, named
-from flatlens.measures.rows import assembled, finite_or_undefined, omitted, refused, with_note
+from flatlens.measures.rows import assembled, finite_or_undefined, omitted, with_note
 from flatlens.perturbation.autograd import other_derivative
 from flatlens.problem import Problem, measuring
 from flatlens.problem.checks import drawing
@@ -39,7 +38,9 @@ def measure(
 ) -> Report:
     """Measure a network: every exact one-pass measure, or the ones named.
 
-    A measure whose products, searches or draws are expected to take more than 10 minutes is refused, unless `anyway`.
+    A number that cannot be computed is undefined, and its note says why; the others are computed. An error is raised
+    for wrong arguments, and for what would make every number wrong. A measure whose products, searches or draws are
+    expected to take more than 10 minutes is refused, unless `anyway`.
 
     Args:
         lens: The network to measure, `Lens(problem)`.
@@ -76,42 +77,58 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
     if isinstance(measures, Iterable) and not isinstance(measures, str | Measure):
         measures = list(measures)
     chosen = named(measures) if measures is not None else _default(lens)
+    lens.forget_failures()
     # also around measures of weights alone: in train mode, reading a spectral norm changes it
     with measuring(lens.model, twice=False):  # attention as it is: where there are second derivatives it is replaced
         defined = [m for m in chosen if not _not_defined(lens, m)]
-        # overflowing Gram matrices are reported by each measure
-        with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # torch has it, and does not list it
-            lens.per_sample(_in_one_pass(lens, defined, asked), run.progress, run.generator)
+        # one pass for all; where it fails, each measure has one of its own, and says why if that fails, too
+        together = _in_one_pass(lens, defined, asked)
+        whole = partial(lens.per_sample, together, run.progress, run.generator, partly=True)
+        lens.attempted(whole, "the pass")
         estimates: dict[Key, Estimate] = {}
         derived: dict[Key, Measure] = {}  # rows that depend on derivatives of the outputs
         for one in chosen:
             if isinstance(run.progress, Watch):
                 run.progress.begin(one.key)
             start, passed = time.perf_counter(), lens.pass_seconds
-            found: dict[Key, Estimate] = {(one.key, None): undefined(_not_defined(lens, one))}
+            found: dict[Key, Estimate] | str = _not_defined(lens, one)
             if one in defined:
-                found = lens.planned(partial(_answers, lens, one, asked, run))
-            if lens.problem.arithmetic != "full" and isinstance(one, PassMeasure) and one.needs_full_precision:
-                why = f"rounding in {lens.problem.arithmetic} hides small eigenvalues: arithmetic='full' is needed"
-                found = dict.fromkeys(found, undefined(why))
-            if isinstance(one, NetworkMeasure) and one.differentiates and _all_zero(found) and lens.underflow:
-                found = dict.fromkeys(found, undefined(lens.underflow))
-            if _of_curvature(one) and _all_zero(found):
-                found = {key: with_note(estimate, lens.linear_loss) for key, estimate in found.items()}
+                found = lens.attempted(partial(_rows_of, lens, one, asked, run), one.key)
+            rows = {(one.key, None): undefined(found)} if isinstance(found, str) else found
             seconds = time.perf_counter() - start - (lens.pass_seconds - passed)
-            for key, estimate in found.items():
+            for key, estimate in rows.items():
                 unit = estimate.unit or one.card.unit
                 estimates[key] = replace(
                     finite_or_undefined(lens, estimate), source=one.card.source, unit=unit, seconds=seconds
                 )
                 seconds = 0.0  # that of all rows of the measure stands in the first
             if isinstance(one, PassMeasure) or (isinstance(one, NetworkMeasure) and one.differentiates):
-                derived |= {key: one for key in found if estimates[key].kind != "undefined"}
-        said = (other_derivative(lens.problem, lens.model), lens.rounding) if derived else ()
+                derived |= {key: one for key in rows if estimates[key].kind != "undefined"}
+        said = lens.attempted(partial(_doubts, lens), "the checks of derivatives") if derived else ()
+        if isinstance(said, str):
+            said = ((f"derivatives were not checked: {said}",) * 2,)
     for key, one in derived.items():
         for words in said:
             estimates[key] = with_note(estimates[key], words[of_inputs(one)])
     return Report(estimates, about(lens) | _spellings(measures, chosen))
+
+
+def _rows_of(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
+    """Return all rows of a measure, with what is to be said of their kind."""
+    found = lens.planned(partial(_answers, lens, one, asked, run))
+    if lens.problem.arithmetic != "full" and isinstance(one, PassMeasure) and one.needs_full_precision:
+        why = f"rounding in {lens.problem.arithmetic} hides small eigenvalues: arithmetic='full' is needed"
+        found = dict.fromkeys(found, undefined(why))
+    if isinstance(one, NetworkMeasure) and one.differentiates and _all_zero(found) and lens.underflow:
+        found = dict.fromkeys(found, undefined(lens.underflow))
+    if _of_curvature(one) and _all_zero(found):
+        found = {key: with_note(estimate, lens.linear_loss) for key, estimate in found.items()}
+    return found
+
+
+def _doubts(lens: Lens) -> tuple[tuple[str, str], ...]:
+    """Return what speaks against autograd's derivatives in the weights, and in the inputs; empty words if nothing."""
+    return other_derivative(lens.problem, lens.model), lens.rounding
 
 
 def _of_curvature(one: Measure) -> bool:
@@ -168,22 +185,15 @@ def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str
 
 
 def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
-    """Return all rows of a measure; undefined where the network lacks the derivatives that it needs."""
-    try:
-        if isinstance(one, PassMeasure):
-            return dict(assembled(lens, one, asked, run))
-        assert isinstance(one, NetworkMeasure)
-        if not one.on_request:
-            return _parts(one, one.evaluate(lens))
-        if one.of_parameters and not lens.problem.parameters:
-            return {(one.key, None): undefined(NO_PARAMETER)}
-        return _parts(one, one.evaluate(lens, run))
-    except (RuntimeError, ArithmeticError) as error:
-        if out_of_memory(error) or (
-            isinstance(error, FlatlensError) and not isinstance(error, Overflows | NotDifferentiable)
-        ):
-            raise
-        return {(one.key, None): undefined(refused(error))}
+    """Return all rows of a measure."""
+    if isinstance(one, PassMeasure):
+        return dict(assembled(lens, one, asked, run))
+    assert isinstance(one, NetworkMeasure)
+    if not one.on_request:
+        return _parts(one, one.evaluate(lens))
+    if one.of_parameters and not lens.problem.parameters:
+        return {(one.key, None): undefined(NO_PARAMETER)}
+    return _parts(one, one.evaluate(lens, run))
 
 
 COUPLED = "batchnorm='train' couples the samples of a batch: measures of single samples are not defined"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from flatlens.curvature.jacobians import ParameterJacobian
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import LayerGrams
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
-from flatlens.measures.left_out import NO_LINEAR_LAYER, NO_PARAMETER, left_out
+from flatlens.measures.left_out import NO_PARAMETER, left_out, no_linear_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.tops import of_norm
 from flatlens.operations.operator_norm import largest_norm
@@ -75,7 +76,7 @@ def weight_norm(lens: Lens) -> Parts:
     parts: dict[tuple[str, str | None], Estimate] = {}
     weights = lens.layout.weights
     if not weights:
-        return {("", None): undefined(NO_LINEAR_LAYER)}
+        return {("", None): undefined(no_linear_layer(lens))}
     squares = {layer: float(weight.matrix.W.square().sum()) for layer, weight in weights.items()}
     parts["", None] = Estimate(math.sqrt(sum(squares.values())), note=left_out(lens, weights))
     parts |= {("", layer): Estimate(math.sqrt(square)) for layer, square in squares.items()}
@@ -131,7 +132,7 @@ def feature_norm(lens: Lens) -> Parts:
     """
     norms = feature_norms(lens.problem, lens.model, lens.layout)
     if not norms:
-        return {("", None): undefined(NO_LINEAR_LAYER)}
+        return {("", None): undefined(no_linear_layer(lens))}
     return {("", None): of_norm(largest_norm(norms.values())), **{("", at): of_norm(v) for at, v in norms.items()}}
 
 
@@ -159,8 +160,11 @@ def fisher_rao(lens: Lens) -> Parts:
         outer = _by_a_forward_pass(lens, lambda f, y: (fisher_slopes(lens.problem, f, y) * f).sum(1))
     if outer.isnan().any():
         return {("", None): undefined(WEIGHTLESS), ("parameters", None): undefined(WEIGHTLESS)}
-    inner, products = _along_parameters(lens)
     whole = len(lens.layout.weights) * math.sqrt(float(outer.square().mean()))
+    found = lens.attempted(partial(_along_parameters, lens), "fisher_rao.parameters")
+    if isinstance(found, str):
+        return {("", None): Estimate(whole), ("parameters", None): undefined(found)}
+    inner, products = found
     if inner is None:
         return {("", None): Estimate(whole), ("parameters", None): undefined(NO_PARAMETER)}
     parameters = math.sqrt(float(inner.square().mean()))

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from flatlens.curvature.krylov import overflow
 from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
@@ -174,6 +175,8 @@ def _worst_of(
     if mass == 0:  # every sample is ignored
         return 0.0, 0.0, torch.zeros(restarts, dtype=torch.float64)
     here, slope = elsewhere.slope(elsewhere.here, elsewhere.chunks(group), mass)
+    if not bool(slope.isfinite().all()):
+        raise overflow(slope.dtype, "the gradient")
 
     def rise(e: Tensor) -> tuple[float, Tensor]:
         risk, g = elsewhere.slope(elsewhere.here + unit * e, elsewhere.chunks(group), mass)

@@ -72,7 +72,9 @@ def by_probes(reduce: Callable[[Tensor], Reduced], values: Tensor) -> Reduced:
 
 
 def mean_of_dimensions(values: Tensor) -> Reduced:
-    """Return the mean over samples; NaN stands for no response, inf for one that is rounding."""
+    """Return the mean over samples; NaN stands for no response, inf for one that is rounding, -inf for one unknown."""
+    if bool((values == -math.inf).any()):
+        return Reduced(math.nan, values)
     lost, finite = values.isinf(), values.isfinite()
     samples = values.where(~lost, torch.nan)
     if int(lost.sum()) > int(finite.sum()):

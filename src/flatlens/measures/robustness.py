@@ -12,7 +12,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
-from flatlens.measures.left_out import NO_LINEAR_LAYER, which_layer
+from flatlens.measures.left_out import no_linear_layer, which_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_count, require_one_of, require_positive
 from flatlens.measures.perturbation import NO_LOSS, lost_in_rounding, of_draws, of_searches
@@ -87,7 +87,7 @@ def feature_robustness(
 
     weights, last = lens.layout.weights, lens.layout.last()
     if last is None:
-        return {("", None): undefined(NO_LINEAR_LAYER)}
+        return {("", None): undefined(no_linear_layer(lens))}
     found = {name: of(weight) for name, weight in weights.items() if layers or name == last}
     places: list[tuple[str | None, str]] = [(None, last), *((name, name) for name in found if layers)]
     return {
@@ -171,7 +171,7 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, probes:
     require_count(2, probes=probes)
     last = lens.layout.last()
     if last is None:
-        return {("", None): undefined(NO_LINEAR_LAYER)}
+        return {("", None): undefined(no_linear_layer(lens))}
     weight = lens.layout.weights[last]
     if why := unmovable(weight, by_noise=True):
         return {("", None): undefined(why)}

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from flatlens.curvature.probes import mean_of_forms
-from flatlens.errors import one_line, out_of_memory
 from flatlens.estimate import Estimate, Key, Kind, undefined
 from flatlens.measures.card import GRADIENTS_OF_SAMPLES, PassMeasure, Run
 from flatlens.measures.gather import BY_ROUNDING
 from flatlens.measures.left_out import (
     LARGEST_OF_NOISY,
-    NO_LINEAR_LAYER,
     NO_PARAMETER,
     left_out,
     needs_every_output,
+    no_linear_layer,
     which_layer,
 )
 from flatlens.measures.lens import Lens
@@ -34,7 +34,7 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
     if why := omitted(lens, one, asked):
         yield (one.key, None), undefined(why)
         return
-    values = lens.per_sample([one], run.progress, run.generator)
+    values = lens.per_sample([one], run.progress, run.generator, partly=True)
     unmeasured = one.place == "weight" and not run.frozen
     every = lens.layout.weights | lens.layout.parts
     frozen = {name for name, w in lens.layout.weights.items() if unmeasured and not w.measured}
@@ -45,7 +45,10 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
         curved = [at for at in places if at not in lens.layout.affine and run.chosen(at)]
         run.progress.expect(sum(one.products(every[at]) for at in curved))
     for at in places:
-        layers[at], largest[at] = _at_layer(lens, one, at, asked, run)
+        found = lens.attempted(partial(_at_layer, lens, one, at, asked, run), one.key)
+        layers[at], largest[at] = (undefined(found), None) if isinstance(found, str) else found
+    failed = {at: undefined(why) for (key, at), why in lens.failed.items() if key == one.key}
+    layers |= {at: found for at, found in failed.items() if at is not None and at not in left}
     parts = {name: layers.pop(name) for name in lens.layout.parts if name in layers}
     if one.place == "weight":
         missing = {name: w for name, w in lens.layout.weights.items() if name not in layers and name not in frozen}
@@ -57,10 +60,11 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
         layers |= {key: undefined(why) for key, why in lens.layout.unplaced.items()}
     if one.answer == "input":
         at_input = values.get((one.key, None))
-        nothing = undefined("the outputs depend differentiably on no input: is it an index, or cut off by a detach()?")
+        cut_off = undefined("the outputs depend differentiably on no input: is it an index, or cut off by a detach()?")
+        nothing = failed.get(None, cut_off)
         yield (one.key, None), nothing if at_input is None else _of_input(lens, _at_input(lens, one, at_input))
     elif not layers:
-        why = NO_PARAMETER if one.place == "parameters" else NO_LINEAR_LAYER
+        why = NO_PARAMETER if one.place == "parameters" else no_linear_layer(lens)
         yield (one.key, None), undefined(f"every linear layer is frozen: {ALL}" if frozen else why)
     elif one.answer == "last":
         last = _last(lens, layers)
@@ -147,20 +151,15 @@ def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
 def _at_layer(lens: Lens, one: PassMeasure, layer: str, asked: bool, run: Run) -> tuple[Estimate, Estimate | None]:
     """Return a layer's value, and the largest of its terms if the measure has `.max`."""
     before = lens.products
-    values = lens.per_sample([one], run.progress, run.generator)[one.key, layer]
+    values = lens.per_sample([one], run.progress, run.generator, partly=True)[one.key, layer]
     if one.curvature is not None and layer not in lens.layout.affine:
         assert one.products is not None
         if not asked:
             return undefined(_by_name(lens, one.products(lens.layout.weight(layer)))), None
         if not run.chosen(layer):
             return undefined("it takes curvature products, and is not among layers=..."), None
-        try:
-            bent = one.curvature(lens, layer, one, run)
-            values = values + (bent / lens.problem.n if one.total else bent)
-        except RuntimeError as error:
-            if out_of_memory(error):
-                raise
-            return undefined(refused(error)), None
+        bent = one.curvature(lens, layer, one, run)
+        values = values + (bent / lens.problem.n if one.total else bent)
     if lens.probes is not None and one.sketched == "probes":
         reduced = by_probes(lambda mean_of: _reduced(lens, one, layer, mean_of), values)
     else:
@@ -192,7 +191,7 @@ def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
 
 def _reduced(lens: Lens, one: PassMeasure, layer: str | None, values: Tensor) -> Reduced:
     if one.finish is None or layer is None:
-        moved = lens.per_sample([one]).get((one.key + BY_ROUNDING, layer))
+        moved = lens.per_sample([one], partly=True).get((one.key + BY_ROUNDING, layer))
         return one.reduce(values) if moved is None else one.reduce(values, moved)
     weight = lens.layout.weight(layer)
     if not (finite(values) and finite(weight.matrix.W.square())):  # no finite values to minimise over
@@ -215,13 +214,18 @@ def _estimate(lens: Lens, reduced: Reduced) -> Estimate:
     return finite_or_undefined(lens, found)
 
 
+def lost_at(layers: Mapping[str, Estimate]) -> str:
+    """Return at how many layers there is no value, and why at the first of them; empty if all have one."""
+    missing = [name for name, e in layers.items() if e.kind == "undefined"]
+    if not missing:
+        return ""
+    return f"undefined at {len(missing)} of {len(layers)} layers, the first {missing[0]}: {layers[missing[0]].note}"
+
+
 def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], float]) -> Estimate:
     """Return the sum or maximum of the layers' values."""
-    missing = [name for name, e in layers.items() if e.kind == "undefined"]
-    if missing:
-        return undefined(
-            f"undefined at {len(missing)} of {len(layers)} layers, the first {missing[0]}: {layers[missing[0]].note}"
-        )
+    if lost := lost_at(layers):
+        return undefined(lost)
     said = {name: e.note for name, e in layers.items() if e.note}
     alike = len(said) == len(layers) and len(set(said.values())) == 1
     notes = list(said.values())[:1] if alike else [f"{name}: {note}" for name, note in said.items()]
@@ -245,15 +249,10 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
 
 
 def finite_or_undefined(lens: Lens, estimate: Estimate) -> Estimate:
-    """Return undefined where a number overflowed and made the value NaN or infinite."""
+    """Return undefined, with the cause, where the value is NaN or infinite."""
     if estimate.kind == "undefined" or (math.isfinite(estimate.value) and math.isfinite(estimate.stderr)):
         return estimate
     mend = "smaller weights" if lens.problem.dtype == torch.float64 else "dtype=torch.float64, or smaller weights,"
     met = f"{estimate.value} +- {estimate.stderr}" if math.isfinite(estimate.value) else estimate.value
-    note = f"the result is {met}, because an intermediate number overflows: {mend} may help"
+    note = lens.singular or f"the result is {met}, because an intermediate number overflows: {mend} may help"
     return replace(estimate, value=math.nan, stderr=0.0, kind="undefined", note=note)
-
-
-def refused(error: Exception) -> str:
-    """Return why a measure is undefined where autograd raised this error."""
-    return f"the network cannot be differentiated as this measure needs ({one_line(error, 120)})"

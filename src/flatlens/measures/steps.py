@@ -14,7 +14,7 @@ from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.muon import ball_of, climb_in_ball, dual_norm
 from flatlens.curvature.preconditioned import PreconditionedHessian, leading_rate, preconditioner_of
 from flatlens.curvature.space import inner
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, Overflows
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import PERMUTATION, Run, on_lens
 from flatlens.measures.differenced import sharded_top
@@ -75,6 +75,8 @@ def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Est
         if lens.problem.sharded:
             return sharded_top(lens, run, "preconditioned_sharpness", rtol, P=P)
         operator = PreconditionedHessian(lens.problem, P, model=lens.model)
+    except Overflows:
+        raise
     except BadInput as error:
         return undefined(str(error))
     found = top_of(lens, run, "preconditioned_sharpness", operator, rtol)
@@ -150,6 +152,8 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     require_tolerance(rtol)
     try:
         direction, own = direction_of(lens, "update")
+    except Overflows:
+        raise
     except BadInput as error:
         return undefined(str(error))
     if not inner(direction, direction) > 0:
@@ -222,6 +226,8 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
         lens.risk_and_gradient = operator.risk_and_gradient()  # of the graphs that the product needs, too
     try:
         direction, _ = direction_of(lens, along)
+    except Overflows:
+        raise
     except BadInput as error:
         return undefined(str(error))
     direction = {name: part for name, part in direction.items() if name in lens.problem.parameters}

@@ -88,7 +88,7 @@ def proven_by(residual: float, highest: float) -> str:
 
 def largest_residual(rows: Iterable[Estimate]) -> float:
     """Return the largest residual of some Ritz values, as a share of its value's size."""
-    return max(relative_residual(float(row.arrays["residuals"][0]), row.value) for row in rows)
+    return max((relative_residual(float(row.arrays["residuals"][0]), row.value) for row in rows), default=0.0)
 
 
 def within_share(share: float) -> str:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -159,7 +160,12 @@ def traced(
     if not places:
         return {("", None): undefined(NO_PARAMETER)}
     whole = mean_over_samples(lens, sum(places.values()))
-    beyond = functional_hessian_part(lens, run, effort, weighted, whole.value)
+    beyond = lens.attempted(
+        partial(functional_hessian_part, lens, run, effort, weighted, whole.value), gauss_newton.key
+    )
+    if isinstance(beyond, str):
+        names = curved_parameters(lens.problem, lens.layout).names
+        beyond = FunctionalHessianPart(tuple(names), torch.zeros(len(names)), None, 0, unknown=beyond)
     mine = {name: layer for layer, w in lens.layout.weights.items() for name in (w.parameter, w.bias) if name}
     parts: dict[tuple[str, str | None], Estimate] = {}
     for at, v in places.items():

@@ -176,7 +176,7 @@ def local_dimension(g: LayerGrams) -> Tensor:
     """
     total = g.G.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)[..., None]
     share = g.G / total  # NaN where G = 0
-    dimension = 1 / share.square().sum((1, 2))
+    dimension = torch.where(total[:, 0, 0].isfinite(), 1 / share.square().sum((1, 2)), -math.inf)
     if g.rounding is None:
         return dimension
-    return torch.where((g.rounding > LOST) & ~dimension.isnan(), math.inf, dimension)
+    return torch.where((g.rounding > LOST) & (dimension > 0), math.inf, dimension)

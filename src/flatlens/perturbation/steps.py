@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.curvature.graphs import LARGEST_CHUNK, bytes_of_a_sample, samples_at_once
+from flatlens.curvature.krylov import finite_gradient
 from flatlens.curvature.preconditioned import rate_of_a_step
 from flatlens.curvature.space import as_one_vector, dot, inner, space_of
 from flatlens.curvature.symmetry import operations
@@ -63,7 +64,8 @@ class Landscape:
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
         """Return the risk, and its gradient in each measured parameter."""
         risk, gradient = self._summed()
-        return risk, {name: part.to(self.space.dtype) for name, part in gradient.items()}
+        dtype = self.space.dtype
+        return risk, finite_gradient({name: part.to(dtype) for name, part in gradient.items()}, dtype)
 
     def summed_gradient(self) -> Tensor:
         """Return the gradient of the risk, (P,) float64."""

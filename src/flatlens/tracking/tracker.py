@@ -175,32 +175,19 @@ class Tracker:
         if moments % _LOOKS:
             lens.rounding = seen
         try:
-            report = self._report(lens, self._measures, step)
-        except _UNMEASURABLE:  # one measure's failure is none of the others'
-            report = self._one_by_one(lens, step)
+            report = self._report(lens, step)
+        except _UNMEASURABLE as error:
+            report = Report({(m.key, None): undefined(one_line(error)) for m in self._measures}, {})
         self._warm = lens.remembered
         self._rounding = [moments + 1, vars(lens).get("rounding", seen)]
-        return Report({key: e if e.value == e.value else _undefined(e) for key, e in report.items()}, report.about)
+        lost = any(e.kind == "undefined" for e in report.values())
+        doubt = "training diverged? " if lost and not _finite_outputs(lens) else ""
+        return Report({key: _undefined(e, doubt) for key, e in report.items()}, report.about)
 
-    def _report(self, lens: Lens, measures: list[Measure], step: int) -> Report:
+    def _report(self, lens: Lens, step: int) -> Report:
         shown = self._live is not None and self.problem.first and in_first_process()
         watch = Watch(ProgressLine(f"step {step}: ") if shown else no_progress, limit=math.inf)
-        return measure_with(lens, measures, Run(self._generator(step), watch))
-
-    def _one_by_one(self, lens: Lens, step: int) -> Report:
-        """Return a report for which each measure was measured alone."""
-        doubt = "" if _finite_outputs(lens) else "training diverged? "
-        estimates: dict[Key, Estimate] = {}
-        about: dict[str, Any] = {}
-        for one in self._measures:
-            try:
-                alone = self._report(lens, [one], step)
-            except _UNMEASURABLE as error:
-                estimates[one.key, None] = undefined(doubt + one_line(error))
-            else:
-                estimates |= alone
-                about |= alone.about
-        return Report(estimates, about)
+        return measure_with(lens, self._measures, Run(self._generator(step), watch))
 
     def _generator(self, step: int) -> torch.Generator:
         """Return the generator of one measurement: a resumed run draws the same numbers."""
@@ -291,9 +278,9 @@ _UNMEASURABLE = BadModel, BadLoss, BadData, ArithmeticError
 
 
 def _finite_outputs(lens: Lens) -> bool:
-    """Return whether the network's outputs are finite; True if it gives none."""
+    """Return whether the network's outputs on a few samples are finite; True if it gives none."""
     try:
-        with closing(forwards(lens.problem, lens.model, twice=False)) as found:
+        with closing(forwards(lens.problem, lens.model, lens.problem.probes, twice=False)) as found:
             return all(finite(f) for f, _ in found)
     except _UNMEASURABLE:
         return True
@@ -326,6 +313,9 @@ def _require_alone(problem: Problem, budget: float | None) -> None:
         raise BadInput("Tracker(budget=...): processes that measure together would skip different steps: leave it out")
 
 
-def _undefined(estimate: Estimate) -> Estimate:
-    """Return a NaN estimate as undefined, with the known reason."""
-    return replace(estimate, kind="undefined", note=estimate.note or "not a number: did training diverge?")
+def _undefined(estimate: Estimate, doubt: str) -> Estimate:
+    """Return a NaN estimate as undefined, with the known reason, and what may be behind it."""
+    if estimate.value == estimate.value and estimate.kind != "undefined":
+        return estimate
+    known = f"{doubt}{estimate.note}" if estimate.note else "not a number: did training diverge?"
+    return replace(estimate, kind="undefined", note=known)
