@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
+# `python -m flatlens` searches the current folder first, where a queue.py would hide Python's
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("flatlens", "-mflatlens") and not sys.flags.safe_path:
+    del sys.path[0]
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

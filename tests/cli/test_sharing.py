@@ -3,13 +3,17 @@
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from flatlens.cli import run, sharing
 
 NETWORK = """
 import time
@@ -138,3 +142,84 @@ def ranks_of(parent):
         if b"RANK" in known:
             found[known[b"RANK"].decode()] = int(child)
     return found
+
+
+VARIABLES = {"RANK": ("0", "1", "x", ""), "WORLD_SIZE": ("2", "8", "", "-1"), "LOCAL_RANK": ("0",),
+             "MASTER_ADDR": ("127.0.0.1", "nowhere.invalid"), "MASTER_PORT": ("1", "x")}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_variables_of_another_program_make_no_command_wait(seed, tmp_path):
+    drawn = random.Random(seed)
+    (tmp_path / "net.py").write_text(NETWORK)
+    left_out = drawn.choice([(), ("MASTER_ADDR", "MASTER_PORT"), ("LOCAL_RANK",)])
+    known = {name: drawn.choice(values) for name, values in VARIABLES.items() if name not in left_out}
+    command = drawn.choice([("--help",), ("list", "measures"), measure("build", "net.py:samples", "--measures", "mls")])
+    helped = ("--help",) if seed % 2 else ("measure", "--help")
+    for arguments, more in ((command, {}), (helped, {"TORCHELASTIC_RUN_ID": "1"})):
+        process = subprocess.run(
+            [sys.executable, "-m", "flatlens", *arguments],
+            env={**os.environ, **known, **more},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert (process.returncode, said(process.stderr)) == (0, []), (arguments, known)
+        assert process.stdout
+
+
+def test_processes_of_another_launcher_share_when_asked(tmp_path):
+    (tmp_path / "net.py").write_text(NETWORK)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    command = measure("build", "net.py:samples", "--measures", "mls", "--json", "--ranks")
+    one, other = (
+        subprocess.Popen(
+            [sys.executable, "-m", "flatlens", *command],
+            env={**os.environ, **known, "RANK": rank},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    )
+    (first, _), (second, _) = one.communicate(timeout=200), other.communicate(timeout=200)
+    assert json.loads(first)["estimates"]
+    assert not second
+
+
+@pytest.mark.parametrize("known", [{}, {"RANK": "0"}, {"RANK": "x", "WORLD_SIZE": "2"}])
+def test_to_join_needs_the_variables(known, monkeypatch, capsys):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in known.items():
+        monkeypatch.setenv(name, value)
+    assert run(["measure", "net.py:build", "--ranks"]) == 2
+    assert "--ranks: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_one_that_waits_says_so_and_gives_up(host, monkeypatch, capfd):
+    """Rank 0 hosts the place where they meet; rank 1 looks for a host that never comes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    known = {"RANK": "01"[not host], "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in {**known, "TORCHELASTIC_RUN_ID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sharing, "SILENT", 0.2)
+    monkeypatch.setattr(sharing, "PATIENCE", 2.0)
+    monkeypatch.setattr(sharing, "_store", None)
+    monkeypatch.setattr(sys, "argv", ["flatlens", "measure", "net.py:build"])
+    monkeypatch.setattr(sys, "__stderr__", sys.stderr)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert run(["measure", "net.py:build"]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flatlens:")]
+    assert "waits for the others, at most 2 s" in lines[0]
+    assert "did not meet the others" in lines[-1]

@@ -1,13 +1,18 @@
 """The sweep on a real Dask scheduler and worker processes on loopback, and what it says when there is none."""
 
 import gc
+import importlib.util
+import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pandas as pd
 import psutil
@@ -258,3 +263,80 @@ def test_slurm_leaves_interrupts_as_they_were(monkeypatch):
 def test_at_least_one_job_and_core(name):
     with pytest.raises(BadInput, match=rf"{name}=0"):
         SlurmSettings(**{name: 0})
+
+
+WORKERS = """
+from flatlens.experiments.workers import WorkerProcesses
+
+def neighbour():
+    import queue, random, token
+    return queue.__name__ + random.__name__ + token.__name__
+
+if __name__ == "__main__":
+    with WorkerProcesses(2) as workers:
+        print(*(future.result() for future in [workers.submit(neighbour) for _ in range(2)]))
+"""
+
+NETWORK = """
+import layers, torch
+
+def samples():
+    return torch.randn(40, 3), torch.randint(2, (40,))
+
+def build(seed=0):
+    import late
+    return torch.nn.Sequential(layers.first(), late.second())
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A folder with a file for every module of Python that `python -m` does not import itself; each leaves a mark."""
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    early = subprocess.run(
+        [sys.executable, "-c", "import runpy, sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    for name in sys.stdlib_module_names - {*early, "__future__", "__main__", "antigravity", "this"}:
+        if importlib.util.find_spec(name) is None:  # of another system
+            continue
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({name!r} + ' ')\n")
+    return folder
+
+
+def test_workers_import_nothing_from_the_folder_they_start_in(hostile, tmp_path):
+    for package in ("torch", "numpy", "loky", "cloudpickle", "flatlens"):
+        shutil.copy(hostile / "queue.py", hostile / f"{package}.py")
+    (tmp_path / "program.py").write_text(WORKERS)
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "program.py"], cwd=hostile, capture_output=True, text=True, timeout=300
+    )
+    assert ran.stdout.split() == ["queuerandomtoken"] * 2, ran.stderr
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "start", [[sys.executable, "-m", "flatlens"], [str(Path(sys.executable).with_name("flatlens"))]]
+)
+def test_a_study_imports_the_files_beside_the_users_own_and_no_others(hostile, tmp_path, start):
+    (hostile / "net.py").write_text(NETWORK)
+    (hostile / "layers.py").write_text("import torch\ndef first(): return torch.nn.Linear(3, 4)\n")
+    (hostile / "late.py").write_text("import torch\ndef second(): return torch.nn.Linear(4, 2)\n")
+    command = [
+        "study",
+        "net.py:samples",
+        "--model",
+        "net.py:build",
+        "--set",
+        "max_steps=3",
+        "--set",
+        "seed=0:2",
+        "--json",
+    ]
+    ran = subprocess.run(
+        [*start, *command, "--measures", "mls", "--out", str(tmp_path / "out")],
+        cwd=hostile, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert len(json.loads(ran.stdout)["networks"]) == 2
+    assert not (tmp_path / "mark").exists()

@@ -32,7 +32,7 @@ from flatlens.cli.listing import list_names
 from flatlens.cli.measure import measure
 from flatlens.cli.output import note, visible
 from flatlens.cli.reproduce import reproduce
-from flatlens.cli.sharing import launched, speak, together
+from flatlens.cli.sharing import JOIN, launched, speak, together
 from flatlens.cli.stopping import stoppable, stopped
 from flatlens.cli.study import report, study
 from flatlens.errors import FlatlensError, out_of_memory, typed_line
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status."""
     try:
         with together(arguments), _former_names_noted():
-            words = [word for word in arguments if word != TRACEBACK]
+            words = [word for word in arguments if word not in (TRACEBACK, JOIN)]
             status = app(words, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()
         return status if isinstance(status, int) else 0

@@ -56,6 +56,7 @@ def measure(
         torchrun --nproc-per-node=2 -m flatlens measure timm:resnet18 --data photos/ --loss cross_entropy
 
     Under torchrun the processes share the samples; --memory holds for each, and the result is that of one process.
+    With `--ranks` so do processes that another program started, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:
         model: `file.py:NAME` or `package.module:NAME`, a function without arguments that returns the network; the folder

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -23,13 +26,34 @@ if TYPE_CHECKING:
 SHARED = ("measure",)
 """The commands whose work can be shared."""
 
+JOIN = "--ranks"
+"""The option that joins processes which another program than torchrun has started."""
+
+HELP = ("--help", "-h", "--version")
+
+SILENT, PATIENCE = 5.0, 300.0
+"""Seconds of waiting for the other processes before a line says so, and before this one gives up."""
+
 _store: Store | None = None
 """The store at which the processes meet; torchrun itself holds it, so that it outlives them."""
 
 
 def launched() -> bool:
-    """Return whether torchrun started this process among others."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    """Return whether this process is one of several: torchrun started it, or --ranks says so.
+
+    RANK and WORLD_SIZE alone say nothing: a job of Slurm, or a training, hands them on to all that it starts.
+    """
+    arguments = sys.argv[1:]
+    if not arguments or set(HELP) & set(arguments):
+        return False
+    asked = JOIN in arguments or "TORCHELASTIC_RUN_ID" in os.environ
+    return asked and _number("RANK") is not None and (_number("WORLD_SIZE") or 1) > 1
+
+
+def _number(variable: str) -> int | None:
+    """Return a whole number in the environment; None if there is none."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else None
 
 
 def ranks() -> Ranks:
@@ -43,17 +67,16 @@ def ranks() -> Ranks:
 def together(arguments: Sequence[str]) -> Iterator[None]:
     """Wait for all processes before a command, and silence all but the first during it."""
     if not launched():
+        if JOIN in arguments and None in (_number("RANK"), _number("WORLD_SIZE")) and not set(HELP) & set(arguments):
+            raise BadInput(
+                f"{JOIN}: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed in the environment: "
+                f"leave {JOIN} out for a single process"
+            )
         yield
         return
     from torch import distributed as dist
-    from torch.distributed.rendezvous import rendezvous
 
-    from flatlens.problem.ranks import Ranks
-
-    global _store
-    _store, *_ = next(rendezvous("env://"))
-    signal.signal(signal.SIGTERM, _ended)  # torchrun sends SIGTERM to the others when one has failed
-    me = Ranks.joined(_store)
+    me = _met()
     if arguments[:1] and arguments[0] not in SHARED:
         raise BadInput(f"torchrun: `flatlens {arguments[0]}` cannot use several processes: run it without torchrun")
     with ExitStack() as stack:
@@ -63,6 +86,36 @@ def together(arguments: Sequence[str]) -> Iterator[None]:
             stack.enter_context(redirect_stderr(nowhere))
         yield
     dist.destroy_process_group()
+
+
+def _met() -> Ranks:
+    """Wait until all processes are there; return the ranks."""
+    from torch.distributed import rendezvous
+
+    from flatlens.problem.ranks import Ranks
+
+    global _store
+    rank, size, end = os.environ["RANK"], int(os.environ["WORLD_SIZE"]), time.monotonic() + PATIENCE
+    waiting = f"process {rank} of {size} waits for the others, at most {PATIENCE:g} s: {SILENT:g} s so far"
+    telling = threading.Timer(SILENT, lambda: print(f"flatlens: {waiting}", file=sys.__stderr__, flush=True))
+    telling.daemon = True
+    telling.start()
+    try:
+        _store, *_ = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE)))
+        signal.signal(signal.SIGTERM, _ended)  # torchrun sends SIGTERM to the others when one has failed
+        _store.set(f"flatlens/here/{rank}", "")
+        while not _store.check([f"flatlens/here/{other}" for other in range(size)]):
+            if time.monotonic() > end:
+                raise ValueError(f"they did not come within {PATIENCE:g} s")
+            time.sleep(0.05)
+    except (RuntimeError, ValueError) as error:
+        raise LostRank(
+            f"process {rank} of {size} did not meet the others ({one_line(error, 120)}): for a single process, remove "
+            f"RANK, WORLD_SIZE and TORCHELASTIC_RUN_ID from the environment"
+        ) from error
+    finally:
+        telling.cancel()
+    return Ranks.joined(_store)
 
 
 def _ended(number: int, frame: FrameType | None) -> Never:

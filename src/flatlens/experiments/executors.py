@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flatlens.errors import BadInput, needs, one_line
-from flatlens.experiments.workers import ONE_THREAD
+from flatlens.experiments.workers import ENVIRONMENT
 
 if TYPE_CHECKING:
     from dask_jobqueue.slurm import SLURMCluster
@@ -132,7 +132,7 @@ def _options(settings: SlurmSettings) -> dict[str, Any]:
         "account": settings.account,
         "job_name": "flatlens",
         "job_extra_directives": [*silent, *settings.directives],
-        "job_script_prologue": [*settings.before, *(f"export {name}={value}" for name, value in ONE_THREAD.items())],
+        "job_script_prologue": [*settings.before, *(f"export {name}={value}" for name, value in ENVIRONMENT.items())],
         "python": settings.python or sys.executable,
         "interface": settings.interface,
         "log_directory": settings.logs,

@@ -6,8 +6,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -16,7 +17,9 @@ from flatlens.errors import needs
 if TYPE_CHECKING:
     from loky import ProcessPoolExecutor
 
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+SAFE_PATH = "PYTHONSAFEPATH"
+ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", SAFE_PATH), "1")
+"""Variables of workers: one thread, and no import from the folder in which they start, such as of a queue.py there."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -69,10 +72,9 @@ class _Place:
 
     def _submit(self, fn: Callable[..., _R], *args: Any, **kwargs: Any) -> Future[_R]:
         if self.pool is None:
-            from loky import ProcessPoolExecutor
-
-            self.pool = ProcessPoolExecutor(1, initializer=_begin_worker, initargs=(os.getpid(),), env=ONE_THREAD)
-        future: Future[_R] = self.pool.submit(fn, *args, **kwargs)
+            self.pool = _new_pool()
+        with _safe_path():
+            future: Future[_R] = self.pool.submit(fn, *args, **kwargs)
         self.latest = future
         return future
 
@@ -86,8 +88,35 @@ class _Place:
         self.pool = self.latest = None
 
 
-def _begin_worker(parent: int) -> None:
+def _new_pool() -> ProcessPoolExecutor:
+    """Return a pool of one process; loky's own helpers, which it starts now, get the safe path from this process."""
+    from loky import ProcessPoolExecutor
+
+    given = (os.getpid(), os.environ.get(SAFE_PATH))
+    with _safe_path():
+        return ProcessPoolExecutor(1, initializer=_begin_worker, initargs=given, env=ENVIRONMENT)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Let Python processes that begin inside import nothing from the current folder."""
+    before = os.environ.get(SAFE_PATH)
+    _set_safe_path("1")
+    try:
+        yield
+    finally:
+        _set_safe_path(before)
+
+
+def _set_safe_path(value: str | None) -> None:
+    os.environ.pop(SAFE_PATH, None)
+    if value is not None:
+        os.environ[SAFE_PATH] = value
+
+
+def _begin_worker(parent: int, safe_path: str | None) -> None:
     """Prepare a new worker: leave Ctrl-C to the parent, and end when the parent is gone."""
+    _set_safe_path(safe_path)  # the user's code may start programs of its own
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what the user's code prints must not come between the data on stdout
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
