@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import torch
 from flatlens import files as files_module
 from flatlens.errors import BadFolder
 from flatlens.estimate import Estimate, Report
-from flatlens.experiments import Study
+from flatlens.experiments import Study, load_study
 from flatlens.experiments.folders import refuse_foreign
 from flatlens.experiments.store import Record, Store
+from flatlens.files import write_checksums
 
 STUDY = Study.digits("smoke")
 NETWORK = STUDY.networks()[0]
@@ -230,3 +232,27 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(BadFolder, match="Permission denied"):
         Store.create(tmp_path / "out", STUDY)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_folder_under_the_name_of_another_network_is_never_counted(store, seed):
+    """One network's folder over another's, in its place, or with another's settings in it."""
+    drawn = random.Random(seed)
+    one, other, third = drawn.sample(STUDY.networks(), 3)
+    for settings in (one, other):
+        store.write(record(settings))
+    way = ("over", "instead", "renamed", "settings")[seed]
+    if way in ("over", "instead"):
+        shutil.rmtree(store.folder(other.key))
+        shutil.copytree(store.folder(one.key), store.folder(other.key))
+    elif way == "renamed":
+        store.folder(one.key).rename(store.folder(third.key))
+    else:
+        (store.folder(other.key) / "config.json").write_text(json.dumps(one.as_json()))
+        (store.folder(other.key) / "checksums.json").unlink()
+        write_checksums(store.folder(other.key))
+    wrong = third if way == "renamed" else other
+    with pytest.raises(BadFolder, match=f"{wrong.key}' is damaged .it holds the network {one.key}, .*: remove that"):
+        store.read(wrong.key)
+    with pytest.raises(BadFolder, match="copied or renamed"):
+        load_study(store.out)

@@ -50,5 +50,6 @@ def test_a_folder_of_transformers_will_do(tmp_path):
 def test_bad_settings_are_one_line():
     with pytest.raises(BadInput, match="weights='old'"):
         Published("timm:vit_tiny_patch16_224", weights="old")
-    with pytest.raises(BadModel, match="none of"):
-        Published("nonsense").build()
+    for name in ("nonsense", "net.py:build", "runs/networks/0123456789ab", "package.module:build", ""):
+        with pytest.raises(BadModel, match="timm:NAME, hf:NAME or hf:FOLDER is needed"):
+            Published(name)

@@ -11,6 +11,7 @@ from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, Json, Whole, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.cli.trust import require_trust
 from flatlens.errors import BadInput
 from flatlens.progress import no_progress
 
@@ -55,6 +56,7 @@ def bounds(
         as_json: Print JSON.
     """
     require_page(page)
+    require_trust([model], inputs.how.trust)
     with stdout_to_stderr(), Bar(stage=READING) as bar:
         import flatlens as fl
 

@@ -16,6 +16,7 @@ from flatlens.cli.cost import announce
 from flatlens.cli.inputs import How, Inputs, generator_of
 from flatlens.cli.names import Names, all_names, split_names
 from flatlens.cli.output import Json, Whole, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.cli.trust import require_trust
 from flatlens.errors import BadInput
 from flatlens.progress import no_progress
 
@@ -129,6 +130,7 @@ def compare(
         as_json: Print JSON.
     """
     require_page(page)
+    require_trust(models, compared.how.trust)
     with stdout_to_stderr(), Bar(stage=READING) as bar:
         import flatlens as fl
 

@@ -58,6 +58,10 @@ class How:
     samples: Whole | None = None
     """Measure on this number of samples, drawn with seed 0. Without it: on all samples."""
 
+    trust: Annotated[bool, Flag] = False
+    """Run the Python files that the config.json of a study's network names. Without it: flatlens asks first, and
+    refuses where there is no terminal."""
+
     anyway: Annotated[bool, Flag] = False
     """Start even if the work is not expected to fit in memory, or takes longer than 10 minutes for one measure."""
 

@@ -21,6 +21,7 @@ from flatlens.cli.output import (
     show_json,
     stdout_to_stderr,
 )
+from flatlens.cli.trust import require_trust
 from flatlens.errors import BadInput, UnknownName
 from flatlens.files import require_writable
 from flatlens.progress import no_progress
@@ -82,6 +83,7 @@ def measure(
     if after is not None:
         require_writable(after, f"--after {after}")
     require_page(page)
+    require_trust([model], inputs.how.trust)
     with stdout_to_stderr(), Bar(stage=READING) as bar:
         import flatlens as fl
         from flatlens.measures.searches import Searches

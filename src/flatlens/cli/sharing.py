@@ -90,7 +90,7 @@ def together(arguments: Sequence[str]) -> Iterator[None]:
 
 def _met() -> Ranks:
     """Wait until all processes are there; return the ranks."""
-    from torch.distributed import rendezvous
+    from torch.distributed.rendezvous import rendezvous
 
     from flatlens.problem.ranks import Ranks
 

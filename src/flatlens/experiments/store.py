@@ -233,13 +233,16 @@ class Store:
         """Return a finished network.
 
         Raises:
-            BadFolder: one of its files is missing or damaged.
+            BadFolder: one of its files is missing or damaged, or they are those of another network.
         """
         folder = self.folder(key)
         try:
             require_checksums(folder)
+            settings = NetworkSettings.from_json(_read_json(folder / "config.json"))
+            if settings.key != key:
+                raise BadFolder(f"it holds the network {settings.key}, whose folder was copied or renamed")
             return Record(
-                settings=NetworkSettings.from_json(_read_json(folder / "config.json")),
+                settings=settings,
                 result=_read_json(folder / "result.json"),
                 curves=load_file(folder / "curves.safetensors"),
                 weights=load_file(folder / "weights.safetensors"),

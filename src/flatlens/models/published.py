@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from flatlens.errors import BadModel
 from flatlens.models.checks import require_known
 from flatlens.models.sources import load_model
 
@@ -27,6 +28,8 @@ class Published:
 
     def __post_init__(self) -> None:
         require_known("Published(weights=...)", self.weights, ("trained", "random"))
+        if not self.name.startswith(("timm:", "hf:")):
+            raise BadModel(f"Published(name={self.name!r}): timm:NAME, hf:NAME or hf:FOLDER is needed")
 
     def build(self) -> nn.Module:
         """Return the network on the CPU; its weights come from the hub or from the local cache.
