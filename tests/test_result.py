@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import time
 
 import pandas as pd
 import pytest
@@ -91,10 +90,9 @@ def test_times_are_counted_once() -> None:
     assert report.about["seconds"] == {"pass": seen.pass_seconds}
     assert seen.pass_seconds > 0
     assert rows.groupby("measure")["seconds"].apply(lambda each: (each > 0).sum()).max() == 1
-    start = time.perf_counter()
     again = fl.measure(seen, ["mls", "nmls", "relative_flatness", "weight_norm"])
     assert again.about["seconds"] == report.about["seconds"]  # no further pass
-    assert again.frame()["seconds"].sum() <= time.perf_counter() - start
+    assert not again.frame()["seconds"].any()
 
 
 def test_a_problem_made_in_python_says_where_it_is_from(results: dict[str, Result]) -> None:

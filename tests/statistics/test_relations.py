@@ -171,15 +171,6 @@ def test_groups_of_one_leave_nothing_to_relate():
     assert np.isnan(pearson(x, y, np.ones((1, 12)), groups=each)).all()
 
 
-def test_fifteen_quantities_of_48_networks_take_seconds():
-    import time
-
-    table = pd.DataFrame(np.random.default_rng(7).normal(size=(48, 15)))
-    start = time.perf_counter()
-    assert len(relate_all(table)) == 105
-    assert time.perf_counter() - start < 10
-
-
 def test_an_outlier_leaves_the_interval_as_it_is_in_other_units() -> None:
     """Without it a resample is no constant, however far away it was."""
     near, far = (np.array([1, 2, 3, 4, 5, far, 6, 7.0]) for far in (1e4, 1e8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -179,6 +179,8 @@ def unique(labels: Sequence[str]) -> list[str]:
 def _json(found: Comparison) -> dict[str, Any]:
     agreement = found.agreement()
     return {
+        "answer": found.answer,
+        "not_ranked": [asdict(one) for one in found.not_ranked.values()],
         "about": found.about,
         "ranks": found.frame().to_dict("records"),
         "networks": found.networks().to_dict("records"),

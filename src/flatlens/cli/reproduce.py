@@ -116,22 +116,21 @@ def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> No
     if as_json:
         show_json({"page": files[0], "files": files, "experiments": [_facts(one) for one in found]})
         return
-    from rich.table import Table
-
     from flatlens.papers.summary import rows_of
+    from flatlens.report.fitted import Fitted
 
     for one, rows in zip(found, rows_of(found), strict=True):
         second = ["decided"] * bool(one.again or one.halves) + ["re-run"] * bool(one.again)
         second += ["halves"] * bool(one.halves)
-        table = Table("claim", "kind", "outcome", *second, "statistic", "n",
-                      box=None, pad_edge=False, header_style="bold")  # fmt: skip
-        table.title, table.title_justify = f"{one.experiment.id}: {one.experiment.title}", "left"
+        table = Fitted(f"{one.experiment.id}: {one.experiment.title}")
+        for heading in ("claim", "kind", "outcome", *second, "statistic", "n"):
+            table.column(heading, "name")
         for row in rows:
             v = row.outcome
             replication: list[str] = [row.decided] if row.again or row.halves else []
             replication += [row.again.conclusion] if row.again else []
             replication += [" and ".join(half.statistic.in_words for half in row.halves)] if row.halves else []
-            table.add_row(v.prediction.says, v.prediction.kind, v.conclusion, *replication, v.statistic.in_words,
+            table.row(v.prediction.says, v.prediction.kind, v.conclusion, *replication, v.statistic.in_words,
                           v.statistic.size)  # fmt: skip
         show(table)
         for difference in one.experiment.differs.get(one.scale, ()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from math import factorial
+from math import factorial, nan
 
 import numpy as np
 import pandas as pd
@@ -54,7 +54,8 @@ def agreement(
         rounding: values that are closer than this, relatively, tie.
     """
     left_out = _left_out(estimates, pointing, rounding)
-    known = any(e.value == e.value for row in estimates.values() for e in row.values())
+    alone = max(map(len, estimates.values()), default=0) < 2
+    known = not alone and any(e.value == e.value for row in estimates.values() for e in row.values())
     equal = known and all(_equal(row, rounding) for row in estimates.values())
     counted = [name for name in estimates if name not in left_out]
     models = list(next(iter(estimates.values()), {}))
@@ -89,6 +90,8 @@ def _left_out(estimates: _Table, pointing: Collection[str], rounding: float) -> 
             found[name] = "no direction known: a small value means neither flat nor compressed"
         elif missing:
             found[name] = f"undefined on {'every network' if len(missing) == len(row) else ', '.join(missing)}"
+        elif len(row) < 2:
+            found[name] = "one network alone fits the data"
         elif _equal(row, rounding):
             found[name] = "the same value on all networks"
         elif twin is not None:
@@ -113,6 +116,8 @@ def _proportional(a: Array, b: Array, rounding: float) -> bool:
 
 
 def _w(ranks: pd.DataFrame, name: str) -> Statistic:
+    if ranks.shape[1] < 2:
+        return Statistic(name, nan, ranks.shape[1], note="no two networks to rank")
     return kendall_w(ranks, ranked=True, permuted=PERMUTED, name=name)
 
 

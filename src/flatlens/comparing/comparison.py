@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flatlens.comparing.agreement import Agreement, agreement
 from flatlens.comparing.direction import direction
+from flatlens.comparing.fit import NotRanked, not_ranked
 from flatlens.comparing.ranking import Place, places
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Report
@@ -30,7 +31,10 @@ RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
 
 @dataclass(frozen=True, eq=False, repr=False)  # == would compare reports
 class Comparison(Result):
-    """Networks ranked by each measure: `comparison["mls"]` has estimates by network, `["mls", "net"]` one of them."""
+    """Networks ranked by each measure: `comparison["mls"]` has estimates by network, `["mls", "net"]` one of them.
+
+    Networks that do not fit the data as well as the best one (`not_ranked`) have values, and no ranks.
+    """
 
     _KIND = "comparison"
 
@@ -51,7 +55,36 @@ class Comparison(Result):
     @cached_property
     def places(self) -> dict[str, dict[str, Place]]:
         """Return each network's rank by each measure, and the networks whose order to it is open."""
-        return {name: places(self.estimates(name), self.rounding) for name in self.measures}
+        return {name: self._places(name) for name in self.measures}
+
+    def _places(self, measure: str) -> dict[str, Place]:
+        found = places(self._ranked_estimates(measure), self.rounding)
+        return {name: found.get(name, Place(math.nan)) for name in self.reports}
+
+    def _ranked_estimates(self, measure: str) -> dict[str, Estimate]:
+        return {name: self.reports[name][measure] for name in self.ranked}
+
+    @cached_property
+    def not_ranked(self) -> dict[str, NotRanked]:
+        """Return the networks that fit the data worse than the best one, with the reason; they have no ranks."""
+        return not_ranked(self.reports)
+
+    @property
+    def ranked(self) -> list[str]:
+        """Return the names of the networks that are ranked."""
+        return [name for name in self.reports if name not in self.not_ranked]
+
+    @cached_property
+    def answer(self) -> list[str]:
+        """Return what to know before any rank, in sentences."""
+        if not self.not_ranked:
+            return []
+        networks = ", ".join(f"{one.network} ({one.reason})" for one in self.not_ranked.values())
+        told = [f"Not ranked, because the training losses differ: {networks}."]
+        told.append("A network that does not fit the data can have small derivatives without being at a flat minimum.")
+        if len(self.ranked) < 2:
+            told.append("No two networks are left to rank.")
+        return told
 
     @property
     def rounding(self) -> float:
@@ -120,10 +153,11 @@ class Comparison(Result):
 
     @cached_property
     def _agreement(self) -> Agreement:
-        gaps = {name: r["generalisation_gap"] for name, r in self.reports.items() if ("generalisation_gap", None) in r}
+        reports = {name: self.reports[name] for name in self.ranked}
+        gaps = {name: r["generalisation_gap"] for name, r in reports.items() if ("generalisation_gap", None) in r}
         surviving = [name for name in self.measures if self.survives(name)]
         pointing = [name for name, one in self.measures.items() if direction(one.card)]
-        estimates = {name: self.estimates(name) for name in self.measures}
+        estimates = {name: self._ranked_estimates(name) for name in self.measures}
         return agreement(estimates, pointing, surviving, gaps, self.rounding)
 
     @overload

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,8 +12,8 @@ from flatlens.bounds import BOUNDS, BoundsReport, Verdict
 from flatlens.column import Column
 from flatlens.files import write_whole
 from flatlens.report.blocks import summed_up
+from flatlens.report.fitted import Fitted
 from flatlens.report.head import head_of_page, head_of_screen
-from flatlens.report.tables import plain_table
 
 REASONS = 24  #: number of reasons that a screen shows
 LAYERS = 12  #: with more layers, a screen shows one row for each bound
@@ -23,13 +22,16 @@ STYLES = {"holds": "green", "violated": "bold red", "undecided": "magenta", "not
 
 def bounds_screen(verdicts: BoundsReport) -> RenderableType:
     """Return the screen of `flatlens bounds`: what was measured, one row for each claim, then how to read it."""
-    table = plain_table("Bounds")
+    table = Fitted("Bounds")
     deep = len({v.layer for v in verdicts}) > LAYERS
-    headings = ["bound", "layer", "left", "right", "tight", "status", *(["claims"] if deep else [])]
-    for heading in headings:
-        numeric = heading in ("left", "right", "tight", "claims")
-        fold: Literal["fold", "ellipsis"] = "fold" if heading == "layer" else "ellipsis"
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=heading != "layer", overflow=fold)
+    for heading in ("bound", "layer"):
+        table.column(heading, "name")
+    for heading in ("left", "right"):
+        table.column(heading, "extra")
+    table.column("tight")
+    table.column("status", left=True)
+    if deep:
+        table.column("claims")
     rows = [(v, "") for v in verdicts]
     if deep:
         rows = [
@@ -38,7 +40,7 @@ def bounds_screen(verdicts: BoundsReport) -> RenderableType:
         ]
     name = None
     for verdict, told in rows:
-        table.add_row(
+        table.row(
             Text("" if verdict.bound == name else verdict.bound),
             verdict.layer or "",
             *(_shown(value, digits) for value, digits in ((verdict.lhs, 3), (verdict.rhs, 3), (verdict.tightness, 2))),

@@ -8,18 +8,16 @@ from typing import Any
 
 import pandas as pd
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from flatlens.comparing import Agreement, Comparison, direction
 from flatlens.files import write_whole
 from flatlens.report.cards import SIGNS
+from flatlens.report.fitted import Fitted
 from flatlens.report.head import head_of_page, head_of_screen
-from flatlens.report.tables import plain_table
 from flatlens.statistics import Statistic
 
-ACROSS = 6  #: largest number of networks on a screen of 80 columns
-_WIDTH = 80
+ACROSS = 6  #: largest number of networks with a column each on a screen
 SURVIVE = "Survive any rescaling of the weights"
 CHANGE = "* Change when the weights are rescaled without changing the function"
 NO_DIRECTION = "No direction known: a small value means neither flat nor compressed"
@@ -28,9 +26,10 @@ NO_DIRECTION = "No direction known: a small value means neither flat nor compres
 def compare_screen(comparison: Comparison) -> RenderableType:
     """Return the screen of `flatlens compare`: the networks, their ranks and values, how far the measures agree."""
     heads = headings(comparison)
-    parts: list[RenderableType] = [*head_of_screen(comparison.about), _networks(comparison, heads)]
+    parts: list[RenderableType] = [Text(sentence, style="bold yellow") for sentence in comparison.answer]
+    parts += [*head_of_screen(comparison.about), _networks(comparison, heads)]
     if len(heads) <= ACROSS:
-        parts += [*_ranks(comparison, heads), _values(comparison, heads)]
+        parts += [_ranks(comparison, heads), _values(comparison, heads)]
     else:
         parts.append(Text(f"\n{len(heads)} networks: their ranks and values by each measure are in --page and --json."))
     parts.append(_key(comparison))
@@ -38,27 +37,27 @@ def compare_screen(comparison: Comparison) -> RenderableType:
 
 
 def headings(comparison: Comparison) -> list[str]:
-    """Return the networks' names if they fit above columns, else numbers."""
+    """Return the networks' names if they are short enough to stand above columns, else numbers."""
     models = comparison.models
-    room = (_WIDTH - 31 - 12) // len(models) - 1  # beside the longest measure, tau and p
+    room = 36 // len(models) - 1
     return models if max(map(len, models)) <= room else [str(number) for number in range(1, len(models) + 1)]
 
 
-def _networks(comparison: Comparison, heads: Sequence[str]) -> Table:
-    table = plain_table("The networks", between=1)
+def _networks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
+    table = Fitted("The networks", between=1)
     numbered = list(heads) != comparison.models
     if numbered:
-        table.add_column("", justify="right")
-    table.add_column("network", overflow="fold")
+        table.column("")
+    table.column("network", "name")
     rows = comparison.networks()
     shown = {"loss": "loss", "accuracy": "accuracy", "test_loss": "test loss", "generalisation_gap": "gap ± 95%"}
     columns = [name for name in shown if name in rows and rows[name].notna().any()]
     for name in [*(shown[column] for column in columns), "mean rank", "without *"]:
-        table.add_column(name, justify="right")
+        table.column(name)
     for head, row in zip(heads, rows.to_dict("records"), strict=True):
         cells = [_gap(row) if name == "generalisation_gap" else number(row[name]) for name in columns]
         means = [number(row[name], 2) for name in ("mean_rank", "mean_rank_surviving")]
-        table.add_row(*([head] if numbered else []), str(row["model"]), *cells, *means)
+        table.row(*([head] if numbered else []), str(row["model"]), *cells, *means)
     return table
 
 
@@ -66,23 +65,21 @@ def _gap(row: dict[Any, Any]) -> str:
     return f"{number(row['generalisation_gap'], 2)} ± {number(1.96 * row['gap_stderr'], 1)}"
 
 
-def _ranks(comparison: Comparison, heads: Sequence[str]) -> list[RenderableType]:
-    """Return a table for each group of measures; the headings of the first serve all."""
+def _ranks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
+    """Return the ranks by each measure, the measures by group."""
     gap = comparison.agreement().gap.set_index("measure")
     columns = [*heads, *(["τ gap", "p"] if len(gap) else [])]
-    first = max(len(marked(comparison, name)) for name in comparison.measures)
-    parts: list[RenderableType] = [Text("\nRanks: 1 is the smallest value", style="bold")]
+    table = Fitted("Ranks: 1 is the smallest value", between=1)
+    table.column("measure", "name")
+    for column in columns:
+        table.column(column, least=5)
     for heading, names in _grouped(comparison).items():
-        table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", show_header=len(parts) == 1)
-        table.add_column("measure", no_wrap=True, min_width=first)
-        for column in columns:
-            table.add_column(column, justify="right", no_wrap=True, min_width=max(5, len(column)))
+        table.section(heading)
         for name in names:
             cells = [rank_text(place.rank, bool(place.open)) for place in comparison.places[name].values()]
             with_gap = [number(gap[c].get(name, float("nan")), 2) for c in ("tau", "p")] if len(gap) else []
-            table.add_row(marked(comparison, name), *cells, *with_gap)
-        parts += [Text(heading, style="italic dim"), table]
-    return parts
+            table.row(marked(comparison, name), *cells, *with_gap)
+    return table
 
 
 def _grouped(comparison: Comparison) -> dict[str, list[str]]:
@@ -108,18 +105,18 @@ def rank_text(rank: float, undecided: bool) -> str:
     return "-" if rank != rank else f"{rank:g}{'~' if undecided else ''}"
 
 
-def _values(comparison: Comparison, heads: Sequence[str]) -> Table:
-    table = plain_table("Values", between=1)
-    table.add_column("measure", no_wrap=True)
+def _values(comparison: Comparison, heads: Sequence[str]) -> Fitted:
+    table = Fitted("Values", between=1)
+    table.column("measure", "name")
     for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
+        table.column(head)
     digits = 3 if len(heads) < 5 else 2
     for name in (name for names in _grouped(comparison).values() for name in names):
         signs = [SIGNS.get(e.kind, "") for e in comparison.estimates(name).values()]
         alike = len(set(signs)) == 1  # then once, beside the name: it leaves the columns narrow
         cells = [number(e.value, digits) for e in comparison.estimates(name).values()]
         cells = cells if alike else [f"{sign}{cell}" for sign, cell in zip(signs, cells, strict=True)]
-        table.add_row(f"{marked(comparison, name)} {signs[0] if alike else ''}".rstrip(), *cells)
+        table.row(f"{marked(comparison, name)} {signs[0] if alike else ''}".rstrip(), *cells)
     return table
 
 
@@ -231,7 +228,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         told=_of_rankings(agreement),
         method=agreement.overall.method,
         left_out=_left_out(agreement),
-        notes=comparison.notes,
+        notes=(*comparison.answer, *comparison.notes),
         gap=_records(agreement.gap),
         rows=_records(comparison.frame()),
         measures={name: one.card for name, one in comparison.measures.items()},

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from flatlens.files import write_whole
 from flatlens.report.blocks import by_reason, summed_up
 from flatlens.report.cards import MOVES, spelling
+from flatlens.report.fitted import Fitted
 from flatlens.report.head import head_of_page, head_of_screen
-from flatlens.report.tables import ANSWERS_DOWN, RISK, plain_table
+from flatlens.report.tables import ANSWERS_DOWN, RISK
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
 
 _MOST = 8  #: number of remarks on a transform that a screen shows
@@ -84,19 +84,19 @@ def _kind(cell: Cell) -> str:
     return {True: "stays", False: "moves", None: "open"}[cell.unchanged]
 
 
-def _table(report: InvarianceReport) -> Table:
-    table = plain_table("Does the number stay?")
-    table.add_column("measure", no_wrap=True)
-    table.add_column("before", justify="right", no_wrap=True)
+def _table(report: InvarianceReport) -> Fitted:
+    table = Fitted("Does the number stay?")
+    table.column("measure", "name")
+    table.column("before")
     for name in report.moved:
-        table.add_column(SHORT.get(name, name), no_wrap=True)
+        table.column(SHORT.get(name, name), left=True)
     rows = _rows(report)
     whole = len(rows) > ANSWERS_DOWN
     for name, cells in rows.items():
         wrong = any(cell.agrees is False for cell in cells)
         if name in RISK or (whole and name != spelling(name) and not wrong):
             continue
-        table.add_row(name, _before(cells[0]), *(_cell(cell) for cell in cells))
+        table.row(name, _before(cells[0]), *(_cell(cell) for cell in cells))
     return table
 
 

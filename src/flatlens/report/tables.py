@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate, Report
 from flatlens.measures import Card
 from flatlens.progress import count_of
-from flatlens.report.blocks import CALL, grouped, profile, role
+from flatlens.report.blocks import CALL, grouped, role
 from flatlens.report.cards import MOVES, card_of, spelling, survives, with_error
+from flatlens.report.fitted import Fitted, Profile
 from flatlens.report.head import head_of_screen
 
-LAYERS_ACROSS = 5  #: largest number of layers side by side on a screen of 80 columns
-MEASURES_ACROSS = 4  #: largest number of measures beside the names of layers
+LAYERS_ACROSS = 5  #: largest number of layers with a column each
 BLOCKS = 4  #: smallest number of blocks with a profile
-PROFILE = 60  #: width of a profile in characters
 ANSWERS_DOWN = 32  #: with more rows, parts such as `relative_flatness.max` are not shown
 RISK = frozenset({"loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap"})
 
@@ -57,24 +55,24 @@ def _without_parts(report: Report) -> Report:
     return Report({key: estimate for key, estimate in report.items() if key[0] == spelling(key[0])}, report.about)
 
 
-def _network_table(report: Report, cards: Sequence[Card]) -> Table:
+def _network_table(report: Report, cards: Sequence[Card]) -> Fitted:
     """Return one row for each measure: the risk first, then families, and their measures in the order asked for."""
-    table = plain_table("The network")
-    table.add_column("measure", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("95% ±", justify="right", no_wrap=True)
-    table.add_column("kind", no_wrap=True)
+    table = Fitted("The network")
+    table.column("measure", "name")
+    table.column("value")
+    table.column("95% ±")
+    table.column("kind", left=True)
     for _, short, _ in MOVES:
-        table.add_column(short, justify="center", no_wrap=True)
+        table.column(short, "extra", left=True)
     answers = [(name, estimate) for (name, layer), estimate in report.items() if layer is None]
     group = None
     rows = [(_group(name, cards), name, estimate) for name, estimate in answers]
     families = list(dict.fromkeys(["risk", *(heading for heading, _, _ in rows)]))
     for heading, name, estimate in sorted(rows, key=lambda row: families.index(row[0])):
         if heading != group:
-            table.add_row(Text(heading, style="italic dim"))
+            table.section(heading)
             group = heading
-        table.add_row(f"  {name}", _value(estimate), _error(estimate), _kind(estimate), *_badges(name, cards))
+        table.row(f"  {name}", _value(estimate), _error(estimate), _kind(estimate), *_badges(name, cards))
     return table
 
 
@@ -101,7 +99,7 @@ def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
         matching = [layer for layer in layers if wanted in layer]
         if not matching:
             raise UnknownName.among("part of a layer's name", wanted, layers)
-        return list(_wanted_tables(values, matching, names, wanted))
+        return [_wanted_table(values, matching, names, wanted)]
     if not values:
         return []
     if len(layers) <= LAYERS_ACROSS:
@@ -111,70 +109,66 @@ def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
     return [ranges, _profile_table(values, groups, names)] if len(groups) >= BLOCKS else [ranges]
 
 
-def _across(values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str]) -> Table:
-    table = plain_table("Layer by layer")
-    table.add_column("measure", no_wrap=True)
+def _across(values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str]) -> Fitted:
+    table = Fitted("Layer by layer")
+    table.column("measure", "name")
     for layer in layers:
-        table.add_column(layer, justify="right", overflow="fold")
+        table.column(layer)
     for name in names:
-        table.add_row(f"  {name}", *(_cell(values.get((name, layer))) for layer in layers))
+        table.row(f"  {name}", *(_cell(values.get((name, layer))) for layer in layers))
     return table
 
 
-def _wanted_tables(
+def _wanted_table(
     values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str], wanted: str
-) -> Iterator[Table]:
-    """Yield tables with a row for each layer, under its block, and as many measures as fit side by side."""
+) -> Fitted:
+    """Return a table with a row for each layer, under its block, and a column for each measure."""
     names = [name for name in names if any((name, layer) in values for layer in layers)]
-    for start in range(0, len(names), MEASURES_ACROSS):
-        some = names[start : start + MEASURES_ACROSS]
-        table = plain_table(f"Layers with {wanted!r} in their name" if start == 0 else "")
-        table.add_column("layer", no_wrap=True)
-        for name in some:
-            table.add_column(name, justify="right", overflow="fold")
-        for block, members in grouped(layers):
-            if block:
-                table.add_row(Text(block, style="italic dim"))
-            for layer in members:
-                cells = [_cell(values.get((name, layer))) for name in some]
-                if any(cell.plain for cell in cells):
-                    table.add_row(f"{'  ' if block else ''}{role(layer, block)}", *cells)
-        yield table
+    table = Fitted(f"Layers with {wanted!r} in their name")
+    table.column("layer", "name")
+    for name in names:
+        table.column(name)
+    for block, members in grouped(layers):
+        if block:
+            table.section(block)
+        for layer in members:
+            table.row(f"{'  ' if block else ''}{role(layer, block)}", *(_cell(values.get((n, layer))) for n in names))
+    return table
 
 
 def _profile_table(
     values: Mapping[tuple[str, str], Estimate], groups: list[tuple[str, list[str]]], names: list[str]
-) -> Table:
+) -> Fitted:
     """Return each measure over the blocks as a row of bars."""
     blocks = f"From {groups[0][0]} to {groups[-1][0]}"
-    table = plain_table(f"{blocks}: the largest in each block (by logarithm where positive)")
-    table.add_column("measure", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table = Fitted(f"{blocks}: the largest in each block (by logarithm where positive)")
+    table.column("measure", "name")
+    table.column("", "picture")
     for name in names:
         found = [[values[name, layer].value for layer in members if (name, layer) in values] for _, members in groups]
         largest = [max((v for v in block if v == v), default=float("nan")) for block in found]
         if any(value == value for value in largest):
-            table.add_row(f"  {name}", profile(largest, PROFILE))
+            table.row(f"  {name}", Profile(largest))
     return table
 
 
 def _range_table(
     report: Report, values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str], blocks: int
-) -> Table:
+) -> Fitted:
     """Return a deep network's extremes of each measure, and their layers."""
     size = f"{layers_and_others(report, layers)}{f' in {blocks} blocks' if blocks >= BLOCKS else ''}"
-    table = plain_table(f"Over {size} (every value: --layers NAME, --page, --json or --save)")
-    table.add_column("measure", no_wrap=True)
+    table = Fitted(f"Over {size} (every value: --layers NAME, --page, --json or --save)")
+    table.column("measure", "name")
     for heading in ("smallest", "in layer", "largest", "in layer"):
-        table.add_column(heading, justify="left" if heading == "in layer" else "right", overflow="fold")
+        table.column(heading, "name" if heading == "in layer" else "value")
     for name in names:
         found = {layer: values[name, layer] for layer in layers if (name, layer) in values}
         defined = [layer for layer, estimate in found.items() if estimate.value == estimate.value]
         if not defined:
-            table.add_row(f"  {name}", Text("undefined", style="dim"))
+            table.row(f"  {name}", Text("undefined", style="dim"))
             continue
         low, high = (pick(defined, key=lambda layer: found[layer].value) for pick in (min, max))
-        table.add_row(f"  {name}", _cell(found[low]), low, _cell(found[high]), high)
+        table.row(f"  {name}", _cell(found[low]), low, _cell(found[high]), high)
     return table
 
 
@@ -194,12 +188,6 @@ def execution_order(report: Report, met: list[str]) -> list[str]:
     """Return the layers in the order of execution, if the report knows it; parameters outside any layer come last."""
     known = [str(layer) for layer in report.about.get("layers", [])]
     return sorted(met, key=lambda layer: known.index(layer) if layer in known else len(known))
-
-
-def plain_table(title: str, between: int = 2) -> Table:
-    """Return an empty table narrow enough for 80 columns: no lines, so many spaces between columns."""
-    return Table(box=None, title=f"\n{title}", title_justify="left", title_style="bold", padding=(0, between, 0, 0),
-                 header_style="dim")  # fmt: skip
 
 
 def _cell(estimate: Estimate | None) -> Text:

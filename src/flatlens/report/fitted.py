@@ -1,0 +1,162 @@
+"""Tables that fit the screen: names fold, extra columns go, value columns continue below; no number is ever cut."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from flatlens.report.blocks import profile
+
+Role = Literal["name", "value", "extra", "picture"]
+NAME = 24
+"""Width to which names may be folded before extra columns are dropped."""
+LEAST = 12
+"""Width to which names are folded once no extra column is left."""
+BETWEEN = re.compile(r"(?<=[_.(,=/\s-])(?=.)")
+"""The places where a name may be folded."""
+
+
+@dataclass(eq=False)
+class Fitted:
+    """A table for a screen of any width.
+
+    A `name` column folds; a `value` column is shown whole, below the others if there is no room beside them; an `extra`
+    column is shown whole or not at all, the last one goes first; a `picture` draws itself in the width that it gets.
+    """
+
+    title: str = ""
+    between: int = 2  #: spaces between columns
+    headed: bool = True  #: whether the columns' headings are shown
+    _columns: list[tuple[str, Role, Literal["left", "right"], int]] = field(default_factory=list)
+    _rows: list[tuple[RenderableType, ...] | str] = field(default_factory=list)  #: a text is a section's heading
+
+    def column(self, heading: str, role: Role = "value", *, left: bool = False, least: int = 0) -> None:
+        """Add a column; numbers are on the right, unless `left`; at least `least` characters wide."""
+        self._columns.append((heading, role, "right" if role in ("value", "extra") and not left else "left", least))
+
+    def section(self, heading: str) -> None:
+        """Begin a group of rows with a line of its own."""
+        self._rows.append(heading)
+
+    def row(self, *cells: RenderableType) -> None:
+        """Add a row; missing cells are empty."""
+        self._rows.append((*cells, *[""] * (len(self._columns) - len(cells))))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = [self._width(console, options, at) for at in range(len(self._columns))]
+        roles = [role for _, role, _, _ in self._columns]
+        names = [at for at, role in enumerate(roles) if role == "name"]
+        extras = [at for at, role in enumerate(roles) if role == "extra"]
+
+        def taken(shown: Sequence[int], least: int) -> int:
+            return sum(min(widths[at], least) if roles[at] == "name" else widths[at] for at in shown) + self.between * (
+                len(shown) - 1
+            )
+
+        shown, left_out = list(range(len(roles))), list[int]()
+        while extras and taken(shown, NAME) > options.max_width:
+            left_out.insert(0, extras.pop())
+            shown.remove(left_out[0])
+        blocks, rest = [], [at for at in shown if at not in names]
+        while rest:
+            many = len(rest)
+            while many > 1 and taken([*names, *rest[:many]], LEAST) > options.max_width:
+                many -= 1
+            blocks.append(sorted([*names, *rest[:many]]))
+            rest = rest[many:]
+        for number, block in enumerate(blocks or [names]):
+            yield from self._part(block, self._rooms(block, widths, options.max_width), first=number == 0)
+        if left_out:
+            dropped = ", ".join(self._columns[at][0] for at in left_out)
+            yield Text(f"no room for the columns {dropped}: a wider screen or --json has them", style="dim")
+
+    def _width(self, console: Console, options: ConsoleOptions, at: int) -> int:
+        """Return the width of a column that shows everything; of pictures the smallest that they can be drawn in."""
+        heading, role, _, least = self._columns[at]
+        wide = options.update(max_width=10_000)
+        rows = [row for row in self._rows if not isinstance(row, str)]
+        cells = [Measurement.get(console, wide, row[at]) for row in rows if row[at]]
+        found = [cell.minimum if role == "picture" else cell.maximum for cell in cells]
+        heading = heading if role in ("name", "picture") else str(folded(heading, LEAST))
+        return max([*map(cell_len, heading.split("\n")), least, *found])
+
+    def _rooms(self, block: Sequence[int], widths: Sequence[int], total: int) -> dict[int, int]:
+        """Return each column's width: what whole ones need, and the rest for names, the narrow ones first."""
+        names = sorted((at for at in block if self._columns[at][1] == "name"), key=lambda at: widths[at])
+        rooms = {at: widths[at] for at in block if at not in names}
+        left = total - sum(rooms.values()) - self.between * (len(block) - 1)
+        for number, at in enumerate(names):
+            rooms[at] = max(1, min(widths[at], left // (len(names) - number)))
+            left -= rooms[at]
+        return rooms
+
+    def _part(self, block: Sequence[int], rooms: Mapping[int, int], first: bool) -> Iterator[RenderableType]:
+        """Yield some of the columns: a table for each section, under one row of headings."""
+        if first and self.title:
+            yield Text(f"\n{self.title}", style="bold")
+        table = self._empty(block, rooms, headed=self.headed)
+        for row in self._rows:
+            if not isinstance(row, str):
+                each = [folded(row[at], rooms[at]) if self._columns[at][1] == "name" else row[at] for at in block]
+                table.add_row(*each)
+            elif first:  # the columns that continue below have no room for headings twice
+                if table.row_count or table.show_header:
+                    yield table
+                yield Text(row, style="italic dim")
+                table = self._empty(block, rooms, headed=False)
+        yield table
+
+    def _empty(self, block: Sequence[int], rooms: Mapping[int, int], headed: bool) -> Table:
+        table = Table(
+            box=None, padding=(0, self.between, 0, 0), pad_edge=False, header_style="dim", show_header=headed
+        )  # fmt: skip
+        for at in block:
+            heading, role, justify, _ = self._columns[at]
+            width = None if role == "picture" else rooms[at]
+            table.add_column(folded(heading, rooms[at]), justify=justify, overflow="fold", width=width)
+        return table
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Values as a row of bars, as wide as there is room."""
+
+    values: Sequence[float]
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(len(self.values), LEAST), len(self.values))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(profile(self.values, options.max_width))
+
+
+def folded(cell: RenderableType, room: int) -> RenderableType:
+    r"""Return a name with line ends where it is folded: after a mark such as _ or a dot, else anywhere.
+
+    >>> folded("parameter_jacobian_frobenius", 24), folded("  mls", 24)
+    ('parameter_jacobian_\nfrobenius', '  mls')
+    """
+    if isinstance(cell, Text):
+        return Text(str(folded(cell.plain, room)), style=cell.style)
+    if not isinstance(cell, str) or cell_len(cell) <= room:
+        return cell
+    return "\n".join(_lines(cell, room))
+
+
+def _lines(name: str, room: int) -> Iterator[str]:
+    indent = " " * (len(name) - len(name.lstrip()))
+    line = indent
+    for piece in BETWEEN.split(name.lstrip()):
+        if line.strip() and cell_len(line + piece.rstrip()) > room:
+            yield line.rstrip()
+            line = indent * 2
+        line += piece
+    yield line.rstrip()
