@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from flatlens.curvature.probes import student
 from flatlens.estimate import Report
 
-TIMES = 2.0
+_TIMES = 2.0
 """A training loss of over so many times the best one is another fit."""
-POINTS = 0.02
+_POINTS = 0.02
 """So is an accuracy of so much less."""
 
 
@@ -28,8 +28,8 @@ class NotRanked:
 def not_ranked(reports: Mapping[str, Report]) -> dict[str, NotRanked]:
     """Return the networks that fit the data worse than the one of the smallest training loss.
 
-    The 95% interval of the paired difference of the losses excludes 0, and the loss is over TIMES the smallest one or
-    the accuracy over POINTS lower; or the loss is not finite.
+    The 95% interval of the paired difference of the losses excludes 0, and the loss is over _TIMES the smallest one or
+    the accuracy over _POINTS lower; or the loss is not finite.
     """
     reports = {name: report for name, report in reports.items() if ("loss", None) in report}
     losses = {name: report["loss"].value for name, report in reports.items()}
@@ -53,9 +53,9 @@ def _reason(report: Report, best: Report, name: str) -> str:
     if mine.samples is None or its.samples is None or len(mine.samples) < 2:
         return ""
     difference, stderr = student(mine.samples - its.samples)
-    larger = mine.value > its.value + (TIMES - 1) * abs(its.value)
+    larger = mine.value > its.value + (_TIMES - 1) * abs(its.value)
     accuracies = _accuracy(report), _accuracy(best)
-    worse = accuracies[0] < accuracies[1] - POINTS  # False where there is none
+    worse = accuracies[0] < accuracies[1] - _POINTS  # False where there is none
     if not (difference > 1.96 * stderr and (larger or worse)):
         return ""
     told = f"training loss {mine.value:.3g}, {name} {its.value:.3g}"

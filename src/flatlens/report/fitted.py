@@ -15,12 +15,12 @@ from rich.text import Text
 
 from flatlens.report.blocks import profile
 
-Role = Literal["name", "value", "extra", "picture"]
-NAME = 24
+_Role = Literal["name", "value", "extra", "picture"]
+_NAME = 24
 """Width to which names may be folded before extra columns are dropped."""
-LEAST = 12
+_LEAST = 12
 """Width to which names are folded once no extra column is left."""
-BETWEEN = re.compile(r"(?<=[_.(,=/\s-])(?=.)")
+_BETWEEN = re.compile(r"(?<=[_.(,=/\s-])(?=.)")
 """The places where a name may be folded."""
 
 
@@ -35,10 +35,10 @@ class Fitted:
     title: str = ""
     between: int = 2  #: spaces between columns
     headed: bool = True  #: whether the columns' headings are shown
-    _columns: list[tuple[str, Role, Literal["left", "right"], int]] = field(default_factory=list)
+    _columns: list[tuple[str, _Role, Literal["left", "right"], int]] = field(default_factory=list)
     _rows: list[tuple[RenderableType, ...] | str] = field(default_factory=list)  #: a text is a section's heading
 
-    def column(self, heading: str, role: Role = "value", *, left: bool = False, least: int = 0) -> None:
+    def column(self, heading: str, role: _Role = "value", *, left: bool = False, least: int = 0) -> None:
         """Add a column; numbers are on the right, unless `left`; at least `least` characters wide."""
         self._columns.append((heading, role, "right" if role in ("value", "extra") and not left else "left", least))
 
@@ -62,13 +62,13 @@ class Fitted:
             )
 
         shown, left_out = list(range(len(roles))), list[int]()
-        while extras and taken(shown, NAME) > options.max_width:
+        while extras and taken(shown, _NAME) > options.max_width:
             left_out.insert(0, extras.pop())
             shown.remove(left_out[0])
         blocks, rest = [], [at for at in shown if at not in names]
         while rest:
             many = len(rest)
-            while many > 1 and taken([*names, *rest[:many]], LEAST) > options.max_width:
+            while many > 1 and taken([*names, *rest[:many]], _LEAST) > options.max_width:
                 many -= 1
             blocks.append(sorted([*names, *rest[:many]]))
             rest = rest[many:]
@@ -85,7 +85,7 @@ class Fitted:
         rows = [row for row in self._rows if not isinstance(row, str)]
         cells = [Measurement.get(console, wide, row[at]) for row in rows if row[at]]
         found = [cell.minimum if role == "picture" else cell.maximum for cell in cells]
-        heading = heading if role in ("name", "picture") else str(folded(heading, LEAST))
+        heading = heading if role in ("name", "picture") else str(name_in_lines(heading, _LEAST))
         return max([*map(cell_len, heading.split("\n")), least, *found])
 
     def _rooms(self, block: Sequence[int], widths: Sequence[int], total: int) -> dict[int, int]:
@@ -105,14 +105,16 @@ class Fitted:
         table = self._empty(block, rooms, headed=self.headed)
         for row in self._rows:
             if not isinstance(row, str):
-                each = [folded(row[at], rooms[at]) if self._columns[at][1] == "name" else row[at] for at in block]
-                table.add_row(*each)
+                table.add_row(*(self._cell(row, at, rooms[at]) for at in block))
             elif first:  # the columns that continue below have no room for headings twice
                 if table.row_count or table.show_header:
                     yield table
                 yield Text(row, style="italic dim")
                 table = self._empty(block, rooms, headed=False)
         yield table
+
+    def _cell(self, row: tuple[RenderableType, ...], at: int, room: int) -> RenderableType:
+        return name_in_lines(row[at], room) if self._columns[at][1] == "name" else row[at]
 
     def _empty(self, block: Sequence[int], rooms: Mapping[int, int], headed: bool) -> Table:
         table = Table(
@@ -121,7 +123,7 @@ class Fitted:
         for at in block:
             heading, role, justify, _ = self._columns[at]
             width = None if role == "picture" else rooms[at]
-            table.add_column(folded(heading, rooms[at]), justify=justify, overflow="fold", width=width)
+            table.add_column(name_in_lines(heading, rooms[at]), justify=justify, overflow="fold", width=width)
         return table
 
 
@@ -132,20 +134,20 @@ class Profile:
     values: Sequence[float]
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(min(len(self.values), LEAST), len(self.values))
+        return Measurement(min(len(self.values), _LEAST), len(self.values))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(profile(self.values, options.max_width))
 
 
-def folded(cell: RenderableType, room: int) -> RenderableType:
+def name_in_lines(cell: RenderableType, room: int) -> RenderableType:
     r"""Return a name with line ends where it is folded: after a mark such as _ or a dot, else anywhere.
 
-    >>> folded("parameter_jacobian_frobenius", 24), folded("  mls", 24)
+    >>> name_in_lines("parameter_jacobian_frobenius", 24), name_in_lines("  mls", 24)
     ('parameter_jacobian_\nfrobenius', '  mls')
     """
     if isinstance(cell, Text):
-        return Text(str(folded(cell.plain, room)), style=cell.style)
+        return Text(str(name_in_lines(cell.plain, room)), style=cell.style)
     if not isinstance(cell, str) or cell_len(cell) <= room:
         return cell
     return "\n".join(_lines(cell, room))
@@ -154,7 +156,7 @@ def folded(cell: RenderableType, room: int) -> RenderableType:
 def _lines(name: str, room: int) -> Iterator[str]:
     indent = " " * (len(name) - len(name.lstrip()))
     line = indent
-    for piece in BETWEEN.split(name.lstrip()):
+    for piece in _BETWEEN.split(name.lstrip()):
         if line.strip() and cell_len(line + piece.rstrip()) > room:
             yield line.rstrip()
             line = indent * 2
