@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from flatlens.bounds.bound import Bound, Verdict, weigh
+from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context, declared
 from flatlens.bounds.registry import BOUNDS
 from flatlens.bounds.target import Target
 from flatlens.distributions import RULES, Distribution, Rule
-from flatlens.errors import BadInput, UnknownName
+from flatlens.errors import BadInput, NotDifferentiable, UnknownName
 from flatlens.estimate import Progress
 from flatlens.measures import Lens, about
 from flatlens.problem import measuring
@@ -146,6 +147,10 @@ def check_bounds(
 def _verdicts(one: Bound, context: Context, watch: Watch) -> Iterator[Verdict]:
     watch.within = one.name
     watch.begin(one.name)
-    for claim in one.claims(context):
-        rounding, floor = max(claim.rounding, context.rounding), max(claim.floor, context.floor)
-        yield weigh(one, replace(claim, rounding=rounding, floor=floor))
+    try:
+        for claim in one.claims(context):
+            rounding, floor = max(claim.rounding, context.rounding), max(claim.floor, context.floor)
+            yield weigh(one, replace(claim, rounding=rounding, floor=floor))
+    except NotDifferentiable as error:
+        missing = Assumption("twice_differentiable", False, str(error))
+        yield weigh(one, Claim(math.nan, math.nan, assumptions=(missing,)))

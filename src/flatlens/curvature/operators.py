@@ -231,6 +231,7 @@ class Hessian(Operator):
             yield graph
 
     def _open(self, batch: Batch, number: int) -> _Twice:
+        self.problem.loss.require_curvature()
         f, y = self.problem.run(self.model, batch)
         risk = self.problem.loss.total(f, y) / self.problem.mass
         return self._second_derivative(risk, batch)

@@ -166,12 +166,9 @@ class Lens:
 
     @cached_property
     def linear_loss(self) -> str:
-        """Return in words that a loss of torch's is linear in the outputs at all samples; empty if not so, or unknown.
-
-        A loss of the user's own may hide its second derivative from autograd.
-        """
-        loss, draws = self.problem.loss, torch.Generator().manual_seed(0)
-        if loss.closed or self.problem.sharded or not hasattr(nn, loss.name):
+        """Return in words that the loss is linear in the outputs at all samples; empty if not so, or unknown."""
+        loss, draws, identity = self.problem.loss, torch.Generator().manual_seed(0), self.problem.outputs == 1
+        if loss.closed or loss.no_curvature or self.problem.sharded:
             return ""
         try:
             with closing(forwards(self.problem, self.model)) as found:
@@ -179,10 +176,15 @@ class Lens:
                     u = random_signs(f.shape, f.to(torch.float64), draws)
                     if bool(loss.output_hessian_product(f, y)(u).any()):
                         return ""
+                    identity = identity and torch.equal(loss.values(f, y), f[:, 0])
         except RuntimeError:  # differentiable once only
             return ""
-        mend = " (without the network's log_softmax, loss='cross_entropy' has the same values, and is not)"
-        return "the loss is linear in the outputs" + (mend if loss.name == "NLLLoss" else "")
+        mend = ""
+        if loss.name == "NLLLoss":
+            mend = " (without the network's log_softmax, loss='cross_entropy' has the same values, and is not)"
+        if identity:
+            mend = ", being the output itself: return what the network computes its losses from, and give the loss"
+        return f"the loss is linear in the outputs{mend}"
 
     def planned(self, work: Callable[[], _T]) -> _T:
         """Return the result of `work` under a plan that holds on every chunk."""
@@ -243,7 +245,8 @@ class Lens:
         if missing:
             self.require_fresh()
             if self.probes is None:
-                free = frozenset() if self._failures else FREE  # what failed is asked for by those alone that need it
+                failing = self._failures or self.problem.loss.no_curvature
+                free = frozenset() if failing else FREE  # what fails is asked for by those alone that need it
                 missing += [measure for measure in comes_along(missing, free) if measure.key not in self._passed]
             needs = frozenset[str]().union(*(measure.needs for measure in missing))
             self._once(needs, lambda: self.planned(lambda: self._walk(missing, progress, generator)))

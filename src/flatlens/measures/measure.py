@@ -168,7 +168,8 @@ def _in_one_pass(lens: Lens, measures: list[Measure], asked: bool) -> list[PassM
     """Return what one pass computes for some measures: if there is a pass at all, also what others read from one."""
     found = [m for m in measures if isinstance(m, PassMeasure) and not omitted(lens, m, asked)]
     if found and lens.probes is None:
-        found += [one for m in measures if isinstance(m, NetworkMeasure) for one in m.reads]
+        reads = [one for m in measures if isinstance(m, NetworkMeasure) for one in m.reads]
+        found += [one for one in reads if not _not_defined(lens, one)]
     return found
 
 
@@ -207,6 +208,8 @@ def _not_defined(lens: Lens, one: Measure) -> str:
         return COUPLED
     if lens.problem.sharded and not one.works_sharded:
         return SHARDED.format(", ".join(name for name, known in MEASURES.items() if known.works_sharded))
+    if isinstance(one, PassMeasure) and "C" in one.needs and lens.problem.loss.no_curvature:
+        return lens.problem.loss.no_curvature
     if dict(one.options).get("softmax") and not lens.problem.loss.one_softmax:
         return NO_SOFTMAX
     return ""

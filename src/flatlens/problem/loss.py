@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flatlens.errors import BadData, BadLoss
+from flatlens.errors import BadData, BadLoss, NotDifferentiable
 from flatlens.problem.apart import require_apart
 
 
@@ -34,6 +34,7 @@ class Loss(ABC):
     whole: bool = False  #: whether it takes outputs in the shape that the network gives them
     places: bool = False  #: whether torch's own takes a class at each place, with the classes in axis 1 of the outputs
     by_place: bool = False  #: whether outputs do not all count alike, so that it has to know the network's own shape
+    no_curvature: str = ""  #: why there is no second derivative in the outputs; empty if there is one
     one_softmax: bool = True  #: whether the outputs of a sample, or of a token, are one vector that has a softmax
     singly: bool = False  #: whether it is computed for each sample alone, from a callable that returns a batch's mean
 
@@ -81,6 +82,7 @@ class Loss(ABC):
 
         Here by a backward pass through the loss's derivative, whose graph is kept; subclasses use closed forms.
         """
+        self.require_curvature()
         with torch.inference_mode(False), torch.enable_grad():
             leaf = f.detach().to(torch.float64).requires_grad_()
             (slope,) = torch.autograd.grad(self.values(leaf, y).sum(), leaf, create_graph=True)
@@ -93,6 +95,11 @@ class Loss(ABC):
             return torch.zeros_like(leaf) if row is None else row
 
         return apply
+
+    def require_curvature(self) -> None:
+        """Refuse a loss that has no second derivative in the outputs."""
+        if self.no_curvature:
+            raise NotDifferentiable(self.no_curvature)
 
     def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return (rows (n, r, N), B (n, r, r)) with E[rows^T B rows] = C where E[u u^T] = I.

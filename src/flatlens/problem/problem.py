@@ -47,6 +47,7 @@ from flatlens.problem.sequences import attention_mask
 from flatlens.problem.shapes import in_rows
 from flatlens.problem.shards import to_parts
 from flatlens.problem.state import copy_of, device_of, measuring, untouched
+from flatlens.problem.twice import require_twice
 from flatlens.problem.wrappers import unwrapped
 from flatlens.userfile import users_code
 
@@ -152,6 +153,8 @@ class Problem:
                 self.loss = check_first(self, copied)
                 found = check_all(self, copied, self.data)
                 self.n, self.outputs, self.mass, self.probes = found.n, found.outputs, found.mass, found.probes
+                if not self.sharded:
+                    require_twice(self.loss, *self.run(copied, self.place(self.probes[0])))
             if self.test is not None:
                 if self.convention != Convention():
                     require_same_form(self.test)

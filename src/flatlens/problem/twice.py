@@ -1,0 +1,80 @@
+"""Whether autograd has the second derivative of a loss in the outputs, on a few samples: differences of slopes tell.
+
+Some kernels of torch (CTC, multi-margin) have no second derivative, and say so. A gradient of the user's own that is
+marked `once_differentiable`, or computed from values that autograd does not follow, has none and says nothing: the loss
+then looks linear in the outputs.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from flatlens.errors import FlatlensError, one_line, out_of_memory
+from flatlens.operations.graph import Graph
+from flatlens.problem.loss import Loss
+
+_STEPS = (1e-4, 4e-4, -1e-4, -4e-4)
+"""Steps of the outputs, relative to a sample's largest output: two to each side, as at a kink all four differ."""
+_APART = 0.05  #: smallest difference from autograd's second derivative, relative to the larger of both, that counts
+_AGREE = 0.2  #: largest spread of the differences over the steps, relative to their distance from autograd's
+_MEND = "write it as a function of plain torch operations, (outputs, targets) -> losses of shape (n,)"
+_HIDDEN = f"the loss's gradient hides its own derivative from autograd (differences show it): {_MEND}"
+
+
+def require_twice(loss: Loss, f: Tensor, y: Any) -> None:
+    """Let the loss say why it has no second derivative at outputs like these, if it has none."""
+    if loss.closed or loss.no_curvature:
+        return
+    f = f.detach().to(torch.float64)
+    u, w = (torch.rand(f.shape, generator=torch.Generator().manual_seed(seed)).to(f) + 0.5 for seed in (0, 1))
+    try:
+        product = loss.output_hessian_product(f, y)(u)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            why = one_line(error, 160)
+            _withhold(loss, f"the loss cannot be differentiated as often as is needed ({why}): {_MEND}")
+        return
+    with suppress(RuntimeError, FlatlensError):  # it does not take other outputs
+        if _hidden(loss, f, y, u, w, (product * w).sum(1)):
+            _withhold(loss, _HIDDEN)
+
+
+def _withhold(loss: Loss, why: str) -> None:
+    """Let a loss, and those that it is made of, say why there is no second derivative."""
+    loss.no_curvature = f"Problem(loss=...): {why}"
+    each = getattr(loss, "each", [])
+    for part in each if isinstance(each, list) else [each]:
+        _withhold(part, why)
+
+
+def _hidden(loss: Loss, f: Tensor, y: Any, u: Tensor, w: Tensor, known: Tensor) -> bool:
+    """Return whether the losses have another second derivative than autograd's, w^T C u = `known`, (n,).
+
+    What detach() leaves out of a second derivative on purpose is not hidden.
+    """
+    here, own = _slope(loss, f, y)
+    if not own and bool(known.any()):
+        return False
+    size = f.abs().amax(1)
+    size = torch.where(size > 0, size, 1.0)
+    rows = [((_slope(loss, f + h * size[:, None] * u, y)[0] - here) * w).sum(1) / (h * size) for h in _STEPS]
+    found = torch.stack(rows)
+    off = (found.mean(0) - known).abs()
+    rounding = torch.finfo(f.dtype).eps * (here.abs() * w).sum(1) / (_STEPS[0] * size)
+    alike = found.amax(0) - found.amin(0) <= _AGREE * off
+    apart = (off > _APART * torch.maximum(found.mean(0).abs(), known.abs())) & (off > 100 * rounding)
+    return bool((alike & apart).any())
+
+
+def _slope(loss: Loss, f: Tensor, y: Any) -> tuple[Tensor, bool]:
+    """Return (the losses' slopes in the outputs (n, N), whether a function of the user's own is differentiated)."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = f.clone().requires_grad_()
+        of = loss.values(leaf, y).sum()
+        (slope,) = torch.autograd.grad(of, leaf, retain_graph=True, materialize_grads=True)
+    return slope, any(isinstance(node, BackwardCFunction) for node in Graph(of).nodes)
