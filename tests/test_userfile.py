@@ -112,7 +112,7 @@ PARTS = {
 
 
 def drawn_package(folder: Path, seed: int) -> tuple[str, str]:
-    """A file in packages, some without an __init__.py, some named like a module of Python, with imports of all kinds."""
+    """A file in packages, some without an __init__.py, some named like Python's modules, with imports of all kinds."""
     rng = random.Random(seed)
     depth, namespace = rng.randint(1, 3), rng.random() < 0.3
     top = rng.choice(["net_", "code" if not seed % 3 else "mine_", "tests" if not seed % 4 else "nets_"])

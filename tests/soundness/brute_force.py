@@ -82,10 +82,10 @@ class Truth:
         one = self.x[i : i + 1]
         if one.is_floating_point():
             at = one.clone().requires_grad_()
-            f = self.net(at.clone())[0]
+            f = self.net(at.clone())[0].flatten()
         else:
             with first_output(self.net.embed) as seen:
-                f = self.net(one)[0]
+                f = self.net(one)[0].flatten()
             at = seen[0]
         every = [gradients(out, [*self.parameters.values(), at], retain_graph=True) for out in f]
         J = torch.stack([side_by_side(row[:-1]) for row in every])
@@ -100,7 +100,7 @@ class Truth:
 
     def risk(self) -> Tensor:
         """The mean loss."""
-        return self.loss(self.net(self.x.clone()), self.y).mean()
+        return self.loss(self.net(self.x.clone()).flatten(1), self.y).mean()
 
     @cached_property
     def H(self) -> Tensor:

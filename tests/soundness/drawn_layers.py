@@ -52,6 +52,31 @@ class Saturating(nn.Linear):
         return super().forward(x.clamp(-3, 3))
 
 
+class Normalising(nn.Linear):
+    """A linear layer that divides what it reads by its norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.normalize(x, dim=-1, eps=1e-3))
+
+
+class Clipping(nn.Linear):
+    """A linear layer that clips what it gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).clamp(-3, 3)
+
+
+class Rescaling(nn.Linear):
+    """A linear layer that scales its input by one trained number and its output by another."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.before, self.after = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after * super().forward(self.before * x)
+
+
 class SquaredReLU(nn.ReLU):
     """relu(x)^2 under the name of a ReLU."""
 

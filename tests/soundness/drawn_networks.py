@@ -26,9 +26,9 @@ EVERYWHERE = wired.RARE | wired.HOOKED | wired.PARAMETRISED | wired.SHARED | wir
 ROWS = wired.OVERRIDDEN | wired.SHARED_LINEAR | wired.EXPERTS | features.NORMS_OF_ROWS
 MAPS = features.CONVOLUTIONS | features.NORMS_OF_CHANNELS
 STAGES: dict[str, dict[str, Factory]] = {
-    "vector": EVERYWHERE | ROWS | features.NORMS_OF_VECTORS,
-    "tokens": EVERYWHERE | ROWS | ATTENTION,
-    "ids": EVERYWHERE | ROWS | ATTENTION,
+    "vector": EVERYWHERE | ROWS | features.NORMS_OF_VECTORS | wired.OPERANDS | wired.VIEWS,
+    "tokens": EVERYWHERE | ROWS | ATTENTION | wired.FOLDED,
+    "ids": EVERYWHERE | ROWS | ATTENTION | wired.FOLDED,
     "signal": EVERYWHERE | MAPS,
     "picture": EVERYWHERE | MAPS | features.PICTURES,
 }
@@ -46,7 +46,12 @@ FAMILIES: dict[str, tuple[tuple[str, ...], dict[str, Factory]]] = {  #: the spac
     ),
     "convolutional": (("signal", "picture"), features.CONVOLUTIONS | features.PICTURES),
     "attention": (("tokens", "ids"), ATTENTION),
+    "operands": (("vector",), wired.OPERANDS),
+    "views": (("vector",), wired.VIEWS),
+    "folded": (("tokens", "ids"), wired.FOLDED),
+    "positions": (("vector", "tokens"), EVERYWHERE | ROWS),
 }
+POSITIONS = 3  #: of an output, where the loss takes classes at positions; as many as there may be classes
 ENTRIES = ("embedding", "padding", "positions", "looked up again", "looked up again, rarely", "scaled")
 HEADS = ("mean", "first", "tied", "tied slice")
 
@@ -64,9 +69,16 @@ def mse(f: Tensor, y: Tensor) -> Tensor:
     return (f - y).square().mean(1)
 
 
+def at_positions(f: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of outputs (n, C, L), flattened, with labels (n, L) or class probabilities (n, C, L)."""
+    return F.cross_entropy(f.unflatten(1, (-1, POSITIONS)), y, reduction="none").mean(1)
+
+
 LOSS_OF: dict[str, LossOf] = {
     "cross_entropy": LOSSES["cross_entropy"], "half_squared_error": half_squared, "mse": mse, "log_cosh": log_cosh
 }  # fmt: skip
+OF_POSITIONS = ("labels at positions", "probabilities at positions")
+LOSS_OF |= dict.fromkeys(OF_POSITIONS, at_positions)
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,9 @@ class Program(nn.Module):
             for (name, pick), i, o in zip(drawn.stages, widths[:-1], widths[1:], strict=True)
         ]
         self.stages = nn.ModuleList(made)
-        self.head = nn.Linear(width, VOCABULARY if self.tied else drawn.outputs)
+        self.positions = drawn.loss in OF_POSITIONS
+        outputs = drawn.outputs * POSITIONS if self.positions else drawn.outputs
+        self.head = nn.Linear(width, VOCABULARY if self.tied else outputs)
         if self.tied:
             self.head.weight = self.embed.weight
         self.outputs = drawn.outputs
@@ -141,7 +155,8 @@ class Program(nn.Module):
             h = h[:, 0] if self.kind == "first" else h.mean(1)
         if self.space == "ids" and self.kind == "tied slice":
             return F.linear(h, self.embed.weight[: self.outputs])
-        return self.head(h)
+        f = self.head(h)
+        return f.unflatten(1, (-1, POSITIONS)) if self.positions else f
 
 
 def _inputs(drawn: Drawn, rare: Tensor) -> Tensor:
@@ -171,6 +186,15 @@ def _unlike_new(net: nn.Module) -> None:
             module.running_var.uniform_(0.5, 2)
 
 
+def _targets(drawn: Drawn, f: Tensor) -> Tensor:
+    if drawn.loss == "cross_entropy":
+        return torch.randint(0, f.shape[1], (drawn.n,))
+    if drawn.loss == "labels at positions":
+        return torch.randint(0, f.shape[1], (drawn.n, POSITIONS))
+    y = torch.randn_like(f)
+    return y.softmax(1) if drawn.loss == "probabilities at positions" else y
+
+
 @torch.no_grad()
 def build(drawn: Drawn) -> tuple[Program, Tensor, Tensor]:
     """(the network, inputs, targets)."""
@@ -185,7 +209,7 @@ def build(drawn: Drawn) -> tuple[Program, Tensor, Tensor]:
             stage.set_cut(h, x, drawn.few)
             h = stage(h, x)
         f = net.end(h)
-        y = torch.randn_like(f) if drawn.loss != "cross_entropy" else torch.randint(0, f.shape[1], (drawn.n,))
+        y = _targets(drawn, f)
     return net.train(drawn.train), x, y
 
 
@@ -210,7 +234,10 @@ def networks(draw: Callable[..., object], family: str) -> Drawn:
     small = second or {"encoder layer", "a block twice", "attention block twice", "lstm"} & set(dict(stages))
     outputs = one_of(2, 3, 1) if small else one_of(2, 3, 4, 1)
     n = one_of(9, 12, 6) if small else one_of(12, 20, 33, 40)
-    losses = [name for name in LOSS_OF if outputs > 1 or name != "cross_entropy"]
+    if family == "positions":
+        outputs, losses = one_of(3, 2), list(OF_POSITIONS)
+    else:
+        losses = [n for n in LOSS_OF if n not in OF_POSITIONS and (outputs > 1 or n != "cross_entropy")]
     widths = (4, 2, 3) if small or space != "vector" else (4, 2, 3, 5, 6)
     return Drawn(
         space=space,

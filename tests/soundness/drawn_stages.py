@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 import torch
 from drawn_layers import (
+    Clipping,
     Equalised,
     LowRank,
     LowRankChange,
+    Normalising,
     RarelySquaredReLU,
+    Rescaling,
     Routed,
     Saturating,
     Scaled,
@@ -212,6 +215,9 @@ OVERRIDDEN: dict[str, Factory] = {  # vectors and tokens
     "equalised": lambda k: _around(Equalised(k.i, k.o), k.act()),
     "standardised": lambda k: _around(Standardised(k.i, k.o), k.act()),
     "skipping": lambda k: _around(Skipping(k.i, k.o), k.act()),
+    "normalising": lambda k: _around(Normalising(k.i, k.o), k.act()),
+    "clipping": lambda k: _around(Clipping(k.i, k.o), k.act()),
+    "rescaling": lambda k: _around(Rescaling(k.i, k.o), k.act()),
     "saturating": lambda k: _around(Saturating(k.i, k.o), k.act()),
     "squared relu": lambda k: _around(k.layer(), SquaredReLU()),
     "rarely squared relu": lambda k: _around(k.layer(), RarelySquaredReLU()),
@@ -312,3 +318,74 @@ PLAIN: dict[str, Factory] = {
                                 c=k.layer(), act=k.act()),
     "frozen": lambda k: _around(k.layer().requires_grad_(False), k.act()),
 }  # fmt: skip
+
+
+def _sparse(k: Kit) -> Tensor:
+    """A matrix of the features with a third of its entries, in one of torch's sparse layouts."""
+    full = torch.randn(k.o, k.o) * (torch.rand(k.o, k.o) < 0.5) + torch.eye(k.o)
+    full = full.double()
+    return full.to_sparse_csr() if k.pick % 2 else full.to_sparse()
+
+
+def _mixed(s: Stage, h: Tensor, x: Tensor) -> Tensor:
+    rows = s.a(h)
+    return s.act(torch.sparse.mm(s.sparse, rows.reshape(-1, rows.shape[-1]).T).T.reshape(rows.shape))
+
+
+def _along(s: Stage, h: Tensor, x: Tensor) -> Tensor:
+    """The value and the derivative along the features themselves."""
+    value, slope = torch.func.jvp(lambda z: s.act(s.a(z)), (h,), (h.detach() + 1,))
+    return value + slope
+
+
+def _under_autocast(s: Stage, h: Tensor, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return s.act(s.a(h))
+
+
+OPERANDS: dict[str, Factory] = {  # vectors
+    "sparse": lambda k: Stage(_mixed, a=k.layer(), sparse=_sparse(k), act=k.act()),
+    "jvp": lambda k: Stage(_along, a=k.layer(), act=k.act()),
+    "vmapped": lambda k: Stage(
+        lambda s, h, x: torch.func.vmap(lambda row: s.act(s.a(row)))(h), a=k.layer(), act=k.act()
+    ),
+    "autocast of its own": lambda k: Stage(_under_autocast, a=k.layer(), act=k.act()),
+}
+
+
+def _views(s: Stage, h: Tensor, x: Tensor) -> Tensor:
+    """Each sample twice in one batch, the views one after the other, and their mean."""
+    return s.act(s.a(torch.cat([h, -2 * h]))).unflatten(0, (2, len(h))).mean(0)
+
+
+def _views_together(s: Stage, h: Tensor, x: Tensor) -> Tensor:
+    """The same, the views of a sample beside each other."""
+    return s.act(s.a(torch.stack([h, h.tanh()], 1).flatten(0, 1))).unflatten(0, (len(h), 2)).mean(1)
+
+
+VIEWS: dict[str, Factory] = {  # vectors
+    "views": lambda k: Stage(_views, a=k.layer(), act=k.act()),
+    "views together": lambda k: Stage(_views_together, a=k.layer(), act=k.act()),
+}
+
+
+def _folded(s: Stage, h: Tensor, x: Tensor) -> Tensor:
+    return s.act(s.a(h.flatten(0, 1))).unflatten(0, h.shape[:2])
+
+
+def _folded_by_place(s: Stage, h: Tensor, x: Tensor) -> Tensor:
+    """All first tokens, then all second ones."""
+    return s.act(s.a(h.transpose(0, 1).flatten(0, 1))).unflatten(0, (h.shape[1], len(h))).transpose(0, 1)
+
+
+def _one_place(s: Stage, h: Tensor, x: Tensor) -> Tensor:
+    """The first token by one layer, the others by another, folded."""
+    first, others = s.b(h[:, 0]), s.a(h[:, 1:].flatten(0, 1)).unflatten(0, (len(h), -1))
+    return s.act(torch.cat([first[:, None], others], 1))
+
+
+FOLDED: dict[str, Factory] = {  # tokens
+    "folded": lambda k: Stage(_folded, a=k.layer(), act=k.act()),
+    "folded by place": lambda k: Stage(_folded_by_place, a=k.layer(), act=k.act()),
+    "one place": lambda k: Stage(_one_place, a=k.layer(), b=k.layer(), act=k.act()),
+}

@@ -10,12 +10,12 @@ from functools import cached_property
 
 import torch
 from brute_force import Truth, along_columns, as_matrix, definition_3, plainly
-from drawn_networks import LOSS_OF, Drawn, build
+from drawn_networks import LOSS_OF, OF_POSITIONS, Drawn, build
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
-from flatlens.curvature import Hessian
+from flatlens.curvature import Hessian, eigenpairs
 from flatlens.errors import FlatlensError
 
 AT_ONCE = ["interpolation_sharpness", "ggn_trace", "mls", "jacobian_norm", "input_invariant_mls"]
@@ -67,7 +67,8 @@ def subject(
     if chunk > 1:
         data = DataLoader(TensorDataset(x.clone(), y.clone()), batch_size=chunk)
     options: dict[str, object] = {"memory": 1} if chunk == 1 else {}
-    return Subject(net, truth, plain, data, LOSS_OF[loss] if loss == "log_cosh" else loss, options)
+    of_torch = nn.CrossEntropyLoss() if loss in OF_POSITIONS else loss
+    return Subject(net, truth, plain, data, LOSS_OF[loss] if loss == "log_cosh" else of_torch, options)
 
 
 def judge(drawn: Drawn) -> Verdict:
@@ -82,11 +83,13 @@ def judged(this: Subject, second: str) -> Verdict:
     before = snapshot(this.net)
     generator = torch.Generator().manual_seed(0)
     v = {name: torch.randn(p.shape, generator=generator).to(p) for name, p in this.truth.parameters.items()}
-    report, Hv = None, None
+    report, Hv, pairs = None, None, None
     try:
         problem = fl.Problem(this.net, this.loss, this.data, **this.options)
         report = fl.measure(fl.Lens(problem), [*AT_ONCE, *BY_LAYER, *SECOND[second]])
-        Hv = Hessian(problem)(v) if second == "product" else None
+        if second == "product":
+            Hv = Hessian(problem)(v)
+            pairs = eigenpairs(Hessian(problem), top_k=min(3, sum(p.numel() for p in v.values())))
     except FlatlensError as error:
         verdict.refused = str(error)
         if "\n" in verdict.refused or not verdict.refused:
@@ -99,6 +102,8 @@ def judged(this: Subject, second: str) -> Verdict:
         Judgement(this, report, verdict).run(second)
     if Hv is not None:
         held_product(this.truth, v, Hv, verdict)
+    if pairs is not None and pairs.converged:
+        held_pairs(this.truth, pairs.values, verdict)
     return verdict
 
 
@@ -246,6 +251,14 @@ def held_product(truth: Truth, v: dict[str, Tensor], Hv: dict[str, Tensor], verd
     apart = float((true - found).norm())
     if not apart <= TOLERANCE * float(true.norm()) + 1e-12:
         verdict.fault("wrong Hessian product", f"{apart / float(true.norm()):.2g} relative")
+
+
+def held_pairs(truth: Truth, values: Tensor, verdict: Verdict) -> None:
+    """The largest eigenvalues, as often as they occur, against the explicit matrix."""
+    true = torch.linalg.eigvalsh((truth.H + truth.H.T) / 2).flip(0)[: len(values)]
+    apart = float((true - values.double()).abs().max())
+    if not apart <= 1e-2 * float(true.abs().max()) + 1e-12:
+        verdict.fault("wrong eigenpairs called converged", f"{values.tolist()}, truth {true.tolist()}")
 
 
 def _tied(net: nn.Module) -> bool:

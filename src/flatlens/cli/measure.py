@@ -60,8 +60,8 @@ def measure(
     With `--ranks` so do processes that another program started, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:
-        model: `file.py:NAME` or `package.module:NAME`, a function without arguments that returns the network; the folder
-            of a study's network (OUT/networks/KEY); `timm:NAME`; `hf:NAME` or `hf:FOLDER`.
+        model: `file.py:NAME` or `package.module:NAME`, a function without arguments that returns the network; the
+            folder of a study's network (OUT/networks/KEY); `timm:NAME`; `hf:NAME` or `hf:FOLDER`.
         inputs: The network's data, loss and weights, and how to measure.
         measures: The measures, separated by commas, or repeat the option; `flatlens list measures` has the names.
             Without it: all that one pass over the data gives.

@@ -99,8 +99,8 @@ def sharpness(
 
     `arrays` has the `top_k` largest and `bottom_k` smallest eigenvalues and their residuals. Of several, each occurs as
     often as in the spectrum: further searches orthogonal to those found, of some ten products each, look for more.
-    `layers=True` adds the block of each layer, weight and bias. `batch_statistics=k`: BatchNorm normalises k samples together by their own
-    statistics, as in training (sharpening A.1), even if the problem has it in eval mode.
+    `layers=True` adds the block of each layer, weight and bias. `batch_statistics=k`: BatchNorm normalises k samples
+    together by their own statistics, as in training (sharpening A.1), even if the problem has it in eval mode.
 
     Where parameters are spread over processes and have no second derivative, a product comes from central differences
     of four gradients, and the value is an estimate with the error of these. It is undefined where gradients jump.
