@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
 from flatlens.errors import BadData, BadFolder, BadInput, BadModel, UnknownName
@@ -210,3 +211,78 @@ def test_a_report_of_a_version_without_checksums_is_read(tmp_path) -> None:
         header = {name: text for name, text in file.metadata().items() if name in kept}
     save_file(tensors, tmp_path / "old", metadata=header)
     assert repr(dict(fl.Report.load(tmp_path / "old"))) == repr(dict(saved))
+
+
+def drawn_batches(rng: random.Random) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """One to four batches, of equal or of different sizes, for regression or classification."""
+    shape, classes, size = rng.choice([(3,), (2, 3)]), rng.random() < 0.5, rng.randint(1, 5)
+    sizes = [size if rng.random() < 0.6 else rng.randint(1, 5) for _ in range(rng.choice([1, 2, 2, 3, 4]))]
+    return [(torch.randn(k, *shape), torch.randint(2, (k,)) if classes else torch.randn(k, 2)) for k in sizes]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_list_of_batches_or_samples_is_never_guessed(seed: int) -> None:
+    """The line names DataLoader, and what it says works: every batch or sample once."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    batches = drawn_batches(rng)
+    samples = [(a, b if b.ndim else int(b)) for x, y in batches for a, b in zip(x, y, strict=True)]
+    held = rng.choice([batches, samples])
+    data = rng.choice([list, tuple])(rng.choice([tuple, list])(item) for item in held)
+    net, loss = nn.Sequential(nn.Flatten(), nn.LazyLinear(2)), "cross_entropy" if batches[0][1].ndim == 1 else "mse"
+    net(batches[0][0])
+    with pytest.raises(BadData, match=r"give DataLoader\((list\()?data\)?, batch_size=None\)") as caught:
+        fl.Problem(net, loss, iter(data) if rng.random() < 0.1 else data)
+    assert "\n" not in str(caught.value)
+    told = DataLoader(data, batch_size=None if held is batches else 256)  # type: ignore[arg-type]
+    x, y = (torch.cat([batch[i] for batch in batches]) for i in (0, 1))
+    expected = fl.measure(fl.Lens(fl.Problem(net, loss, (x, y))), "loss")["loss"].value
+    assert fl.measure(fl.Lens(fl.Problem(net, loss, told)), "loss")["loss"].value == pytest.approx(expected, rel=1e-5)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.one(a + b), self.two(b)
+
+
+def test_two_inputs_with_two_targets_are_one_batch() -> None:
+    a, b, c, d = torch.randn(4, 6, 3)
+    net = TwoInputs()
+    truth = float((net(a, b)[0] - c).square().mean() + (net(a, b)[1] - d).square().mean())
+    with pytest.raises(BadData, match=r"DataLoader\(\[data\], batch_size=None\) if it is one batch"):
+        fl.Problem(net, "mse", ((a, b), (c, d)))
+    forms = {
+        "told": DataLoader([((a, b), (c, d))], batch_size=None),
+        "of other widths": ((a, b), (c, d[:, :3].double())),
+    }
+    for data in forms.values():
+        assert fl.measure(fl.Lens(fl.Problem(net, "mse", data)), "loss")["loss"].value == pytest.approx(truth, rel=1e-5)
+    assert fl.Problem(net, "mse", ((a, b), (a, b))).n == 6  # reconstructed
+
+
+@pytest.mark.parametrize(
+    "data", [X, X.numpy(), TensorDataset(X), DataLoader(X, batch_size=3), DataLoader(TensorDataset(X), batch_size=3)]
+)
+def test_data_without_targets(data: object) -> None:
+    net = nn.Linear(3, 3)
+    with pytest.raises(BadData, match=r"the data have no targets: give \(x, x\) for an autoencoder.*forward="):
+        fl.Problem(net, "mse", data)
+
+    def forward(model: nn.Module, batch: object) -> tuple[torch.Tensor, torch.Tensor]:
+        x = batch[0] if isinstance(batch, tuple) else batch
+        assert isinstance(x, torch.Tensor)
+        return model(x), x
+
+    found, truth = fl.Problem(net, "mse", data, forward=forward), fl.Problem(net, "mse", (X, X))
+    values = [fl.measure(fl.Lens(each), "loss")["loss"].value for each in (found, truth)]
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+
+
+def test_images_of_two_sizes_name_the_list() -> None:
+    images = [(torch.randn(1, k, k), k % 2) for k in (3, 4, 5)]
+    with pytest.raises(BadData, match=r"do not go into one batch.*or returns them as a list"):
+        fl.Problem(nn.Linear(3, 2), "cross_entropy", DataLoader(images, batch_size=2))  # type: ignore[arg-type]

@@ -360,3 +360,48 @@ def test_coupled_outputs_that_cancel_are_refused() -> None:
 
     with pytest.raises(BadModel, match="change with the other samples"):
         fl.Problem(Coupled(3, 2), "cross_entropy", (torch.randn(10, 3), torch.arange(10) % 2))
+
+
+class Nodes(nn.Module):
+    """Each node sees its neighbours: by their indices, or by a matrix of weights between all of them."""
+
+    def __init__(self, edges: Tensor, mean: bool) -> None:
+        super().__init__()
+        self.one, self.two, self.edges, self.mean = nn.Linear(3, 4), nn.Linear(4, 2), edges, mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.one(x))
+        if self.mean:
+            return self.two(h + h.mean(0))
+        return self.two(h + torch.zeros_like(h).index_add(0, self.edges[1], h[self.edges[0]]))
+
+
+@pytest.mark.parametrize("given_forward", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_nodes_that_see_each_other_are_one_sample(seed: int, mean: bool, given_forward: bool) -> None:
+    torch.manual_seed(seed)
+    n = int(torch.randint(3, 9, ()))
+    x, y, train = torch.randn(n, 3).double(), torch.randint(2, (n,)), torch.rand(n) < 0.7
+    train[0] = True
+    nodes = Nodes(torch.cat([torch.arange(n)[None], torch.randperm(n)[None]]), mean).double()
+    forward = (lambda model, batch: (model(batch[0]), batch[1])) if given_forward else None
+    with pytest.raises(BadModel, match=r"given as one sample, x\[None\]") as caught:
+        fl.Problem(nodes, "cross_entropy", (x, y), forward=forward)
+    assert "\n" not in str(caught.value)
+
+    def graph(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return model(batch[0][0])[None], batch[1]
+
+    whole = fl.Problem(nodes, "cross_entropy", (x[None], y.masked_fill(~train, -100)[None]), forward=graph)
+    report = fl.measure(fl.Lens(whole), ["loss", "hessian_trace(exact=True)"])
+    risk, weights = nn.functional.cross_entropy(nodes(x)[train], y[train]), list(nodes.parameters())
+    slope = torch.cat([g.flatten() for g in torch.autograd.grad(risk, weights, create_graph=True)])
+    rows = [torch.cat([g.flatten() for g in torch.autograd.grad(g, weights, retain_graph=True)]) for g in slope]
+    assert report["loss"].value == pytest.approx(risk.item(), rel=1e-12)
+    assert report["hessian_trace(exact=True)"].value == pytest.approx(float(torch.stack(rows).trace()), rel=1e-9)
+
+
+def test_noise_in_forward_is_told_to_be_drawn_beforehand() -> None:
+    with pytest.raises(BadModel, match="Draw the noise beforehand, and give it with the data as an input"):
+        fl.Problem(Noisy(3, 2), "cross_entropy", (X, Y))

@@ -269,3 +269,67 @@ def test_what_tokenizers_and_collates_make_is_read_as_dicts(tagger) -> None:
         return model(batch["input_ids"], batch["attention_mask"]), batch["labels"], batch["attention_mask"]
 
     agree(values(net, whole, forward=forward), values(net, (x, LABELS)))
+
+
+class Packed(nn.Module):
+    """A tagger that packs its sequences: its outputs are as long as the longest of the batch, or as x."""
+
+    def __init__(self, kind: type[nn.RNNBase], both: bool, total: bool) -> None:
+        super().__init__()
+        self.rnn, self.head = kind(3, 2, batch_first=True, bidirectional=both), nn.Linear(4 if both else 2, 3)
+        self.total = total
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        length = x.shape[1] if self.total else None
+        h, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=length)
+        return self.head(h)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_packed_sequences_are_as_long_as_the_longest_of_a_batch(seed: int) -> None:
+    torch.manual_seed(seed)
+    kind = (nn.RNN, nn.GRU, nn.LSTM)[seed % 3]
+    net = Packed(kind, both=seed % 2 == 0, total=False).double()
+    n, T = int(torch.randint(1, 7, ())), int(torch.randint(4, 7, ()))  # not 3: with 3 classes, torch's rule
+    lengths = torch.randint(1, T + 1, (n,))
+    x, here = torch.randn(n, T, 3).double(), torch.arange(T) < lengths[:, None]
+    y = torch.randint(3, (n, T)).masked_fill(~here, -100)
+    rows = torch.cat([net(x[i : i + 1], lengths[i : i + 1])[0, : lengths[i]] for i in range(n)])
+    risk = F.cross_entropy(rows, y[here])
+    weights = list(net.parameters())
+    slope = torch.cat([g.flatten() for g in torch.autograd.grad(risk, weights, create_graph=True)])
+    second = [torch.cat([g.flatten() for g in torch.autograd.grad(g, weights, retain_graph=True)]) for g in slope]
+    loader = DataLoader([((x[i], lengths[i]), y[i]) for i in range(n)], batch_size=int(torch.randint(1, 4, ())))
+    for data in (((x, lengths), y), loader):
+        problem = fl.Problem(net, "cross_entropy", data, memory=("1GiB", "1")[seed % 2])
+        report = fl.measure(fl.Lens(problem), ["loss", "hessian_trace(exact=True)"])
+        assert report["loss"].value == pytest.approx(risk.item(), rel=1e-10)
+        truth = float(torch.stack(second).trace())
+        assert report["hessian_trace(exact=True)"].value == pytest.approx(truth, rel=1e-8, abs=1e-12)
+
+
+def test_packed_sequences_whose_places_all_count_are_told_to_be_padded() -> None:
+    x, lengths, y = torch.randn(4, 5, 3), torch.tensor([5, 2, 3, 1]), torch.randn(4, 5, 3)
+    with pytest.raises(fl.errors.BadInput, match=r"15 outputs among all 4 samples.*total_length=") as caught:
+        fl.Problem(Packed(nn.GRU, True, False), lambda f, y: (f - y[:, : f.shape[1]]).square().mean((1, 2)),
+                   ((x, lengths), y))  # fmt: skip
+    assert "\n" not in str(caught.value)
+    assert fl.Problem(Packed(nn.GRU, True, True), "mse", ((x, lengths), y)).outputs == 15
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_labels_at_padding_are_told(seed: int, tagger: tuple[nn.Module, dict[str, Tensor]]) -> None:
+    """The loss of labels that attention_mask hides is not the mean over all labels: a note counts them."""
+    net, fed = tagger
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, MASK.shape, generator=draw)
+    labels[torch.rand(labels.shape, generator=draw) < 0.4] = -100
+    labels[0, 0] = 1
+    hidden, labelled = int(((MASK == 0) & (labels != -100)).sum()), int((labels != -100).sum())
+    for data in ((fed, labels), {**fed, "labels": labels}):
+        report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data, test=data)), ["loss", "test_loss"])
+        words = f"{hidden} of {labelled} tokens with a label do not count, because attention_mask hides them"
+        for name in ("loss", "test_loss"):
+            assert (words in report[name].note) == (hidden > 0)
+        assert (words in str(report.about)) == (hidden > 0)

@@ -114,3 +114,30 @@ def test_samples_that_a_loader_gives_otherwise_are_told(picking: dict[str, Any],
     assert len(data.remarks) == len(told)
     assert all(remark.startswith(words) for remark, words in zip(data.remarks, told, strict=True))
     assert all(words in data.told for words in told)
+
+
+class Shared(IterableDataset):
+    """A stream that its workers share, repeat, or repeat in part."""
+
+    def __init__(self, n: int, way: str) -> None:
+        self.n, self.way = n, way
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        worker = torch.utils.data.get_worker_info()
+        k, w = (worker.id, worker.num_workers) if worker else (0, 1)
+        ways = {"shared": range(k, self.n, w), "repeated": range(self.n), "repeated in part": range(self.n - k)}
+        return ((X[i], X[i, :2]) for i in ways[self.way])
+
+
+@pytest.mark.parametrize("way", ["shared", "repeated", "repeated in part"])
+@pytest.mark.parametrize(("n", "workers", "size"), [(12, 2, 5), (7, 3, 7), (4, 2, 1), (5, 1, 2), (6, 0, 4)])
+def test_workers_that_repeat_a_stream_are_told(way: str, n: int, workers: int, size: int) -> None:
+    loader = DataLoader(Shared(n, way), batch_size=size, num_workers=workers)
+    problem = fl.Problem(nn.Linear(3, 2), "mse", loader)
+    note = fl.measure(fl.Lens(problem), "loss")["loss"].note
+    if way == "repeated" and workers > 1:
+        assert problem.n == n * workers
+        assert f"the {workers} workers gave the same batches, so each sample is there {workers} times" in note
+        assert note in problem.data.told
+    else:
+        assert note == ""

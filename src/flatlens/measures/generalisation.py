@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -81,15 +82,12 @@ def loss(lens: Lens, *, excess: bool = False) -> Estimate:
     mean entropy of the labels: 0 unless they are smoothed or soft. The value is undefined for losses whose smallest
     value is not known.
     """
-    losses = lens.outcomes("data").losses
+    losses, note = lens.outcomes("data").losses, "; ".join(lens.problem.data.notes)
     if not excess:
-        return _risk(losses)
-    least = _least(lens)
-    return undefined(NO_LEAST) if least is None else _risk(losses - least)
-
-
-def _risk(losses: Tensor) -> Estimate:
-    return Estimate(float(losses.mean()), samples=losses)
+        return Estimate(float(losses.mean()), samples=losses, note=note)
+    if (least := _least(lens)) is None:
+        return undefined(NO_LEAST)
+    return Estimate(float((losses - least).mean()), samples=losses - least, note=note)
 
 
 def _least(lens: Lens) -> Tensor | None:
@@ -141,7 +139,10 @@ def test_loss(lens: Lens) -> Estimate:
     Its error is that of the expected loss, estimated from independent samples. Losses that are rare and large are not
     in it where no held-out sample has one.
     """
-    return held_out_risk(lens.outcomes("test")) if lens.problem.test else undefined(NO_TEST)
+    if not lens.problem.test:
+        return undefined(NO_TEST)
+    found = held_out_risk(lens.outcomes("test"))
+    return replace(found, note="; ".join(filter(None, (found.note, *lens.problem.test.notes))))
 
 
 @on_lens(

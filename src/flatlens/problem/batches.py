@@ -139,7 +139,8 @@ def stacked(name: str, rows: list[Tensor], where: str = "data=...") -> Tensor:
     if len({row.shape[1:] for row in rows}) > 1 or not all(row.ndim for row in rows):
         shapes = sorted({tuple(row.shape) for row in rows})
         raise BadData(
-            f"Problem({where}): {name!r} has the shapes {shapes[0]} and {shapes[-1]}: bring them to one shape"
+            f"Problem({where}): {name!r} has the shapes {shapes[0]} and {shapes[-1]}: bring them to one shape, or "
+            f"give a DataLoader whose collate_fn returns them as a list"
         )
     fill = -100 if name in LABELS and not rows[0].is_floating_point() else 0
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)

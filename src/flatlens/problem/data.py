@@ -9,7 +9,7 @@ from typing import Any, cast, final
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from flatlens.errors import BadData
 from flatlens.problem.batches import as_pair, in_tensors, ready_made
@@ -39,6 +39,7 @@ class Data:
         self.where = where
         self._paired = paired  #: whether a dict with labels becomes a pair (inputs, labels)
         self._ready = False  #: whether the source's batches have the form that is measured
+        self.hidden = ""  #: how many labelled tokens do not count, in words; found by `inspection`
         self.labelled = False  #: whether the batches read so far came as dicts with labels
         self._drops = source.batch_size if isinstance(source, DataLoader) and source.drop_last else None
         self._source, tensors = open_source(source, where)
@@ -47,11 +48,34 @@ class Data:
         self._held: dict[Ranks, int] = {}  #: samples of a complete reading, by rank
         self._readings = 0
 
-    @cached_property
+    @property
     def told(self) -> str:
-        """Return the data in words: shapes and checksum of tensors, the type of anything else."""
-        if self._tensors is None:
-            return "; ".join([f"batches of a {type(self._source).__name__}", *self.remarks])
+        """Return the data in words: shapes and checksum of tensors, the type of anything else; the remarks."""
+        of = self._values if self._source is None else f"batches of a {type(self._source).__name__}"
+        return "; ".join([of, *self.remarks, *self.notes])
+
+    @property
+    def notes(self) -> list[str]:
+        """Return in words what changes the risk or the number of samples, and is easily not meant."""
+        return [note for note in (self.hidden, self._repeated) if note]
+
+    @property
+    def _repeated(self) -> str:
+        """Return in words that all workers of a stream gave the same batches; empty if they did not."""
+        loader, prints = self._source, [self._prints.get(number) for number in range(len(self._prints))]
+        if loader is None or not isinstance(loader.dataset, IterableDataset) or loader.num_workers < 2:
+            return ""
+        turns = [prints[at : at + loader.num_workers] for at in range(0, len(prints), loader.num_workers)]
+        if not turns or any(None in turn or len(turn) < loader.num_workers or len(set(turn)) > 1 for turn in turns):
+            return ""
+        return (
+            f"the {loader.num_workers} workers gave the same batches, so each sample is there {loader.num_workers} "
+            f"times: does the stream divide its samples by torch.utils.data.get_worker_info()?"
+        )
+
+    @cached_property
+    def _values(self) -> str:
+        """Return the shapes and the checksum of tensors."""
         leaves = [leaf for leaf in tree_leaves(self._tensors) if isinstance(leaf, Tensor)]
         total = 0
         for leaf in leaves:
@@ -64,7 +88,7 @@ class Data:
         """Return what has to be the same in all processes, by name; of a loader only its first batch is read."""
         if self._tensors is not None:
             shapes = [tuple(leaf.shape) for leaf in tree_leaves(self._tensors) if isinstance(leaf, Tensor)]
-            return {"shapes": shapes, "values": self.told}
+            return {"shapes": shapes, "values": self._values}
         first = next(self.chunks(FORWARD_CHUNK), None)
         return {
             "numbers of samples": _length(self._source),

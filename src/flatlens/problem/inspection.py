@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import add
 from typing import Any, Protocol
 
 import torch
@@ -20,13 +21,14 @@ from flatlens.problem.failures import forward_failed, losing, retold
 from flatlens.problem.loss import Loss
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.samples import FORWARD_CHUNK, Batch, checksum, finite, require_finite, select, size, spaced, take
-from flatlens.problem.sequences import Tokens, by_rows
+from flatlens.problem.sequences import Tokens, by_rows, hidden_labels
 from flatlens.problem.shapes import of_form
 from flatlens.problem.shards import require_all_processes
 from flatlens.problem.state import differentiable, size_of_parts
-from flatlens.userfile import users_code
+from flatlens.userfile import said, users_code
 
 _PROBE = 8  #: samples in a probe
+AS_ONE = "samples that see each other, as the nodes of a graph do, are given as one sample, x[None] (docs/recipes.md)"
 
 
 class Unchecked(Protocol):
@@ -158,7 +160,7 @@ def check_first(problem: Unchecked, model: nn.Module) -> Loss:
         raise BadModel(
             f"Problem(model=...): the model gave different outputs for the same batch twice (max difference "
             f"{apart:.2g}). It runs in eval mode here: is there a functional dropout, or noise drawn inside "
-            f"forward()?"
+            f"forward()? Draw the noise beforehand, and give it with the data as an input (docs/recipes.md)"
         )
     if problem.forward is not None and not same_targets(y, targets, 100):
         raise BadData(
@@ -174,6 +176,7 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     given = "the data" if own else "the held-out data"
     n, outputs, mass = 0, 0, 0.0
     readings: set[str] = set()
+    hidden, labelled = 0, 0  # tokens with a label that attention_mask hides, and all with a label
     few: dict[int, Batch] = {}
     shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
     with problem.ranks.as_one():
@@ -204,9 +207,13 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
                 _require_samples_apart(problem, model, raw, f, y)
             _require_losses(problem, model, f.detach().to(torch.float64), y, n, data.where)
             readings |= {y.reading} if isinstance(y, Tokens) else set()
+            if problem.forward is None:
+                hidden, labelled = map(add, (hidden, labelled), hidden_labels(y, problem.loss.ignore_index))
             n, outputs, mass = n + len(f), max(outputs, f.shape[1]), mass + float(problem.loss.mass(f, y).sum())
-    ns, widths, masses, each = zip(*problem.ranks.together((n, outputs, mass, readings)), strict=True)
+    mine = (n, outputs, mass, readings, hidden, labelled)
+    ns, widths, masses, each, *tokens = zip(*problem.ranks.together(mine), strict=True)
     n, outputs, mass = sum(ns), max(widths), sum(masses)
+    data.hidden = _hidden(*map(sum, tokens))
     if "tokens" in set().union(*each):  # a sample of other data, or a batch of square outputs, need not show it
         problem.loss = by_rows(problem.loss)
     probes = problem.ranks.in_order(few) if own else []
@@ -221,6 +228,16 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     return Contents(n, outputs, mass, probes)
 
 
+def _hidden(hidden: int, labelled: int) -> str:
+    """Return in words that tokens with labels do not count."""
+    if not hidden:
+        return ""
+    return (
+        f"{hidden} of {labelled} tokens with a label do not count, because attention_mask hides them as padding (the "
+        f"mean over all labels, such as a network's own loss, counts them)"
+    )
+
+
 def _require_no_weights(problem: Unchecked, model: nn.Module, raw: Batch, start: int) -> None:
     """Refuse a loss that leads to weights through targets of forward=, or through what the network keeps of a pass.
 
@@ -231,7 +248,9 @@ def _require_no_weights(problem: Unchecked, model: nn.Module, raw: Batch, start:
     if problem.sharded or not weights or (problem.loss.apart and problem.forward is None):
         return
     with torch.enable_grad(), differentiable(weight for _, weight in weights):
-        f, y = problem.run(model, problem.place(raw if problem.coupled else spaced(raw, 2)))
+        few = raw if problem.coupled else spaced(raw, 2)
+        with _together(size(raw), size(few)):
+            f, y = problem.run(model, problem.place(few))
         f = f.detach().to(torch.float64)
         with losing(problem.loss, f"samples of the chunk from sample {start} on", f, y):
             require_no_weights(problem.loss.name, problem.loss.values(f, y), weights)
@@ -251,14 +270,24 @@ def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: 
     order = torch.randperm(len(f), generator=torch.Generator().manual_seed(len(f)))
     of_parts = cache(partial(_of_parts, problem, model, raw))
     for rows in (part.sort().values for part in order.chunk(2)):
-        alone, targets = problem.run(model, problem.place(select(raw, rows)))
+        with _together(len(f), len(rows)):
+            alone, targets = problem.run(model, problem.place(select(raw, rows)))
         whole = f[rows.to(f.device)]
+        if alone.shape != whole.shape:
+            raise BadModel(
+                f"Problem(model=...): a sample has {f.shape[1]} outputs among all {len(f)} samples of its batch, and "
+                f"{alone.shape[1]} among {len(rows)}: are sequences padded to the longest of the batch? Pad them to "
+                f"one length, as pad_packed_sequence(..., total_length=x.shape[1]) does"
+            )
         apart, allowed = _largest_difference(whole, alone), 1e4 * torch.finfo(f.dtype).eps
         if apart > allowed * (float(f.abs().max()) + 1e-30) and apart > allowed * of_parts():
+            mend = (
+                'batchnorm="train" with ghost_batch=k measures a BatchNorm without running statistics in batches of k'
+                if _normalises(model) else AS_ONE
+            )  # fmt: skip
             raise BadModel(
                 f"Problem(model=...): a sample's outputs change with the other samples of its batch (difference "
-                f"{apart:.2g}), so per-sample derivatives do not exist. If a BatchNorm without running statistics "
-                f'causes this, batchnorm="train" with ghost_batch=k measures it in batches of k'
+                f"{apart:.2g}), so per-sample derivatives do not exist: {mend}"
             )
         if problem.forward is not None and not same_targets(y, targets, 1e4, rows, len(f)):
             raise BadData(
@@ -266,6 +295,25 @@ def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: 
                 "normalise, rank or count over the batch, or draw random numbers, or is a network that it uses in "
                 "train mode? Compute them on all the data beforehand, and give them with the data"
             )
+
+
+@contextmanager
+def _together(n: int, some: int) -> Iterator[None]:
+    """Say that forward() took all samples of a batch, where it fails on some of them."""
+    try:
+        yield
+    except ForwardFailed as error:
+        cause = error.__cause__ or error
+        raise ForwardFailed(
+            f"Problem(model=...): forward takes {n} samples together, and fails on {some} of them ({said(cause)}): "
+            f"{AS_ONE}; samples of different sizes are a list in the batch, with one item for each"
+        ) from cause
+
+
+def _normalises(model: nn.Module) -> bool:
+    """Return whether a norm of the network may take its statistics from the batch."""
+    norms = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._NormBase)]
+    return any(one.running_mean is None for one in norms)
 
 
 def _of_parts(problem: Unchecked, model: nn.Module, raw: Batch) -> float:

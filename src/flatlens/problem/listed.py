@@ -45,7 +45,7 @@ def is_samples(raw: Any) -> bool:
     """Return whether a batch is a list of its samples, which a collate_fn has left as they are: tuples or dicts."""
     if type(raw) is not list or not raw or not isinstance(raw[0], tuple | Mapping):
         return False
-    return _alike(raw) and (not isinstance(raw[0], Mapping) or all(set(item) == set(raw[0]) for item in raw))
+    return alike(raw) and (not isinstance(raw[0], Mapping) or all(set(item) == set(raw[0]) for item in raw))
 
 
 def shown(batch: Batch) -> bool | None:
@@ -79,7 +79,7 @@ def _holds_samples(part: Sequence[Any], n: int, verdict: Verdict) -> bool:
 
 def _one_each(part: Sequence[Any], n: int) -> bool | None:
     """Return the same; None if its tensors could also be inputs of n samples, of which a tuple may have others, too."""
-    if len(part) != n or (isinstance(part, tuple) and not _alike(part)):
+    if len(part) != n or (isinstance(part, tuple) and not alike(part)):
         return False
     return None if (any if isinstance(part, tuple) else all)(_counting(part, n)) else True
 
@@ -97,25 +97,25 @@ def _uneven(batch: Batch) -> bool:
     lengths = {len(leaf) for part in sequences for leaf in _tensors(part)}
     numbers = any(type(part) in (list, tuple) and part and not _tensors(part) for part in _parts(batch))
     equal = len({len(part) for part in _parts(batch) if isinstance(part, list | tuple)}) == 1
-    return equal and (len(lengths) > 1 or numbers) and all(map(_alike, sequences))
+    return equal and (len(lengths) > 1 or numbers) and all(map(alike, sequences))
 
 
 def _ragged(part: Sequence[Any]) -> bool:
     """Return whether all items are of one kind, but of different lengths, or not tensors."""
-    if not _alike(part):
+    if not alike(part):
         return False
     return not all(isinstance(item, Tensor) for item in part) or len({len(leaf) for leaf in _tensors(part)}) > 1
 
 
-def _alike(part: Sequence[Any]) -> bool:
+def alike(part: Sequence[Any]) -> bool:
     """Return whether all items are of one kind: tensors of one dtype and number of axes, or tuples of one length."""
 
     def kind(item: Any) -> object:
-        if isinstance(item, Tensor):
-            return item.dtype, item.ndim
+        if hasattr(item, "ndim"):
+            return str(item.dtype), item.ndim
         return (tuple, len(item)) if isinstance(item, tuple | list) else Mapping if isinstance(item, Mapping) else None
 
-    return len({kind(item) for item in part}) == 1
+    return len(set(map(kind, part))) == 1
 
 
 def _sequences(batch: Batch) -> list[Sequence[Any]]:

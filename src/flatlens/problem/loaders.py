@@ -162,7 +162,7 @@ def _culprit(loader: DataLoader[Any], turn: int, line: str) -> str:
         if form != first[1]:
             return (
                 f"samples {first[0]} and {index} do not go into one batch, of shapes {first[1]} and {form} ({line}): "
-                f"bring them to one shape, or give a DataLoader whose collate_fn pads them"
+                f"bring them to one shape, or give a DataLoader whose collate_fn pads them or returns them as a list"
             )
     which = f", of samples {indices[0]} to {indices[-1]}," if indices else ""
     return f"the collate of batch {turn}{which} failed ({line})"

@@ -331,10 +331,13 @@ class Problem:
             outputs, targets, *mask = found
             return main_output(outputs), targets, mask[0] if mask else None
         if not isinstance(batch, tuple) or len(batch) != 2:
-            raise BadData(
-                "Problem(data=...): batches must be pairs (x, y) or dicts with labels; for others give "
-                "forward=(model, batch) -> (outputs, targets)"
+            alone = isinstance(batch, Tensor) or (isinstance(batch, tuple) and len(batch) == 1)
+            told = (
+                "the data have no targets: give (x, x) for an autoencoder"
+                if alone
+                else ("batches must be pairs (x, y) or dicts with labels")
             )
+            raise BadData(f"Problem(data=...): {told}; for others give forward=(model, batch) -> (outputs, targets)")
         x, targets = batch
         with users_code(forward_failed(f"a batch of {size(batch)} samples")):
             outputs = main_output(called(model, x, targets if self.convention.fed else None))

@@ -69,6 +69,40 @@ def by_token(
     return rows.flatten(1), Tokens(targets, counts, length, reading)
 
 
+def filled_up(outputs: Tensor, targets: Any, counted: Any, ignore: int) -> Tensor:
+    """Return outputs (n, T, V) with zeros up to the targets' length, if no token beyond T counts.
+
+    A network that packs its sequences pads its outputs to the longest of the batch only.
+
+    >>> filled_up(torch.ones(1, 1, 2), torch.tensor([[4, -100]]), None, -100).shape
+    torch.Size([1, 2, 2])
+    """
+    n, T = outputs.shape[:2]
+    if not isinstance(targets, Tensor) or targets.ndim < 2 or len(targets) != n or targets.shape[1] <= T:
+        return outputs
+    counts = torch.ones(targets.shape[:2], dtype=torch.bool, device=targets.device)
+    if isinstance(counted, Tensor) and counted.shape == counts.shape:
+        counts &= counted.to(counts.device).bool()
+    if targets.ndim == 2 and not targets.is_floating_point():
+        counts &= targets != ignore
+    return outputs if bool(counts[:, T:].any()) else F.pad(outputs, (0, 0, 0, counts.shape[1] - T))
+
+
+def hidden_labels(y: Any, ignore: int) -> tuple[int, int]:
+    """Return how many tokens with a label do not count, and how many tokens have one.
+
+    >>> _, y = by_token(torch.ones(1, 2, 3), torch.tensor([[4, 0]]), torch.tensor([[1, 0]]), -100)
+    >>> hidden_labels(y, -100)
+    (1, 2)
+    """
+    if not isinstance(y, Tokens) or not isinstance(y.targets, Tensor) or y.targets.is_floating_point():
+        return 0, 0
+    labelled, counted = y.targets != ignore, y.counted[:, : y.length]
+    if labelled.shape != counted.shape:
+        return 0, 0
+    return int((labelled & ~counted.to(labelled.device)).sum()), int(labelled.sum())
+
+
 def attention_mask(batch: Any) -> Tensor | None:
     """Return the (n, T) mask, 0 at padding, that a batch feeds to the model as `attention_mask`.
 

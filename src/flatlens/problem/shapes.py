@@ -12,7 +12,7 @@ from flatlens.errors import BadData, BadModel
 from flatlens.problem.forms import OfForm
 from flatlens.problem.heads import Heads, OfHeads, OfStructure, in_columns, loss_of_each, matching, of_one_target
 from flatlens.problem.loss import Loss, one_each
-from flatlens.problem.sequences import Reading, Tokens, TokenWise, by_token, of_sequences
+from flatlens.problem.sequences import Reading, Tokens, TokenWise, by_token, filled_up, of_sequences
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +77,8 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
         )
     if outputs.ndim == 2:
         return outputs, targets
+    if outputs.ndim == 3:
+        outputs = filled_up(outputs, targets, counted, loss.ignore_index)
     counts = counted if isinstance(counted, Tensor) and counted.shape == outputs.shape[:2] else None
     reading = _reading(outputs, targets, loss, counts) if isinstance(targets, Tensor) and not loss.whole else None
     if outputs.ndim == 3 and reading in (None, "tokens"):
