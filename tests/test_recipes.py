@@ -76,6 +76,25 @@ class TwoHeads(nn.Module):
         return {"size": self.size(h), "kind": self.kind(h)}
 
 
+class MeanAndVariance(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.mean, self.spread = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.trunk(x))
+        return self.mean(h), F.softplus(self.spread(h))
+
+
+def contrastive_loss(f: Tensor, labels: Tensor) -> Tensor:
+    """Pairs of one label shall be near each other, others far apart: (batches, samples, N) to (batches,)."""
+    z = F.normalize(f, dim=2)
+    apart = (z[:, :, None] - z[:, None]).square().sum(3)
+    same, n = labels[:, :, None] == labels[:, None], f.shape[1]
+    pairs = torch.where(same, apart, (-apart).exp()) * (1 - torch.eye(n).to(f))
+    return pairs.sum((1, 2)) / (n * (n - 1))
+
+
 class Detector(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -153,6 +172,30 @@ def case(title: str) -> tuple[dict[str, Any], nn.Module, int, Callable[[int], tu
     if title.startswith("A regression"):
         net, y = Squeezed().double(), torch.randn(4).double()
         return {"regression": net, "x": x, "y": y}, net, 4, lambda i: (F.huber_loss(net(x[i]), y[i]), 1)
+    if title.startswith("A mean and"):
+        net, y = MeanAndVariance().double(), torch.randn(4, 2).double()
+
+        def likely(i: int) -> tuple[Tensor, int]:
+            mean, variance = net(x[i : i + 1])
+            return 0.5 * (variance.log() + (mean - y[i]).square() / variance).mean(), 1
+
+        return {"mean_and_variance": net, "x": x, "y": y}, net, 4, likely
+    if title.startswith("Missing targets"):
+        net, y = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double(), torch.randn(4, 2).double()
+        y[0] = y[1, 1] = y[3, 0] = torch.nan
+        return {"several": net, "x": x, "y": y}, net, 4, lambda i: ((net(x[i]) - y[i])[~y[i].isnan()].square().sum(), 1)
+    if title.startswith("A contrastive"):
+        net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+        x, labels = torch.randn(12, 3).double(), torch.randint(0, 2, (12,))
+
+        def of_batch(i: int) -> tuple[Tensor, int]:
+            z, kinds = F.normalize(net(x[4 * i : 4 * i + 4]), dim=1), labels[4 * i : 4 * i + 4]
+            pairs = [(a, b) for a in range(4) for b in range(4) if a != b]
+            near = [(z[a] - z[b]).square().sum() for a, b in pairs if kinds[a] == kinds[b]]
+            far = [torch.exp(-(z[a] - z[b]).square().sum()) for a, b in pairs if kinds[a] != kinds[b]]
+            return torch.stack(near + far).sum() / 12, 1
+
+        return {"encoder": net, "x": x, "labels": labels, "contrastive_loss": contrastive_loss}, net, 3, of_batch
     if title == "Several heads":
         net = TwoHeads().double()
 
@@ -241,7 +284,7 @@ def test_the_pass_agrees_with_the_products(title: str) -> None:
     assert abs(float(forms.mean()) - report["ggn_trace"].value) < 5 * float(forms.std()) / 8 + 1e-12
 
 
-def test_there_are_twelve_of_five_lines_and_nine_need_no_forward() -> None:
-    assert len(RECIPES) == 12
+def test_there_are_fifteen_of_five_lines_and_eleven_need_no_forward() -> None:
+    assert len(RECIPES) == 15
     assert max(sum(map(bool, block.splitlines())) for block in RECIPES.values()) <= 5
-    assert sum("forward=" not in block for block in RECIPES.values()) == 9
+    assert sum("forward=" not in block for block in RECIPES.values()) == 11

@@ -75,6 +75,35 @@ def test_coupled_losses_are_refused_in_one_line(what: str, n: int) -> None:
     with pytest.raises(BadLoss, match=REFUSED) as caught:
         problem(COUPLED[what], n)
     assert "\n" not in str(caught.value)
+    assert "give each batch as one sample (docs/recipes.md)" in str(caught.value)
+
+
+def as_one(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    return model(batch[0].flatten(0, 1)).unflatten(0, batch[0].shape[:2]), batch[1]
+
+
+FOLLOWS_AUTOGRAD = {"a slope without a value", "the same, detached"}
+"""Their derivative is not the function's."""
+
+
+@pytest.mark.parametrize("what", set(COUPLED) - FOLLOWS_AUTOGRAD)
+def test_the_way_that_the_refusal_names_works(what: str) -> None:
+    """Each batch as one sample: the risk, and products with the Hessian by explicit double backward."""
+    torch.manual_seed(3)
+    net, x, y = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4)).double(), torch.randn(3, 5, 4).double(), 0
+    y = torch.stack([torch.arange(5) % 3 for _ in range(3)])
+
+    def loss(f: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([COUPLED[what](f[i], y[i]).mean() for i in range(len(f))])
+
+    one = fl.Problem(net, loss, (x, y), forward=as_one)
+    risk = torch.stack([COUPLED[what](net(x[i]), y[i]).mean() for i in range(3)]).mean()
+    assert fl.Lens(one).outcomes("data").risk == pytest.approx(float(risk.detach()), rel=1e-10)
+    slope = torch.autograd.grad(risk, list(net.parameters()), create_graph=True)
+    v = torch.randn(sum(p.numel() for p in net.parameters())).double()
+    along = (torch.cat([g.flatten() for g in slope]) * v).sum()
+    Hv = torch.cat([g.flatten() for g in torch.autograd.grad(along, list(net.parameters()))])
+    assert torch.allclose(fl.curvature.Hessian(one)(v), Hv, rtol=1e-7, atol=1e-10)
 
 
 @pytest.mark.parametrize("memory", ["64KB", "1GiB"])

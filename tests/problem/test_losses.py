@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import flatlens as fl
 from flatlens.errors import BadData, BadInput, BadLoss, UnknownName
+from flatlens.problem.custom import MODULE_OF
 from flatlens.problem.loss import correct
 from flatlens.problem.losses import as_loss
 
@@ -510,3 +511,32 @@ def test_batches_of_tokens_may_be_square(lengths: tuple[int, ...]) -> None:
         assert fl.Lens(one).outcomes("data").risk == pytest.approx(float(own.detach()), rel=1e-12)
     masked = fl.Problem(net, "cross_entropy", loader, forward=lambda m, b: (m(b[0]), b[1], torch.ones_like(b[1])))
     assert fl.Lens(masked).outcomes("data").risk == pytest.approx(float(tokens.detach()), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(MODULE_OF.values()), ids=lambda kind: kind.__name__)
+def test_a_loss_of_torch_has_its_own_name_and_short_ones(kind: type[nn.Module]) -> None:
+    plain = kind.__name__
+    for name in (
+        plain,
+        f"nn.{plain}",
+        f"torch.nn.{plain}()",
+        next(f.__name__ for f, one in MODULE_OF.items() if one is kind),
+    ):
+        assert as_loss(name).description == as_loss(kind()).description
+    if kind is not nn.BCELoss:
+        assert as_loss(plain.removesuffix("Loss").lower()).description == as_loss(kind()).description
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bce", r"no loss is called 'bce': did you mean BCELoss, BCEWithLogitsLoss \(of torch.nn\)\?"),
+        ("BCE_loss", "did you mean BCELoss, BCEWithLogitsLoss"),
+        ("bce_logits", "did you mean .*BCEWithLogitsLoss"),
+        ("hubber", "did you mean HuberLoss"),
+        ("", "known are"),
+    ],
+)
+def test_a_name_that_is_no_one_loss_s_names_the_nearest(name: str, words: str) -> None:
+    with pytest.raises(UnknownName, match=words):
+        fl.Problem(nn.Linear(3, 4), name, (torch.randn(6, 3), LABELS))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
+import flatlens as fl
 from flatlens.errors import BadData
 from flatlens.problem.samples import (
     checksum,
@@ -86,6 +90,33 @@ def test_the_first_bad_sample_is_named():
     with pytest.raises(BadData, match=r"data: 1 of 6 samples contain NaN or inf, the first at index 4"):
         require_finite((x, BATCH[1]), "data")
     require_finite(BATCH, "data")
+
+
+@pytest.mark.parametrize("form", ["a pair", "a dict", "a data set", "a list of dicts", "two targets"])
+def test_missing_targets_are_told_of_a_mask_and_nothing_else_is(form: str) -> None:
+    """A mask as a second target works then, in the same form."""
+    x, y = torch.randn(6, 3), torch.randn(6, 2)
+    y[4, 1] = torch.nan
+    data: dict[str, Any] = {
+        "a pair": lambda x, y: (x, y),
+        "a dict": lambda x, y: {"input": x, "labels": y},
+        "a data set": lambda x, y: torch.utils.data.TensorDataset(x, y),
+        "a list of dicts": lambda x, y: [{"input": a, "labels": b} for a, b in zip(x, y, strict=True)],
+        "two targets": lambda x, y: (x, (y, y)),
+    }
+    net, mask = nn.Linear(3, 2), r"1 of 6 samples contain NaN or inf.*give a mask as a second target, \(y.nan_to_num"
+    with pytest.raises(BadData, match=mask):
+        fl.Problem(net, "mse", data[form](x, y))
+    for bad in (x.clone(), y.clone()):
+        bad[2, 1] = torch.inf
+        with pytest.raises(BadData, match=r"repair or remove them$"):
+            fl.Problem(net, "mse", data[form](bad, y.nan_to_num()) if bad.shape == x.shape else data[form](x, bad))
+    with pytest.raises(BadData, match=r"repair or remove them$"):
+        fl.Problem(net, "mse", data[form](x.where(x > 0, torch.nan), y.nan_to_num()))
+    known = ~y.isnan()
+    problem = fl.Problem(net, lambda f, t: ((f - t[0]) * t[1]).square().sum(1), (x, (y.nan_to_num(), known)))
+    truth = (net(x) - y)[known].square().sum() / 6
+    assert fl.Lens(problem).outcomes("data").risk == pytest.approx(float(truth.detach()), rel=1e-6)
 
 
 @pytest.mark.parametrize(

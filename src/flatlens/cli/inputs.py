@@ -82,8 +82,9 @@ class Inputs:
     """Held-out data in the same forms: adds the test loss, the test accuracy and the generalisation gap."""
 
     loss: str | None = None
-    """`cross_entropy`, `half_squared_error`, `mse`, or `file.py:NAME`, a function of (outputs, targets) that returns
-    one loss per sample, or one without arguments that returns such a function. The network of a study has its own."""
+    """`cross_entropy`, `half_squared_error`, `mse`, a loss of torch.nn such as `BCEWithLogitsLoss`, or
+    `file.py:NAME`, a function of (outputs, targets) that returns one loss per sample, or one without arguments that
+    returns such a function. The network of a study has its own."""
 
     weights: Path | None = None
     """Weights to load: safetensors (also sharded), .pt, .pth, .bin, .ckpt. No code in a file is ever run.

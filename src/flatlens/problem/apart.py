@@ -31,6 +31,7 @@ BASE = 8
 """Parts of one division. More parts mean more calls; fewer parts need more divisions to separate all pairs."""
 ORDERS = ("loss", "derivative of the loss", "second derivative of the loss")
 MEND = "return losses of shape (n,), each computed from that sample's outputs and target alone"
+AS_ONE = "to a loss that compares samples, as a contrastive one does, give each batch as one sample (docs/recipes.md)"
 
 
 def require_apart(name: str, losses: Losses, f: Tensor, y: Any) -> None:
@@ -52,7 +53,7 @@ def require_apart(name: str, losses: Losses, f: Tensor, y: Any) -> None:
         cause = error.__cause__ or error
         raise BadLoss(
             f"Problem(loss={name}): the loss takes a batch of {len(f)} samples, but fails on parts of it "
-            f"({said(cause)}): {MEND}"
+            f"({said(cause)}): {MEND}; {AS_ONE}"
         ) from cause
 
 
@@ -130,7 +131,7 @@ class _Batch:
                 raise BadLoss(
                     f"Problem(loss={self.name}): the {ORDERS[order]} of a sample depends on the other samples of its "
                     f"batch ({a:.6g} among some, {b:.6g} among others): is there a count or a normalisation over the "
-                    f"batch? {MEND[0].upper()}{MEND[1:]}"
+                    f"batch? {MEND[0].upper()}{MEND[1:]}; {AS_ONE}"
                 )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatlens.errors import BadLoss, LossFailed
+from flatlens.problem.apart import AS_ONE
 from flatlens.problem.batches import picked
 from flatlens.problem.loss import Loss, one_each
 from flatlens.userfile import needed_arguments, users_code
@@ -95,9 +96,10 @@ class CustomLoss(Loss):
             if abs(batch - mean) > 1e3 * torch.finfo(alone.dtype).eps * float(alone.abs().max()):
                 summed = abs(batch - size * mean) <= 1e-6 * abs(batch)
                 how = "it is their sum" if summed else "the samples do not count alike, or influence each other"
+                mend = "" if summed else f"; {AS_ONE}"
                 raise BadLoss(
                     f"Problem(loss={self.name}): the loss of {size} samples together is {batch:.6g}, the mean of their "
-                    f"own losses is {mean:.6g} ({how}), but the risk is a mean over samples: {_MEND}"
+                    f"own losses is {mean:.6g} ({how}), but the risk is a mean over samples: {_MEND}{mend}"
                 )
 
 

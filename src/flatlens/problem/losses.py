@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadLoss, UnknownName
-from flatlens.problem.custom import CustomLoss, as_module, other_module, settings_of_function
+from flatlens.problem.custom import MODULE_OF, CustomLoss, as_module, other_module, settings_of_function
 from flatlens.problem.heads import HeadLosses
 from flatlens.problem.loss import Loss, as_vectors, class_labels, probabilities, slices_of_rows, smoothed
 
@@ -254,21 +254,50 @@ def _from_module(module: nn.Module) -> Loss:
     return other_module(module)
 
 
+_OWN: dict[str, Callable[[], Loss]] = {
+    "cross_entropy": CrossEntropy,
+    "half_squared_error": lambda: SquaredError("half_squared_error"),
+    "mse": lambda: SquaredError("mse"),
+}
+
+
+def _named(name: str) -> Loss:
+    """Return flatlens's loss of this name, or torch's of this class or function, in any spelling that is one's alone.
+
+    >>> _named("HuberLoss"), _named("huber"), _named("l1_loss")
+    (HuberLoss, HuberLoss, L1Loss)
+    """
+    if name in _OWN:
+        return _OWN[name]()
+    torchs = {kind.__name__: kind for kind in MODULE_OF.values()} | {f.__name__: kind for f, kind in MODULE_OF.items()}
+    plain = name.removeprefix("torch.").removeprefix("nn.").removeprefix("functional.").removesuffix("()")
+    same = {kind for one, kind in torchs.items() if _short(one) == _short(plain)}
+    near = {kind for one, kind in torchs.items() if _short(one).startswith(_short(plain))}
+    if plain in torchs or len(same) == len(near) == 1:
+        return _from_module(torchs.get(plain, *same)())
+    if same:
+        told = ", ".join(sorted(kind.__name__ for kind in near))
+        raise UnknownName(f"no loss is called {name!r}: did you mean {told} (of torch.nn)?")
+    raise UnknownName.among("loss", name, [*_OWN, *(kind.__name__ for kind in MODULE_OF.values())])
+
+
+def _short(name: str) -> str:
+    """Return a name without case, underscores and the word loss.
+
+    >>> _short("BCEWithLogitsLoss"), _short("smooth_l1_loss")
+    ('bcewithlogits', 'smoothl1')
+    """
+    return name.lower().replace("_", "").removesuffix("loss")
+
+
 def as_loss(loss: object) -> Loss:
     """Return the argument of `Problem(loss=...)` as a Loss.
 
     >>> as_loss("mse").output_hessian(torch.zeros(1, 4), torch.zeros(1, 4))[0, 0, 0].item()
     0.5
     """
-    named: dict[str, Loss] = {
-        "cross_entropy": CrossEntropy(),
-        "half_squared_error": SquaredError("half_squared_error"),
-        "mse": SquaredError("mse"),
-    }
     if isinstance(loss, str):
-        if loss not in named:
-            raise UnknownName.among("loss", loss, named)
-        return named[loss]
+        return _named(loss)
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, Mapping | tuple | list) and loss:
@@ -282,7 +311,7 @@ def as_loss(loss: object) -> Loss:
     if callable(loss):
         return CustomLoss(loss, getattr(loss, "__name__", type(loss).__name__), settings=settings_of_function(loss))
     raise BadLoss(
-        f"Problem(loss=...): a name ({', '.join(named)}), a torch loss, a function (outputs, targets) -> losses, or a "
+        f"Problem(loss=...): a name ({', '.join(_OWN)}), a torch loss, a function (outputs, targets) -> losses, or a "
         f"dict of these for several heads is needed, got {type(loss).__name__}"
         f"{': the order is Problem(model, loss, data)' * isinstance(loss, Tensor)}"
     )

@@ -71,9 +71,9 @@ class Problem:
 
     Args:
         model: The network; the one inside torch.compile, DataParallel or DistributedDataParallel is measured.
-        loss: A name ("cross_entropy", "half_squared_error", "mse"), a loss of torch.nn or torch.nn.functional, or a
-            function of outputs and targets that returns each sample's loss, (n,), or the mean of a batch; for several
-            heads a dict or a tuple of these.
+        loss: A name ("cross_entropy", "half_squared_error", "mse", "HuberLoss"), a loss of torch.nn or
+            torch.nn.functional, or a function of outputs and targets that returns each sample's loss, (n,), or the mean
+            of a batch; for several heads a dict or a tuple of these.
         data: The training data: (x, y), a dict with "labels", a list of such dicts, a Dataset, a DataLoader, or an
             object with x and y.
         test: Held-out data in the same forms.

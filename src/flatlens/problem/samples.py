@@ -146,10 +146,20 @@ def require_finite(batch: Batch, given: str) -> None:
             bad = (~torch.isfinite(part)).reshape(len(part), -1).any(1).tolist() if part.ndim else [True]
         elif not isinstance(part, list) or not any(bad := [any(map(_has_hole, tree_leaves(one))) for one in part]):
             continue
+        missing = isinstance(part, Tensor) and not bool(part.isinf().any()) and _is_target(part, batch)
+        mend = (
+            "if NaN marks missing targets, give a mask as a second target, (y.nan_to_num(), ~y.isnan()), to a function "
+            "of (outputs, (targets, mask)) (docs/recipes.md); else repair them" if missing else "repair or remove them"
+        )  # fmt: skip
         raise BadData(
             f"{given}: {sum(bad)} of {len(bad)} samples contain NaN or inf, the first at index {bad.index(True)} of "
-            f"this batch: repair or remove them"
+            f"this batch: {mend}"
         )
+
+
+def _is_target(part: Tensor, batch: Batch) -> bool:
+    """Return whether a tensor of a batch stands beside its inputs."""
+    return isinstance(batch, tuple) and any(part is one for one in tree_leaves(batch[1:]))
 
 
 def _has_hole(leaf: Any) -> bool:
