@@ -67,13 +67,14 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 def or_line(progress: Progress | None) -> Progress | None:
     """Return a progress that never stops the work; where there is none, a line if stderr is a terminal."""
-    shown = ProgressLine() if progress is None and sys.stderr.isatty() else progress
-    return None if shown is None else beside(shown)
+    return beside(ProgressLine() if progress is None and sys.stderr.isatty() else progress)
 
 
-def beside(progress: Progress) -> Progress:
+def beside(progress: Progress | None) -> Progress | None:
     """Return a progress that never stops the work: it goes on without one that fails."""
-    return progress if isinstance(progress, Aside | Watch) else Aside("the report of progress", progress)
+    if progress is None or isinstance(progress, Aside | Watch):
+        return progress
+    return Aside("the report of progress", progress)
 
 
 @final

@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -369,6 +370,29 @@ def test_samples_that_a_loader_gives_otherwise_are_noted_once_and_in_the_head(ne
             out, err = capsys.readouterr()
             assert err.count(told) == 1
             assert f"data: what net.py:{name} gives; {told}" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("option", "file", "writer", "status"),
+    [("--save", "x.safetensors", "flatlens.result", 2), ("--page", "x.html", "flatlens.report.measured", 0)],
+)
+def test_a_disk_that_fills_during_the_work_takes_no_numbers(
+    net, option, file, writer, status, as_json, monkeypatch, capsys
+):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(import_module(writer), "write_whole", full)
+    flags = ["--json"] * as_json
+    assert cli.run(["measure", "net.py:build", *net, "--measures", "mls", *flags]) == 0
+    alone = capsys.readouterr().out
+    assert cli.run(["measure", "net.py:build", *net, "--measures", "mls", option, file, *flags]) == status
+    out, err = capsys.readouterr()
+    assert out.split("seconds")[0] == alone.split("seconds")[0]
+    (line,) = err.splitlines()
+    assert option in line
+    assert "No space left on device" in line
 
 
 @pytest.mark.parametrize("option", ["--save", "--page"])

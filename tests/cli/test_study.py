@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields, replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,19 @@ def test_a_full_disk_is_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(study, "run_study", full)
     assert cli.run(["study", "digits", "--out", str(tmp_path / "out")]) == 2
     assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_page_that_cannot_be_written_takes_no_findings(monkeypatch, tmp_path, capsys):
+    def full(*_args: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(settings.Study, "digits", classmethod(lambda cls, scale="laptop": TINY))
+    command = ["study", "digits", "--out", str(tmp_path / "out"), "--workers", "1"]
+    monkeypatch.setattr(import_module("flatlens.report"), "write_study_page", full)
+    assert cli.run(command) == 2
+    out, err = capsys.readouterr()
+    assert "4 networks" in out
+    assert "No space left on device" in err
 
 
 def test_an_interrupt_is_130_and_one_line(monkeypatch, tmp_path, capsys):

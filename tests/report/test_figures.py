@@ -4,12 +4,14 @@ import json
 import math
 import re
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pandas as pd
 import pytest
 import vl_convert
 
+from flatlens.aside import SideOutputFailed
 from flatlens.bounds import Verdict
 from flatlens.report.figures import (
     gap_forest,
@@ -217,3 +219,14 @@ def test_colours_are_told_apart_and_stand_out_from_the_page(mode):
     page = luminance("#ffffff" if mode == "light" else "#171b21")
     contrast = [(max(page, light) + 0.05) / (min(page, light) + 0.05) for light in lights]
     assert min(contrast) > 2.4
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_others(smoke, monkeypatch):
+    def broken(*_: object) -> object:
+        raise ValueError("Too many bins")
+
+    names = [figure.name for figure in study_figures(smoke)]
+    monkeypatch.setattr(import_module("flatlens.report.figures"), "scatter_matrix", broken)
+    with pytest.warns(SideOutputFailed, match=r"the picture broken failed \(ValueError: Too many bins\)"):
+        left = [figure.name for figure in study_figures(smoke)]
+    assert left == [name for name in names if name != names[2]]

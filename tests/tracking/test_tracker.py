@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tracked_run import Run, blobs, network
 
 import flatlens as fl
+from flatlens.aside import SideOutputFailed
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.tracking import tracker as module
 
@@ -380,20 +382,35 @@ def test_an_interrupted_measurement_may_be_made_again(monkeypatch) -> None:
     assert len(tracker.history) == 1
 
 
-def test_a_measurement_whose_log_fails_is_in_the_history_once() -> None:
-    def full(moment: fl.tracking.Moment) -> None:
-        raise OSError("no space left")
+@pytest.mark.parametrize("error", [OSError(28, "no space left"), ValueError("closed file"), KeyError("own")], ids=repr)
+@pytest.mark.parametrize("of", ["log", "live", "file"])
+def test_a_log_that_fails_is_a_warning_and_training_goes_on(
+    of: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object, **more: object) -> None:
+        raise error
 
-    tracker = fl.Tracker(Run().problem, "loss", every=1, live=False, log=full)
-    with pytest.raises(OSError, match="no space left"):
-        tracker.step(0)
-    assert tracker.step(0) is None
-    assert len(tracker.history) == 1
-    assert tracker.latest.step == 0
+    told: list[int] = []
+    given = {"log": [full], "live": [], "file": [fl.tracking.CSVLog(tmp_path / "run.csv")]}[of]
+    quiet, run = Run(), Run()
+    alone = fl.Tracker(quiet.problem, "loss", every=1, live=False)
+    live = full if of == "live" else False
+    tracker = fl.Tracker(run.problem, "loss", every=1, live=live, log=[*given, lambda moment: told.append(moment.step)])
+    torch.manual_seed(0)  # of dropout
+    quiet.train(4, alone)
+    if of == "file":
+        monkeypatch.setattr(Path, "open", full)
+    torch.manual_seed(0)
+    with pytest.warns(SideOutputFailed, match=type(error).__name__ if of != "file" else "CSVLog") as warned:
+        run.train(4, tracker)
+    assert len(warned) == 1
+    assert told == tracker.history["step"].tolist() == alone.history["step"].tolist()  # the other log has all
+    assert tracker.history["value"].tolist() == alone.history["value"].tolist()
+    assert all(torch.equal(p, q) for p, q in zip(run.net.parameters(), quiet.net.parameters(), strict=True))
 
 
 def test_a_loss_without_a_second_derivative_keeps_the_numbers_that_need_none() -> None:
-    """Of torch's CTC loss torch has no second derivative: the pass refuses it, for all its measures at once."""
+    """Of torch's CTC loss torch has no second derivative: what needs it is undefined."""
     torch.manual_seed(0)
     net = nn.Linear(6, 5).double()
     x, y = torch.randn(10, 7, 6, dtype=torch.float64), torch.randint(1, 5, (10, 3))

@@ -24,6 +24,7 @@ from typing import Any, TextIO
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
+from flatlens.aside import SideOutputFailed
 from flatlens.cli.bounds import bounds
 from flatlens.cli.compare import compare
 from flatlens.cli.data import data
@@ -35,7 +36,7 @@ from flatlens.cli.reproduce import reproduce
 from flatlens.cli.sharing import JOIN, launched, speak, together
 from flatlens.cli.stopping import stoppable, stopped
 from flatlens.cli.study import report, study
-from flatlens.errors import FlatlensError, out_of_memory, typed_line
+from flatlens.errors import FlatlensError, Unexpected, out_of_memory, typed_line
 from flatlens.former import FormerName
 from flatlens.userfile import said
 from flatlens.version import __version__
@@ -82,7 +83,7 @@ def _nowhere() -> TextIO:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status."""
     try:
-        with together(arguments), _former_names_noted():
+        with together(arguments), _warnings_noted():
             words = [word for word in arguments if word not in (TRACEBACK, JOIN)]
             status = app(words, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()
@@ -106,15 +107,20 @@ def _pipe_closed(error: BaseException) -> bool:
     return isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
 
 
+NOTED = (FormerName, SideOutputFailed, Unexpected)
+"""Kinds of warnings that are flatlens' own."""
+
+
 @contextmanager
-def _former_names_noted() -> Iterator[None]:
-    """Print each warning of a former name as one line on stderr; Python by itself hides it."""
+def _warnings_noted() -> Iterator[None]:
+    """Print each warning of flatlens' own as one line on stderr: Python hides some, and adds a line of code."""
     with warnings.catch_warnings():
-        warnings.simplefilter("default", FormerName)
+        for kind in NOTED:
+            warnings.simplefilter("default", kind)
         show = warnings.showwarning
 
         def shown(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-            note(str(message)) if issubclass(category, FormerName) else show(message, category, *rest)
+            note(str(message)) if issubclass(category, NOTED) else show(message, category, *rest)
 
         warnings.showwarning = shown  # type: ignore[assignment]
         yield

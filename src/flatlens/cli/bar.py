@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from flatlens.cli.output import visible
+from flatlens.aside import Aside
+from flatlens.cli.output import note, visible
 from flatlens.progress import in_words
 
 if TYPE_CHECKING:
@@ -26,6 +29,12 @@ DRAWING = "drawing the page"
 
 PAUSE = 15.0
 """Seconds between two lines where stderr is not a terminal (a log file)."""
+
+
+def write_page(page: Path, bar: Bar, write: Callable[[], Path]) -> None:
+    """Write the page beside a command's numbers, which are shown also if that fails."""
+    bar.stage(DRAWING)
+    Aside(f"--page {page}", lambda: note(f"page written: {write()}"))()
 
 
 class Bar:

@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
+from flatlens.cli.bar import MEASURING, READING, TRYING, Bar, write_page
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, Json, Whole, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Json, Whole, require_page, show, show_json, stdout_to_stderr
 from flatlens.cli.trust import require_trust
 from flatlens.errors import BadInput
 from flatlens.progress import no_progress
@@ -76,8 +76,7 @@ def bounds(
         if page is not None:
             from flatlens.report.bounds import write_bounds_page
 
-            bar.stage(DRAWING)
-            note(f"page written: {write_bounds_page(found, page)}")
+            write_page(page, bar, lambda: write_bounds_page(found, page))
     if as_json:
         show_json({"about": found.about, "bounds": found.frame().to_dict("records")})
     else:

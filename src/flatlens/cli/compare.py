@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
+from flatlens.cli.bar import MEASURING, READING, TRYING, Bar, write_page
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import How, Inputs, generator_of
 from flatlens.cli.names import Names, all_names, split_names
-from flatlens.cli.output import Json, Whole, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Json, Whole, require_page, show, show_json, stdout_to_stderr
 from flatlens.cli.trust import require_trust
 from flatlens.errors import BadInput
 from flatlens.progress import no_progress
@@ -146,8 +146,7 @@ def compare(
         if page is not None:
             from flatlens.report.compare import write_compare_page
 
-            bar.stage(DRAWING)
-            note(f"page written: {write_compare_page(found, page)}")
+            write_page(page, bar, lambda: write_compare_page(found, page))
     if as_json:
         show_json(_json(found))
         return

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
+from flatlens.cli.bar import MEASURING, READING, TRYING, Bar, write_page
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, Json, Whole, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Json, Whole, require_page, show, show_json, stdout_to_stderr
 from flatlens.cli.trust import require_trust
 from flatlens.progress import no_progress
 
@@ -64,8 +64,7 @@ def invariance(
         if page is not None:
             from flatlens.report.invariance import write_invariance_page
 
-            bar.stage(DRAWING)
-            note(f"page written: {write_invariance_page(found, page)}")
+            write_page(page, bar, lambda: write_invariance_page(found, page))
     if as_json:
         applied = {name: asdict(one) for name, one in found.moved.items()}
         rows = found.frame().to_dict("records")

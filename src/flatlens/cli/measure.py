@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
+from flatlens.cli.bar import MEASURING, READING, TRYING, Bar, write_page
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
@@ -20,6 +20,7 @@ from flatlens.cli.output import (
     show,
     show_json,
     stdout_to_stderr,
+    written,
 )
 from flatlens.cli.trust import require_trust
 from flatlens.errors import BadInput, UnknownName
@@ -46,7 +47,7 @@ def measure(
     after: Path | None = None,
     seed: Whole = 0,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Measure one network, and say which of its numbers survive a rescaling of the weights.
 
     For example:
@@ -100,27 +101,28 @@ def measure(
         bar.stage(MEASURING)
         found = work(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
         if problem.ranks.rank:  # only the first process writes and prints
-            return
-        if save is not None:
-            found.save(save)
+            return 0
+        kept = True
+        if save is not None and (kept := written("--save", lambda: found.save(save))):
             note(f"report saved in {save}")
         if after is not None:
-            Searches(lens.remembered, {"model": found.about["model"], "origin": found.about["origin"]}).save(after)
+            searches = Searches(lens.remembered, {"model": found.about["model"], "origin": found.about["origin"]})
+            kept &= written("--after", lambda: searches.save(after))
         if page is not None:
             from flatlens.report.measured import write_measure_page
 
-            bar.stage(DRAWING)
-            note(f"page written: {write_measure_page(found, fl.catalogue(), page)}")
+            write_page(page, bar, lambda: write_measure_page(found, fl.catalogue(), page))
     if as_json:
         about = {name: value for name, value in found.about.items() if name != "seconds"}
         rows = found.frame()
         seconds = {**found.about["seconds"], **rows[rows["seconds"] > 0].set_index("measure")["seconds"].to_dict()}
         estimates = rows.drop(columns="seconds").to_dict("records")
         show_json({"about": about, "estimates": estimates, "seconds": seconds})
-        return
+        return 0 if kept else 2
     from flatlens.report.tables import measure_screen
 
     show(measure_screen(found, fl.catalogue(), layers or ""))
+    return 0 if kept else 2
 
 
 def _require_layers(problem: Problem, wanted: str | None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token, convert
 
-from flatlens.errors import BadFolder, needs
+from flatlens.errors import BadFolder, FlatlensError, needs, one_line, typed_line
 from flatlens.files import require_writable
 from flatlens.version import __version__
 
@@ -78,6 +78,17 @@ def _require_ours(file: Path, option: str, ours: Callable[[Path], bool], kind: s
 def note(message: str) -> None:
     """Print one line on stderr."""
     print(f"flatlens: {visible(message)}", file=sys.stderr, flush=True)
+
+
+def written(option: str, write: Callable[[], object]) -> bool:
+    """Write a file that later commands need; tell in one line if that fails, so that the numbers are shown first."""
+    try:
+        write()
+    except Exception as error:
+        told = one_line(error) if isinstance(error, FlatlensError) else typed_line(error, 200)
+        note(f"{option}: not written ({told})")
+        return False
+    return True
 
 
 def show(*renderables: RenderableType) -> None:

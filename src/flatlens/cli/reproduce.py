@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from flatlens.cli.bar import DRAWING, Bar
-from flatlens.cli.output import Flag, Json, note, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Json, note, show, show_json, stdout_to_stderr, written
 from flatlens.cli.running import Running
 from flatlens.errors import BadFolder, BadInput
 from flatlens.progress import in_words
@@ -78,10 +78,11 @@ def reproduce(
                     module.reproduce(one.id, folder, scale=scale, again=again, known=known, progress=bar, **options)
                 )
             bar.stage(DRAWING)
-            files = write_atlas(found, out, folders, progress=bar)
+            files = list[Path]()
+            kept = written("--out", lambda: files.extend(write_atlas(found, out, folders, progress=bar)))
     _conclude(found, files, as_json)
     told = (row.decided if again else row.outcome.conclusion for mine in rows_of(found) for row in mine)
-    return int(strict and "not reproduced" in told)
+    return 2 if not kept else int(strict and "not reproduced" in told)
 
 
 def _planned(one: Experiment, scale: Scale, again: bool) -> list[Study]:
@@ -114,7 +115,7 @@ def _expected(studies: Sequence[Study], scale: Scale, workers: int, known: Resul
 
 def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> None:
     if as_json:
-        show_json({"page": files[0], "files": files, "experiments": [_facts(one) for one in found]})
+        show_json({"page": files[0] if files else None, "files": files, "experiments": [_facts(one) for one in found]})
         return
     from flatlens.papers.summary import rows_of
     from flatlens.report.fitted import Fitted
@@ -137,7 +138,8 @@ def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> No
             note(f"{one.experiment.id} differs from the paper: {difference}")
         if one.unfinished:
             note(f"{one.experiment.id}: {one.unfinished} networks are not finished")
-    show(f"\n{files[0]}")
+    if files:
+        show(f"\n{files[0]}")
 
 
 def _facts(one: Reproduction) -> dict[str, Any]:

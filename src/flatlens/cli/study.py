@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from flatlens.cli.bar import Bar
 from flatlens.cli.known import require_names
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, Json, bullets, note, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Json, bullets, note, show, show_json, stdout_to_stderr, written
 from flatlens.cli.running import Running
 from flatlens.progress import in_words
 
@@ -95,9 +95,10 @@ def study(
         bar.stage("relating the networks")
         with running.started() as options:
             result = run_study(chosen, out, progress=bar, **options)
-        files = write_study_page(result, out, progress=bar)
+        files = list[Path]()
+        kept = written("--out", lambda: files.extend(write_study_page(result, out, progress=bar)))
     _conclude(result, files, as_json)
-    return int(strict and bool(result.failed or result.excluded))
+    return 2 if not kept else int(strict and bool(result.failed or result.excluded))
 
 
 def report(
@@ -105,7 +106,7 @@ def report(
     /,
     *,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Rebuild a study's tables, page and figures from its networks' folders; nothing is trained.
 
     For example:
@@ -122,8 +123,10 @@ def report(
 
         result = load_study(folder)
         write_tables(result, folder)
-        files = write_study_page(result, folder, progress=bar)
+        files = list[Path]()
+        kept = written("the page", lambda: files.extend(write_study_page(result, folder, progress=bar)))
     _conclude(result, files, as_json)
+    return 0 if kept else 2
 
 
 def _expected(chosen: Study) -> str:
@@ -145,7 +148,7 @@ def _digits(chosen: Study) -> object:
 
 
 def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
-    page = next((path for path in files if path.suffix == ".html"), files[0])
+    page = next((path for path in files if path.suffix == ".html"), None)
     if as_json:
         show_json({"page": page, "files": files, **_facts(result)})
         return
@@ -161,7 +164,8 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
         note(f"network {key} failed: {why}")
     if result.failed:
         note("the same command with --retry-failed runs what failed again")
-    show(f"\n{page}")
+    if page is not None:
+        show(f"\n{page}")
 
 
 def _facts(result: StudyResult) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from flatlens.data.parquet import RECORD, FetchRecord, RecordedFile, damage, rea
 from flatlens.errors import BadData, BadFolder, UnknownName, needs, typed_line
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
+from flatlens.progress import beside
 
 _T = TypeVar("_T")
 
@@ -78,7 +79,7 @@ class _Meter:
     """A count of bytes, reported in MB to be readable."""
 
     def __init__(self, what: str, total: int, progress: Progress | None, done: int = 0) -> None:
-        self.what, self.total, self.progress, self.done = f"{what} (MB)", total, progress, done
+        self.what, self.total, self.progress, self.done = f"{what} (MB)", total, beside(progress), done
 
     def __call__(self, count: int) -> None:
         self.done += count

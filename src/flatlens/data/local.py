@@ -16,6 +16,7 @@ from flatlens.data.preparation import Preparation
 from flatlens.data.split import Split
 from flatlens.errors import BadData
 from flatlens.estimate import Progress
+from flatlens.progress import beside
 
 Form: TypeAlias = Literal["IDX files", "binary files", "binary archive", "parquet files"]
 
@@ -94,6 +95,7 @@ def read_images(
     Raises:
         BadData: no files, or damaged or foreign ones.
     """
+    progress = beside(progress)
     folder = default_root() if root is None else Path(root).expanduser()  # a shell leaves cifar10:~/sets alone
     found = find(known, folder)
     if found is None:

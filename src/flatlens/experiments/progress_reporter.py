@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeAlias, TypeVar
 
+from flatlens.aside import Aside
 from flatlens.estimate import Progress
 
 LOOK_EVERY = 1.0
@@ -28,7 +29,8 @@ class ProgressReporter(Generic[_T]):
         total: int,
         count: Callable[[], int] | None = None,
     ) -> None:
-        self.progress, self.label, self.in_progress, self.done, self.total = progress, label, in_progress, done, total
+        self.progress = Aside("the report of progress", progress)
+        self.label, self.in_progress, self.done, self.total = label, in_progress, done, total
         self.count = count  #: returns the number of tasks that succeeded; None: they are counted as they are reported
         self.failed = 0 if count is None else done - count()
         self.runs: Mapping[_T, tuple[int, int]] = {}

@@ -17,6 +17,7 @@ from flatlens.estimate import Progress
 from flatlens.experiments.answers import closest
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
+from flatlens.progress import beside
 from flatlens.report import blocks, markup, words
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
@@ -57,7 +58,7 @@ def write_study_page(result: StudyResult, out: Path, *, progress: Progress | Non
     Returns:
         The files written, the page first.
     """
-    folder = Path(out) / "figures"
+    progress, folder = beside(progress), Path(out) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     figures = study_figures(result)
     colours = Grid.of(result).known_colours

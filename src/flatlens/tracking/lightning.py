@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from flatlens.aside import Aside
 from flatlens.errors import BadInput, needs
 from flatlens.tracking.loggers import scalars
 from flatlens.tracking.tracker import Tracker
@@ -35,6 +36,7 @@ class TrackerCallback(Callback):
             raise BadInput(f"TrackerCallback(tracker=...): a Tracker is needed, got {type(tracker).__name__}")
         self.tracker = tracker
         self._log, self._name = log, name
+        self._loggers: dict[int, Aside] = {}
 
     @property
     def state_key(self) -> str:
@@ -59,7 +61,14 @@ class TrackerCallback(Callback):
             told = report is not None and self._log and trainer.is_global_zero
             if told and self.tracker.latest is not None:
                 for logger in trainer.loggers:
-                    logger.log_metrics(scalars(self.tracker.latest), step=trainer.global_step)
+                    self._told(logger)(scalars(self.tracker.latest), trainer.global_step)
+
+    def _told(self, logger: Any) -> Aside:
+        """Return the logger as a side output: a failure is a warning, once, and training goes on."""
+        if id(logger) not in self._loggers:
+            name = f"the trainer's logger {type(logger).__name__}"
+            self._loggers[id(logger)] = Aside(name, lambda values, step: logger.log_metrics(values, step=step))
+        return self._loggers[id(logger)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tracker's state for Lightning's checkpoint."""

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from flatlens.aside import Aside
 from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.preconditioned import plain_optimiser
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
@@ -27,7 +28,7 @@ from flatlens.problem import Problem
 from flatlens.problem.outcomes import forwards
 from flatlens.problem.ranks import in_first_process
 from flatlens.problem.samples import finite
-from flatlens.progress import ProgressLine, Watch, no_progress
+from flatlens.progress import ProgressLine, Watch, beside, no_progress
 from flatlens.result import of_report
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.isolated import isolated
@@ -56,7 +57,8 @@ class Tracker:
         along: As for `Lens`.
         live: True for a line on stderr, False for none, or a function that is called with a `Moment`.
         log: Functions that are called with each `Moment`, such as `flatlens.tracking.TensorBoardLog(folder)`; one alone
-            is enough. If one has a method `forget_after`, `load_state_dict` calls it with the last step of the state.
+            is enough. One that fails, as on a full disk, is a warning, once, and training goes on. If one has a method
+            `forget_after`, `load_state_dict` calls it with the last step of the state.
 
     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     >>> optimiser = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -93,6 +95,8 @@ class Tracker:
         self._outputs: Literal["exact"] | int | None = outputs
         self._along = along
         self._live = Live() if live is True else live or None
+        shown = [] if self._live is None else [Aside("the live line of the tracker", self._live)]
+        self._tells = [*shown, *(Aside(f"the tracker's log {_name_of(one)}", one) for one in self._logs)]
         self._identity: dict[str, Any] = {
             "measures": [m.key for m in self._measures],
             "every": self._schedule.plain,
@@ -149,7 +153,7 @@ class Tracker:
         self._history.add(step, report, edge)
         self.latest = moment = Moment(step, report, edge)
         if self.problem.first:
-            for tell in [*([] if self._live is None else [self._live]), *self._logs]:
+            for tell in self._tells:
                 tell(moment)
         return report
 
@@ -186,7 +190,7 @@ class Tracker:
 
     def _report(self, lens: Lens, step: int) -> Report:
         shown = self._live is not None and self.problem.first and in_first_process()
-        watch = Watch(ProgressLine(f"step {step}: ") if shown else no_progress, limit=math.inf)
+        watch = Watch(beside(ProgressLine(f"step {step}: ")) if shown else no_progress, limit=math.inf)
         return measure_with(lens, self._measures, Run(self._generator(step), watch))
 
     def _generator(self, step: int) -> torch.Generator:
@@ -269,7 +273,11 @@ class Tracker:
         self._started = time.perf_counter()
         for log in self._logs if self.problem.first and self._latest >= 0 else []:
             if callable(forget := getattr(log, "forget_after", None)):
-                forget(self._latest)
+                Aside(f"forgetting later steps in the tracker's log {_name_of(log)}", forget)(self._latest)
+
+
+def _name_of(log: object) -> str:
+    return getattr(log, "__name__", type(log).__name__)
 
 
 _LOOKS = 8  #: moments for one comparison with the network in float64, which may take as long as a quick measure

@@ -11,6 +11,7 @@ from typing import Any, final
 
 import torch
 
+from flatlens.aside import Aside
 from flatlens.errors import BadInput, BadWeights, needs
 from flatlens.files import write_whole
 from flatlens.tracking.loggers import scalars
@@ -47,7 +48,8 @@ class TrackerCallback(TrainerCallback):
         if not isinstance(tracker, Tracker):
             raise BadInput(f"TrackerCallback(tracker=...): a Tracker is needed, got {type(tracker).__name__}")
         self.tracker = tracker
-        self._log, self._name = log, name
+        self._kept = Aside("saving the tracker's state", write_whole)
+        self._log, self._name = None if log is None else Aside("the trainer's log", log), name
         self._file = f"flatlens_tracker-{name}.pt" if name else FILE
         self._resume_from = None if resume_from is None else Path(resume_from)
 
@@ -78,7 +80,7 @@ class TrackerCallback(TrainerCallback):
         if state.is_world_process_zero and _folder(args, state).is_dir():
             held = io.BytesIO()
             torch.save(self.tracker.state_dict(), held)
-            write_whole(_folder(args, state) / self._file, held.getvalue())
+            self._kept(_folder(args, state) / self._file, held.getvalue())
 
     def _takes_part(self, state: TrainerState) -> bool:
         return state.is_world_process_zero or self.tracker.problem.peers.size > 1

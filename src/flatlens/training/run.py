@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
+from flatlens.progress import beside
 from flatlens.training.batches import Batches, Taken
 from flatlens.training.checkpoint import INTERVAL
 from flatlens.training.settings import Training
@@ -82,7 +83,7 @@ class TrainingRun:
 
     def go(self, write: Callable[[], None] | None, progress: Progress | None) -> None:
         """Train to the end; call `write` at intervals."""
-        wrote = time.monotonic()
+        wrote, progress = time.monotonic(), beside(progress)
         self.begin()
         for batch in self.batches if self.outcome is None else ():
             self._take(batch)

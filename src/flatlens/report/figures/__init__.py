@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flatlens.aside import Aside
 from flatlens.errors import needs
 
 with needs("study", "a figure or a page"):
@@ -32,11 +33,12 @@ __all__ = [
 
 
 def study_figures(result: StudyResult) -> list[Figure]:
-    """Return every figure of the page; each has its data, even if there is nothing to draw."""
-    return [
-        gap_forest(result),
-        gap_panels(result),
-        scatter_matrix(result),
-        layer_profiles(result),
-        *([] if "trained elsewhere" in set(result.networks["outcome"]) else [training_curves(result)]),
-    ]
+    """Return every figure of the page; each has its data, even if there is nothing to draw.
+
+    One that cannot be drawn is a warning, and is left out.
+    """
+    trained = [] if "trained elsewhere" in set(result.networks["outcome"]) else [training_curves]
+    figures: list[Figure] = []
+    for draw in (gap_forest, gap_panels, scatter_matrix, layer_profiles, *trained):
+        Aside(f"the picture {draw.__name__}", lambda: figures.append(draw(result)))()  # noqa: B023 (called at once)
+    return figures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 
 from flatlens.errors import BadFolder
 from flatlens.estimate import Progress
+from flatlens.progress import beside
 from flatlens.training import checkpoint
 from flatlens.training.run import TrainingResult, TrainingRun, Watcher
 from flatlens.training.settings import Training
@@ -90,7 +91,8 @@ class _Together:
     """A population in training."""
 
     def __init__(self, members: Iterable[Member], capacity: int) -> None:
-        self.members, self.capacity = enumerate(members), capacity
+        known = (replace(member, progress=beside(member.progress)) for member in members)
+        self.members, self.capacity = enumerate(known), capacity
         self.waiting: list[_Lane] = []
         self.inside: dict[TrainingRun, _Lane] = {}
         self.kind: Hashable = None
