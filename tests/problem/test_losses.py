@@ -509,8 +509,23 @@ def test_batches_of_tokens_may_be_square(lengths: tuple[int, ...]) -> None:
         f, y = rows[lengths.index(3)]
         own = F.cross_entropy(f.flatten(0, 1), y.flatten())
         assert fl.Lens(one).outcomes("data").risk == pytest.approx(float(own.detach()), rel=1e-12)
+    assert ("as torch's cross-entropy reads them" in fl.measure(fl.Lens(problem), "loss")["loss"].note) == square
     masked = fl.Problem(net, "cross_entropy", loader, forward=lambda m, b: (m(b[0]), b[1], torch.ones_like(b[1])))
     assert fl.Lens(masked).outcomes("data").risk == pytest.approx(float(tokens.detach()), rel=1e-12)
+    assert not fl.measure(fl.Lens(masked), "loss")["loss"].note
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (4, 4), (4, 1), (1, 4)])
+def test_probabilities_that_add_up_over_tokens_classes_alone_are_told(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    net, x = (
+        nn.Sequential(nn.Linear(3, shape[0] * shape[1]), nn.Unflatten(1, shape)).double(),
+        torch.randn(2, 3).double(),
+    )
+    for axis in (1, 2):
+        problem = fl.Problem(net, nn.CrossEntropyLoss(), (x, torch.rand(2, *shape).double().softmax(axis)))
+        note = fl.measure(fl.Lens(problem), "loss")["loss"].note
+        assert ("if they are tokens, say so by a mask" in note) == (axis == 2), axis
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(MODULE_OF.values()), ids=lambda kind: kind.__name__)

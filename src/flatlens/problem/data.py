@@ -40,6 +40,7 @@ class Data:
         self._paired = paired  #: whether a dict with labels becomes a pair (inputs, labels)
         self._ready = False  #: whether the source's batches have the form that is measured
         self.hidden = ""  #: how many labelled tokens do not count, in words; found by `inspection`
+        self.reading = ""  #: how outputs are read whose shapes have two meanings, in words; found by `inspection`
         self.labelled = False  #: whether the batches read so far came as dicts with labels
         self._drops = source.batch_size if isinstance(source, DataLoader) and source.drop_last else None
         self._source, tensors = open_source(source, where)
@@ -57,7 +58,7 @@ class Data:
     @property
     def notes(self) -> list[str]:
         """Return in words what changes the risk or the number of samples, and is easily not meant."""
-        return [note for note in (self.hidden, self._repeated) if note]
+        return [note for note in (self.hidden, self.reading, self._repeated) if note]
 
     @property
     def _repeated(self) -> str:

@@ -21,7 +21,7 @@ from flatlens.problem.failures import forward_failed, losing, retold
 from flatlens.problem.loss import Loss
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.samples import FORWARD_CHUNK, Batch, checksum, finite, require_finite, select, size, spaced, take
-from flatlens.problem.sequences import Tokens, by_rows, hidden_labels
+from flatlens.problem.sequences import Tokens, by_rows, hidden_labels, in_doubt
 from flatlens.problem.shapes import of_form
 from flatlens.problem.shards import require_all_processes
 from flatlens.problem.state import differentiable, size_of_parts
@@ -176,6 +176,7 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     given = "the data" if own else "the held-out data"
     n, outputs, mass = 0, 0, 0.0
     readings: set[str] = set()
+    reading = ""  # the words on the first chunk that is in doubt
     hidden, labelled = 0, 0  # tokens with a label that attention_mask hides, and all with a label
     few: dict[int, Batch] = {}
     shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
@@ -207,15 +208,18 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
                 _require_samples_apart(problem, model, raw, f, y)
             _require_losses(problem, model, f.detach().to(torch.float64), y, n, data.where)
             readings |= {y.reading} if isinstance(y, Tokens) else set()
+            reading = reading or in_doubt(y)
             if problem.forward is None:
                 hidden, labelled = map(add, (hidden, labelled), hidden_labels(y, problem.loss.ignore_index))
             n, outputs, mass = n + len(f), max(outputs, f.shape[1]), mass + float(problem.loss.mass(f, y).sum())
-    mine = (n, outputs, mass, readings, hidden, labelled)
-    ns, widths, masses, each, *tokens = zip(*problem.ranks.together(mine), strict=True)
+    mine = (n, outputs, mass, readings, reading, hidden, labelled)
+    ns, widths, masses, each, doubts, *tokens = zip(*problem.ranks.together(mine), strict=True)
     n, outputs, mass = sum(ns), max(widths), sum(masses)
     data.hidden = _hidden(*map(sum, tokens))
+    data.reading = next(filter(None, doubts), "")
     if "tokens" in set().union(*each):  # a sample of other data, or a batch of square outputs, need not show it
         problem.loss = by_rows(problem.loss)
+        data.reading = problem.data.reading = ""
     probes = problem.ranks.in_order(few) if own else []
     data.counted(n)
     if n == 0:

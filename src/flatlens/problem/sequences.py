@@ -155,6 +155,25 @@ def of_sequences(loss: Loss) -> Loss:
     return OfSequence(loss) if loss.whole else TokenWise(loss)
 
 
+def in_doubt(y: Any) -> str:
+    """Return in words how outputs (n, A, B) of either meaning are read; empty where the targets leave no doubt.
+
+    Probabilities leave none unless they add up to 1 over tokens' classes alone.
+    """
+    if not isinstance(y, Tokens) or y.reading != "either":
+        return ""
+    t: Tensor = y.targets
+    if t.is_floating_point():
+        adds_up = [torch.allclose(s, torch.ones_like(s), atol=1e-4) for s in (t.sum(1), t.sum(2))]
+        if adds_up != [True, False]:
+            return ""
+    classes, places = t.shape[2] if t.ndim == 3 else y.length, y.length
+    return (
+        f"outputs {(len(t), classes, places)} are read as torch's cross-entropy reads them, {classes} classes at "
+        f"{places} places; if they are tokens, say so by a mask: a third value of forward=, {(len(t), classes)}"
+    )
+
+
 def by_rows(loss: Loss) -> Loss:
     """Return the loss for outputs (n, A, B) that are A tokens, where their shapes could also mean B places."""
     return TokenWise(loss.each, rows=True) if isinstance(loss, TokenWise) else loss
