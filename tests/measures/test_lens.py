@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
 import pytest
 import torch
 from networks import lens, network
@@ -130,3 +136,59 @@ def test_a_zero_that_is_one_stays() -> None:
     found = fl.measure(fl.Lens(fl.Problem(network, "cross_entropy", (x, y))), ZERO)
     assert (found["sharpness"].value, found["sharpness"].kind) == (0, "exact")
     assert "underflow" not in "".join(found[name].note for name in ZERO)
+
+
+class Deep(nn.Module):
+    """Many layers, plain or with norms, skips, or one parameter that every layer's input reads."""
+
+    def __init__(self, depth: int, kind: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(depth))
+        self.norms = nn.ModuleList(nn.LayerNorm(2) if kind == "normed" else nn.Identity() for _ in range(depth))
+        self.shift, self.kind = nn.Parameter(torch.ones(2)), kind
+        for layer in self.layers:
+            nn.init.orthogonal_(layer.weight)  # so that no depth makes slopes vanish
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            z = torch.tanh(layer(norm(x + self.shift if self.kind == "shifted" else x)))
+            x = z if self.kind == "chain" else x + z
+        return x
+
+
+def lines_run(depth: int, kind: str) -> Counter[tuple[str, int]]:
+    """How often each line of flatlens runs: a loop's line once for each of its turns."""
+    torch.manual_seed(0)
+    net, x = Deep(depth, kind).double(), torch.randn(3, 2, dtype=torch.float64)
+    counts: Counter[tuple[str, int]] = Counter()
+    inside = str(Path(fl.__file__).parent)
+
+    def local(frame: FrameType, event: str, given: object) -> Any:
+        if event == "line":
+            counts[frame.f_code.co_filename, frame.f_lineno] += 1
+        return local
+
+    def entered(frame: FrameType, event: str, given: object) -> Any:
+        return local(frame, "line", None) if frame.f_code.co_filename.startswith(inside) else None
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        one = fl.Lens(fl.Problem(net, "half_squared_error", (x, torch.zeros_like(x))))
+        fl.measure(one, ["mls", "ggn_trace"])
+        if kind in ("skips", "shifted"):
+            fl.check_bounds(one)
+    finally:
+        sys.settrace(before)
+    return counts
+
+
+@pytest.mark.parametrize("kind", ["chain", "skips", "normed", "shifted"])
+def test_work_grows_linearly_with_the_number_of_layers(kind: str) -> None:
+    """From 20 to 40 layers a line runs twice as often more as from 10 to 20; where work is quadratic, four times."""
+    lines_run(2, kind)  # what is made once a process
+    few, some, many = (lines_run(depth, kind) for depth in (10, 20, 40))
+    assert max(many.values()) > 1000
+    for line, times in many.items():
+        assert times - some[line] <= 2.7 * (some[line] - few[line]) + 200, line  # 200: one more chunk
+    assert sum(many.values()) - sum(some.values()) <= 2.3 * (sum(some.values()) - sum(few.values()))

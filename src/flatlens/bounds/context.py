@@ -54,7 +54,7 @@ class Context:
     _reports: dict[str, Report] = field(default_factory=dict)
     _kept: dict[Callable[[Context], Any], Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def layers(self) -> dict[str, Weight]:
         """Return the linear layers by name, in execution order."""
         return {name: weight for name, weight in self.lens.layout.weights.items() if weight.calls}

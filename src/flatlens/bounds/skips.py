@@ -43,13 +43,21 @@ class SkipGraph(Trace):
         return [type(m).__name__ for m in called if any(True for _ in m.children())]
 
     @cached_property
-    def _above(self) -> dict[fx.Node, frozenset[fx.Node]]:
-        """Return all nodes whose values lead to each node's; sizes do not count."""
-        found: dict[fx.Node, frozenset[fx.Node]] = {}
-        for node in self.nodes:
-            above = [one for one in node.all_input_nodes if not asks(node)]
-            found[node] = frozenset(above).union(*(found[one] for one in above))
-        return found
+    def _turns(self) -> dict[fx.Node, int]:
+        return {node: turn for turn, node in enumerate(self.nodes)}
+
+    def _leads(self, node: fx.Node, end: fx.Node) -> bool:
+        """Return whether a node's values lead to those of `end`; sizes do not count. What ran before it is not seen."""
+        seen, waiting = {end}, [end]
+        while waiting:
+            one = waiting.pop()
+            more = () if asks(one) else set(one.all_input_nodes) - seen
+            if node in more:
+                return True
+            above = [source for source in more if self._turns[source] > self._turns[node]]
+            seen.update(above)
+            waiting += above
+        return False
 
     def _passes(self, node: fx.Node) -> bool:
         """Return whether the node changes the shape or order of its input at most: no norm changes."""
@@ -108,7 +116,7 @@ class SkipGraph(Trace):
         """Return (the start of a skip, its modules, last first)."""
         path: list[fx.Node] = []
         node = self.source(skip)
-        while node not in self._above[branch]:
+        while node.op == "get_attr" or not self._leads(node, branch):  # a parameter is no input of a block
             if node.op != "call_module" or len(node.all_input_nodes) != 1:
                 return None
             path.append(node)

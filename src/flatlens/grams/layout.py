@@ -215,16 +215,17 @@ class Layout:
         """Return the operations of a forward pass that the plan names, by name."""
         if not tape.operations:
             tape.operations = operations_of(tape, self.structure)
+            tape.names = {operation.node: name for name, operation in tape.operations.items()}
         return tape.operations
 
     def places(self, tape: Tape, parameter: str) -> list[tuple[Read, str]]:
         """Return the operations through which a parameter acts in a forward pass, each with its name in the plan."""
         if parameter in self.made:
             return [place for _, places in self.made_places(tape, parameter) for place in places]
-        names = {operation.node: name for name, operation in self.operations(tape).items()}
-        return [(read, names[read.node]) for read in tape.reads[parameter] or ()]
+        self.operations(tape)
+        return [(read, tape.names[read.node]) for read in tape.reads[parameter] or ()]
 
     def made_places(self, tape: Tape, parameter: str) -> MadePlaces:
         """Return the tensors made from a parameter, and the operations that read each, with their names in the plan."""
-        names = {operation.node: name for name, operation in self.operations(tape).items()}
-        return [(made, [(read, names[read.node]) for read in made.reads]) for made in tape.made[parameter] or ()]
+        self.operations(tape)
+        return [(made, [(read, tape.names[read.node]) for read in made.reads]) for made in tape.made[parameter] or ()]

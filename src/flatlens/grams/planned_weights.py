@@ -23,6 +23,7 @@ class _Weights:
     def __init__(self, facts: AgreedFacts) -> None:
         self.facts, self.first, self.structure = facts, facts.first, facts.structure
         self.parameters, self.measured = facts.parameters, facts.problem.parameters
+        self.names = {id(p): name for name, p in self.parameters.items()}
 
     def all(self) -> dict[str, Weight]:
         return self._in_order({**self._weights(), **self._outside_layers()})
@@ -36,9 +37,8 @@ class _Weights:
         return {keys[0]: self._weight(keys) for keys in together.values()}
 
     def _weight(self, keys: list[str]) -> Weight:
-        names = {id(p): name for name, p in self.parameters.items()}
         calls = [self.first.tape.linear[key] for key in keys]
-        module, parameter = calls[0].module, names.get(id(calls[0].module._parameters.get("weight")))
+        module, parameter = calls[0].module, self.names.get(id(calls[0].module._parameters.get("weight")))
         value = module.weight
         assert isinstance(value, Tensor)
         own = tuple(f"z:{key}" for key in keys)
@@ -57,7 +57,7 @@ class _Weights:
             value=value.detach(),
             bias_value=bias.detach() if isinstance(bias, Tensor) else None,
             parameter=parameter,
-            bias=self._bias(calls, products, names) if explained else None,
+            bias=self._bias(calls, products) if explained else None,
             explained=explained,
             dense=explained and adapter.token_wise and len(keys) == 1 and positions == 1,
             pure=pure,
@@ -93,10 +93,10 @@ class _Weights:
         adapters = {op.adapter if isinstance(op, Product) else None for op in operations}
         return products if known and len(adapters) == 1 and None not in adapters else ()
 
-    def _bias(self, calls: list[Call], products: tuple[str, ...], names: dict[int, str]) -> str | None:
+    def _bias(self, calls: list[Call], products: tuple[str, ...]) -> str | None:
         """Return the name of a layer's bias, if it is added to the layer's products and acts nowhere else."""
         biases = {id(call.module._parameters.get("bias")) for call in calls}
-        name = names.get(biases.pop())
+        name = self.names.get(biases.pop())
         if name is None or biases or set(self.facts.acts_through(name) or ()) != set(products):
             return None
         return name if all(isinstance(read, Bias) for read in self.first.tape.reads[name] or ()) else None

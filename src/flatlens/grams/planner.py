@@ -93,7 +93,7 @@ def _plan(facts: AgreedFacts) -> Layout:
             embeddings[name] = operations
         elif operations is not None and kinds <= {Bias, Entrywise}:
             small[name] = operations
-        if name not in (*embeddings, *small) and (through := facts.acts_through_made(name)) is not None:
+        if name not in embeddings and name not in small and (through := facts.acts_through_made(name)) is not None:
             made[name] = through
     known = explained | small.keys() | embeddings.keys() | made.keys()
     sizes = {name: p.numel() for name, p in facts.parameters.items() if name in facts.problem.parameters}

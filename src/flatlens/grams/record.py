@@ -7,6 +7,8 @@ differentiates to these tensors and operations, never to a weight: the Jacobian 
 
 from __future__ import annotations
 
+from bisect import bisect, bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from flatlens.grams.token_ids import sample_axis
-from flatlens.operations.graph import Graph
+from flatlens.operations.graph import Graph, Node
 from flatlens.operations.heads import HeadFinder
 from flatlens.operations.layers import is_linear
 from flatlens.operations.made import Made, made_of, sampled_nodes
@@ -67,6 +69,7 @@ class Tape:
     made: dict[str, tuple[Made, ...] | None] = field(default_factory=dict)
     """Tensors that are made from a parameter, where `reads` does not say how it acts; None if one read is unknown."""
     operations: dict[str, GraphOperation] = field(default_factory=dict)  #: cache of `Layout.operations`
+    names: dict[Node, str] = field(default_factory=dict)  #: their names in the plan, by node
 
     def read_graph(self, f: Tensor, model: nn.Module, inputs: list[Tensor]) -> None:
         """Find in the graph of f the operations that read each parameter, and the product of each call."""
@@ -77,9 +80,10 @@ class Tape:
             (product for node in graph.nodes if (product := product_of(node)) is not None),
             key=lambda found: found[0].turn,
         )
+        turns = [product.turn for product, _ in by_turn]
         own = {id(p): self.reads.get(name) for name, p in model.named_parameters()}
         for call in self.linear.values():
-            inside = [found for found in by_turn if call.began < found[0].turn < call.ended]
+            inside = by_turn[bisect(turns, call.began) : bisect_left(turns, call.ended)]
             call.product = _product_in(call, inside, own.get(id(call.module._parameters.get("weight"))))
             if call.product is not None:
                 node = call.product.node
@@ -143,6 +147,7 @@ def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] =
     """
     tape = Tape(mask=mask)
     inputs: dict[nn.Module, list[Tensor | None]] = {}  # of the calls that have not ended; None: not recorded
+    called: Counter[nn.Module] = Counter()  # calls that were recorded
     names = {module: name for name, module in model.named_modules()}
     differentiating = torch.is_grad_enabled()
 
@@ -162,7 +167,8 @@ def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] =
         x = inputs[module].pop() if inputs.get(module) else None
         if x is None or not isinstance(z, Tensor):
             return z
-        times = sum(call.module is module for call in tape.linear.values())
+        times = called[module]
+        called[module] += 1
         key = names[module] if times == 0 else f"{names[module]}:{times}"
         handed_on = z.clone()
         tape.linear[key] = Call(
