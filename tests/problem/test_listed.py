@@ -55,6 +55,7 @@ COLLATES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "labels first": (lambda rows: (torch.tensor([b for _, b in rows]), [a for a, _ in rows]), lambda b: b[::-1]),
     "a list of both": (lambda rows: [[a for a, _ in rows], torch.tensor([b for _, b in rows])], lambda b: b),
     "tuples, as zip makes them": (lambda rows: tuple(zip(*rows, strict=True)), lambda b: (b[0], torch.tensor(b[1]))),
+    "a list of tuples": (lambda rows: [*zip(*rows, strict=True)], lambda b: (b[0], torch.tensor(b[1]))),
     "labels in a list, too": (
         lambda rows: ([a for a, _ in rows], [torch.tensor([b]) for _, b in rows]), lambda b: (b[0], torch.cat([*b[1]])),
     ),
@@ -137,6 +138,8 @@ def test_which_batches_leave_no_doubt() -> None:
     assert is_samples([{"a": two}, {"a": three}])
     assert not is_samples([{"a": two}, {"b": three}])
     assert not is_samples([two, y])
+    assert not is_samples([(two, three), (0, 1)])
+    assert not is_samples([(two, three), (two, two)])
 
 
 def test_a_list_of_tensors_in_a_dict_is_not_padded() -> None:

@@ -42,10 +42,12 @@ def plain(batch: Batch, verdict: Verdict = lambda _: False) -> Batch:
 
 
 def is_samples(raw: Any) -> bool:
-    """Return whether a batch is a list of its samples, which a collate_fn has left as they are: tuples or dicts."""
-    if type(raw) is not list or not raw or not isinstance(raw[0], tuple | Mapping):
+    """Return whether a batch is a list of its samples, dicts or tuples, as a collate_fn may leave them."""
+    if type(raw) is not list or not raw or not isinstance(raw[0], tuple | Mapping) or not alike(raw):
         return False
-    return alike(raw) and (not isinstance(raw[0], Mapping) or all(set(item) == set(raw[0]) for item in raw))
+    if isinstance(raw[0], Mapping):
+        return all(set(item) == set(raw[0]) for item in raw)
+    return all(map(alike, zip(*raw, strict=True))) and not all(map(alike, raw))
 
 
 def shown(batch: Batch) -> bool | None:
