@@ -73,7 +73,7 @@ ELSEWHERE = {
     "report/test_tracked.py": "report/figures/tracked",
     # Parts of a study's folder and result
     "experiments/test_study.py": "experiments/finished",
-    "papers/test_archive.py": "experiments/archive",
+    "papers/test_archive.py": "experiments/archive experiments/schema",
     # Options that commands share
     "cli/test_command_line.py": "cli/inputs cli/listing cli/names cli/output",
     "cli/test_cost.py": "cli/memory",

@@ -90,7 +90,7 @@ def made(kind: Any, values: Mapping[str, Any]) -> Any:
     _require_fields(kind, values)
     hints = _hints(kind)
     for name, value in values.items():
-        if name in hints and not _fits(value, hints[name]):
+        if name in hints and not fits(value, hints[name]):
             raise BadInput(f"{kind.__name__}({name}={_shown(value)}): {_in_words(hints[name])} is needed")
     try:
         return kind(**values)
@@ -123,7 +123,7 @@ def _hints(kind: Any) -> dict[str, Any]:
         return {}
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Return whether a value has a type; whole numbers have 64 bits."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -131,12 +131,16 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is Literal:
         return any(value == one and type(value) is type(one) for one in inside)
     if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in inside)
+        return any(fits(value, one) for one in inside)
     if origin is tuple:
         if not isinstance(value, tuple | list):
             return False
         several = inside[:1] * len(value) if inside[1:] == (...,) else inside
-        return len(several) == len(value) and all(map(_fits, value, several))
+        return len(several) == len(value) and all(map(fits, value, several))
+    if origin is list:
+        return isinstance(value, list) and all(fits(one, inside[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(k, inside[0]) and fits(v, inside[1]) for k, v in value.items())
     if hint is float:
         return isinstance(value, Real) and not isinstance(value, bool)
     if hint is int:

@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import json
 import os
@@ -6,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pandas as pd
 import psutil
@@ -28,7 +30,7 @@ def record(settings=NETWORK, loss=0.5):
     return Record(
         settings=settings,
         result={"outcome": "converged", "steps": 3, "loss": loss, "layers": ["fc1"], "versions": {"torch": "1"}},
-        curves={"step": torch.arange(2)},
+        curves={name: torch.arange(2) for name in ("step", "loss", "accuracy", "test_loss")},
         weights={"fc1.weight": torch.ones(2, 2)},
         report=Report({("mls", None): Estimate(2.0)}, {"n": 5}),
     )
@@ -256,3 +258,44 @@ def test_a_folder_under_the_name_of_another_network_is_never_counted(store, seed
         store.read(wrong.key)
     with pytest.raises(BadFolder, match="copied or renamed"):
         load_study(store.out)
+
+
+WRONG = (None, "x", 3, -0.5, [], [1], {}, {"a": 1}, [["fc1"]], True)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_results_of_other_types_are_one_line(store, seed):
+    """Their checksums may fit: whoever sends a study can write them."""
+    drawn, good = random.Random(seed), record().result
+    refused = 0
+    for name in (*good, "seconds_training", "trained_alone"):
+        store.write(record())
+        folder = store.folder(NETWORK.key)
+        (folder / "result.json").write_text(json.dumps(good | {name: drawn.choice(WRONG)}))
+        (folder / "checksums.json").unlink()
+        write_checksums(folder)
+        for read in (
+            lambda: store.read(NETWORK.key),
+            lambda: store.refuse_other_versions([NETWORK.key], {"torch": "1"}),
+        ):
+            with contextlib.suppress(BadFolder):  # any other error is a fault
+                read()
+                continue
+            refused += 1
+        shutil.rmtree(folder)
+    assert refused > 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_curves_of_other_shapes_are_one_line(store, seed):
+    drawn, curves = random.Random(seed), dict(record().curves)
+    shape = drawn.choice([(3,), (), (2, 2), (0,)])
+    curves[drawn.choice(list(curves))] = torch.zeros(shape)
+    store.write(replace(record(), curves=curves))
+    with pytest.raises(BadFolder, match="the curves step, loss, accuracy, test_loss must have one length"):
+        store.read(NETWORK.key)
+    curves.pop(drawn.choice(["loss", "accuracy", "test_loss"]))
+    shutil.rmtree(store.folder(NETWORK.key))
+    store.write(replace(record(), curves=curves))
+    with pytest.raises(BadFolder, match="must have one length"):
+        store.read(NETWORK.key)

@@ -47,6 +47,8 @@ SPELLINGS = {
 }
 TAKEN = ("key", "outcome")
 """Columns of a study's own table."""
+LARGEST = 2**26
+"""Bytes of a table at most."""
 _ASSIGNED = re.compile(r"(?:^|[/,;_\s-])([A-Za-z]\w*?)=([^,/;\s]+?)(?=[,/;_\s-][A-Za-z]\w*=|[,/;\s]|$)")
 
 
@@ -103,6 +105,8 @@ def _of_table(table: Path) -> list[tuple[Path, Facts]]:
 
 
 def _read(table: Path) -> pd.DataFrame:
+    if table.is_file() and table.stat().st_size > LARGEST:
+        raise BadInput(f"checkpoints: {str(table)!r} is larger than {LARGEST >> 20} MiB: is it a table of networks?")
     try:
         if table.suffix == ".json":
             return pd.DataFrame(json.loads(table.read_text(encoding="utf-8")))

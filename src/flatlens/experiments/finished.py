@@ -14,15 +14,14 @@ from flatlens.experiments.result import StudyResult
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.experiments.store import Record
 from flatlens.experiments.tables import (
-    IDENTITY,
     curves_table,
     functions_table,
     histories_table,
     layers_table,
     networks_table,
-    setting_columns,
     setting_of,
 )
+from flatlens.experiments.vary import IDENTITY, setting_columns
 from flatlens.training import REACHED, Training
 
 _TABLES = ("networks", "layers", "curves", "histories", "functions")

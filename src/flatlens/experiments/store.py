@@ -40,10 +40,11 @@ from torch import Tensor
 
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress, Report
-from flatlens.experiments.archive import read_study, reading, studies_in, write_study
+from flatlens.experiments.archive import opened, read_studies_in, write_study
 from flatlens.experiments.folders import clear_errors, refuse_foreign, sweep, whole_folder
 from flatlens.experiments.progress_files import SUFFIX, in_progress, progress_file, remove_progress_files
 from flatlens.experiments.result import StudyResult
+from flatlens.experiments.schema import require_curves, require_result
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.settings_apart import settings_apart
 from flatlens.experiments.versions import difference, versions
@@ -241,10 +242,12 @@ class Store:
             settings = NetworkSettings.from_json(_read_json(folder / "config.json"))
             if settings.key != key:
                 raise BadFolder(f"it holds the network {settings.key}, whose folder was copied or renamed")
+            curves = load_file(folder / "curves.safetensors")
+            require_curves(curves)
             return Record(
                 settings=settings,
-                result=_read_json(folder / "result.json"),
-                curves=load_file(folder / "curves.safetensors"),
+                result=_read_result(folder / "result.json"),
+                curves=curves,
                 weights=load_file(folder / "weights.safetensors"),
                 report=Report.load(folder / "report.safetensors"),
                 history=load_history(history) if (history := folder / "history.csv").exists() else None,
@@ -260,7 +263,7 @@ class Store:
             file = self.folder(key) / "result.json"
             if key not in known and not file.exists():
                 self.read(key)  # says that the folder is damaged
-            recorded = known[key] if not file.exists() else _read_json(file).get("versions", {})
+            recorded = known[key] if not file.exists() else _read_result(file)["versions"]
             if what := difference(recorded, now):
                 raise BadFolder(
                     f"{str(self.out)!r} was computed with other versions ({what}); results of different versions are "
@@ -292,7 +295,7 @@ class Store:
     def failures(self, keys: Iterable[str]) -> list[tuple[str, str]]:
         """Return (key, last line of the traceback) of the recorded failures."""
         noted = [(key, self._failed / key / "failed.json") for key in keys]
-        return [(key, str(_read_json(note)["error"])) for key, note in noted if note.is_file()]
+        return [(key, str(_read_json(note).get("error", "unknown error"))) for key, note in noted if note.is_file()]
 
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         """Write a CSV file with 17 significant digits."""
@@ -317,8 +320,8 @@ class Store:
 @lru_cache(maxsize=8)
 def _read_kept(path: Path, _written: int) -> tuple[StudyResult, ...]:
     """Return the tables in a file; read once, as long as it is not written again."""
-    with reading(path, "the tables of an earlier run"), zipfile.ZipFile(path) as archive:
-        return tuple(read_study(archive, name) for name in studies_in(archive))
+    with opened(path, "the tables of an earlier run") as archive:
+        return tuple(read_studies_in(archive).values())
 
 
 def last_line(trace: str) -> str:
@@ -333,10 +336,19 @@ def _pretty(plain: dict[str, Any]) -> str:
 _MEND = ": remove it and run the study again"
 
 
+def _read_result(path: Path) -> dict[str, Any]:
+    result = _read_json(path)
+    try:
+        require_result(result)
+    except BadInput as error:
+        raise BadFolder(f"{str(path)!r} cannot be read ({error}){_MEND}") from error
+    return result
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadFolder(f"{str(path)!r} cannot be read ({error}){_MEND}") from error
     if not isinstance(plain, dict):
         raise BadFolder(f"{str(path)!r} cannot be read (not a JSON object){_MEND}")

@@ -13,12 +13,19 @@ from flatlens.column import Column
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import NetworkSettings, facts
 from flatlens.experiments.store import Record
-from flatlens.experiments.vary import TOGETHER, but_seeds, is_seed, seedless, split_values, value_of
+from flatlens.experiments.vary import (
+    IDENTITY,
+    TOGETHER,
+    but_seeds,
+    is_seed,
+    seedless,
+    setting_columns,
+    split_values,
+    value_of,
+)
 from flatlens.tracking.history import TYPES
 from flatlens.training import REACHED, TrainedElsewhere
 from flatlens.userfile import short
-
-IDENTITY = ["key", "lr", "batch_size", "seed"]
 
 
 def networks_table(records: Sequence[Record], varied: Sequence[str]) -> pd.DataFrame:
@@ -34,16 +41,6 @@ def networks_table(records: Sequence[Record], varied: Sequence[str]) -> pd.DataF
             row |= record.settings.training.results
         rows.append(row)
     return pd.DataFrame(rows, columns=_columns_in_order(rows))
-
-
-def setting_columns(varied: Sequence[str]) -> list[str]:
-    """Return the columns of the settings that vary, but those of every table; of several together, also each alone.
-
-    >>> setting_columns(["lr", "batchnorm+seed", "model.width"])
-    ['batchnorm+seed', 'batchnorm', 'model.width']
-    """
-    names = [one for name in varied for one in dict.fromkeys((name, *but_seeds(name)))]
-    return [name for name in names if name not in IDENTITY]
 
 
 def layers_table(records: Sequence[Record]) -> pd.DataFrame:

@@ -8,7 +8,7 @@ each to its own value: `batch_size+lr`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ from flatlens.plain import Options, made
 _S = TypeVar("_S")
 BOTH_SEEDS = ("model.seed", "training.seed")
 TOGETHER = "+"
+IDENTITY = ["key", "lr", "batch_size", "seed"]
+"""The first columns of every table of networks."""
 
 
 def last_field(path: str) -> str:
@@ -37,6 +39,16 @@ def but_seeds(name: str) -> list[str]:
     (['batchnorm'], [])
     """
     return [one for one in name.split(TOGETHER) if last_field(one) != "seed"]
+
+
+def setting_columns(varied: Sequence[str]) -> list[str]:
+    """Return the columns of the settings that vary, but those of every table; of several together, also each alone.
+
+    >>> setting_columns(["lr", "batchnorm+seed", "model.width"])
+    ['batchnorm+seed', 'batchnorm', 'model.width']
+    """
+    names = [one for name in varied for one in dict.fromkeys((name, *but_seeds(name)))]
+    return [name for name in names if name not in IDENTITY]
 
 
 def is_seed(name: str) -> bool:

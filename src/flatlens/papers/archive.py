@@ -11,19 +11,24 @@ import os
 import zipfile
 from pathlib import Path
 
-from flatlens.errors import BadInput
-from flatlens.experiments.archive import read_study, reading, studies_in, write_member, write_study
+from flatlens.errors import BadFolder, BadInput
+from flatlens.experiments.archive import opened, read_studies_in, write_member, write_study
 from flatlens.files import write_whole
 from flatlens.papers.experiment import Experiment, Scale
 from flatlens.papers.predictions import Results
 from flatlens.papers.reproduce import MARK, RERUN, Reproduction, concluded, from_mark
+
+WHAT = "the archive of a reproduction"
+SCHEMA = 1
+"""Number of the form of an archive; it grows when a reader must change. Archives without it have the first."""
 
 
 def save_archive(found: Reproduction, path: str | os.PathLike[str]) -> Path:
     """Write the tables of a reproduction, and of its re-run, into one zip file; return its path."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        write_member(archive, MARK, json.dumps({"experiment": found.experiment.id, "scale": found.scale}).encode())
+        mark = {"experiment": found.experiment.id, "scale": found.scale, "schema": SCHEMA}
+        write_member(archive, MARK, json.dumps(mark).encode())
         for prefix, results in (("", found.results), (RERUN, found.second)):
             for name, result in results.items():
                 write_study(archive, f"{prefix}{name}", result)
@@ -37,6 +42,8 @@ def load_archive(path: str | os.PathLike[str]) -> Reproduction:
         BadFolder: the file is no archive, or a damaged one.
     """
     experiment, scale, studies = read_studies(path)
+    if lacking := [name for name in experiment.studies(scale) if name not in studies]:
+        raise BadFolder(f"{str(path)!r} does not hold {WHAT}: the study {lacking[0]!r} is not in it")
     again = {name.removeprefix(RERUN): result for name, result in studies.items() if name.startswith(RERUN)}
     return concluded(experiment, scale, {n: r for n, r in studies.items() if not n.startswith(RERUN)}, again)
 
@@ -47,9 +54,14 @@ def read_studies(path: str | os.PathLike[str]) -> tuple[Experiment, Scale, Resul
     Raises:
         BadFolder: the file is no archive, or a damaged one.
     """
-    with reading(path, "the archive of a reproduction"), zipfile.ZipFile(path) as archive:
-        experiment, scale = from_mark(json.loads(archive.read(MARK)))
-        return experiment, scale, {name: read_study(archive, name) for name in studies_in(archive)}
+    with opened(path, WHAT) as archive:
+        mark = json.loads(archive.read(MARK))
+        if mark.get("schema", SCHEMA) != SCHEMA:
+            raise BadInput(
+                f"it has the form {mark['schema']!r}, of another version of flatlens; this one reads {SCHEMA}"
+            )
+        experiment, scale = from_mark(mark)
+        return experiment, scale, read_studies_in(archive, [MARK])
 
 
 def archive_name(experiment: str, scale: str) -> str:
