@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -476,6 +477,11 @@ def test_torch_losses_that_take_something_else_are_refused_in_one_line() -> None
     for module, words in (
         (nn.CTCLoss(), r"from \(log_probs, targets, input_lengths, target_lengths\), not from \(outputs, targets\)"),
         (nn.TripletMarginLoss(), r"from \(anchor, positive, negative\)"),
+        (F.ctc_loss, r"from \(log_probs, targets, input_lengths, target_lengths\), not from \(outputs, targets\)"),
+        (F.triplet_margin_loss, r"from \(anchor, positive, negative\)"),
+        (lambda f: f.sum(1), r"from \(f\), not from \(outputs, targets\)"),
+        (lambda f, y, weights: f.sum(1), r"from \(f, y, weights\), not from"),
+        (partial(lambda f, y, *, by: f.sum(1) * by), r"from \(f, y, by\), not from"),
         (nn.GaussianNLLLoss(), r"needs two outputs, such as \(mean, variance\)"),
         (nn.AdaptiveLogSoftmaxWithLoss(4, 9, [3]), "weights of a layer"),
         (nn.LinearCrossEntropyLoss(4, 4), "weights of a layer"),

@@ -16,7 +16,7 @@ from flatlens.errors import BadLoss, LossFailed
 from flatlens.problem.apart import AS_ONE
 from flatlens.problem.batches import picked
 from flatlens.problem.loss import Loss, one_each
-from flatlens.userfile import needed_arguments, users_code
+from flatlens.userfile import needed_arguments, takes, users_code
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 
@@ -182,11 +182,8 @@ def other_module(module: nn.Module) -> Loss:
     each, summed = copy.deepcopy(module), module.reduction == "batchmean"
     each.reduction = "none"  # type: ignore[assignment]
     arguments = _OF_TWO.get(type(module))
-    if arguments is None and _is_torchs(module) and len(needed := needed_arguments(module.forward)) > 2:
-        raise BadLoss(
-            f"Problem(loss={name}): torch computes it from ({', '.join(needed)}), not from (outputs, targets): pass a "
-            f"function (outputs, targets) -> losses of shape (n,) that calls it with reduction='none'"
-        )
+    if arguments is None:
+        require_two_arguments(module.forward, name)
 
     def values(f: Any, y: Any) -> Tensor:
         if arguments is None:
@@ -208,6 +205,16 @@ def other_module(module: nn.Module) -> Loss:
     found = CustomLoss(values, name, by_row=True, settings=settings, masses=masses, ignore_index=ignored)
     found.places, found.by_place = labels, bool(buffers) and not labels
     return found
+
+
+def require_two_arguments(function: Callable[..., object], name: str) -> None:
+    """Refuse a function that is not one of (outputs, targets)."""
+    needed = needed_arguments(function)
+    if len(needed) > 2 or not takes(function, 2):
+        raise BadLoss(
+            f"Problem(loss={name}): it is computed from ({', '.join(needed)}), not from (outputs, targets): pass a "
+            f"function (outputs, targets) -> losses of shape (n,) that calls it (targets may be a tuple)"
+        )
 
 
 _WEIGHTED = (nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiMarginLoss, nn.MultiLabelSoftMarginLoss)

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadLoss, UnknownName
-from flatlens.problem.custom import MODULE_OF, CustomLoss, as_module, other_module, settings_of_function
+from flatlens.problem.custom import (
+    MODULE_OF,
+    CustomLoss,
+    as_module,
+    other_module,
+    require_two_arguments,
+    settings_of_function,
+)
 from flatlens.problem.heads import HeadLosses
 from flatlens.problem.loss import Loss, as_vectors, class_labels, probabilities, slices_of_rows, smoothed
 
@@ -309,7 +316,9 @@ def as_loss(loss: object) -> Loss:
     if isinstance(loss, type):
         raise BadLoss(f"Problem(loss={loss.__name__}): a class, not a loss: write {loss.__name__}()")
     if callable(loss):
-        return CustomLoss(loss, getattr(loss, "__name__", type(loss).__name__), settings=settings_of_function(loss))
+        name = getattr(loss, "__name__", type(loss).__name__)
+        require_two_arguments(loss, name)
+        return CustomLoss(loss, name, settings=settings_of_function(loss))
     raise BadLoss(
         f"Problem(loss=...): a name ({', '.join(_OWN)}), a torch loss, a function (outputs, targets) -> losses, or a "
         f"dict of these for several heads is needed, got {type(loss).__name__}"

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from flatlens.errors import FlatlensError, one_line, out_of_memory
+from flatlens.errors import one_line, out_of_memory
 from flatlens.operations.graph import Graph
 from flatlens.problem.loss import Loss
 
+MOST = 2**22  #: outputs on which it is looked for: slopes of many more would not fit in memory
 _STEPS = (1e-4, 4e-4, -1e-4, -4e-4)
 """Steps of the outputs, relative to a sample's largest output: two to each side, as at a kink all four differ."""
 _APART = 0.05  #: smallest difference from autograd's second derivative, relative to the larger of both, that counts
@@ -34,12 +35,12 @@ def require_twice(loss: Loss, f: Tensor, y: Any) -> None:
     u, w = (torch.rand(f.shape, generator=torch.Generator().manual_seed(seed)).to(f) + 0.5 for seed in (0, 1))
     try:
         product = loss.output_hessian_product(f, y)(u)
-    except RuntimeError as error:
+    except Exception as error:  # a loss of the user's own may raise anything
         if not out_of_memory(error):
             why = one_line(error, 160)
             _withhold(loss, f"the loss cannot be differentiated as often as is needed ({why}): {_MEND}")
         return
-    with suppress(RuntimeError, FlatlensError):  # it does not take other outputs
+    with suppress(Exception):  # it does not take other outputs
         if _hidden(loss, f, y, u, w, (product * w).sum(1)):
             _withhold(loss, _HIDDEN)
 
