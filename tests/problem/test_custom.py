@@ -87,6 +87,23 @@ def test_a_partial_that_returns_each_samples_loss_is_a_function() -> None:
         problem(partial(F.mse_loss, reduction="none"), POSITIVE)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("kind", ["scripted", "vmapped", "torch's own", "a module", "any arguments"])
+def test_functions_that_tell_no_arguments_are_losses(kind: str) -> None:
+    def squares(f: Tensor, y: Tensor) -> Tensor:
+        return (f - y).square().sum(1)
+
+    loss = {
+        "scripted": lambda: torch.jit.script(squares),
+        "vmapped": lambda: torch.vmap(lambda f, y: (f - y).square().sum()),
+        "torch's own": lambda: torch.cosine_similarity,
+        "a module": nn.PairwiseDistance,
+        "any arguments": lambda: lambda *given: squares(*given),
+    }[kind]()
+    found = fl.Lens(problem(loss, POSITIVE)).outcomes("data").risk
+    assert found == pytest.approx(float(loss(problem(loss, POSITIVE).model(X3), POSITIVE).detach().mean()), rel=1e-12)
+
+
 def test_partials_that_set_other_arguments_are_told_apart() -> None:
     def weighted(a: float, b: float, f: Tensor, y: Tensor, c: float = 0.0) -> Tensor:
         return (a * (f - y).square() + b * (f - y).abs() + c).sum(1)
@@ -104,10 +121,12 @@ class Mean(nn.Module):
         return F.cross_entropy(f, y)
 
 
+X3 = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
+
+
 def problem(loss: object, y: Tensor = LABELS, **options: object) -> fl.Problem:
     torch.manual_seed(0)
-    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
-    return fl.Problem(nn.Linear(3, 4).double(), loss, (x, y), **options)
+    return fl.Problem(nn.Linear(3, 4).double(), loss, (X3, y), **options)
 
 
 MEANS = {"lambda": lambda f, y: F.cross_entropy(f, y), "module": Mean(), "partial": partial(Mean().forward)}

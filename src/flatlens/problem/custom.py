@@ -210,7 +210,7 @@ def other_module(module: nn.Module) -> Loss:
 def require_two_arguments(function: Callable[..., object], name: str) -> None:
     """Refuse a function that is not one of (outputs, targets)."""
     needed = needed_arguments(function)
-    if len(needed) > 2 or not takes(function, 2):
+    if len(needed) > 2 or (needed and not takes(function, 2)):  # a compiled function may tell no arguments
         raise BadLoss(
             f"Problem(loss={name}): it is computed from ({', '.join(needed)}), not from (outputs, targets): pass a "
             f"function (outputs, targets) -> losses of shape (n,) that calls it (targets may be a tuple)"
