@@ -63,6 +63,7 @@ class Tape:
     embedded: list[Tensor] = field(default_factory=list)
     """Outputs of embeddings of the batch's ids, samples in front; those that may be of positions come last."""
     mask: Tensor | None = None  #: attention mask (n, T), 0 at padding; None if the batch has none
+    rounded: bool = False  #: whether products round what they are given: the arithmetic asked for does
     graph: Graph | None = None  #: autograd's graph of the outputs
     reads: dict[str, tuple[Read, ...] | None] = field(default_factory=dict)
     """Operations that read each parameter, by its name; None if one of them is of an unknown type."""
@@ -237,7 +238,7 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
     ids = [part for part in given if part.ndim and not part.is_floating_point()]
     with record(model, problem.mask(batch), ids) as tape:
         f, y = problem.run(model, batch)
-    inputs = leaves or tape.embedded[:1]
+    inputs, tape.rounded = leaves or tape.embedded[:1], problem.precision > torch.finfo(problem.dtype).eps
     tape.read_graph(f, model, inputs)
     return tape, inputs, f, y
 

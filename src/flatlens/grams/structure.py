@@ -94,7 +94,7 @@ def structure_of(tape: Tape, inputs: list[Tensor], model: nn.Module) -> Structur
         {name: tuple(made.signature for made in found) for name, found in tape.made.items() if found is not None},
         frozenset(key for is_call, key in curved if not is_call),
         frozenset(key for is_call, key in curved if is_call),
-        frozenset(key for key, call in tape.linear.items() if call.pure and not _as_given(call)),
+        frozenset(key for key, call in tape.linear.items() if call.pure and not _as_given(call, tape.rounded)),
         connected,
         _first_call(graph, tape, inputs, connected),
     )
@@ -104,12 +104,16 @@ def _call_signature(call: Call) -> Signature | None:
     return None if call.product is None else (*call.product.signature, call.pure)
 
 
-def _as_given(call: Call) -> bool:
-    """Return whether a pure call multiplies the numbers that it is given: no cast, no write that autograd misses."""
+def _as_given(call: Call, rounded: bool) -> bool:
+    """Return whether a pure call multiplies the numbers that it is given: no cast, no write that autograd misses.
+
+    If `rounded`, the arithmetic that was asked for casts them.
+    """
     assert call.product is not None
     x, phi = call.x.detach(), features_of(call.product.node)
     if x.data_ptr() == phi.data_ptr() and x.is_contiguous() and phi.is_contiguous() and x.numel() == phi.numel():
         return True
+    x = x.to(phi.dtype) if rounded else x
     return x.dtype == phi.dtype and torch.equal(x.flatten(), phi.flatten())
 
 
