@@ -32,7 +32,7 @@ from flatlens.problem.outcomes import Outcomes, forwards, outcomes, slopes_of_ea
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.samples import FORWARD_CHUNK, checksum
 from flatlens.problem.shards import to_parts
-from flatlens.problem.state import fingerprint
+from flatlens.problem.state import fingerprint, require_own_torch
 
 EXACT = 128  #: number of outputs up to which every output gets its own backward pass
 PROBES = 16  #: number of random combinations beyond `EXACT` outputs
@@ -81,6 +81,7 @@ class Lens:
         optimiser = plain_optimiser(optimiser, "Lens")
         to_parts(problem.model)
         require_same_everywhere(problem)
+        require_own_torch()
         require_finite_weights(problem.model)
         problem = problem.present()
         self.problem = problem

@@ -206,6 +206,39 @@ def plain_attention() -> AbstractContextManager[None]:
     return held_by_all("fast attention", hold)
 
 
+_WIDENED = threading.local()  #: `on` in a thread whose networks keep float32 under an autocast of their own
+_ENTER_AUTOCAST = torch.autocast.__enter__
+
+
+def _enter_autocast(cast: torch.autocast) -> Any:
+    found = _ENTER_AUTOCAST(cast)  # type: ignore[no-untyped-call]
+    if getattr(_WIDENED, "on", False):
+        torch.set_autocast_dtype(cast.device, torch.float32)
+    return found
+
+
+@contextmanager
+def plain_autocast(on: bool = True) -> Iterator[None]:
+    """Let an autocast of the network's own cast to float32, in this thread; if not `on`, to the dtype that it names.
+
+    Derivatives and differences would be rounding, and its cache of cast weights outlives moves of them.
+    """
+    before = getattr(_WIDENED, "on", False)
+    with _replaced(torch.autocast, "__enter__", _enter_autocast):
+        try:
+            _WIDENED.on = on
+            yield
+        finally:
+            _WIDENED.on = before
+
+
+@contextmanager
+def in_bfloat16(kind: str) -> Iterator[None]:
+    """Compute in bfloat16 on devices of this kind."""
+    with plain_autocast(on=False), torch.autocast(kind, torch.bfloat16, cache_enabled=False):
+        yield
+
+
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return F.relu6(input + 3) / 6
 

@@ -41,12 +41,13 @@ from flatlens.problem.inspection import (
 )
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import as_loss
+from flatlens.problem.plain import in_bfloat16
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.samples import Batch, move, size, spaced
 from flatlens.problem.sequences import attention_mask
 from flatlens.problem.shapes import in_rows
 from flatlens.problem.shards import to_parts
-from flatlens.problem.state import copy_of, device_of, measuring, untouched
+from flatlens.problem.state import copy_of, device_of, measuring, require_own_torch, untouched
 from flatlens.problem.twice import MOST, require_twice
 from flatlens.problem.wrappers import unwrapped
 from flatlens.userfile import users_code
@@ -112,6 +113,7 @@ class Problem:
         ghost_batch: int | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
+        require_own_torch()
         model = unwrapped(model)
         if isinstance(model, nn.Module):
             to_parts(model)
@@ -310,8 +312,9 @@ class Problem:
     def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """Return (outputs (n, N), targets) of a placed batch, in the form of `problem.shapes`."""
         n, coarse = size(batch), self._works_in == "bfloat16"
-        cast = torch.autocast(device_of(model).type, torch.bfloat16, cache_enabled=False) if coarse else nullcontext()
+        cast = in_bfloat16(device_of(model).type) if coarse else nullcontext()
         put_back(model)
+        torch.clear_autocast_cache()  # weights may have moved since an autocast around this call kept casts of them
         with cast:
             outputs, targets, counted = self._forward(model, batch)
         if isinstance(outputs, Tensor):

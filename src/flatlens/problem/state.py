@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from flatlens.errors import BadModel, ForwardFailed, one_line
+from flatlens.errors import BadInput, BadModel, ForwardFailed, one_line
 from flatlens.problem.attributes import attributes_kept
 from flatlens.problem.loaders import random_kept
 from flatlens.problem.plain import (
     held_by_all,
     plain_attention,
+    plain_autocast,
     plain_checkpoints,
     plain_embeddings,
     plain_gradients,
@@ -55,9 +57,9 @@ def measuring(
     Operations that torch differentiates wrongly, or once only, are computed by plain ones (`problem.plain`; attention,
     too, unless `twice` is False: its fast kernels can be differentiated once).
 
-    Float32 stays float32, also under autocast. On CUDA, torch convolves in TF32 by default, which keeps 10 of 23 bits;
-    here it is off unless `tf32`. With `batch_statistics` every BatchNorm normalises by its own batch, as in training,
-    and does not update its running statistics.
+    Float32 stays float32, also under autocast, the network's own included. On CUDA, torch convolves in TF32 by default,
+    which keeps 10 of 23 bits; here it is off unless `tf32`. With `batch_statistics` every BatchNorm normalises by its
+    own batch, as in training, and does not update its running statistics.
 
     `.grad` is put away and restored: nothing inside needs it. Buffers that forward() writes to are restored; a
     forward() that writes to parameters is refused when the Problem is made (`untouched`).
@@ -69,6 +71,7 @@ def measuring(
     >>> net.training
     True
     """
+    require_own_torch()
     with parts_between_calls(model), _restored(model, batch_statistics, tf32, twice):
         yield
 
@@ -90,8 +93,7 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
             torch.inference_mode(False),
             torch.enable_grad(),
             held_by_all("math attention", partial(sdpa_kernel, SDPBackend.MATH)) if twice else nullcontext(),
-            torch.autocast(device_of(model).type, enabled=False),
-            _tf32(tf32),
+            _in_float32(device_of(model).type, tf32),
             plain_embeddings(model),
             plain_gradients(model),
             plain_weight_norms(model),
@@ -236,25 +238,74 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters(), torch.empty(0)).device
 
 
+def require_own_torch() -> None:
+    """Refuse to run where torch makes other tensors than those that are asked for."""
+    modes = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise BadInput(
+            "flatlens cannot run inside a function that torch.func transforms: call it outside of vmap or grad"
+        )
+    if "FakeTensorMode" in modes:
+        raise BadInput("flatlens cannot run under FakeTensorMode, whose tensors have no values: call it outside of it")
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        raise BadInput(
+            f"torch's default device is {device}, and flatlens makes its own tensors on the processor: call it inside "
+            f"`with torch.device('cpu'):` (the network stays where it is)"
+        )
+
+
+@contextmanager
+def _in_float32(kind: str, tf32: bool) -> Iterator[None]:
+    """Compute in float32 on devices of this kind, under any autocast; in TF32 if `tf32`.
+
+    Autograd's search for NaN is off, too: it cannot look into batched derivatives.
+    """
+    with (
+        torch.autocast(kind, enabled=False),
+        plain_autocast(),
+        _tf32(tf32),
+        torch.autograd.set_detect_anomaly(False),
+    ):
+        yield
+
+
 @contextmanager
 def _tf32(on: bool) -> Iterator[None]:
-    """Set TF32 by the one of torch's two interfaces that was used before: torch refuses to mix them."""
-    matmul: Any = torch.backends.cuda.matmul
+    """Set the precision of float32's products by the one of torch's two interfaces that was used before.
+
+    Torch refuses to mix them. Convolutions and recurrences on a processor have the newer one alone.
+    """
     cudnn: Any = torch.backends.cudnn
-    switches: list[tuple[Any, str, object]] = [(matmul, "allow_tf32", on), (cudnn, "allow_tf32", on)]
+    how, newer = "tf32" if on else "ieee", "fp32_precision"
+    switches = [_switch(place, newer, "ieee") for place in _on_processors("conv", "rnn")]
     try:
-        before = [getattr(place, name) for place, name, _ in switches]
+        older = [(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high" if on else "highest"),
+                 _switch(cudnn, "allow_tf32", on)]  # fmt: skip
+        before = [get() for get, _, _ in (*switches, *older)]
+        switches += older
     except RuntimeError:
-        how = "tf32" if on else "ieee"
-        switches = [(matmul, "fp32_precision", how), (cudnn.conv, "fp32_precision", how)]
-        before = [getattr(place, name) for place, name, _ in switches]
+        switches += [_switch(place, newer, how) for place in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)]
+        switches += [_switch(place, newer, "ieee") for place in _on_processors("matmul")]
+        before = [get() for get, _, _ in switches]
     try:
-        for place, name, wanted in switches:
-            setattr(place, name, wanted)
+        for _, put, wanted in switches:
+            put(wanted)
         yield
     finally:
-        for (place, name, _), was in zip(switches, before, strict=True):
-            setattr(place, name, was)
+        for (_, put, _), was in zip(switches, before, strict=True):
+            put(was)
+
+
+def _switch(place: Any, name: str, wanted: object) -> tuple[Callable[[], Any], Callable[[Any], None], Any]:
+    """Return (what reads a setting, what sets it, the setting wanted)."""
+    return partial(getattr, place, name), partial(setattr, place, name), wanted
+
+
+def _on_processors(*names: str) -> list[Any]:
+    """Return the kinds of operation whose precision on processors torch lets one set."""
+    places = [getattr(torch.backends.mkldnn, name, None) for name in names]
+    return [place for place in places if hasattr(place, "fp32_precision")]
 
 
 @contextmanager
