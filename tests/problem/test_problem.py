@@ -106,7 +106,7 @@ REFUSED = {
     "label out of range": (lambda: problem(data=(X, Y + 1)), BadData, "label 2 at sample 1.*0 to 1"),
     "a held-out label": (lambda: problem(test=(X, Y + 1)), BadData, r"test=.*label 2.*samples 0 to 9"),
     "loss of the wrong shape": (lambda: problem(loss=lambda f, y: f[:3, 0]), BadLoss, r"shape \(10,\)"),
-    "random in eval mode": (lambda: problem(Noisy(3, 2)), BadModel, "twice.*functional dropout"),
+    "random in eval mode": (lambda: problem(Noisy(3, 2)), BadModel, r"twice.*\(bernoulli\) draws random"),
     "outputs with a row a token": (lambda: problem(STACKED), BadData, "have one row per token, so labels of shape"),
     "samples coupled": (lambda: problem(COUPLED), BadModel, "outputs change with the other samples.*BatchNorm"),
     "samples coupled in a late batch": (
@@ -403,5 +403,5 @@ def test_nodes_that_see_each_other_are_one_sample(seed: int, mean: bool, given_f
 
 
 def test_noise_in_forward_is_told_to_be_drawn_beforehand() -> None:
-    with pytest.raises(BadModel, match="Draw the noise beforehand, and give it with the data as an input"):
+    with pytest.raises(BadModel, match="draw them beforehand, and give them with the data as an input"):
         fl.Problem(Noisy(3, 2), "cross_entropy", (X, Y))

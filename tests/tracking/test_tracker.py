@@ -273,7 +273,7 @@ def test_diverged_weights_are_noted_and_training_goes_on(poison: float) -> None:
     tracker.step()
     table = tracker.history.set_index(["step", "measure"])
     assert table.loc[1].kind.tolist() == ["undefined", "undefined"]
-    assert "NaN or inf: did training diverge?" in table.loc[(1, "loss")].note
+    assert "NaN or inf, as training that diverged" in table.loc[(1, "loss")].note
     assert table.loc[(2, "loss")].value == table.loc[(0, "loss")].value
     assert table.loc[(2, "sharpness")].value == pytest.approx(table.loc[(0, "sharpness")].value, rel=1e-5)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from flatlens.errors import BadLoss, LossFailed
 from flatlens.problem.batches import picked
+from flatlens.problem.causes import draws
 from flatlens.userfile import said
 
 Losses: TypeAlias = Callable[[Tensor, Any], Tensor]
@@ -110,9 +111,12 @@ class _Batch:
         again = self.losses(self.f, self.y).detach()
         apart = float((self.whole[0] - again).abs().max())
         if apart > 1e4 * torch.finfo(again.dtype).eps * float(again.abs().max()):
+            cause = "it keeps a state between calls, such as a counter or a running mean"
+            if draws(lambda: self.losses(self.f, self.y).detach(), torch.equal):
+                cause = "it draws random numbers"
             raise BadLoss(
                 f"Problem(loss={self.name}): the loss gave different values for the same batch twice (max difference "
-                f"{apart:.2g}): does it draw random numbers, or keep a running mean?"
+                f"{apart:.2g}): {cause}: {MEND}"
             )
 
     def _require_same(self, found: list[Tensor], rows: Tensor) -> None:
@@ -130,8 +134,7 @@ class _Batch:
                 a, b = pair[:, (pair[0] - pair[1]).abs().argmax()].tolist()
                 raise BadLoss(
                     f"Problem(loss={self.name}): the {ORDERS[order]} of a sample depends on the other samples of its "
-                    f"batch ({a:.6g} among some, {b:.6g} among others): is there a count or a normalisation over the "
-                    f"batch? {MEND[0].upper()}{MEND[1:]}; {AS_ONE}"
+                    f"batch ({a:.6g} among some, {b:.6g} among others): {MEND}; {AS_ONE}"
                 )
 
 

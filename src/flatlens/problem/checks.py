@@ -32,6 +32,11 @@ def require_usable(model: object, dtype: object) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             where = f"{name!r} is a ScriptModule, which" if name else "a ScriptModule"
             raise BadModel(f"Problem(model=...): {where} has no hooks: pass the nn.Module that it was compiled from")
+        if is_quantised(module):
+            raise BadModel(
+                f"Problem(model=...): {repr(name) if name else 'the network'} ({type(module).__name__}) is quantised, "
+                f"and quantised weights have no derivatives: measure the network as it was before quantisation"
+            )
     for name, p in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(p, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
             raise BadModel(f"Problem(model=...): {name!r} is not initialised: run the lazy model once on a batch first")
@@ -55,6 +60,21 @@ def require_usable(model: object, dtype: object) -> None:
     if dtype is not None and dtype not in (torch.float32, torch.float64):
         raise BadInput(f"Problem(dtype={dtype!r}): None, torch.float32 or torch.float64 is needed")
     _require_real(model, dtype or measuring_dtype(model))
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Return whether a module computes with quantised weights; fake quantisation computes with float numbers.
+
+    >>> is_quantised(nn.Linear(2, 2))
+    False
+    """
+    tensors = [one for one in vars(module).values() if isinstance(one, Tensor)]
+    held = [one for one in (*module._parameters.values(), *module._buffers.values(), *tensors) if one is not None]
+    if any(one.is_quantized or type(one).__module__.startswith("torchao.") for one in held):
+        return True
+    return any(
+        kind.__module__.startswith("torch.") and ".quantized" in kind.__module__ for kind in type(module).__mro__
+    )
 
 
 def _require_real(model: nn.Module, dtype: torch.dtype) -> None:
@@ -96,13 +116,15 @@ def require_numbers(outputs: Tensor) -> None:
 
 
 def require_finite_weights(model: nn.Module) -> None:
-    """Refuse a network with NaN or inf in its parameters or buffers."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    """Refuse a network with NaN or inf in its parameters or running statistics; a mask may well hold -inf."""
+    running = ("running_mean", "running_var")
+    statistics = [(name, buffer) for name, buffer in model.named_buffers() if name.rpartition(".")[2] in running]
+    for name, tensor in [*model.named_parameters(), *statistics]:
         if tensor.is_floating_point() and not finite(tensor):
             bad = int(in_one_piece((~torch.isfinite(tensor)).sum()))
             raise BadModel(
-                f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf: did training "
-                f"diverge? Load an earlier checkpoint"
+                f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf, as training that "
+                f"diverged or weights that were never set leave them: load a checkpoint without"
             )
 
 

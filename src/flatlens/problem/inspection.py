@@ -16,15 +16,16 @@ from torch import Tensor, nn
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, NotAlike
 from flatlens.problem.beside import require_no_weights, same_targets
 from flatlens.problem.calls import Convention, convention_of
+from flatlens.problem.causes import draws, told, training_in, why_coupled, why_not_finite, why_random
 from flatlens.problem.data import CHOICE, Data
 from flatlens.problem.failures import forward_failed, losing, retold
 from flatlens.problem.loss import Loss
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.samples import FORWARD_CHUNK, Batch, checksum, finite, require_finite, select, size, spaced, take
-from flatlens.problem.sequences import Tokens, by_rows, hidden_labels, in_doubt
+from flatlens.problem.sequences import Tokens, by_rows, hidden_labels, ignored_outputs, in_doubt
 from flatlens.problem.shapes import of_form
 from flatlens.problem.shards import require_all_processes
-from flatlens.problem.state import differentiable, size_of_parts
+from flatlens.problem.state import copy_of, differentiable, size_of_parts
 from flatlens.userfile import said, users_code
 
 _PROBE = 8  #: samples in a probe
@@ -66,6 +67,9 @@ class Unchecked(Protocol):
 
     def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """See `Problem.run`."""
+
+    def widened(self) -> Any:
+        """See `Problem.widened`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,17 +161,32 @@ def check_first(problem: Unchecked, model: nn.Module) -> Loss:
     scale = float(once.abs().max()) + 1e-30
     eps = torch.finfo(once.dtype).eps
     if apart > 100 * eps * scale:
+        run = partial(_outputs, problem, model, first)
+        why = told(lambda: why_random(model, run, lambda a, b: _largest_difference(a, b) <= 100 * eps * scale))
         raise BadModel(
             f"Problem(model=...): the model gave different outputs for the same batch twice (max difference "
-            f"{apart:.2g}). It runs in eval mode here: is there a functional dropout, or noise drawn inside "
-            f"forward()? Draw the noise beforehand, and give it with the data as an input (docs/recipes.md)"
+            f"{apart:.2g}): {why or 'random numbers or a state in forward() are possible'}"
         )
     if problem.forward is not None and not same_targets(y, targets, 100):
         raise BadData(
-            "Problem(forward=...): forward= returned different targets for the same batch twice: does it draw random "
-            "numbers, or is a network that it uses in train mode (dropout)? Draw beforehand, and call eval() on it"
+            f"Problem(forward=...): forward= returned different targets for the same batch twice: "
+            f"{_why_other_targets(problem, model, first)}"
         )
     return loss
+
+
+def _outputs(problem: Unchecked, model: nn.Module, batch: Batch) -> Tensor:
+    return problem.run(model, problem.place(batch))[0]
+
+
+def _why_other_targets(problem: Unchecked, model: nn.Module, batch: Batch) -> str:
+    """Return why forward= gives other targets for the same batch."""
+    alike = partial(same_targets, roundings=100)
+    if not told(lambda: "yes" * draws(lambda: problem.run(model, problem.place(batch))[1], alike)):
+        return "not because of random numbers of torch, NumPy or Python: compute them once, and give them with the data"
+    if name := told(lambda: training_in(problem.forward)):
+        return f"the network {name} that it uses is in train mode, and draws random numbers: call eval() on it"
+    return "it draws random numbers: draw beforehand, and give the targets with the data"
 
 
 def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
@@ -196,7 +215,7 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
                 bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
                 raise BadModel(
                     f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and "
-                    f"data are finite: do activations overflow {f.dtype}? dtype=torch.float64 may help"
+                    f"data are finite: {_why_not_finite(problem, model, raw, bad - n, f, y)}"
                 )
             if outputs not in (0, f.shape[1]) and not isinstance(y, Tokens):
                 raise BadModel(
@@ -285,13 +304,11 @@ def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: 
             )
         apart, allowed = _largest_difference(whole, alone), 1e4 * torch.finfo(f.dtype).eps
         if apart > allowed * (float(f.abs().max()) + 1e-30) and apart > allowed * of_parts():
-            mend = (
-                'batchnorm="train" with ghost_batch=k measures a BatchNorm without running statistics in batches of k'
-                if _normalises(model) else AS_ONE
-            )  # fmt: skip
+            some = partial(_outputs, problem, model, select(raw, rows))
+            why = told(lambda: why_coupled(model, partial(_outputs, problem, model, raw), some, rows, len(f), AS_ONE))  # noqa: B023
             raise BadModel(
                 f"Problem(model=...): a sample's outputs change with the other samples of its batch (difference "
-                f"{apart:.2g}), so per-sample derivatives do not exist: {mend}"
+                f"{apart:.2g}), so per-sample derivatives do not exist: {why or AS_ONE}"
             )
         if problem.forward is not None and not same_targets(y, targets, 1e4, rows, len(f)):
             raise BadData(
@@ -314,10 +331,24 @@ def _together(n: int, some: int) -> Iterator[None]:
         ) from cause
 
 
-def _normalises(model: nn.Module) -> bool:
-    """Return whether a norm of the network may take its statistics from the batch."""
-    norms = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._NormBase)]
-    return any(one.running_mean is None for one in norms)
+def _why_not_finite(problem: Unchecked, model: nn.Module, raw: Batch, bad: int, f: Tensor, y: Any) -> str:
+    """Return why the outputs of the chunk `raw` are not finite, the first at sample `bad` of it."""
+    if any(not bool((~torch.isfinite(f) & ~ignored).any()) for ignored in ignored_outputs(problem.loss, f, y)):
+        return (
+            "all lie where the labels or the mask ignore them (0 * NaN is NaN, in sums and in derivatives): let the "
+            "network give finite numbers there (attention does if an ignored token attends to itself), or leave them "
+            "out of the data"
+        )
+
+    def wide() -> Tensor:
+        fine = problem.widened()
+        return _outputs(fine, copy_of(model, "a cause").to(fine.dtype), sample)
+
+    sample = select(raw, torch.tensor([bad]))
+    narrow = f.dtype != torch.float64 and not problem.sharded
+    return told(lambda: why_not_finite(model, partial(_outputs, problem, model, sample), wide if narrow else None)) or (
+        "numbers that overflow, or an operation without a finite result, are possible"
+    )
 
 
 def _of_parts(problem: Unchecked, model: nn.Module, raw: Batch) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, final
 
 import torch
@@ -303,7 +304,9 @@ class Problem:
                 f"Problem(dtype=...): a network whose parameters are spread over processes is measured as it is, in "
                 f"float32 or float64: it cannot be copied to {str(self.dtype).removeprefix('torch.')}"
             )
-        return copy_of(self.model, f"measuring in {str(self.dtype).removeprefix('torch.')}").to(self.dtype)
+        name = str(self.dtype).removeprefix("torch.")
+        itself = f"call model.{'float' if self.dtype == torch.float32 else 'double'}() yourself, or "
+        return copy_of(self.model, f"measuring in {name}", itself).to(self.dtype)
 
     def place(self, batch: Batch) -> Batch:
         """Return the batch on the model's device, floating tensors in the measured dtype."""
@@ -325,7 +328,8 @@ class Problem:
     def _forward(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
         """Return (outputs, targets, mask of counted tokens) as the network or forward= returns them."""
         if self.forward is not None:
-            with users_code(forward_failed(f"a batch of {size(batch)} samples")):
+            itself = None if model is self.model else partial(self._itself, batch)
+            with users_code(forward_failed(f"a batch of {size(batch)} samples", None, batch, itself)):
                 found = self.forward(model, batch)
             if not isinstance(found, tuple | list) or len(found) not in (2, 3):
                 raise BadInput(
@@ -343,7 +347,8 @@ class Problem:
             )
             raise BadData(f"Problem(data=...): {told}; for others give forward=(model, batch) -> (outputs, targets)")
         x, targets = batch
-        with users_code(forward_failed(f"a batch of {size(batch)} samples")):
+        itself = None if model is self.model else partial(self._itself, batch)
+        with users_code(forward_failed(f"a batch of {size(batch)} samples", model, x, itself)):
             outputs = main_output(called(model, x, targets if self.convention.fed else None))
         counted = self.mask(batch)
         if self.convention.by_token and counted is None and isinstance(outputs, Tensor):
@@ -351,6 +356,13 @@ class Problem:
         if not self.convention.shifted:
             return outputs, targets, counted
         return outputs[:, :-1], targets[:, 1:], None if counted is None else counted[:, 1:]
+
+    def _itself(self, batch: Batch) -> object:
+        """Run a copy of the network in the dtype that its owner gave it."""
+        model = copy_of(self.model, "a cause").eval()
+        batch = move(batch, device_of(model), next((p.dtype for p in model.parameters()), self.dtype))
+        with torch.no_grad():
+            return self.forward(model, batch) if self.forward is not None else called(model, batch[0])
 
     def mask(self, batch: Batch) -> Tensor | None:
         """Return the mask of a batch's tokens, (n, T), 0 at padding; None if there is none."""

@@ -128,6 +128,17 @@ def unpadded(x: Tensor, mask: Tensor | None) -> Tensor:
     return x * (mask != 0).reshape(*mask.shape, *(1,) * (x.ndim - 2)).to(x)
 
 
+def ignored_outputs(loss: Loss, f: Tensor, y: Any) -> list[Tensor]:
+    """Return which outputs, (n, N), the labels or the mask ignore, in each possible reading of the outputs' axes."""
+    if isinstance(y, Tokens):
+        n, T = y.counted.shape
+        ignored = ~y.counted[..., None].expand(n, T, f.shape[1] // T)
+        return [one.reshape(n, -1) for one in ([ignored, ignored.mT] if y.reading == "either" else [ignored])]
+    if isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point():
+        return [(y.to(f.device) == loss.ignore_index)[:, None].expand_as(f)]
+    return []
+
+
 def softmax_of(f: Tensor, tokens: Tokens | None) -> Tensor:
     """Return the softmax of the outputs, (n, N) float64.
 

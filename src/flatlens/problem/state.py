@@ -207,16 +207,34 @@ def _put_back(tensor: Tensor, memory: Tensor, before: Tensor) -> bool:
     return True
 
 
-def copy_of(model: nn.Module, needed_by: str) -> nn.Module:
-    """Return a copy of a network; the error says what it is `needed_by`."""
+def copy_of(model: nn.Module, needed_by: str, instead: str = "") -> nn.Module:
+    """Return a copy of a network; the error says what it is `needed_by`, and what does without one."""
     try:
         return copy.deepcopy(model)
     except Exception as error:  # old weight_norm cannot be copied, and the user's modules may raise anything
+        what, mend = _uncopied(model)
         raise BadModel(
-            f"Problem(model=...): {needed_by} needs a copy of the network, and it cannot be copied "
-            f"({one_line(error, 120)}). If it uses the old torch.nn.utils.weight_norm, use "
-            f"torch.nn.utils.parametrizations.weight_norm instead"
+            f"Problem(model=...): {needed_by} needs a copy of the network, and {what} cannot be copied "
+            f"({one_line(error, 120)}): {instead}{mend}"
         ) from error
+
+
+def _uncopied(model: nn.Module) -> tuple[str, str]:
+    """Return (what of a network cannot be copied, what to do)."""
+    for name, module in model.named_modules():
+        own = {key: value for key, value in vars(module).items() if key not in ("_modules", "_parameters", "_buffers")}
+        for key, value in {**own, **module._parameters, **module._buffers}.items():
+            try:
+                copy.deepcopy(value)
+            except Exception:
+                mend = "make it outside the network, or in forward()"
+                if isinstance(value, Tensor):
+                    mend = "detach() it, or compute it in forward()"
+                    if f"{key}_g" in module._parameters:
+                        mend = "use torch.nn.utils.parametrizations.weight_norm, not torch.nn.utils.weight_norm"
+                where = f"{key!r} of {repr(name) if name else 'the network'}"
+                return f"the attribute {where} ({type(value).__name__})", mend
+    return "it", "see the error of copy.deepcopy(model)"
 
 
 def size_of_parts(model: nn.Module, needed_by: str, outputs: Callable[[nn.Module], Tensor]) -> float:

@@ -1,0 +1,272 @@
+"""Causes of what a check has found, each tested before it is named, in further passes whose calls are watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from flatlens.problem.loaders import seeded
+from flatlens.problem.samples import finite
+
+Run = Callable[[], Tensor]
+"""One pass of the network: its outputs, (n, N)."""
+
+_FIRST_AXES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.RNNBase)
+"""Layers that read (tokens, samples, features) unless they are made with batch_first=True."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a module."""
+
+    name: str
+    module: nn.Module
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that records the calls of a network's modules, and the operations that draw numbers or make NaN."""
+
+    def __init__(self, model: nn.Module, values: bool = True) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.model, self.values = model, values
+        self.calls: list[Call] = []  #: in the order in which they end: layers before what is made of them
+        self.draws: list[tuple[str, str]] = []  #: (module, operation) that draws random numbers
+        self.own_generator = False  #: whether one of these draws from another generator than torch's global one
+        self.broken: list[tuple[str, str]] = []  #: (module, operation) that makes NaN of numbers
+        self._inside: list[str] = []
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> Watch:
+        for name, module in self.model.named_modules():
+            begin = module.register_forward_pre_hook(lambda *_, name=name: self._inside.append(name), prepend=True)
+            end = module.register_forward_hook(
+                lambda module, args, kwargs, output, name=name: self._ended(name, module, (args, kwargs), output),
+                with_kwargs=True,
+            )
+            self._hooks.callback(begin.remove)
+            self._hooks.callback(end.remove)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._hooks.close()
+
+    def _ended(self, name: str, module: nn.Module, given: Any, output: Any) -> None:
+        self._inside.pop()
+        if self.values:
+            self.calls.append(Call(name, module, _copies(given), _copies(output)))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and look at its result."""
+        named = (self._inside[-1] if self._inside else "", func._schema.name.partition("::")[2].strip("_"))
+        if torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot" not in named[1] and "sdp" not in named[1]:
+            self.draws.append(named)
+            self.own_generator |= any(isinstance(one, torch.Generator) for one in tree_leaves((args, kwargs)))
+        before = self.values and all(map(_sound, tree_leaves((args, kwargs))))
+        result = func(*args, **(kwargs or {}))
+        if before and "empty" not in named[1] and not all(map(_sound, tree_leaves(result))):
+            all_masked = named[1] in ("softmax", "log_softmax") and bool((args[0] == -torch.inf).all(args[1]).any())
+            self.broken.append((named[0], f"{named[1]} of a row that is all -inf" if all_masked else named[1]))
+        return result
+
+    def place(self, name: str) -> str:
+        """Return a module in words: a layer by its name, anything else by the forward() of its class."""
+        module = self.model.get_submodule(name)
+        kind = type(module).__name__
+        if type(module).__module__.startswith("torch.nn."):
+            return f"the layer {name!r} ({kind})" if name else f"the network ({kind})"
+        return f"forward() of {name!r} ({kind})" if name else f"forward() of {kind}"
+
+    def places(self, found: Iterable[tuple[str, str]], joined: str = " and ") -> str:
+        """Return modules with their operations in words, at most three."""
+        each = [f"{self.place(name)} ({operation})" for name, operation in dict.fromkeys(found)]
+        return joined.join(each[:3]) + (", ..." if len(each) > 3 else "")
+
+
+def told(cause: Callable[[], str]) -> str:
+    """Return a cause in words; empty if looking for it fails, since the network is faulty already."""
+    with suppress(Exception):
+        return cause()
+    return ""
+
+
+def why_random(model: nn.Module, run: Run, alike: Callable[[Tensor, Tensor], bool]) -> str:
+    """Return why a network gives different outputs for the same batch, and the way on; `alike` compares outputs."""
+    watch = Watch(model, values=False)
+    with watch:
+        run()
+    mend = "draw them beforehand, and give them with the data as an input (docs/recipes.md)"
+    if draws(run, alike):
+        what = watch.places(watch.draws) if watch.draws else "forward()"
+        which = "random numbers" if watch.draws else "random numbers of NumPy or Python"
+        return f"{what} draws {which}, also in eval mode: {mend}"
+    if watch.own_generator:
+        return f"{watch.places(watch.draws)} draws random numbers from a generator of its own: {mend}"
+    buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in model.named_buffers()]
+    first = run()
+    written = [(name, buffer, before) for name, buffer, before in buffers if not torch.equal(buffer, before)]
+    for _, buffer, before in written:
+        buffer.copy_(before)
+    if written and alike(first, run()):
+        if _observes(model.get_submodule(written[0][0].rpartition(".")[0])):
+            return _observing(watch.place(written[0][0].rpartition(".")[0]))
+        return (
+            f"forward() changes the buffer {written[0][0]!r}, on which its outputs depend, also in eval mode: change "
+            f"it only where self.training is true"
+        )
+    return (
+        f"no buffer and no random numbers of torch, NumPy or Python cause it; {_kept(watch, model, run)}: a counter, a "
+        f"cache, a clock, or sums in an order that varies are possible"
+    )
+
+
+def _kept(watch: Watch, model: nn.Module, run: Run) -> str:
+    whole, again = Watch(model), Watch(model)
+    for one in (whole, again):
+        with one:
+            run()
+    first = _first_apart(whole.calls, again.calls, None, 0)
+    return f"the first to differ is {watch.place(first.name)}" if first else "forward() differs outside of its layers"
+
+
+def draws(call: Callable[[], object], alike: Callable[[Any, Any], bool]) -> bool:
+    """Return whether calls that differ are the same from the same random state: global random numbers cause it."""
+    found = []
+    for _ in range(2):
+        with seeded(0):
+            found.append(call())
+    return alike(*found)
+
+
+def training_in(function: Any) -> str:
+    """Return the name of a network in train mode that a function uses; empty if there is none."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    known = {name: function.__globals__.get(name) for name in code.co_names}
+    known |= {name: cell.cell_contents for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)}
+    return next((name for name, one in known.items() if isinstance(one, nn.Module) and one.training), "")
+
+
+def why_coupled(model: nn.Module, whole: Run, alone: Run, rows: Tensor, n: int, ways: str) -> str:
+    """Return where a sample's outputs begin to depend on its batch, and the way on.
+
+    Args:
+        model: The network.
+        whole: A pass of all n samples.
+        alone: A pass of some of them.
+        rows: Their numbers.
+        n: The number of all samples.
+        ways: The way on where the network means to take samples together.
+    """
+    first, second = Watch(model), Watch(model)
+    with first:
+        whole()
+    with second:
+        alone()
+    found = _first_apart(first.calls, second.calls, rows, n)
+    if found is None:
+        one = next((call for call in reversed(first.calls) if call.name == ""), None)
+        other = next((call for call in reversed(second.calls) if call.name == ""), None)
+        if one and other and _all_same(one.outputs, other.outputs, rows, n):
+            return f"forward=, after the network, mixes the samples: {ways}"
+        return f"forward() takes them together: {ways}"
+    module, place = found.module, first.place(found.name)
+    if isinstance(module, _BatchNorm):
+        return (
+            f'{place} normalises over the batch: batchnorm="train" with ghost_batch=k measures the network in batches '
+            f"of k"
+        )
+    if isinstance(module, _FIRST_AXES) and not getattr(module, "batch_first", _batch_first(module)):
+        return f"{place} takes axis 0, that of the samples, for the tokens: make it with batch_first=True"
+    if _observes(module):
+        return _observing(place)
+    if drawn := [draw for draw in first.draws if draw[0] == found.name]:
+        return (
+            f"{first.places(drawn)} draws random numbers for the whole batch: draw them beforehand, and give them with "
+            f"the data"
+        )
+    return f"{place} mixes them: {ways}"
+
+
+def _observes(module: nn.Module) -> bool:
+    """Return whether a module of fake quantisation adapts its range to every batch."""
+    return bool(getattr(module, "observer_enabled", torch.zeros(1)).any())
+
+
+def _observing(place: str) -> str:
+    return f"{place} observes the range of each batch: model.apply(torch.ao.quantization.disable_observer) stops it"
+
+
+def _batch_first(module: nn.Module) -> bool:
+    attention = getattr(module, "self_attn", None)
+    return bool(getattr(attention, "batch_first", True))
+
+
+def why_not_finite(model: nn.Module, run: Run, wide: Run | None) -> str:
+    """Return why outputs are not finite, and the way on; `wide` is a pass in float64, if that is another precision."""
+    if wide is not None and finite(wide()):
+        return "activations overflow float32: dtype=torch.float64 measures it"
+    watch = Watch(model)
+    with watch:
+        run()
+    if not watch.broken:
+        return "it begins with a number that is not finite in forward() itself"
+    return f"it arises in {watch.places(watch.broken, ' or ')}"
+
+
+def _first_apart(whole: list[Call], alone: list[Call], rows: Tensor | None, n: int) -> Call | None:
+    """Return the first call that differs in its outputs, but not in its inputs."""
+    for one, other in zip(whole, alone, strict=False):
+        if one.name != other.name:
+            return None
+        if _all_same(one.inputs, other.inputs, rows, n) and not _all_same(one.outputs, other.outputs, rows, n):
+            return one
+    return None
+
+
+def _all_same(whole: list[Tensor], alone: list[Tensor], rows: Tensor | None, n: int) -> bool:
+    if len(whole) != len(alone):
+        return False
+    return all(_same(one, other, rows, n) for one, other in zip(whole, alone, strict=True))
+
+
+def _same(one: Tensor, other: Tensor, rows: Tensor | None, n: int) -> bool:
+    """Return whether `other` has the values of some samples of `one`, on axis 0 or 1, or several rows for each."""
+    if rows is not None and one.ndim:
+        k, rows = len(rows), rows.to(one.device)
+        if len(one) % n == 0 and len(other) * n == len(one) * k and one.shape[1:] == other.shape[1:]:
+            one = one.reshape(n, -1, *one.shape[1:])[rows].reshape(other.shape)
+        elif one.ndim > 1 and one.shape[1] == n and other.shape[1:2] == (k,):
+            one = one[:, rows]
+    if one.shape != other.shape:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    return torch.allclose(one, other, rtol=0.0, atol=_allowed(one), equal_nan=True)
+
+
+def _allowed(one: Tensor) -> float:
+    scale = float(one.abs().nan_to_num(0.0, 0.0, 0.0).max()) if one.numel() else 0.0
+    return 1e4 * torch.finfo(one.dtype).eps * scale
+
+
+def _copies(values: Any) -> list[Tensor]:
+    if not isinstance(values, Tensor | tuple | list | dict):
+        values = vars(values) if hasattr(values, "__dict__") else values
+    return [leaf.detach().clone() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _sound(leaf: Any) -> bool:
+    return not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not bool(leaf.isnan().any())
