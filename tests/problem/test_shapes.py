@@ -21,6 +21,8 @@ X = torch.randn(5, 3, generator=G).double()
 PIXELS = torch.randint(0, 4, (5, 2, 3), generator=G)
 PIXELS[0, 0] = PIXELS[3] = -100
 IMAGES = torch.randn(5, 4, 2, 3, generator=G).double()
+ENDING = torch.randint(0, 2, (5, 6), generator=torch.Generator().manual_seed(1))
+ENDING[:, 2:] = -100
 
 
 class Reshaped(nn.Module):
@@ -43,6 +45,7 @@ CASES: dict[str, tuple[tuple[int, ...], Any, Tensor, Any]] = {
     "probabilities": ((4, 2, 3), "cross_entropy", IMAGES.softmax(1), F.cross_entropy),
     "a line of classes": ((4, 6), "cross_entropy", PIXELS.flatten(1), F.cross_entropy),
     "as many places as classes": ((4, 4), "cross_entropy", torch.randint(0, 4, (5, 4), generator=G), F.cross_entropy),
+    "a line whose end is ignored": ((2, 6), "cross_entropy", ENDING, F.cross_entropy),
     "a line of probabilities": ((4, 6), "cross_entropy", IMAGES.flatten(2).softmax(1), F.cross_entropy),
     "nll": ((4, 2, 3), nn.NLLLoss(), PIXELS, nn.NLLLoss()),
     "images": ((4, 2, 3), "mse", IMAGES, F.mse_loss),

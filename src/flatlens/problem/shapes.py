@@ -77,7 +77,7 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
         )
     if outputs.ndim == 2:
         return outputs, targets
-    if outputs.ndim == 3:
+    if outputs.ndim == 3 and not _are_places(outputs, targets, loss, counted):
         outputs = filled_up(outputs, targets, counted, loss.ignore_index)
     counts = counted if isinstance(counted, Tensor) and counted.shape == outputs.shape[:2] else None
     reading = _reading(outputs, targets, loss, counts) if isinstance(targets, Tensor) and not loss.whole else None
@@ -133,8 +133,19 @@ def _reading(outputs: Tensor, targets: Tensor, loss: Loss, counts: Tensor | None
         second, tokens = targets.shape == (n, *places), targets.shape == (n, A)
     if outputs.ndim > 3 or not (second and tokens):
         return "places" if second and places else "tokens" if tokens and places else None
-    known = counts is not None or not loss.places or (isinstance(loss, TokenWise) and loss.rows)
+    known = counts is not None or not loss.places or _of_tokens(loss)
     return "tokens" if known else "either"
+
+
+def _are_places(outputs: Tensor, targets: Any, loss: Loss, counted: Any) -> bool:
+    """Return whether the targets (n, B) are labels of the B places of outputs (n, A, B), not of more than A tokens."""
+    labels = isinstance(targets, Tensor) and targets.shape == (len(outputs), outputs.shape[2])
+    masked = labels and isinstance(counted, Tensor) and counted.shape == targets.shape
+    return labels and loss.places and not masked and not _of_tokens(loss)
+
+
+def _of_tokens(loss: Loss) -> bool:
+    return isinstance(loss, TokenWise) and loss.rows
 
 
 def _told(outputs: Any) -> str:
