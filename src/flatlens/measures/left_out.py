@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
 from flatlens.measures.lens import Lens
 from flatlens.operations.layers import is_linear
+from flatlens.problem.samples import is_list
 
 NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured parameter"
 NO_PARAMETER = "no parameter is measured"
@@ -16,9 +20,24 @@ NAMED = 3  #: names that a note lists
 
 def no_linear_layer(lens: Lens) -> str:
     """Return why there is no linear layer to measure: the network has none, or the pass sees no call of one."""
+    if lens.layout.unplaced:
+        return "; ".join(f"{call}: {why}" for call, why in [*lens.layout.unplaced.items()][:NAMED])
     if any(is_linear(module) for module in lens.model.modules()):
         return "no call of a linear layer is seen: calls inside torch.func or no_grad() cannot be recorded"
     return "the network has no linear layer"
+
+
+def no_input(lens: Lens) -> str:
+    """Return why there is no derivative in the network's input."""
+    given = lens.problem.probes[0]
+    fed = given if lens.problem.forward is not None or not isinstance(given, tuple) else given[0]
+    if any(is_list(part) and any(map(_floats, tree_leaves(part))) for part in tree_leaves(fed, is_leaf=is_list)):
+        return "the inputs are lists with one item for each sample, of its own size: no derivative is taken in these"
+    return "the outputs depend differentiably on no input: is it an index, or cut off by a detach()?"
+
+
+def _floats(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def needs_every_output(lens: Lens) -> str:

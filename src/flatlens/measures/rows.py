@@ -19,6 +19,7 @@ from flatlens.measures.left_out import (
     NO_PARAMETER,
     left_out,
     needs_every_output,
+    no_input,
     no_linear_layer,
     which_layer,
 )
@@ -60,8 +61,7 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
         layers |= {key: undefined(why) for key, why in lens.layout.unplaced.items()}
     if one.answer == "input":
         at_input = values.get((one.key, None))
-        cut_off = undefined("the outputs depend differentiably on no input: is it an index, or cut off by a detach()?")
-        nothing = failed.get(None, cut_off)
+        nothing = failed.get(None, undefined(no_input(lens)))
         yield (one.key, None), nothing if at_input is None else _of_input(lens, _at_input(lens, one, at_input))
     elif not layers:
         why = NO_PARAMETER if one.place == "parameters" else no_linear_layer(lens)
