@@ -58,8 +58,8 @@ def _reason(report: Report, best: Report, name: str) -> str:
     worse = accuracies[0] < accuracies[1] - _POINTS  # False where there is none
     if not (difference > 1.96 * stderr and (larger or worse)):
         return ""
-    told = f"training loss {mine.value:.3g}, {name} {its.value:.3g}"
-    return f"{told}; accuracy {accuracies[0]:.0%}, {name} {accuracies[1]:.0%}" if worse else told
+    told = f"training loss {mine.value:.3g} against {its.value:.3g} of {name}"
+    return f"{told}, accuracy {accuracies[0]:.0%} against {accuracies[1]:.0%}" if worse else told
 
 
 def _accuracy(report: Report) -> float:

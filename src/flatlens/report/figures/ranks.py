@@ -79,6 +79,8 @@ def ranks_figure(comparison: Comparison) -> Figure:
         f"{'Values; the colour is the rank' if count <= WITH_VALUES else 'Ranks'}: green is the smallest, that is the "
         "flattest or the most compressed, orange the largest. Grey rows are measures without a known direction."
     )
+    if comparison.not_ranked:
+        caption += f" White: not ranked ({', '.join(comparison.not_ranked)}), because the training losses differ."
     caption += "".join(
         f" {mark}: {meaning}" for mark, meaning in DRAWN_MARKS.items() if set(mark) & set(written) - set(", ")
     )
