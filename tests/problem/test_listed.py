@@ -174,3 +174,46 @@ def test_nan_in_a_list_names_the_sample() -> None:
     loader: Any = DataLoader([(bags, torch.tensor([0, 1, 1]))], batch_size=None, collate_fn=lambda one: one)  # type: ignore[arg-type]
     with pytest.raises(fl.errors.BadData, match="1 of 3 samples contain NaN or inf, the first at index 1"):
         fl.Problem(Bag(), "cross_entropy", loader, forward=lambda m, b: (torch.stack([m(a) for a in b[0]]), b[1]))
+
+
+def every(net: Net, bags: list[Tensor]) -> Tensor:
+    return torch.stack([net(bag) for bag in bags])
+
+
+STRUCTURES: dict[str, tuple[Callable[..., Any], Callable[[Net, Any], tuple[Tensor, Tensor]]]] = {
+    "two lists": (lambda a, b, c, y: (a, b, y), lambda m, z: (every(m, z[0]) + 2 * every(m, z[1]), z[2])),
+    "list and tensor": (lambda a, b, c, y: ((a, c), y), lambda m, z: (every(m, z[0][0]) * z[0][1], z[1])),
+    "tensor first": (lambda a, b, c, y: (c, a, y), lambda m, z: (every(m, z[1]) * z[0], z[2])),
+    "nested": (
+        lambda a, b, c, y: ((a, (b, c)), y),
+        lambda m, z: (every(m, z[0][0]) + every(m, z[0][1][0]) * z[0][1][1], z[1]),
+    ),
+    "names": (
+        lambda a, b, c, y: (a, [f"{i}" for i in y], y),
+        lambda m, z: (every(m, z[0]) * len(z[1]) / len(z[2]), z[2]),
+    ),
+    "targets in dicts": (
+        lambda a, b, c, y: (a, [{"y": one, "boxes": box} for one, box in zip(y, b, strict=True)]),
+        lambda m, z: (every(m, z[0]), torch.stack([one["y"] for one in z[1]])),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_lists_anywhere_in_a_batch(structure: str, seed: int) -> None:
+    draw = random.Random(f"{structure} {seed}")
+    torch.manual_seed(draw.randrange(10**6))
+    n, (made, forward), net = draw.choice([1, 2, 3, 5, 6]), STRUCTURES[structure], Bag().double()
+    a, b = ([torch.randn(draw.choice([1, 2, 2, 3]), 3).double() for _ in range(n)] for _ in range(2))
+    c, y = torch.randn(n, 2).double(), torch.randint(2, (n,))
+
+    def collate(chosen: list[int]) -> Any:
+        return made([a[i] for i in chosen], [b[i] for i in chosen], c[chosen], y[chosen])
+
+    loader: Any = DataLoader(range(n), batch_size=draw.choice([1, 2, 4]), collate_fn=collate)  # type: ignore[arg-type]
+    lens = fl.Lens(fl.Problem(net, "cross_entropy", loader, forward=forward))
+    risk = F.cross_entropy(*forward(net, collate(list(range(n)))))
+    slope = torch.cat([g.flatten() for g in torch.autograd.grad(risk, list(net.parameters()))])
+    assert lens.risk_and_gradient[0] == pytest.approx(risk.item(), rel=1e-12)
+    assert torch.allclose(torch.cat([lens.gradient[name].flatten() for name, _ in net.named_parameters()]), slope)

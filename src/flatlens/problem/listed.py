@@ -55,11 +55,19 @@ def shown(batch: Batch) -> bool | None:
     n = rows(batch, (Mapping,))
     if n is None:
         return _uneven(batch) or None
-    for part in _sequences(batch):
-        one_each = _one_each(part, n)
-        if one_each or (one_each is False and all(_counting(part, n))):
-            return one_each
-    return None
+    found = (_shown(part, n) for part in _sequences(batch))
+    return next((verdict for verdict in found if verdict is not None), None)
+
+
+def _shown(part: Any, n: int) -> bool | None:
+    """Return the same of one list or tuple, and of those inside it."""
+    if not isinstance(part, list | tuple) or not _tensors(part):
+        return None
+    if (one_each := _one_each(part, n)) is not False:
+        return one_each
+    if all(counts_samples(item, n) for item in part):
+        return False
+    return next((verdict for item in part if (verdict := _shown(item, n)) is not None), None)
 
 
 def _samples(batch: Batch, verdict: Verdict) -> int:
@@ -87,8 +95,14 @@ def _one_each(part: Sequence[Any], n: int) -> bool | None:
 
 
 def _counting(part: Any, n: int) -> list[bool]:
-    """Return for each item whether it has one row for each of n samples, as all have that torch's collate lists."""
-    return [counts_samples(item, n) or (type(item) is list and all(_counting(item, n))) for item in part]
+    """Return for each item whether it has n rows, or n items of one kind; torch lists lists of rows, too."""
+
+    def counts(item: Any) -> bool:
+        if not isinstance(item, list | tuple):
+            return counts_samples(item, n)
+        return (len(item) == n and alike(item)) or (type(item) is list and all(_counting(item, n)))
+
+    return [counts(item) for item in part]
 
 
 def _uneven(batch: Batch) -> bool:
@@ -115,7 +129,9 @@ def alike(part: Sequence[Any]) -> bool:
     def kind(item: Any) -> object:
         if hasattr(item, "ndim"):
             return str(item.dtype), item.ndim
-        return (tuple, len(item)) if isinstance(item, tuple | list) else Mapping if isinstance(item, Mapping) else None
+        if isinstance(item, tuple | list):
+            return isinstance(item, tuple), len(item)
+        return Mapping if isinstance(item, Mapping) else None
 
     return len(set(map(kind, part))) == 1
 
