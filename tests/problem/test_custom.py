@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
+from builders import trace_of_hessian
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,6 +26,13 @@ TARGETS = {
     F.multilabel_margin_loss: torch.tensor([[3, 0, -1, 1]]).repeat(6, 1),
     F.hinge_embedding_loss: SIGNS, F.soft_margin_loss: SIGNS,
 }  # fmt: skip
+
+
+class Pair(NamedTuple):
+    """Two outputs with names."""
+
+    a: Tensor
+    b: Tensor
 
 
 OF_TWO = (F.gaussian_nll_loss, F.margin_ranking_loss, F.cosine_embedding_loss)
@@ -52,18 +61,24 @@ def test_a_function_of_two_outputs_has_one_target(function) -> None:
 
         def forward(self, x: Tensor) -> object:
             f, g = self.a(x), F.softplus(self.b(x))
-            return {"mean": f, "spread": g} if self.form is dict else (f, g)
+            return {"mean": f, "spread": g} if self.form is dict else Pair(f, g) if self.form is Pair else (f, g)
 
     f, g = Two(tuple)(x)
     truth = float((function(f, y, g) if means else function(f, g, y)).detach())
-    for form in (tuple, dict):
+    for form in (tuple, dict, Pair):
         assert fl.Lens(fl.Problem(Two(form), function, (x, y))).outcomes("data").risk == pytest.approx(truth, rel=1e-12)
 
     def own(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
         return ((outputs[0] * outputs[1]).sum(1) - targets.reshape(len(targets), -1).sum(1)).square()
 
-    found = fl.measure(fl.Lens(fl.Problem(Two(tuple), own, (x, y))), ["loss", "hessian_trace(exact=True)"])
-    assert found["loss"].value == pytest.approx(float(own((f, g), y).detach().mean()), rel=1e-12)
+    other = fl.Problem(Two(dict), lambda o, t: own((o["mean"], o["spread"]), t["value"]), (x, {"value": y}))
+    assert fl.Lens(other).outcomes("data").risk == pytest.approx(float(own((f, g), y).detach().mean()), rel=1e-12)
+    named = {tuple: own, dict: lambda o, t: own((o["mean"], o["spread"]), t), Pair: lambda o, t: own((o.a, o.b), t)}
+    for form, loss in named.items():
+        found = fl.measure(fl.Lens(fl.Problem(Two(form), loss, (x, y))), ["loss", "hessian_trace(exact=True)"])
+        assert found["loss"].value == pytest.approx(float(own((f, g), y).detach().mean()), rel=1e-12)
+        truth = trace_of_hessian(net := Two(tuple), own(net(x), y).mean())
+        assert found["hessian_trace(exact=True)"].value == pytest.approx(truth, rel=1e-9)
 
 
 def test_the_options_of_a_partial_are_kept() -> None:

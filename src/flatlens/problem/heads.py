@@ -24,23 +24,28 @@ class Heads:
     forms: tuple[Any, ...]  #: each head's targets in the form that its loss takes
     columns: tuple[slice, ...]
     shapes: tuple[tuple[int, ...], ...]  #: of one sample's outputs
-    names: tuple[Any, ...] | None  #: of the heads, if the outputs are a dict
+    joined: Callable[[list[Tensor]], Any]  #: puts the heads' outputs into the structure that the network gives them
 
     def structured(self, f: Tensor) -> Any:
         """Return the outputs in the structure and the shapes that the network gives them."""
         parts = [f[:, at].reshape(len(f), *shape) for at, shape in zip(self.columns, self.shapes, strict=True)]
-        return tuple(parts) if self.names is None else dict(zip(self.names, parts, strict=True))
+        return self.joined(parts)
 
 
-def matching(outputs: Any, targets: Any, n: int) -> tuple[list[Tensor], Any] | None:
+def matching(outputs: Any, targets: Any, n: int, *, any_targets: bool = False) -> tuple[list[Tensor], Any] | None:
     """Return (each head's outputs; the targets in their order); None if these are not several heads.
+
+    `any_targets`: whether the loss takes targets of another structure, too.
 
     >>> matching({"a": torch.ones(2, 1), "b": torch.zeros(2, 3)}, {"b": 1, "a": 2}, 2)[1]
     {'a': 2, 'b': 1}
     """
     if isinstance(outputs, Mapping) and isinstance(targets, Mapping):
         named = {name: part for name, part in outputs.items() if name in targets}
-        if missing := sorted(set(targets) - set(named)):
+        missing = sorted(set(targets) - set(named))
+        if missing and any_targets:
+            return None
+        if missing:
             raise BadData(
                 f"Problem(data=...): there are targets for {missing[0]!r}, but the network's outputs are "
                 f"{', '.join(map(str, outputs))}: name the targets as the outputs"
@@ -61,26 +66,32 @@ def of_one_target(outputs: Any, targets: Any, n: int) -> tuple[Tensor, Heads] | 
 
     None if these are not several heads.
     """
-    names = tuple(outputs) if isinstance(outputs, Mapping) else None
     given = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple | list) else ()
     parts = [part for part in given if _is_head(part, n)]
     if not parts or len(parts) < len(given):
         return None
-    return in_columns(parts, targets, [(part.reshape(n, -1), None) for part in parts], names)
+    return in_columns(parts, targets, [(part.reshape(n, -1), None) for part in parts], outputs)
 
 
 def _is_head(part: Any, n: int) -> bool:
     return isinstance(part, Tensor) and part.is_floating_point() and part.ndim > 0 and len(part) == n
 
 
-def in_columns(
-    parts: list[Tensor], targets: Any, each: list[tuple[Tensor, Any]], names: tuple[Any, ...] | None
-) -> tuple[Tensor, Heads]:
+def in_columns(parts: list[Tensor], targets: Any, each: list[tuple[Tensor, Any]], like: Any) -> tuple[Tensor, Heads]:
     """Return (the heads' outputs side by side, (n, N); their targets) from each head's rows and form of its targets."""
     ends = list(accumulate(rows.shape[1] for rows, _ in each))
     columns = tuple(slice(end - rows.shape[1], end) for end, (rows, _) in zip(ends, each, strict=True))
     forms, shapes = tuple(form for _, form in each), tuple(tuple(part.shape[1:]) for part in parts)
-    return torch.cat([rows for rows, _ in each], 1), Heads(targets, forms, columns, shapes, names)
+    return torch.cat([rows for rows, _ in each], 1), Heads(targets, forms, columns, shapes, _joining(like))
+
+
+def _joining(like: Any) -> Callable[[list[Tensor]], Any]:
+    """Return the function that puts heads into a structure like this: a dict, a tuple, or a tuple with names."""
+    if isinstance(like, Mapping):
+        names = tuple(like)  # not the tensors, which hold graphs
+        return lambda parts: dict(zip(names, parts, strict=True))
+    made: Callable[[list[Tensor]], Any] = getattr(like, "_make", tuple)
+    return made
 
 
 def loss_of_each(loss: Loss, targets: Any) -> list[Loss] | None:

@@ -57,9 +57,9 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
         counted: Which tokens count, (n, T); ignored if it does not fit.
         known_outputs: N as known so far: with one row per token, that of the longest batch; 0 if not known.
     """
-    heads = None if isinstance(outputs, Tensor) else matching(outputs, targets, n)
+    heads = None if isinstance(outputs, Tensor) else matching(outputs, targets, n, any_targets=loss.whole)
     if heads is not None:
-        return _in_heads(*heads, n, loss, counted)
+        return _in_heads(outputs, *heads, n, loss, counted)
     if not isinstance(outputs, Tensor):
         if loss.whole and (found := of_one_target(outputs, targets, n)) is not None:
             return found
@@ -99,18 +99,19 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
     return outputs.reshape(n, -1), targets.reshape(n, -1) if outputs.ndim > 1 else targets
 
 
-def _in_heads(parts: list[Tensor], targets: Any, n: int, loss: Loss, counted: Any) -> tuple[Tensor, Heads]:
+def _in_heads(
+    outputs: Any, parts: list[Tensor], targets: Any, n: int, loss: Loss, counted: Any
+) -> tuple[Tensor, Heads]:
     """Return the heads' outputs side by side, each in rows, and their targets."""
-    names = tuple(targets) if isinstance(targets, Mapping) else None
     given = list(zip(parts, targets.values() if isinstance(targets, Mapping) else targets, strict=True))
-    each = loss_of_each(loss, targets)
+    each, like = loss_of_each(loss, targets), targets if isinstance(targets, Mapping) else outputs
     if each is None:
-        return in_columns(parts, targets, [(part.reshape(n, -1), target) for part, target in given], names)
+        return in_columns(parts, targets, [(part.reshape(n, -1), target) for part, target in given], like)
     rows = [
         (part.reshape(n, -1), target) if _flat(part, target) else in_rows(part, target, n, one, counted, 0)
         for (part, target), one in zip(given, each, strict=True)
     ]
-    return in_columns(parts, targets, rows, names)
+    return in_columns(parts, targets, rows, like)
 
 
 def _flat(outputs: Tensor, targets: Any) -> bool:
