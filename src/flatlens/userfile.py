@@ -32,6 +32,7 @@ _taken: dict[str, tuple[Path, bool]] = {}
 
 With it: whether one of them imports it in a function, so perhaps later.
 """
+_FOLDERS = re.compile(r"(?<![\w/:.~-])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\":,()]+[/\\])+(?=[^\s/])")
 _MODULE = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)+):\w+")
 
 
@@ -192,6 +193,15 @@ def short(spec: str) -> str:
         return Path(spec).name
     file, name = parts_of(spec)
     return file.name + (f":{name}" if name else "")
+
+
+def without_folders(text: str) -> str:
+    """Return text in which each whole path is the name of its file alone.
+
+    >>> without_folders("there is no file '/home/ada/net.py', line 3, at https://x.org/a/b or 1/2")
+    "there is no file 'net.py', line 3, at https://x.org/a/b or 1/2"
+    """
+    return _FOLDERS.sub("", text)
 
 
 def code_of(path: Path) -> str:

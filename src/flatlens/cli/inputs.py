@@ -159,7 +159,7 @@ class Inputs:
             )
         for remark in load_weights(named.network, self.weights, self.how.prefix):
             note(remark)
-        return replace(named, weights=str(self.weights))
+        return replace(named, weights=self.weights.name or str(self.weights))
 
     def _data(self, own: Source | None, named: Named, beside: Problem | None) -> Source:
         """Return the data and the test data; those of `beside` unless a network has its own preparation."""

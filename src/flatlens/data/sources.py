@@ -173,7 +173,7 @@ def _from_file(spec: str, argument: str) -> object:
 
 
 def _source(found: object, spec: str, argument: str, preparation: NetworkPreparation | None) -> Source:
-    told = f"what {spec} gives"
+    told = f"what {userfile.short(spec)} gives"
     if isinstance(found, DataLoader | Dataset) or _has_labels(found) or is_dicts(found):
         return Source(cast(Samples, found), None, told)
     if isinstance(found, tuple | list) and len(found) == 2:

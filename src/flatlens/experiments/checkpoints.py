@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from flatlens.csvfile import unescaped
 from flatlens.errors import BadInput, one_line
 from flatlens.experiments.reading import expression
 from flatlens.experiments.settings import Axis
@@ -110,7 +111,8 @@ def _read(table: Path) -> pd.DataFrame:
     try:
         if table.suffix == ".json":
             return pd.DataFrame(json.loads(table.read_text(encoding="utf-8")))
-        return pd.read_csv(table, sep="\t" if table.suffix == ".tsv" else ",", skipinitialspace=True)
+        read = pd.read_csv(table, sep="\t" if table.suffix == ".tsv" else ",", skipinitialspace=True)
+        return read.rename(columns=unescaped).map(unescaped)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # pandas' own are ValueErrors
         raise BadInput(
             f"checkpoints: {str(table)!r} is no folder, and no table of comma-separated values ({one_line(error, 120)})"

@@ -47,7 +47,7 @@ class StudyResult:
     """Sentences of the main results, with numbers and 95% intervals."""
     quantities: tuple[Quantity, ...]
     settings: dict[str, Any]
-    """The study's settings, as in study.json."""
+    """The study's settings, as in study.json, but without the folders of files."""
     versions: dict[str, str]
     """Versions that computed it: flatlens, torch, numpy, python, device, threads; several values joined by " | "."""
     excluded: list[tuple[str, str]]

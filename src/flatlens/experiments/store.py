@@ -38,6 +38,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flatlens.csvfile import csv_of
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress, Report
 from flatlens.experiments.archive import opened, read_studies_in, write_study
@@ -51,11 +52,9 @@ from flatlens.experiments.versions import difference, versions
 from flatlens.files import host, require_checksums, write_checksums, write_whole
 from flatlens.plain import digest
 from flatlens.tracking.history import load_history, save_history
+from flatlens.userfile import without_folders
 
 _T = TypeVar("_T")
-
-SEVENTEEN = "%.17g"
-"""Format of numbers: 17 significant digits identify every float64."""
 
 SEEN_WITHIN = 30.0
 """Seconds that a network disk may take to show a new folder to other machines."""
@@ -293,14 +292,18 @@ class Store:
         return [key for key in keys if key not in there and (self._failed / key / "failed.json").is_file()]
 
     def failures(self, keys: Iterable[str]) -> list[tuple[str, str]]:
-        """Return (key, last line of the traceback) of the recorded failures."""
+        """Return (key, last line of the traceback, without the folders of files) of the recorded failures."""
         noted = [(key, self._failed / key / "failed.json") for key in keys]
-        return [(key, str(_read_json(note).get("error", "unknown error"))) for key, note in noted if note.is_file()]
+        return [
+            (key, without_folders(str(_read_json(note).get("error", "unknown error"))))
+            for key, note in noted
+            if note.is_file()
+        ]
 
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         """Write a CSV file with 17 significant digits."""
         with clear_errors(self.out):
-            write_whole(self.out / name, table.to_csv(index=False, float_format=SEVENTEEN, lineterminator="\n"))
+            write_whole(self.out / name, csv_of(table))
 
     def _clear_training(self) -> None:
         """Remove progress files of killed runs, and checkpoints of finished networks."""

@@ -19,7 +19,7 @@ from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.runner import run_all
-from flatlens.experiments.settings import NetworkSettings, Study
+from flatlens.experiments.settings import NetworkSettings, Study, without_places
 from flatlens.experiments.stacks import packs
 from flatlens.experiments.store import Store
 from flatlens.experiments.tables import groupings, unit_column, values_table, without_seeds
@@ -179,7 +179,7 @@ def _result(study: Study, found: Finished, failed: list[tuple[str, str]]) -> Stu
         gap_correlations=with_gap,
         findings=findings(study, networks, relations, within, with_gap, unfinished, len(failed)),
         quantities=study.quantities,
-        settings=study.as_json(),
+        settings=without_places(study.as_json()),
         versions=found.versions,
         excluded=found.excluded,
         failed=failed,

@@ -67,7 +67,7 @@ def load_model(spec: str, weights: Wanted = "trained") -> Named:
     """
     kind, _, name = spec.partition(":")
     if userfile.is_userfile(spec):
-        return Named(_from_file(spec), f"as {spec} gives them")
+        return Named(_from_file(spec), f"as {userfile.short(spec)} gives them")
     if kind == "timm" and name:
         return _from_timm(name, weights)
     if kind == "hf" and name:
@@ -134,7 +134,7 @@ def _of_transformers(transformers: ModuleType, name: str, options: dict[str, Any
     exists = not local or any((Path(name) / file).is_file() for file in IN_A_FOLDER)
     if weights == "trained" and exists:
         network, remark = _trained(kind, name, config, spec, hub=not local)
-        source = f"of {name}"
+        source = f"of {Path(name).resolve().name if local else name}"
     else:
         network, source = _built(lambda: kind(config), spec), RANDOM
         if weights == "trained":

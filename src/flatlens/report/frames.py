@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from flatlens.csvfile import csv_of
 from flatlens.experiments.quantities import in_words
 from flatlens.experiments.vary import last_field
 
@@ -262,5 +263,4 @@ def _finite(values: pd.Series[float]) -> pd.Series[float]:
 
 def csv_bytes(frame: pd.DataFrame) -> bytes:
     """Return the table as CSV with all its digits."""
-    text: str = frame.to_csv(index=False, float_format="%.17g", lineterminator="\n")
-    return text.encode()
+    return csv_of(frame).encode()

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from flatlens.column import Column
+from flatlens.csvfile import csv_of, unescaped
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Report
 from flatlens.files import write_whole
@@ -83,9 +84,8 @@ def save_history(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
     Raises:
         BadFolder: it cannot be written.
     """
-    text = table.drop(columns="seconds").to_csv(index=False, float_format="%.17g", lineterminator="\n")
     try:
-        return write_whole(Path(path), text)
+        return write_whole(Path(path), csv_of(table.drop(columns="seconds")))
     except (OSError, TypeError, ValueError) as error:  # TypeError and ValueError: not a path
         raise BadFolder(f"Tracker.save({str(path)!r}): the file cannot be written ({error})") from error
 
@@ -103,7 +103,7 @@ def load_history(path: Path) -> pd.DataFrame:
             raise ValueError(f"its columns are {', '.join(map(str, table.columns))}")
         numbers = [name for name, kind in types.items() if kind != "str"]
         table[numbers] = table[numbers].replace("", "nan")
-        table = table.astype(types)
+        table = table.map(unescaped).astype(types)
         table["measure"] = [str(Column.parse(name)) for name in table["measure"]]
     except (OSError, ValueError) as error:
         raise BadFolder(f"the history {str(path)!r} is damaged: {one_line(error)}") from error
