@@ -71,7 +71,7 @@ def test_a_torchvision_of_another_torch_is_said(monkeypatch):
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(sources, "import_module", broken)
-    with pytest.raises(BadModel, match=r"nms does not exist\): does the torchvision that is installed fit torch"):
+    with pytest.raises(BadModel, match=r"nms does not exist\): install the torchvision that fits torch"):
         load_model("timm:resnet18")
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.errors import BadInput
+from flatlens.measures.variation import local_variation
 from flatlens.problem.checks import is_quantised
 
 
@@ -78,6 +79,10 @@ def make(network: nn.Module, data: Any, loss: Any = "cross_entropy", **options: 
     return fl.Problem(network, loss, data, **options)
 
 
+def measured(network: nn.Module, data: Any) -> fl.Report:
+    return fl.measure(fl.Lens(make(network, data)))
+
+
 counter, generator = itertools.count(), torch.Generator()
 teacher = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).train()
 sure = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).eval()
@@ -126,11 +131,11 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
     # the same batch twice
     "functional dropout": (
         lambda s: make(of(lambda net, x: F.dropout(net.l(x), 0.5)), drawn(s)),
-        r"forward\(\) of Of \(bernoulli\) draws random numbers, also in eval mode", "buffer|NumPy",
+        r"forward\(\) of Of \(in bernoulli\) draws random numbers, also in eval mode", "buffer|NumPy",
     ),
     "noise in a layer": (
         lambda s: make(of(lambda net, x: net.l(net.noise(x)), noise=Noise()), drawn(s)),
-        r"forward\(\) of 'noise' \(Noise\) \((randn|normal)\w* draws|'noise' \(Noise\) \((randn|normal)\w*\) draws",
+        r"forward\(\) of 'noise' \(Noise\) \(in (randn|normal)\w*\) draws",
         "dropout|buffer|NumPy",
     ),
     "NumPy's numbers": (
@@ -216,7 +221,7 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
     ),
     "a logarithm of negative numbers": (
         lambda s: make(of(lambda net, x: net.l((x - 9).log())), drawn(s)),
-        r"forward\(\) of Of \(log\)", "overflow|-inf",
+        r"forward\(\) of Of \(in log\)", "overflow|-inf",
     ),
     "nothing over nothing": (
         lambda s: make(of(lambda net, x: net.l(x / x.sub(x).norm(dim=1, keepdim=True) * 0)), drawn(s)),
@@ -338,6 +343,45 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
                           w=torch.quantize_per_tensor(torch.eye(4), 0.1, 0, torch.qint8)), drawn(s)),
         "the network .Of. is quantised", "BatchNorm",
     ),
+    "a weight that forward() writes to": (
+        lambda s: make(of(lambda net, x: (net.l.weight.data.mul_(0.9), net.l(x))[1]), drawn(s)),
+        "changes the parameter 'l.weight' in place.*self.training", "clip|normalise",
+    ),
+    # derivatives
+    "no graph": (
+        lambda s: measured(of(lambda net, x: torch.no_grad()(net.l)(x)), drawn(s)),
+        r"torch.no_grad\(\) or .* is on in the layer 'l' \(Linear\) \(in t, addmm\)", "cuts|buffer",
+    ),
+    "a graph that is cut": (
+        lambda s: measured(of(lambda net, x: net.l(x).detach()), drawn(s)),
+        r"forward\(\) of Of cuts them off: detach", "no_grad",
+    ),
+    "a graph that a layer cuts": (
+        lambda s: measured(of(lambda net, x: net.r(net.l(x)), r=Of(lambda net, x: x.data)), drawn(s)),
+        r"forward\(\) of 'r' \(Of\) cuts them off", "no_grad",
+    ),
+    # axes and labels
+    "samples on axis 1": (
+        lambda s: make(of(lambda net, x: net.l(x).transpose(0, 1)), drawn(s, 3, 4)), "put them first", "mean|reshape",
+    ),
+    "two rows for each sample": (
+        lambda s: make(of(lambda net, x: net.l(x).flatten(0, 1)), drawn(s, 2, 4)),
+        r"2 rows for each sample: .*reshape\(\d+, 2", "mean|transpose",
+    ),
+    "a mean of the outputs": (
+        lambda s: make(of(lambda net, x: net.l(x).mean()), drawn(s)), "one number for the whole batch", "reshape|axis",
+    ),
+    "labels from 1": (
+        lambda s: make(linear(), (drawn(s)[0], torch.arange(len(drawn(s)[0])) % 3 + 1)), "subtract 1", "last layer",
+    ),
+    "labels of a fourth class": (
+        lambda s: make(linear(), (drawn(s)[0], torch.arange(len(drawn(s)[0])) % 4)),
+        "the last layer needs at least 4 outputs", "subtract",
+    ),
+    "labels below 0": (
+        lambda s: make(linear(), (drawn(s)[0], torch.arange(len(drawn(s)[0])) % 3 - 1)),
+        r"ignore_index=-1", "subtract|last layer",
+    ),
     # copies
     "a lock in bfloat16": (
         lambda s: make(half(of(lambda net, x: net.l(x), part=nn.Sequential())).register(threading.Lock()), drawn(s)),
@@ -411,4 +455,27 @@ def test_what_cannot_be_copied_is_measured_as_it_is(held: Callable[[], object]) 
 def test_fake_quantised_networks_are_no_quantised_ones() -> None:
     net = qat().apply(torch.ao.quantization.disable_observer)
     assert not any(map(is_quantised, net.modules()))
-    assert fl.measure(fl.Lens(make(net, drawn(2))), "ggn_trace")["ggn_trace"].kind == "exact"
+    found = fl.measure(fl.Lens(make(net, drawn(2))), ["ggn_trace", "mls"])
+    assert "not the function's in the weights (fake quantisation" in found["ggn_trace"].note
+    assert "not the function's in the inputs (fake quantisation" in found["mls"].note
+
+
+@pytest.mark.parametrize("scale", [0.3, 1e-4])
+def test_fake_quantised_weights_leave_the_derivative_in_the_inputs_alone(scale: float) -> None:
+    """Of whatever size the steps are: differences do not show small ones."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        rounded = torch.fake_quantize_per_tensor_affine(net.l.weight, scale, 0, -128, 127)
+        return F.linear(x, rounded, net.l.bias)
+
+    found = fl.measure(fl.Lens(make(of(forward), drawn(3))), ["ggn_trace", "mls"])
+    assert "in the weights (fake quantisation" in found["ggn_trace"].note
+    assert "fake quantisation" not in found["mls"].note
+
+
+@pytest.mark.parametrize(("ids", "words"), [(True, "they are whole numbers"), (False, "forward.* cuts them off")])
+def test_why_nothing_depends_on_the_inputs(ids: bool, words: str) -> None:
+    net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten()) if ids else of(lambda net, x: net.l(x.sign().detach()))
+    problem = make(net, (torch.randint(5, (6, 1)) if ids else torch.randn(6, 4), NONE))
+    for estimate in fl.measure(fl.Lens(problem), [local_variation]).values():
+        assert re.search(f"on a floating input: {words}", estimate.note)

@@ -106,7 +106,7 @@ REFUSED = {
     "label out of range": (lambda: problem(data=(X, Y + 1)), BadData, "label 2 at sample 1.*0 to 1"),
     "a held-out label": (lambda: problem(test=(X, Y + 1)), BadData, r"test=.*label 2.*samples 0 to 9"),
     "loss of the wrong shape": (lambda: problem(loss=lambda f, y: f[:3, 0]), BadLoss, r"shape \(10,\)"),
-    "random in eval mode": (lambda: problem(Noisy(3, 2)), BadModel, r"twice.*\(bernoulli\) draws random"),
+    "random in eval mode": (lambda: problem(Noisy(3, 2)), BadModel, r"twice.*\(in bernoulli\) draws random"),
     "outputs with a row a token": (lambda: problem(STACKED), BadData, "have one row per token, so labels of shape"),
     "samples coupled": (lambda: problem(COUPLED), BadModel, "outputs change with the other samples.*BatchNorm"),
     "samples coupled in a late batch": (

@@ -55,7 +55,7 @@ def moved(drawn: Drawn) -> Counter[str]:
         if isinstance(after, str):
             assert "\n" not in after
             refused = f"transform {name}: cannot be applied to this network: "
-            assert after.startswith(refused) or "it cannot be copied" in after
+            assert after.startswith(refused) or "cannot be copied" in after
             continue
         places[name] = len(after.links)
         assert float((after.model(x).detach() - f).abs().max()) <= 1e-9 * float(f.abs().max()), name

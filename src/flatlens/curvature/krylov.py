@@ -90,7 +90,7 @@ def length(v: Tensor) -> float:
 
 def overflow(dtype: torch.dtype, what: str = "a curvature product") -> Overflows:
     """Return the error for a product, or `what`, that is not finite."""
-    mend = "dtype=torch.float64 may mend it" if dtype != torch.float64 else "are weights or inputs scaled wildly?"
+    mend = "dtype=torch.float64 may mend it" if dtype != torch.float64 else "scale the weights or the inputs down"
     return Overflows(f"{what} overflows {dtype}: {mend}")
 
 

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from flatlens.measures.lens import Lens
 from flatlens.operations.layers import is_linear
+from flatlens.problem.causes import why_no_slope
 from flatlens.problem.samples import is_list
 
 NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured parameter"
@@ -33,7 +34,7 @@ def no_input(lens: Lens) -> str:
     fed = given if lens.problem.forward is not None or not isinstance(given, tuple) else given[0]
     if any(is_list(part) and any(map(_floats, tree_leaves(part))) for part in tree_leaves(fed, is_leaf=is_list)):
         return "the inputs are lists with one item for each sample, of its own size: no derivative is taken in these"
-    return "the outputs depend differentiably on no input: is it an index, or cut off by a detach()?"
+    return f"the outputs depend differentiably on no input: {why_no_slope(given)}"
 
 
 def _floats(leaf: object) -> bool:

@@ -276,7 +276,6 @@ def _extra(package: str, extra: str, spec: str) -> ModuleType:
         with needs(extra, f"MODEL: {spec}"):
             return import_module(package)
     except (RuntimeError, OSError) as error:  # a torchvision built for another torch: its operators are not there
-        raise BadModel(
-            f"MODEL: {spec}: {package} cannot be imported ({one_line(error)}): does the torchvision that is "
-            f"installed fit torch {torch.__version__}?"
-        ) from error
+        other = "torchvision" in one_line(error)
+        mend = f": install the torchvision that fits torch {torch.__version__}" if other else ""
+        raise BadModel(f"MODEL: {spec}: {package} cannot be imported ({one_line(error)}){mend}") from error

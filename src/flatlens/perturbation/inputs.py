@@ -15,6 +15,7 @@ from flatlens.errors import BadModel, BadOption
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import counts_samples
+from flatlens.problem.causes import why_no_slope
 from flatlens.problem.samples import has_lists, size
 from flatlens.problem.state import copy_of
 
@@ -133,9 +134,8 @@ def _where(problem: Problem, model: nn.Module) -> tuple[int, int]:
     slopes = torch.autograd.grad(f.sum(), at, allow_unused=True) if f.requires_grad and at else [None] * len(at)
     met = [i for i, slope in zip(floating, slopes, strict=True) if slope is not None]
     if not met:
-        raise Refused(
-            "the outputs do not depend differentiably on a floating input: is it an index, or cut off by detach()?"
-        )
+        why = why_no_slope(problem.probes[0])
+        raise Refused(f"the outputs do not depend differentiably on a floating input: {why}")
     if len(met) > 1 or not counts_samples(leaves[met[0]], len(f)):
         raise Refused(f"one floating input, samples first, can be perturbed; the outputs depend on {len(met)}")
     return met[0], leaves[met[0]][0].numel()

@@ -31,6 +31,7 @@ class Call:
     module: nn.Module
     inputs: list[Tensor]
     outputs: list[Tensor]
+    graded: bool  #: whether autograd can differentiate the outputs
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -43,6 +44,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.draws: list[tuple[str, str]] = []  #: (module, operation) that draws random numbers
         self.own_generator = False  #: whether one of these draws from another generator than torch's global one
         self.broken: list[tuple[str, str]] = []  #: (module, operation) that makes NaN of numbers
+        self.without_graph: list[tuple[str, str]] = []  #: (module, operation) under torch.no_grad()
         self._inside: list[str] = []
         self._hooks = ExitStack()
 
@@ -64,8 +66,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _ended(self, name: str, module: nn.Module, given: Any, output: Any) -> None:
         self._inside.pop()
-        if self.values:
-            self.calls.append(Call(name, module, _copies(given), _copies(output)))
+        graded = any(leaf.requires_grad for leaf in _tensors(output))
+        copies = (_copies(given), _copies(output)) if self.values else ([], [])
+        self.calls.append(Call(name, module, *copies, graded))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and look at its result."""
@@ -73,6 +76,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot" not in named[1] and "sdp" not in named[1]:
             self.draws.append(named)
             self.own_generator |= any(isinstance(one, torch.Generator) for one in tree_leaves((args, kwargs)))
+        if not torch.is_grad_enabled():
+            self.without_graph.append(named)
         before = self.values and all(map(_sound, tree_leaves((args, kwargs))))
         result = func(*args, **(kwargs or {}))
         if before and "empty" not in named[1] and not all(map(_sound, tree_leaves(result))):
@@ -89,8 +94,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return f"forward() of {name!r} ({kind})" if name else f"forward() of {kind}"
 
     def places(self, found: Iterable[tuple[str, str]], joined: str = " and ") -> str:
-        """Return modules with their operations in words, at most three."""
-        each = [f"{self.place(name)} ({operation})" for name, operation in dict.fromkeys(found)]
+        """Return modules with their operations in words, at most three of each."""
+        of: dict[str, list[str]] = {}
+        for name, operation in dict.fromkeys(found):
+            of.setdefault(name, []).append(operation)
+        each = [f"{self.place(name)} (in {', '.join(operations[:3])})" for name, operations in of.items()]
         return joined.join(each[:3]) + (", ..." if len(each) > 3 else "")
 
 
@@ -147,6 +155,26 @@ def draws(call: Callable[[], object], alike: Callable[[Any, Any], bool]) -> bool
         with seeded(0):
             found.append(call())
     return alike(*found)
+
+
+def why_cut(model: nn.Module, run: Run) -> str:
+    """Return where outputs lose their graph, so that they depend differentiably on nothing."""
+    watch = Watch(model, values=False)
+    with torch.enable_grad(), watch:
+        run()
+    if watch.without_graph:
+        return f"torch.no_grad() or torch.inference_mode() is on in {watch.places(watch.without_graph)}"
+    cut = next((call.name for call in watch.calls if not call.graded), None)
+    where = "forward=" if cut is None else watch.place(cut)
+    return f"{where} cuts them off: detach(), .data, argmax, rounding, a comparison or NumPy does"
+
+
+def why_no_slope(batch: Any) -> str:
+    """Return why the outputs depend differentiably on no input of a batch."""
+    x = batch[0] if isinstance(batch, tuple) and batch else batch
+    if any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(x)):
+        return "forward() does not use them, or cuts them off: detach(), rounding, a comparison or NumPy does"
+    return "they are whole numbers"
 
 
 def training_in(function: Any) -> str:
@@ -262,10 +290,14 @@ def _allowed(one: Tensor) -> float:
     return 1e4 * torch.finfo(one.dtype).eps * scale
 
 
-def _copies(values: Any) -> list[Tensor]:
+def _tensors(values: Any) -> list[Tensor]:
     if not isinstance(values, Tensor | tuple | list | dict):
         values = vars(values) if hasattr(values, "__dict__") else values
-    return [leaf.detach().clone() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _copies(values: Any) -> list[Tensor]:
+    return [leaf.detach().clone() for leaf in _tensors(values)]
 
 
 def _sound(leaf: Any) -> bool:

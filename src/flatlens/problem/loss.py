@@ -233,6 +233,15 @@ def labels_known() -> Iterator[None]:
         _KNOWN.reset(token)
 
 
+def _mend_of_labels(y: Tensor, classes: int) -> str:
+    """Return what to do about labels that no output stands for, as far as these labels show it."""
+    if bool((y < 0).any()):
+        return f"labels below 0 are ignored by nn.CrossEntropyLoss(ignore_index={int(y.min())})"
+    if int(y.max()) == classes and bool((y > 0).all()):
+        return "they are counted from 1 here: subtract 1"
+    return f"the last layer needs at least {int(y.max()) + 1} outputs"
+
+
 def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
     """Return the class labels; refuse any outside [0, classes) except `ignore`."""
     if _KNOWN.get():
@@ -244,8 +253,7 @@ def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
         first = int(bad.nonzero()[0])
         raise BadData(
             f"Problem(data=...): label {int(y[first])} at sample {first} of its batch is out of range: the model has "
-            f"{classes} outputs, so labels run from 0 to {classes - 1}: are they counted from 1, or is the "
-            f"last layer too narrow?"
+            f"{classes} outputs, so labels run from 0 to {classes - 1}: {_mend_of_labels(y, classes)}"
             if classes > 1
             else f"Problem(data=...): label {int(y[first])} at sample {first} of its batch: the model has one output, "
             f"which cannot tell classes apart: with labels 0 and 1 the loss is nn.BCEWithLogitsLoss()"

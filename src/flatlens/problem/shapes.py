@@ -73,7 +73,7 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
     if outputs.ndim == 0 or len(outputs) != n:
         raise BadModel(
             f"Problem(model=...): outputs must have shape (batch, N) = ({n}, N), or (batch, ...), got "
-            f"{tuple(outputs.shape)}: does the network average or flatten over the batch?"
+            f"{tuple(outputs.shape)}: {_mend_of_axes(outputs, n)}"
         )
     if outputs.ndim == 2:
         return outputs, targets
@@ -97,6 +97,20 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
             f"the outputs, in the model or through forward=(model, batch) -> (outputs, targets)"
         )
     return outputs.reshape(n, -1), targets.reshape(n, -1) if outputs.ndim > 1 else targets
+
+
+def _mend_of_axes(outputs: Tensor, n: int) -> str:
+    """Return what to do about outputs whose axis 0 does not count the n samples, as their shape shows it."""
+    if outputs.ndim > 1 and outputs.shape[1] == n:
+        return (
+            f"axis 1 has {n} entries: if these are the samples, put them first (batch_first=True, or transpose(0, 1))"
+        )
+    if outputs.ndim and len(outputs) % n == 0 and len(outputs):
+        rows = len(outputs) // n
+        return f"{rows} rows for each sample: if these follow each other, return outputs.reshape({n}, {rows}, ...)"
+    if outputs.numel() == 1:
+        return "one number for the whole batch: return the outputs before a mean, a sum or a loss is taken of them"
+    return "return one row for each sample, in the samples' order"
 
 
 def _in_heads(

@@ -176,7 +176,8 @@ def _require_untouched(
     if written:
         raise BadModel(
             f"Problem(model=...): forward() changes the parameter {written[0]!r} in place (its old value was "
-            f"restored): clip or normalise weights, or apply max_norm, before you measure"
+            f"restored): do this in the training step, or only where self.training is true, which it is not here "
+            f"(F.embedding(..., max_norm=...) does it, too)"
         )
     if [(name, id(p)) for name, p in before] != [(name, id(p)) for name, p in now]:
         other = {name: id(p) for name, p in now}
