@@ -95,7 +95,8 @@ class Lens:
         self.passes = 0
         self.products = 0  #: products with curvature matrices over all the data, since the lens was made
         self.pass_seconds = 0.0  #: duration of all passes, which serve many measures each
-        self.remembered = _remembered(after, problem.peers)  #: leading eigenpairs, by search and layer
+        self._peers = problem.peers  # asked for at every layer, and found by a look at all parameters
+        self.remembered = _remembered(after, self._peers)  #: leading eigenpairs, by search and layer
         self.residuals: dict[Key, Tensor] = {}  #: relative residuals of largest eigenvalues found matrix-free, (n,)
         self.failed: dict[Key, str] = {}  #: why a measure of a pass has no values at a place
         self._values: dict[Key, Tensor] = {}
@@ -218,7 +219,7 @@ class Lens:
 
     def attempted(self, work: Callable[[], _T], what: str) -> _T | str:
         """Return the result of `work`, or why there is none, by the rule of `measures.failing`."""
-        return attempted(work, what, self.problem.peers, lambda: self.singular)
+        return attempted(work, what, self._peers, lambda: self.singular)
 
     def forget_failures(self) -> None:
         """Try again what failed before: memory may be free now."""

@@ -23,7 +23,7 @@ _STEPS = (1e-4, 4e-4, -1e-4, -4e-4)
 """Steps of the outputs, relative to a sample's largest output: two to each side, as at a kink all four differ."""
 _APART = 0.05  #: smallest difference from autograd's second derivative, relative to the larger of both, that counts
 _AGREE = 0.2  #: largest spread of the differences over the steps, relative to their distance from autograd's
-_MEND = "write it as a function of plain torch operations, (outputs, targets) -> losses of shape (n,)"
+_MEND = "write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)"
 _HIDDEN = f"the loss's gradient hides its own derivative from autograd (differences show it): {_MEND}"
 
 
