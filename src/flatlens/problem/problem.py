@@ -77,7 +77,7 @@ class Problem:
             torch.nn.functional, or a function of outputs and targets that returns each sample's loss, (n,), or the mean
             of a batch; for several heads a dict or a tuple of these.
         data: The training data: (x, y), a dict with "labels", a list of such dicts, a Dataset, a DataLoader, or an
-            object with x and y.
+            object with x and y; with forward= x alone. A list in a batch has one item for each sample.
         test: Held-out data in the same forms.
         forward: Called with (model, batch); returns (outputs, targets), or (outputs, targets, which tokens count).
         parameters: The measured ones: "trainable", "all", or their names.
