@@ -108,3 +108,41 @@ def test_an_embedding_called_a_different_number_of_times_is_refused() -> None:
     data = (torch.arange(90).reshape(30, 3) % 5, torch.arange(30) % 3)
     with pytest.raises(BadModel, match="other samples"):
         fl.measure(fl.Lens(fl.Problem(Longer(), "cross_entropy", data)), "ggn_trace")
+
+
+class Bagged(nn.Module):
+    """A bag of words: ids of a sample in one row, or all samples' in one with the places where they begin."""
+
+    def __init__(self, mode: str, how: str) -> None:
+        super().__init__()
+        self.bag, self.how = nn.EmbeddingBag(9, 5, mode=mode), how
+        self.mid, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def bagged(self, ids: Tensor) -> Tensor:
+        if self.how == "offsets":
+            return self.bag(ids.flatten(), torch.arange(len(ids)) * ids.shape[1])
+        return self.bag(input=ids) if self.how == "named" else self.bag(ids)
+
+    def above(self, z: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mid(z)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.above(self.bagged(ids))
+
+
+@pytest.mark.parametrize("mode", ["mean", "sum", "max"])
+@pytest.mark.parametrize("how", ["rows", "named", "offsets"])
+@pytest.mark.parametrize(("n", "tokens"), [(5, 3), (4, 4), (3, 6), (1, 2)])
+def test_the_input_of_a_bag_of_words_is_the_bag(mode: str, how: str, n: int, tokens: int) -> None:
+    """As that of words is their vectors: sensitivities are to the output of the first embedding, one per sample."""
+    torch.manual_seed(n)
+    net, ids = Bagged(mode, how).double(), torch.randint(0, 9, (n, tokens))
+    report = fl.measure(
+        fl.Lens(fl.Problem(net, "cross_entropy", (ids, torch.arange(n) % 3))), ["mls", "normalized_mls"]
+    )
+    z = net.bagged(ids).detach()
+    norms = torch.stack([torch.linalg.matrix_norm(torch.func.jacrev(net.above)(one), 2) for one in z]).detach()
+    assert report["mls"].value == pytest.approx(float(norms.mean()), rel=1e-10)
+    assert report["mls"].note == "to the first embedding's output"
+    scaled = norms.square() * z.square().sum(1)
+    assert report["normalized_mls"].value == pytest.approx(float(scaled.mean()), rel=1e-10)

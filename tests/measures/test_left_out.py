@@ -95,10 +95,7 @@ def test_the_note_names_three_matrices_and_counts_the_others() -> None:
     """Weights outside the given layers; vectors (biases) are never named."""
     net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
     one = fl.Lens(fl.Problem(net, "mse", (torch.ones(3, 2), torch.ones(3, 2))))
-    assert (
-        left_out(one, ["4"])
-        == "left out, because they are no matrix of a linear layer or product: 0.weight, 1.weight, 2.weight and 1 more"
-    )
+    assert left_out(one, ["4"]) == "left out, because they were not asked for: 0.weight, 1.weight, 2.weight and 1 more"
     assert left_out(one, ["0", "1", "2", "3", "4"]) == ""
 
 
@@ -116,3 +113,40 @@ def test_the_last_layer_may_be_a_matrix_that_is_no_layers() -> None:
     note = fl.measure(fl.Lens(problem), ["relative_flatness"])["relative_flatness"].note
     assert note.startswith("of a; left out")
     assert note.endswith(": w")
+
+
+class Cut(nn.Module):
+    """A head behind layers of which some are cut off from autograd, and a table, and matrices that nothing uses."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.below, self.head, self.unused = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(2, 2)
+        self.table, self.how = nn.Embedding(3, 3), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "no_grad":
+            with torch.no_grad():
+                z = self.below(x)
+        elif self.how == "detach":
+            z = self.below(x).detach()
+        elif self.how == "inference copy":
+            z = nn.functional.linear(x, self.below.weight.data, self.below.bias.data)
+        else:
+            z = self.below(x)
+        return self.head(torch.tanh(z)) + self.table(torch.arange(len(x), device=x.device) * 0)
+
+
+@pytest.mark.parametrize("how", ["no_grad", "detach", "inference copy", "used"])
+def test_the_reason_why_a_matrix_is_left_out_was_looked_at(how: str) -> None:
+    torch.manual_seed(0)
+    problem = fl.Problem(Cut(how).double(), "cross_entropy", (X, Y))
+    lens = fl.Lens(problem)
+    note = left_out(lens, lens.layout.weights)
+    counted = how in ("used", "detach")  # a call that the pass sees makes it a layer
+    cut = ["unused.weight"] if counted else ["below.weight", "unused.weight"]
+    no_derivative = "the outputs have no derivative in them (unused, or inside no_grad() or behind detach())"
+    assert note == (
+        f"left out, because {no_derivative}: {', '.join(cut)}; "
+        "left out, because they are no matrix of a linear layer or product: table.weight"
+    )
+    assert fl.measure(lens, "weight_norm")["weight_norm"].note == note

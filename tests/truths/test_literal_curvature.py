@@ -278,7 +278,8 @@ def test_factors_of_the_gauss_newton_matrix(case: Case) -> None:
         if layer == weight:
             close(report[f"{key}.features", layer].value, norm2(bare_inputs(case.net, layer, case.x)))
             continue
-        close(report[f"{key}.features", layer].value, norm2(call_inputs(case.net, layer, case.x)[0]))
+        read = [phi.flatten(1) for phi in call_inputs(case.net, layer, case.x)]  # of all its calls, side by side
+        close(report[f"{key}.features", layer].value, norm2(torch.cat(read, 1)))
         if (case.name, layer) == ("bare", "tied"):  # its weight also acts elsewhere
             assert report[f"{key}.jacobian", layer].kind == "undefined"
             continue

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from flatlens.curvature.krylov import lanczos
-from flatlens.grams import Layout, features_read
+from flatlens.grams import Layout, features_read, require_told_apart
 from flatlens.grams.contractions import CACHE_BYTES, pieces
 from flatlens.operations.operator_norm import SearchedNorm, searched_norm
 from flatlens.problem import Problem
+from flatlens.problem.samples import size
 from flatlens.problem.state import differentiable
 
 SMALLEST, LARGEST = 64, 1024
@@ -23,8 +24,13 @@ _UNDERFLOWN = 1e-30
 _TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the order of the residual squared: rounding
 
 
-def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, SearchedNorm]:
+def feature_norms(
+    problem: Problem, model: nn.Module, layout: Layout, groups: Mapping[str, Collection[str]] | None = None
+) -> dict[str, SearchedNorm]:
     """Return ||X_l||_2 of the features X_l (n x M_l) of each linear call and each weight outside layers.
+
+    All rows of a sample count as one: those that a network folds into the batch, too. With `groups`, the norms are
+    those of several calls' features side by side; a group with a call whose features are not known is left out.
 
     From X X^T if the samples are few; else by Lanczos on X^T X, and if that is small beside X, its vector is found on a
     float32 copy and corrected.
@@ -33,34 +39,42 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
     """
     kept, complete, widths = _features(problem, model, layout)
     norms = {}
-    for key in widths:
-        if complete and len(kept) == 1 and len(kept[0][key]) <= widths[key]:
-            K = _between_samples(kept[0][key])
-            norms[key] = SearchedNorm(float(torch.linalg.eigvalsh(K)[-1].clamp(min=0).sqrt()))
+    for name, keys in (groups if groups is not None else {key: (key,) for key in widths}).items():
+        if not widths.keys() >= {*keys}:
+            continue
+        width = sum(widths[key] for key in keys)
+        if complete and len(kept) == 1 and problem.n <= width:
+            K = torch.stack([_between_samples(kept[0][key]) for key in keys]).sum(0)
+            norms[name] = SearchedNorm(float(torch.linalg.eigvalsh(K)[-1].clamp(min=0).sqrt()))
             continue
 
-        def apply(v: Tensor, key: str = key) -> Tensor:
-            parts = kept if complete else _walk(problem, model, layout)
+        def apply(v: Tensor, keys: Collection[str] = keys) -> Tensor:
             total = torch.zeros_like(v)
-            for part in parts:
-                X = part[key]
-                m = X.shape[1]  # a chunk of shorter sentences has the features of the first tokens alone
-                for piece in pieces(len(X), 8 * m, CACHE_BYTES):  # read twice, so kept in the cache
-                    wide = X[piece].to(torch.float64)
-                    total[:m].addmv_(wide.T, wide @ v[:m])
+            each = [widths[key] for key in keys]
+            mine, sums = (dict(zip(keys, torch.split(vector, each), strict=True)) for vector in (v, total))
+            for part in kept if complete else _walk(problem, model, layout):
+                m = {key: part[key].shape[1] for key in keys}  # a chunk of shorter sentences has the first tokens alone
+                for piece in pieces(
+                    len(part[next(iter(keys))]), 8 * sum(m.values()), CACHE_BYTES
+                ):  # read twice, cached
+                    wide = {key: part[key][piece].to(torch.float64) for key in keys}
+                    along = torch.stack([wide[key] @ mine[key][: m[key]] for key in keys]).sum(0)
+                    for key in keys:
+                        sums[key][: m[key]].addmv_(wide[key].T, along)
             return total
 
-        start = torch.randn(widths[key], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        start = start.to(kept[0][key].device)
-        G = _squared([part[key] for part in kept], widths[key]) if complete else None
+        start = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        start = start.to(next(iter(kept[0].values())).device)
+        alone = next(iter(keys)) if len(keys) == 1 else None
+        G = _squared([part[alone] for part in kept], width) if complete and alone is not None else None
         if G is None:
             pairs = lanczos(apply, start, rtol=_TOLERANCE)
-            norms[key] = SearchedNorm(max(0.0, pairs.largest) ** 0.5, pairs.converged)
+            norms[name] = SearchedNorm(max(0.0, pairs.largest) ** 0.5, pairs.converged)
         else:
             top = float(G.diagonal().max())  # vectors in units of it stay within float32
             rough, gram = partial(torch.mv, G.div_(top)), lambda v, apply=apply, top=top: apply(v).div_(top)
             found = searched_norm(gram, rough, start, _TOLERANCE)
-            norms[key] = SearchedNorm((top * found.value**2) ** 0.5, found.converged)
+            norms[name] = SearchedNorm((top * found.value**2) ** 0.5, found.converged)
     return norms
 
 
@@ -92,7 +106,7 @@ def _features(
     kept: list[dict[str, Tensor]] = []
     widths: dict[str, int] = {}
     held, complete = 0, True
-    for part in _walk(problem, model, layout):
+    for part in _walk(problem, model, layout, check=not problem.coupled):
         widths |= {key: max(X.shape[1], widths.get(key, 0)) for key, X in part.items()}
         held += sum(X.numel() * X.element_size() for X in part.values())
         if kept and held > problem.memory // 2:
@@ -102,10 +116,17 @@ def _features(
     return kept, complete, widths
 
 
-def _walk(problem: Problem, model: nn.Module, layout: Layout) -> Iterator[dict[str, Tensor]]:
-    """Yield the features of every linear call and of every weight outside layers, (n, M_l), chunk by chunk."""
+def _walk(problem: Problem, model: nn.Module, layout: Layout, *, check: bool = False) -> Iterator[dict[str, Tensor]]:
+    """Yield the features of every linear call and of every weight outside layers, (n, M_l), chunk by chunk.
+
+    With `check`, PlanBroken is raised where rows that are folded into the batch are not those of the planned samples.
+    """
     # gradients stay on: the recorder skips only calls that the model itself runs under no_grad
     with problem.measuring(model), differentiable(model.parameters()):
         for raw in problem.batches(CHUNK):
-            tape, found = features_read(problem, model, layout, problem.place(raw))
-            yield {key: layout.unpadded(x, tape).reshape(len(x), -1) for key, x in found.items()}
+            batch = problem.place(raw)
+            tape, found = features_read(problem, model, layout, batch)
+            n = size(batch)
+            if check and any(len(found[key]) != n for key in tape.linear.keys() & found.keys()):
+                require_told_apart(problem, model, layout, batch)
+            yield {key: layout.unpadded(x, tape).reshape(n, -1) for key, x in found.items()}

@@ -17,9 +17,9 @@ Read the modules in this order:
 
 from flatlens.grams.broken import PlanBroken, agreed
 from flatlens.grams.contractions import quadratic, trace
-from flatlens.grams.features import feature_spread, features_read
+from flatlens.grams.features import feature_spread, features_read, outside_keys, require_told_apart
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
-from flatlens.grams.layout import Layout, Weight
+from flatlens.grams.layout import UNREAD, Layout, Weight
 from flatlens.grams.one_pass import one_pass
 from flatlens.grams.planner import lay_out
 from flatlens.grams.singular import singular
@@ -27,6 +27,7 @@ from flatlens.grams.sketch import Sketch
 from flatlens.grams.weight import row_factor
 
 __all__ = [
+    "UNREAD",
     "ChunkGrams",
     "LayerGrams",
     "Layout",
@@ -38,7 +39,9 @@ __all__ = [
     "features_read",
     "lay_out",
     "one_pass",
+    "outside_keys",
     "quadratic",
+    "require_told_apart",
     "row_factor",
     "singular",
     "trace",

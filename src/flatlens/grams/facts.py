@@ -36,9 +36,14 @@ class AgreedFacts:
         self.axes, self.unplaced = self._axes()
 
     def _rows(self, name: str) -> Rows | None:
-        """Return the first arrangement of a place's samples that is possible in every trial that has the place."""
-        allowed = [trial.rows[name] for trial in self.trials if name in trial.rows]
-        return next((rows for rows in allowed[0] if all(rows in others for others in allowed)), None)
+        """Return the first arrangement of a place's samples that is possible in every trial that has the place.
+
+        None if there is none, or if a sample has several rows at a call and nothing tells which.
+        """
+        there = [trial for trial in self.trials if name in trial.rows]
+        possible = [rows for rows in there[0].rows[name] if all(rows in trial.rows[name] for trial in there)]
+        unclear = any(trial.unclear(name, possible) for trial in there)
+        return possible[0] if possible and not unclear else None
 
     def _axes(self) -> tuple[dict[str, int], dict[str, str]]:
         """Return the axis of samples in each call's input, and for the other calls the reason why there is none."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flatlens.grams.broken import PlanBroken
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.record import Tape, record, run_recorded
-from flatlens.operations.layers import by_sample
+from flatlens.grams.rows import coupled_places
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.samples import FORWARD_CHUNK, size
@@ -45,40 +45,59 @@ def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[
     Chunks are merged with Chan's update in float64: a large mean causes no cancellation.
     """
     moments: dict[str, Moments] = {}
-    graphs = bool(_outside(layout))
+    graphs = bool(_at_products(layout))
     with measuring(model), differentiable(model.parameters()) if graphs else torch.no_grad():
         for raw in problem.data.chunks(256 if graphs else FORWARD_CHUNK):
             tape, found = features_read(problem, model, layout, problem.place(raw))
             for layer, weight in layout.weights.items():
-                for key in () if weight.unplaced else weight.calls or outside_keys(weight):
+                keys = weight.calls or outside_keys(weight)
+                for key in () if weight.unplaced or not found.keys() >= {*keys} else keys:
                     there = tape.mask if layout.ignores_padding else None
                     moments[layer] = _merge(moments.get(layer), _by_feature(weight, found[key], there))
     return moments
 
 
 def features_read(problem: Problem, model: nn.Module, layout: Layout, batch: Batch) -> tuple[Tape, dict[str, Tensor]]:
-    """Return the record of a forward pass, and the features that weights multiply in it, samples in front.
+    """Return the record of a forward pass, and the features that weights multiply in it, a sample's rows side by side.
 
-    They are by call of a linear layer, or by `outside_keys`. Those outside layers are kept by autograd alone, so the
-    pass must run with gradients on where there are any.
+    They are by call of a linear layer, or by `outside_keys`: the call's input where the call multiplies just that, else
+    what the product reads. This autograd alone keeps, so the pass must run with gradients on where there is any.
+
+    Raises:
+        PlanBroken: the batch is not computed as planned, or its samples do not lie as planned where they are folded.
     """
-    outside = _outside(layout)
-    if outside:
+    n, at_products = size(batch), _at_products(layout)
+    if at_products:
         tape, *_ = run_recorded(problem, model, batch)
     else:
         with record(model, problem.mask(batch)) as tape:
             problem.run(model, batch)
     if tape.linear.keys() - layout.structure.varying_calls != layout.structure.calls.keys():
         raise PlanBroken([batch])
-    found = {key: by_sample(tape.linear[key].read, axis) for key, axis in layout.batch_axis.items()}
-    for weight in outside:
-        for key, place in zip(outside_keys(weight), weight.products, strict=True):
-            product = layout.operations(tape).get(place)
-            if not isinstance(product, Product):
-                raise PlanBroken([batch])
-            x, n = layout.rows[place].in_front(product.kept(), size(batch)), size(batch)
-            found[key] = x.reshape(n, -1, x.shape[-1]) if weight.adapter.token_wise and len(x) > n else x
+    found: dict[str, Tensor] = {}
+    for key, rows in layout.call_rows.items():
+        if key not in layout.structure.altered:
+            x = tape.linear[key].read
+            if not rows.fit(x.shape, n):
+                raise PlanBroken([batch], [f"x:{key}"])
+            found[key] = rows.in_front(x, n)
+    for key, (place, token_wise) in at_products.items():
+        product = layout.operations(tape).get(place)
+        if not isinstance(product, Product) or not layout.rows[place].fit(product.shape, n):
+            raise PlanBroken([batch], [place])
+        x = layout.rows[place].in_front(product.kept(), n)
+        found[key] = x.reshape(n, -1, x.shape[-1]) if token_wise and len(x) > n else x
     return tape, found
+
+
+def require_told_apart(problem: Problem, model: nn.Module, layout: Layout, batch: Batch) -> None:
+    """Raise PlanBroken if some call's rows of samples, folded into one axis, do not lie as planned on a batch."""
+    tape, _, f, _ = run_recorded(problem, model, batch)
+    planned = {f"x:{key}": rows for key, rows in layout.call_rows.items() if key not in layout.structure.altered}
+    at = {name: tape.linear[name.removeprefix("x:")].x for name in planned}
+    folded = {name: x for name, x in at.items() if x.shape[planned[name].axis] != len(f)}
+    if folded and (apart := coupled_places(f, folded, planned, torch.Generator().manual_seed(0))):
+        raise PlanBroken([batch], apart)
 
 
 def outside_keys(weight: Weight) -> tuple[str, ...]:
@@ -86,8 +105,16 @@ def outside_keys(weight: Weight) -> tuple[str, ...]:
     return tuple(weight.layer + (f":{k}" if k else "") for k in range(len(weight.products)))
 
 
-def _outside(layout: Layout) -> list[Weight]:
-    return [weight for weight in layout.weights.values() if not weight.calls and weight.products]
+def _at_products(layout: Layout) -> dict[str, tuple[str, bool]]:
+    """Return the products whose own inputs are features, by call or outside key, each with whether it is token-wise."""
+    found = {}
+    for weight in layout.weights.values():
+        own = {key: f"z:{key}" for key in weight.calls} or dict(zip(outside_keys(weight), weight.products, strict=True))
+        for key, place in own.items():
+            known = key in layout.call_rows and key not in layout.structure.altered
+            if place in layout.rows and not known:
+                found[key] = place, weight.adapter.token_wise
+    return found
 
 
 def is_constant(mean: Tensor, spread: Tensor) -> Tensor:

@@ -116,6 +116,8 @@ class Weight:
 MadePlaces: TypeAlias = list[tuple[Made, list[tuple[Read, str]]]]
 """The tensors made from a parameter, each with the operations that read it and their names in the plan."""
 
+UNREAD = "its calls multiply other numbers than their inputs, by no product of a known form"
+
 _GRAM_BYTES = 2 * 5 * 8
 """Bytes of one entry of G, R, K and K's two parts, for two chunks: a chunk is freed only when the next one exists."""
 
@@ -131,7 +133,8 @@ class Layout:
     made: tuple[str, ...]  #: parameters that act through tensors made from them, the same for all samples
     unexplained: tuple[str, ...]  #: parameters measured by per-sample autograd
     rows: dict[str, Rows]  #: arrangement of the samples, by operation
-    batch_axis: dict[str, int]  #: axis of samples in the input of each call that every batch has
+    call_rows: dict[str, Rows]  #: arrangement of the samples in the input of each call, where it is known
+    batch_axis: dict[str, int]  #: axis of samples in the input of each call that has a sample's rows side by side
     unplaced: dict[str, str]  #: all other calls, with the reason why they have no such axis
     inputs: tuple[int, ...]  #: indices of the network's floating inputs on which the outputs depend
     input_is_embedded: bool  #: whether the network reads token ids, so that its input is the first embedding's output
@@ -155,6 +158,12 @@ class Layout:
             for name, w in (self.weights | self.parts).items()
             if (w.parameter not in curved if w.parameter is not None else w.calls == (name,) and name not in calls)
         )
+
+    def unread(self, weight: Weight) -> str:
+        """Return why the features that a weight multiplies are not known; empty if nothing speaks against it."""
+        if weight.unplaced or weight.products or self.structure.altered.isdisjoint(weight.calls):
+            return weight.unplaced
+        return UNREAD
 
     def weight(self, name: str) -> Weight:
         """Return a weight, or a part of one, by its name."""

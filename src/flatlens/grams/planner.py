@@ -112,6 +112,7 @@ def _plan(facts: AgreedFacts) -> Layout:
         made=tuple(made),
         unexplained=unexplained,
         rows={name: rows for name, rows in facts.rows.items() if name in needed},
+        call_rows={key: facts.rows[f"x:{key}"] for key in facts.structure.calls if f"x:{key}" in facts.rows},
         batch_axis=facts.axes,
         unplaced=facts.unplaced,
         inputs=tuple(sorted(facts.structure.inputs)),

@@ -25,7 +25,7 @@ from flatlens.operations.heads import HeadFinder
 from flatlens.operations.layers import is_linear
 from flatlens.operations.made import Made, made_of, sampled_nodes
 from flatlens.operations.paths import Paths
-from flatlens.operations.reads import GraphOperation, Lookup, Product, Read, product_of, reaches, reads_of
+from flatlens.operations.reads import GraphOperation, Lookup, Product, Read, features_of, product_of, reaches, reads_of
 from flatlens.operations.scales import ScaleFinder, Scales
 from flatlens.problem import Batch, Problem
 from flatlens.problem.samples import is_list, take, unlisted
@@ -47,6 +47,7 @@ class Call:
     ended: int  #: autograd's sequence number at its end
     product: Product | None = None  #: the operation that multiplies by the layer's weight, if there is exactly one
     pure: bool = False  #: whether the call is this product and the addition of the bias, and nothing else
+    as_given: bool = False  #: whether its product, or the only one in it, multiplies the very numbers of the input
 
     @property
     def read(self) -> Tensor:
@@ -89,6 +90,10 @@ class Tape:
             if call.product is not None:
                 node = call.product.node
                 call.pure = reaches(call.z.grad_fn, node) and reaches(call.product.source, call.x.grad_fn)
+            known = call.product or (inside[0][0] if len(inside) == 1 else None)
+            call.as_given = _pads_itself(call.module) or (
+                known is not None and _multiplies_input(call, known, self.rounded)
+            )
 
     def _read_made(self, graph: Graph, model: nn.Module, inputs: list[Tensor]) -> None:
         """Find the tensors that are made from parameters without the network's input."""
@@ -119,6 +124,28 @@ def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[R
         assert isinstance(weight, Tensor)
         found = [product for product, W in inside if W.shape == weight.shape and _alike(W, weight.detach())]
     return found[0] if len(found) == 1 else None
+
+
+def _pads_itself(module: nn.Module) -> bool:
+    """Return whether it is torch's own convolution that reads its input through a padding other than zeros."""
+    own = type(module).__module__.startswith("torch.nn.modules") and "forward" not in vars(module)
+    return own and getattr(module, "padding_mode", "zeros") != "zeros"
+
+
+def _multiplies_input(call: Call, product: Product, rounded: bool) -> bool:
+    """Return whether a product in a call multiplies the call's input: no cast, no write that autograd misses.
+
+    If `rounded`, the arithmetic that was asked for casts it.
+    """
+    if not reaches(product.source, call.x.grad_fn):
+        return False
+    x, phi = call.x.detach(), features_of(product.node)
+    if phi is None:  # no derivative in the weight is asked for
+        return False
+    if x.data_ptr() == phi.data_ptr() and x.is_contiguous() and phi.is_contiguous() and x.numel() == phi.numel():
+        return True
+    x = x.to(phi.dtype) if rounded else x
+    return x.dtype == phi.dtype and torch.equal(x.flatten(), phi.flatten())
 
 
 def made_reads(tape: Tape, parameter: str) -> list[Read]:
@@ -181,8 +208,8 @@ def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] =
 
     def embed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
         axis, sure = sample_axis(args[0] if args else kwargs["input"], ids)
-        if axis is None:
-            return z
+        if axis is None or (isinstance(module, nn.EmbeddingBag) and (axis != 0 or len(z) != len(ids[0]))):
+            return z  # a bag has one row for each row that it reads
         front = z.movedim(axis, 0) if axis else z
         leaf = front if z.requires_grad else front.detach().requires_grad_()
         (tape.embedded if sure else doubtful).append(leaf)
@@ -193,7 +220,7 @@ def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] =
             if is_linear(module):
                 _remove_at_exit(hooks, module.register_forward_pre_hook(enter, with_kwargs=True))
                 _remove_at_exit(hooks, module.register_forward_hook(leave, with_kwargs=True))
-            if isinstance(module, nn.Embedding):
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 _remove_at_exit(hooks, module.register_forward_hook(embed, with_kwargs=True))
         yield tape
         tape.embedded += doubtful

@@ -63,7 +63,11 @@ def splits(n: int) -> Iterator[Tensor]:
 
 
 def independent_rows(
-    f: Tensor, at: Mapping[str, Place], allowed: Mapping[str, list[Rows]], generator: torch.Generator
+    f: Tensor,
+    at: Mapping[str, Place],
+    allowed: Mapping[str, list[Rows]],
+    generator: torch.Generator,
+    moving: set[str] | None = None,
 ) -> dict[str, list[Rows]]:
     """Return for each place the arrangements under which no sample's outputs depend on another sample's rows.
 
@@ -76,6 +80,7 @@ def independent_rows(
         at: places in the graph of f, by name.
         allowed: candidate arrangements of each place.
         generator: draws the random weights.
+        moving: gets the names of the places that move the outputs: elsewhere every arrangement is possible.
     """
     n, left = len(f), {name: list(rows) for name, rows in allowed.items()}
     u = torch.randn(f.shape, generator=generator).to(f)
@@ -87,7 +92,28 @@ def independent_rows(
             if derivative is not None:
                 # NaN shows nothing: it is 0 times the infinite derivative of a sample's own
                 reached = (derivative != 0) & ~derivative.isnan()
+                if moving is not None and name not in moving and bool(reached.any()):
+                    moving.add(name)
                 left[name] = [rows for rows in left[name] if not bool(rows.by_sample(reached, n)[~inside].any())]
+    return left
+
+
+def of_own_inputs(
+    at: Place, like: Tensor, inputs: list[Tensor], allowed: list[Rows], n: int, generator: torch.Generator
+) -> list[Rows]:
+    """Return the arrangements of a place under which no sample's rows depend on another sample's inputs.
+
+    `like` has the place's shape; `inputs` are the network's, samples in front. The test is that of `independent_rows`,
+    one place further up.
+    """
+    left = list(allowed)
+    for mask in splits(n) if inputs else ():
+        for rows in list(left):
+            u = torch.randn(like.shape, generator=generator).to(like)
+            rows.by_sample(u, n)[~mask] = 0  # a view: an axis is only split
+            derivatives = torch.autograd.grad([at], inputs, [u], retain_graph=True, allow_unused=True)
+            if any(d is not None and bool(d[~mask].nan_to_num(0.0).any()) for d in derivatives):
+                left.remove(rows)
     return left
 
 

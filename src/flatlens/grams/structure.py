@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
-import torch
 from torch import Tensor, nn
 
 from flatlens.grams.record import Call, Tape
 from flatlens.operations.graph import Graph, Node
-from flatlens.operations.reads import RESHAPING, features_of
+from flatlens.operations.reads import RESHAPING
 
 Signature = tuple[object, ...]
 
@@ -33,7 +32,7 @@ class Structure:
     made: Mapping[str, tuple[Signature, ...]]  #: tensors made from parameters whose reads do not tell
     curved: frozenset[str]  #: parameters in which the outputs are not piecewise linear
     curved_calls: frozenset[str]  #: calls in whose product the outputs are not piecewise linear
-    altered: frozenset[str]  #: calls whose product multiplies other numbers than those of the call's input
+    altered: frozenset[str]  #: calls that are not known to multiply the very numbers of their input
     inputs: frozenset[int]  #: indices of the network's inputs on which the outputs depend
     first: str | None  #: the call that reads the network's input unchanged, if nothing else reads it
 
@@ -94,7 +93,7 @@ def structure_of(tape: Tape, inputs: list[Tensor], model: nn.Module) -> Structur
         {name: tuple(made.signature for made in found) for name, found in tape.made.items() if found is not None},
         frozenset(key for is_call, key in curved if not is_call),
         frozenset(key for is_call, key in curved if is_call),
-        frozenset(key for key, call in tape.linear.items() if call.pure and not _as_given(call, tape.rounded)),
+        frozenset(key for key, call in tape.linear.items() if not call.as_given),
         connected,
         _first_call(graph, tape, inputs, connected),
     )
@@ -102,19 +101,6 @@ def structure_of(tape: Tape, inputs: list[Tensor], model: nn.Module) -> Structur
 
 def _call_signature(call: Call) -> Signature | None:
     return None if call.product is None else (*call.product.signature, call.pure)
-
-
-def _as_given(call: Call, rounded: bool) -> bool:
-    """Return whether a pure call multiplies the numbers that it is given: no cast, no write that autograd misses.
-
-    If `rounded`, the arithmetic that was asked for casts them.
-    """
-    assert call.product is not None
-    x, phi = call.x.detach(), features_of(call.product.node)
-    if x.data_ptr() == phi.data_ptr() and x.is_contiguous() and phi.is_contiguous() and x.numel() == phi.numel():
-        return True
-    x = x.to(phi.dtype) if rounded else x
-    return x.dtype == phi.dtype and torch.equal(x.flatten(), phi.flatten())
 
 
 def _node(graph: Graph, x: Tensor) -> Node | None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import BadModel
 from flatlens.grams.record import Tape, made_reads, run_recorded
-from flatlens.grams.rows import CANDIDATES, Rows, independent_rows
+from flatlens.grams.rows import CANDIDATES, Rows, independent_rows, of_own_inputs
 from flatlens.grams.structure import Structure, structure_of
 from flatlens.operations.graph import Node, Place
 from flatlens.operations.reads import Bias, Entrywise, GraphOperation, Product
@@ -67,7 +67,19 @@ class Trial:
         self.names = {operation.node: name for name, operation in self.operations.items()}
         at, shapes = self._places()
         candidates = {name: self._candidates(name, shape) for name, shape in shapes.items()}
-        self.rows = independent_rows(self.f, at, candidates, generator)
+        moving: set[str] = set()
+        self.rows = independent_rows(self.f, at, candidates, generator, moving)
+        for name, possible in self.rows.items():  # where the outputs do not tell, as behind a gate that is shut
+            if self.unclear(name, possible) or (name[:2] in ("x:", "z:") and name not in moving):
+                like = self.f.new_empty(shapes[name])
+                self.rows[name] = of_own_inputs(at[name], like, self.inputs, possible, self.n, generator)
+
+    def unclear(self, name: str, possible: list[Rows]) -> bool:
+        """Return whether a sample has several rows at a call's input or product, and several arrangements are left."""
+        if len(possible) < 2 or self.n == 1 or name[:2] not in ("x:", "z:"):
+            return False
+        shape = self.tape.linear[name[2:]].x.shape if name.startswith("x:") else self.operations[name].shape
+        return shape[possible[0].axis] != self.n
 
     def _places(self) -> tuple[dict[str, Place], dict[str, torch.Size]]:
         at: dict[str, Place] = {name: found.edge for name, found in self.operations.items()}

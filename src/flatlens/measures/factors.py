@@ -14,7 +14,7 @@ from flatlens.curvature.batch_jacobians import JacobianNorm, batch_jacobians
 from flatlens.curvature.blocks import dense_blocks
 from flatlens.curvature.features import feature_norms
 from flatlens.estimate import Estimate, undefined
-from flatlens.grams import Weight, one_pass
+from flatlens.grams import Weight, one_pass, outside_keys
 from flatlens.grams.contractions import gram
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.left_out import NO_MEASURED_LAYER, left_out, needs_every_output
@@ -32,6 +32,7 @@ from flatlens.measures.tops import (
     whole_weights,
     within_share,
 )
+from flatlens.perturbation.features import SEVERAL
 from flatlens.problem import Problem
 from flatlens.problem.outcomes import forwards
 
@@ -93,10 +94,10 @@ def layer_factors(
     couples all samples, so it is used by products only. The sum over layers is an upper bound of the largest eigenvalue
     for all these weights together, without biases, norms and weights outside layers. The factors are `.loss_curvature`,
     ||C^(1/2)|| with C divided by the number of samples, undefined where the loss is not convex in the outputs;
-    `.features`, the spectral norm of the layer's features f_{l-1}(X); and `.jacobian`, the largest norm over samples of
-    the derivative of the outputs with respect to the layer's output. If the layer's weight is used once per sample, the
-    block is at most the product of the squares of the three. For shared weights there is no such bound. `blocks=False`
-    leaves the eigenvalues out, and with them most of the cost.
+    `.features`, the spectral norm of the layer's features f_{l-1}(X), those of all its calls side by side; and
+    `.jacobian`, the largest norm over samples of the derivative of the outputs with respect to the layer's output. If
+    the layer's weight is used once per sample, the block is at most the product of the squares of the three. For shared
+    weights there is no such bound. `blocks=False` leaves the eigenvalues out, and with them most of the cost.
 
     With BatchNorm in train mode (`batch_statistics`, as in `sharpness`), all numbers are those of the network in that
     mode, and `.jacobian` is the norm of the Jacobian of a whole ghost batch.
@@ -112,12 +113,15 @@ def layer_factors(
         curvature, jacobians = _of_batches(lens, problem, run, weights, rtol)
     else:
         curvature, jacobians = _of_samples(lens, problem, run, weights)
-    features = feature_norms(problem, lens.model, lens.layout)
-    elsewhere = undefined("the weight also acts in other ways than by products in the layer's calls")
+    calls = {name: weight.calls or outside_keys(weight) for name, weight in weights.items()}
+    features = feature_norms(problem, lens.model, lens.layout, calls)
+    elsewhere = "the weight also acts in other ways than by products in the layer's calls"
     parts: dict[tuple[str, str | None], Estimate] = {}
-    for name in weights:
-        parts["features", name] = of_norm(features[name], unit="feature") if name in features else elsewhere
-        parts["jacobian", name] = replace(jacobians.get(name, elsewhere), unit="output / feature")
+    for name, weight in weights.items():
+        unread = undefined(lens.layout.unread(weight) or elsewhere)
+        parts["features", name] = of_norm(features[name], unit="feature") if name in features else unread
+        unmoved = undefined(SEVERAL if weight.explained and problem.coupled else elsewhere)
+        parts["jacobian", name] = replace(jacobians.get(name, unmoved), unit="output / feature")
     parts["loss_curvature", None] = curvature.root(lens.problem.n)
     if not blocks:
         return parts | {("", None): undefined("blocks=False leaves the blocks out")}

@@ -183,7 +183,8 @@ def seen_of(lens: Lens, batch: Batch, wanted: list[int]) -> tuple[SeenChunk, Ten
     u = torch.cat([one, some.expand(1, n, N), (numbers[:, None] * some).expand(1, n, N)])
     edges = [GradientEdge(products[number], 0) for number in wanted]
     # autograd frees these with the graph
-    read = {number: features_of(products[number]).to(torch.float64) for number in wanted}
+    found = {number: features_of(products[number]) for number in wanted}
+    read = {number: phi.to(torch.float64) for number, phi in found.items() if phi is not None}
     slopes = torch.autograd.grad([f], edges, [u], is_grads_batched=True, allow_unused=True)
     with torch.no_grad():
         C = problem.loss.output_hessian(f.detach(), y).to("cpu", torch.float64)

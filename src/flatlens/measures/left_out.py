@@ -16,6 +16,10 @@ NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured 
 NO_PARAMETER = "no parameter is measured"
 STOPPED = "the search stopped before its tolerance was reached"
 LARGEST_OF_NOISY = "the largest of noisy values: biased upwards"
+UNUSED = "the outputs have no derivative in them (unused, or inside no_grad() or behind detach())"
+UNSEEN = "the calls of their layers cannot be recorded, as those inside torch.func"
+UNCHOSEN = "they were not asked for"
+NO_MATRIX = "they are no matrix of a linear layer or product"
 NAMED = 3  #: names that a note lists
 
 
@@ -47,21 +51,32 @@ def needs_every_output(lens: Lens) -> str:
 
 
 def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> str:
-    """Return a note that names the measured matrices outside these layers, `but` not these; empty if there are none."""
+    """Return a note that names the measured matrices outside these layers, `but` not these; empty if there are none.
+
+    Each cause is one that was looked at: whether autograd's graph of the outputs has the matrix, and whose it is.
+    """
     weights = [lens.layout.weights[name] for name in layers]
     counted = {weight.parameter for weight in weights}
     made = tuple(f"{weight.layer}." for weight in weights if weight.parameter is None)
     missing = [
-        name
+        (name, p)
         for name, p in lens.model.named_parameters()
         if name in lens.problem.parameters
         and p.ndim >= 2
         and not (name in counted or name.startswith(made) or name in but)
     ]
-    if not missing:
-        return ""
-    more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-    return f"left out, because they are no matrix of a linear layer or product: {', '.join(missing[:NAMED])}{more}"
+    reads, known = lens.layout.structure.reads, {weight.parameter for weight in lens.layout.weights.values()}
+    linear = {id(module._parameters.get("weight")) for module in lens.model.modules() if is_linear(module)}
+    causes: dict[str, list[str]] = {}
+    for name, p in missing:
+        cut = UNUSED if reads.get(name) == () else UNSEEN if id(p) in linear else NO_MATRIX
+        causes.setdefault(UNCHOSEN if name in known else cut, []).append(name)
+    return "; ".join(f"left out, because {why}: {_listed(names)}" for why, names in causes.items())
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
 
 
 def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> str:

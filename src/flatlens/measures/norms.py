@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import Tensor
 from flatlens.curvature.features import feature_norms
 from flatlens.curvature.jacobians import ParameterJacobian
 from flatlens.estimate import Estimate, undefined
-from flatlens.grams import LayerGrams
+from flatlens.grams import UNREAD, LayerGrams
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
 from flatlens.measures.left_out import NO_PARAMETER, left_out, no_linear_layer
 from flatlens.measures.lens import Lens
+from flatlens.measures.rows import with_note
 from flatlens.measures.tops import of_norm
 from flatlens.operations.operator_norm import largest_norm
 from flatlens.problem.outcomes import fisher_slopes, forwards
@@ -128,12 +130,22 @@ def _by_a_forward_pass(lens: Lens, of: Callable[[Tensor, Any], Tensor]) -> Tenso
 def feature_norm(lens: Lens) -> Parts:
     """Spectral norm of the matrix of features that each linear layer reads, n x M_l; the network's is the largest.
 
-    The features of a convolution are its whole input, flattened. A module that is called twice has two rows.
+    The features of a convolution are its whole input, flattened; those of a layer that reads a sample in several rows
+    (tokens, windows, views), side by side or folded into the batch, are all of these. A module that is called twice has
+    two rows. Where a call changes its input before it multiplies it, its features are what it multiplies.
     """
-    norms = feature_norms(lens.problem, lens.model, lens.layout)
+    norms, layout = feature_norms(lens.problem, lens.model, lens.layout), lens.layout
+    calls = [*layout.structure.calls, *sorted(layout.structure.varying_calls)]
+    missing = {key: layout.unplaced.get(key, UNREAD) for key in calls if key not in norms}
+    rows: dict[tuple[str, str | None], Estimate] = {("", key): undefined(why) for key, why in missing.items()}
+    rows |= {("", at): of_norm(norm) for at, norm in norms.items()}
     if not norms:
-        return {("", None): undefined(no_linear_layer(lens))}
-    return {("", None): of_norm(largest_norm(norms.values())), **{("", at): of_norm(v) for at, v in norms.items()}}
+        return {("", None): undefined(next(iter(missing.values()), no_linear_layer(lens))), **rows}
+    whole = of_norm(largest_norm(norms.values()))
+    if missing:
+        key, why = next(iter(missing.items()))
+        whole = with_note(replace(whole, kind="lower bound"), f"without {len(missing)} calls, the first {key}: {why}")
+    return {("", None): whole, **rows}
 
 
 @on_lens(

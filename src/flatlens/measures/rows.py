@@ -55,7 +55,10 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
         missing = {name: w for name, w in lens.layout.weights.items() if name not in layers and name not in frozen}
         made = "the weight is made from other parameters, by more than the layer's own call"
         unseen = "the outputs depend differentiably on no call of the layer"
-        layers |= {name: undefined((w.unplaced or unseen) if w.has_derivative else made) for name, w in missing.items()}
+        layers |= {
+            name: undefined((lens.layout.unread(w) or unseen) if w.has_derivative else made)
+            for name, w in missing.items()
+        }
         layers = {name: layers[name] for name in lens.layout.weights if name in layers}
     if one.place == "input":
         layers |= {key: undefined(why) for key, why in lens.layout.unplaced.items()}

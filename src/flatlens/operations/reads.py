@@ -83,6 +83,7 @@ class Product(GraphOperation):
     def kept(self) -> Tensor:
         """Return phi as the operation read it; half precision is widened to float32."""
         phi = features_of(self.node)
+        assert phi is not None
         return phi.to(torch.promote_types(phi.dtype, torch.float32))
 
     @property
@@ -214,11 +215,14 @@ def read_of(graph: Graph, node: Node, operand: int, shape: torch.Size, transpose
     return _added_behind(graph, node, operand, shape) or _entrywise(node, operand, shape)
 
 
-def features_of(product: Node) -> Tensor:
-    """Return what a matrix product or a convolution multiplies by its weight; it is gone once the graph is freed."""
+def features_of(product: Node) -> Tensor | None:
+    """Return what a matrix product or a convolution multiplies by its weight; it is gone once the graph is freed.
+
+    None if autograd did not keep it, because no derivative in the weight was asked for.
+    """
     saved = {"ConvolutionBackward0": "_saved_input", "AddmmBackward0": "_saved_mat1", "MmBackward0": "_saved_self"}
-    phi: Tensor = getattr(product, saved[product.name()])
-    return phi.detach()
+    phi: Tensor | None = getattr(product, saved[product.name()])
+    return None if phi is None else phi.detach()
 
 
 def _scaled(node: Node) -> bool:
