@@ -9,12 +9,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, cond, nn
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.while_loop import while_loop
 from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.curvature import Hessian
-from flatlens.errors import BadModel
+from flatlens.errors import BadModel, ForwardFailed
 from flatlens.problem import measuring
 
 STEP = 1e-5
@@ -404,3 +406,68 @@ def test_norms_read_any_layout(norm: str, shape: tuple[int, ...]) -> None:
     for one, other in itertools.product(orders[::2], orders[1::3]):
         ours = gradients(laid(x, one), laid(slope, other))
         assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, truth, strict=True))
+
+
+def chosen(sign: float) -> Callable[[nn.Module, Tensor], Tensor]:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        return torch.cond(torch.tensor(sign > 0), lambda z: net.a(z).tanh(), lambda z: net.b(z).sin(), (x,))
+
+    return forward
+
+
+def nested(net: nn.Module, x: Tensor) -> Tensor:
+    inner = chosen(-1.0)
+    return torch.cond(torch.tensor(True), lambda z: net.b(inner(net, z)), lambda z: z, (x,))
+
+
+def by_a_name_of_its_own(net: nn.Module, x: Tensor) -> Tensor:
+    return cond(torch.tensor([True]), lambda z, w: net.a(z) * w, lambda z, w: z, (x, x.cos()))
+
+
+def repeated(net: nn.Module, x: Tensor) -> Tensor:
+    return while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, net.a(z).tanh()), (torch.tensor(0), x))[1]
+
+
+def three_times(net: nn.Module, x: Tensor) -> Tensor:
+    return net.a(net.a(net.a(x).tanh()).tanh()).tanh()
+
+
+@pytest.mark.parametrize(("written", "plain"), [
+    (chosen(1.0), lambda net, x: net.a(x).tanh()),
+    (chosen(-1.0), lambda net, x: net.b(x).sin()),
+    (nested, lambda net, x: net.b(net.b(x).sin())),
+    (by_a_name_of_its_own, lambda net, x: net.a(x) * x.cos()),
+    (repeated, three_times),
+], ids=["true", "false", "nested", "imported", "while"])  # fmt: skip
+def test_control_flow_of_torch_is_that_of_python(
+    written: Callable[[nn.Module, Tensor], Tensor], plain: Callable[[nn.Module, Tensor], Tensor]
+) -> None:
+    class Net(nn.Module):
+        def __init__(self, told: Callable[[nn.Module, Tensor], Tensor]) -> None:
+            super().__init__()
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                self.a, self.b, self.told = nn.Linear(3, 3), nn.Linear(3, 3), told
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.told(self, x)
+
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    data = x, torch.arange(6) % 3
+    lenses = [fl.Lens(fl.Problem(Net(one).double(), "cross_entropy", data)) for one in (written, plain)]
+    for names in (None, ["sharpness", "hessian_trace", "ggn_norm"]):
+        found, truth = (fl.measure(lens, names) for lens in lenses)
+        assert {key: (e.value, e.kind) for key, e in found.items() if e.kind != "undefined"} == {
+            key: (e.value, e.kind) for key, e in truth.items() if e.kind != "undefined"
+        }
+        assert truth.keys() == found.keys()
+
+
+def test_control_flow_whose_derivative_would_be_lost_is_refused() -> None:
+    class Mapped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch_map(super().forward, x)
+
+    with pytest.raises(ForwardFailed, match=r"no derivative in the parameters .*: write a loop of Python \(") as told:
+        fl.Problem(Mapped(3, 2), "cross_entropy", (torch.randn(5, 3), torch.arange(5) % 2))
+    assert "shapes" not in str(told.value)

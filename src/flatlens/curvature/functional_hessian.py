@@ -60,6 +60,7 @@ def functional_hessian_along(
         seen = 0
         for number, raw in problem.shared(most):
             told = partial(tell, problem, progress, in_all, seen, size(raw))
+            problem.require_as_seen(model, problem.place(raw), number)
             with ignore_slow_batching_warning():
                 if len(weight.products) == 1:
                     batch = problem.place(raw)

@@ -87,8 +87,8 @@ class Graphs(Generic[_T]):
         """Yield (number, batch) of this process's share of the data."""
         coupled = self._problem.coupled
         for number, raw in self._problem.shared(most if coupled else most * self._every, self._ranks):
-            if not coupled:
-                yield number, spaced(raw, -(-size(raw) // self._every))
+            if not coupled:  # of every k-th sample the outputs are not compared with those seen
+                yield (number if self._every == 1 else -1 - number), spaced(raw, -(-size(raw) // self._every))
             elif number % self._every == 0:
                 yield number, raw
 
@@ -96,7 +96,7 @@ class Graphs(Generic[_T]):
     def bytes_per_sample(self) -> int:
         """Return the bytes that autograd saves for one sample, counted on a probe."""
         if self._bytes is None:
-            self._bytes = bytes_of_a_sample(self._problem, self._model, lambda probe: self._make(probe, 0), self._of)
+            self._bytes = bytes_of_a_sample(self._problem, self._model, lambda probe: self._make(probe, -1), self._of)
         return self._bytes
 
 

@@ -70,6 +70,7 @@ def jacobian_norms(
             own = torch.Generator().manual_seed(seed + number)  # the same on whichever process has the chunk
             batch = problem.place(raw)
             tape, inputs, f, y = run_recorded(problem, model, batch)
+            problem.require_as_seen(model, batch, number, f)
             tokens = y if isinstance(y, Tokens) else None
             layout.require_same(tape, inputs, model, batch)
             inputs = [inputs[number] for number in layout.inputs]

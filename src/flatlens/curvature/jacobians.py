@@ -44,7 +44,7 @@ class ParameterJacobian:
         )
 
     def _open(self, batch: Batch, number: int) -> tuple[int, VectorProduct, VectorProduct]:
-        f, _ = self.problem.run(self.model, batch)
+        f, _ = self.problem.run_chunk(self.model, batch, number)
         return (len(f), *jacobian_products(f, self.space))
 
     def times(self, v: Tensor) -> Tensor:

@@ -232,7 +232,7 @@ class Hessian(Operator):
 
     def _open(self, batch: Batch, number: int) -> _Twice:
         self.problem.loss.require_curvature()
-        f, y = self.problem.run(self.model, batch)
+        f, y = self.problem.run_chunk(self.model, batch, number)
         risk = self.problem.loss.total(f, y) / self.problem.mass
         return self._second_derivative(risk, batch)
 
@@ -242,7 +242,7 @@ class Residual(Operator):
     """The functional Hessian: Hessian minus Gauss-Newton matrix."""
 
     def _open(self, batch: Batch, number: int) -> VectorProduct:
-        f, y = self.problem.run(self.model, batch)
+        f, y = self.problem.run_chunk(self.model, batch, number)
         return self._second_derivative((slopes(self.problem, f, y) * f).sum(), batch)
 
 
@@ -250,7 +250,7 @@ class _Squared(Operator):
     """A matrix J^T A J with A block-diagonal over samples."""
 
     def _open(self, batch: Batch, number: int) -> VectorProduct:
-        f, y = self.problem.run(self.model, batch)
+        f, y = self.problem.run_chunk(self.model, batch, number)
         between = self._between(f, y, number)
         forward, backward = jacobian_products(f, self.space)
         # only a loss that autograd differentiates twice adds operations to be checked

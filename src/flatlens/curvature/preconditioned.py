@@ -165,7 +165,7 @@ class PreconditionedHessian(Operator):
         self._shift = self.space.flat(shift)
 
     def _open(self, batch: Batch, number: int) -> VectorProduct:
-        f, y = self.problem.run(self.model, batch)
+        f, y = self.problem.run_chunk(self.model, batch, number)
         risk = self.problem.loss.total(f, y) / self.problem.mass
         times, share = self._second_derivative(risk, batch), size(batch) / self.problem.n
 

@@ -90,6 +90,7 @@ def functional_hessian_trace(
     ):
         seen = 0
         for first, raw in problem.shared(most):
+            problem.require_as_seen(model, problem.place(raw), first)
             chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted, check)
             of_block = torch.Generator().manual_seed(seed + first // _BLOCK)
             for probe in range(probes):

@@ -100,16 +100,24 @@ class _Pass:
     needs: frozenset[str]
     checker: Checker
     pending: list[ChunkCheck] = field(default_factory=list)  #: certificates of the last chunks, not yet read
+    compared: list[tuple[Batch, int, Tensor, Tensor]] = field(default_factory=list)
+    """The last chunks' outputs, and how far they are from those seen before, not yet read."""
 
     def require_certificates(self, most: int) -> None:
         """Read certificates until at most `most` are pending; the last one may still be computed on the device."""
         while len(self.pending) > most:
             self.checker.require(self.pending.pop(0))
+        while len(self.compared) > most:
+            batch, number, f, off = self.compared.pop(0)
+            assert self.problem.seen is not None
+            self.problem.seen.require_same(self.problem, self.model, batch, number, f, off)
 
     def chunk(self, batch: Batch, sketch: Sketch | None, number: int) -> Iterator[ChunkGrams]:
         """Yield one chunk: once, or with a sketch once for each probe."""
         problem = self.problem
         tape, inputs, f, y = run_recorded(problem, self.model, batch)
+        if problem.seen is not None:
+            self.compared.append((batch, number, f.detach(), problem.seen.off(number, f)))
         self.layout.require_same(tape, inputs, self.model, batch)
         forward = _ForwardPass(
             tape, [inputs[number] for number in self.layout.inputs], batch, number, saved_of(self.layout, tape, len(f))

@@ -82,9 +82,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
     with measuring(lens.model, twice=False):  # attention as it is: where there are second derivatives it is replaced
         defined = [m for m in chosen if not _not_defined(lens, m)]
         # one pass for all; where it fails, each measure has one of its own, and says why if that fails, too
-        together = _in_one_pass(lens, defined, asked)
-        whole = partial(lens.per_sample, together, run.progress, run.generator, partly=True)
-        lens.attempted(whole, "the pass")
+        lens.attempted(partial(_one_pass, lens, defined, asked, run), "the pass")
         estimates: dict[Key, Estimate] = {}
         derived: dict[Key, Measure] = {}  # rows that depend on derivatives of the outputs
         for one in chosen:
@@ -162,6 +160,11 @@ def of_inputs(measure: Measure) -> bool:
     if isinstance(measure, PassMeasure):
         return measure.place == "input"
     return isinstance(measure, NetworkMeasure) and not measure.of_parameters
+
+
+def _one_pass(lens: Lens, measures: list[Measure], asked: bool, run: Run) -> None:
+    """Compute what one pass gives for some measures."""
+    lens.per_sample(_in_one_pass(lens, measures, asked), run.progress, run.generator, partly=True)
 
 
 def _in_one_pass(lens: Lens, measures: list[Measure], asked: bool) -> list[PassMeasure]:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from flatlens.errors import ForwardFailed, LossFailed
 from flatlens.problem.loss import Loss
+from flatlens.problem.plain import NO_LOOP
 from flatlens.userfile import said, users_code
 
 
@@ -39,6 +40,8 @@ def forward_failed(
     """
 
     def failed(line: str) -> ForwardFailed:
+        if NO_LOOP in line:
+            return ForwardFailed(f"Problem(model=...): forward failed on {where} ({line})")
         inputs = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         mend = _mend_of_forward(line, model, inputs, itself)
         return ForwardFailed(f"Problem(model=...): forward failed on {where} ({line}): {mend}")

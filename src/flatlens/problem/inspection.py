@@ -22,6 +22,7 @@ from flatlens.problem.failures import forward_failed, losing, retold
 from flatlens.problem.loss import Loss
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.samples import FORWARD_CHUNK, Batch, checksum, finite, require_finite, select, size, spaced, take
+from flatlens.problem.seen import Seen, combined
 from flatlens.problem.sequences import Tokens, by_rows, hidden_labels, ignored_outputs, in_doubt
 from flatlens.problem.shapes import of_form
 from flatlens.problem.shards import require_all_processes
@@ -80,6 +81,7 @@ class Contents:
     outputs: int  #: N; with one row per token, N of the longest batch
     mass: float  #: sum of the samples' masses
     probes: list[Batch]  #: a few samples from all over the data; empty for held-out data
+    seen: Seen  #: the outputs
 
 
 def require_same_everywhere(problem: Unchecked) -> None:
@@ -198,6 +200,7 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     reading = ""  # the words on the first chunk that is in doubt
     hidden, labelled = 0, 0  # tokens with a label that attention_mask hides, and all with a label
     few: dict[int, Batch] = {}
+    seen = Seen()
     shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
     with problem.ranks.as_one():
         for turn, (number, raw) in enumerate(shared):
@@ -223,6 +226,7 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
                     f"{f.shape[1]} for sample {n}: give every sample the same number"
                 )
             _require_no_weights(problem, model, raw, n)
+            seen.note(number, f)
             if len(f) > 1 and not problem.coupled:
                 _require_samples_apart(problem, model, raw, f, y)
             _require_losses(problem, model, f.detach().to(torch.float64), y, n, data.where)
@@ -248,7 +252,8 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
             f"Problem({data.where}): every target is ignored (ignore_index) or has class weight 0: at least one must "
             f"count"
         )
-    return Contents(n, outputs, mass, probes)
+    seen.join(problem.ranks)
+    return Contents(n, outputs, mass, probes, seen)
 
 
 def _hidden(hidden: int, labelled: int) -> str:
@@ -286,13 +291,16 @@ def _weights(problem: Unchecked, model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: Tensor, y: Any) -> None:
-    """Refuse a batch whose outputs, or targets of forward=, differ from those of its two random halves.
+    """Refuse a batch whose outputs, or targets of forward=, differ from those of its two random halves, or of pairs.
 
-    Derivatives would not show a coupling through detached values, such as a detached mean over the batch.
+    The pairs are those with the smallest outputs, and with the largest. Derivatives would not show a coupling through
+    detached values, such as a detached mean over the batch.
     """
     order = torch.randperm(len(f), generator=torch.Generator().manual_seed(len(f)))
     of_parts = cache(partial(_of_parts, problem, model, raw))
-    for rows in (part.sort().values for part in order.chunk(2)):
+    by_size = combined(f).cpu().argsort()
+    pairs = (by_size[:2], by_size[-2:]) if len(f) > 4 else ()
+    for rows in (part.sort().values for part in (*order.chunk(2), *pairs)):
         with _together(len(f), len(rows)):
             alone, targets = problem.run(model, problem.place(select(raw, rows)))
         whole = f[rows.to(f.device)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import utils as control_flow
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -22,6 +23,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import checkpoint as checkpoints
+from torch.utils._pytree import tree_leaves
 
 from flatlens.errors import BadModel
 
@@ -314,6 +316,35 @@ def plain_checkpoints() -> Iterator[None]:
         yield
     finally:
         checkpoints.CheckpointFunction, checkpoints._checkpoint_hook = before  # type: ignore[misc]
+
+
+@contextmanager
+def plain_control_flow() -> Iterator[None]:
+    """Run torch.cond and torch.while_loop as Python's `if` and `while`; refuse torch's other control flow.
+
+    Torch compiles them also where nothing else is compiled. Compiled code calls no hooks; run without its compiler, a
+    branch has no derivative in the parameters that it reads, without an error.
+    """
+    if not hasattr(control_flow, "_hop_compile_and_call"):  # another version of torch
+        yield
+        return
+    with _replaced(control_flow, "_hop_compile_and_call", _in_python):
+        yield
+
+
+NO_LOOP = "gives no derivative in the parameters that its function reads: write a loop of Python"
+
+
+def _in_python(wrapper: Callable[..., Any], given: tuple[Any, ...], named: Any = None) -> Any:
+    if wrapper.__name__ == "_cond_op_wrapper":
+        chosen, true, false, operands = given
+        return (true if chosen else false)(*operands)
+    if wrapper.__name__ == "_while_loop_op_wrapper":
+        goes_on, body, carried, more = given
+        while goes_on(*tree_leaves(carried), *more):
+            carried = body(*tree_leaves(carried), *more)
+        return carried
+    raise NotImplementedError(f"torch's {wrapper.__name__.strip('_')} {NO_LOOP}")
 
 
 def _of_parts(dim: int, g: Tensor, v: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ from flatlens.problem.losses import as_loss
 from flatlens.problem.plain import in_bfloat16
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.samples import Batch, move, size, spaced
+from flatlens.problem.seen import Seen
 from flatlens.problem.sequences import attention_mask
 from flatlens.problem.shapes import in_rows
 from flatlens.problem.shards import to_parts
@@ -137,6 +138,7 @@ class Problem:
         require_arithmetic(arithmetic, self.dtype, device_of(model))
         self.arithmetic = arithmetic
         self._works_in: Arithmetic = "full"
+        self.seen: Seen | None = None  #: the outputs of the first check; None where samples are coupled
         self.probes: list[Batch] = []  #: a few samples from all over the data, for trials
         self.memory = in_bytes(memory)
         self.facts: dict[Hashable, Any] = {}  #: found out about the network once, for a tracker that asks often
@@ -156,6 +158,7 @@ class Problem:
                 self.loss = check_first(self, copied)
                 found = check_all(self, copied, self.data)
                 self.n, self.outputs, self.mass, self.probes = found.n, found.outputs, found.mass, found.probes
+                self.seen = None if self.coupled else found.seen
                 if not self.sharded and self.outputs <= MOST:
                     few = spaced(self.probes[0], max(1, MOST // self.outputs))
                     require_twice(self.loss, *self.run(copied, self.place(few)))
@@ -221,12 +224,13 @@ class Problem:
         """Return the same problem in the requested arithmetic: for the pass and curvature products only."""
         asked = copy.copy(self)
         asked._works_in = self.arithmetic
+        asked.seen = self.seen if self.arithmetic == "full" else None
         return asked
 
     def widened(self) -> Problem:
         """Return the same problem in float64, not checked again: for a copy of its network."""
         wide = copy.copy(self)
-        wide.dtype, wide.arithmetic, wide._works_in = torch.float64, "full", "full"
+        wide.dtype, wide.arithmetic, wide._works_in, wide.seen = torch.float64, "full", "full", None
         return wide
 
     def batches(self, most: int) -> Iterator[Batch]:
@@ -264,7 +268,7 @@ class Problem:
                 f"choose a size that leaves no rest of 1"
             )
         coupled = copy.copy(self)
-        coupled.ghost_batch = min(most, self.n)
+        coupled.ghost_batch, coupled.seen = min(most, self.n), None
         return coupled
 
     @renamed(k="samples")
@@ -324,6 +328,25 @@ class Problem:
             require_numbers(outputs)
             outputs = outputs.to(self.dtype)
         return in_rows(outputs, targets, n, self.loss, counted, self.outputs)
+
+    def run_chunk(self, model: nn.Module, batch: Batch, number: int) -> tuple[Tensor, Any]:
+        """Return what `run` does, of the chunk whose first sample has this number; require the outputs seen before.
+
+        A negative number is that of no chunk.
+
+        Raises:
+            BadModel: the outputs are others than in larger chunks.
+        """
+        f, y = self.run(model, batch)
+        self.require_as_seen(model, batch, number, f)
+        return f, y
+
+    def require_as_seen(self, model: nn.Module, batch: Batch, number: int, f: Tensor | None = None) -> None:
+        """Require that the outputs f of a chunk, found here if they are not given, are those seen in larger chunks."""
+        if self.seen is not None and number >= 0:
+            with torch.no_grad():
+                f = self.run(model, batch)[0] if f is None else f.detach()
+            self.seen.require_same(self, model, batch, number, f, self.seen.off(number, f))
 
     def _forward(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
         """Return (outputs, targets, mask of counted tokens) as the network or forward= returns them."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from flatlens.problem.plain import held_by_all
+from flatlens.problem.plain import held_by_all, plain_control_flow
 
 _T = TypeVar("_T")
 
@@ -40,12 +40,11 @@ def _is_compiled(model: object) -> bool:
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Run what torch.compile has compiled as it is written.
+    """Run what torch.compile has compiled as it is written, and torch's control flow in Python.
 
     Compiled code calls no hooks and has no second derivative.
     """
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled
-        yield
-        return
-    with held_by_all("eager", partial(torch.compiler.set_stance, "force_eager")):
+    compiled = "torch._dynamo" in sys.modules  # else nothing is compiled
+    as_written = partial(torch.compiler.set_stance, "force_eager")
+    with plain_control_flow(), held_by_all("eager", as_written) if compiled else nullcontext():
         yield
