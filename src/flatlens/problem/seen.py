@@ -73,7 +73,8 @@ class Seen:
             BadModel: they are.
         """
         allowed = ROUNDING * torch.finfo(f.dtype).eps
-        if off.tolist() <= allowed:  # not float(): where it is on a device, the next chunk is queued by now
+        (share,) = off[None].tolist()
+        if share <= allowed:
             return
         self._rows = {}
         with torch.no_grad():
