@@ -219,6 +219,14 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
         lambda s: make(of(lambda net, x: net.l((x - torch.inf).softmax(1))).double(), drawn(s)),
         r"softmax of a row that is all -inf", "overflow|dtype=torch.float64|ignore",
     ),
+    "outputs masked by -inf": (
+        lambda s: make(of(lambda net, x: net.l(x).index_fill(1, torch.tensor([0]), -torch.inf)), drawn(s)),
+        r"in its place, such as -1e\+09", "overflow|dtype=torch.float64|ignore",
+    ),
+    "outputs masked by -inf in float64": (
+        lambda s: make(of(lambda net, x: net.l(x).index_fill(1, torch.tensor([1]), -torch.inf)).double(), drawn(s)),
+        r"in its place, such as -1e\+09", "overflow|dtype=torch.float64|ignore",
+    ),
     "a logarithm of negative numbers": (
         lambda s: make(of(lambda net, x: net.l((x - 9).log())), drawn(s)),
         r"forward\(\) of Of \(in log\)", "overflow|-inf",

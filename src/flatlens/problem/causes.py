@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flatlens.problem.loaders import seeded
-from flatlens.problem.samples import finite
 
 Run = Callable[[], Tensor]
 """One pass of the network: its outputs, (n, N)."""
@@ -242,10 +241,8 @@ def _batch_first(module: nn.Module) -> bool:
     return bool(getattr(attention, "batch_first", True))
 
 
-def why_not_finite(model: nn.Module, run: Run, wide: Run | None) -> str:
-    """Return why outputs are not finite, and the way on; `wide` is a pass in float64, if that is another precision."""
-    if wide is not None and finite(wide()):
-        return "activations overflow float32: dtype=torch.float64 measures it"
+def why_not_finite(model: nn.Module, run: Run) -> str:
+    """Return where outputs begin that are not finite, also in float64."""
     watch = Watch(model)
     with watch:
         run()

@@ -30,6 +30,7 @@ from flatlens.problem.state import copy_of, differentiable, size_of_parts
 from flatlens.userfile import said, users_code
 
 _PROBE = 8  #: samples in a probe
+_MASKED = -1e9  #: an output whose exp() is 0
 AS_ONE = "samples that see each other, as the nodes of a graph do, are given as one sample, x[None] (docs/recipes.md)"
 
 
@@ -354,9 +355,19 @@ def _why_not_finite(problem: Unchecked, model: nn.Module, raw: Batch, bad: int, 
 
     sample = select(raw, torch.tensor([bad]))
     narrow = f.dtype != torch.float64 and not problem.sharded
-    return told(lambda: why_not_finite(model, partial(_outputs, problem, model, sample), wide if narrow else None)) or (
-        "numbers that overflow, or an operation without a finite result, are possible"
-    )
+    if narrow and told(lambda: "yes" * finite(wide())):
+        return "activations overflow float32: dtype=torch.float64 measures it"
+    why = told(lambda: why_not_finite(model, partial(_outputs, problem, model, sample)))
+    why = why or "numbers that overflow, or an operation without a finite result, are possible"
+    return why + told(lambda: _instead_of_masks(problem.loss, f, y))
+
+
+def _instead_of_masks(loss: Loss, f: Tensor, y: Any) -> str:
+    """Return what to write in place of -inf, if nothing else is amiss: with it, the losses are finite."""
+    masked = f == -math.inf
+    if not bool(masked.any()) or not finite(loss.values(f.to(torch.float64).masked_fill(masked, _MASKED), y)):
+        return ""
+    return f"; if it masks outputs by -inf, a large negative number in its place, such as {_MASKED:g}, is finite"
 
 
 def _of_parts(problem: Unchecked, model: nn.Module, raw: Batch) -> float:
