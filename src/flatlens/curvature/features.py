@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flatlens.curvature.krylov import lanczos
 from flatlens.grams import Layout, features_read, require_told_apart
 from flatlens.grams.contractions import CACHE_BYTES, pieces
-from flatlens.operations.operator_norm import SearchedNorm, searched_norm
+from flatlens.operations.operator_norm import SearchedNorm, power_of_two, searched_norm
 from flatlens.problem import Problem
 from flatlens.problem.samples import size
 from flatlens.problem.state import differentiable
@@ -21,6 +21,7 @@ SMALLEST, LARGEST = 64, 1024
 CHUNK = 256  #: samples read at a time; features of one chunk, no fewer than its samples, take X X^T and no search
 _UNDERFLOWN = 1e-30
 """Squares below it have lost digits in float32."""
+_USUAL = 1e-10  #: features between this and its inverse have squares, and squares of these, in float32, too
 _TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the order of the residual squared: rounding
 
 
@@ -43,12 +44,13 @@ def feature_norms(
         if not widths.keys() >= {*keys}:
             continue
         width = sum(widths[key] for key in keys)
+        unit = max(_unit(part[key]) for part in kept for key in keys) or 1.0
         if complete and len(kept) == 1 and problem.n <= width:
-            K = torch.stack([_between_samples(kept[0][key]) for key in keys]).sum(0)
-            norms[name] = SearchedNorm(float(torch.linalg.eigvalsh(K)[-1].clamp(min=0).sqrt()))
+            K = torch.stack([_between_samples(kept[0][key], unit) for key in keys]).sum(0)
+            norms[name] = SearchedNorm(unit * float(torch.linalg.eigvalsh(K)[-1].clamp(min=0).sqrt()))
             continue
 
-        def apply(v: Tensor, keys: Collection[str] = keys) -> Tensor:
+        def apply(v: Tensor, keys: Collection[str] = keys, unit: float = unit) -> Tensor:
             total = torch.zeros_like(v)
             each = [widths[key] for key in keys]
             mine, sums = (dict(zip(keys, torch.split(vector, each), strict=True)) for vector in (v, total))
@@ -57,7 +59,7 @@ def feature_norms(
                 for piece in pieces(
                     len(part[next(iter(keys))]), 8 * sum(m.values()), CACHE_BYTES
                 ):  # read twice, cached
-                    wide = {key: part[key][piece].to(torch.float64) for key in keys}
+                    wide = {key: _wide(part[key][piece], unit) for key in keys}
                     along = torch.stack([wide[key] @ mine[key][: m[key]] for key in keys]).sum(0)
                     for key in keys:
                         sums[key][: m[key]].addmv_(wide[key].T, along)
@@ -66,10 +68,10 @@ def feature_norms(
         start = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         start = start.to(next(iter(kept[0].values())).device)
         alone = next(iter(keys)) if len(keys) == 1 else None
-        G = _squared([part[alone] for part in kept], width) if complete and alone is not None else None
+        G = _squared([part[alone] for part in kept], width) if complete and alone is not None and unit == 1.0 else None
         if G is None:
             pairs = lanczos(apply, start, rtol=_TOLERANCE)
-            norms[name] = SearchedNorm(max(0.0, pairs.largest) ** 0.5, pairs.converged)
+            norms[name] = SearchedNorm(unit * max(0.0, pairs.largest) ** 0.5, pairs.converged)
         else:
             top = float(G.diagonal().max())  # vectors in units of it stay within float32
             rough, gram = partial(torch.mv, G.div_(top)), lambda v, apply=apply, top=top: apply(v).div_(top)
@@ -78,11 +80,23 @@ def feature_norms(
     return norms
 
 
-def _between_samples(X: Tensor) -> Tensor:
-    """Return X X^T in float64."""
+def _unit(X: Tensor) -> float:
+    """Return the unit in which squares of features neither overflow nor underflow; 0 if all are 0."""
+    unit = float(power_of_two(X)) if bool(X.any()) else 0.0
+    return 1.0 if _USUAL < unit < 1 / _USUAL else unit
+
+
+def _wide(X: Tensor, unit: float) -> Tensor:
+    """Return X in float64, in units of `unit`."""
+    wide = X.to(torch.float64)
+    return wide if unit == 1.0 else wide / unit
+
+
+def _between_samples(X: Tensor, unit: float) -> Tensor:
+    """Return X X^T in float64, with X in units of `unit`."""
     total = X.new_zeros(len(X), len(X), dtype=torch.float64)
     for piece in pieces(X.shape[1], 8 * len(X), CACHE_BYTES):
-        wide = X[:, piece].to(torch.float64)
+        wide = _wide(X[:, piece], unit)
         total.addmm_(wide, wide.T)
     return total
 

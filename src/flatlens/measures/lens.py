@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -19,6 +20,7 @@ from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, StaleLens
 from flatlens.estimate import Key, Progress
 from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out, singular
+from flatlens.grams.record import run_recorded
 from flatlens.grams.sketch import random_signs
 from flatlens.measures.card import FREE, PassMeasure, Run, comes_along
 from flatlens.measures.failing import attempted
@@ -32,7 +34,7 @@ from flatlens.problem.outcomes import Outcomes, forwards, outcomes, slopes_of_ea
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.samples import FORWARD_CHUNK, checksum
 from flatlens.problem.shards import to_parts
-from flatlens.problem.state import fingerprint, require_own_torch
+from flatlens.problem.state import differentiable, fingerprint, require_own_torch
 
 EXACT = 128  #: number of outputs up to which every output gets its own backward pass
 PROBES = 16  #: number of random combinations beyond `EXACT` outputs
@@ -165,6 +167,33 @@ class Lens:
             steepest = max(steepest, float(slopes_of_each(problem, f, y).abs().max()))
         small = 0 < steepest < torch.finfo(problem.dtype).tiny * problem.mass
         return f"the loss's slopes underflow {problem.dtype}: Problem(dtype=torch.float64) mends it" if small else ""
+
+    @cached_property
+    def vanishing(self) -> str:
+        """Return in words which derivatives of the outputs, or weights, have squares that underflow; empty if none do.
+
+        Looked at on a few samples, along a combination of the outputs that is large enough to show them.
+        """
+        problem, model = self.problem, self.model
+        if problem.sharded:
+            return ""
+        double = problem.dtype == torch.float64
+        large, least = (2.0**500, 1e-140) if double else (2.0**60, 1e-36)
+        with measuring(model, twice=False), differentiable(model.parameters()):
+            _, inputs, f, _ = run_recorded(problem, model, problem.place(problem.probes[0]))
+            named = {name: p for name, p in model.named_parameters() if name in problem.parameters}
+            if not f.requires_grad:
+                return ""
+            row = large * random_signs(f.shape, f.detach(), torch.Generator().manual_seed(0))
+            found = torch.autograd.grad(f, [*inputs, *named.values()], row, allow_unused=True)
+        where = ["the inputs"] * len(inputs) + list(named)
+        sizes = [(float(one.abs().max()) / large, f"derivatives in {at}")
+                 for at, one in zip(where, found, strict=True) if one is not None]  # fmt: skip
+        sizes += [(float(p.detach().abs().max()), f"entries of {name}") for name, p in named.items()]
+        size, at = min((each for each in sizes if each[0] > 0), default=(math.inf, ""))
+        mend = "choose larger units for data or weights" if double else "Problem(dtype=torch.float64) may mend it"
+        said = f"{at} are at most {size:.1g}, and squares of them underflow {problem.dtype}: {mend}"
+        return said if size < least else ""
 
     @cached_property
     def linear_loss(self) -> str:

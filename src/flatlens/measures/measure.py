@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -84,6 +85,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
         # one pass for all; where it fails, each measure has one of its own, and says why if that fails, too
         lens.attempted(partial(_one_pass, lens, defined, asked, run), "the pass")
         estimates: dict[Key, Estimate] = {}
+        made: dict[Key, Measure] = {}  # rows that may underflow: shares may be 0
         derived: dict[Key, Measure] = {}  # rows that depend on derivatives of the outputs
         for one in chosen:
             if isinstance(run.progress, Watch):
@@ -100,15 +102,44 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
                     finite_or_undefined(lens, estimate), source=one.card.source, unit=unit, seconds=seconds
                 )
                 seconds = 0.0  # that of all rows of the measure stands in the first
+            made |= dict.fromkeys(rows, one) if one.card.unit != "share" else {}
             if isinstance(one, PassMeasure) or (isinstance(one, NetworkMeasure) and one.differentiates):
                 derived |= {key: one for key in rows if estimates[key].kind != "undefined"}
         said = lens.attempted(partial(_doubts, lens), "the checks of derivatives") if derived else ()
         if isinstance(said, str):
             said = ((f"derivatives were not checked: {said}",) * 2,)
+    estimates |= _underflowing(lens, estimates, made)
     for key, one in derived.items():
         for words in said:
             estimates[key] = with_note(estimates[key], words[of_inputs(one)])
     return Report(estimates, about(lens) | _spellings(measures, chosen))
+
+
+def _underflowing(lens: Lens, estimates: Mapping[Key, Estimate], made: Mapping[Key, Measure]) -> dict[Key, Estimate]:
+    """Return the rows without a value because numbers underflow, or squares of derivatives: they are 0, or rounding.
+
+    The reason is looked for only where a row is 0, or hardly more.
+    """
+    least = 1e-140 if lens.problem.dtype == torch.float64 else 1e-60
+    there = {key: abs(estimates[key].value) for key in made if estimates[key].kind != "undefined"}
+    small = {key for key, size in there.items() if size < (least if _squares(made[key]) else sys.float_info.min)}
+    why = lens.attempted(lambda: lens.vanishing, "the search for underflow") if small else ""
+    places = {key[1] for key in small if _reads_grams(made[key])}
+    lost = [key for key in made if why and (key in small or (_reads_grams(made[key]) and key[1] in places))]
+    return {key: replace(undefined(why), source=estimates[key].source, unit=estimates[key].unit) for key in lost}
+
+
+def _squares(one: Measure) -> bool:
+    """Return whether a measure squares derivatives of the outputs, and does not only take slopes along something."""
+    if isinstance(one, NetworkMeasure) and not one.differentiates:
+        return False
+    read = [one.needs] if isinstance(one, PassMeasure) else [other.needs for other in getattr(one, "reads", ())]
+    return not read or bool(frozenset().union(*read) - {"along"})
+
+
+def _reads_grams(one: Measure) -> bool:
+    """Return whether a measure reads eigenvalues of J J^T, of any size, such as their ratios."""
+    return isinstance(one, PassMeasure) and "G" in one.needs
 
 
 def _rows_of(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:

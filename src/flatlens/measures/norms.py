@@ -20,7 +20,7 @@ from flatlens.measures.left_out import NO_PARAMETER, left_out, no_linear_layer
 from flatlens.measures.lens import Lens
 from flatlens.measures.rows import with_note
 from flatlens.measures.tops import of_norm
-from flatlens.operations.operator_norm import largest_norm
+from flatlens.operations.operator_norm import euclidean, largest_norm
 from flatlens.problem.outcomes import fisher_slopes, forwards
 
 WEIGHTLESS = "a sample has no weight and its loss a slope (smoothed labels of a class of weight 0): F is infinite"
@@ -32,8 +32,7 @@ WEIGHTLESS = "a sample has no weight and its loss a slope (smoothed labels of a 
 )  # fmt: skip
 def _output_norms(g: LayerGrams) -> Tensor:
     """Norm of each sample's outputs: ||f(x_i)||."""
-    norms: Tensor = g.f.norm(dim=1)
-    return norms
+    return euclidean(g.f, 1)
 
 
 @per_sample(
@@ -79,9 +78,9 @@ def weight_norm(lens: Lens) -> Parts:
     weights = lens.layout.weights
     if not weights:
         return {("", None): undefined(no_linear_layer(lens))}
-    squares = {layer: float(weight.matrix.W.square().sum()) for layer, weight in weights.items()}
-    parts["", None] = Estimate(math.sqrt(sum(squares.values())), note=left_out(lens, weights))
-    parts |= {("", layer): Estimate(math.sqrt(square)) for layer, square in squares.items()}
+    norms = {layer: float(euclidean(weight.matrix.W)) for layer, weight in weights.items()}
+    parts["", None] = Estimate(math.hypot(*norms.values()), note=left_out(lens, weights))
+    parts |= {("", layer): Estimate(norm) for layer, norm in norms.items()}
     spectral = {layer: weight.searched_spectral_norm for layer, weight in weights.items()}
     kernel = {layer: w.searched_kernel_norm for layer, w in weights.items() if not w.adapter.token_wise}
     for part, values in (("spectral", spectral), ("kernel", kernel)):
@@ -107,8 +106,8 @@ def output_norm(lens: Lens) -> Estimate:
     """Frobenius norm of the outputs over all data: sqrt(sum_i ||f(x_i)||^2)."""
     samples = lens.gathered(_output_norms).get(None)
     if samples is None:
-        samples = _by_a_forward_pass(lens, lambda f, y: f.norm(dim=1))
-    return Estimate(float(samples.square().sum().sqrt()), samples=samples)
+        samples = _by_a_forward_pass(lens, lambda f, y: euclidean(f, 1))
+    return Estimate(float(euclidean(samples)), samples=samples)
 
 
 def _by_a_forward_pass(lens: Lens, of: Callable[[Tensor, Any], Tensor]) -> Tensor:
@@ -172,15 +171,15 @@ def fisher_rao(lens: Lens) -> Parts:
         outer = _by_a_forward_pass(lens, lambda f, y: (fisher_slopes(lens.problem, f, y) * f).sum(1))
     if outer.isnan().any():
         return {("", None): undefined(WEIGHTLESS), ("parameters", None): undefined(WEIGHTLESS)}
-    whole = len(lens.layout.weights) * math.sqrt(float(outer.square().mean()))
+    whole = len(lens.layout.weights) * float(euclidean(outer)) / math.sqrt(len(outer))
     found = lens.attempted(partial(_along_parameters, lens), "fisher_rao.parameters")
     if isinstance(found, str):
         return {("", None): Estimate(whole), ("parameters", None): undefined(found)}
     inner, products = found
     if inner is None:
         return {("", None): Estimate(whole), ("parameters", None): undefined(NO_PARAMETER)}
-    parameters = math.sqrt(float(inner.square().mean()))
-    apart = abs(whole - parameters) / max(whole, parameters, 1e-300)
+    parameters = float(euclidean(inner)) / math.sqrt(len(inner))
+    apart = abs(whole - parameters) / (max(whole, parameters) or 1.0)
     tolerance = max(1e-4, lens.problem.as_asked().precision)
     note = (
         ""
