@@ -136,6 +136,16 @@ def negative_elbo(f: Tensor, x: Tensor) -> Tensor:
     return (rebuilt - x).square().sum(1) + divergence
 
 
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        scores = (self.query(x) @ x.mT).masked_fill(hidden, -torch.inf)
+        return self.head(torch.tanh(scores.softmax(-1) @ x))
+
+
 class Detector(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -312,6 +322,18 @@ def case(title: str) -> tuple[dict[str, Any], nn.Module, int, Callable[[int], tu
             return of_one_image(torch.cat([found["boxes"], found["scores"]], 2)[0], boxes[i]), 1
 
         return names, net, 5, of_image
+    if title.startswith("Attention"):
+        net, tokens = Attends().double(), torch.randn(4, 5, 4).double()
+        padding = torch.arange(5) >= torch.tensor([5, 3, 1, 4])[:, None]
+        labels = torch.randint(0, 3, (4, 5)).masked_fill(padding, -100)
+        names = {"attention": net, "tokens": tokens, "padding": padding, "labels": labels}
+
+        def unpadded(i: int) -> tuple[Tensor, int]:
+            kept = tokens[i : i + 1, ~padding[i]]  # no padding at all
+            nothing = torch.zeros(1, kept.shape[1], kept.shape[1], dtype=torch.bool)
+            return of_tokens(net(kept, nothing)[0], labels[i, ~padding[i]])
+
+        return names, net, 4, unpadded
     assert title.startswith("A physics-informed")
     net = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1)).double()
     points = torch.linspace(0, 1, 4).double()[:, None]
