@@ -383,7 +383,6 @@ def test_a_measure_that_raises_leaves_the_model_as_it_was() -> None:
     net = made(lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)))().train()
     before = snapshot(net)
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (normal(20, 4), torch.arange(20) % 3), memory=1))
-    with pytest.raises(ValueError, match="no"):
-        fl.measure(lens, [raising])
+    assert "ValueError: no" in fl.measure(lens, [raising])["raising"].note
     gc.collect()
     assert list(changed(before, snapshot(net))) == []
