@@ -1,6 +1,7 @@
 """Checkpoints that hold odd things: one line, and the network is left as it was."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -118,3 +119,127 @@ def test_checksums_of_an_archive_are_read(tmp_path):
     file.write_text("import torch")
     with pytest.raises(BadWeights, match="is not a weights file"):
         read_weights(file)
+
+
+class Loads(nn.Module):
+    """A network with a load_state_dict of its own, in one of several places; `way` says what it does."""
+
+    def __init__(self, way, place):
+        super().__init__()
+        self.way = way
+        part = Part(self) if place == "part" else nn.Linear(3, 2)
+        self.a, self.b = part, nn.BatchNorm1d(2)
+        self.place = place
+        if place == "pre hook":
+            self._register_load_state_dict_pre_hook(lambda state, *_: self.act(state))
+        if place == "post hook":
+            self.register_load_state_dict_post_hook(lambda *_: self.act({}))
+
+    def load_state_dict(self, state, *args, **options):
+        if self.place != "method":
+            return super().load_state_dict(state, *args, **options)
+        if self.act(state) == "skip":
+            return None
+        return super().load_state_dict(state, *args, **options)
+
+    def act(self, state):
+        """What its own code does to the state dict, or to the network."""
+        if isinstance(self.way, BaseException):
+            with torch.no_grad():
+                self.a.bias.fill_(7.0)  # half done
+            raise self.way
+        if self.way == "renames":
+            for name in list(state):
+                state[f"x.{name}"] = state.pop(name)
+        if self.way == "forgets":
+            state.pop("a.weight", None)
+        return self.way
+
+
+class Part(nn.Linear):
+    def __init__(self, whole):
+        super().__init__(3, 2)
+        self.__dict__["whole"] = whole
+
+    def _load_from_state_dict(self, state, prefix, *args):
+        self.whole.act(state)
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+RAISED = [KeyError("a.weight"), ValueError("two\nlines"), IndexError(), AssertionError("no"), StopIteration(),
+          SystemExit(3), RuntimeError("size mismatch"), TypeError("'NoneType'"), ZeroDivisionError("x"), AttributeError()]  # fmt: skip
+
+
+def state_of(model):
+    return {name: tensor.detach().clone() for name, tensor in nn.Module.state_dict(model).items()}
+
+
+@pytest.mark.parametrize("place", ["method", "part", "pre hook", "post hook"])
+@pytest.mark.parametrize("way", [*RAISED, "skip", "renames", "forgets"], ids=lambda way: str(way) or type(way).__name__)
+def test_a_load_state_dict_of_the_networks_own_is_all_or_nothing(tmp_path, place, way):
+    if isinstance(way, str) and (place == "post hook" or (way == "skip" and place != "method")):
+        pytest.skip("nothing to change there")
+    saved = {name: torch.full_like(tensor, 3) for name, tensor in state_of(Loads("", "")).items()}
+    torch.save(saved, tmp_path / "w.pt")
+    model = Loads(way, place)
+    before = state_of(model)
+    with pytest.raises(BadWeights, match=r"its own load_state_dict (raised|left weights as they were: )") as caught:
+        load_weights(model, tmp_path / "w.pt")
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state_of(model).items())
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_a_load_state_dict_that_converts_is_told(tmp_path, factor):
+    class Converts(nn.Linear):
+        def load_state_dict(self, state, *args, **options):
+            return super().load_state_dict({name: tensor * factor for name, tensor in state.items()}, *args, **options)
+
+    torch.save({"weight": torch.ones(2, 3), "bias": torch.full((2,), torch.nan)}, tmp_path / "w.pt")
+    remarks = load_weights(model := Converts(3, 2), tmp_path / "w.pt")
+    assert bool((model.weight == factor).all())
+    assert remarks == ["the network's own load_state_dict changed weights of the file: weight"] * (factor != 1)
+
+
+@pytest.mark.parametrize(
+    "gives", [ValueError("two\nlines"), None, [1], {3: torch.ones(2)}, {"weight": "x"}, {"w": 1}, {}]
+)
+def test_a_state_dict_of_the_networks_own_is_one_line(tmp_path, gives):
+    class Odd(nn.Linear):
+        def state_dict(self, *args, **options):
+            if isinstance(gives, Exception):
+                raise gives
+            return gives
+
+    torch.save({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, tmp_path / "w.pt")
+    model = Odd(3, 2)
+    before = state_of(model)
+    with pytest.raises(BadWeights) as caught:
+        load_weights(model, tmp_path / "w.pt")
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state_of(model).items())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_safetensors_file_with_other_bytes_is_one_line(tmp_path, seed):
+    from safetensors.torch import save
+
+    drawn, good = random.Random(seed), save({k: v.contiguous() for k, v in net().state_dict().items()})
+    size = int.from_bytes(good[:8], "little")
+    for _ in range(10):
+        content, header = bytearray(good), json.loads(good[8 : 8 + size])
+        way = drawn.choice(["cut", "length", "header", "field"])
+        if way == "cut":
+            content = content[: drawn.randrange(1, len(content))]
+        elif way == "length":
+            content[:8] = drawn.choice([0, 1, size - 1, size + 9, len(good), 2**40, 2**64 - 1]).to_bytes(8, "little")
+        else:
+            name, odd = drawn.choice(list(header)), [None, [], {}, "x", -1, 2**70, [2, -3], ["a"], [0, 10**12]]
+            if way == "header":
+                header[name] = drawn.choice(odd)
+            else:
+                header[name][drawn.choice(["dtype", "shape", "data_offsets"])] = drawn.choice(odd)
+            text = json.dumps(header).encode()
+            content = len(text).to_bytes(8, "little") + text + good[8 + size :]
+        (tmp_path / "w.safetensors").write_bytes(bytes(content))
+        refused(tmp_path / "w.safetensors")

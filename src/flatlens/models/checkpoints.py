@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadWeights, one_line
+from flatlens.errors import BadWeights
 from flatlens.models.weightfiles import Weights, read_weights
+from flatlens.userfile import users_code
 
 WRAPPERS = ("module.", "model.")
 """Prefixes that DataParallel, DistributedDataParallel and Lightning leave on every name."""
@@ -48,18 +49,61 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     if key is not None and read.key and not _under(read.tensors, prefix or ""):  # it has chosen the state dict
         prefix = read.rest or None
     state = _uncompiled(read)
-    own = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
+    own = _own_tensors(model)
     names = _Names(frozenset(k.replace(COMPILED, "") for k in own), _ties(own))
     used = _fitting_prefix(state, names, Path(path), prefix, read.others)
     chosen = _under(state, used)
     tensors = {k: chosen[k.replace(COMPILED, "")] for k in own if k.replace(COMPILED, "") in chosen}
     _check_tensors(tensors, own, Path(path))
     _check_ties(chosen, names.ties, Path(path))
+    changed = _put(model, tensors, own, Path(path))
+    return _remarks(read, state, used, tensors, own) + changed
+
+
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the network's weights and buffers, themselves and no copies, by their names in its state dict."""
+    with users_code(lambda line: BadWeights(f"weights: the network's own state_dict raised {line}")):
+        state: object = model.state_dict(keep_vars=True)
+    if not isinstance(state, Mapping):
+        raise BadWeights(f"weights: the network's own state_dict gives a {type(state).__name__}: it must be a dict")
+    return {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
+
+
+def _put(model: nn.Module, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> list[str]:
+    """Put tensors, whose names and shapes fit, into the network, all or nothing; return remarks.
+
+    Code of the network's own may load them: a `load_state_dict`, or a hook of it.
+    """
+    before = {k: v.detach().clone() for k, v in own.items()} if _loads_by_itself(model) else {}
+    refused = f"weights: {path} cannot be put into the network: its own load_state_dict"
     try:
-        model.load_state_dict(tensors, strict=False)
-    except RuntimeError as error:
-        raise BadWeights(f"weights: {path} cannot be put into the network: {one_line(error)}") from error
-    return _remarks(read, state, used, tensors, own)
+        with users_code(lambda line: BadWeights(f"{refused} raised {line}")):
+            model.load_state_dict(dict(tensors), strict=False)
+        unlike = [k for k in before if k in tensors and not _holds(own[k], tensors[k])]
+        if left := [k for k in unlike if torch.equal(own[k], before[k])]:
+            raise BadWeights(f"{refused} left weights as they were: {_some(left)}")
+    except BadWeights:
+        with torch.no_grad():
+            for k, tensor in before.items():
+                own[k].copy_(tensor)
+        raise
+    return [f"the network's own load_state_dict changed weights of the file: {_some(unlike)}"] if unlike else []
+
+
+def _loads_by_itself(model: nn.Module) -> bool:
+    """Return whether code of the network's own takes part when a state dict is loaded into it."""
+    return any(
+        type(part).load_state_dict is not nn.Module.load_state_dict
+        or not type(part)._load_from_state_dict.__module__.startswith("torch.")
+        or part._load_state_dict_pre_hooks
+        or part._load_state_dict_post_hooks
+        for part in model.modules()
+    )
+
+
+def _holds(own: Tensor, tensor: Tensor) -> bool:
+    """Return whether a tensor of the network has the values of one of the file, rounded to its own precision."""
+    return torch.allclose(own.detach(), tensor.to(own), rtol=0, atol=0, equal_nan=True)
 
 
 def _uncompiled(read: Weights) -> dict[str, Tensor]:
