@@ -166,8 +166,10 @@ class Part(nn.Linear):
         super()._load_from_state_dict(state, prefix, *args)
 
 
-RAISED = [KeyError("a.weight"), ValueError("two\nlines"), IndexError(), AssertionError("no"), StopIteration(),
-          SystemExit(3), RuntimeError("size mismatch"), TypeError("'NoneType'"), ZeroDivisionError("x"), AttributeError()]  # fmt: skip
+RAISED = [
+    KeyError("a.weight"), ValueError("two\nlines"), IndexError(), AssertionError("no"), StopIteration(), SystemExit(3),
+    RuntimeError("size mismatch"), TypeError("'NoneType'"), ZeroDivisionError("x"), AttributeError(),
+]  # fmt: skip
 
 
 def state_of(model):

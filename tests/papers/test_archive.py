@@ -125,7 +125,8 @@ def missing_column(drawn, table):
 
 @of_table(*ALL)
 def extra_column(drawn, table):
-    return table.assign(**{drawn.choice(["evil", "Unnamed: 0", "x.y", "=1+1"]): drawn.choice([1.0, "a", None])})
+    values = ["a", True] if "outcome" in table else ["a", True, 1.0, None]  # numbers of networks have any names
+    return table.assign(**{drawn.choice(["evil", "Unnamed: 0", "x.y", "=1+1"]): drawn.choice(values)})
 
 
 @of_table(*ALL)

@@ -9,15 +9,11 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from flatlens.bounds.registry import BOUNDS
-from flatlens.column import Column
 from flatlens.errors import BadInput
 from flatlens.experiments.settings import Study
 from flatlens.experiments.vary import IDENTITY, setting_columns
-from flatlens.measures.registry import MEASURES
 from flatlens.plain import fits
 from flatlens.training import Training
-from flatlens.training.elsewhere import RESULTS
 from flatlens.training.run import Ending
 
 _RESULT: dict[str, Any] = {
@@ -112,13 +108,8 @@ def _expected(name: str, table: pd.DataFrame, study: Study, varied: list[str]) -
     axes = dict.fromkeys((axis for axis in varied if axis not in IDENTITY), "any")
     parts = dict.fromkeys(set(setting_columns(varied)) & set(table), "any")  # older tables have none of joint axes
     own = {"outcome": "text", "steps": "number"} | _NETWORK | axes | parts
-    return own | {str(column): kind for column in table if column not in own and (kind := _kind_of(str(column)))}
-
-
-def _kind_of(column: str) -> str:
-    """Return what a column of the results of networks holds; "" for one that no study has."""
-    known = column in RESULTS or Column.parse(column).name in {*MEASURES, *BOUNDS}
-    return "number" if known else "text" if column == "weights" else ""
+    results = {str(column): "text" if column == "weights" else "number" for column in table if column not in own}
+    return own | results
 
 
 def _require_columns(name: str, table: pd.DataFrame, expected: Mapping[str, str], study: Study) -> None:
