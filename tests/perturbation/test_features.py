@@ -23,11 +23,12 @@ from flatlens.perturbation.known_labels import feature_change
 def test_a_matrix_moves_features_and_weights_alike(name: str, layer: str) -> None:
     net, x, y = network(name, n=7)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    layout = fl.Lens(problem).layout
+    lens = fl.Lens(problem)
+    layout = lens.layout
     weight = layout.weights[layer]
     m = weight.matrix.W.shape[2]
     A = 0.3 * torch.randn(m, m, generator=torch.Generator().manual_seed(0)).double()
-    moved = with_moved_features(problem, net, layout, weight, lambda phi: phi + phi @ A.T)
+    moved = with_moved_features(problem, lens.model, layout, weight, lambda phi: phi + phi @ A.T)
     here = problem.loss.values(net(x), y).mean()
     assert feature_change(problem, A, layer) == pytest.approx(moved.risk - float(here.detach()), rel=1e-10)
 
@@ -35,10 +36,11 @@ def test_a_matrix_moves_features_and_weights_alike(name: str, layer: str) -> Non
 def test_a_token_wise_layer_moves_every_token() -> None:
     net, x, y = network("attention", n=5)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    layout = fl.Lens(problem).layout
+    lens = fl.Lens(problem)
+    layout = lens.layout
     weight = layout.weights["encoder.linear1"]
     A = 0.3 * torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double()
-    moved = with_moved_features(problem, net, layout, weight, lambda phi: phi + phi @ A.T)
+    moved = with_moved_features(problem, lens.model, layout, weight, lambda phi: phi + phi @ A.T)
     through_weights = feature_change(problem, A, "encoder.linear1")
     assert through_weights == pytest.approx(moved.risk - fl.measure(fl.Lens(problem), "loss")["loss"].value, rel=1e-9)
 

@@ -67,9 +67,10 @@ def test_a_loss_that_curves_in_the_labels_has_their_square() -> None:
 def test_a_constant_label_function_changes_nothing() -> None:
     net, x, y = network("mlp-relu", n=8)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    layout = fl.Lens(problem).layout
+    lens = fl.Lens(problem)
+    layout = lens.layout
     move = noise(0.5, 1.0, torch.Generator().manual_seed(0))
-    found = relabelled(problem, net, layout, layout.weights["4"], lambda phi: y, move)
+    found = relabelled(problem, lens.model, layout, layout.weights["4"], lambda phi: y, move)
     assert torch.equal(found.told, found.kept)
     assert not found.changed.any()
 
@@ -77,15 +78,16 @@ def test_a_constant_label_function_changes_nothing() -> None:
 def test_definition_9_sample_by_sample() -> None:
     net, x, y = network("mlp-tanh", n=8)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    layout = fl.Lens(problem).layout
+    lens = fl.Lens(problem)
+    layout = lens.layout
     weight = layout.weights["4"]
-    points = seen(problem, net, layout, weight)
+    points = seen(problem, lens.model, layout, weight)
     torch.testing.assert_close(points.phi, net[:4](x).detach())
 
     def labels(phi: Tensor) -> Tensor:
         return (phi[:, 0] > 0).long() + (phi[:, 1] > 0).long()
 
-    found = relabelled(problem, net, layout, weight, labels, lambda phi: -phi)
+    found = relabelled(problem, lens.model, layout, weight, labels, lambda phi: -phi)
     there = -net[:4](x)
     f, told = net[4](there), labels(there)
     for losses, label in ((found.told, told), (found.kept, y)):
@@ -96,7 +98,8 @@ def test_definition_9_sample_by_sample() -> None:
 def test_the_nearest_sample_tells_the_label() -> None:
     net, x, y = network("mlp-tanh", n=8)
     problem = fl.Problem(net, "cross_entropy", (x, y), test=(x + 0.5, y.flip(0)))
-    layout = fl.Lens(problem).layout
+    lens = fl.Lens(problem)
+    layout = lens.layout
     both = seen(problem, net, layout, layout.weights["4"], held_out=True)
     assert both.phi.shape == (16, 5)
     assert torch.equal(both.nearest(both.phi), torch.cat([y, y.flip(0)]))

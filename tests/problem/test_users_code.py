@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import random
 import re
 import signal
@@ -33,16 +34,26 @@ def line_of(code: Callable[..., object], holds: str) -> str:
     return f"test_users_code.py, line {first + next(k for k, line in enumerate(lines) if holds in line)}"
 
 
-class FailsAt(nn.Linear):
-    """Fails at some call, or on a large input."""
+class Failure:
+    """An error from some call on, of a network and its copies together."""
 
-    def __init__(self, error: BaseException, call: int = 0) -> None:
+    def __init__(self, error: BaseException, call: float) -> None:
+        self.error, self.call, self.calls = error, call, count(1)
+
+    def __deepcopy__(self, known: object) -> Failure:
+        return self
+
+
+class FailsAt(nn.Linear):
+    """Fails from some call on, or on a large input."""
+
+    def __init__(self, error: BaseException, call: float = math.inf) -> None:
         super().__init__(3, 2)
-        self.error, self.call, self.calls = error, call, count(1)  # a counter's state is not put back, a number is
+        self.failure = Failure(error, call)
 
     def forward(self, x: Tensor) -> Tensor:
-        if next(self.calls) == self.call or bool((x > 9).any()):
-            raise self.error
+        if next(self.failure.calls) >= self.failure.call or bool((x > 9).any()):
+            raise self.failure.error
         return super().forward(x)
 
 
@@ -63,9 +74,9 @@ def test_forward_fails_at_any_call(error: BaseException, call: int) -> None:
     with pytest.raises(ForwardFailed) as caught:
         fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X[:9], Y[:9]))))
     told = str(caught.value)
-    assert next(model.calls) > call
+    assert next(model.failure.calls) > call
     assert caught.value.__cause__ is error
-    assert line_of(FailsAt.forward, "raise self.error") in told
+    assert line_of(FailsAt.forward, "raise self.failure.error") in told
     assert type(error).__name__ in told
     assert "\n" not in told
 

@@ -11,10 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flatlens.problem import Batch, Problem
+from flatlens.problem.copies import catch_up
 from flatlens.problem.plain import checkpoints_made
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.samples import size, spaced, take
 from flatlens.problem.state import device_of, differentiable, fingerprint
+from flatlens.problem.turns import in_turn
 
 _T = TypeVar("_T")
 _COUNTED_ON = 2  #: samples on which the bytes that autograd saves are counted, and a product's operations checked
@@ -53,8 +55,8 @@ class Graphs(Generic[_T]):
         self._bytes: int | None = None
 
     def __iter__(self) -> Iterator[_T]:
-        self._drop_if_changed()
-        with differentiable(self._parameters):
+        with in_turn(self._model), differentiable(self._parameters):
+            self._drop_if_changed()
             yield from self._kept
             if not self._all_kept:
                 with self._problem.measuring(self._model):
@@ -62,6 +64,7 @@ class Graphs(Generic[_T]):
 
     def _drop_if_changed(self) -> None:
         """Drop all graphs if the network has changed since they were built."""
+        catch_up(self._model)
         state = tuple(fingerprint(p) for p in self._model.parameters())
         if state != self._state:
             self._kept, self._all_kept, self._state = [], False, state

@@ -36,7 +36,7 @@ from flatlens.errors import NotDifferentiable, out_of_memory
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.samples import move
-from flatlens.problem.state import copy_of, device_of, differentiable
+from flatlens.problem.state import copy_of, device_of, differentiable, elsewhere
 
 STEP = 1e-5  #: step of central differences, relative to the root mean square of the tensor moved
 PERIOD = 65_537  #: number of random entries of a tensor after which they repeat
@@ -213,8 +213,7 @@ def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0,
     if these converge. Without `differences` the last is left out: torch's own operations are trusted in it, and a
     network may cut its gradients on purpose (detach(), a `padding_idx`).
     """
-    before = [p.detach().clone() for p in at]
-    along = [v * (float(p.square().mean().sqrt()) or 1.0) for v, p in zip(random_like(at), before, strict=True)]
+    along = [v * (float(p.detach().square().mean().sqrt()) or 1.0) for v, p in zip(random_like(at), at, strict=True)]
 
     def gradient(twice: bool = True) -> _Gradients:
         of = value()
@@ -222,10 +221,10 @@ def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0,
 
     def central(step: float) -> list[Tensor]:
         ends = []
-        for sign in (1, -1):
-            for p, was, v in zip(at, before, along, strict=True):
-                p.data.copy_(was + sign * step * v)  # by .data, so that graphs kept for products stay valid
-            ends.append(_dense(gradient(), at))
+        with elsewhere(at) as (here, put):
+            for sign in (1, -1):
+                put(was + sign * step * v for was, v in zip(here, along, strict=True))
+                ends.append(_dense(gradient(), at))
         return [(plus - minus) / (2 * step) for plus, minus in zip(*ends, strict=True)]
 
     rows = gradient()
@@ -238,11 +237,7 @@ def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0,
     if not differences:
         return first
     product = _product(rows, at, along)
-    try:
-        wide, near = central(4 * STEP), central(STEP)
-    finally:
-        for p, was in zip(at, before, strict=True):
-            p.data.copy_(was)
+    wide, near = central(4 * STEP), central(STEP)
     rounding = torch.finfo(torch.float64).eps / STEP * (100 * _length(slope) + response)  # p - 1 is off by eps
     unsettled = _length(_minus(wide, near)) + rounding
     off = _length(_minus(near, product))

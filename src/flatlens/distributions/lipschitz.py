@@ -13,6 +13,7 @@ from flatlens.operations.layers import is_linear
 from flatlens.operations.operator_norm import operator_norm
 from flatlens.operations.table import Operation, hooked, operation_of
 from flatlens.problem import measuring
+from flatlens.problem.copies import copy_on_same_weights
 
 _SLACK = 1e-9  #: relative margin: operator norms are found from below, to 1e-10 of the value
 
@@ -30,7 +31,7 @@ def lipschitz_product(network: nn.Module, size: tuple[int, ...]) -> float:
     >>> round(lipschitz_product(net, (2,)) ** 2, 6)  # sqrt 6 / 4
     0.375
     """
-    product = 1.0
+    product, network = 1.0, copy_on_same_weights(network) or network
     with measuring(network), torch.no_grad():
         x = torch.zeros(1, *size)
         for called, module, found in _steps(network, ""):

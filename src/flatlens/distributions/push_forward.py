@@ -14,6 +14,7 @@ from flatlens.distributions.lipschitz import lipschitz_product
 from flatlens.errors import BadInput, one_line
 from flatlens.estimate import Estimate
 from flatlens.problem import measuring
+from flatlens.problem.copies import copy_on_same_weights
 
 BATCH = 4096  #: samples that the network runs at a time
 
@@ -106,9 +107,10 @@ class PushForward(Distribution):
     def _image(self, z: Tensor) -> Tensor:
         """Return g(z), (n, dimension) float64, on z's device."""
         like = next((p for p in self.network.parameters() if p.is_floating_point()), z)
-        with measuring(self.network), torch.no_grad():
+        network = copy_on_same_weights(self.network) or self.network
+        with measuring(network), torch.no_grad():
             try:
-                parts = [self.network(part.to(like)) for part in torch.split(z, BATCH)]
+                parts = [network(part.to(like)) for part in torch.split(z, BATCH)]
             except RuntimeError as error:
                 raise BadInput(
                     f"PushForward(network=...): the network fails on inputs of shape {(*z.shape,)} ({one_line(error)})"

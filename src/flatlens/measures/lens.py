@@ -35,6 +35,7 @@ from flatlens.problem.ranks import Ranks
 from flatlens.problem.samples import FORWARD_CHUNK, checksum
 from flatlens.problem.shards import to_parts
 from flatlens.problem.state import differentiable, fingerprint, require_own_torch
+from flatlens.problem.turns import in_turn
 
 EXACT = 128  #: number of outputs up to which every output gets its own backward pass
 PROBES = 16  #: number of random combinations beyond `EXACT` outputs
@@ -108,7 +109,7 @@ class Lens:
         self._distrusted: frozenset[str] = frozenset()  #: places whose axis of samples differed from the plan
         self._outcomes: dict[str, Outcomes] = {}
         self._scale: dict[str, tuple[Tensor, int]] = {}
-        self._versions = dict(_fingerprints(problem.model))
+        self._versions = _fingerprints(problem.model)
 
     @cached_property
     def layout(self) -> Layout:
@@ -391,7 +392,7 @@ class Lens:
     def require_fresh(self) -> None:
         """Refuse to mix values of two networks: raise if the model has changed."""
         to_parts(self.problem.model)
-        now = dict(_fingerprints(self.problem.model))
+        now = _fingerprints(self.problem.model)
         changed = [name for name in {**now, **self._versions} if now.get(name) != self._versions.get(name)]
         if changed:
             raise StaleLens(
@@ -399,18 +400,16 @@ class Lens:
             )
 
 
-def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the facts that show a change: identity of modules; identity, version, freezing and values of parameters.
+def _fingerprints(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the facts that show a change: identity of modules; identity, version, freezing and values of parameters.
 
     Values are included because writing to `.data` does not change the version. Versions of buffers are not, because
     forward() may write to them.
     """
-    for name, module in model.named_modules():
-        yield f"module {name}", (id(module),)
-    for name, p in model.named_parameters():
-        yield name, fingerprint(p)
-    for name, b in model.named_buffers():
-        yield name, (id(b), checksum(b))
+    with in_turn(model):  # not while another thread measures it in place
+        found: dict[str, tuple[int, ...]] = {f"module {name}": (id(module),) for name, module in model.named_modules()}
+        found |= {name: fingerprint(p) for name, p in model.named_parameters()}
+        return found | {name: (id(b), checksum(b)) for name, b in model.named_buffers()}
 
 
 def _remembered(after: object, peers: Ranks) -> dict[Key, Remembered]:

@@ -58,12 +58,13 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
     (fine rounding), and networks whose weights take a 16th of the problem's memory.
     """
     if _FOUND not in problem.facts:
-        problem.facts[_FOUND] = "", ""
+        told = "", ""
         numbers = sum(p.numel() for p in model.parameters()) + size(problem.probes[0]) * problem.outputs
         held = _VECTORS * numbers * torch.finfo(problem.dtype).bits // 8
         if problem.parameters and not problem.sharded and held <= problem.memory:
             with suppress(RuntimeError, FlatlensError):  # it has no derivative, or does not run at other weights
-                problem.facts[_FOUND] = _tested(problem, model)
+                told = _tested(problem, model)
+        problem.facts[_FOUND] = told
     found: tuple[str, str] = problem.facts[_FOUND]
     return found
 

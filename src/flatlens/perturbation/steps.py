@@ -24,7 +24,7 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.outcomes import outcomes
 from flatlens.problem.samples import FORWARD_CHUNK
 from flatlens.problem.shards import in_one_piece, of_the_first, whole_parameters
-from flatlens.problem.state import differentiable
+from flatlens.problem.state import differentiable, elsewhere
 
 Direction = Mapping[str, Tensor]
 _LINEAR = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Muon")
@@ -191,18 +191,13 @@ class Landscape:
     def walk(self, direction: Direction) -> Iterator[Callable[[float], None]]:
         """Give a function that moves the weights to theta - distance * direction; put them back, to the bit, after."""
         there = {name: p for name, p in self.space.parameters.items() if name in direction}
-        kept = {name: p.detach().clone() for name, p in there.items()}
-        along = {name: spread_like(direction[name], kept[name]) for name in there}
+        with self.problem.measuring(self.model, twice=False), elsewhere(list(there.values())) as (kept, put):
+            along = [spread_like(direction[name], p) for name, p in zip(there, kept, strict=True)]
 
-        def move(distance: float) -> None:
-            for name, p in there.items():
-                torch.add(kept[name], along[name], alpha=-distance, out=p.data)
+            def move(distance: float) -> None:
+                put(torch.add(p, part, alpha=-distance) for p, part in zip(kept, along, strict=True))
 
-        try:
             yield move
-        finally:
-            for name, p in there.items():
-                p.data.copy_(kept[name])
 
     @property
     def fitting(self) -> int:

@@ -43,6 +43,11 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
             _held[model] = outer
 
 
+def is_measured(model: nn.Module) -> bool:
+    """Return whether this network is in the state of `attributes_kept` now."""
+    return model in _held
+
+
 def put_back(model: nn.Module) -> None:
     """Give a network that is measured the attributes that it had when `attributes_kept` began."""
     for module, before in _held.get(model, ()):

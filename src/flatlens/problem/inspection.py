@@ -17,6 +17,7 @@ from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed,
 from flatlens.problem.beside import require_no_weights, same_targets
 from flatlens.problem.calls import Convention, convention_of
 from flatlens.problem.causes import draws, told, training_in, why_coupled, why_not_finite, why_random
+from flatlens.problem.copies import original_of
 from flatlens.problem.data import CHOICE, Data
 from flatlens.problem.failures import forward_failed, losing, retold
 from flatlens.problem.loss import Loss
@@ -286,8 +287,11 @@ def _require_no_weights(problem: Unchecked, model: nn.Module, raw: Batch, start:
 
 
 def _weights(problem: Unchecked, model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return the measured parameters; where a copy is measured, also the network's own, which a loss may read."""
-    networks = [model] if model is problem.model else [model, problem.model]
+    """Return the measured parameters; where a copy in another dtype is measured, also the network's own.
+
+    A loss may read them. Where it does beside a copy on the same weights, the network itself is measured.
+    """
+    networks = [model] if model is problem.model or original_of(model) is not None else [model, problem.model]
     return [named for one in networks for named in one.named_parameters() if named[0] in problem.parameters]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -16,6 +17,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from flatlens.errors import BadData
 from flatlens.problem.ranks import Ranks
 from flatlens.userfile import load, said, users_code
+
+_LOCK = threading.Lock()
+_keepers: list[tuple[int, tuple[Any, ...]]] = []
+"""By context that keeps the random states: its thread, and the states that it restores."""
 
 
 def read(loader: DataLoader[Any], ranks: Ranks, where: str) -> Iterator[tuple[int, Any]]:
@@ -68,14 +73,25 @@ def _like(loader: DataLoader[Any], **picking: Any) -> DataLoader[Any]:
 
 @contextmanager
 def random_kept(devices: Sequence[int] | None = None) -> Iterator[None]:
-    """Restore the global random states of torch (on these CUDA devices, or all), NumPy and Python afterwards."""
-    theirs = random.getstate(), np.random.get_state()
+    """Restore the global random states of torch (on these CUDA devices, or all), NumPy and Python afterwards.
+
+    Where contexts of several threads overlap, the last one restores what the first one met (on CUDA, each its own).
+    """
+    here = threading.get_ident()
+    with _LOCK:
+        met = next((states for thread, states in _keepers if thread != here), None)
+        mine = here, met or (torch.get_rng_state(), random.getstate(), np.random.get_state())
+        _keepers.append(mine)
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
-        random.setstate(theirs[0])
-        np.random.set_state(theirs[1])
+        with _LOCK:
+            _keepers[:] = [one for one in _keepers if one is not mine]
+            if all(thread == here for thread, _ in _keepers):
+                torch.set_rng_state(mine[1][0])
+                random.setstate(mine[1][1])
+                np.random.set_state(mine[1][2])
 
 
 def seed_torch(seed: int) -> None:

@@ -124,12 +124,8 @@ def plain_norms(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def plain_parametrizations() -> Iterator[None]:
     """Compute parametrised weights again: one that was cached without a graph does not depend on any parameter."""
-    enabled, cache = parametrize._cache_enabled, parametrize._cache
-    try:
-        parametrize._cache_enabled, parametrize._cache = 0, {}
+    with _replaced(parametrize, "_cache_enabled", 0), _replaced(parametrize, "_cache", {}):
         yield
-    finally:
-        parametrize._cache_enabled, parametrize._cache = enabled, cache
 
 
 @contextmanager
@@ -150,7 +146,7 @@ def plain_gradients(model: nn.Module) -> Iterator[None]:
             kept.update(own)
 
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 _HELD: dict[Hashable, tuple[int, ExitStack]] = {}
 """By what is held: (how many contexts hold it, what ends it)."""
 
@@ -309,13 +305,16 @@ def plain_checkpoints() -> Iterator[None]:
     The reentrant kind gives no derivatives to chosen tensors, and none at all to the parameters inside if its own
     inputs have none, as in a network's first block: these would silently count as 0.
     """
-    before = checkpoints.CheckpointFunction, checkpoints._checkpoint_hook
-    try:
-        checkpoints.CheckpointFunction = _NotReentrant  # type: ignore[assignment,misc]
-        checkpoints._checkpoint_hook = _Counted  # type: ignore[misc]
+    hook = _replaced(checkpoints, "_checkpoint_hook", _Counted)
+    with _replaced(checkpoints, "CheckpointFunction", _NotReentrant), hook:
         yield
-    finally:
-        checkpoints.CheckpointFunction, checkpoints._checkpoint_hook = before  # type: ignore[misc]
+
+
+@contextmanager
+def plain_operations() -> Iterator[None]:
+    """Compute all that no module of the network has a part in, plainly, in every thread."""
+    with plain_hardsigmoid(), plain_recurrences(), plain_parametrizations(), plain_checkpoints(), plain_attention():
+        yield
 
 
 @contextmanager

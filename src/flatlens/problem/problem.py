@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadData, BadInput, BadModel
+from flatlens.errors import BadData, BadInput, BadModel, FlatlensError
 from flatlens.estimate import Progress
 from flatlens.former import renamed
 from flatlens.problem.attributes import put_back
@@ -31,6 +31,7 @@ from flatlens.problem.checks import (
     require_same_form,
     require_usable,
 )  # fmt: skip
+from flatlens.problem.copies import ReachesOriginal, apart_from_original, copy_on_same_weights, holds
 from flatlens.problem.custom import LossFunction
 from flatlens.problem.data import Data
 from flatlens.problem.failures import forward_failed
@@ -50,6 +51,7 @@ from flatlens.problem.sequences import attention_mask
 from flatlens.problem.shapes import in_rows
 from flatlens.problem.shards import to_parts
 from flatlens.problem.state import copy_of, device_of, measuring, require_own_torch, untouched
+from flatlens.problem.turns import in_turn, turn_together
 from flatlens.problem.twice import MOST, require_twice
 from flatlens.problem.wrappers import unwrapped
 from flatlens.userfile import users_code
@@ -133,7 +135,8 @@ class Problem:
             )
         self.forward = forward
         self._asked = parameters if isinstance(parameters, str) else None
-        self.parameters = chosen_parameters(model, parameters)
+        with in_turn(model):  # freezing differs while another thread measures it in place
+            self.parameters = chosen_parameters(model, parameters)
         self.dtype = dtype or measuring_dtype(model)
         require_arithmetic(arithmetic, self.dtype, device_of(model))
         self.arithmetic = arithmetic
@@ -150,23 +153,37 @@ class Problem:
         require_finite_weights(model)
         self.convention = Convention()  #: how the network reads labels
         self.outputs = 0  #: N; with one row per token, N of the longest batch
-        copied = self.measured()
-        with untouched(copied):
-            with self.measuring(copied), torch.no_grad():
-                if forward is None:
-                    self.convention = first_convention(self, copied)
-                self.loss = check_first(self, copied)
-                found = check_all(self, copied, self.data)
+        # whether the user's own modules are measured: what else is given reads or runs them
+        self._in_place = holds([self.loss, forward], model, inside=True)
+        try:
+            self._check(self.measured())
+        except ReachesOriginal as reached:
+            self._in_place = True
+            try:
+                self._check(self.model)
+            except FlatlensError as error:
+                raise reached.__cause__ or error  # noqa: B904 - each with its own cause
+
+    def _check(self, network: nn.Module) -> None:
+        """Run the network on all the data; refuse what cannot be measured, and note what is found."""
+        with untouched(network):
+            with self.measuring(network), torch.no_grad():
+                with apart_from_original(network):
+                    if self.forward is None:
+                        self.convention = first_convention(self, network)
+                    loss = check_first(self, network)
+                self.loss = loss
+                found = check_all(self, network, self.data)
                 self.n, self.outputs, self.mass, self.probes = found.n, found.outputs, found.mass, found.probes
                 self.seen = None if self.coupled else found.seen
                 if not self.sharded and self.outputs <= MOST:
                     few = spaced(self.probes[0], max(1, MOST // self.outputs))
-                    require_twice(self.loss, *self.run(copied, self.place(few)))
+                    require_twice(self.loss, *self.run(network, self.place(few)))
             if self.test is not None:
                 if self.convention != Convention():
                     require_same_form(self.test)
-                with measuring(copied), torch.no_grad():
-                    check_all(self, copied, self.test)
+                with measuring(network), torch.no_grad():
+                    check_all(self, network, self.test)
 
     def __repr__(self) -> str:
         count = sum(p.numel() for name, p in self.model.named_parameters() if name in self.parameters)
@@ -213,7 +230,8 @@ class Problem:
         """
         if self._asked is None:
             require_present(self.model, self.parameters)
-        now = self.parameters if self._asked is None else chosen_parameters(self.model, self._asked)
+        with in_turn(self.model):
+            now = self.parameters if self._asked is None else chosen_parameters(self.model, self._asked)
         if now == self.parameters:
             return self
         changed = copy.copy(self)
@@ -300,9 +318,16 @@ class Problem:
         return Problem(self.model if model is None else model, **given | changes)
 
     def measured(self) -> nn.Module:
-        """Return the network that is differentiated: the model itself, or a copy of it in `dtype`."""
+        """Return the network that is differentiated: a copy of the model on its weights, or with weights in `dtype`.
+
+        The model itself where it has no copy: see `problem.copies`.
+        """
+        with in_turn(self.model):  # not while another thread measures it in place
+            return self._measured()
+
+    def _measured(self) -> nn.Module:
         if all(p.dtype == self.dtype for p in self.model.parameters()):
-            return self.model
+            return self.model if self._in_place else copy_on_same_weights(self.model) or self.model
         if self.sharded:
             raise BadModel(
                 f"Problem(dtype=...): a network whose parameters are spread over processes is measured as it is, in "
@@ -310,7 +335,9 @@ class Problem:
             )
         name = str(self.dtype).removeprefix("torch.")
         itself = f"call model.{'float' if self.dtype == torch.float32 else 'double'}() yourself, or "
-        return copy_of(self.model, f"measuring in {name}", itself).to(self.dtype)
+        copied = copy_of(self.model, f"measuring in {name}", itself).to(self.dtype)
+        turn_together(copied, self.model)
+        return copied
 
     def place(self, batch: Batch) -> Batch:
         """Return the batch on the model's device, floating tensors in the measured dtype."""

@@ -17,22 +17,20 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from flatlens.errors import BadInput, BadModel, ForwardFailed, one_line
 from flatlens.problem.attributes import attributes_kept
+from flatlens.problem.copies import catch_up
 from flatlens.problem.loaders import random_kept
 from flatlens.problem.plain import (
     held_by_all,
-    plain_attention,
     plain_autocast,
-    plain_checkpoints,
     plain_embeddings,
     plain_gradients,
-    plain_hardsigmoid,
     plain_norms,
-    plain_parametrizations,
-    plain_recurrences,
+    plain_operations,
     plain_weight_norms,
 )
 from flatlens.problem.samples import checksum
 from flatlens.problem.shards import parts_between_calls
+from flatlens.problem.turns import in_turn
 from flatlens.problem.wrappers import eager
 from flatlens.userfile import said, users_code
 
@@ -62,7 +60,8 @@ def measuring(
     own batch, as in training, and does not update its running statistics.
 
     `.grad` is put away and restored: nothing inside needs it. Buffers that forward() writes to are restored; a
-    forward() that writes to parameters is refused when the Problem is made (`untouched`).
+    forward() that writes to parameters is refused when the Problem is made (`untouched`). A copy on the weights of a
+    network first gets the values that these have now. Threads that measure one network do so one after the other.
 
     >>> net = nn.Dropout(0.5)
     >>> with measuring(net):
@@ -72,8 +71,10 @@ def measuring(
     True
     """
     require_own_torch()
-    with parts_between_calls(model), _restored(model, batch_statistics, tf32, twice):
-        yield
+    with in_turn(model):
+        catch_up(model)
+        with parts_between_calls(model), _restored(model, batch_statistics, tf32, twice):
+            yield
 
 
 @contextmanager
@@ -98,11 +99,7 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
             plain_gradients(model),
             plain_weight_norms(model),
             plain_norms(model),
-            plain_hardsigmoid(),
-            plain_recurrences(),
-            plain_parametrizations(),
-            plain_checkpoints(),
-            plain_attention(),
+            held_by_all("plain operations", plain_operations),
             eager(),
         ):
             _evaluating(model)
@@ -338,6 +335,31 @@ def differentiable(parameters: Iterable[Tensor]) -> Iterator[None]:
     finally:
         for p in frozen:
             p.requires_grad_(False)
+
+
+@contextmanager
+def elsewhere(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Callable[[Iterable[Tensor]], None]]]:
+    """Give the tensors' values, and a function that puts others in their place; they have their own again afterwards.
+
+    Each gets other memory for a time: nothing is written to its own, which a copy of a network shares with the user's.
+    Graphs that hold a tensor stay valid. Only a tensor that is spread over processes is written to.
+    """
+    spread = [hasattr(tensor, "to_local") for tensor in tensors]
+    here = [
+        tensor.detach().clone() if apart else tensor.detach() for tensor, apart in zip(tensors, spread, strict=True)
+    ]
+
+    def put(values: Iterable[Tensor]) -> None:
+        for tensor, value, apart in zip(tensors, values, spread, strict=True):
+            if apart:
+                tensor.data.copy_(value)
+            else:
+                tensor.data = value
+
+    try:
+        yield here, put
+    finally:
+        put(here)
 
 
 def fingerprint(p: Tensor) -> tuple[int, ...]:
