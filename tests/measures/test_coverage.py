@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.curvature.krylov import lanczos, unseen
-from flatlens.curvature.probes import mean_of_forms, skewed, student
+from flatlens.curvature.probes import largest_of, mean_of_forms, skewed, student
 from flatlens.grams.sketch import Sketch
 from flatlens.perturbation.level import Crossing, first_crossing
 
@@ -44,6 +45,59 @@ def test_forms_that_one_direction_decides_are_covered(probes: int, noise: float)
     assert 0.93 <= inside <= 0.99
     assert inside >= share_inside(normal.square() + noise * other, 1.0, student) + 0.02
     assert share_inside(normal, 0.0, mean_of_forms) >= 0.95
+
+
+LAWS: dict[str, Callable[[Tensor], Tensor]] = {  # of independent normal numbers (2, ...), with mean 1
+    "squares": lambda z: z[0].square(),
+    "two squares": lambda z: z.square().mean(0),
+    "normal": lambda z: 1 + z[0],
+    "squares that share a part": lambda z: (0.8 * z[1, ..., :1] + 0.6 * z[0]).square(),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("probes", [4, 8, 60])
+@pytest.mark.parametrize("count", [3, 10, 50])
+@pytest.mark.parametrize("ahead", [1.0, 1.3])
+def test_the_largest_of_noisy_means_is_covered(law: str, probes: int, count: int, ahead: float) -> None:
+    """Equal quantities, or one ahead; the interval is at most three times as wide as the largest mean's own."""
+    drawn = LAWS[law](torch.randn(2, 400, probes, count, generator=seeded(probes * count), dtype=torch.float64))
+    drawn[..., 0] *= ahead
+    inside = wider = 0.0
+    for values in drawn:
+        means, errors = mean_of_forms(values)
+        value, stderr = largest_of(means, errors, probes)
+        assert value == float(means.max())
+        inside += (abs(value - ahead) <= 1.96 * stderr) / len(drawn)
+        wider += stderr / float(errors[means.argmax()]) / len(drawn)
+    assert inside >= 0.95
+    assert 1 <= wider <= 3
+
+
+KINDS = ["neuron_flatness_ggn", "ggn_trace", "kappa_trace", "interpolation_sharpness"]
+
+
+@pytest.mark.parametrize("shape", [(6, 12, 150), (3, 5, 5, 5, 5, 140)])
+def test_rows_of_largest_terms_are_covered_with_many_outputs(shape: tuple[int, ...]) -> None:
+    """Columns and layers that are nearly alike, from eight combinations of more than 128 outputs; fixed seeds."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(a, b, dtype=torch.float64) for a, b in pairwise(shape)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight)
+    net = nn.Sequential(*layers)
+    x = torch.randn(5, shape[0], dtype=torch.float64)
+    problem = fl.Problem(net, "half_squared_error", (x, torch.zeros(5, shape[-1], dtype=torch.float64)))
+    exact = fl.measure(fl.Lens(problem, outputs="exact"), KINDS)
+    rows = [key for key in exact if key[0].endswith(".max")]
+    assert len(rows) >= len(KINDS)
+    inside = dict.fromkeys(rows, 0)
+    for seed in range(40):
+        found = fl.measure(fl.Lens(problem, outputs=8), KINDS, generator=seeded(seed))
+        for key in rows:
+            inside[key] += abs(found[key].value - exact[key].value) <= 1.96 * found[key].stderr
+            assert found[key].kind == "estimate"
+    assert min(inside.values()) >= 36, inside
+    assert sum(inside.values()) >= 0.95 * 40 * len(rows), inside
 
 
 def test_the_scale_of_draws_does_not_matter() -> None:

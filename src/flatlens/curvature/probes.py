@@ -62,6 +62,24 @@ def mean_of_forms(values: Tensor) -> tuple[Tensor, Tensor]:
     return skewed(values, wider=12 / len(values) ** 1.6)
 
 
+def largest_of(mean: Tensor, stderr: Tensor, m: int | None = None) -> tuple[float, float]:
+    """Return (largest mean, its standard error) of several quantities, whose errors are Student's of m draws.
+
+    The largest of noisy means is too large: with 50 equal quantities, its own interval covers 0.33 to 0.99. Here the
+    interval holds the largest quantity itself. That is above all upper ends only if its own is too low, so these are
+    as wide as alone; it is below a lower end only if some mean is too large, so these share 2.5% (Bonferroni). The
+    interval around the largest mean reaches to the highest of both. With 1 to 50 quantities and 4 to 60 draws, of
+    squares or of normal numbers, it covers 0.93 or more, and is up to three times as wide as the largest mean's own.
+
+    >>> [round(number, 6) for number in largest_of(torch.tensor([2.0]), torch.tensor([0.5]), 4)]
+    [2.0, 0.5]
+    """
+    law, alone = stats.norm if m is None else stats.t(m - 1), 0.025
+    shared = float(law.ppf(1 - alone / len(mean)) / law.ppf(1 - alone))
+    best, low, high = mean.max(), (mean - 1.96 * shared * stderr).max(), (mean + 1.96 * stderr).max()
+    return float(best), float(torch.maximum(best - low, high - best)) / 1.96
+
+
 def quantile(m: int) -> float:
     """Return t_{.975, m-1} / 1.96: Student's 95% quantile for m probes, relative to the normal one."""
     return float(stats.t.ppf(0.975, m - 1)) / 1.959963984540054

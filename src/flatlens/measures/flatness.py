@@ -153,10 +153,9 @@ def kappa_trace(g: LayerGrams) -> Tensor:
 
 
 def columns_of(mean_columns: Tensor, weight: Weight, measure: Measure) -> Reduced:
-    """Return the columns' sum, the largest, and all of them."""
-    return Reduced(
-        float(mean_columns.sum()), None, largest=float(mean_columns.max()), arrays={"columns": mean_columns.cpu()}
-    )
+    """Return the columns' sum, and all of them."""
+    columns = mean_columns.cpu()
+    return Reduced(float(columns.sum()), None, terms=columns.flatten(), arrays={"columns": columns})
 
 
 def curvature_of_columns(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature import Residual
+from flatlens.curvature.probes import largest_of
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams.sketch import random_signs
 from flatlens.grams.unexplained import ignore_slow_batching_warning
@@ -223,9 +224,13 @@ def _parts(heads: _Told, of: Callable[[list[int]], Estimate]) -> dict[tuple[str,
         for part in ("", one.part):
             found.setdefault((part, one.head), []).append(number)
     rows = {key: of(numbers) for key, numbers in found.items()}
-    largest = max((row for (part, _), row in rows.items() if not part), key=lambda row: row.value)
-    if largest.stderr:
-        largest = replace(largest, arrays={}, note=LARGEST_OF_NOISY)
+    heads_alone = [row for (part, _), row in rows.items() if not part]
+    largest = max(heads_alone, key=lambda row: row.value)
+    if any(row.stderr for row in heads_alone) and all(row.kind != "undefined" for row in heads_alone):
+        means, errors = torch.tensor([(row.value, row.stderr) for row in heads_alone], dtype=torch.float64).T
+        draws = min((len(row.arrays["probes"]) for row in heads_alone if "probes" in row.arrays), default=None)
+        value, stderr = largest_of(means, errors, draws)
+        largest = replace(largest, value=value, stderr=stderr, kind="estimate", arrays={}, note=LARGEST_OF_NOISY)
     parts: dict[tuple[str, str | None], Estimate] = {
         ("", None): of(list(range(len(weights)))),
         ("max", None): largest,

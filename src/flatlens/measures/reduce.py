@@ -31,8 +31,8 @@ class Reduced:
     kind: Kind = "exact"
     stderr: float = 0.0
     probes: Tensor | None = None  #: the value from each of a sketch's probes, (probes,); their mean is the value
-    largest: float | None = None  #: largest term of the sum, for measures with a `.max` at each layer
-    largest_probes: Tensor | None = None
+    terms: Tensor | None = None  #: the terms of the sum, for measures with a `.max` at each layer
+    terms_probes: Tensor | None = None  #: the terms from each of a sketch's probes, (probes, terms)
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -58,17 +58,13 @@ def by_probes(reduce: Callable[[Tensor], Reduced], values: Tensor) -> Reduced:
         return whole
     left_out = [reduce((total - value) / (k - 1)) for value in values]
 
-    def shares(of: Callable[[Reduced], float | None]) -> Tensor:
-        each = [k * (of(whole) or 0.0) - (k - 1) * (of(part) or 0.0) for part in left_out]
-        return torch.tensor(each, dtype=torch.float64)
-
-    probes = shares(lambda reduced: reduced.value)
+    probes = torch.tensor([k * whole.value - (k - 1) * part.value for part in left_out], dtype=torch.float64)
     value, stderr = mean_of_forms(probes)
     found = replace(whole, value=float(value), stderr=float(stderr), kind="estimate", probes=probes, arrays={})
-    if whole.largest is None:
+    if whole.terms is None:
         return found
-    largest = shares(lambda reduced: reduced.largest)
-    return replace(found, largest=float(largest.mean()), largest_probes=largest)
+    each = [k * whole.terms - (k - 1) * part.terms for part in left_out if part.terms is not None]
+    return replace(found, terms_probes=torch.stack(each))
 
 
 def mean_of_dimensions(values: Tensor) -> Reduced:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flatlens.curvature.probes import mean_of_forms
+from flatlens.curvature.probes import largest_of, mean_of_forms
 from flatlens.estimate import Estimate, Key, Kind, undefined
 from flatlens.measures.card import GRADIENTS_OF_SAMPLES, PassMeasure, Run
 from flatlens.measures.gather import BY_ROUNDING
@@ -81,7 +81,7 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
         if one.place != "input":
             yield (f"{one.key}.max", None), _without(frozen, _over_layers({**layers, **peaks}, max))
         peaks |= {name: peak for name in parts if (peak := largest.get(name)) is not None}
-        yield from (((f"{one.key}.max", name), peak) for name, peak in peaks.items())
+        yield from (((f"{one.key}.max", name), replace(peak, arrays={})) for name, peak in peaks.items())
     if one.place != "input" or one.answer == "input":  # the layers of `nmls` are the rows of `mls`
         yield from (((one.key, name), estimate) for name, estimate in (layers | parts).items())
 
@@ -168,7 +168,7 @@ def _at_layer(lens: Lens, one: PassMeasure, layer: str, asked: bool, run: Run) -
     else:
         reduced = _reduced(lens, one, layer, values)
     estimate = replace(_estimate(lens, reduced), products=lens.products - before)
-    peak = None if reduced.largest is None else _peak(estimate, reduced.largest, reduced.largest_probes)
+    peak = None if reduced.terms is None else _peak(estimate, reduced.terms, reduced.terms_probes)
     return _noted(lens, one, layer, _bounded(lens, (one.key, layer), estimate)), peak
 
 
@@ -183,13 +183,15 @@ def _by_name(lens: Lens, products: int) -> str:
     )
 
 
-def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
-    """Return the largest term of a sum."""
+def _peak(whole: Estimate, terms: Tensor, probes: Tensor | None) -> Estimate:
+    """Return the largest term of a sum; `probes`, (probes, terms), are kept for the largest of several sums."""
     if whole.kind == "undefined":
         return whole
     if probes is None:
-        return replace(whole, value=largest, arrays={})
-    return replace(whole, value=largest, stderr=float(mean_of_forms(probes)[1]), arrays={"probes": probes})
+        return replace(whole, value=float(terms.max()), arrays={})
+    value, stderr = largest_of(*mean_of_forms(probes), len(probes))
+    found = replace(whole, value=value, stderr=stderr, arrays={"probes": probes})
+    return with_note(found, LARGEST_OF_NOISY) if probes.shape[1] > 1 else found
 
 
 def _reduced(lens: Lens, one: PassMeasure, layer: str | None, values: Tensor) -> Reduced:
@@ -240,12 +242,17 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
     probes = [e.arrays["probes"] for e in layers.values() if "probes" in e.arrays]
     if len(probes) == len(layers):  # the layers share the probes, so their errors are correlated
         if combine is max:
-            best = max(layers.values(), key=lambda e: e.value)
-            return replace(best, samples=None, note="; ".join([*notes, LARGEST_OF_NOISY]))
+            terms = torch.cat([each.reshape(len(each), -1) for each in probes], 1)
+            value, stderr = largest_of(*mean_of_forms(terms), len(terms))
+            best, note = max(layers.values(), key=lambda e: e.value), dict.fromkeys([*notes, LARGEST_OF_NOISY])
+            return replace(best, value=value, stderr=stderr, samples=None, note="; ".join(note), arrays={})
         together = torch.stack(probes).sum(0)
         stderr = float(mean_of_forms(together)[1])
         return Estimate(value, stderr, "estimate", "; ".join(notes), samples, {"probes": together}, products=products)
     stderr = combine([e.stderr for e in layers.values()])
+    if stderr and combine is max and {e.kind for e in layers.values()} <= {"exact", "estimate"}:
+        means, errors = torch.tensor([(e.value, e.stderr) for e in layers.values()], dtype=torch.float64).T
+        value, stderr = largest_of(means, errors)
     if stderr and "lower bound" in {e.kind for e in layers.values()}:
         value, stderr, kind = combine([e.value - 1.96 * e.stderr for e in layers.values()]), 0.0, "lower bound"
     return Estimate(value, stderr, kind, "; ".join(notes), samples, products=products)
