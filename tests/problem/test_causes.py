@@ -85,6 +85,7 @@ def measured(network: nn.Module, data: Any) -> fl.Report:
 
 counter, generator = itertools.count(), torch.Generator()
 teacher = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).train()
+normal = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).train()
 sure = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).eval()
 pad = torch.tensor([[False, False, True]])
 NONE = torch.zeros(6).long()
@@ -331,6 +332,15 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
     "targets that count": (
         lambda s: make(linear(), drawn(s), "mse", forward=lambda m, b: (m(b[0]), b[0][:, :3] * next(counter))),
         "not because of random numbers", "train mode",
+    ),
+    "a teacher that normalises in train mode": (
+        lambda s: make(linear(), drawn(s), "mse", forward=lambda m, b: (m(b[0]), normal(b[0]).detach())),
+        r"call eval\(\) on normal, which forward= uses in train mode", "random",
+    ),
+    "targets that are centred in the batch": (
+        lambda s: make(linear(), drawn(s), "mse",
+                       forward=lambda m, b: (m(b[0]), b[0][:, :3] - b[0][:, :3].mean(0))),
+        "compute them on all the data beforehand", "random|train mode",
     ),
     # weights
     "NaN in a weight": (

@@ -26,7 +26,7 @@ def samples_coupled() -> BadModel:
     """Return the error for a network whose samples affect each other on some batch."""
     return BadModel(
         "Problem(model=...): in some batch a sample's outputs depend on other samples, so per-sample derivatives do "
-        "not exist. Does a branch that few batches take use batch statistics, or attention or recurrence over samples?"
+        "not exist: a branch that few batches take, batch statistics, and attention over samples are possible causes"
     )
 
 

@@ -227,8 +227,8 @@ class Data:
         known = self._held.setdefault(ranks, n)
         if known != n:
             raise BadData(
-                f"Problem({self.where}): the data has {n} samples now, and had {known} when first read: is it a "
-                f"stream? Measure a fixed copy of the data"
+                f"Problem({self.where}): the data has {n} samples now, and had {known} when first read, as a "
+                f"stream has: measure a fixed copy of the data"
             )
 
     def _require_same(self, number: int, batch: Batch) -> int:
@@ -241,8 +241,8 @@ class Data:
         if (before, held) != (fingerprint, n):
             how = f"has {n} samples instead of {held}" if n != held else "differs"
             raise BadData(
-                f"Problem({self.where}): batch {number} {how} when read again: does the dataset augment or add "
-                f"noise, or is it a stream? Measure a fixed copy of the data"
+                f"Problem({self.where}): batch {number} {how} when read again, as augmentation, noise or a stream "
+                f"make it: measure a fixed copy of the data"
             )
         return n
 

@@ -324,10 +324,11 @@ def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: 
                 f"{apart:.2g}), so per-sample derivatives do not exist: {why or AS_ONE}"
             )
         if problem.forward is not None and not same_targets(y, targets, 1e4, rows, len(f)):
+            name = told(lambda: training_in(problem.forward))
+            eval_it = f"call eval() on {name}, which forward= uses in train mode, or " if name else ""
             raise BadData(
-                "Problem(forward=...): a sample's targets change with the other samples of its batch: does forward= "
-                "normalise, rank or count over the batch, or draw random numbers, or is a network that it uses in "
-                "train mode? Compute them on all the data beforehand, and give them with the data"
+                f"Problem(forward=...): a sample's targets change with the other samples of its batch: {eval_it}"
+                f"compute them on all the data beforehand, and give them with the data"
             )
 
 
