@@ -180,7 +180,7 @@ class Lens:
             return ""
         double = problem.dtype == torch.float64
         large, least = (2.0**500, 1e-140) if double else (2.0**60, 1e-36)
-        with measuring(model, twice=False), differentiable(model.parameters()):
+        with problem.measuring(model), differentiable(model.parameters()):
             _, inputs, f, _ = run_recorded(problem, model, problem.place(problem.probes[0]))
             named = {name: p for name, p in model.named_parameters() if name in problem.parameters}
             if not f.requires_grad:
