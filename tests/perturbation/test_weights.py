@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from builders import normal
 from networks import NETWORKS, network
-from torch import nn
+from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.perturbation import Elsewhere
@@ -56,3 +57,41 @@ def test_memory_bounds_the_chunks() -> None:
     assert len(list(small.chunks())) > len(list(large.chunks())) == 1
     for one in (small, large):
         assert one.slope(one.here, one.chunks(), 64.0)[0] == pytest.approx(one.outcomes(one.here).risk)
+
+
+class Short(nn.Linear):
+    """A layer that computes in a shorter dtype, without autocast."""
+
+    short = torch.bfloat16
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.bias is not None
+        return nn.functional.linear(x.to(self.short), self.weight.to(self.short), self.bias.to(self.short)).to(x)
+
+
+@pytest.mark.parametrize("short", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(3))
+def test_intervals_cover_what_shorter_dtypes_inside_round(short: torch.dtype, dtype: torch.dtype, seed: int) -> None:
+    x, y = normal(30, 4, seed=seed).to(dtype), torch.arange(30) % 3
+    plain = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)).to(dtype)
+    rounding = nn.Sequential(Short(4, 16), nn.ReLU(), Short(16, 3)).to(dtype)
+    for layer in (rounding[0], rounding[2]):
+        layer.short = short
+    for p, q in zip(plain.parameters(), rounding.parameters(), strict=True):
+        p.data = normal(*p.shape, seed=seed + 7).to(dtype) / 2
+        q.data = p.data.clone()
+    asked = ["critical_sharpness", "average_sharpness(probes=4)", "worst_sharpness(rho=1e-3, steps=4)", "hessian_trace"]
+    for rate in (0.1, 1e-3, 1e-5):
+        found = []
+        for net in (plain, rounding):
+            lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)), optimiser=torch.optim.SGD(net.parameters(), rate))
+            found.append(fl.measure(lens, asked))
+        truth, rounded = ([report[name] for name in asked] for report in found)
+        for exact, one in zip(truth[:2], rounded[:2], strict=True):
+            assert one.kind == "estimate" or one.kind == "undefined"
+            if one.kind == "estimate":
+                assert abs(one.value - exact.value) <= 3 * 1.96 * (one.stderr + 0.01 * exact.value)
+        assert rounded[2].kind == "undefined" or rounded[2].value <= 1.02 * truth[2].value
+        assert f"computes in {str(short).removeprefix('torch.')} inside" in rounded[3].note
+        assert "inside" not in truth[3].note

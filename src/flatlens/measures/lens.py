@@ -27,6 +27,7 @@ from flatlens.measures.failing import attempted
 from flatlens.measures.gather import Gathered, Gatherer, by_weighting
 from flatlens.perturbation.autograd import moved_by_rounding
 from flatlens.perturbation.steps import Landscape
+from flatlens.perturbation.weights import coarsest_inside
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
 from flatlens.problem.inspection import require_same_everywhere
@@ -144,7 +145,8 @@ class Lens:
         alone.
         """
         affine = self.laid_out and self.layout.weights and self.layout.affine.issuperset(self.layout.weights)
-        if affine and self.problem.dtype != torch.float64:
+        inside = coarsest_inside(self.problem, self.model)
+        if affine and self.problem.dtype == inside != torch.float64:
             return "", ""
         return moved_by_rounding(self.problem, self.model)
 

@@ -25,6 +25,7 @@ from flatlens.measures.tops import top_of
 from flatlens.perturbation.critical import critical_step
 from flatlens.perturbation.differences import ShardedHessian
 from flatlens.perturbation.steps import Landscape, next_update
+from flatlens.perturbation.weights import coarsest_inside
 
 NO_OPTIMISER = (
     "it needs the optimiser that trains the network: Lens(problem, optimiser=...), Tracker.step(optimiser=...)"
@@ -170,8 +171,11 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     first = rate if earlier is None else float(earlier.values[0])
     rounding = RISK_ROUNDING * torch.finfo(lens.problem.dtype).eps * abs(here)
     if slope is not None:
-        first = max(first, 100 * rounding / -slope)  # a shorter step changes the risk by rounding alone
-        rounding += 2 * landscape.rounding(lens.gradient)  # of both ends of a difference
+        inside = landscape.rounding(lens.gradient)
+        coarse = coarsest_inside(lens.problem, lens.model) != lens.problem.dtype
+        # a shorter step changes the risk by rounding alone
+        first = max(first, 100 * rounding / -slope, 10 * inside / -slope if coarse else 0.0)
+        rounding += 2 * inside  # of both ends of a difference
     with landscape.walk(direction) as move:
 
         def change(step: float) -> float:

@@ -18,7 +18,7 @@ from flatlens.measures.left_out import STOPPED
 from flatlens.measures.lens import Lens
 from flatlens.measures.options import require_count, require_tolerance
 from flatlens.operations.operator_norm import SearchedNorm
-from flatlens.perturbation.autograd import coarsest_inside
+from flatlens.perturbation.weights import coarsest_inside
 from flatlens.problem import Problem
 
 REMEMBERED = 10  #: Ritz pairs that a search keeps for the next moment's search

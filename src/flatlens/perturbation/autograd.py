@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError
 from flatlens.grams.sketch import random_signs
-from flatlens.operations.graph import Graph
-from flatlens.perturbation.weights import Elsewhere
+from flatlens.perturbation.weights import Elsewhere, coarsest_inside
 from flatlens.problem import Batch, Problem
 from flatlens.problem.outcomes import slopes_of_each
 from flatlens.problem.samples import move, size
@@ -44,7 +43,6 @@ _ANOTHER = 0.1
 """Smallest difference of outputs, relative to the largest, that is not taken for rounding."""
 _SIDES = ("weights", "inputs")
 _FOUND = "the derivative that is not autograd's"
-_INSIDE = "the coarsest dtype inside"
 
 
 def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
@@ -74,8 +72,8 @@ def moved_by_rounding(problem: Problem, model: nn.Module) -> tuple[str, str]:
 
     The network in float32 is compared with its copy in float64, on a few samples: in a random combination of the
     outputs, and along the loss's slope. Outputs behind a softmax, or units deep in the flat part of a tanh, have
-    derivatives that are differences of almost equal numbers. Nothing is said where the copy does not run. Of a network
-    in float64 the words are those of operations in a coarser dtype, as in norms that convert what they read.
+    derivatives that are differences of almost equal numbers. Nothing is said where the copy does not run. Where
+    operations inside have a coarser dtype, as in norms that convert what they read, the words are theirs.
     """
     found = "", ""
     inside = coarsest_inside(problem, model)
@@ -92,32 +90,6 @@ def moved_by_rounding(problem: Problem, model: nn.Module) -> tuple[str, str]:
         with suppress(Exception):  # the network may work in float32 alone, and users' modules may raise anything
             found = _rounded(problem, model)
     return found
-
-
-def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
-    """Return the coarsest dtype among the operations that make the outputs of a network in float64, else its own.
-
-    Looked for once for a problem, on a few samples. Operations that nothing differentiates do not count.
-    """
-    if problem.dtype != torch.float64 or problem.arithmetic != "full" or problem.sharded:
-        return problem.dtype
-    if _INSIDE not in problem.facts:
-        problem.facts[_INSIDE] = problem.dtype
-        with suppress(RuntimeError, FlatlensError):  # the outputs have no derivative
-            problem.facts[_INSIDE] = _coarsest(problem, model)
-    found: torch.dtype = problem.facts[_INSIDE]
-    return found
-
-
-def _coarsest(problem: Problem, model: nn.Module) -> torch.dtype:
-    batch = problem.place(problem.probes[0])
-    with problem.measuring(model), differentiable(model.parameters()):
-        if isinstance(batch, tuple) and isinstance(batch[0], Tensor) and batch[0].is_floating_point():
-            batch = (batch[0].clone().requires_grad_().clone(), *batch[1:])
-        f, _ = problem.run(model, batch)
-        every = {made.dtype for node in Graph(f).nodes for made in node._input_metadata}
-    made = {dtype for dtype in every if dtype.is_floating_point or dtype.is_complex}
-    return max(made, key=lambda dtype: torch.finfo(dtype).eps, default=problem.dtype)
 
 
 def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:

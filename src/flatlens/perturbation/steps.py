@@ -19,7 +19,7 @@ from flatlens.curvature.space import as_one_vector, dot, inner, space_of
 from flatlens.curvature.symmetry import operations
 from flatlens.errors import BadInput, one_line
 from flatlens.grams.second_derivative import require_second_derivative
-from flatlens.perturbation.weights import rounded
+from flatlens.perturbation.weights import coarsest_inside, rounded
 from flatlens.problem import Batch, Problem
 from flatlens.problem.outcomes import outcomes
 from flatlens.problem.samples import FORWARD_CHUNK
@@ -171,16 +171,17 @@ class Landscape:
         """
         self.forwards += 1
         generator, risks = torch.Generator().manual_seed(0), torch.zeros(1 + _DRAWS, dtype=torch.float64)
+        eps = torch.finfo(coarsest_inside(self.problem, self.model)).eps
         with self.problem.measuring(self.model, twice=False), torch.no_grad():
             for _, raw in self.problem.shared(FORWARD_CHUNK):
                 f, y = self.problem.run(self.model, self.problem.place(raw))
-                moved = (f, *(rounded(f, generator) for _ in range(_DRAWS)))
+                moved = (f, *(rounded(f, generator, eps) for _ in range(_DRAWS)))
                 risks += torch.tensor([float(self.problem.loss.total(one, y)) for one in moved], dtype=torch.float64)
         risks = self.problem.ranks.total(risks) / self.problem.mass
         of_outputs = self._known(float((risks[1:] - risks[0]).abs().max()))
         weights = {name: in_one_piece(p.detach()) for name, p in self.space.parameters.items() if name in gradient}
         shares = [p.to(torch.float64) * gradient[name].to(p.device, torch.float64) for name, p in weights.items()]
-        return of_outputs + torch.finfo(self.space.dtype).eps * math.sqrt(dot(shares, shares))
+        return of_outputs + eps * math.sqrt(dot(shares, shares))
 
     def _known(self, risk: float) -> float:
         """Return the first process's risk: the others' may differ by rounding, and all have to decide alike."""

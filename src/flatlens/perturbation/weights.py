@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, final
 
 import torch
@@ -10,17 +11,47 @@ from torch import Tensor, nn
 
 from flatlens.curvature.graphs import bytes_saved, samples_at_once
 from flatlens.curvature.space import space_of
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, FlatlensError
 from flatlens.grams.sketch import random_signs
 from flatlens.grams.unexplained import Runner
+from flatlens.operations.graph import Graph
 from flatlens.problem import Batch, Problem
 from flatlens.problem.outcomes import Outcomes, outcomes
 from flatlens.problem.samples import FORWARD_CHUNK, size, take
+from flatlens.problem.state import differentiable
+
+_INSIDE = "the coarsest dtype inside"
 
 
-def rounded(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the values, each moved up or down by one rounding of its own size."""
-    return values + torch.finfo(values.dtype).eps * values.abs() * random_signs(values.shape, values, generator)
+def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
+    """Return the coarsest dtype among the operations that make the outputs of a network, if it is coarser than its own.
+
+    Looked for once for a problem, on a few samples. Operations that nothing differentiates do not count.
+    """
+    if problem.arithmetic != "full" or problem.sharded:
+        return problem.dtype
+    if _INSIDE not in problem.facts:
+        problem.facts[_INSIDE] = problem.dtype
+        with suppress(RuntimeError, FlatlensError):  # the outputs have no derivative
+            problem.facts[_INSIDE] = _coarsest(problem, model)
+    found: torch.dtype = problem.facts[_INSIDE]
+    return found
+
+
+def _coarsest(problem: Problem, model: nn.Module) -> torch.dtype:
+    batch = problem.place(problem.probes[0])
+    with problem.measuring(model), differentiable(model.parameters()):
+        if isinstance(batch, tuple) and isinstance(batch[0], Tensor) and batch[0].is_floating_point():
+            batch = (batch[0].clone().requires_grad_().clone(), *batch[1:])
+        f, _ = problem.run(model, batch)
+        every = {made.dtype for node in Graph(f).nodes for made in node._input_metadata}
+    made = {dtype for dtype in every if dtype.is_floating_point or dtype.is_complex}
+    return max(made, key=lambda dtype: torch.finfo(dtype).eps, default=problem.dtype)
+
+
+def rounded(values: Tensor, generator: torch.Generator, eps: float) -> Tensor:
+    """Return the values, each moved up or down by one rounding, `eps` times its own size."""
+    return values + eps * values.abs() * random_signs(values.shape, values, generator)
 
 
 @final
@@ -64,14 +95,15 @@ class Elsewhere:
         are, such as by a constant that forward() adds.
         """
         here, problem = self.outcomes(self.here).risk, self.problem
+        eps = torch.finfo(coarsest_inside(problem, self.model)).eps
         of_weights, of_outputs = (torch.Generator().manual_seed(seed) for seed in (0, 1))
 
         def risk() -> float:
-            theta = rounded(self.here, of_weights)
+            theta = rounded(self.here, of_weights, eps)
 
             def run(batch: Batch) -> tuple[Tensor, Any]:
                 f, y = self.run(theta, batch)
-                return rounded(f, of_outputs), y
+                return rounded(f, of_outputs, eps), y
 
             with problem.measuring(self.model):
                 return outcomes(problem, problem.shared(FORWARD_CHUNK), run).risk
