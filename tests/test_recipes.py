@@ -367,7 +367,8 @@ def test_a_recipe_is_what_a_loop_over_samples_says(title: str) -> None:
     assert torch.allclose(lens.outcomes("data").losses, truth, rtol=1e-9, atol=1e-12)
 
     operator = Hessian(problem)
-    parameters = operator.space.tensors
+    own = dict(problem.model.named_parameters())  # the operator's are those of a copy
+    parameters = [own[name] for name in operator.space.parameters]
     v = torch.randn(operator.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     risk = sum(value for value, _ in each) / mass
     slope = torch.autograd.grad(risk, parameters, create_graph=True, materialize_grads=True)
