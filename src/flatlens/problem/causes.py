@@ -23,7 +23,7 @@ _FIRST_AXES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.Transformer
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class Watched:
     """One call of a module."""
 
     name: str
@@ -39,7 +39,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, values: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model, self.values = model, values
-        self.calls: list[Call] = []  #: in the order in which they end: layers before what is made of them
+        self.calls: list[Watched] = []  #: in the order in which they end: layers before what is made of them
         self.draws: list[tuple[str, str]] = []  #: (module, operation) that draws random numbers
         self.own_generator = False  #: whether one of these draws from another generator than torch's global one
         self.broken: list[tuple[str, str]] = []  #: (module, operation) that makes NaN of numbers
@@ -67,7 +67,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inside.pop()
         graded = any(leaf.requires_grad for leaf in _tensors(output))
         copies = (_copies(given), _copies(output)) if self.values else ([], [])
-        self.calls.append(Call(name, module, *copies, graded))
+        self.calls.append(Watched(name, module, *copies, graded))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and look at its result."""
@@ -251,7 +251,7 @@ def why_not_finite(model: nn.Module, run: Run) -> str:
     return f"it arises in {watch.places(watch.broken, ' or ')}"
 
 
-def _first_apart(whole: list[Call], alone: list[Call], rows: Tensor | None, n: int) -> Call | None:
+def _first_apart(whole: list[Watched], alone: list[Watched], rows: Tensor | None, n: int) -> Watched | None:
     """Return the first call that differs in its outputs, but not in its inputs."""
     for one, other in zip(whole, alone, strict=False):
         if one.name != other.name:
