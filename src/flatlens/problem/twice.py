@@ -24,7 +24,6 @@ _STEPS = (1e-4, 4e-4, -1e-4, -4e-4)
 _APART = 0.05  #: smallest difference from autograd's second derivative, relative to the larger of both, that counts
 _AGREE = 0.2  #: largest spread of the differences over the steps, relative to their distance from autograd's
 _MEND = "write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)"
-_HIDDEN = f"the loss's gradient hides its own derivative from autograd (differences show it): {_MEND}"
 
 
 def require_twice(loss: Loss, f: Tensor, y: Any) -> None:
@@ -42,7 +41,9 @@ def require_twice(loss: Loss, f: Tensor, y: Any) -> None:
         return
     with suppress(Exception):  # it does not take other outputs
         if _hidden(loss, f, y, u, w, (product * w).sum(1)):
-            _withhold(loss, _HIDDEN)
+            own = _slope(loss, f, y)[1]
+            runs = f" (it runs {', '.join(own)})" if own else ""
+            _withhold(loss, f"the loss's second derivative{runs} is not that of differences: {_MEND}")
 
 
 def _withhold(loss: Loss, why: str) -> None:
@@ -72,10 +73,11 @@ def _hidden(loss: Loss, f: Tensor, y: Any, u: Tensor, w: Tensor, known: Tensor) 
     return bool((alike & apart).any())
 
 
-def _slope(loss: Loss, f: Tensor, y: Any) -> tuple[Tensor, bool]:
-    """Return (the losses' slopes in the outputs (n, N), whether a function of the user's own is differentiated)."""
+def _slope(loss: Loss, f: Tensor, y: Any) -> tuple[Tensor, list[str]]:
+    """Return (the losses' slopes in the outputs (n, N), the user's own functions that are differentiated)."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = f.clone().requires_grad_()
         of = loss.values(leaf, y).sum()
         (slope,) = torch.autograd.grad(of, leaf, retain_graph=True, materialize_grads=True)
-    return slope, any(isinstance(node, BackwardCFunction) for node in Graph(of).nodes)
+    own = {type(node).__name__ for node in Graph(of).nodes if isinstance(node, BackwardCFunction)}
+    return slope, sorted(own)
