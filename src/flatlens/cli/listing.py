@@ -98,9 +98,9 @@ def _measures() -> Iterator[Any]:
     for number, (family, members) in enumerate(by_family().items()):
         title = Text(f"\n{family}: {FAMILIES.get(family, '')}", style="bold")
         table = Table(box=None, pad_edge=False, title=title, title_justify="left", show_header=number == 0)
-        table.add_column("measure", width=29)
-        table.add_column("survives", width=12)
-        table.add_column("meaning; unit; cost; source")
+        table.add_column("measure", width=29, overflow="fold")
+        table.add_column("survives", width=12, overflow="fold")
+        table.add_column("meaning; unit; cost; source", overflow="fold")
         for one in members:
             card, star = one.card, " *" if runs(one) == RUN_WHEN_NAMED else ""
             symbol = Padding(Text(plain(card.symbol), style="dim"), (0, 0, 0, 2))
@@ -125,7 +125,9 @@ def _papers() -> str:
 def _named(rows: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
-    table = Table("name", "meaning", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("name", "meaning"):
+        table.add_column(heading, overflow="fold")
     for row in rows:
         source = f" ({row['source']})" if "source" in row else ""
         table.add_row(row["name"] + (" *" if row.get("on_request") else ""), row["meaning"] + source)
