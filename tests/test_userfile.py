@@ -143,7 +143,7 @@ def test_a_file_of_a_package_is_imported_as_part_of_it(tmp_path, monkeypatch, se
     monkeypatch.setattr(sys, "path", list(sys.path))
     file, module = drawn_package(tmp_path, seed)
     assert userfile.is_userfile(f"{module}:build")
-    assert userfile.whole(f"{module}:build") == f"{tmp_path / file}:build"
+    assert userfile.with_folder(f"{module}:build") == f"{tmp_path / file}:build"
     build = userfile.load(f"{file}:build" if seed % 2 else f"{module}:build", "MODEL")
     assert userfile.load(f"{module}:build" if seed % 2 else f"{file}:build", "MODEL") is build
     assert len(build()) == 2
@@ -197,7 +197,7 @@ def test_a_neighbour_of_an_installed_packages_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize("module", ["json.tool", "xml.sax.handler"])
 def test_an_installed_module_is_named_without_its_file(module):
     assert userfile.is_userfile(f"{module}:main")
-    assert userfile.parts_of(f"{module}:main") == (Path(importlib.import_module(module).__file__), "main")
+    assert userfile.file_and_name(f"{module}:main") == (Path(importlib.import_module(module).__file__), "main")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ LIMIT = 600.0
 PRODUCTS, SEARCH, ROWS = "curvature products", "products of a search", "rows"
 """Names of work that takes products; a search ends when it has converged, long before its largest number."""
 
-FREE = ("one pass", "spectral norms", "Jacobians of batches", "networks", "transforms")
+_FREE = ("one pass", "spectral norms", "Jacobians of batches", "networks", "transforms")
 """Names of work that is never refused: a pass over the data, and the parts of what is asked for."""
 
 LESS_OF_A_MEASURE = (
@@ -144,7 +144,7 @@ class Watch:
             first, start = self._loops[what] = (done, now)
         if self._progress is not None:
             self._progress(what, done, total)
-        if what in FREE:
+        if what in _FREE:
             return
         goal = max(total, self._expected - self._before) if what == PRODUCTS else total
         goal = max(USUAL_SEARCH, done) if what == SEARCH else goal

@@ -51,7 +51,7 @@ def load(spec: str, argument: str) -> object:
     A file inside a package is imported as part of the package. Its folder, and the folder that holds the package, are
     searched after Python's own modules and before installed packages.
     """
-    path, name = parts_of(spec)
+    path, name = file_and_name(spec)
     file = spec.removesuffix(f":{name}")
     module = _module(path, argument)
     public = [n for n, value in vars(module).items() if not n.startswith("_") and _made_here(value, module)]
@@ -159,10 +159,10 @@ def _plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def parts_of(spec: str) -> tuple[Path, str]:
+def file_and_name(spec: str) -> tuple[Path, str]:
     """Return the file of `file.py:name` or `package.module:name`, and the name; empty where there is none.
 
-    >>> parts_of("nets/mine.py:build")[1], parts_of("mine.py")[1]
+    >>> file_and_name("nets/mine.py:build")[1], file_and_name("mine.py")[1]
     ('build', '')
     """
     if ".py:" in spec:
@@ -174,12 +174,12 @@ def parts_of(spec: str) -> tuple[Path, str]:
 
 def file_of(spec: str) -> Path:
     """Return the file of `file.py:name`."""
-    return parts_of(spec)[0]
+    return file_and_name(spec)[0]
 
 
-def whole(spec: str) -> str:
+def with_folder(spec: str) -> str:
     """Return `file.py:name` with the file's whole path."""
-    file, name = parts_of(spec)
+    file, name = file_and_name(spec)
     return f"{file.resolve()}:{name}" if name else str(file.resolve())
 
 
@@ -191,7 +191,7 @@ def short(spec: str) -> str:
     """
     if not is_userfile(spec):
         return Path(spec).name
-    file, name = parts_of(spec)
+    file, name = file_and_name(spec)
     return file.name + (f":{name}" if name else "")
 
 

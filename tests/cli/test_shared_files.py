@@ -10,7 +10,7 @@ import torch
 from flatlens import cli
 from flatlens.estimate import Report
 from flatlens.experiments import load_study
-from flatlens.experiments.archive import opened, read_studies_in
+from flatlens.experiments.archive import opened_archive, read_studies_in
 from flatlens.experiments.store import Store
 
 CODE = """
@@ -93,7 +93,7 @@ def test_a_study_names_no_folders_in_what_it_shows(secret, tmp_path, capsys):
     assert "none.txt" in result.failed[0][1]
     store = Store.create(tmp_path / "kept", result_study := Store.open(out).study())
     store.keep(result, [settings.key for settings in result_study.networks()], None)
-    with opened(tmp_path / "kept" / "known.zip", "tables") as archive:
+    with opened_archive(tmp_path / "kept" / "known.zip", "tables") as archive:
         (back,) = read_studies_in(archive).values()
         (out / "result.json").write_bytes(archive.read("0/result.json"))
     assert back.settings == result.settings

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import flatlens as fl
-from flatlens.problem.listed import is_samples, plain, shown
+from flatlens.problem.listed import form_shown, is_samples, plain
 
 Net = nn.Module
 
@@ -129,12 +129,12 @@ def test_lists_of_inputs_stay_inputs(n: int, size: int, heads: int) -> None:
 
 def test_which_batches_leave_no_doubt() -> None:
     two, three, y = torch.ones(2, 4), torch.ones(3, 4), torch.tensor([0, 1])
-    assert shown(([two, three], y)) is True
-    assert shown(([two, two], y)) is None
-    assert shown(([three, three], torch.arange(3))) is False
-    assert shown((y, (two, two.long()))) is False  # inputs of different kinds
-    assert shown(([two, three], [two, two])) is True
-    assert shown(([two, two], [two, two])) is None
+    assert form_shown(([two, three], y)) is True
+    assert form_shown(([two, two], y)) is None
+    assert form_shown(([three, three], torch.arange(3))) is False
+    assert form_shown((y, (two, two.long()))) is False  # inputs of different kinds
+    assert form_shown(([two, three], [two, two])) is True
+    assert form_shown(([two, two], [two, two])) is None
     assert plain((y, [two, two]))[1] == (two, two)
     assert plain((y, [two, two]), lambda _: True)[1] == [two, two]
     assert is_samples([(two, 1), (three, 0)])

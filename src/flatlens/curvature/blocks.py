@@ -50,7 +50,7 @@ class DenseBlock:
         return lanczos(self, start.to(self.phi), rtol=rtol, progress=progress)
 
 
-def fits(problem: Problem, layout: Layout, layer: str) -> bool:
+def block_fits(problem: Problem, layout: Layout, layer: str) -> bool:
     """Return whether the layer is dense and its factors fit in half the problem's memory."""
     weight = layout.weights[layer]
     if not weight.dense:

@@ -104,7 +104,7 @@ class UserData:
 def _whole_path(spec: str) -> str:
     if not userfile.is_userfile(spec):
         return str(Path(spec).expanduser().resolve())
-    return userfile.whole(spec)
+    return userfile.with_folder(spec)
 
 
 def _read(source: str, held_out: str | None) -> ReadSamples:

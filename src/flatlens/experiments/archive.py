@@ -54,7 +54,7 @@ def write_study(archive: zipfile.ZipFile, name: str, result: StudyResult) -> Non
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], what: str) -> Iterator[zipfile.ZipFile]:
+def opened_archive(path: str | os.PathLike[str], what: str) -> Iterator[zipfile.ZipFile]:
     """Open an archive to read it; raise BadFolder, one line, if the file is not `what`, is too large, or is damaged."""
     try:
         with needs("data", what):

@@ -41,7 +41,7 @@ from torch import Tensor
 from flatlens.csvfile import csv_of
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress, Report
-from flatlens.experiments.archive import opened, read_studies_in, write_study
+from flatlens.experiments.archive import opened_archive, read_studies_in, write_study
 from flatlens.experiments.folders import clear_errors, refuse_foreign, sweep, whole_folder
 from flatlens.experiments.progress_files import SUFFIX, in_progress, progress_file, remove_progress_files
 from flatlens.experiments.result import StudyResult
@@ -323,7 +323,7 @@ class Store:
 @lru_cache(maxsize=8)
 def _read_kept(path: Path, _written: int) -> tuple[StudyResult, ...]:
     """Return the tables in a file; read once, as long as it is not written again."""
-    with opened(path, "the tables of an earlier run") as archive:
+    with opened_archive(path, "the tables of an earlier run") as archive:
         return tuple(read_studies_in(archive).values())
 
 

@@ -19,7 +19,7 @@ from flatlens.grams.broken import PlanBroken, agreed
 from flatlens.grams.contractions import quadratic, trace
 from flatlens.grams.features import feature_spread, features_read, outside_keys, require_told_apart
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
-from flatlens.grams.layout import UNREAD, Layout, Weight
+from flatlens.grams.layout import UNREAD_PRODUCT, Layout, Weight
 from flatlens.grams.one_pass import one_pass
 from flatlens.grams.planner import lay_out
 from flatlens.grams.singular import singular
@@ -27,7 +27,7 @@ from flatlens.grams.sketch import Sketch
 from flatlens.grams.weight import row_factor
 
 __all__ = [
-    "UNREAD",
+    "UNREAD_PRODUCT",
     "ChunkGrams",
     "LayerGrams",
     "Layout",

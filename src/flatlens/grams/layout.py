@@ -116,7 +116,7 @@ class Weight:
 MadePlaces: TypeAlias = list[tuple[Made, list[tuple[Read, str]]]]
 """The tensors made from a parameter, each with the operations that read it and their names in the plan."""
 
-UNREAD = "its calls multiply other numbers than their inputs, by no product of a known form"
+UNREAD_PRODUCT = "its calls multiply other numbers than their inputs, by no product of a known form"
 
 _GRAM_BYTES = 2 * 5 * 8
 """Bytes of one entry of G, R, K and K's two parts, for two chunks: a chunk is freed only when the next one exists."""
@@ -163,7 +163,7 @@ class Layout:
         """Return why the features that a weight multiplies are not known; empty if nothing speaks against it."""
         if weight.unplaced or weight.products or self.structure.altered.isdisjoint(weight.calls):
             return weight.unplaced
-        return UNREAD
+        return UNREAD_PRODUCT
 
     def weight(self, name: str) -> Weight:
         """Return a weight, or a part of one, by its name."""

@@ -21,7 +21,7 @@ from flatlens.problem.state import differentiable
 _Rows: TypeAlias = list[Tensor]
 _NAMED = 3  #: samples that the words list
 _PRODUCTS = ("linear", "piecewise linear", "bilinear")  #: roles of operations whose derivatives are finite
-ORDERS = ("derivative", "second derivative")
+_ORDERS = ("derivative", "second derivative")
 
 
 def singular(problem: Problem, model: nn.Module) -> str:
@@ -31,7 +31,7 @@ def singular(problem: Problem, model: nn.Module) -> str:
     """
     search = _Search(problem, model)
     with problem.measuring(model), differentiable(model.parameters()):
-        for order, name in enumerate(ORDERS, 1):
+        for order, name in enumerate(_ORDERS, 1):
             start, met, samples = 0, "", list[int]()
             for raw in problem.batches(FORWARD_CHUNK):
                 culprit = search.culprit(raw, order)

@@ -12,7 +12,7 @@ from flatlens.grams.structure import Structure, structure_of
 from flatlens.operations.graph import Node, Place
 from flatlens.operations.reads import Bias, Entrywise, GraphOperation, Product
 from flatlens.problem import Batch, Problem
-from flatlens.problem.causes import told, why_cut
+from flatlens.problem.causes import if_found, why_cut
 from flatlens.problem.sequences import unpadded
 
 
@@ -49,7 +49,7 @@ class Trial:
     def __init__(self, problem: Problem, model: nn.Module, batch: Batch) -> None:
         self.tape, self.inputs, self.f, _ = run_recorded(problem, model, batch)
         if not self.f.requires_grad:
-            why = told(lambda: why_cut(model, lambda: problem.run(model, batch)[0]))
+            why = if_found(lambda: why_cut(model, lambda: problem.run(model, batch)[0]))
             raise BadModel(
                 f"Problem(model=...): the outputs do not depend differentiably on any input or weight: "
                 f"{why or 'torch.no_grad() or detach() inside forward() is possible'}"

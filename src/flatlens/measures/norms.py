@@ -14,7 +14,7 @@ from torch import Tensor
 from flatlens.curvature.features import feature_norms
 from flatlens.curvature.jacobians import ParameterJacobian
 from flatlens.estimate import Estimate, undefined
-from flatlens.grams import UNREAD, LayerGrams
+from flatlens.grams import UNREAD_PRODUCT, LayerGrams
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
 from flatlens.measures.left_out import NO_PARAMETER, left_out, no_linear_layer
 from flatlens.measures.lens import Lens
@@ -135,7 +135,7 @@ def feature_norm(lens: Lens) -> Parts:
     """
     norms, layout = feature_norms(lens.problem, lens.model, lens.layout), lens.layout
     calls = [*layout.structure.calls, *sorted(layout.structure.varying_calls)]
-    missing = {key: layout.unplaced.get(key, UNREAD) for key in calls if key not in norms}
+    missing = {key: layout.unplaced.get(key, UNREAD_PRODUCT) for key in calls if key not in norms}
     rows: dict[tuple[str, str | None], Estimate] = {("", key): undefined(why) for key, why in missing.items()}
     rows |= {("", at): of_norm(norm) for at, norm in norms.items()}
     if not norms:

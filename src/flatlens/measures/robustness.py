@@ -18,7 +18,7 @@ from flatlens.measures.options import require_count, require_one_of, require_pos
 from flatlens.measures.perturbation import NO_LOSS, lost_in_rounding, of_draws, of_searches
 from flatlens.measures.rows import with_note
 from flatlens.perturbation.features import Move, RotatedFeatures, noise, unmovable, with_moved_features
-from flatlens.perturbation.labels import Seen, relabelled, seen
+from flatlens.perturbation.labels import SeenFeatures, relabelled, seen
 from flatlens.perturbation.rotations import ROTATION_LAWS
 from flatlens.perturbation.weights import Elsewhere
 
@@ -199,7 +199,7 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, probes:
     return {(part, None): with_note(one, which_layer(lens, last)) for part, one in parts.items()}
 
 
-def _none_differs(lens: Lens, weight: Weight, known: Seen, move: Move, probes: int) -> dict[str, Estimate]:
+def _none_differs(lens: Lens, weight: Weight, known: SeenFeatures, move: Move, probes: int) -> dict[str, Estimate]:
     """Return the change of the loss and the share of labels that differ, where none did: 0 with a one-sided error.
 
     What is not met at k points has a share of at most 3 / k (95%).

@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, Context
 import torch
 
 from flatlens.curvature import Eigenpairs, Operator, eigenpairs
-from flatlens.curvature.blocks import fits
+from flatlens.curvature.blocks import block_fits
 from flatlens.curvature.krylov import CHANCE, relative_residual
 from flatlens.estimate import Estimate
 from flatlens.grams import Weight
@@ -121,7 +121,7 @@ def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
 
 def closed_form(lens: Lens, layers: Iterable[str]) -> list[str]:
     """Return the layers whose blocks one pass over every output gives."""
-    return [name for name in layers if lens.probes is None and fits(lens.problem, lens.layout, name)]
+    return [name for name in layers if lens.probes is None and block_fits(lens.problem, lens.layout, name)]
 
 
 def in_batches(lens: Lens, batch_statistics: int | None) -> Problem:

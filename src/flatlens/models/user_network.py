@@ -47,7 +47,7 @@ class UserNetwork:
             raise BadModel(f"model: {spec} has no argument {unknown[0]!r}: it has {', '.join(known) or 'none'}")
         file = userfile.file_of(spec).resolve()
         options = Options({**known, **{name: value for name, value in (given or {}).items() if name != _SEED}})
-        return cls(userfile.whole(spec), userfile.code_of(file), options, int((given or {}).get(_SEED, 0)))
+        return cls(userfile.with_folder(spec), userfile.code_of(file), options, int((given or {}).get(_SEED, 0)))
 
     def __str__(self) -> str:
         """Return the network as a user writes it: net.py:build(width=8)."""

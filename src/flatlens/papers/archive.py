@@ -12,14 +12,14 @@ import zipfile
 from pathlib import Path
 
 from flatlens.errors import BadFolder, BadInput
-from flatlens.experiments.archive import opened, read_studies_in, write_member, write_study
+from flatlens.experiments.archive import opened_archive, read_studies_in, write_member, write_study
 from flatlens.files import write_whole
 from flatlens.papers.experiment import Experiment, Scale
 from flatlens.papers.predictions import Results
 from flatlens.papers.reproduce import MARK, RERUN, Reproduction, concluded, from_mark
 
 WHAT = "the archive of a reproduction"
-SCHEMA = 1
+_SCHEMA = 1
 """Number of the form of an archive; it grows when a reader must change. Archives without it have the first."""
 
 
@@ -27,7 +27,7 @@ def save_archive(found: Reproduction, path: str | os.PathLike[str]) -> Path:
     """Write the tables of a reproduction, and of its re-run, into one zip file; return its path."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        mark = {"experiment": found.experiment.id, "scale": found.scale, "schema": SCHEMA}
+        mark = {"experiment": found.experiment.id, "scale": found.scale, "schema": _SCHEMA}
         write_member(archive, MARK, json.dumps(mark).encode())
         for prefix, results in (("", found.results), (RERUN, found.second)):
             for name, result in results.items():
@@ -54,11 +54,11 @@ def read_studies(path: str | os.PathLike[str]) -> tuple[Experiment, Scale, Resul
     Raises:
         BadFolder: the file is no archive, or a damaged one.
     """
-    with opened(path, WHAT) as archive:
+    with opened_archive(path, WHAT) as archive:
         mark = json.loads(archive.read(MARK))
-        if mark.get("schema", SCHEMA) != SCHEMA:
+        if mark.get("schema", _SCHEMA) != _SCHEMA:
             raise BadInput(
-                f"it has the form {mark['schema']!r}, of another version of flatlens; this one reads {SCHEMA}"
+                f"it has the form {mark['schema']!r}, of another version of flatlens; this one reads {_SCHEMA}"
             )
         experiment, scale = from_mark(mark)
         return experiment, scale, read_studies_in(archive, [MARK])

@@ -27,7 +27,7 @@ Labels = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SeenFeatures:
     """The features that a layer reads on the data, with their targets; ignored samples are left out."""
 
     phi: Tensor  #: (n, m) float64
@@ -39,7 +39,7 @@ class Seen:
         return self.y[torch.cdist(at.to(self.phi), self.phi).argmin(1)]
 
 
-def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, held_out: bool = False) -> Seen:
+def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, held_out: bool = False) -> SeenFeatures:
     """Return the features and targets from one forward over the data, or over the held-out data, too."""
     axis = layout.batch_axis[weight.layer]
     features, targets, counted = [], [], []
@@ -54,7 +54,7 @@ def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, 
                 targets.append(y)
                 counted.append(problem.loss.mass(f, y) > 0)
     counts = torch.cat(counted)
-    return Seen(torch.cat(features)[counts], torch.cat(targets)[counts], counts)
+    return SeenFeatures(torch.cat(features)[counts], torch.cat(targets)[counts], counts)
 
 
 def _require_labels(f: Tensor, y: object) -> None:

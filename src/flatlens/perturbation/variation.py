@@ -65,7 +65,7 @@ class _Pairs:
         rows = torch.arange(len(pool), device=pool.device)[:, None]
         self.w = [pool[rows, end] for end in ends]  # (n, restarts, M) each
         self.J = [J[rows, end] for end in ends]
-        self.top = singular(self.J[0] - self.J[1])
+        self.top = largest_singular(self.J[0] - self.J[1])
         self.length = [torch.ones_like(self.top[0]) for _ in ends]
         self.stuck = [torch.zeros_like(self.top[0], dtype=torch.bool) for _ in ends]
 
@@ -111,7 +111,7 @@ class _Pairs:
         w = self.w[end] + step
         w = w / w.norm(dim=2, keepdim=True).clamp(min=1)
         J = self.inputs.jacobians(self._at(w)).reshape(other.shape)
-        top = singular(sign * (J - other))
+        top = largest_singular(sign * (J - other))
         better = top[0] > self.top[0] + self.rounding
         self.w[end], self.J[end] = _chosen(better, w, self.w[end]), _chosen(better, J, self.J[end])
         self.top = tuple(_chosen(better, new, old) for new, old in zip(top, self.top, strict=True))
@@ -185,10 +185,10 @@ def farthest_pairs(points: Tensor, count: int, rounding: Tensor) -> tuple[Tensor
     return torch.stack([a for a, _ in pairs], 1), torch.stack([b for _, b in pairs], 1)
 
 
-def singular(D: Tensor) -> tuple[Tensor, ...]:
+def largest_singular(D: Tensor) -> tuple[Tensor, ...]:
     """Return (sigma, s, t): the largest singular value of matrices (..., N, M) and its vectors, s^T D t = sigma.
 
-    >>> sigma, s, t = singular(torch.tensor([[3.0, 0.0], [0.0, -4.0]]))
+    >>> sigma, s, t = largest_singular(torch.tensor([[3.0, 0.0], [0.0, -4.0]]))
     >>> float(sigma), float(s @ torch.tensor([[3.0, 0.0], [0.0, -4.0]]) @ t)
     (4.0, 4.0)
     """

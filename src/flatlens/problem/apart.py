@@ -30,7 +30,7 @@ ENTRIES = 2**22
 """Outputs compared at a time: the derivatives of many more would not fit in memory beside the network's own."""
 BASE = 8
 """Parts of one division. More parts mean more calls; fewer parts need more divisions to separate all pairs."""
-ORDERS = ("loss", "derivative of the loss", "second derivative of the loss")
+_ORDERS = ("loss", "derivative of the loss", "second derivative of the loss")
 MEND = "return losses of shape (n,), each computed from that sample's outputs and target alone"
 AS_ONE = "to a loss that compares samples, as a contrastive one does, give each batch as one sample (docs/recipes.md)"
 
@@ -133,7 +133,7 @@ class _Batch:
                 pair = torch.stack([one[first].flatten(), alone[first].flatten()])
                 a, b = pair[:, (pair[0] - pair[1]).abs().argmax()].tolist()
                 raise BadLoss(
-                    f"Problem(loss={self.name}): the {ORDERS[order]} of a sample depends on the other samples of its "
+                    f"Problem(loss={self.name}): the {_ORDERS[order]} of a sample depends on the other samples of its "
                     f"batch ({a:.6g} among some, {b:.6g} among others): {MEND}; {AS_ONE}"
                 )
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from flatlens.problem.loaders import seeded
 
-Run = Callable[[], Tensor]
+_Run = Callable[[], Tensor]
 """One pass of the network: its outputs, (n, N)."""
 
 _FIRST_AXES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.RNNBase)
@@ -33,7 +33,7 @@ class Watched:
     graded: bool  #: whether autograd can differentiate the outputs
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context that records the calls of a network's modules, and the operations that draw numbers or make NaN."""
 
     def __init__(self, model: nn.Module, values: bool = True) -> None:
@@ -47,7 +47,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inside: list[str] = []
         self._hooks = ExitStack()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> _Watch:
         for name, module in self.model.named_modules():
             begin = module.register_forward_pre_hook(lambda *_, name=name: self._inside.append(name), prepend=True)
             end = module.register_forward_hook(
@@ -101,16 +101,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return joined.join(each[:3]) + (", ..." if len(each) > 3 else "")
 
 
-def told(cause: Callable[[], str]) -> str:
+def if_found(cause: Callable[[], str]) -> str:
     """Return a cause in words; empty if looking for it fails, since the network is faulty already."""
     with suppress(Exception):
         return cause()
     return ""
 
 
-def why_random(model: nn.Module, run: Run, alike: Callable[[Tensor, Tensor], bool]) -> str:
+def why_random(model: nn.Module, run: _Run, alike: Callable[[Tensor, Tensor], bool]) -> str:
     """Return why a network gives different outputs for the same batch, and the way on; `alike` compares outputs."""
-    watch = Watch(model, values=False)
+    watch = _Watch(model, values=False)
     with watch:
         run()
     mend = "draw them beforehand, and give them with the data as an input (docs/recipes.md)"
@@ -138,8 +138,8 @@ def why_random(model: nn.Module, run: Run, alike: Callable[[Tensor, Tensor], boo
     )
 
 
-def _kept(watch: Watch, model: nn.Module, run: Run) -> str:
-    whole, again = Watch(model), Watch(model)
+def _kept(watch: _Watch, model: nn.Module, run: _Run) -> str:
+    whole, again = _Watch(model), _Watch(model)
     for one in (whole, again):
         with one:
             run()
@@ -156,9 +156,9 @@ def draws(call: Callable[[], object], alike: Callable[[Any, Any], bool]) -> bool
     return alike(*found)
 
 
-def why_cut(model: nn.Module, run: Run) -> str:
+def why_cut(model: nn.Module, run: _Run) -> str:
     """Return where outputs lose their graph, so that they depend differentiably on nothing."""
-    watch = Watch(model, values=False)
+    watch = _Watch(model, values=False)
     with torch.enable_grad(), watch:
         run()
     if watch.without_graph:
@@ -186,7 +186,7 @@ def training_in(function: Any) -> str:
     return next((name for name, one in known.items() if isinstance(one, nn.Module) and one.training), "")
 
 
-def why_coupled(model: nn.Module, whole: Run, alone: Run, rows: Tensor, n: int, ways: str) -> str:
+def why_coupled(model: nn.Module, whole: _Run, alone: _Run, rows: Tensor, n: int, ways: str) -> str:
     """Return where a sample's outputs begin to depend on its batch, and the way on.
 
     Args:
@@ -197,7 +197,7 @@ def why_coupled(model: nn.Module, whole: Run, alone: Run, rows: Tensor, n: int, 
         n: The number of all samples.
         ways: The way on where the network means to take samples together.
     """
-    first, second = Watch(model), Watch(model)
+    first, second = _Watch(model), _Watch(model)
     with first:
         whole()
     with second:
@@ -241,9 +241,9 @@ def _batch_first(module: nn.Module) -> bool:
     return bool(getattr(attention, "batch_first", True))
 
 
-def why_not_finite(model: nn.Module, run: Run) -> str:
+def why_not_finite(model: nn.Module, run: _Run) -> str:
     """Return where outputs begin that are not finite, also in float64."""
-    watch = Watch(model)
+    watch = _Watch(model)
     with watch:
         run()
     if not watch.broken:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from flatlens.errors import BadData
 from flatlens.problem.batches import as_pair, in_tensors, ready_made
-from flatlens.problem.listed import is_samples, plain, shown
+from flatlens.problem.listed import form_shown, is_samples, plain
 from flatlens.problem.loaders import kept, random_kept, read, seed_torch
 from flatlens.problem.opening import has_axis, open_source
 from flatlens.problem.ranks import ALONE, Ranks
@@ -207,7 +207,7 @@ class Data:
         assert self._source is not None
         with random_kept(), kept(self._source):
             seed_torch(1)
-            found = (shown(self._opened(raw)) for _, raw in read(self._source, ALONE, self.where))
+            found = (form_shown(self._opened(raw)) for _, raw in read(self._source, ALONE, self.where))
             return next((verdict for verdict in found if verdict is not None), None)
 
     def _read(self, raw: Any) -> Batch:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, NotAlike
 from flatlens.problem.beside import require_no_weights, same_targets
 from flatlens.problem.calls import Convention, convention_of
-from flatlens.problem.causes import draws, told, training_in, why_coupled, why_not_finite, why_random
+from flatlens.problem.causes import draws, if_found, training_in, why_coupled, why_not_finite, why_random
 from flatlens.problem.copies import original_of
 from flatlens.problem.data import CHOICE, Data
 from flatlens.problem.failures import forward_failed, losing, retold
@@ -32,7 +32,7 @@ from flatlens.userfile import said, users_code
 
 _PROBE = 8  #: samples in a probe
 _MASKED = -1e9  #: an output whose exp() is 0
-AS_ONE = "samples that see each other, as the nodes of a graph do, are given as one sample, x[None] (docs/recipes.md)"
+_AS_ONE = "samples that see each other, as the nodes of a graph do, are given as one sample, x[None] (docs/recipes.md)"
 
 
 class Unchecked(Protocol):
@@ -166,7 +166,7 @@ def check_first(problem: Unchecked, model: nn.Module) -> Loss:
     eps = torch.finfo(once.dtype).eps
     if apart > 100 * eps * scale:
         run = partial(_outputs, problem, model, first)
-        why = told(lambda: why_random(model, run, lambda a, b: _largest_difference(a, b) <= 100 * eps * scale))
+        why = if_found(lambda: why_random(model, run, lambda a, b: _largest_difference(a, b) <= 100 * eps * scale))
         raise BadModel(
             f"Problem(model=...): the model gave different outputs for the same batch twice (max difference "
             f"{apart:.2g}): {why or 'random numbers or a state in forward() are possible'}"
@@ -186,9 +186,9 @@ def _outputs(problem: Unchecked, model: nn.Module, batch: Batch) -> Tensor:
 def _why_other_targets(problem: Unchecked, model: nn.Module, batch: Batch) -> str:
     """Return why forward= gives other targets for the same batch."""
     alike = partial(same_targets, roundings=100)
-    if not told(lambda: "yes" * draws(lambda: problem.run(model, problem.place(batch))[1], alike)):
+    if not if_found(lambda: "yes" * draws(lambda: problem.run(model, problem.place(batch))[1], alike)):
         return "not because of random numbers of torch, NumPy or Python: compute them once, and give them with the data"
-    if name := told(lambda: training_in(problem.forward)):
+    if name := if_found(lambda: training_in(problem.forward)):
         return f"the network {name} that it uses is in train mode, and draws random numbers: call eval() on it"
     return "it draws random numbers: draw beforehand, and give the targets with the data"
 
@@ -318,13 +318,14 @@ def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: 
         apart, allowed = _largest_difference(whole, alone), 1e4 * torch.finfo(f.dtype).eps
         if apart > allowed * (float(f.abs().max()) + 1e-30) and apart > allowed * of_parts():
             some = partial(_outputs, problem, model, select(raw, rows))
-            why = told(lambda: why_coupled(model, partial(_outputs, problem, model, raw), some, rows, len(f), AS_ONE))  # noqa: B023
+            every = partial(_outputs, problem, model, raw)
+            why = if_found(partial(why_coupled, model, every, some, rows, len(f), _AS_ONE))
             raise BadModel(
                 f"Problem(model=...): a sample's outputs change with the other samples of its batch (difference "
-                f"{apart:.2g}), so per-sample derivatives do not exist: {why or AS_ONE}"
+                f"{apart:.2g}), so per-sample derivatives do not exist: {why or _AS_ONE}"
             )
         if problem.forward is not None and not same_targets(y, targets, 1e4, rows, len(f)):
-            name = told(lambda: training_in(problem.forward))
+            name = if_found(lambda: training_in(problem.forward))
             eval_it = f"call eval() on {name}, which forward= uses in train mode, or " if name else ""
             raise BadData(
                 f"Problem(forward=...): a sample's targets change with the other samples of its batch: {eval_it}"
@@ -341,7 +342,7 @@ def _together(n: int, some: int) -> Iterator[None]:
         cause = error.__cause__ or error
         raise ForwardFailed(
             f"Problem(model=...): forward takes {n} samples together, and fails on {some} of them ({said(cause)}): "
-            f"{AS_ONE}; samples of different sizes are a list in the batch, with one item for each"
+            f"{_AS_ONE}; samples of different sizes are a list in the batch, with one item for each"
         ) from cause
 
 
@@ -360,11 +361,11 @@ def _why_not_finite(problem: Unchecked, model: nn.Module, raw: Batch, bad: int, 
 
     sample = select(raw, torch.tensor([bad]))
     narrow = f.dtype != torch.float64 and not problem.sharded
-    if narrow and told(lambda: "yes" * finite(wide())):
+    if narrow and if_found(lambda: "yes" * finite(wide())):
         return "activations overflow float32: dtype=torch.float64 measures it"
-    why = told(lambda: why_not_finite(model, partial(_outputs, problem, model, sample)))
+    why = if_found(lambda: why_not_finite(model, partial(_outputs, problem, model, sample)))
     why = why or "numbers that overflow, or an operation without a finite result, are possible"
-    return why + told(lambda: _instead_of_masks(problem.loss, f, y))
+    return why + if_found(lambda: _instead_of_masks(problem.loss, f, y))
 
 
 def _instead_of_masks(loss: Loss, f: Tensor, y: Any) -> str:

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from flatlens.problem.batches import counts_samples
-from flatlens.problem.samples import Batch, rows
+from flatlens.problem.samples import Batch, row_count
 
-Verdict: TypeAlias = Callable[[type], bool | None]
+_Verdict: TypeAlias = Callable[[type], bool | None]
 """Whether a list or a tuple in doubt holds one item for each sample, as other batches show; None if none does."""
 
 
-def plain(batch: Batch, verdict: Verdict = lambda _: False) -> Batch:
+def plain(batch: Batch, verdict: _Verdict = lambda _: False) -> Batch:
     """Return the batch in the form that is split: dicts, tuples of parts, and lists with one item for each sample.
 
     >>> plain({"boxes": (1, 2)}), plain(([], []))
@@ -43,16 +43,16 @@ def plain(batch: Batch, verdict: Verdict = lambda _: False) -> Batch:
 
 def is_samples(raw: Any) -> bool:
     """Return whether a batch is a list of its samples, dicts or tuples, as a collate_fn may leave them."""
-    if type(raw) is not list or not raw or not isinstance(raw[0], tuple | Mapping) or not alike(raw):
+    if type(raw) is not list or not raw or not isinstance(raw[0], tuple | Mapping) or not alike_in_form(raw):
         return False
     if isinstance(raw[0], Mapping):
         return all(set(item) == set(raw[0]) for item in raw)
-    return all(map(alike, zip(*raw, strict=True))) and not all(map(alike, raw))
+    return all(map(alike_in_form, zip(*raw, strict=True))) and not all(map(alike_in_form, raw))
 
 
-def shown(batch: Batch) -> bool | None:
+def form_shown(batch: Batch) -> bool | None:
     """Return whether the lists of a batch hold one item for each sample; None if it leaves that open."""
-    n = rows(batch, (Mapping,))
+    n = row_count(batch, (Mapping,))
     if n is None:
         return _uneven(batch) or None
     found = (_shown(part, n) for part in _sequences(batch))
@@ -70,16 +70,16 @@ def _shown(part: Any, n: int) -> bool | None:
     return next((verdict for item in part if (verdict := _shown(item, n)) is not None), None)
 
 
-def _samples(batch: Batch, verdict: Verdict) -> int:
+def _samples(batch: Batch, verdict: _Verdict) -> int:
     """Return the number of samples of a batch whose lists are not told apart yet; 0 if it has no tensors."""
-    n = rows(batch, (Mapping,))
+    n = row_count(batch, (Mapping,))
     sequences = _sequences(batch)
     if n is None and sequences and (_uneven(batch) or verdict(type(sequences[0]))):
         return len(next((part for part in sequences if _ragged(part)), sequences[0]))
-    return n or rows(batch, (Mapping, tuple, list)) or 0
+    return n or row_count(batch, (Mapping, tuple, list)) or 0
 
 
-def _holds_samples(part: Sequence[Any], n: int, verdict: Verdict) -> bool:
+def _holds_samples(part: Sequence[Any], n: int, verdict: _Verdict) -> bool:
     """Return whether a list or tuple has one item for each of n samples."""
     one_each = _one_each(part, n)
     if one_each is None and (one_each := verdict(type(part))) is None:
@@ -89,7 +89,7 @@ def _holds_samples(part: Sequence[Any], n: int, verdict: Verdict) -> bool:
 
 def _one_each(part: Sequence[Any], n: int) -> bool | None:
     """Return the same; None if its tensors could also be inputs of n samples, of which a tuple may have others, too."""
-    if len(part) != n or (isinstance(part, tuple) and not alike(part)):
+    if len(part) != n or (isinstance(part, tuple) and not alike_in_form(part)):
         return False
     return None if (any if isinstance(part, tuple) else all)(_counting(part, n)) else True
 
@@ -100,7 +100,7 @@ def _counting(part: Any, n: int) -> list[bool]:
     def counts(item: Any) -> bool:
         if not isinstance(item, list | tuple):
             return counts_samples(item, n)
-        return (len(item) == n and alike(item)) or (type(item) is list and all(_counting(item, n)))
+        return (len(item) == n and alike_in_form(item)) or (type(item) is list and all(_counting(item, n)))
 
     return [counts(item) for item in part]
 
@@ -113,17 +113,17 @@ def _uneven(batch: Batch) -> bool:
     lengths = {len(leaf) for part in sequences for leaf in _tensors(part)}
     numbers = any(type(part) in (list, tuple) and part and not _tensors(part) for part in _parts(batch))
     equal = len({len(part) for part in _parts(batch) if isinstance(part, list | tuple)}) == 1
-    return equal and (len(lengths) > 1 or numbers) and all(map(alike, sequences))
+    return equal and (len(lengths) > 1 or numbers) and all(map(alike_in_form, sequences))
 
 
 def _ragged(part: Sequence[Any]) -> bool:
     """Return whether all items are of one kind, but of different lengths, or not tensors."""
-    if not alike(part):
+    if not alike_in_form(part):
         return False
     return not all(isinstance(item, Tensor) for item in part) or len({len(leaf) for leaf in _tensors(part)}) > 1
 
 
-def alike(part: Sequence[Any]) -> bool:
+def alike_in_form(part: Sequence[Any]) -> bool:
     """Return whether all items are of one kind: tensors of one dtype and number of axes, or tuples of one length."""
 
     def kind(item: Any) -> object:

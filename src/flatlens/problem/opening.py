@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flatlens.errors import BadData, typed_line
 from flatlens.problem.batches import BATCH_OF, as_pair, collated, in_tensors, is_dicts, loader_of
-from flatlens.problem.listed import alike, plain
+from flatlens.problem.listed import alike_in_form, plain
 from flatlens.problem.loaders import fixed_order
 from flatlens.problem.samples import Batch, require_dense, size
 
@@ -88,7 +88,7 @@ def _one_form(one: Any, other: Any) -> bool:
     if len(one) != len(other) or all(a is b for a, b in zip(one, other, strict=True)):
         return False
     pairs = zip(one, other, strict=True)
-    return all(alike(pair) and len({getattr(part, "shape", ())[1:] for part in pair}) == 1 for pair in pairs)
+    return all(alike_in_form(pair) and len({getattr(part, "shape", ())[1:] for part in pair}) == 1 for pair in pairs)
 
 
 def has_axis(leaf: Any) -> bool:

@@ -52,7 +52,7 @@ from flatlens.problem.shapes import in_rows
 from flatlens.problem.shards import to_parts
 from flatlens.problem.state import copy_of, device_of, measuring, require_own_torch, untouched
 from flatlens.problem.turns import in_turn, turn_together
-from flatlens.problem.twice import MOST, require_twice
+from flatlens.problem.twice import MOST_OUTPUTS, require_twice
 from flatlens.problem.wrappers import unwrapped
 from flatlens.userfile import users_code
 
@@ -176,8 +176,8 @@ class Problem:
                 found = check_all(self, network, self.data)
                 self.n, self.outputs, self.mass, self.probes = found.n, found.outputs, found.mass, found.probes
                 self.seen = None if self.coupled else found.seen
-                if not self.sharded and self.outputs <= MOST:
-                    few = spaced(self.probes[0], max(1, MOST // self.outputs))
+                if not self.sharded and self.outputs <= MOST_OUTPUTS:
+                    few = spaced(self.probes[0], max(1, MOST_OUTPUTS // self.outputs))
                     require_twice(self.loss, *self.run(network, self.place(few)))
             if self.test is not None:
                 if self.convention != Convention():

@@ -23,7 +23,7 @@ FORWARD_CHUNK = 512
 
 def size(batch: Batch) -> int:
     """Return the number of samples in a batch."""
-    n = rows(batch)
+    n = row_count(batch)
     if n is None:
         lists = filter(is_list, tree_leaves(batch, is_leaf=is_list))
         n = next((len(part) for part in lists if any(isinstance(leaf, Tensor) for leaf in tree_leaves(part))), None)
@@ -35,7 +35,7 @@ def size(batch: Batch) -> int:
     return n
 
 
-def rows(batch: Batch, opened: tuple[type, ...] = (Mapping, tuple)) -> int | None:
+def row_count(batch: Batch, opened: tuple[type, ...] = (Mapping, tuple)) -> int | None:
     """Return the length of the first tensor with axes, the outermost before those inside parts of these types."""
     parts: list[Any] = [*batch] if isinstance(batch, tuple) else [batch]
     while parts:

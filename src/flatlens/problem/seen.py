@@ -19,8 +19,8 @@ from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.samples import FORWARD_CHUNK, Batch
 from flatlens.problem.state import size_of_parts
 
-AT_ONCE = 2**13  #: outputs of a sample that are combined together: many have no float64 copy
-ROUNDING = 1e4  #: differences in units of machine epsilon that are rounding
+_AT_ONCE = 2**13  #: outputs of a sample that are combined together: many have no float64 copy
+_ROUNDING = 1e4  #: differences in units of machine epsilon that are rounding
 
 
 class Runs(Protocol):
@@ -73,7 +73,7 @@ class Seen:
         Raises:
             BadModel: they are.
         """
-        allowed = ROUNDING * torch.finfo(f.dtype).eps
+        allowed = _ROUNDING * torch.finfo(f.dtype).eps
         (share,) = off[None].tolist()
         if share <= allowed:
             return
@@ -96,7 +96,7 @@ class Seen:
 def combined(f: Tensor) -> Tensor:
     """Return a fixed combination of each sample's outputs, (n,) float64; outputs of 0 at the end change nothing."""
     weights = (1.7 * torch.arange(1, f.shape[1] + 1, dtype=torch.float64)).cos().to(f.device)
-    parts = zip(torch.split(f, AT_ONCE, 1), torch.split(weights, AT_ONCE), strict=True)
+    parts = zip(torch.split(f, _AT_ONCE, 1), torch.split(weights, _AT_ONCE), strict=True)
     return torch.stack([torch.mv(part.to(torch.float64), own) for part, own in parts]).sum(0)
 
 

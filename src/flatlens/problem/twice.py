@@ -18,7 +18,7 @@ from flatlens.errors import one_line, out_of_memory
 from flatlens.operations.graph import Graph
 from flatlens.problem.loss import Loss
 
-MOST = 2**22  #: outputs on which it is looked for: slopes of many more would not fit in memory
+MOST_OUTPUTS = 2**22  #: outputs on which it is looked for: slopes of many more would not fit in memory
 _STEPS = (1e-4, 4e-4, -1e-4, -4e-4)
 """Steps of the outputs, relative to a sample's largest output: two to each side, as at a kink all four differ."""
 _APART = 0.05  #: smallest difference from autograd's second derivative, relative to the larger of both, that counts
