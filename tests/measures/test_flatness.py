@@ -5,11 +5,13 @@ On every kind of network it is compared with Definition 3 in tests/truths/test_l
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from builders import chain, normal
 from networks import network
-from torch import nn
+from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.errors import BadOption
@@ -84,3 +86,30 @@ def test_curvature_products_are_counted() -> None:
     assert report["relative_flatness.sum"].products == 11
     assert report["relative_flatness"].products == 0
     assert fl.measure(on("mlp-relu"), "relative_flatness")["relative_flatness.sum"].products == 0
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-8, 1e-12, 1e-14])
+@pytest.mark.parametrize("twice", [False, True])
+def test_small_weights_in_float32_lose_no_second_derivative(size: float, twice: bool) -> None:
+    """The second derivative of an activation times two weights of 1e-12 is below float32; in their units it is not."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b((self.a(self.a(x).tanh()) if twice else self.a(x)).tanh())
+
+    names = ["relative_flatness", "kappa_trace", "neuron_flatness"]
+    for seed in range(3):
+        torch.manual_seed(seed)
+        net = Net().requires_grad_(False)
+        for p in net.parameters():
+            p.mul_(size)
+        net.requires_grad_()
+        x, y = torch.randn(9, 4), torch.randint(3, (9,))
+        wide = fl.measure(fl.Lens(fl.Problem(copy.deepcopy(net).double(), "cross_entropy", (x.double(), y))), names)
+        for key, found in fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), names).items():
+            if found.kind != "undefined":
+                assert found.value == pytest.approx(wide[key].value, rel=1e-2, abs=0), key

@@ -121,6 +121,13 @@ def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
         yield torch.stack(block)
 
 
+def _scaled(U: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the directions divided by powers of two near their size, and these squared: forms do not underflow."""
+    largest = U.flatten(1).abs().amax(1)
+    size = torch.exp2(torch.frexp(largest.to(torch.float64)).exponent.to(torch.float64))
+    return U / size.to(U).reshape(-1, *[1] * (U.ndim - 1)), size.square()
+
+
 def _along_preactivation(
     problem: Problem,
     model: nn.Module,
@@ -143,7 +150,9 @@ def _along_preactivation(
     affine = not slope.requires_grad
     product, forms = _HessianProducts(seen, seen.by_position(slope), problem.precision**0.5), []
     for U in _blocks(directions.at_preactivation(W, phi)):
-        forms.append(f.new_zeros(len(U), n) if affine else (U * product.along(U)).sum((2, 3, 4)))
+        unit, squared = _scaled(U)
+        of_units = f.new_zeros(len(U), n) if affine else (unit * product.along(unit)).sum((2, 3, 4))
+        forms.append(of_units.to(torch.float64) * squared[:, None])
         told(sum(map(len, forms)))
     return torch.cat(forms).T
 
@@ -248,7 +257,8 @@ def _along_weight(
 
     found: list[Tensor] = []
     for V in _blocks(directions.of_weight(weight.cut(weight.adapter.matrix(W)))):
-        found.append(forms(weight.adapter.as_stored(weight.embedded(V), W.shape)))
+        unit, squared = _scaled(V)
+        found.append(forms(weight.adapter.as_stored(weight.embedded(unit), W.shape)).to(torch.float64) * squared)
         told(sum(part.shape[1] for part in found))
     return torch.cat(found, 1)
 
