@@ -65,7 +65,7 @@ def test_brute_force_agrees_with_finite_differences(family: str) -> None:
         _, J, Jx, _ = truth.rows
         v = torch.randn(J.shape[2], generator=torch.Generator().manual_seed(0)).double()
         with torch.no_grad():
-            agree(differences(truth, v, lambda: truth.net(truth.x.clone()).detach()), J @ v)
+            agree(differences(truth, v, lambda: truth.net(truth.x.clone()).detach().flatten(1)), J @ v)
 
         def gradient() -> Tensor:
             with literally():
@@ -77,7 +77,7 @@ def test_brute_force_agrees_with_finite_differences(family: str) -> None:
         if truth.x.is_floating_point():
             u = torch.randn(truth.x.shape, generator=torch.Generator().manual_seed(1)).double()
             with torch.no_grad():
-                along = (truth.net(truth.x + STEP * u) - truth.net(truth.x - STEP * u)) / (2 * STEP)
+                along = (truth.net(truth.x + STEP * u) - truth.net(truth.x - STEP * u)).flatten(1) / (2 * STEP)
             agree(along, torch.einsum("nkm,nm->nk", Jx, u.flatten(1)))
 
     every()
