@@ -56,9 +56,8 @@ def feature_norms(
             mine, sums = (dict(zip(keys, torch.split(vector, each), strict=True)) for vector in (v, total))
             for part in kept if complete else _walk(problem, model, layout):
                 m = {key: part[key].shape[1] for key in keys}  # a chunk of shorter sentences has the first tokens alone
-                for piece in pieces(
-                    len(part[next(iter(keys))]), 8 * sum(m.values()), CACHE_BYTES
-                ):  # read twice, cached
+                rows = len(part[next(iter(keys))])
+                for piece in pieces(rows, 8 * sum(m.values()), CACHE_BYTES):  # read twice, so kept in the cache
                     wide = {key: _wide(part[key][piece], unit) for key in keys}
                     along = torch.stack([wide[key] @ mine[key][: m[key]] for key in keys]).sum(0)
                     for key in keys:

@@ -25,6 +25,7 @@ from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.second_derivative import require_second_derivative
 from flatlens.grams.unexplained import Runner, as_batch, ignore_slow_batching_warning, sample_axes
+from flatlens.operations.operator_norm import power_of_two
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer
@@ -123,9 +124,8 @@ def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
 
 def _scaled(U: Tensor) -> tuple[Tensor, Tensor]:
     """Return the directions divided by powers of two near their size, and these squared: forms do not underflow."""
-    largest = U.flatten(1).abs().amax(1)
-    size = torch.exp2(torch.frexp(largest.to(torch.float64)).exponent.to(torch.float64))
-    return U / size.to(U).reshape(-1, *[1] * (U.ndim - 1)), size.square()
+    size = power_of_two(U.flatten(1), 1)
+    return U / size.reshape(-1, *[1] * (U.ndim - 1)), size[:, 0].to(torch.float64).square()
 
 
 def _along_preactivation(

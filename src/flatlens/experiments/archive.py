@@ -76,12 +76,14 @@ def _require_members(members: Sequence[zipfile.ZipInfo]) -> None:
         raise BadInput(f"it has {len(names):,} files, more than {MOST:,}")
     if (size := sum(member.file_size for member in members)) > LARGEST:
         raise BadInput(f"it unpacks to {size:,} bytes, more than {LARGEST:,}")
-    for at, name in enumerate(names):
-        if name in names[:at]:
+    seen: set[str] = set()
+    for member, name in zip(members, names, strict=True):
+        if name in seen:
             raise BadInput(f"it has {name!r} twice")
+        seen.add(name)
         if not all(_PLAIN.fullmatch(part) for part in name.split("/")):
             raise BadInput(f"{name!r} in it is no name of a file of flatlens")
-        if stat.S_ISLNK(members[at].external_attr >> 16):
+        if stat.S_ISLNK(member.external_attr >> 16):
             raise BadInput(f"{name!r} in it is a link")
 
 

@@ -114,7 +114,7 @@ def _expected(name: str, table: pd.DataFrame, study: Study, varied: list[str]) -
 
 def _require_columns(name: str, table: pd.DataFrame, expected: Mapping[str, str], study: Study) -> None:
     there = list(table.columns)
-    if twice := [column for at, column in enumerate(there) if column in there[:at]]:
+    if twice := list(table.columns[table.columns.duplicated()]):
         raise BadInput(f"the table {name} has the column {twice[0]!r} twice")
     if missing := [column for column in expected if column not in there]:
         raise BadInput(f"the table {name} has no column {missing[0]!r}")
