@@ -54,8 +54,7 @@ def agreement(
         rounding: values that are closer than this, relatively, tie.
     """
     left_out = _left_out(estimates, pointing, rounding)
-    alone = max(map(len, estimates.values()), default=0) < 2
-    known = not alone and any(e.value == e.value for row in estimates.values() for e in row.values())
+    known = any(e.value == e.value for row in estimates.values() for e in row.values())
     equal = known and all(_equal(row, rounding) for row in estimates.values())
     counted = [name for name in estimates if name not in left_out]
     models = list(next(iter(estimates.values()), {}))
@@ -102,9 +101,9 @@ def _left_out(estimates: _Table, pointing: Collection[str], rounding: float) -> 
 
 
 def _equal(row: Mapping[str, Estimate], rounding: float) -> bool:
-    """Return whether a measure has the same value, or none, on all networks."""
+    """Return whether a measure has the same value, or none, on all of several networks."""
     values = np.array([e.value for e in row.values()])
-    return bool(np.isnan(values).all() or np.allclose(values, values[0], rtol=rounding, atol=0))
+    return len(values) > 1 and bool(np.isnan(values).all() or np.allclose(values, values[0], rtol=rounding, atol=0))
 
 
 def _proportional(a: Array, b: Array, rounding: float) -> bool:

@@ -10,9 +10,9 @@ from flatlens.curvature.probes import student
 from flatlens.estimate import Report
 
 _TIMES = 2.0
-"""A training loss of over so many times the best one is another fit."""
+"""Ratio of training losses beyond which the larger one is not as good a fit."""
 _POINTS = 0.02
-"""So is an accuracy of so much less."""
+"""Difference of accuracies beyond which the smaller one is not as good a fit."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class NotRanked:
 def not_ranked(reports: Mapping[str, Report]) -> dict[str, NotRanked]:
     """Return the networks that fit the data worse than the one of the smallest training loss.
 
-    The 95% interval of the paired difference of the losses excludes 0, and the loss is over _TIMES the smallest one or
-    the accuracy over _POINTS lower; or the loss is not finite.
+    The 95% interval of the paired difference of the losses excludes 0, and the loss is over twice the smallest one or
+    the accuracy over 2 points lower; or the loss is not finite.
     """
     reports = {name: report for name, report in reports.items() if ("loss", None) in report}
     losses = {name: report["loss"].value for name, report in reports.items()}

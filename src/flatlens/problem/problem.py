@@ -377,8 +377,8 @@ class Problem:
 
     def _forward(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
         """Return (outputs, targets, mask of counted tokens) as the network or forward= returns them."""
+        itself = None if model is self.model else partial(self._itself, batch)
         if self.forward is not None:
-            itself = None if model is self.model else partial(self._itself, batch)
             with users_code(forward_failed(f"a batch of {size(batch)} samples", None, batch, itself)):
                 found = self.forward(model, batch)
             if not isinstance(found, tuple | list) or len(found) not in (2, 3):
@@ -389,15 +389,11 @@ class Problem:
             outputs, targets, *mask = found
             return main_output(outputs), targets, mask[0] if mask else None
         if not isinstance(batch, tuple) or len(batch) != 2:
-            alone = isinstance(batch, Tensor) or (isinstance(batch, tuple) and len(batch) == 1)
-            told = (
-                "the data have no targets: give (x, x) for an autoencoder"
-                if alone
-                else ("batches must be pairs (x, y) or dicts with labels")
-            )
+            told = "batches must be pairs (x, y) or dicts with labels"
+            if isinstance(batch, Tensor) or (isinstance(batch, tuple) and len(batch) == 1):
+                told = "the data have no targets: give (x, x) for an autoencoder"
             raise BadData(f"Problem(data=...): {told}; for others give forward=(model, batch) -> (outputs, targets)")
         x, targets = batch
-        itself = None if model is self.model else partial(self._itself, batch)
         with users_code(forward_failed(f"a batch of {size(batch)} samples", model, x, itself)):
             outputs = main_output(called(model, x, targets if self.convention.fed else None))
         counted = self.mask(batch)

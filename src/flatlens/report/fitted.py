@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -24,6 +24,13 @@ _BETWEEN = re.compile(r"(?<=[_.(,=/\s-])(?=.)")
 """The places where a name may be folded."""
 
 
+class _Column(NamedTuple):
+    heading: str
+    role: _Role
+    justify: Literal["left", "right"]
+    least: int  #: least width, in characters
+
+
 @dataclass(eq=False)
 class Fitted:
     """A table for a screen of any width.
@@ -34,13 +41,13 @@ class Fitted:
 
     title: str = ""
     between: int = 2  #: spaces between columns
-    headed: bool = True  #: whether the columns' headings are shown
-    _columns: list[tuple[str, _Role, Literal["left", "right"], int]] = field(default_factory=list)
+    _columns: list[_Column] = field(default_factory=list)
     _rows: list[tuple[RenderableType, ...] | str] = field(default_factory=list)  #: a text is a section's heading
 
     def column(self, heading: str, role: _Role = "value", *, left: bool = False, least: int = 0) -> None:
         """Add a column; numbers are on the right, unless `left`; at least `least` characters wide."""
-        self._columns.append((heading, role, "right" if role in ("value", "extra") and not left else "left", least))
+        numeric = role in ("value", "extra") and not left
+        self._columns.append(_Column(heading, role, "right" if numeric else "left", least))
 
     def section(self, heading: str) -> None:
         """Begin a group of rows with a line of its own."""
@@ -52,14 +59,13 @@ class Fitted:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = [self._width(console, options, at) for at in range(len(self._columns))]
-        roles = [role for _, role, _, _ in self._columns]
+        roles = [column.role for column in self._columns]
         names = [at for at, role in enumerate(roles) if role == "name"]
         extras = [at for at, role in enumerate(roles) if role == "extra"]
 
         def taken(shown: Sequence[int], least: int) -> int:
-            return sum(min(widths[at], least) if roles[at] == "name" else widths[at] for at in shown) + self.between * (
-                len(shown) - 1
-            )
+            own = sum(min(widths[at], least) if roles[at] == "name" else widths[at] for at in shown)
+            return own + self.between * (len(shown) - 1)
 
         shown, left_out = list(range(len(roles))), list[int]()
         while extras and taken(shown, _NAME) > options.max_width:
@@ -75,7 +81,7 @@ class Fitted:
         for number, block in enumerate(blocks or [names]):
             yield from self._part(block, self._rooms(block, widths, options.max_width), first=number == 0)
         if left_out:
-            dropped = ", ".join(self._columns[at][0] for at in left_out)
+            dropped = ", ".join(self._columns[at].heading for at in left_out)
             yield Text(f"no room for the columns {dropped}: a wider screen or --json has them", style="dim")
 
     def _width(self, console: Console, options: ConsoleOptions, at: int) -> int:
@@ -90,7 +96,7 @@ class Fitted:
 
     def _rooms(self, block: Sequence[int], widths: Sequence[int], total: int) -> dict[int, int]:
         """Return each column's width: what whole ones need, and the rest for names, the narrow ones first."""
-        names = sorted((at for at in block if self._columns[at][1] == "name"), key=lambda at: widths[at])
+        names = sorted((at for at in block if self._columns[at].role == "name"), key=lambda at: widths[at])
         rooms = {at: widths[at] for at in block if at not in names}
         left = total - sum(rooms.values()) - self.between * (len(block) - 1)
         for number, at in enumerate(names):
@@ -102,11 +108,11 @@ class Fitted:
         """Yield some of the columns: a table for each section, under one row of headings."""
         if first and self.title:
             yield Text(f"\n{self.title}", style="bold")
-        table = self._empty(block, rooms, headed=self.headed)
+        table = self._empty(block, rooms, headed=True)
         for row in self._rows:
             if not isinstance(row, str):
                 table.add_row(*(self._cell(row, at, rooms[at]) for at in block))
-            elif first:  # the columns that continue below have no room for headings twice
+            elif first:  # columns that continue below do not repeat the sections' headings
                 if table.row_count or table.show_header:
                     yield table
                 yield Text(row, style="italic dim")
@@ -114,7 +120,7 @@ class Fitted:
         yield table
 
     def _cell(self, row: tuple[RenderableType, ...], at: int, room: int) -> RenderableType:
-        return name_in_lines(row[at], room) if self._columns[at][1] == "name" else row[at]
+        return name_in_lines(row[at], room) if self._columns[at].role == "name" else row[at]
 
     def _empty(self, block: Sequence[int], rooms: Mapping[int, int], headed: bool) -> Table:
         table = Table(
