@@ -36,7 +36,8 @@ def plain(batch: Batch, verdict: _Verdict = lambda _: False) -> Batch:
             return part
         if part is not batch and _holds_samples(part, n, verdict):
             return list(part)
-        return tuple(formed(item) for item in part) if type(part) is tuple or all(_counting(part, n)) else part
+        split = type(part) is tuple or (part and all(_counting(part, n)))
+        return tuple(formed(item) for item in part) if split else part
 
     return formed(batch)
 
