@@ -258,7 +258,9 @@ def test_a_study_of_ones_own_and_then_of_its_networks_as_checkpoints(tmp_path, c
     ]
     for folder in ("out", "again"):  # the latter has no held-out data
         network = next((tmp_path / folder / "networks").iterdir())
-        assert cli.run(["measure", str(network), "--measures", "mls"]) == 0
+        assert cli.run(["measure", str(network), "--measures", "mls"]) == 2  # nothing of the user's runs unasked
+        assert "net.py:build: read it, then add --trust to run it" in capfd.readouterr().err
+        assert cli.run(["measure", str(network), "--measures", "mls", "--trust"]) == 0
     capfd.readouterr()
     (tmp_path / "net.py").write_text(NET + "\n")
     assert cli.run([*own, "--out", "third"]) == 2
