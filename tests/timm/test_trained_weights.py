@@ -177,7 +177,10 @@ def test_no_number_tells_a_trained_sentence_encoder_from_an_initial_one_as_flatt
 def test_no_bound_is_violated(of_images, of_sentences, images):
     small = F.interpolate(images, 64), torch.tensor([0, 1])  # norms of 50 convolutions take long on larger images
     of_small = fl.Lens(of_images["trained"].problem.with_changes(data=small))
-    for lens, layers in ((of_small, 50), (of_sentences["trained"], 36)):
+    for lens, layers, padding in ((of_small, 45, 5), (of_sentences["trained"], 36, 0)):
         table = fl.check_bounds(lens, "linear_stability")
         assert not table.violated
         assert sum(v.bound == "linear_stability.sound" and v.status == "holds" for v in table) == layers
+        more = [v.layer for v in table if v.assumption.endswith("does more than W x + b")]
+        assert len(more) == padding  # timm's Conv2dSame pads within its call
+        assert all(type(lens.model.get_submodule(name)).__name__ == "Conv2dSame" for name in more)
