@@ -23,7 +23,7 @@ from scipy.stats import t as student
 from benchmarks import machine
 from benchmarks.one_pass import chunk_of, floor, the_pass
 from benchmarks.timed import COLOURS, Timed, lenet, mlp
-from flatlens.grams.one_pass import PASS_CHUNK
+from flatlens.grams.data_pass import PASS_CHUNK
 
 GROWN: dict[str, tuple[str, list[int], Callable[[int], Timed]]] = {
     "samples": (

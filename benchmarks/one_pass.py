@@ -30,7 +30,7 @@ import flatlens as fl
 from benchmarks import machine
 from benchmarks.timed import NETWORKS, OUTPUTS
 from flatlens.grams import Layout, lay_out, one_pass
-from flatlens.grams.one_pass import ALL_GRAMS, PASS_CHUNK
+from flatlens.grams.data_pass import ALL_GRAMS, PASS_CHUNK
 
 DIAGONALS = (*ALL_GRAMS, "diagonal", "columns", "adaptive")
 MANY = 1000
@@ -70,7 +70,7 @@ def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> Callabl
 @contextmanager
 def without_certificates() -> Iterator[None]:
     """Accept every chunk without a certificate."""
-    module = sys.modules["flatlens.grams.one_pass"]
+    module = sys.modules["flatlens.grams.data_pass"]
     output_jacobians, require_same = module.output_jacobians, Layout.require_same
     module.output_jacobians = lambda *given, **options: output_jacobians(*given, **(options | {"certify": None}))
     Layout.require_same = lambda *given: None

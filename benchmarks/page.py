@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from benchmarks import machine
 from benchmarks.rows import TASKS, Row, promises, rows
-from flatlens.report.palette import theme
+from flatlens.report.figures.figure import theme
 
 PAGE = machine.RESULTS / "page.html"
 NAMES = ["one_pass", "definitions", "curvature", "growth", "memory"]  #: results that the page shows

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 
-from flatlens.papers.units import CASE, UNIT
+from flatlens.papers.evidence import CASE, UNIT
 from flatlens.statistics.coefficients import Array
 from flatlens.statistics.correlations import COEFFICIENTS
 

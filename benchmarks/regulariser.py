@@ -22,7 +22,7 @@ from benchmarks import machine
 from flatlens.data import Split, digits
 from flatlens.models import MLP, LeNet5
 from flatlens.training import ASAM, SAM, SGD, InputJacobian, ParameterJacobian, RelativeFlatness, Training, train
-from flatlens.training.step import Stepper
+from flatlens.training.run import Stepper
 
 LOSSES = ("cross_entropy", "half_squared_error")
 WAYS: dict[str, dict[str, Any]] = {

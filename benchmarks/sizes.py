@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sizes_rows import ALONE, RESAMPLED, ROWS, SKEWED, TWO_VALUED, UNEVEN, Row
-from flatlens.papers.predictions import conclusion_of
+from flatlens.papers.experiment import conclusion_of
 
 LEAST, MOST, AGAIN = 1.5, 3.5, 6
 """Percentages of misses outside which a statistic is simulated again, and how many times as often."""

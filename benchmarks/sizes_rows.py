@@ -40,9 +40,9 @@ from benchmarks.populations import (
     unequal_kinds,
     uneven,
 )
-from flatlens.papers import cases, contrasts, evidence
+from flatlens.papers import contrasts, evidence
+from flatlens.papers.evidence import CASE, UNIT
 from flatlens.papers.reparam2019.layer_five import within
-from flatlens.papers.units import CASE, UNIT
 from flatlens.statistics import (
     Statistic,
     average,
@@ -54,8 +54,8 @@ from flatlens.statistics import (
     share,
     with_interval,
 )
-from flatlens.statistics.bootstrap import FEWEST_POINTS
 from flatlens.statistics.correlations import COEFFICIENTS, CoefficientName
+from flatlens.statistics.resampling import FEWEST_POINTS
 
 UNITS = (6, 8, 10, 12, 20)
 """Numbers of independent units."""
@@ -141,17 +141,17 @@ def _several() -> Iterator[Row]:
     pair, both = [("a", "b")], [("a", "b"), ("c", "b")]
     for count in (4,):
         said, draw = f"{count} cases of the same seeds", partial(kinds, count)
-        yield Row("mean of z over cases", said, draw, lambda t: cases.across(t, pair, cases.mean, "r"),
+        yield Row("mean of z over cases", said, draw, lambda t: contrasts.across(t, pair, contrasts.mean, "r"),
                   conservative=JOINT)  # fmt: skip
         yield Row("mean difference of two z over cases", said, draw,
-                  lambda t: cases.across(t, both, cases.margin, "z"), conservative=JOINT)  # fmt: skip
-        yield Row("r in all cases", f"{said}, r 0 in each", draw, lambda t: cases.in_each_case(t, pair, "r"),
+                  lambda t: contrasts.across(t, both, contrasts.margin, "z"), conservative=JOINT)  # fmt: skip
+        yield Row("r in all cases", f"{said}, r 0 in each", draw, lambda t: contrasts.in_each_case(t, pair, "r"),
                   conservative=CASES_DECIDE)  # fmt: skip
         yield Row("r in some case", f"{said}, r 0 in each", draw,
-                  lambda t: cases.in_each_case(t, pair, "r", "some"), conservative=CASES_DECIDE)  # fmt: skip
+                  lambda t: contrasts.in_each_case(t, pair, "r", "some"), conservative=CASES_DECIDE)  # fmt: skip
     yield Row("z of a part less z of all", "3 learning rates, the part without the first",
               parted,
-              lambda t: cases.by_part(t, lambda n: n["lr"] > 0, "a", "b", "z"), conservative=JOINT)  # fmt: skip
+              lambda t: contrasts.by_part(t, lambda n: n["lr"] > 0, "a", "b", "z"), conservative=JOINT)  # fmt: skip
     for start in (0.0, 0.3):
         yield Row("variance of z over layers, less that over others", f"one network a seed, all r {start:g}",
                   partial(layers, start),
@@ -179,8 +179,8 @@ def all_and_some(table: evidence.Table) -> evidence.Evidence:
     """Return r of a and b in all cases, and of c and b in some: the two together, as X4's contribution 3."""
 
     def found(results: Any) -> Statistic:
-        with_all = cases.in_each_case(table, [("a", "b")], "r")(results)
-        with_some = cases.in_each_case(table, [("c", "b")], "r", "some")(results)
+        with_all = contrasts.in_each_case(table, [("a", "b")], "r")(results)
+        with_some = contrasts.in_each_case(table, [("c", "b")], "r", "some")(results)
         return in_cases({"all": with_all, "some": with_some}, "all", "both")
 
     return found
@@ -200,12 +200,12 @@ def _joint() -> Iterator[Row]:
     yield Row("|Pearson r| against .2", "one network a seed", partial(related, 1.0, 1, 0.2),
               lambda t: contrasts.strength(t, "a", "b"), 0.2, conservative=FOLDED)  # fmt: skip
     yield Row("mean of z of ranks over cases", f"{EACH} cases of the same seeds", partial(kinds, EACH),
-              lambda t: cases.across(cases.ranked(t, ("a", "b")), [("a", "b")], cases.mean, "rho"),
+              lambda t: contrasts.across(contrasts.ranked(t, ("a", "b")), [("a", "b")], contrasts.mean, "rho"),
               conservative=JOINT)  # fmt: skip
     yield Row("mean of what holds or not", "16 networks a seed, true share one half", holding,
               lambda t: contrasts.mean_of(t, "x"), 0.5, conservative=DISCRETE)  # fmt: skip
     yield Row("r in all cases", f"{EACH} cases, r 0 in one, .8 in the others", all_but_one,
-              lambda t: cases.in_each_case(t, [("a", "b")], "r"), conservative=ONE)  # fmt: skip
+              lambda t: contrasts.in_each_case(t, [("a", "b")], "r"), conservative=ONE)  # fmt: skip
 
 
 def granulated(table: evidence.Table) -> evidence.Evidence:
@@ -241,9 +241,11 @@ def _of_training() -> Iterator[Row]:
               schemes, lambda t: evidence.correlated(within(t, "init", ["a", "b"]), "a", "b"),
               conservative=JOINT)  # fmt: skip
     yield Row("r over cases of two z", "6 cases, one network of each a seed", alternating,
-              lambda t: cases.across(t, [("a", "b"), ("c", "b")], cases.alike, "r"), conservative=CASES)  # fmt: skip
+              lambda t: contrasts.across(t, [("a", "b"), ("c", "b")], contrasts.alike, "r"),
+              conservative=CASES)  # fmt: skip
     yield Row("r over cases of two z", "8 cases, two networks of each a seed, most noise shared", sharing,
-              lambda t: cases.across(t, [("a", "b"), ("c", "b")], cases.alike, "r"), conservative=CASES)  # fmt: skip
+              lambda t: contrasts.across(t, [("a", "b"), ("c", "b")], contrasts.alike, "r"),
+              conservative=CASES)  # fmt: skip
     yield Row("share of units", "true share .9", partial(shares, true=0.9), share_of, 0.9, conservative=DISCRETE)
     yield Row("slope of z over a setting", "6 settings of the same seeds, as many as X16's", partial(settings, 6),
               lambda t: contrasts.rising(t, "setting", "a", "b"), units=MANY)  # fmt: skip

@@ -37,11 +37,11 @@ from benchmarks import machine
 from flatlens.data import digits, patches
 from flatlens.experiments import Study
 from flatlens.experiments.network import ComputeInto, one_thread
+from flatlens.experiments.overrides import vary
 from flatlens.experiments.runner import run_all
 from flatlens.experiments.settings import NetworkSettings, StudyScale
-from flatlens.experiments.stacks import packs
 from flatlens.experiments.store import Store
-from flatlens.experiments.vary import vary
+from flatlens.experiments.study import packs
 from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
 from flatlens.training import SGD, Training, train
 from flatlens.training.stack import LANES, Member, train_together

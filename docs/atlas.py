@@ -14,21 +14,25 @@ from pathlib import Path
 import torch
 
 from flatlens.errors import BadFolder
-from flatlens.measures.papers import PAPERS
+from flatlens.measures.definition import PAPERS
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.archive import archive_name, load_archive, save_archive
-from flatlens.papers.experiment import SCALES, Plot
+from flatlens.papers.experiment import MARKS, SCALES, WEAK, Plot, Prediction
 from flatlens.papers.figures import FIGURES, PaperFigure
-from flatlens.papers.predictions import MARKS, Prediction
-from flatlens.papers.remarks import WEAK
-from flatlens.papers.reproduce import Reproduction, is_reproduction, load_reproduction
-from flatlens.papers.rerun import IN_WORDS
+from flatlens.papers.reproduction import (
+    IN_WORDS,
+    Reproduction,
+    archive_name,
+    is_reproduction,
+    load_archive,
+    load_reproduction,
+    save_archive,
+)
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
 from flatlens.report.compact import compact, small_png
 from flatlens.report.figures.plots import plot_figure
-from flatlens.report.render import svg_of
+from flatlens.report.page import svg_of
+from flatlens.report.prose import what_was_run
 from flatlens.report.reproduction import DRAWN_COLOURS
-from flatlens.report.words import what_was_run
 
 HERE = Path(__file__).parent
 TABLES = Path("tables")

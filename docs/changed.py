@@ -13,7 +13,7 @@ from typing import Any
 
 import atlas
 
-from flatlens.papers.predictions import with_mark
+from flatlens.papers.experiment import with_mark
 from flatlens.papers.summary import Row, rows_of
 
 INTRODUCTION = """\

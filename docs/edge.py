@@ -24,7 +24,7 @@ import flatlens as fl
 from flatlens.data import digits
 from flatlens.models import MLP
 from flatlens.report.figures import tracked_figure
-from flatlens.report.render import write_figure
+from flatlens.report.page import write_figure
 from flatlens.training import SGD, Adam, RMSProp, Training, train
 from flatlens.training.optimisers import Stepping
 

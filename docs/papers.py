@@ -16,20 +16,19 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
-from flatlens.experiments.kinds import kinds_of
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
-from flatlens.experiments.tables import without_seeds
+from flatlens.experiments.tables import kinds_of, without_seeds
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import Table, correlated, independent, studied
+from flatlens.papers.experiment import Outcome, Prediction, Results
 from flatlens.papers.figures import FIGURES, PaperFigure
-from flatlens.papers.predictions import Outcome, Prediction, Results
 from flatlens.papers.reparam2019.layer_five import fifth_layer
-from flatlens.papers.reproduce import Reproduction
+from flatlens.papers.reproduction import Reproduction
 from flatlens.papers.summary import DISCOVERY, SURVIVES, Row, rows_of
-from flatlens.report.words import what_was_run
+from flatlens.report.prose import what_was_run
 from flatlens.statistics import Statistic, benjamini_hochberg
-from flatlens.statistics.clustered import MOST_GROUPS
+from flatlens.statistics.inference import MOST_GROUPS
 from flatlens.statistics.relations import relate_within
 
 FOLDER = Path(__file__).parent / "papers"

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from flatlens.aside import Aside, SideOutputFailed
+from flatlens.progress import Aside, SideOutputFailed
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 FAILURES = [FULL, ValueError("I/O operation on closed file"), BrokenPipeError(), MemoryError(), KeyError("key")]

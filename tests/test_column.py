@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatlens.column import Column, split_at_commas
+from flatlens.deprecated_names import FormerName
 from flatlens.distributions import RULES
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Report
-from flatlens.former import FormerName
 from flatlens.measures import MEASURES
-from flatlens.transforms.registry import TRANSFORMS
+from flatlens.transforms.invariance import TRANSFORMS
 
 WORDS = st.from_regex(r"[a-z_][a-z0-9_+ ]*", fullmatch=True)
 VALUES = st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.none(), st.text())

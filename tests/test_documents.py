@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import flatlens as fl
-from flatlens.bounds.registry import BOUNDS
+from flatlens.bounds.check import BOUNDS
 from flatlens.cli import app
-from flatlens.measures.papers import PAPERS
+from flatlens.measures.definition import PAPERS
 from flatlens.papers import EXPERIMENTS
-from flatlens.report.reference import page
+from flatlens.report.cards import page
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

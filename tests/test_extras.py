@@ -79,7 +79,7 @@ from net import build, samples
 lens = fl.Lens(fl.Problem(build(), "cross_entropy", samples()))
 assert fl.measure(lens)["relative_flatness"].value > 0
 assert len(fl.check_bounds(lens).frame()) and len(fl.check_invariance(lens, ["mls"]).frame())
-import flatlens.data, flatlens.experiments, flatlens.models, flatlens.report.tables, flatlens.training
+import flatlens.data, flatlens.experiments, flatlens.models, flatlens.report.measure, flatlens.training
 """
     found = bare(code, folder)
     assert found.returncode == 0, found.stderr

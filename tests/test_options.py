@@ -20,12 +20,13 @@ import torch
 
 import flatlens as fl
 from flatlens.cli import run
-from flatlens.cli.compare import Compared
 from flatlens.cli.inputs import How, Inputs
-from flatlens.cli.running import Running
+from flatlens.cli.networks import Compared
+from flatlens.cli.studies import Running
 from flatlens.column import Column
 from flatlens.comparing import Comparison
 from flatlens.curvature import Hessian, eigenpairs, lanczos, spectral_density
+from flatlens.deprecated_names import FORMER_OPTIONS, FORMER_TRANSFORMS, FormerName, present_measure
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate
 from flatlens.experiments import Study, load_study, run_study
@@ -33,9 +34,8 @@ from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import Followed, NetworkSettings
 from flatlens.experiments.store import Store
 from flatlens.files import write_checksums
-from flatlens.former import FORMER_OPTIONS, FORMER_TRANSFORMS, FormerName, present_measure
 from flatlens.measures import MEASURES, Measure
-from flatlens.plain import as_plain, digest
+from flatlens.settings_json import as_plain, digest
 from flatlens.tracking.history import load_history
 from flatlens.transforms import TRANSFORMS, InvarianceReport
 
@@ -49,22 +49,22 @@ RETIRED = {
 }  # fmt: skip
 """Names that no public signature has any more, and the present ones."""
 SPARED = {
-    "bounds/relative.py:spectral_term(top)": "the largest eigenvalue itself",
+    "bounds/feature_robustness.py:spectral_term(top)": "the largest eigenvalue itself",
     "curvature/operators.py:Fisher.__init__(draws)": "targets drawn for each sample, which define the operator",
     "problem/loss.py:Loss.draw_slopes(draws)": "as of Fisher",
     "problem/losses.py:SquaredError.draw_slopes(draws)": "as of Fisher",
     "problem/losses.py:CrossEntropy.draw_slopes(draws)": "as of Fisher",
-    "problem/heads.py:OfHeads.draw_slopes(draws)": "as of Fisher",
-    "problem/sequences.py:TokenWise.draw_slopes(draws)": "as of Fisher",
-    "measures/tops.py:as_estimate(pairs)": "eigenpairs themselves",
-    "measures/searches.py:Searches.__init__(pairs)": "eigenpairs themselves",
-    "statistics/relate.py:Relations.__init__(pairs)": "pairs of columns",
-    "curvature/muon.py:dual_norm(radius)": "of a ball for each matrix, in spectral norm",
-    "curvature/muon.py:corner(radius)": "of a ball for each matrix, in spectral norm",
-    "curvature/muon.py:climb_in_ball(radius)": "of a ball for each matrix, in spectral norm",
-    "perturbation/ascent.py:climb(radius)": "of a ball in any space",
-    "perturbation/ascent.py:onto_ball(radius)": "of a ball in any space",
-    "perturbation/certified.py:Box(radius)": "of a box about a point, for each entry",
+    "problem/row_layout.py:OfHeads.draw_slopes(draws)": "as of Fisher",
+    "problem/row_layout.py:TokenWise.draw_slopes(draws)": "as of Fisher",
+    "measures/leading_eigenvalues.py:as_estimate(pairs)": "eigenpairs themselves",
+    "measures/leading_eigenvalues.py:Searches.__init__(pairs)": "eigenpairs themselves",
+    "statistics/relations.py:Relations.__init__(pairs)": "pairs of columns",
+    "curvature/optimiser_geometry.py:dual_norm(radius)": "of a ball for each matrix, in spectral norm",
+    "curvature/optimiser_geometry.py:corner(radius)": "of a ball for each matrix, in spectral norm",
+    "curvature/optimiser_geometry.py:climb_in_ball(radius)": "of a ball for each matrix, in spectral norm",
+    "perturbation/searches.py:climb(radius)": "of a ball in any space",
+    "perturbation/searches.py:onto_ball(radius)": "of a ball in any space",
+    "perturbation/variation.py:Box(radius)": "of a box about a point, for each entry",
 }
 """Signatures that have such a name with another meaning, and which."""
 IN_PAPERS = {"pairs": "pairs of columns", "top": "whether the largest eigenvalues alone are meant"}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.plain import as_plain, canonical, digest, from_plain
+from flatlens.settings_json import as_plain, canonical, digest, from_plain
 from flatlens.training import SAM, SETTINGS, SGD, RelativeFlatness, Steps, Training, Until
 
 KNOWN = {kind.__name__: kind for kind in SETTINGS}

@@ -180,12 +180,12 @@ def test_every_measure_of_many_products_can_be_refused(name: str, clock: Clock) 
 
 
 def test_probes_are_refused_after_the_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatlens.measures import trace_parts
+    from flatlens.measures import traces
 
     clock = Clock()
     clock.perf_counter = clock.monotonic  # type: ignore[attr-defined]
     clock.step = 40.0
-    monkeypatch.setattr(trace_parts, "time", clock)
+    monkeypatch.setattr(traces, "time", clock)
     lens = wide()
     with pytest.raises(TooLong, match=r"hessian_trace.*: 240 curvature products .* probes=60 take half of that time"):
         fl.measure(lens, "hessian_trace(rtol=1e-4)")

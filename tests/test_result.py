@@ -14,7 +14,7 @@ from flatlens.bounds import Verdict
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.files import write_whole
 from flatlens.grams import LayerGrams
-from flatlens.measures.card import Measure, per_sample
+from flatlens.measures.definition import Measure, per_sample
 from flatlens.result import SCHEMA, Result
 from flatlens.transforms import Cell
 

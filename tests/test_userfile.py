@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flatlens import userfile
+from flatlens import user_code
 from flatlens.errors import BadInput, UnknownName
 
 
@@ -20,7 +20,7 @@ def write(folder: Path, text: str, name: str = "mine.py") -> str:
 
 def test_the_name_in_the_file_is_found(tmp_path):
     file = write(tmp_path, "def build():\n    return 42\n")
-    assert userfile.load(f"{file}:build", "MODEL")() == 42
+    assert user_code.load(f"{file}:build", "MODEL")() == 42
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are text elsewhere")
@@ -28,19 +28,19 @@ def test_a_folder_whose_name_is_no_utf8(tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     file = write(folder, "def build():\n    return 42\n")
-    assert userfile.load(f"{file}:build", "MODEL")() == 42
+    assert user_code.load(f"{file}:build", "MODEL")() == 42
 
 
 def test_a_file_runs_once_for_model_and_data(tmp_path):
     file = write(tmp_path, "class Made: pass\ndef build(): return Made\n")
-    assert userfile.load(f"{file}:build", "MODEL")() is userfile.load(f"{file}:build", "--data")()
+    assert user_code.load(f"{file}:build", "MODEL")() is user_code.load(f"{file}:build", "--data")()
 
 
 def test_a_file_can_import_its_neighbours_and_hides_no_package(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     write(tmp_path, "answer = 7\n", "neighbour_of_mine.py")
     file = write(tmp_path, "import neighbour_of_mine\ndef build(): return neighbour_of_mine.answer\n", "json.py")
-    assert userfile.load(f"{file}:build", "MODEL")() == 7
+    assert user_code.load(f"{file}:build", "MODEL")() == 7
     assert "json" in sys.modules
     assert hasattr(sys.modules["json"], "loads")
 
@@ -58,7 +58,7 @@ def test_a_wrong_name_is_told_what_there_is(tmp_path, monkeypatch, spec, words):
     write(tmp_path, "import os\ndef build(): pass\n_hidden = 1\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput) as caught:
-        userfile.load(spec, "MODEL")
+        user_code.load(spec, "MODEL")
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -66,9 +66,9 @@ def test_a_wrong_name_is_told_what_there_is(tmp_path, monkeypatch, spec, words):
 def test_an_empty_file_says_so(tmp_path):
     file = write(tmp_path, "")
     with pytest.raises(BadInput, match="defines no function"):
-        userfile.load(f"{file}:build", "MODEL")
+        user_code.load(f"{file}:build", "MODEL")
     with pytest.raises(UnknownName):
-        userfile.load(write(tmp_path, "def a(): pass\n", "other.py") + ":b", "MODEL")
+        user_code.load(write(tmp_path, "def a(): pass\n", "other.py") + ":b", "MODEL")
 
 
 @pytest.mark.parametrize(
@@ -84,20 +84,20 @@ def test_a_file_that_fails_is_one_line_with_the_place(tmp_path, text, words):
     file = write(tmp_path, text)
     for _ in range(2):  # a failed import must not look finished the second time
         with pytest.raises(BadInput) as caught:
-            userfile.load(f"{file}:build", "MODEL")
+            user_code.load(f"{file}:build", "MODEL")
         assert all(word in str(caught.value) for word in words), str(caught.value)
         assert "\n" not in str(caught.value)
 
 
 def test_a_function_that_fails_names_the_line_that_is_the_users(tmp_path):
     file = write(tmp_path, "import torch\ndef build():\n    return torch.ones(2) @ torch.ones(3)\n")
-    build = userfile.load(f"{file}:build", "MODEL")
+    build = user_code.load(f"{file}:build", "MODEL")
     with pytest.raises(BadInput, match=r"MODEL raised RuntimeError: .*\(mine\.py, line 3\)"):
-        userfile.guarded(build, "MODEL")
+        user_code.guarded(build, "MODEL")
 
 
 def test_needed_arguments():
-    assert userfile.needed_arguments(lambda a, b=1, *c, **d: None) == ["a"]
+    assert user_code.needed_arguments(lambda a, b=1, *c, **d: None) == ["a"]
 
 
 LAYERS = "import torch\nclass L(torch.nn.Linear):\n    pass\n"
@@ -142,20 +142,20 @@ def test_a_file_of_a_package_is_imported_as_part_of_it(tmp_path, monkeypatch, se
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     file, module = drawn_package(tmp_path, seed)
-    assert userfile.is_userfile(f"{module}:build")
-    assert userfile.with_folder(f"{module}:build") == f"{tmp_path / file}:build"
-    build = userfile.load(f"{file}:build" if seed % 2 else f"{module}:build", "MODEL")
-    assert userfile.load(f"{module}:build" if seed % 2 else f"{file}:build", "MODEL") is build
+    assert user_code.is_userfile(f"{module}:build")
+    assert user_code.with_folder(f"{module}:build") == f"{tmp_path / file}:build"
+    build = user_code.load(f"{file}:build" if seed % 2 else f"{module}:build", "MODEL")
+    assert user_code.load(f"{module}:build" if seed % 2 else f"{file}:build", "MODEL") is build
     assert len(build()) == 2
-    assert userfile.is_current(Path(file))
+    assert user_code.is_current(Path(file))
     for name in ("queue", "random", "json", "code"):
         assert not str(getattr(sys.modules.get(name), "__file__", "")).startswith(str(tmp_path))
     sibling = Path(file).with_name("layers.py")
-    before = userfile.code_of(Path(file))
+    before = user_code.code_of(Path(file))
     for layers in [sibling, *(folder / "layers.py" for folder in sibling.parent.parents)]:
         if layers.is_file():
             layers.write_text(LAYERS + "x = 1\n")
-    assert userfile.code_of(Path(file)) != before
+    assert user_code.code_of(Path(file)) != before
 
 
 def test_a_class_of_a_package_is_pickled_under_its_name(tmp_path, monkeypatch):
@@ -163,7 +163,7 @@ def test_a_class_of_a_package_is_pickled_under_its_name(tmp_path, monkeypatch):
     (tmp_path / "pickled_ones").mkdir()
     (tmp_path / "pickled_ones" / "__init__.py").write_text("")
     file = write(tmp_path / "pickled_ones", "class Made: pass\n")
-    assert pickle.loads(pickle.dumps(userfile.load(f"{file}:Made", "MODEL"))).__module__ == "pickled_ones.mine"
+    assert pickle.loads(pickle.dumps(user_code.load(f"{file}:Made", "MODEL"))).__module__ == "pickled_ones.mine"
 
 
 @pytest.mark.parametrize("late", range(4))
@@ -180,9 +180,9 @@ def test_two_neighbours_of_one_name_are_never_confused(tmp_path, monkeypatch, la
         file = write(tmp_path / folder, code, f"mine{number}.py")
         if number and late:
             with pytest.raises(BadInput, match=f"imports '{name}' from .*b, and this process has another .*a: rename"):
-                userfile.load(f"{file}:build", "MODEL")
+                user_code.load(f"{file}:build", "MODEL")
             break
-        builds.append(userfile.load(f"{file}:build", "MODEL"))
+        builds.append(user_code.load(f"{file}:build", "MODEL"))
     assert [build() for build in builds] == ["a"] if late else ["a", "b", "a"]
 
 
@@ -191,17 +191,17 @@ def test_a_neighbour_of_an_installed_packages_name(tmp_path, monkeypatch):
     write(tmp_path, "answer = 1\n", "pytest.py")
     file = write(tmp_path, "import pytest\ndef build(): pass\n")
     with pytest.raises(BadInput, match=r"this process has another 'pytest', from .*site-packages: rename"):
-        userfile.load(f"{file}:build", "MODEL")
+        user_code.load(f"{file}:build", "MODEL")
 
 
 @pytest.mark.parametrize("module", ["json.tool", "xml.sax.handler"])
 def test_an_installed_module_is_named_without_its_file(module):
-    assert userfile.is_userfile(f"{module}:main")
-    assert userfile.file_and_name(f"{module}:main") == (Path(importlib.import_module(module).__file__), "main")
+    assert user_code.is_userfile(f"{module}:main")
+    assert user_code.file_and_name(f"{module}:main") == (Path(importlib.import_module(module).__file__), "main")
 
 
 @pytest.mark.parametrize(
     "text", ["timm:resnet18.a1", "hf:org/x.y", "no.such.module:build", "a.b", "digits", "..:x", ".a:b"]
 )
 def test_other_names_are_no_modules(text):
-    assert not userfile.is_userfile(text)
+    assert not user_code.is_userfile(text)

@@ -73,7 +73,7 @@ def critical_sharpness(networks: Networks) -> Quantity:
     """Searched, or from the quadratic form; over which square."""
     net, adam = _by_adam(networks.relu)
     lens = fl.Lens(net.problem(), optimiser=adam)
-    from flatlens.perturbation.steps import next_update
+    from flatlens.perturbation.weights import next_update
 
     update = next_update(adam, net.model, lens.gradient)
     D, g = (torch.cat([d[name].flatten() for name in net.parameters]) for d in (update, lens.gradient))

@@ -17,7 +17,7 @@ generalisation gap.
 import tempfile
 
 from flatlens.experiments import run_study
-from flatlens.experiments.building import study_of
+from flatlens.experiments.specification import study_of
 
 study = study_of(
     "digits",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
+from flatlens.deprecated_names import FORMER_TRANSFORMS, present_measure, present_part
 from flatlens.errors import BadInput
-from flatlens.former import FORMER_TRANSFORMS, present_measure, present_part
 
 BoundSide: TypeAlias = Literal["lhs", "rhs"]
 

@@ -10,8 +10,8 @@ import pandas as pd
 from torch import Tensor
 
 from flatlens.column import Column
+from flatlens.deprecated_names import warn
 from flatlens.errors import UnknownName
-from flatlens.former import warn
 from flatlens.progress import Progress as Progress
 from flatlens.result import Result, of_report
 

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar, final
 
+from flatlens.deprecated_names import warn
 from flatlens.errors import BadInput, UnknownName
-from flatlens.former import warn
 
 _T = TypeVar("_T")
 

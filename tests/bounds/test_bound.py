@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flatlens.bounds import Assumption, Claim
-from flatlens.bounds.bound import bound, weigh
+from flatlens.bounds.definition import bound, weigh
 
 LAW = bound(id="own", symbol="", source="nowhere")(lambda context: iter(()))
 

@@ -10,7 +10,7 @@ from scipy import integrate
 from torch import Tensor
 
 import flatlens as fl
-from flatlens.bounds import density
+from flatlens.bounds import relative_generalisation
 from flatlens.distributions import Distribution, GaussianMixture
 
 
@@ -21,14 +21,14 @@ def normal(m: int) -> GaussianMixture:
 def test_the_laplacian_of_a_normal_density_is_its_closed_form() -> None:
     z = torch.randn(7, 3).double()
     r2 = z.square().sum(1)
-    torch.testing.assert_close(density.laplacian(normal(3), z), r2 * (r2 - 3) - 4 * r2 + 6)
+    torch.testing.assert_close(relative_generalisation.laplacian(normal(3), z), r2 * (r2 - 3) - 4 * r2 + 6)
 
 
 @pytest.mark.parametrize("m", [1, 2, 5])
 def test_the_integrals_of_a_normal_density(m: int) -> None:
     """In r = ||z||: int |r^4 - (m + 4) r^2 + 2 m| p, by quadrature; int sqrt(p / r^m) by a Gamma function."""
-    found = density.constants(normal(m), torch.Generator().manual_seed(0))
-    area, scale = m * density.ball_volume(m), (2 * math.pi) ** (-m / 2)
+    found = relative_generalisation.constants(normal(m), torch.Generator().manual_seed(0))
+    area, scale = m * relative_generalisation.ball_volume(m), (2 * math.pi) ** (-m / 2)
 
     def inside(r: float) -> float:
         return abs(r**4 - (m + 4) * r**2 + 2 * m) * scale * math.exp(-(r**2) / 2) * area * r ** (m - 1)
@@ -66,7 +66,7 @@ class Bump(Distribution):
 
 
 def test_a_density_that_the_proposition_allows_has_finite_constants() -> None:
-    found = density.constants(Bump(), torch.Generator().manual_seed(0))
+    found = relative_generalisation.constants(Bump(), torch.Generator().manual_seed(0))
     x = torch.linspace(1, 2, 200_001, dtype=torch.float64)
     p = 8 / 3 * (math.pi * (x - 1)).sin() ** 4
     slope = (p * x**2).diff()  # int |(p x^2)''| is the variation of (p x^2)'
@@ -81,7 +81,7 @@ def test_a_density_that_the_proposition_allows_has_finite_constants() -> None:
 def test_the_first_constant_bounds_the_bias_and_is_reached() -> None:
     """int (p - E p_hat) l for the l that follows the Laplacian's sign: the sharp one; printed, 4 m times it."""
     delta, L = 0.05, 1.0
-    found = density.constants(normal(1), torch.Generator().manual_seed(0))
+    found = relative_generalisation.constants(normal(1), torch.Generator().manual_seed(0))
     factors = 1 + delta * ((torch.arange(2000, dtype=torch.float64) + 0.5) / 1000 - 1)  # the uniform kernel on [-1, 1]
     a, b = (math.sqrt((5 - sign * math.sqrt(17)) / 2) for sign in (1, -1))  # z^4 - 5 z^2 + 2 < 0 between them
 

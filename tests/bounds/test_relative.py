@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.bounds import BoundsReport, Target, check_bounds, expansion, relative, relative_generalisation
+from flatlens.bounds import BoundsReport, Target, check_bounds, feature_robustness, relative_generalisation
 from flatlens.distributions import Cube, GaussianMixture
-from flatlens.perturbation.rotations import balanced_count, balanced_rows
+from flatlens.perturbation.features import balanced_count, balanced_rows
 
 ROBUSTNESS = ["feature_robustness_bound", "uniform_robustness_bound"]
 VOUCHED = {"local_minimum", "locally_constant_labels", "iid_samples", "bounded_loss", "large_sample"}
@@ -180,7 +180,7 @@ def test_negative_flatness_bounds_no_absolute_value() -> None:
 
 
 def test_layers_too_wide_for_balanced_draws_have_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expansion, "PAIRS", 1)
+    monkeypatch.setattr(feature_robustness, "PAIRS", 1)
     row = table(linear_problem(3), "feature_robustness_bound").of("feature_robustness_bound", "")
     assert row.status == "undecided"
     assert row.tightness == pytest.approx(1, abs=0.3)
@@ -321,14 +321,18 @@ def test_the_equality_cases_are_equalities() -> None:
 
 
 WRONG: dict[str, tuple[object, str, Callable[..., float]]] = {
-    "delta for its square": (relative, "mean_term", lambda kappa, delta, m: delta * kappa / (2 * m)),
-    "m for 2 m": (relative, "mean_term", lambda kappa, delta, m: delta**2 * kappa / m),
-    "no m": (relative, "mean_term", lambda kappa, delta, m: delta**2 * kappa / 2),
-    "the sum over samples": (relative, "mean_term", lambda kappa, delta, m: 30 * delta**2 * kappa / (2 * m)),
-    "the 1/2 dropped": (relative, "uniform_term", lambda kappa, delta, d: delta**2 * d * kappa),
-    "a negative sign": (relative, "uniform_term", lambda kappa, delta, d: -(delta**2) * d * kappa / 2),
-    "no norm": (relative, "spectral_term", lambda norm2, top, delta: delta**2 * top / 2),
-    "a norm, not its square": (relative, "spectral_term", lambda norm2, top, delta: delta**2 * norm2**0.5 * top / 2),
+    "delta for its square": (feature_robustness, "mean_term", lambda kappa, delta, m: delta * kappa / (2 * m)),
+    "m for 2 m": (feature_robustness, "mean_term", lambda kappa, delta, m: delta**2 * kappa / m),
+    "no m": (feature_robustness, "mean_term", lambda kappa, delta, m: delta**2 * kappa / 2),
+    "the sum over samples": (feature_robustness, "mean_term", lambda kappa, delta, m: 30 * delta**2 * kappa / (2 * m)),
+    "the 1/2 dropped": (feature_robustness, "uniform_term", lambda kappa, delta, d: delta**2 * d * kappa),
+    "a negative sign": (feature_robustness, "uniform_term", lambda kappa, delta, d: -(delta**2) * d * kappa / 2),
+    "no norm": (feature_robustness, "spectral_term", lambda norm2, top, delta: delta**2 * top / 2),
+    "a norm, not its square": (
+        feature_robustness,
+        "spectral_term",
+        lambda norm2, top, delta: delta**2 * norm2**0.5 * top / 2,
+    ),
     "a second sum": (relative_generalisation, "uniform_right", lambda rep, term, repeats=1: rep + 2 * term),
 }
 
@@ -343,11 +347,11 @@ def test_a_wrong_right_side_is_caught(wrong: str, monkeypatch: pytest.MonkeyPatc
 def test_orders_tell_the_third_from_the_fourth() -> None:
     rungs = (0.1 * 0.5 ** torch.arange(10, dtype=torch.float64))[:, None]
     none = torch.zeros(10)
-    assert expansion.order_of(2 + rungs + rungs**2, none).value == pytest.approx(3, abs=0.01)
-    assert expansion.order_of(2 + rungs**2, none).value == pytest.approx(4, abs=0.01)
-    assert expansion.order_of(torch.full((10, 1), 2.0).double(), none).value == math.inf
-    assert expansion.order_of(2 + rungs, 1 + none).settled.holds is False
-    hidden = expansion.order_of(2 + rungs, 2e-4 + none)
+    assert feature_robustness.order_of(2 + rungs + rungs**2, none).value == pytest.approx(3, abs=0.01)
+    assert feature_robustness.order_of(2 + rungs**2, none).value == pytest.approx(4, abs=0.01)
+    assert feature_robustness.order_of(torch.full((10, 1), 2.0).double(), none).value == math.inf
+    assert feature_robustness.order_of(2 + rungs, 1 + none).settled.holds is False
+    hidden = feature_robustness.order_of(2 + rungs, 2e-4 + none)
     assert hidden.settled.holds is False
 
 

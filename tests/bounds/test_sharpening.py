@@ -13,10 +13,9 @@ from mutants import mutated
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.bounds import BoundsReport, Target, check_bounds, covered, growth, sharpening
+from flatlens.bounds import BoundsReport, Target, check_bounds, sharpening
 from flatlens.distributions import Cube, Distribution, PushForward, Sphere
-from flatlens.perturbation.certified import certified_variation
-from flatlens.perturbation.variation import found_variation
+from flatlens.perturbation.variation import certified_variation, found_variation
 
 ROWS = ("lipschitz_bound", "jacobian_growth", "jacobian_generalisation")
 ACTIVATIONS = (nn.ReLU(), nn.Tanh(), nn.GELU(), nn.Sigmoid(), nn.Softplus())
@@ -143,9 +142,9 @@ def test_no_third_moment_is_above_its_bound() -> None:
     p = torch.distributions.Dirichlet(torch.full((3,), 0.3, dtype=torch.float64)).sample((200_000,))
     h = torch.nn.functional.normalize(torch.randn(p.shape, generator=seeded(0), dtype=torch.float64), dim=1)
     third = (p * (h - (p * h).sum(1, keepdim=True)) ** 3).sum(1).abs()
-    assert float(third.max()) <= growth.BENT
+    assert float(third.max()) <= sharpening.BENT
     rare = (1 - 1 / math.sqrt(3)) / 2
-    assert math.sqrt(2) ** 3 * rare * (1 - rare) * (1 - 2 * rare) == pytest.approx(growth.BENT)
+    assert math.sqrt(2) ** 3 * rare * (1 - rare) * (1 - 2 * rare) == pytest.approx(sharpening.BENT)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -156,7 +155,7 @@ def test_the_softmaxed_variation_is_above_all_that_is_found(seed: int) -> None:
     other = fl.Problem(softmaxed, "mse", (x, softmaxed(x).detach()))
     slopes = torch.linalg.matrix_norm(jacobians(net, x), 2)
     for delta in (0.02, 0.3):
-        upper = growth.of_softmax(net(x).detach(), slopes, certified_variation(problem, net, delta), delta)
+        upper = sharpening.of_softmax(net(x).detach(), slopes, certified_variation(problem, net, delta), delta)
         found = found_variation(other, softmaxed, delta, restarts=4, steps=5, generator=seeded(0))
         assert bool((found <= upper * (1 + 1e-9)).all())
 
@@ -199,7 +198,7 @@ def agree(check: Callable[..., BoundsReport]) -> None:
     divergence = (onehot * (onehot.log() - logits.log())).sum(1)
     P = torch.diag_embed(logits) - logits[:, :, None] * logits[:, None]
     slopes = torch.linalg.matrix_norm(P @ jacobians(net, x), 2)
-    W = growth.of_softmax(f, J, V, delta)
+    W = sharpening.of_softmax(f, J, V, delta)
     report = check(classes, "jacobian_growth", **options)
     for part, alpha in (("", 0.5), (".sharp", 1.0)):
         reached = growth_of(x, onehot, math.sqrt(float(divergence.max()) / alpha)) - float(W.max())
@@ -243,35 +242,38 @@ WRONG = [  # (module, function, the right expression, a wrong one)
     (sharpening, "jacobian_generalisation", STEP, f"seen.delta * {STEEPEST}"),
     (sharpening, "jacobian_generalisation", STEP, f"seen.delta**2 * (L + {STEEPEST})"),
     (sharpening, "jacobian_generalisation", "error.mean()", "error.max()"),
-    (covered, "_radius", RADIUS, RADIUS.replace("radius.value", "radius.value / 2")),
-    (covered, "steepest", "(rise - less) / apart", "(rise - less) / apart**2"),
-    (covered, "steepest", "(rise - less) / apart", "(rise + less) / apart"),
-    (growth, "jacobian_growth", "2 * reach", "reach"),
-    (growth, "jacobian_growth", "float(V.max())", "-float(V.max())"),
-    (growth, "jacobian_growth", "float(V.max())", "float(V.mean())"),
-    (growth, "jacobian_growth", "float(goal.cost.max())", "float(goal.cost.mean())"),
-    (growth, "jacobian_growth", "float(goal.cost.max()) / alpha", "float(goal.cost.max()) * alpha"),
-    (growth, "_targets", "values - loss.least(f, y)", "values"),
-    (growth, "jacobian_growth", "jacobian_norm(softmax=softmaxed)", "jacobian_norm"),
-    (growth, "_goal", "1 / problem.outputs", "0.5"),
+    (sharpening, "_radius", RADIUS, RADIUS.replace("radius.value", "radius.value / 2")),
+    (sharpening, "steepest", "(rise - less) / apart", "(rise - less) / apart**2"),
+    (sharpening, "steepest", "(rise - less) / apart", "(rise + less) / apart"),
+    (sharpening, "jacobian_growth", "2 * reach", "reach"),
+    (sharpening, "jacobian_growth", "float(V.max())", "-float(V.max())"),
+    (sharpening, "jacobian_growth", "float(V.max())", "float(V.mean())"),
+    (sharpening, "jacobian_growth", "float(goal.cost.max())", "float(goal.cost.mean())"),
+    (sharpening, "jacobian_growth", "float(goal.cost.max()) / alpha", "float(goal.cost.max()) * alpha"),
+    (sharpening, "_targets", "values - loss.least(f, y)", "values"),
+    (sharpening, "jacobian_growth", "jacobian_norm(softmax=softmaxed)", "jacobian_norm"),
+    (sharpening, "_goal", "1 / problem.outputs", "0.5"),
 ]
 
 
 @pytest.mark.parametrize(("module", "where", "right", "wrong"), WRONG, ids=[f"{at}: {w}" for _, at, _, w in WRONG])
 def test_wrong_formulas_are_caught(module: types.ModuleType, where: str, right: str, wrong: str) -> None:
-    with mutated([covered, sharpening, growth], module, where, right, wrong) as check, pytest.raises(AssertionError):
+    with (
+        mutated([sharpening, sharpening, sharpening], module, where, right, wrong) as check,
+        pytest.raises(AssertionError),
+    ):
         agree(check)
 
 
 def test_a_mutant_that_changes_nothing_is_not_caught() -> None:
     same = "(rise - less) / apart"
-    with mutated([covered, sharpening, growth], covered, "steepest", same, f"({same})") as check:
+    with mutated([sharpening, sharpening, sharpening], sharpening, "steepest", same, f"({same})") as check:
         agree(check)
 
 
 @pytest.mark.parametrize(("where", "right"), [("steepest", "rise / apart"), ("no_such", "rise"), ("steepest", "apart")])
 def test_a_mutant_of_an_expression_that_is_not_there_once_fails(where: str, right: str) -> None:
-    with pytest.raises(AssertionError, match="expected once"), mutated([covered], covered, where, right, "0"):
+    with pytest.raises(AssertionError, match="expected once"), mutated([sharpening], sharpening, where, right, "0"):
         pass
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flatlens.cli.bar import DELAY, TICK, Bar, in_words
+from flatlens.cli.terminal import DELAY, TICK, Bar, in_words
 
 
 class Terminal(io.StringIO):

@@ -8,8 +8,8 @@ from builders import NET
 
 from flatlens import cli
 from flatlens.bounds import BOUNDS
-from flatlens.bounds.bound import bound
-from flatlens.bounds.claim import Claim
+from flatlens.bounds.context import Claim
+from flatlens.bounds.definition import bound
 
 OPTIONS = ["net.py:build", "--data", "net.py:samples", "--loss", "half_squared_error"]
 
@@ -63,7 +63,7 @@ def test_a_page_is_written_that_asks_for_nothing(command, capsys, tmp_path):
 
 def test_the_chain_is_drawn_with_its_four_values(tmp_path):
     import flatlens as fl
-    from flatlens.report.figures.chain import chain_figure, chain_frame, tightness_figure
+    from flatlens.report.figures.measured import chain_figure, chain_frame, tightness_figure
 
     names: dict[str, object] = {}
     exec(NET, names)

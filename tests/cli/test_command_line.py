@@ -13,12 +13,11 @@ from rich.console import Console
 
 import flatlens
 from flatlens import cli
-from flatlens.cli import output
-from flatlens.cli.output import show_json
+from flatlens.cli import terminal
+from flatlens.cli.terminal import show_json
 from flatlens.errors import BadInput, StaleLens
 from flatlens.measures import MEASURES
-from flatlens.report.cards import FAMILIES, by_family, plain
-from flatlens.report.reference import page
+from flatlens.report.cards import FAMILIES, by_family, page, plain
 from flatlens.result import SCHEMA
 
 
@@ -217,8 +216,8 @@ def test_json_has_no_nan(capsys):
     assert json.loads(capsys.readouterr().out) == {**told, "a": [None, None, 1.5], "b": None}
     import numpy as np
 
-    assert output.plain(np.float64("nan")) is None
-    assert output.plain({"n": np.int64(3), "ok": np.bool_(True)}) == {"n": 3, "ok": True}
+    assert terminal.plain(np.float64("nan")) is None
+    assert terminal.plain({"n": np.int64(3), "ok": np.bool_(True)}) == {"n": 3, "ok": True}
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])

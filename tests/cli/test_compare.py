@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flatlens import cli
-from flatlens.cli.compare import unique
+from flatlens.cli.networks import unique
 
 NET = """
 import torch

@@ -10,7 +10,7 @@ from torch import nn
 import flatlens as fl
 from flatlens import cli
 from flatlens.cli import cost
-from flatlens.cli.memory import OfProcess, _of_group
+from flatlens.cli.cost import OfProcess, _of_group
 
 NET = """
 import torch
@@ -165,7 +165,7 @@ def test_the_process_is_weighed():
 
 
 def test_a_container_s_limit_counts_without_the_files_it_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("flatlens.cli.memory.GROUP", tmp_path)
+    monkeypatch.setattr("flatlens.cli.cost.GROUP", tmp_path)
     assert _of_group() is None
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("700\n")

@@ -7,8 +7,7 @@ import torch
 from rich.table import Table
 
 from flatlens import cli
-from flatlens.cli.bar import Bar
-from flatlens.cli.output import note, show, visible
+from flatlens.cli.terminal import Bar, note, show, visible
 
 RED = "fc\x1b[31mred\x1b]0;mine\x07\x9b1m\u202e"
 NET = f"""

@@ -14,7 +14,7 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.measures import MEASURES
 from flatlens.report.invariance import invariance_screen, write_invariance_page
 from flatlens.transforms import TRANSFORMS, Applied, InvarianceReport
-from flatlens.transforms.cells import compare
+from flatlens.transforms.invariance import compare
 
 NET = """
 import torch

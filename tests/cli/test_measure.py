@@ -119,11 +119,11 @@ def test_the_screen_says_what_survives(net, capsys):
 
 def test_json_agrees_with_the_library(net, capsys):
     import flatlens as fl
-    from flatlens import userfile
+    from flatlens import user_code
 
     names = measured(capsys, "net.py:build", *net, "--measures", "mls,nmls", "--measures", "local_volume(top_k=2)")
     assert list(names) == ["mls", "nmls", "local_volume(top_k=2)"]
-    model, data = userfile.load("net.py:build", "MODEL")(), userfile.load("net.py:samples", "--data")()
+    model, data = user_code.load("net.py:build", "MODEL")(), user_code.load("net.py:samples", "--data")()
     report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", data)), ["mls"])
     assert names["mls"] == report["mls"].value
 
@@ -186,18 +186,18 @@ def test_parameters_by_name(net, capsys):
 
 def test_batches_are_normalised_as_in_training(net, capsys, refused):
     import flatlens as fl
-    from flatlens import userfile
+    from flatlens import user_code
 
     with Path("net.py").open("a") as file:
         file.write(
             "def normed(): return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))\n"
         )
     torch.manual_seed(0)
-    save_file(userfile.load("net.py:normed", "MODEL")().state_dict(), "w.safetensors")
+    save_file(user_code.load("net.py:normed", "MODEL")().state_dict(), "w.safetensors")
     command = ["net.py:normed", *net, "--weights", "w.safetensors", "--measures", "ggn_trace,hessian_trace(exact=True)"]
     found = measured(capsys, *command, "--batchnorm", "train", "--ghost-batch", "10")
     assert found["ggn_trace"] is None  # of single samples
-    model, data = userfile.load("net.py:normed", "MODEL")(), userfile.load("net.py:samples", "--data")()
+    model, data = user_code.load("net.py:normed", "MODEL")(), user_code.load("net.py:samples", "--data")()
     model.load_state_dict(load_file("w.safetensors"))
     problem = fl.Problem(model, "cross_entropy", data, batchnorm="train", ghost_batch=10)
     name = "hessian_trace(exact=True)"

@@ -5,12 +5,11 @@ import json
 import pytest
 
 from flatlens.cli import run
-from flatlens.cli.reproduce import _expected, _planned
-from flatlens.experiments import cost
-from flatlens.experiments.cost import Cost
+from flatlens.cli.studies import _expected_reproduce, _planned
+from flatlens.experiments import network
+from flatlens.experiments.network import Cost
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.archive import save_archive
-from flatlens.papers.reproduce import load_reproduction
+from flatlens.papers.reproduction import load_reproduction, save_archive
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def test_json_has_the_claims(out, capsys):
 
 
 def test_several_have_a_folder_each_and_one_page(out, tmp_path, capsys, monkeypatch):
-    from flatlens.papers import reproduce as module
+    from flatlens.papers import reproduction as module
 
     (tmp_path / "atlas").mkdir()
     (tmp_path / "atlas" / "X3").symlink_to(out)
@@ -51,19 +50,22 @@ def test_several_have_a_folder_each_and_one_page(out, tmp_path, capsys, monkeypa
 
 
 def test_paper_scale_says_beforehand_how_long_it_takes(monkeypatch):
-    monkeypatch.setattr(cost, "cost_of", lambda studies, done: Cost(100, training=7200.0, measuring=720.0))
-    told = _expected(_planned(EXPERIMENTS["X3"], "paper", again=False), "paper", 2, {})
+    monkeypatch.setattr(network, "cost_of", lambda studies, done: Cost(100, training=7200.0, measuring=720.0))
+    told = _expected_reproduce(_planned(EXPERIMENTS["X3"], "paper", again=False), "paper", 2, {})
     assert told == "100 networks, at most about 66 min with 2 workers, 91% of it training"
     for again, count in ((False, 4), (True, 8)):
         studies = _planned(EXPERIMENTS["X3"], "smoke", again=again)
-        assert _expected(studies, "smoke", 2, {}) == f"{count} networks"
+        assert _expected_reproduce(studies, "smoke", 2, {}) == f"{count} networks"
 
 
 def test_tables_of_an_earlier_run_are_not_trained_again(out, tmp_path, capsys, monkeypatch):
     tables, earlier = tmp_path / "tables", load_reproduction(out)
     tables.mkdir()
     save_archive(earlier, tables / "X3-smoke.zip")
-    assert _expected(_planned(EXPERIMENTS["X3"], "smoke", again=False), "smoke", 2, earlier.results) == "0 networks"
+    assert (
+        _expected_reproduce(_planned(EXPERIMENTS["X3"], "smoke", again=False), "smoke", 2, earlier.results)
+        == "0 networks"
+    )
     asked = ["reproduce", "X3", "--scale", "smoke", "--json", "--workers", "1", "--out"]
     monkeypatch.setattr("flatlens.experiments.network.train", lambda *_, **__: pytest.fail("trained again"))
     assert run([*asked, str(tmp_path / "anew"), "--tables", str(tables)]) == 0

@@ -10,7 +10,7 @@ import torch
 from flatlens import cli
 from flatlens.estimate import Report
 from flatlens.experiments import load_study
-from flatlens.experiments.archive import opened_archive, read_studies_in
+from flatlens.experiments.result import opened_archive, read_studies_in
 from flatlens.experiments.store import Store
 
 CODE = """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flatlens.cli import run, sharing
+from flatlens.cli import processes, run
 
 NETWORK = """
 import time
@@ -210,9 +210,9 @@ def test_one_that_waits_says_so_and_gives_up(host, monkeypatch, capfd):
     known = {"RANK": "01"[not host], "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in {**known, "TORCHELASTIC_RUN_ID": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sharing, "SILENT", 0.2)
-    monkeypatch.setattr(sharing, "PATIENCE", 2.0)
-    monkeypatch.setattr(sharing, "_store", None)
+    monkeypatch.setattr(processes, "SILENT", 0.2)
+    monkeypatch.setattr(processes, "PATIENCE", 2.0)
+    monkeypatch.setattr(processes, "_store", None)
     monkeypatch.setattr(sys, "argv", ["flatlens", "measure", "net.py:build"])
     monkeypatch.setattr(sys, "__stderr__", sys.stderr)
     before = signal.getsignal(signal.SIGTERM)

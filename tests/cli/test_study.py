@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flatlens import cli, report
-from flatlens.cli import known
+from flatlens.cli import studies
 from flatlens.experiments import settings, study
 
 TINY = (
@@ -293,17 +293,17 @@ def test_a_slip_is_one_line_and_begins_nothing(tmp_path, capsys, options, said):
 
 
 def test_names_that_are_checked_before_torch_is_imported_are_those_that_there_are(tmp_path):
-    from flatlens.data.named import IMAGES, SYNTHETIC
+    from flatlens.data.sources import IMAGES, SYNTHETIC
     from flatlens.experiments.quantities import Quantity
     from flatlens.experiments.settings import KNOWN, Axis, Study
     from flatlens.measures import MEASURES
     from flatlens.models import ARCHITECTURES as KINDS
 
-    assert set(known.DATA_SETS) == {*SYNTHETIC, *IMAGES}
-    assert set(known.NETWORKS) == {kind.__name__ for kind in KINDS} - {"UserNetwork"}
-    assert known.measures() >= set(MEASURES)
+    assert set(studies.DATA_SETS) == {*SYNTHETIC, *IMAGES}
+    assert set(studies.NETWORKS) == {kind.__name__ for kind in KINDS} - {"UserNetwork"}
+    assert studies.measures() >= set(MEASURES)
     every = {field.name for kind in KNOWN.values() if kind not in (Study, Axis, Quantity) for field in fields(kind)}
-    assert known.settings() >= every | {option for _, options in SYNTHETIC.values() for option in options}
+    assert studies.settings() >= every | {option for _, options in SYNTHETIC.values() for option in options}
     for slip, said in (
         (["digit"], "did you mean digits"),
         (["digits", "--model", "MPL"], "did you mean MLP"),

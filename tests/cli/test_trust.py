@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 from flatlens import cli
-from flatlens.cli.trust import code_in
-from flatlens.data.user_data import UserData, _contents
+from flatlens.cli.inputs import code_in
+from flatlens.data.sources import UserData, _contents
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP, UserNetwork
 from flatlens.training import SGD, Training
-from flatlens.userfile import code_of
+from flatlens.user_code import code_of
 
 CODE = """
 from pathlib import Path

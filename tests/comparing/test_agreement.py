@@ -7,7 +7,7 @@ from checkpoints import TEST, lens, network
 from scipy import stats
 
 import flatlens as fl
-from flatlens.comparing.agreement import agreement
+from flatlens.comparing.rankings import agreement
 from flatlens.estimate import Estimate
 from flatlens.statistics import kendall_w
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatlens.comparing.ranking import larger_of, places
+from flatlens.comparing.rankings import larger_of, places
 from flatlens.estimate import Estimate, undefined
 
 

@@ -10,9 +10,13 @@ from networks import network
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.curvature.functional_hessian import PRODUCT_OUTPUTS
+from flatlens.curvature.functional_hessian import (
+    PRODUCT_OUTPUTS,
+    curved_parameters,
+    exact_functional_hessian_trace,
+    functional_hessian_trace,
+)
 from flatlens.curvature.probes import mean_of_forms, student
-from flatlens.curvature.trace import curved_parameters, exact_functional_hessian_trace, functional_hessian_trace
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.curvature.features import feature_norms
+from flatlens.curvature.spectral_norms import feature_norms
 from flatlens.grams import lay_out
 
 

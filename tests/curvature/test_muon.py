@@ -10,7 +10,7 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.curvature import Hessian
-from flatlens.curvature.muon import ball_of, climb_in_ball, corner, dual_norm
+from flatlens.curvature.optimiser_geometry import ball_of, climb_in_ball, corner, dual_norm
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.curvature.preconditioned import PreconditionedHessian, preconditioner_of
+from flatlens.curvature.optimiser_geometry import PreconditionedHessian, preconditioner_of
 from flatlens.errors import BadInput
 from flatlens.tracking import edge_of
 

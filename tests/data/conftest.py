@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from flatlens.data.imagesets import IMAGE_SETS
+from flatlens.data.image_sets import IMAGE_SETS
 
 TRAIN, TEST = 20, 10
 

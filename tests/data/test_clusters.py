@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flatlens.data import clusters
-from flatlens.data.clusters import mixture
+from flatlens.data.synthetic import mixture
 from flatlens.errors import BadInput
 
 

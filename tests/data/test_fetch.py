@@ -65,7 +65,7 @@ def test_a_second_fetch_verifies_and_asks_nothing(small, hub_of):
 
 
 def test_broken_off_it_carries_on(small, hub_of, monkeypatch):
-    monkeypatch.setattr(sys.modules["flatlens.data.fetch"], "PIECE", 1000)  # the function hides its module
+    monkeypatch.setattr(sys.modules["flatlens.data.download"], "PIECE", 1000)  # the function hides its module
     files = small("cifar10")
     hub = hub_of(files)
     total = sum(map(len, hub.files.values()))
@@ -86,7 +86,7 @@ def test_broken_off_it_carries_on(small, hub_of, monkeypatch):
 
 
 def test_a_proxy_that_knows_no_pieces_is_put_up_with(small, hub_of, monkeypatch):
-    monkeypatch.setattr(sys.modules["flatlens.data.fetch"], "PIECE", 9000)
+    monkeypatch.setattr(sys.modules["flatlens.data.download"], "PIECE", 9000)
     files = small("mnist")
     hub_of(files).pieces = False
     fetch("mnist", files.root)

@@ -15,10 +15,9 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from flatlens.data import raw
-from flatlens.data.sources import load_data
-from flatlens.data.user_data import UserData
+from flatlens.data.sources import UserData, load_data
 from flatlens.errors import BadData, BadInput
-from flatlens.models.preparing import ImagePreparation, TextPreparation
+from flatlens.models.sources import ImagePreparation, TextPreparation
 
 MINE = """
 import numpy as np

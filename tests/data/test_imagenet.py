@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from flatlens.data import DataSettings
-from flatlens.data.imagenet import imagenet
+from flatlens.data.raw import imagenet
 from flatlens.errors import BadData
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from flatlens.data import DataSettings, Split, clusters, inverted, inverted_clusters
-from flatlens.data.inversion import CLUSTER_SCALE
+from flatlens.data.synthetic import CLUSTER_SCALE
 from flatlens.errors import BadInput, BadModel
 from flatlens.models import MLP
 

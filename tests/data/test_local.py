@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from flatlens.data import Preparation, cifar10, default_root, mnist
-from flatlens.data.imagesets import IMAGE_SETS
-from flatlens.data.local import find
+from flatlens.data.image_sets import IMAGE_SETS, find
 from flatlens.errors import BadData
 
 

@@ -219,15 +219,14 @@ def test_pickled_cifar_is_refused_unread(small, load, there):
 
 
 def test_published_sizes_are_those_of_the_files():
-    from flatlens.data.imagesets import CIFAR10, CIFAR100
-    from flatlens.data.originals import _file_size
+    from flatlens.data.image_sets import CIFAR10, CIFAR100, _file_size
 
     assert (_file_size(CIFAR10, True), _file_size(CIFAR10, False)) == (30_730_000, 30_730_000)
     assert (_file_size(CIFAR100, True), _file_size(CIFAR100, False)) == (153_700_000, 30_740_000)
 
 
 def test_every_known_checksum_is_an_md5_of_a_known_file():
-    from flatlens.data.imagesets import IMAGE_SETS
+    from flatlens.data.image_sets import IMAGE_SETS
 
     for known in IMAGE_SETS.values():
         files = {*known.train_files, *known.test_files, known.archive}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flatlens.data import patches
-from flatlens.data.patches import COLUMNS, ROWS, SIDE, TEST_STRIPS, TRAIN_STRIPS, corners
+from flatlens.data.bundled import COLUMNS, ROWS, SIDE, TEST_STRIPS, TRAIN_STRIPS, corners
 from flatlens.errors import BadInput
 
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from flatlens.data import Preparation
-from flatlens.data.images import Images
-from flatlens.data.preparation import _IMAGES_TOGETHER
+from flatlens.data.split import _IMAGES_TOGETHER, Images
 from flatlens.errors import BadInput
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flatlens.data import DataSettings, waves
-from flatlens.data.waves import RECIPES, law_of, widest
+from flatlens.data.synthetic import RECIPES, law_of, widest
 from flatlens.errors import BadInput, UnknownName
 
 INSIDE = {"interval": 1, "square": 2, "cube": 3}

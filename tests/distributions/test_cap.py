@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatlens.distributions import Sphere
-from flatlens.distributions.cap import _log_small, log_cap_measure
+from flatlens.distributions.sphere import _log_small, log_cap_measure
 
 CLOSED = {
     1: lambda angle: angle / math.pi,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from flatlens.distributions import Cube
-from flatlens.distributions.corner import _by_laplace, _by_recursion, log_corner_measure
+from flatlens.distributions.cube import _by_laplace, _by_recursion, log_corner_measure
 
 
 def in_the_square(x):

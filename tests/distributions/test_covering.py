@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatlens.distributions import Cube, Sphere, covering_radius_of
-from flatlens.distributions.cap import log_cap_measure
-from flatlens.distributions.corner import log_corner_measure
 from flatlens.distributions.covering import SmallestBall
+from flatlens.distributions.cube import log_corner_measure
+from flatlens.distributions.sphere import log_cap_measure
 from flatlens.errors import BadInput
 
 SPACES = [Cube(1), Cube(2), Cube(3), Sphere(1), Sphere(2), Sphere(3)]

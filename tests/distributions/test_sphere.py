@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flatlens.distributions import Sphere
-from flatlens.distributions.cap import log_cap_measure
+from flatlens.distributions.sphere import log_cap_measure
 from flatlens.errors import BadInput
 
 

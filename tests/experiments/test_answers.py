@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Study
-from flatlens.experiments.answers import BEWARE, SURELY, WHAT, answers, closest
-from flatlens.experiments.gap_correlations import COLUMNS
+from flatlens.experiments.narrative import BEWARE, SURELY, WHAT, answers, closest
+from flatlens.experiments.tables import COLUMNS
 
 STUDY = Study.digits("smoke").over("seed", *range(8))
 GAP = "generalisation gap"

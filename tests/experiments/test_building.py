@@ -8,9 +8,9 @@ from user_study import NET
 from flatlens.data import UserData
 from flatlens.errors import BadData, BadInput, UnknownName
 from flatlens.experiments import Study, run_study
-from flatlens.experiments.building import study_of
-from flatlens.experiments.findings import trained_alike
-from flatlens.experiments.kinds import kinds_of
+from flatlens.experiments.narrative import trained_alike
+from flatlens.experiments.specification import study_of
+from flatlens.experiments.tables import kinds_of
 from flatlens.models import MLP, LeNet5, UserNetwork
 from flatlens.training import SAM, SGD, RelativeFlatness, Until
 

@@ -12,8 +12,8 @@ from user_study import NET, checkpoints
 
 from flatlens.errors import BadFolder, BadInput, BadWeights
 from flatlens.experiments import load_study, run_study
-from flatlens.experiments.building import study_of
 from flatlens.experiments.network import compute
+from flatlens.experiments.specification import study_of
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from flatlens.experiments import Study
-from flatlens.experiments import cost as module
-from flatlens.experiments.cost import Cost, cost_of
+from flatlens.experiments import network as module
+from flatlens.experiments.network import Cost, cost_of
 from flatlens.experiments.settings import Axis, Followed
 from flatlens.training import Ridge, Training, Until
 

@@ -264,7 +264,7 @@ def test_at_least_one_job_and_core(name):
 
 
 WORKERS = """
-from flatlens.experiments.workers import WorkerProcesses
+from flatlens.experiments.executors import WorkerProcesses
 
 def neighbour():
     import queue, random, token

@@ -5,10 +5,9 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Study
-from flatlens.experiments.findings import findings, interval_of
-from flatlens.experiments.gap_correlations import COLUMNS, gap_correlations
+from flatlens.experiments.narrative import findings, interval_of
 from flatlens.experiments.quantities import BATCH_SIZE, GAP, LEARNING_RATE, SHARPNESS
-from flatlens.experiments.tables import groupings, values_table
+from flatlens.experiments.tables import COLUMNS, gap_correlations, groupings, values_table
 from flatlens.statistics import relate_all, relate_within
 
 STUDY = (

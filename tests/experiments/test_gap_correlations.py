@@ -8,8 +8,7 @@ import pytest
 from scipy import stats
 
 from flatlens.experiments import Quantity
-from flatlens.experiments.gap_correlations import COLUMNS, gap_correlations
-from flatlens.experiments.tables import without_seeds
+from flatlens.experiments.tables import COLUMNS, gap_correlations, without_seeds
 from flatlens.statistics import correlate, granulated_kendall, partial_correlation
 
 QUANTITIES = (

@@ -13,13 +13,13 @@ import torch
 from small_study import quietly, small_study, tables
 from user_study import NET
 
-from flatlens.experiments.building import study_of
 from flatlens.experiments.network import ComputeInto
+from flatlens.experiments.specification import study_of
 from flatlens.experiments.store import Store
 from flatlens.files import write_whole
 from flatlens.training import checkpoint
 from flatlens.training import run as run_module
-from flatlens.training.step import Stepper
+from flatlens.training.run import Stepper
 
 LONG = small_study(networks=6, steps=3000)
 CODE = """

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from flatlens.experiments.kinds import kinds_of
+from flatlens.experiments.tables import kinds_of
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 
 import flatlens as fl
 from flatlens.column import Column
-from flatlens.data.named import DataSettings
+from flatlens.data.sources import DataSettings
 from flatlens.distributions import RULES
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.experiments import Study, load_study, run_study

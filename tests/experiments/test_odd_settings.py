@@ -3,7 +3,7 @@
 import pytest
 
 from flatlens.errors import BadInput
-from flatlens.experiments.building import study_of
+from flatlens.experiments.specification import study_of
 
 ODD = """
 lr=abc lr=nan lr=1,abc lr=True lr=None lr=() lr=(1,2) lr='x' lr=1j lr=b'x' lr={} lr=[] lr=SGD lr=1e400

@@ -7,7 +7,7 @@ import pytest
 from small_study import small_study
 
 from flatlens.errors import BadFolder
-from flatlens.experiments import progress_files, progress_reporter, run_study
+from flatlens.experiments import run_study, runner
 from flatlens.experiments import store as store_module
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.store import Store
@@ -40,7 +40,7 @@ def test_notes_are_at_most_one_a_second(store):
         for done in range(1, 100):
             note("training steps", done, 600)
         assert store.in_progress(networks) == {FIRST: (1, 600)}
-        note.next -= progress_files.EVERY
+        note.next -= store_module.EVERY
         note("training steps", 100, 600)
         assert store.in_progress(networks) == {FIRST: (100, 600)}
 
@@ -64,8 +64,8 @@ def test_what_killed_runs_left_is_swept(store):
 
 
 def test_a_watched_study_shows_its_runs_and_an_unwatched_one_notes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress_reporter, "LOOK_EVERY", 0.01)
-    monkeypatch.setattr(progress_files, "EVERY", 0.0)
+    monkeypatch.setattr(runner, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(store, "EVERY", 0.0)
     seen = []
     with ThreadPoolExecutor(1) as executor:
         run_study(STUDY, tmp_path / "watched", executor=executor, progress=lambda *what: seen.append(what))
@@ -73,7 +73,7 @@ def test_a_watched_study_shows_its_runs_and_an_unwatched_one_notes_nothing(tmp_p
         assert {label for label, _, _ in runs} == {"seed 0", "seed 1"}
         assert {total for _, _, total in runs} == {600}
         assert len({done for _, done, _ in runs}) > 2
-        monkeypatch.setattr(progress_files._Note, "__call__", lambda *_: pytest.fail("noted"))
+        monkeypatch.setattr(store_module._Note, "__call__", lambda *_: pytest.fail("noted"))
         assert run_study(STUDY, tmp_path / "unwatched", executor=executor).failed == []
 
 

@@ -1,8 +1,8 @@
 import pytest
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.experiments.reading import assignment, expression, load_yaml, values
 from flatlens.experiments.settings import KNOWN
+from flatlens.experiments.specification import assignment, expression, load_yaml, values
 from flatlens.models import MLP
 from flatlens.training import SAM, SGD, RelativeFlatness, Steps
 

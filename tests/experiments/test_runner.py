@@ -9,7 +9,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Future, ThreadPoo
 import pytest
 
 from flatlens.errors import BadFolder, BadInput
-from flatlens.experiments import progress_reporter
+from flatlens.experiments import runner
 from flatlens.experiments.runner import MAX_DEATHS, run_all
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_sent_to_a_worker_is_noted(noted, note):
 
 
 def test_what_is_under_way_is_shown_once_a_second_by_its_label(monkeypatch, note):
-    monkeypatch.setattr(progress_reporter, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(runner, "LOOK_EVERY", 0.01)
     seen, running = [], {}
 
     def run(task):

@@ -1,5 +1,5 @@
 from flatlens.experiments import Study
-from flatlens.experiments.settings_apart import settings_apart
+from flatlens.experiments.settings import settings_apart
 
 STUDY = Study.digits("smoke")
 LONG = [{"lr": 0.1, "model": {"type": "MLP", "widths": [64, 64, 64]}, "seed": seed} for seed in (0, 1)]

@@ -9,11 +9,11 @@ from small_study import small_study, tables
 from flatlens.errors import BadInput
 from flatlens.experiments import Study, load_study, run_study
 from flatlens.experiments.network import ComputeInto
-from flatlens.experiments.stacks import packs
 from flatlens.experiments.store import Store
+from flatlens.experiments.study import packs
 from flatlens.models import LeNet5
 from flatlens.training import SAM
-from flatlens.training.stack import trial
+from flatlens.training.stack import population
 
 SMALL = small_study(networks=5, steps=200).over("batch_size", 4, 16)
 
@@ -21,7 +21,7 @@ SMALL = small_study(networks=5, steps=200).over("batch_size", 4, 16)
 @pytest.fixture(autouse=True)
 def _always_fast(monkeypatch):
     """Times that say a stack is faster."""
-    monkeypatch.setattr(trial, "_timed", lambda step: step() or 1.0)
+    monkeypatch.setattr(population, "_timed", lambda step: step() or 1.0)
 
 
 def run(study, out, **options):
@@ -95,7 +95,7 @@ def test_an_error_in_one_network_leaves_the_others_of_its_pack(tmp_path, monkeyp
 
 
 def measured(model, split, settings, broken):
-    from flatlens.experiments.measuring import measure_network
+    from flatlens.experiments.network import measure_network
 
     if settings.key == broken:
         raise ValueError("no")

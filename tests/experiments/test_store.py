@@ -18,8 +18,7 @@ from flatlens import files as files_module
 from flatlens.errors import BadFolder
 from flatlens.estimate import Estimate, Report
 from flatlens.experiments import Study, load_study
-from flatlens.experiments.folders import refuse_foreign
-from flatlens.experiments.store import Record, Store
+from flatlens.experiments.store import Record, Store, refuse_foreign
 from flatlens.files import write_checksums
 
 STUDY = Study.digits("smoke")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from flatlens.data.named import DataSettings
+from flatlens.data.sources import DataSettings
 from flatlens.errors import BadFolder
 from flatlens.estimate import Estimate, Report
 from flatlens.experiments import Quantity, Study, load_study, run_study

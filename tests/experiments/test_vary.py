@@ -5,8 +5,8 @@ import pytest
 from flatlens.data import clusters, digits, eight_points, patches
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments import Study
+from flatlens.experiments.overrides import paths, value_of, vary
 from flatlens.experiments.settings import Axis, fitted
-from flatlens.experiments.vary import paths, value_of, vary
 from flatlens.models import MLP, LeNet5, SmallVGG
 from flatlens.training import SAM, InputJacobian, RelativeFlatness, Training
 

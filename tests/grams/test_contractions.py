@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
 from flatlens.grams.contractions import CACHE_BYTES, gram, quadratic, row_products
-from flatlens.grams.weight import WeightMatrix
+from flatlens.grams.weight_jacobians import WeightMatrix
 
 n, N, M = 150, 10, 512  # three pieces, the last one short
 

@@ -17,10 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.shared import GramKind, SharedJacobian
-from flatlens.grams.weight import WeightMatrix
-from flatlens.measures.gather import Gatherer
-from flatlens.measures.registry import MEASURES
+from flatlens.grams.weight_jacobians import GramKind, SharedJacobian, WeightMatrix
+from flatlens.measures.accumulate import Gatherer
+from flatlens.measures.pipeline import MEASURES
 
 
 @pytest.mark.parametrize("name", ["mlp-gelu", "residual", "attention", "twice-tanh"])
@@ -159,7 +158,7 @@ def test_a_large_weight_is_treated_in_slices_of_rows(
 ) -> None:
     """The results do not depend on the scratch memory: it holds one row of a sample's gradient, three rows, or all."""
     monkeypatch.setattr(SharedJacobian, "_narrow", narrow)
-    monkeypatch.setattr("flatlens.grams.shared.CACHE_BYTES", bytes_at_once)
+    monkeypatch.setattr("flatlens.grams.weight_jacobians.CACHE_BYTES", bytes_at_once)
     monkeypatch.setattr("flatlens.grams.contractions.SCRATCH_BYTES", bytes_at_once)
     jacobian, scale = shared(6, True, frozenset(get_args(GramKind)))
     J, phi, W, C = jacobian.J, jacobian.phi(slice(0, 3)), jacobian.weight.W, jacobian.C

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.grams.token_ids import sample_axis
+from flatlens.grams.record import sample_axis
 
 
 class Reader(nn.Module):

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from flatlens.errors import BadInput
-from flatlens.measures.balance import balance
+from flatlens.measures.normalised import balance
 
 ROUNDING = 1e-15
 
@@ -213,7 +213,7 @@ def test_a_layer_of_an_mlp_takes_few_sweeps() -> None:
 def test_conjugate_gradients_do_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     h, w = positive(11, 40, 60, 3.0)
     direct = balance(h, w)
-    monkeypatch.setattr("flatlens.measures.balance.DIRECT", 0)
+    monkeypatch.setattr("flatlens.measures.normalised.DIRECT", 0)
     ours = balance(h, w)
     assert ours.gap <= 1e-12 * ours.value
     assert ours.value == pytest.approx(direct.value, rel=2e-12)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatlens.measures.balance import balance
-from flatlens.measures.balance_gap import gap_at_rest
+from flatlens.measures.normalised import balance, gap_at_rest
 
 ROUNDING = 1e-15
 

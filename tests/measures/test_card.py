@@ -8,8 +8,8 @@ import torch
 import flatlens as fl
 from flatlens.errors import BadInput, BadOption, UnknownName
 from flatlens.measures import named
-from flatlens.measures.card import FUNCTION, comes_along, on_lens, per_sample
-from flatlens.measures.reduce import largest
+from flatlens.measures.definition import FUNCTION, comes_along, on_lens, per_sample
+from flatlens.measures.reductions import largest
 
 
 def test_the_catalogue_has_a_card_for_every_measure() -> None:

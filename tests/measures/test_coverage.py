@@ -15,7 +15,7 @@ import flatlens as fl
 from flatlens.curvature.krylov import lanczos, unseen
 from flatlens.curvature.probes import largest_of, mean_of_forms, skewed, student
 from flatlens.grams.sketch import Sketch
-from flatlens.perturbation.level import Crossing, first_crossing
+from flatlens.perturbation.searches import Crossing, first_crossing
 
 torch.set_num_threads(1)
 

@@ -9,11 +9,11 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.curvature import Hessian
-from flatlens.curvature.preconditioned import Preconditioner
+from flatlens.curvature.optimiser_geometry import Preconditioner
 from flatlens.errors import BadInput
-from flatlens.measures.card import Run
-from flatlens.measures.differenced import sharded_top
-from flatlens.perturbation.differences import By, ShardedHessian
+from flatlens.measures.definition import Run
+from flatlens.measures.leading_eigenvalues import sharded_top
+from flatlens.perturbation.weights import By, ShardedHessian
 
 DIFFERENCES: By = "central differences of gradients"
 

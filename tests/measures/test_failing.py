@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 import flatlens as fl
 from flatlens.errors import BadOption, StaleLens, Unexpected
 from flatlens.estimate import Report
-from flatlens.measures.card import PassMeasure, on_lens
+from flatlens.measures.definition import PassMeasure, on_lens
 
 NAMES = ["mls", "ggn_trace", "relative_flatness", "local_volume", "fisher_rao", "loss", "sharpness", "hessian_trace"]
 
@@ -164,7 +164,7 @@ def test_memory_that_runs_out_in_the_pass_leaves_what_needs_no_pass(monkeypatch:
     def full(*given: Any, **options: Any) -> Any:
         raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4096 bytes.")
 
-    monkeypatch.setattr(sys.modules["flatlens.grams.one_pass"], "output_jacobians", full)
+    monkeypatch.setattr(sys.modules["flatlens.grams.data_pass"], "output_jacobians", full)
     lens = fl.Lens(problem())
     report = fl.measure(lens)
     assert report["loss"].kind == report["weight_norm"].kind == "exact"

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 import flatlens as fl
-from flatlens.measures.head_weights import HeadWeight, _samples, heads_of
-from flatlens.operations.pairs import Entries
-from flatlens.operations.product_weights import NotUnderstood
+from flatlens.measures.heads import HeadWeight, _samples, heads_of
+from flatlens.operations.weight_pairs import Entries, NotUnderstood
 
 
 def outer(rows: list[dict[str, Tensor]]) -> Tensor:

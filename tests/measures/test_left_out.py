@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import flatlens as fl
-from flatlens.measures.left_out import left_out
+from flatlens.measures.notes import left_out
 
 X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6) % 3
 WEIGHTED = [name for name, m in fl.measures.MEASURES.items() if getattr(m, "place", "") == "weight"]

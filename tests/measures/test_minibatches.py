@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.data import digits
 from flatlens.errors import BadInput
-from flatlens.measures.minibatches import noise_scale
+from flatlens.measures.steps import noise_scale
 from flatlens.models import MLP
-from flatlens.perturbation.spread import Spread
+from flatlens.perturbation.weights import Spread
 
 
 def literal_noise_scale(net: nn.Module, x: Tensor, y: Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import flatlens as fl
-from flatlens.measures.papers import PAPERS
+from flatlens.measures.definition import PAPERS
 
 
 def test_the_first_word_of_every_source_names_its_paper() -> None:

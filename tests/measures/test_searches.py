@@ -5,7 +5,7 @@ import torch
 
 import flatlens as fl
 from flatlens.errors import BadInput
-from flatlens.measures.searches import Searches
+from flatlens.measures.leading_eigenvalues import Searches
 
 
 def test_a_search_that_starts_from_a_file_takes_fewer_products(tmp_path):

@@ -11,10 +11,10 @@ from networks import NETWORKS, network
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.curvature.jacobian_norms import top_of_each
+from flatlens.curvature.spectral_norms import top_of_each
 from flatlens.errors import BadInput
 from flatlens.grams import LayerGrams, Sketch, one_pass
-from flatlens.measures.card import per_sample
+from flatlens.measures.definition import per_sample
 from flatlens.problem.losses import as_loss
 
 BY_PROBES = [

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flatlens as fl
 from flatlens.errors import BadInput
-from flatlens.perturbation.steps import _LINEAR, Landscape, next_update
+from flatlens.perturbation.weights import _LINEAR, Landscape, next_update
 
 Made = Callable[[nn.Module], torch.optim.Optimizer]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.errors import BadInput
 from flatlens.grams.sketch import random_signs
-from flatlens.measures.card import Run
-from flatlens.measures.trace_parts import Effort, of_probes, sampled
+from flatlens.measures.definition import Run
+from flatlens.measures.traces import Effort, of_probes, sampled
 
 
 def test_probes_of_few_directions_are_all_of_them() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from flatlens.errors import BadInput
 from flatlens.models import MLP, GaussianActivation
-from flatlens.models.activations import ACTIVATIONS
+from flatlens.models.building_blocks import ACTIVATIONS
 
 Z = torch.tensor([[-3.0, -0.5, 0.0, 0.2, 4.0]], dtype=torch.float64)
 LITERAL = {

@@ -10,7 +10,7 @@ from torch import nn
 import flatlens as fl
 from flatlens.errors import BadInput
 from flatlens.models import MLP, VGG11, CoordinateNet, LeNet5, ResNet18, SmallVGG
-from flatlens.models.resnet import Block
+from flatlens.models.image_networks import Block
 from flatlens.transforms.wiring import read_wiring
 
 NARROW = {

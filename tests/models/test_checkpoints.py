@@ -13,7 +13,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from flatlens.errors import BadWeights
-from flatlens.models.checkpoints import load_weights
+from flatlens.models.weights import load_weights
 
 
 def net(seed: int = 0) -> nn.Sequential:

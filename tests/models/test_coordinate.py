@@ -6,7 +6,7 @@ from torch import nn
 
 from flatlens.errors import BadInput
 from flatlens.models import CoordinateNet, GaussianActivation
-from flatlens.models.coordinate import midpoints, sine
+from flatlens.models.mlp import midpoints, sine
 
 GRID = midpoints(2000)  # finer than what is pre-trained on
 

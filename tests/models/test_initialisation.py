@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatlens.models.initialisation import LAWS, built
+from flatlens.models.building_blocks import LAWS, built
 
 LINEAR_IN, LINEAR_OUT, CONV_IN, CONV_OUT = 300, 500, 20, 200
 FANS = {"linear": (LINEAR_IN, LINEAR_OUT), "conv": (CONV_IN * 9, CONV_OUT * 9)}

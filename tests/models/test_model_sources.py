@@ -99,7 +99,7 @@ def timm(monkeypatch):
         ),
     )
     monkeypatch.setitem(sys.modules, "timm", fake)
-    monkeypatch.setattr("flatlens.models.hub.reachable", lambda: True)
+    monkeypatch.setattr("flatlens.models.sources.reachable", lambda: True)
     return asked
 
 
@@ -128,7 +128,7 @@ def test_a_failed_download_is_one_line(timm):
 
 
 def test_a_hub_out_of_reach_is_said_with_what_to_do(timm, monkeypatch):
-    monkeypatch.setattr("flatlens.models.hub.reachable", lambda: False)
+    monkeypatch.setattr("flatlens.models.sources.reachable", lambda: False)
     with pytest.raises(BadModel, match=r"hub cannot be reached: give --weights FILE.*--weights random"):
         load_model("timm:resnet_broken")
 

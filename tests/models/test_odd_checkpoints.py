@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from flatlens.errors import BadWeights
-from flatlens.models.checkpoints import load_weights
-from flatlens.models.weightfiles import read_weights
+from flatlens.models.weights import load_weights, read_weights
 
 
 def net() -> nn.Module:

@@ -6,7 +6,7 @@ from torch import nn
 
 from flatlens.errors import BadInput, BadModel
 from flatlens.models import Published
-from flatlens.models.published import AsTrained
+from flatlens.models.external import AsTrained
 
 
 class Seen(nn.Module):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flatlens import userfile
+from flatlens import user_code
 from flatlens.errors import BadInput, BadModel
 from flatlens.models import UserNetwork
-from flatlens.userfile import code_of, short
+from flatlens.user_code import code_of, short
 
 NET = """
 import torch
@@ -129,7 +129,7 @@ def test_the_hash_is_of_the_code_and_of_the_files_beside_it_that_it_imports(tmp_
 
 def test_names_and_arguments():
     assert short("/a/b/net.py:build") == "net.py:build"
-    assert userfile.arguments(lambda a, *rest, b=1, c=[1, "x"], d=print, **more: None) == {
+    assert user_code.arguments(lambda a, *rest, b=1, c=[1, "x"], d=print, **more: None) == {
         "a": None,
         "b": 1,
         "c": [1, "x"],

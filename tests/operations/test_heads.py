@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatlens.operations.graph import Graph
-from flatlens.operations.heads import HeadFinder
-from flatlens.operations.paths import Paths
+from flatlens.operations.graph import Graph, Paths
+from flatlens.operations.pair_finders import HeadFinder
 
 X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

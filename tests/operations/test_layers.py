@@ -9,7 +9,7 @@ from torch import nn
 import flatlens as fl
 from flatlens.operations.graph import Graph
 from flatlens.operations.layers import is_linear, layer_of
-from flatlens.operations.reads import Product, reads_of
+from flatlens.operations.parameter_uses import Product, reads_of
 
 LAYERS = {
     "dense": (nn.Linear(4, 5), (4,)),

@@ -9,9 +9,8 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.distributions import lipschitz_product
-from flatlens.perturbation.certified import certified_variation
 from flatlens.perturbation.inputs import Refused
-from flatlens.perturbation.variation import found_variation
+from flatlens.perturbation.variation import certified_variation, found_variation
 from flatlens.transforms import TRANSFORMS, read_wiring
 
 X = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

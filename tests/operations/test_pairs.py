@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flatlens.operations.pairs import Entries, HeadOrder, WeightPair
+from flatlens.operations.weight_pairs import Entries, HeadOrder, WeightPair
 
 Q, K = torch.randn(2, 6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 BASIS = torch.tensor([[0.0, 1.0], [2.0, 0.0]], dtype=torch.float64)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatlens.operations.graph import Graph
-from flatlens.operations.paths import Paths, edges_of, is_product, shape_of, taken_back
+from flatlens.operations.graph import Graph, Paths, edges_of, is_product, shape_of, taken_back
 
 X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

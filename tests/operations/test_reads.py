@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatlens.operations.graph import Graph
-from flatlens.operations.reads import reads_of
+from flatlens.operations.parameter_uses import reads_of
 
 X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
 

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatlens.operations.graph import Graph
-from flatlens.operations.heads import HeadFinder
-from flatlens.operations.paths import Paths
-from flatlens.operations.scales import ScaleFinder
+from flatlens.operations.graph import Graph, Paths
+from flatlens.operations.pair_finders import HeadFinder, ScaleFinder
 
 X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatlens.operations.tracing import Trace, asks
+from flatlens.operations.table import Trace, asks
 
 
 class Net(nn.Module):

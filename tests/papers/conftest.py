@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatlens.papers.reproduce import reproduce
+from flatlens.papers.reproduction import reproduce
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -16,9 +16,9 @@ import pytest
 
 from flatlens import cli
 from flatlens.errors import BadFolder
-from flatlens.experiments import archive as archive_module
+from flatlens.experiments import result as archive_module
 from flatlens.experiments.result import StudyResult
-from flatlens.papers.archive import load_archive, read_studies, save_archive
+from flatlens.papers.reproduction import load_archive, read_studies, save_archive
 
 pytestmark = pytest.mark.xdist_group("X3")
 
@@ -319,7 +319,7 @@ def test_what_would_fill_the_memory_is_not_unpacked(tmp_path, monkeypatch):
 
 
 def test_a_malformed_archive_stops_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("flatlens.cli.bar.DELAY", 1e6)
+    monkeypatch.setattr("flatlens.cli.terminal.DELAY", 1e6)
     (tmp_path / "a.zip").write_bytes(missing_column(random.Random(1)))
     command = [
         "reproduce",

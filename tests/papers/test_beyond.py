@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flatlens.bounds import check_bounds
-from flatlens.data.waves import RECIPES, law_of, widest
+from flatlens.data.synthetic import RECIPES, law_of, widest
 from flatlens.distributions import RULES
 from flatlens.experiments.network import compute
 from flatlens.measures import Lens

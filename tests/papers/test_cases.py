@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from fake_study import fake_result
 
-from flatlens.papers.cases import (
+from flatlens.papers.contrasts import (
     across,
     alike,
     by_part,
@@ -18,7 +18,7 @@ from flatlens.papers.cases import (
     with_over_without,
 )
 from flatlens.papers.evidence import along, reached
-from flatlens.papers.predictions import conclusion_of
+from flatlens.papers.experiment import conclusion_of
 
 TABLE = reached("s")
 

@@ -16,7 +16,7 @@ from flatlens.papers.contrasts import (
     weaker,
 )
 from flatlens.papers.evidence import correlated, reached
-from flatlens.papers.predictions import conclusion_of
+from flatlens.papers.experiment import conclusion_of
 
 TABLE = reached("s")
 

@@ -7,10 +7,9 @@ import torch
 
 from flatlens.data import eight_points
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.courses import in_course
-from flatlens.papers.sharpening.coordinate_tables import COMPARED, PUBLISHED, SQUARED, SUMMED_SHARPNESS, of_seeds
-from flatlens.papers.sharpening.coordinates import SPLINE
+from flatlens.papers.sharpening.coordinates import COMPARED, PUBLISHED, SPLINE, SQUARED, SUMMED_SHARPNESS, of_seeds
 from flatlens.papers.sharpening.scales import NUMBERS
+from flatlens.papers.trajectories import in_course
 
 
 def test_the_published_settings_of_the_scaled_inputs():

@@ -6,7 +6,9 @@ import pytest
 from fake_study import fake_result
 
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.courses import (
+from flatlens.papers.evidence import along, histories, reached, trained_in
+from flatlens.papers.experiment import conclusion_of
+from flatlens.papers.trajectories import (
     between,
     correlated_changes,
     first,
@@ -23,8 +25,6 @@ from flatlens.papers.courses import (
     until_partner,
     up_to_edge,
 )
-from flatlens.papers.evidence import along, histories, reached, trained_in
-from flatlens.papers.predictions import conclusion_of
 
 VALUES = {  # of s at steps 0, 5, 10, 15
     "a": [2.0, 4.0, 8.0, 1.0],

@@ -7,9 +7,8 @@ import pandas as pd
 from fake_study import fake_result
 
 from flatlens.experiments.result import StudyResult
-from flatlens.papers.halves import halves
-from flatlens.papers.predictions import Prediction
-from flatlens.papers.reproduce import _of_halves
+from flatlens.papers.experiment import Prediction
+from flatlens.papers.reproduction import _of_halves, split_half
 from flatlens.statistics import Statistic
 
 TABLES = ("layers", "curves", "histories", "functions", "values")
@@ -25,7 +24,7 @@ def result(columns):
 
 def test_every_other_seed_in_every_study():
     one, other = result({"seed": [0, 0, 3, 3, 7, 8], "lr": [1, 2, 1, 2, 1, 1]}), result({"seed": [8, 7, 3, 0]})
-    even, odd = halves({"one": one, "other": other})
+    even, odd = split_half({"one": one, "other": other})
     assert even["one"].networks["seed"].tolist() == [0, 0, 7]
     assert odd["one"].networks["seed"].tolist() == [3, 3, 8]
     assert even["other"].networks["seed"].tolist() == [7, 0]
@@ -34,7 +33,7 @@ def test_every_other_seed_in_every_study():
 
 
 def test_a_seed_that_a_study_lacks_changes_no_half():
-    even, odd = halves({"one": result({"seed": [0, 3, 7, 8]}), "other": result({"seed": [3, 7, 8]})})
+    even, odd = split_half({"one": result({"seed": [0, 3, 7, 8]}), "other": result({"seed": [3, 7, 8]})})
     assert even["other"].networks["seed"].tolist() == [7]
     assert odd["other"].networks["seed"].tolist() == [3, 8]
 
@@ -43,13 +42,13 @@ def test_a_seed_of_another_name():
     """The networks of one `model.seed` are one unit, and stay in one half."""
     one = result({"seed": [0] * 6, "model.seed": [0, 0, 1, 1, 2, 2], "lr": [1, 2] * 3})
     axes = [{"name": "model.seed", "values": [0, 1, 2]}, {"name": "lr", "values": [1, 2]}]
-    even, odd = halves({"one": replace(one, settings={**one.settings, "axes": axes})})
+    even, odd = split_half({"one": replace(one, settings={**one.settings, "axes": axes})})
     assert even["one"].networks["model.seed"].tolist() == [0, 0, 2, 2]
     assert odd["one"].networks["model.seed"].tolist() == [1, 1]
 
 
 def test_networks_where_the_seed_does_not_vary():
-    even, odd = halves({"one": result({"lr": [1, 2, 3]})})
+    even, odd = split_half({"one": result({"lr": [1, 2, 3]})})
     assert even["one"].networks["lr"].tolist() == [1, 3]
     assert odd["one"].networks["lr"].tolist() == [2]
 

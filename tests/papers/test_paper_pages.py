@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.gap_correlations import gap_correlations
 from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.tables import gap_correlations
 
 pytestmark = pytest.mark.xdist_group("X3")
 

@@ -8,14 +8,12 @@ import pytest
 
 from flatlens.experiments import Study
 from flatlens.experiments.tables import unit_column
-from flatlens.measures.papers import PAPERS
-from flatlens.papers import EXPERIMENTS, units
-from flatlens.papers.experiment import SCALES
-from flatlens.papers.predictions import Conclusion
+from flatlens.measures.definition import PAPERS
+from flatlens.papers import EXPERIMENTS, evidence
+from flatlens.papers.experiment import FEW_SEEDS, SCALES, Conclusion
 from flatlens.papers.relative2021.locally_constant import TIMES
-from flatlens.papers.remarks import FEW_SEEDS
-from flatlens.papers.reproduce import load_reproduction
-from flatlens.statistics.clustered import FEWEST_UNITS
+from flatlens.papers.reproduction import load_reproduction
+from flatlens.statistics.inference import FEWEST_UNITS
 
 COLUMNS = {
     "scatter": ["panel", "x", "y", "group", "key"],
@@ -69,7 +67,7 @@ def test_every_network_is_measured_and_every_claim_weighed(smoke_of, name):
 @each([name for name in EXPERIMENTS if name not in FEW])
 def test_no_network_is_left_out_and_every_statistic_is_a_number(smoke_of, name, monkeypatch):
     _, one = smoke_of(name)
-    monkeypatch.setattr(units, "LEARNT", -1.0)  # at smoke scale some never train
+    monkeypatch.setattr(evidence, "LEARNT", -1.0)  # at smoke scale some never train
     assert not any(result.excluded for result in one.results.values())
     for outcome in one.outcomes:
         claim, found = outcome.prediction.name, outcome.prediction.statistic(one.results)

@@ -10,13 +10,14 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.bounds.relative_generalisation import rate
-from flatlens.data.clusters import clusters, mixture
+from flatlens.data.synthetic import clusters, mixture
 from flatlens.papers import EXPERIMENTS
+from flatlens.papers.evidence import trained_ones
+from flatlens.papers.experiment import SUMMED_GAP
 from flatlens.papers.relative2021.clusters import AS_CODED, FLATNESS
-from flatlens.papers.relative2021.lenets import CODED, RIGHT, THEOREM_4, minima
 from flatlens.papers.relative2021.locally_constant import data_set, features_only
+from flatlens.papers.relative2021.minima import CODED, RIGHT, THEOREM_4, minima
 from flatlens.papers.relative2021.representative import approximated, in_subspace, worst_case
-from flatlens.papers.remarks import SUMMED_GAP
 from flatlens.papers.reparam2019.every_layer import (
     HIDDEN,
     LAYER_MEASURES,
@@ -26,10 +27,9 @@ from flatlens.papers.reparam2019.every_layer import (
     well_trained,
 )
 from flatlens.papers.reparam2019.layer_five import fifth_layer, within
-from flatlens.papers.rerun import rerun
-from flatlens.papers.units import trained_ones
+from flatlens.papers.reproduction import rerun
 from flatlens.training import Ridge, Training, train
-from flatlens.training.ridge import solution
+from flatlens.training.optimisers import solution
 
 
 def test_the_published_settings():

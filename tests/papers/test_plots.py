@@ -6,7 +6,7 @@ import pytest
 from fake_study import fake_result
 
 from flatlens.experiments.quantities import Quantity
-from flatlens.papers.plots import banded, followed_curves
+from flatlens.papers.figures import banded, followed_curves
 
 
 def test_a_band_is_one_standard_deviation_and_stays_positive_where_the_values_are():

@@ -12,12 +12,9 @@ from scipy.stats import norm
 from flatlens.experiments.result import StudyResult
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.evidence import along, correlated, reached, studied
-from flatlens.papers.experiment import Plot
-from flatlens.papers.plots import banded
-from flatlens.papers.predictions import Prediction, conclusion_of, replicated
-from flatlens.papers.remarks import WEAK
-from flatlens.papers.units import UNIT
+from flatlens.papers.evidence import UNIT, along, correlated, reached, studied
+from flatlens.papers.experiment import WEAK, Plot, Prediction, conclusion_of, replicated
+from flatlens.papers.figures import banded
 from flatlens.statistics import Statistic, correlate, in_cases
 from flatlens.statistics.statistic import NAN
 

@@ -5,8 +5,8 @@ import pytest
 
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.sharpening import jacobians
-from flatlens.papers.sharpening.regularisers import REGULARISERS, regularised_networks
-from flatlens.papers.sharpening.section6 import ABSOLUTE, DRAWN_QUANTITIES, JACOBIAN_COLUMN
+from flatlens.papers.sharpening.networks import ABSOLUTE, DRAWN_QUANTITIES, JACOBIAN_COLUMN
+from flatlens.papers.sharpening.regularised import REGULARISERS, regularised_networks
 from flatlens.training import SAM, SGD, Augmentation, Constant, InputJacobian, Mixup, ParameterJacobian, Steps
 
 

@@ -10,11 +10,9 @@ import pytest
 from flatlens.errors import BadFolder, UnknownName
 from flatlens.experiments.store import Store
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers import reproduce as reproduce_module
-from flatlens.papers.archive import save_archive
-from flatlens.papers.predictions import Prediction
-from flatlens.papers.reproduce import load_reproduction, reproduce, selected
-from flatlens.papers.rerun import rerun
+from flatlens.papers import reproduction as reproduce_module
+from flatlens.papers.experiment import Prediction
+from flatlens.papers.reproduction import load_reproduction, reproduce, rerun, save_archive, selected
 from flatlens.papers.summary import rows_of
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.reproduction import atlas_html, write_atlas

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.rerun import SHIFT, rerun
+from flatlens.papers.reproduction import SHIFT, rerun
 
 
 def seeds(settings):

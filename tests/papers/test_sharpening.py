@@ -8,11 +8,17 @@ from flatlens.experiments.network import compute
 from flatlens.measures import Lens
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import histories, reached
-from flatlens.papers.sharpening.descent import FITTED, _in_all_figures
-from flatlens.papers.sharpening.growth import BOUND, LAWS_OF_INPUTS, NORM, of_laws
-from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, BATCH_SHARPNESS
-from flatlens.papers.sharpening.smoothing import of_smoothing
-from flatlens.papers.sharpening.widths import WIDTH, with_width
+from flatlens.papers.sharpening.descent import (
+    BOUND,
+    FITTED,
+    LAWS_OF_INPUTS,
+    NORM,
+    WIDTH,
+    _in_all_figures,
+    of_laws,
+    with_width,
+)
+from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, BATCH_SHARPNESS, of_smoothing
 from flatlens.problem import Problem
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import false_discovery_control
 from scipy.stats import t as student
 
-from flatlens.papers.predictions import Prediction
+from flatlens.papers.experiment import Prediction
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
 from flatlens.statistics import Statistic, in_cases
 

@@ -5,8 +5,7 @@ import pytest
 from fake_study import fake_result
 
 from flatlens.errors import BadInput
-from flatlens.papers.evidence import independent, reached, studied
-from flatlens.papers.units import UNIT, labelled, units_in, word_of
+from flatlens.papers.evidence import UNIT, independent, labelled, reached, studied, units_in, word_of
 
 
 def test_networks_of_one_seed_are_one_unit():

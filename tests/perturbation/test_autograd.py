@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import flatlens as fl
-from flatlens.perturbation.autograd import moved_by_rounding, other_derivative
+from flatlens.perturbation.autograd_check import moved_by_rounding, other_derivative
 
 
 class Reversed(torch.autograd.Function):

@@ -12,10 +12,8 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.operations.table import operation_of
-from flatlens.perturbation.certified import certified_variation
-from flatlens.perturbation.chain import read_chain
 from flatlens.perturbation.inputs import Refused
-from flatlens.perturbation.variation import found_variation
+from flatlens.perturbation.variation import certified_variation, found_variation, read_chain
 
 ACTIVATIONS = (
     nn.ReLU(), nn.LeakyReLU(0.2), nn.ReLU6(), nn.Hardtanh(-0.7, 0.4), nn.Tanh(), nn.Sigmoid(), nn.Softplus(), nn.ELU(),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from flatlens.perturbation.critical import critical_step
+from flatlens.perturbation.searches import critical_step
 
 
 @pytest.mark.parametrize("first", [1e-6, 1e-3, 0.3, 1.0, 50.0, 1e4])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn import neighbors
 
-from flatlens.perturbation.density import KernelDensity, kernel_density, mismatch, units
+from flatlens.perturbation.features import KernelDensity, kernel_density, mismatch, units
 
 
 def test_one_width_for_all_is_scikit_learns_density() -> None:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.curvature import Hessian
 from flatlens.errors import NotDifferentiable
-from flatlens.perturbation.differences import By, ShardedHessian
-from flatlens.perturbation.steps import Landscape
+from flatlens.perturbation.weights import By, Landscape, ShardedHessian
 
 DIFFERENCES: By = "central differences of gradients"
 

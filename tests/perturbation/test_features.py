@@ -10,13 +10,8 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadInput, UnknownName
-from flatlens.perturbation.features import (
-    RotatedFeatures,
-    noise,
-    smallest_feature_matrix,
-    with_moved_features,
-)
-from flatlens.perturbation.known_labels import feature_change
+from flatlens.perturbation.features import RotatedFeatures, noise, smallest_feature_matrix, with_moved_features
+from flatlens.perturbation.labels import feature_change
 
 
 @pytest.mark.parametrize(("name", "layer"), [("mlp-tanh", "2"), ("mlp-relu", "4"), ("residual", "head")])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from flatlens.perturbation.rotations import mean_square_radius, orthonormal_rows, polar, radii, rotated
+from flatlens.perturbation.features import mean_square_radius, orthonormal_rows, polar, radii, rotated
 
 DRAWS = 4000
 

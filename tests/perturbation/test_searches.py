@@ -9,8 +9,7 @@ import torch
 from literal_perturbation import on_the_ball
 from torch import Tensor
 
-from flatlens.perturbation.ascent import climb, onto_ball
-from flatlens.perturbation.level import first_crossing
+from flatlens.perturbation.searches import climb, first_crossing, onto_ball
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.errors import BadInput
-from flatlens.measures.variation import mls_by_search
+from flatlens.measures.sensitivity import mls_by_search
 
 WEIGHT = torch.tensor([[3.0, 0.0, 1.0], [0.0, 1.0, 2.0]], dtype=torch.float64)
 

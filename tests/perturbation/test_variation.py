@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.errors import BadInput
-from flatlens.measures.variation import local_variation
+from flatlens.measures.sensitivity import local_variation
 from flatlens.perturbation.variation import farthest_pairs, found_variation
 
 

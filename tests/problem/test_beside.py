@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.errors import BadData, BadLoss
-from flatlens.problem.beside import same_targets
+from flatlens.problem.loss_checks import same_targets
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)).double()
 Y = torch.arange(12) % 3

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.errors import BadData, BadInput
-from flatlens.problem.calls import Convention, called, convention_of, main_output
+from flatlens.problem.forward import Convention, called, convention_of, main_output
 
 IDS = torch.tensor([[1, 2, 3, 4], [2, 3, 1, 0]])
 LABELS = IDS.masked_fill(IDS == 0, -100)

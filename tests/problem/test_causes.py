@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.errors import BadInput
-from flatlens.measures.variation import local_variation
-from flatlens.problem.checks import is_quantised
+from flatlens.measures.sensitivity import local_variation
+from flatlens.problem.arguments import is_quantised
 
 
 class Of(nn.Module):

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import flatlens as fl
-from flatlens.problem.chunk_buffer import ChunkBuffer
-from flatlens.problem.ranks import ALONE
+from flatlens.problem.ranks import ALONE, ChunkBuffer
 
 
 def test_rows_come_back_in_the_order_of_the_data() -> None:

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.errors import BadInput, BadLoss
-from flatlens.problem.custom import MODULE_OF
-from flatlens.problem.losses import as_loss
+from flatlens.problem.losses import MODULE_OF, as_loss
 
 G = torch.Generator().manual_seed(0)
 F6 = torch.randn(6, 4, generator=G, dtype=torch.float64)

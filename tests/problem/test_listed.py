@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import flatlens as fl
-from flatlens.problem.listed import form_shown, is_samples, plain
+from flatlens.problem.batches import form_shown, is_samples, plain
 
 Net = nn.Module
 

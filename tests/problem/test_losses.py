@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader
 
 import flatlens as fl
 from flatlens.errors import BadData, BadInput, BadLoss, UnknownName
-from flatlens.problem.custom import MODULE_OF
 from flatlens.problem.loss import correct
-from flatlens.problem.losses import as_loss
+from flatlens.problem.losses import MODULE_OF, as_loss
 
 G = torch.Generator().manual_seed(0)
 F6 = torch.randn(6, 4, generator=G, dtype=torch.float64)

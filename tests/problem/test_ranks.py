@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flatlens.problem import Ranks
+from flatlens.problem.batches import joined
 from flatlens.problem.data import Data
-from flatlens.problem.samples import joined
 
 PROGRAM = str(Path(__file__).parent / "ranks_program.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")

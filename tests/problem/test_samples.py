@@ -10,7 +10,7 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadData
-from flatlens.problem.samples import (
+from flatlens.problem.batches import (
     checksum,
     finite,
     joined,

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import flatlens as fl
 from flatlens.errors import BadData
 from flatlens.problem.losses import as_loss
-from flatlens.problem.sequences import TokenWise, by_token, next_token, of_sequences
+from flatlens.problem.row_layout import TokenWise, by_token, next_token, of_sequences
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
 LABELS = torch.tensor([[0, 2, -100, 1], [1, 1, 2, 0], [-100, 0, 2, -100]])

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel
-from flatlens.problem.heads import HeadLosses
 from flatlens.problem.losses import as_loss
-from flatlens.problem.shapes import in_rows, of_form
+from flatlens.problem.row_layout import HeadLosses, in_rows, of_form
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(5, 3, generator=G).double()

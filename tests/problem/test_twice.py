@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 import flatlens as fl
+from flatlens.problem.loss_checks import require_twice
 from flatlens.problem.losses import as_loss
-from flatlens.problem.twice import require_twice
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(6, 3, generator=G).double(), torch.randn(6, 2, generator=G).double()

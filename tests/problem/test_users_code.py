@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import flatlens as fl
-from flatlens.aside import SideOutputFailed
 from flatlens.curvature import Hessian
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, LossFailed
-from flatlens.userfile import users_code
+from flatlens.progress import SideOutputFailed
+from flatlens.user_code import users_code
 
 N = 1100
 X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0)).clamp(-3, 3)
@@ -234,7 +234,7 @@ def test_an_exit_that_a_signals_handler_of_ours_asks_for_is_no_failure_of_the_us
     def forward() -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("flatlens.userfile.OURS", __file__)  # as if this handler were flatlens' own
+    monkeypatch.setattr("flatlens.user_code.OURS", __file__)  # as if this handler were flatlens' own
     before = signal.signal(signal.SIGTERM, lambda *given: sys.exit(143))
     try:
         with pytest.raises(SystemExit), users_code(BadInput):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import flatlens as fl
-from flatlens.problem.wrappers import unwrapped
+from flatlens.problem.eval_context import unwrapped
 
 X, Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
 WANTED = ["loss", "mls", "relative_flatness", "sharpness(rtol=1e-6)", "hessian_trace(exact=True)"]

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Quantity, Study, StudyResult
-from flatlens.experiments.gap_correlations import COLUMNS, gap_correlations
+from flatlens.experiments.tables import COLUMNS, gap_correlations
 from flatlens.report.figures import Figure, study_figures
 
 WHO = ["key", "lr", "batch_size", "seed"]

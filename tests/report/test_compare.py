@@ -9,10 +9,10 @@ from rich.console import Console
 from flatlens.comparing import Comparison
 from flatlens.estimate import Estimate, Report, undefined
 from flatlens.measures import MEASURES
-from flatlens.measures.papers import PAPERS
+from flatlens.measures.definition import PAPERS
 from flatlens.report.compare import compare_screen, headings, number, write_compare_page
-from flatlens.report.figures.ranks import INK, NEUTRAL, ranks_figure, ranks_frame, taus_figure
-from flatlens.report.render import svg_of
+from flatlens.report.figures.measured import INK, NEUTRAL, ranks_figure, ranks_frame, taus_figure
+from flatlens.report.page import svg_of
 
 ABOUT = {"n": 20, "outputs": 3, "loss": "cross_entropy", "dtype": "float64", "device": "cpu", "layers": ["fc1"],
          "versions": {"torch": "2"}}  # fmt: skip

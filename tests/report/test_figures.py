@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import vl_convert
 
-from flatlens.aside import SideOutputFailed
 from flatlens.bounds import Verdict
+from flatlens.progress import SideOutputFailed
 from flatlens.report.figures import (
     gap_forest,
     gap_panels,
@@ -21,10 +21,9 @@ from flatlens.report.figures import (
     study_figures,
     training_curves,
 )
-from flatlens.report.figures.chain import tightness_figure
-from flatlens.report.figures.figure import Grid, log_axis
-from flatlens.report.palette import MODES, NOT_KNOWN_GREY, ordered_colours, theme
-from flatlens.report.render import svg_of
+from flatlens.report.figures.figure import MODES, NOT_KNOWN_GREY, Grid, log_axis, ordered_colours, theme
+from flatlens.report.figures.measured import tightness_figure
+from flatlens.report.page import svg_of
 
 FIGURES = [gap_forest, gap_panels, scatter_matrix, layer_profiles, training_curves]
 

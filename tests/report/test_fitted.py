@@ -9,8 +9,8 @@ from rich.text import Text
 
 from flatlens.estimate import Estimate, Report
 from flatlens.measures import MEASURES, catalogue
-from flatlens.report.fitted import Fitted, Profile
-from flatlens.report.tables import measure_screen
+from flatlens.report.measure import measure_screen
+from flatlens.report.screen import Fitted, Profile
 
 WIDTHS = (40, 60, 80, 120)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatlens.report import frames
-from flatlens.report.figures.matrix import two_ticks
+from flatlens.report.figures.study import two_ticks
 
 
 def test_values_carry_the_transform_and_who_counts(laptop):

@@ -9,8 +9,8 @@ from builders import NET
 
 import flatlens as fl
 from flatlens import cli
-from flatlens.report.head import head_of_page, head_of_screen
 from flatlens.report.invariance import write_invariance_page
+from flatlens.report.screen import head_of_page, head_of_screen
 
 
 @pytest.mark.parametrize("command", ["measure", "bounds", "invariance", "compare"])

@@ -3,7 +3,7 @@
 import re
 
 from flatlens.papers import EXPERIMENTS
-from flatlens.report.markup import cited, coded, quoted
+from flatlens.report.prose import cited, coded, quoted
 
 
 def test_no_tex_is_left_in_any_quote_and_its_words_stay():

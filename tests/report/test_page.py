@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 
 from flatlens.measures import Card
-from flatlens.papers.experiment import Experiment, Plot
-from flatlens.papers.predictions import Prediction
+from flatlens.papers.experiment import Experiment, Plot, Prediction
 from flatlens.report.figures import study_figures
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.page import study_html, write_study_page

@@ -7,7 +7,7 @@ import pytest
 
 from flatlens.papers.experiment import Plot
 from flatlens.report.figures.plots import crossed, plot_figure
-from flatlens.report.render import svg_of
+from flatlens.report.page import svg_of
 
 CURVES = pd.DataFrame(
     {"panel": ["a"] * 4 + ["b"] * 4, "x": [0, 10] * 4, "line": [0.1, 0.1, 0.2, 0.2] * 2,

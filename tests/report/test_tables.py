@@ -5,7 +5,7 @@ from rich.console import Console
 
 from flatlens.estimate import Estimate, Report, undefined
 from flatlens.measures import catalogue
-from flatlens.report.tables import measure_screen
+from flatlens.report.measure import measure_screen
 
 LAYERS = ["fc1", "fc2"]
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from flatlens.report.figures import tracked_figure, tracked_frame
-from flatlens.report.render import write_figure
+from flatlens.report.page import write_figure
 
 
 def history(lr=0.1, steps=(0, 10, 20)):

@@ -8,8 +8,8 @@ from importlib.resources import files
 
 import pytest
 
+from flatlens.report.figures.figure import theme
 from flatlens.report.page import bundle, study_html
-from flatlens.report.palette import theme
 
 VIEW = "s.viewClass||mod12.View"
 HEADLESS = (

@@ -9,7 +9,7 @@ import pytest
 from flatlens.data import DataSettings
 from flatlens.experiments import Study
 from flatlens.experiments.settings import Axis
-from flatlens.report.words import what_was_run
+from flatlens.report.prose import what_was_run
 from flatlens.training import SGD, Adam
 
 

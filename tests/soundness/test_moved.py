@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 import flatlens as fl
 from flatlens.errors import BadModel
 from flatlens.transforms import TRANSFORMS
-from flatlens.transforms.transform import Moved
+from flatlens.transforms.definition import Moved
 
 MOVES = ("query_key_basis", "value_output_basis", "head_permutation", "norm_folding", "norm_scale", "gate_scale")
 MEASURE = "head_flatness_ggn"

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import false_discovery_control, spearmanr, t
 
 from flatlens.statistics import Statistic, benjamini_hochberg, clustered, holm, in_cases, pearson, spearman
-from flatlens.statistics.clustered import MOST_GROUPS
+from flatlens.statistics.inference import MOST_GROUPS
 
 RNG = np.random.default_rng(0)
 UNITS = np.repeat(range(7), 3)

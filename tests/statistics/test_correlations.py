@@ -11,9 +11,9 @@ from scipy import stats
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.statistics import all_pairs, correlate, kendall, pearson, permutations, resamples, spearman
-from flatlens.statistics.clustered import clustered
 from flatlens.statistics.correlations import permuted_values
-from flatlens.statistics.draws import generator
+from flatlens.statistics.inference import clustered
+from flatlens.statistics.resampling import generator
 
 SCIPY = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 OURS = {"pearson": pearson, "spearman": spearman, "kendall": kendall}

@@ -9,7 +9,7 @@ from scipy import stats
 
 from flatlens.errors import BadInput
 from flatlens.statistics import granulated_kendall, resamples
-from flatlens.statistics.granulated import _groups, _psi
+from flatlens.statistics.groupwise import _groups, _psi
 
 
 def psi(x, y, axes, **options):

@@ -14,7 +14,7 @@ from flatlens.statistics import (
     resamples,
     within_groups,
 )
-from flatlens.statistics.partial import _partial, _under_null
+from flatlens.statistics.correlations import _partial, _under_null
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_on_the_command_line(tmp_path, capsys, monkeypatch):
 
 
 def test_errors_are_one_line(monkeypatch):
-    monkeypatch.setattr("flatlens.models.hub.reachable", lambda: False)
+    monkeypatch.setattr("flatlens.models.sources.reachable", lambda: False)
     with pytest.raises(UnknownName, match=r"did you mean.*vit_tiny_patch16_224") as caught:
         load_model("timm:vit_tiny_patch16_223")
     assert len(str(caught.value)) < 300

@@ -11,8 +11,8 @@ from tracked_run import Run
 
 import flatlens as fl
 from flatlens.estimate import Estimate, Report, undefined
-from flatlens.tracking import Edge, Live, Moment, live
-from flatlens.tracking.live import as_line
+from flatlens.tracking import Edge, Live, Moment, loggers
+from flatlens.tracking.loggers import as_line
 
 REPORT = Report(
     {
@@ -38,7 +38,7 @@ def test_a_line() -> None:
 
 def test_a_terminal_has_one_line_rewritten_in_place(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(live.shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((40, 24)))
+    monkeypatch.setattr(loggers.shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((40, 24)))
     run = Run()
     run.train(6, fl.Tracker(run.problem, ["loss", "sharpness"], every=2))
     out, err = capsys.readouterr()
@@ -52,7 +52,7 @@ def test_a_terminal_has_one_line_rewritten_in_place(monkeypatch, capsys) -> None
 
 def test_a_log_file_has_a_line_now_and_then(monkeypatch, capsys) -> None:
     now = [0.0]
-    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(loggers.time, "monotonic", lambda: now[0])
     say = Live()
     for step in range(100):
         say(Moment(step, REPORT, Edge()))

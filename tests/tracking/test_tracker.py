@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from tracked_run import Run, blobs, network
 
 import flatlens as fl
-from flatlens.aside import SideOutputFailed
 from flatlens.errors import BadFolder, BadInput, UnknownName
+from flatlens.progress import SideOutputFailed
 from flatlens.tracking import tracker as module
 
 MEASURES = ["sharpness", "hessian_trace(probes=4)", "relative_flatness", "loss"]

@@ -12,8 +12,7 @@ from tracked_run import Run
 
 import flatlens as fl
 from flatlens.curvature import lanczos
-from flatlens.curvature.krylov import Remembered
-from flatlens.curvature.recall import recall
+from flatlens.curvature.krylov import Remembered, recall
 from flatlens.errors import BadInput
 
 

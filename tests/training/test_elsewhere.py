@@ -1,7 +1,7 @@
 import pytest
 
 from flatlens.errors import UnknownName
-from flatlens.plain import as_plain, from_plain
+from flatlens.settings_json import as_plain, from_plain
 from flatlens.training import SETTINGS, TrainedElsewhere
 
 KNOWN = {kind.__name__: kind for kind in SETTINGS}

@@ -20,8 +20,8 @@ from flatlens.training import (
     Training,
     train,
 )
-from flatlens.training.augmentation import Mixup as MixupSettings
-from flatlens.training.step import Stepper, stream
+from flatlens.training.batches import Mixup as MixupSettings
+from flatlens.training.run import Stepper, stream
 
 N, CLASSES = 12, 3
 

@@ -10,8 +10,8 @@ import flatlens as fl
 from flatlens.errors import BadInput, BadModel, UnknownName
 from flatlens.grams.record import record
 from flatlens.training import SGD, InputJacobian, ParameterJacobian, RelativeFlatness, Training, TrainingLoss, train
-from flatlens.training import penalties as penalties_module
-from flatlens.training.penalties import Pass
+from flatlens.training import objective as penalties_module
+from flatlens.training.objective import Pass
 
 
 def network(kind):

@@ -11,7 +11,7 @@ from torch import nn
 from flatlens.data import digits
 from flatlens.errors import BadFolder, BadInput, BadModel
 from flatlens.models import MLP
-from flatlens.plain import as_plain, from_plain
+from flatlens.settings_json import as_plain, from_plain
 from flatlens.training import SETTINGS, InputJacobian, Ridge, Training, train
 
 

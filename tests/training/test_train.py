@@ -8,7 +8,7 @@ from flatlens.data import digits
 from flatlens.errors import BadData, BadInput, BadModel, UnknownName
 from flatlens.models import MLP
 from flatlens.training import SGD, Adam, RMSProp, Steps, Training, Until, train
-from flatlens.training.training_data import TrainingData
+from flatlens.training.evaluation import TrainingData
 
 ONE_HOT = torch.eye(10)
 

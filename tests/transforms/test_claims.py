@@ -9,7 +9,7 @@ import torch
 
 import flatlens as fl
 from flatlens.transforms import TRANSFORMS
-from flatlens.transforms.rescaling import between_layers
+from flatlens.transforms.neurons import between_layers
 
 TABLE_1 = {  # row -> (our name, one value per), and under which moves it stays
     "kappa^l": ("layer_sharpness(rtol=1e-11).kappa", "layer", {"layerwise"}),

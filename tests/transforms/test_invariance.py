@@ -12,7 +12,7 @@ from flatlens.errors import BadInput, StaleLens, UnknownName
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures import MEASURES
 from flatlens.transforms import TRANSFORMS
-from flatlens.transforms.cells import CELL_COLUMNS, compare
+from flatlens.transforms.invariance import CELL_COLUMNS, compare
 
 REQUESTED = [
     "sharpness(rtol=1e-11)", "ggn_norm(rtol=1e-11)", "hessian_trace", "layer_sharpness(rtol=1e-11)",

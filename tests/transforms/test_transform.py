@@ -14,9 +14,8 @@ import flatlens as fl
 from flatlens.errors import BadInput, BadModel, FunctionChanged
 from flatlens.problem import measuring
 from flatlens.transforms import OUTPUTS, TRANSFORMS, read_wiring
-from flatlens.transforms.moves import rescale_source
-from flatlens.transforms.rescaling import between_layers
-from flatlens.transforms.transform import transform
+from flatlens.transforms.definition import transform
+from flatlens.transforms.neurons import between_layers, rescale_source
 
 LINKS = {  # layer-wise and neuron-wise; permutation; folding; scale through norms
     "mlp-relu": (["0 -> 2", "2 -> 4"], ["0 -> 2", "2 -> 4"], [], []),

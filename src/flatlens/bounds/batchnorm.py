@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flatlens.bounds.bound import bound
-from flatlens.bounds.claim import Assumption, Claim
-from flatlens.bounds.context import Context
+from flatlens.bounds.context import Assumption, Claim, Context
+from flatlens.bounds.definition import bound
 
 LEAST, MOST = 16, 256  #: columns in the smallest and the largest batch; sizes double in between
 _FEATURES = 16  #: largest number of features of a layer that are examined

@@ -1,28 +1,183 @@
-"""The common input of all bounds: a lens, what the user declares, and each assumption checked once."""
+"""What a bound yields and what it reads: claims with their assumptions, and the context of one network.
+
+`Target` is the function that the network should compute, if it is known: f* in sharpening's theorems. The quantities
+are norms of each layer's input and Jacobian, per sample, that only bounds use.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from flatlens.bounds.claim import Assumption, Claim
-from flatlens.bounds.quantities import MADE_TOGETHER
-from flatlens.bounds.target import Target
 from flatlens.curvature import Hessian, eigenpairs
 from flatlens.curvature.space import as_one_vector
-from flatlens.distributions import Distribution, Rule
+from flatlens.distributions import Distribution, Rule, lipschitz_product
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Key, Progress, Report
-from flatlens.grams import Weight
+from flatlens.grams import LayerGrams, Weight
 from flatlens.measures import Lens, PassMeasure, named
-from flatlens.measures.card import Run
-from flatlens.measures.measure import measure_with
+from flatlens.measures.definition import Run, per_sample
+from flatlens.measures.pipeline import measure_with
+from flatlens.measures.volume import positive
+
+_Side: TypeAlias = Tensor | float
+"""One number, or one per sample, (n,) float64."""
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """An assumption of a theorem, and whether it holds here."""
+
+    name: str
+    holds: bool | None  #: None if it was neither checked nor declared
+    detail: str = ""
+    declared: bool = False  #: whether the user declared it, because no sample can check it
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """The claim lhs <= rhs on this network: one row of the table.
+
+    Sides with one number per sample make the claim for each; those in logarithms are compared as they are.
+    """
+
+    lhs: _Side
+    rhs: _Side
+    layer: str | None = None
+    part: str = ""  #: the part of the name after the bound's name and a dot
+    assumptions: tuple[Assumption, ...] = ()
+    stderr: float = 0.0  #: standard error of the slack, if a side is an estimate
+    logs: bool = False  #: whether the sides are logarithms of what the theorem compares
+    rounding: float = 1e-6  #: share of the larger side below which slack counts as 0
+    floor: float = 1e-150  #: absolute slack that counts as 0, because squares of it underflow
+    note: str = ""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Target:
+    """f*, from inputs as the network takes them to (n, N), and a bound of ||f*(x) - f*(y)|| / ||x - y|| on the support.
+
+    For a network of known layers the bound is computed: the product of the norms of the layers (`lipschitz_product`).
+
+    >>> Target(lambda x: x.sum(1, keepdim=True), lipschitz=2**0.5)(torch.ones(3, 2)).flatten()
+    tensor([2., 2., 2.], dtype=torch.float64)
+    """
+
+    function: Callable[[Tensor], Tensor]
+    lipschitz: float | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise BadInput(
+                f"Target(function=...): a function of a batch of inputs is needed, got {type(self.function).__name__}"
+            )
+        if self.lipschitz is None and not isinstance(self.function, nn.Module):
+            raise BadInput(
+                "Target(lipschitz=None): only a network's Lipschitz constant is computed; for another function give "
+                "lipschitz=..."
+            )
+        if self.lipschitz is not None and not 0 <= self.lipschitz < float("inf"):
+            raise BadInput(f"Target(lipschitz={self.lipschitz!r}): a finite number is needed, not negative")
+
+    def steepness(self, shape: tuple[int, ...]) -> float:
+        """Return ||f*||_Lip or an upper bound, for one input of this shape."""
+        if self.lipschitz is not None:
+            return self.lipschitz
+        assert isinstance(self.function, nn.Module)
+        try:
+            return lipschitz_product(self.function, shape)
+        except BadInput as why:
+            raise BadInput(
+                f"Target(lipschitz=None): the Lipschitz constant of this network is not known ({why}): give "
+                f"lipschitz=..."
+            ) from why
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return f*(x), (n, N) float64."""
+        parameters = self.function.parameters() if isinstance(self.function, nn.Module) else iter(())
+        with torch.no_grad():
+            y = self.function(x.to(next((p for p in parameters if p.is_floating_point()), x)))
+        if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x):
+            got = f"{(*y.shape,)}" if isinstance(y, Tensor) else type(y).__name__
+            raise BadInput(
+                f"Target(...): for inputs of shape {(*x.shape,)} the function must return shape ({len(x)}, N), got "
+                f"{got}"
+            )
+        return y.to(x.device, torch.float64)
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
+def input_norm2(g: LayerGrams) -> Tensor:
+    """Return ||x||^2 of the place's input."""
+    assert g.x_norm2 is not None
+    return g.x_norm2
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
+def weight_slope2(g: LayerGrams) -> Tensor:
+    """Return ||df/dW||_F^2 of the layer's weight alone."""
+    return g.K_weight.diagonal(dim1=1, dim2=2).sum(1)
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
+def weight_spectral2(g: LayerGrams) -> Tensor:
+    """Return ||df/dW||_2^2 of the layer's weight alone, df/dW an N x (d m) matrix.
+
+    It is ||J||_2^2 ||x||^2 of an unshared layer.
+    """
+    eigenvalues: Tensor = torch.linalg.eigvalsh(g.K_weight)
+    return eigenvalues[:, -1].clamp(min=0)
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
+def output_slope2(g: LayerGrams) -> Tensor:
+    """Return ||J||_F^2, J = df/dz of the layer's output, over all its positions."""
+    return g.linear.J.flatten(1).double().square().sum(1)
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
+def rank(g: LayerGrams) -> Tensor:
+    """Return the rank of df/dx per sample."""
+    return positive(g).sum(1).to(torch.float64)
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
+def log_positive_volume(g: LayerGrams) -> Tensor:
+    """Return log sqrt(product of the positive eigenvalues of G), 0 if there is none."""
+    return 0.5 * torch.where(positive(g), g.eigenvalues, 1.0).log().sum(1)
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="parameters", needs={"K"})
+def adaptive_slope2(g: LayerGrams) -> Tensor:
+    """Return sum_j theta_j^2 ||df/dtheta_j||^2 over the parameters measured here.
+
+    It is `adaptive_sharpness_ggn` with C = I.
+    """
+    assert g.weight is not None
+    identity = _identity(g)
+    return replace(g, C=identity, weight=replace(g.weight, C=identity)).adaptive
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
+def adaptive_weight_slope2(g: LayerGrams) -> Tensor:
+    """Return the same sum over the layer's weight alone, measured or not."""
+    return replace(g.linear, C=_identity(g)).adaptive()
+
+
+def _identity(g: LayerGrams) -> Tensor:
+    return torch.eye(g.C.shape[1], dtype=g.C.dtype, device=g.C.device).expand_as(g.C)
+
+
+MADE_TOGETHER = (input_norm2, weight_slope2, weight_spectral2, output_slope2, rank, log_positive_volume)
+"""Cheap quantities, made together in one pass with the first of them, or any measure, that a bound needs."""
+
 
 _T = TypeVar("_T")
 

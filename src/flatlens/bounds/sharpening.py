@@ -1,22 +1,162 @@
-"""MacDonald et al.: bounds of the Lipschitz norm and the test error by the samples' Jacobians and their variation."""
+"""MacDonald et al.: bounds by the samples' Jacobians and their variation around each sample.
+
+The data are points that cover a support. Bounded are the Lipschitz norm, the test error, and the loss, which grows
+with the distance from its minimum.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
-from flatlens.bounds.bound import bound
-from flatlens.bounds.claim import Assumption, Claim
-from flatlens.bounds.context import Context
-from flatlens.bounds.covered import DETOUR, ROUNDING, Covered, convex_support, covered, spread, steepest
-from flatlens.bounds.target import Target
+from flatlens.bounds.context import Assumption, Claim, Context, Target
+from flatlens.bounds.definition import bound
 from flatlens.distributions import Distribution, PushForward, Sphere
+from flatlens.errors import BadInput
 from flatlens.measures.sensitivity import jacobian_norm
-from flatlens.perturbation.inputs import Refused
-from flatlens.perturbation.variation import found_variation, unit
+from flatlens.perturbation.inputs import Inputs, Refused, in_float64
+from flatlens.perturbation.variation import certified_variation, found_variation, unit
+from flatlens.problem.loss import Loss
+from flatlens.problem.losses import CrossEntropy, SquaredError
+from flatlens.problem.sample_losses import forwards
+
+FAILURE = 0.05  #: eps of Def. 4.1: probability with which the covering may fail
+AT_ONCE = 4096  #: largest number of points in one call of the network
+DETOUR = math.pi / 2  #: largest ratio of the path along a sphere to the straight line between its ends
+ROUNDING = 1e-13  #: rounding error in float64, relative to the size of the outputs
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Covered:
+    """The common part of Theorems 4.3, 5.1 and 6.1 of sharpening."""
+
+    network: Inputs  #: the data, (n, M), and the outputs as a function of any points, in float64
+    shape: tuple[int, ...]  #: shape of one input of the network
+    delta: float  #: NaN if not known
+    variation: Tensor  #: upper bounds of V_{B(x_i, delta)}(Jf), (n,); NaN if not certified
+    premises: tuple[Assumption, ...]
+    certified: Assumption
+    note: str
+
+    def told(self, target: Target, points: Tensor) -> Tensor:
+        """Return f* at points (k, M), (k, N) float64."""
+        y = target(points.reshape(-1, *self.shape))
+        with torch.no_grad():
+            N = self.network.outputs(self.x[:1]).shape[1]
+        if y.shape[1] != N or not bool(torch.isfinite(y).all()):
+            got = f"{y.shape[1]} values" if y.shape[1] != N else "NaN or inf"
+            raise BadInput(
+                f"check_bounds(target=...): the target must return {N} finite values for each input, got {got}"
+            )
+        return y
+
+    @property
+    def x(self) -> Tensor:
+        """Return the data, (n, M) float64."""
+        return self.network.x
+
+
+def covered(context: Context) -> Covered | Assumption:
+    """Return the data as a cover of its support; or a failing assumption that says why there is none."""
+    try:
+        network, shape = _read(context)
+    except Refused as why:
+        return Assumption("one_floating_input", False, str(why))
+    premises, delta, note = _radius(context, network.x)
+    variation, certified = _certified(context, delta, network.x)
+    return Covered(network, shape, delta, variation, premises, certified, note)
+
+
+def _read(context: Context) -> tuple[Inputs, tuple[int, ...]]:
+    """Return a float64 copy of the network as a function of flat points, and the shape of its input."""
+    problem = context.lens.problem
+    exact, x = in_float64(problem, context.lens.model, "a covering bound")
+    shape = tuple(x.shape[1:])
+
+    def outputs(points: Tensor) -> Tensor:
+        parts = torch.split(points.to(torch.float64), AT_ONCE)
+        return torch.cat([problem.run(exact, (part.reshape(-1, *shape).clone(), None))[0] for part in parts])
+
+    chunks = problem.data.chunks(AT_ONCE)
+    return Inputs(torch.cat([problem.place(raw)[0].to(torch.float64).flatten(1) for raw in chunks]), outputs), shape
+
+
+def _radius(context: Context, x: Tensor) -> tuple[tuple[Assumption, ...], float, str]:
+    """Return (the assumption that the balls cover the support, their radius, how it is known)."""
+    law = context.distribution
+    inside = () if law is None else (in_support(law, x),)
+    if context.delta is not None:
+        return (*inside, Assumption("covering_radius", True, declared=True)), context.delta, ""
+    if law is None:
+        why = "give distribution= (the law of the data) or delta= (its covering radius)"
+        return (Assumption("covering_radius", None, why),), math.nan, ""
+    radius = law.covering_radius(context.n, FAILURE, rule=context.rule)
+    if radius.kind == "undefined":
+        return (*inside, Assumption("covering_radius", False, radius.note)), math.nan, ""
+    note = f"delta = {radius.value:.4g}, with probability {1 - FAILURE:g} over the samples"
+    return (*inside, Assumption("covering_radius", True), context.declare("iid_samples")), radius.value, note
+
+
+def in_support(law: Distribution, x: Tensor) -> Assumption:
+    """Return the assumption that all samples lie in the distribution's support."""
+    if x.shape[1] != law.dimension:
+        raise BadInput(
+            f"check_bounds(distribution={law!r}): its samples have {law.dimension} entries, the data's {x.shape[1]}"
+        )
+    if isinstance(law, PushForward):
+        return Assumption("samples_in_support", True)  # no sample is known to lie outside the image
+    outside = int(torch.isinf(law.log_density(x)).sum())
+    return Assumption("samples_in_support", outside == 0, f"{outside} of {len(x)} lie outside" if outside else "")
+
+
+def convex_support(context: Context) -> Assumption:
+    """Return whether the support is convex: known from the distribution, or else declared; a sphere never is."""
+    law = context.distribution
+    if law is not None and law.support_is_convex:
+        return Assumption("convex_support", True)
+    if isinstance(law, Sphere):
+        return Assumption("convex_support", False, "a sphere is not convex")
+    return context.declare("convex_support")
+
+
+def _certified(context: Context, delta: float, x: Tensor) -> tuple[Tensor, Assumption]:
+    """Return upper bounds of V_{B(x_i, delta)}(Jf)."""
+    why = "no radius"
+    if not math.isnan(delta):
+        try:
+            lens = context.lens
+            bound = certified_variation(lens.problem, lens.model, delta, progress=context.progress)
+            return bound, Assumption("certified_variation", True)
+        except Refused as refusal:
+            why = str(refusal)
+    return torch.full((len(x),), math.nan, dtype=torch.float64), Assumption("certified_variation", False, why)
+
+
+def steepest(x: Tensor, y: Tensor, less: float = 0.0) -> float:
+    """Return max over pairs of (||y_i - y_j|| - less) / ||x_i - x_j||, without equal points; -inf if there are none.
+
+    >>> x = torch.tensor([[0.0], [1.0], [3.0], [3.0]])
+    >>> steepest(x, torch.tensor([[0.0], [1.0], [7.0], [7.0]])), steepest(x[2:], x[2:])
+    (3.0, -inf)
+    """
+    best = -math.inf
+    for rows in torch.split(torch.arange(len(x)), 512):
+        apart, rise = (torch.cdist(t[rows], t, compute_mode="donot_use_mm_for_euclid_dist") for t in (x, y))
+        best = max(best, float(torch.where(apart > 0, (rise - less) / apart, -math.inf).max()))
+    return best
+
+
+def spread(x: Tensor, most: int) -> Tensor:
+    """Return indices of at most `most` samples, evenly spaced."""
+    return torch.linspace(0, len(x) - 1, min(len(x), most)).round().long()
+
 
 _PAIRED = 2048  #: points of which all pairs are compared
 ALIGNED = 16  #: samples from which secants along the steepest direction start
@@ -240,3 +380,137 @@ def _weighed(seen: Covered, right: float, wide: float) -> str:
     """Return a note on how the radius is known, and whether the bound is vacuous."""
     vacuous = "" if right < wide else f"vacuous: the values of f* differ by at most {wide:.4g}"
     return "; ".join(part for part in (seen.note, vacuous) if part)
+
+
+_PAIRED_GROWTH = 4096  #: samples of which all pairs are compared
+BENT = math.sqrt(2) / (3 * math.sqrt(3))
+"""Upper bound of the third derivatives of log-sum-exp along unit vectors. Each is the third central moment of numbers
+whose range is at most sqrt(2), and a third central moment is at most range^3 / (6 sqrt 3)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Goal:
+    """The terms of c(f, f*) >= alpha ||f - f*||^2, where f are the outputs, or the probabilities for cross-entropy."""
+
+    target: Tensor  #: f*(x_i), (n, N)
+    cost: Tensor  #: c(f(x_i), f*(x_i)), (n,), with minimum 0
+    alpha: float  #: the alpha of the paper
+    sharp: float  #: largest valid alpha
+    outputs: Tensor  #: outputs of the network, the logits for cross-entropy, (n, N)
+
+
+@bound(
+    id="B10",
+    symbol=r"\max_i \|Jf(x_i)\|_2 \geq \max_{i \neq j} \frac{\|f^*_i - f^*_j\|_2 - 2\ell}{\|x_i - x_j\|_2}"
+    r" - \max_i V_{B(x_i, \delta)}(Jf)",
+    source="sharpening Thm 5.1, Eq. 9",
+    cost="one pass, variation by intervals",
+    on_request=True,
+)
+def jacobian_growth(context: Context) -> Iterator[Claim]:
+    """Lower loss needs a network that is steeper somewhere: Theorem 5.1, lower bound on the left.
+
+    max_{i != j} (||f*_i - f*_j|| - 2 l) / ||x_i - x_j|| - max_i V_{B(x_i, delta)}(Jf) <= max_i ||Jf(x_i)||_2, with
+    l^2 = max_i c(f(x_i), f*_i) / alpha. The theorem fixes l beforehand. Here l comes from the trained network, which is
+    allowed: the theorem's probability is only that of the balls covering the support, and that does not depend on l.
+
+    For squared losses alpha = 1/2, and 1/N for "mse". For cross-entropy f is the network with softmax, f* the
+    distribution of the label, c the loss minus the label's entropy, and alpha = 1/2 by Pinsker's inequality. `.sharp`
+    has alpha = 1, the largest valid one: ||p - q||_1^2 >= 2 ||p - q||_2^2, because the entries of p - q sum to 0.
+
+    The proof needs straight lines between samples, so a convex support. `.geodesic`, for spheres, takes the path along
+    the sphere: the quotient is divided by pi/2, with the largest alpha.
+
+    A left side below 0 says nothing about the network; the note then calls the bound vacuous.
+    """
+    seen = context.once(covered)
+    goal = _goal(context)
+    refusal = next((found for found in (seen, goal) if isinstance(found, Assumption)), None)
+    if refusal is not None:
+        yield Claim(math.nan, math.nan, assumptions=(refusal,))
+        return
+    assert isinstance(seen, Covered)
+    assert isinstance(goal, Goal)
+    softmaxed = isinstance(context.lens.problem.loss, CrossEntropy)
+    slopes = context.each(jacobian_norm(softmax=softmaxed))
+    V = seen.variation
+    if softmaxed:
+        V = of_softmax(goal.outputs, context.each(jacobian_norm), V, seen.delta)
+    premises, convex = (*seen.premises, seen.certified), convex_support(context)
+    at = spread(seen.x, _PAIRED_GROWTH)
+
+    def claim(part: str, quotient: float, reach: float, *shape: Assumption) -> Claim:
+        left = quotient - float(V.max())
+        vacuous = "vacuous: below 0" if left <= 0 else ""
+        note = "; ".join(told for told in (seen.note, f"l = {reach:.4g}", vacuous) if told)
+        return Claim(left, float(slopes.max()), None, part, (*premises, *shape), note=note)
+
+    alphas = [("", goal.alpha)] if goal.sharp == goal.alpha else [("", goal.alpha), ("sharp", goal.sharp)]
+    for part, alpha in alphas:  # the last is the largest
+        reach = math.sqrt(float(goal.cost.max()) / alpha)
+        quotient = steepest(seen.x[at], goal.target[at].to(seen.x), 2 * reach)
+        yield claim(part, quotient, reach, convex)
+    if isinstance(context.distribution, Sphere):
+        yield claim("geodesic", quotient / DETOUR, reach)
+
+
+def _goal(context: Context) -> Goal | Assumption:
+    """Return targets and costs if alpha is known for the loss, otherwise the assumption that fails."""
+    problem = context.lens.problem
+    loss = problem.loss
+    if not isinstance(loss, SquaredError | CrossEntropy):
+        return Assumption("quadratic_growth", False, f"no alpha is known for the loss {loss.name}")
+    if isinstance(loss, CrossEntropy) and loss.weight is not None:
+        return Assumption("quadratic_growth", False, "with class weights the loss is not a divergence")
+    parts: list[tuple[Tensor, ...]] = []
+    with closing(forwards(problem, context.lens.model)) as found:
+        for f, y in found:
+            if bool((loss.mass(f, y) == 0).any()):
+                return Assumption("all_labelled", False, "some samples' labels are ignored")
+            parts.append(_targets(loss, f.to(torch.float64), y))
+    target, cost, f = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
+    if isinstance(loss, CrossEntropy):
+        apart = float((target.sum(1) - 1).abs().max()) + float(target.clamp(max=0).abs().max())
+        if apart > 1e-6:
+            return Assumption(
+                "labels_are_distributions",
+                False,
+                f"a label is not a distribution: it is off by {apart:.2g}",
+            )
+        return Goal(target, cost, 0.5, 1.0, f)
+    alpha = 0.5 if loss.name == "half_squared_error" else 1 / problem.outputs
+    return Goal(target, cost, alpha, alpha, f)
+
+
+def _targets(loss: Loss, f: Tensor, y: object) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (f*, c, f) of one chunk. The target comes from the gradient: f - C^-1 dl/df, or softmax(f) - dl/df."""
+    leaf = f.requires_grad_()
+    values = loss.values(leaf, y)
+    (slope,) = torch.autograd.grad(values.sum(), leaf)
+    f, values = f.detach(), values.detach()
+    if isinstance(loss, CrossEntropy):
+        return f.softmax(1) - slope, (values - loss.least(f, y)).clamp(min=0), f
+    return f - slope / loss.output_hessian(f[:1], y[:1] if isinstance(y, Tensor) else y)[0, 0, 0], values, f
+
+
+def of_softmax(f: Tensor, slopes: Tensor, variation: Tensor, delta: float) -> Tensor:
+    """Return upper bounds of V_{B(x_i, delta)}(J softmax(f)) from those of f: (n,).
+
+    J softmax(f) = P Jf with P = diag(p) - p p^T. In the ball, ||Jf|| <= S = ||Jf(x_i)|| + V. So the outputs differ from
+    those at the centre by at most delta S, and P by at most BENT delta S. Hence ||P|| <= a, where a is the smaller of
+    ||P(x_i)|| + BENT delta S and 1/2. This gives
+
+        ||P(u) Jf(u) - P(v) Jf(v)|| <= a V + min(2 delta S BENT, a) S,    and <= 2 a S.
+
+    The minimum holds because the difference of two positive semidefinite matrices has at most the norm of the larger.
+
+    Args:
+        f: outputs at the samples, (n, N).
+        slopes: ||Jf(x_i)||_2, (n,).
+        variation: V_{B(x_i, delta)}(Jf), (n,).
+        delta: radius of the balls.
+    """
+    p = f.softmax(1)
+    S = slopes + variation
+    a = ((2 * p * (1 - p)).max(1).values + BENT * delta * S).clamp(max=0.5)  # Gershgorin: row sums of |P|
+    return torch.minimum(a * variation + torch.minimum(2 * delta * S * BENT, a) * S, 2 * a * S)

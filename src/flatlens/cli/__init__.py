@@ -24,21 +24,15 @@ from typing import Any, TextIO
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
-from flatlens.aside import SideOutputFailed
-from flatlens.cli.bounds import bounds
-from flatlens.cli.compare import compare
-from flatlens.cli.data import data
-from flatlens.cli.invariance import invariance
-from flatlens.cli.listing import list_names
-from flatlens.cli.measure import measure
-from flatlens.cli.output import note, visible
-from flatlens.cli.reproduce import reproduce
-from flatlens.cli.sharing import JOIN, launched, speak, together
-from flatlens.cli.stopping import stoppable, stopped
-from flatlens.cli.study import report, study
+from flatlens.cli.listing import data, list_names
+from flatlens.cli.networks import bounds, compare, invariance, measure
+from flatlens.cli.processes import JOIN, launched, speak, stoppable, stopped, together
+from flatlens.cli.studies import report, reproduce, study
+from flatlens.cli.terminal import note, visible
+from flatlens.deprecated_names import FormerName
 from flatlens.errors import FlatlensError, Unexpected, out_of_memory, typed_line
-from flatlens.former import FormerName
-from flatlens.userfile import said
+from flatlens.progress import SideOutputFailed
+from flatlens.user_code import said
 from flatlens.version import __version__
 
 TRACEBACK = "--traceback"

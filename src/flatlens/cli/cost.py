@@ -1,21 +1,149 @@
-"""The expected time and memory of work on a network, from trials on a few samples before it starts."""
+"""The expected time and memory of work on a network, from trials on a few samples before it starts.
+
+Memory is measured for this process, within its container, or on a CUDA device.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, final
 
-from flatlens.cli.bar import DELAY
-from flatlens.cli.memory import Meter, in_gib, meter
-from flatlens.cli.output import note
+from flatlens.cli.terminal import DELAY, note
 from flatlens.errors import BadInput, FlatlensError, TooLong
 from flatlens.progress import in_words
 
 if TYPE_CHECKING:
+    import torch
+
     from flatlens.measures import Lens
+
+
+GROUP = Path("/sys/fs/cgroup")
+
+
+class Meter(Protocol):
+    """Bytes of memory on one device; None where they cannot be read."""
+
+    def used(self) -> int | None:
+        """Return the memory in use now."""
+
+    def peak(self) -> int | None:
+        """Return the largest memory in use since `begin`, or since the process started."""
+
+    def begin(self) -> bool:
+        """Reset the peak and give freed memory back; return whether this is possible here."""
+
+    def left(self) -> int | None:
+        """Return the memory that is still free."""
+
+
+def meter(device: torch.device) -> Meter:
+    """Return the meter of a device."""
+    return OfCuda(device) if device.type == "cuda" else OfProcess()
+
+
+@final
+class OfProcess:
+    """Resident memory as Linux counts it; None on other systems."""
+
+    def used(self) -> int | None:
+        """Return VmRSS."""
+        return _field("/proc/self/status", "VmRSS")
+
+    def peak(self) -> int | None:
+        """Return VmHWM, which `begin` resets."""
+        return _field("/proc/self/status", "VmHWM")
+
+    def begin(self) -> bool:
+        """Return whether the kernel lets a process reset its peak.
+
+        The C library keeps freed memory and uses it for the next allocations, which would then not be counted: it is
+        returned to the system first.
+        """
+        gc.collect()
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+            return True
+        return False
+
+    def left(self) -> int | None:
+        """Return the free memory of the machine, or of the container if that is less."""
+        free = [_field("/proc/meminfo", "MemAvailable"), _of_group()]
+        return min((one for one in free if one is not None), default=None)
+
+
+@final
+class OfCuda:
+    """Memory of one CUDA device, as torch allocates it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def used(self) -> int | None:
+        """Return the memory in tensors."""
+        import torch
+
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int | None:
+        """Return the largest memory in tensors."""
+        import torch
+
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def begin(self) -> bool:
+        """Reset the peak, after freeing tensors that only a reference cycle keeps."""
+        import torch
+
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return True
+
+    def left(self) -> int | None:
+        """Return the free memory of the device plus what torch has reserved and does not use."""
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(self._device)
+        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return int(free) + held
+
+
+def _field(file: str, name: str) -> int | None:
+    """Return the number of a line such as `VmRSS:   1234 kB`, in bytes."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path(file).read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _of_group() -> int | None:
+    """Return the memory that a container (cgroup v2) may still take; cached file pages count as free."""
+    with suppress(OSError, ValueError):
+        most = int((GROUP / "memory.max").read_text())  # "max" is no number: no limit
+        now = int((GROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        return most - now + int(stat.get("inactive_file", 0))
+    return None
+
+
+def in_gib(size: float) -> str:
+    """Return a size in GiB, in words.
+
+    >>> in_gib(3 * 2**30), in_gib(50 * 2**20)
+    ('3 GiB', '0.049 GiB')
+    """
+    return f"{size / 2**30:.2g} GiB" if size < 100 * 2**30 else f"{size / 2**30:.0f} GiB"
+
 
 FIRST, TRIAL = 2, 64
 """Number of samples of the first trial, which also warms up, and of the last: doubled from 8 on while that is quick."""
@@ -191,7 +319,7 @@ def _by_rule(lens: Lens) -> MeasurementCost:
 
 def chunk(lens: Lens, n: int) -> int:
     """Return how many of `n` samples a pass takes together."""
-    from flatlens.grams.one_pass import PASS_CHUNK
+    from flatlens.grams.data_pass import PASS_CHUNK
 
     return min(n, PASS_CHUNK, lens.layout.samples_at_once(lens.problem.memory, _rows(lens)))
 
@@ -206,7 +334,7 @@ def _rows(lens: Lens) -> int:
 
 def _gauge(lens: Lens) -> Meter:
     """Return the meter of the network's device."""
-    from flatlens.problem.state import device_of
+    from flatlens.problem.eval_context import device_of
 
     return meter(device_of(lens.problem.model))
 

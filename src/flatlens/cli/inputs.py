@@ -1,19 +1,23 @@
-"""The options that name the network, the data and the loss; they make a `Problem`."""
+"""The options that name the network, the data, the loss and measures; they make a `Problem`.
+
+Python files that a study's network names run only if the user says so.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
 
 from cyclopts import Parameter
 
-from flatlens import userfile
-from flatlens.cli.names import all_names
-from flatlens.cli.output import Flag, Whole, note, stdout_to_stderr
-from flatlens.cli.sharing import local, ranks
+from flatlens import user_code
+from flatlens.cli.processes import local, ranks
+from flatlens.cli.terminal import Flag, Whole, note, stdout_to_stderr, visible
+from flatlens.column import split_at_commas
 from flatlens.errors import BadFolder, BadInput, BadLoss, BadModel
 
 if TYPE_CHECKING:
@@ -22,6 +26,78 @@ if TYPE_CHECKING:
     from flatlens.data.sources import Source
     from flatlens.models.sources import Named
     from flatlens.problem import Loss, Problem
+
+
+Names = Annotated[Sequence[str], Parameter(negative="", show_default=False)]
+
+
+def all_names(parts: Sequence[str], option: str) -> list[str]:
+    """Return the names in an option that is given once or several times.
+
+    >>> all_names([""], "--measures")
+    Traceback (most recent call last):
+    ...
+    flatlens.errors.BadInput: --measures: names are needed: give at least one, or leave the option out
+
+    Raises:
+        BadInput: it is given, and has no name in it.
+    """
+    names = [name for part in parts for name in split_names(part)]
+    if parts and not names:
+        raise BadInput(f"{option}: names are needed: give at least one, or leave the option out")
+    return names
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names in a comma-separated list; a comma between brackets belongs to a measure's options.
+
+    >>> split_names("mls, local_volume(top_k=3, log=True),nmls")
+    ['mls', 'local_volume(top_k=3, log=True)', 'nmls']
+    """
+    return [name for name in split_at_commas(text) if name]
+
+
+_MOST = 5
+"""Largest number of files that are named."""
+
+
+def require_trust(models: Sequence[str], trusted: bool) -> None:
+    """Ask before running Python files that the config.json of a study's network names: it may be from anybody.
+
+    Raises:
+        BadInput: the answer is no; or there is no terminal to ask in, and not `trusted`.
+    """
+    for folder in dict.fromkeys(models):
+        named = code_in(Path(folder) / "config.json")
+        if not named or trusted:
+            continue
+        more = f", ... ({len(named)} in all)" if len(named) > _MOST else ""
+        told = f"{folder}/config.json names Python code that has to run: {', '.join(named[:_MOST])}{more}"
+        if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+            raise BadInput(f"MODEL: {told}: read it, then add --trust to run it")
+        print(f"flatlens: {visible(told)}\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise BadInput(f"MODEL: {folder}: nothing was run")
+
+
+def code_in(config: Path) -> list[str]:
+    """Return the Python code that a network's settings name, without reading it: none if they cannot be read."""
+    try:
+        parts = [json.loads(config.read_text())]
+    except (OSError, ValueError, RecursionError):  # whoever reads the settings says so
+        return []
+    named = []
+    for part in parts:  # grows while it is walked
+        if isinstance(part, dict):
+            kind = part.get("type")
+            sources = [part.get("source"), part.get("held_out")] if kind in ("UserNetwork", "UserData") else []
+            named += [str(one) for one in sources if one is not None and not (kind == "UserData" and _is_folder(one))]
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+    return list(dict.fromkeys(named))
+
+
+def _is_folder(source: object) -> bool:
+    return isinstance(source, str) and not source.endswith(".py") and ":" not in source and Path(source).is_dir()
 
 
 @Parameter(name="*")
@@ -145,8 +221,8 @@ class Inputs:
 
     def _weighted(self, model: str, named: Named | None) -> Named:
         """Return the network with the weights that the options ask for."""
-        from flatlens.models.checkpoints import load_weights
         from flatlens.models.sources import load_model
+        from flatlens.models.weights import load_weights
 
         untrained = str(self.weights) == "random" and not Path("random").exists()
         if named is None:
@@ -192,11 +268,11 @@ def generator_of(seed: int) -> torch.Generator:
 
 def _loss(spec: str) -> Any:
     """Return a loss's name unchanged; from a file, a loss module, a function, or what a class or a factory makes."""
-    if not userfile.is_userfile(spec):
+    if not user_code.is_userfile(spec):
         return spec
-    found = userfile.load(spec, "--loss")
+    found = user_code.load(spec, "--loss")
     if isinstance(found, type) or _makes_a_loss(found):
-        found = userfile.guarded(found, f"--loss: {spec}")
+        found = user_code.guarded(found, f"--loss: {spec}")
     if not callable(found):
         raise BadLoss(f"--loss: {spec} is a {type(found).__name__}; it must be a function of (outputs, targets)")
     return found
@@ -204,7 +280,7 @@ def _loss(spec: str) -> Any:
 
 def _makes_a_loss(found: object) -> TypeGuard[Callable[[], object]]:
     """Return whether a function is no loss itself: it takes no (outputs, targets), and needs no argument."""
-    return callable(found) and not userfile.takes(found, 2) and not userfile.needed_arguments(found)
+    return callable(found) and not user_code.takes(found, 2) and not user_code.needed_arguments(found)
 
 
 def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
@@ -212,8 +288,8 @@ def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
     from flatlens.data.sources import Source
     from flatlens.experiments.settings import NetworkSettings
     from flatlens.files import require_checksums
-    from flatlens.models.checkpoints import load_weights
     from flatlens.models.sources import Named
+    from flatlens.models.weights import load_weights
 
     try:
         settings = NetworkSettings.from_json(json.loads((folder / "config.json").read_text()))

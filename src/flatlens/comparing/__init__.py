@@ -1,8 +1,6 @@
 """Comparison of checkpoints: rankings by each measure, and their agreement."""
 
-from flatlens.comparing.agreement import Agreement
-from flatlens.comparing.compare import compare
-from flatlens.comparing.comparison import Comparison
-from flatlens.comparing.direction import direction
+from flatlens.comparing.comparison import Comparison, compare, direction
+from flatlens.comparing.rankings import Agreement
 
 __all__ = ["Agreement", "Comparison", "compare", "direction"]

@@ -1,28 +1,113 @@
-"""The result of a comparison, as tables."""
+"""fl.compare: several networks, measured in the same way and ranked; and the result, as tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any, Self, overload
 
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from flatlens.comparing.agreement import Agreement, agreement
-from flatlens.comparing.direction import direction
-from flatlens.comparing.fit import NotRanked, not_ranked
-from flatlens.comparing.ranking import Place, places
+from flatlens.comparing.rankings import Agreement, Place, agreement, places
+from flatlens.curvature.probes import student
+from flatlens.deprecated_names import present_measure, warn
 from flatlens.errors import BadInput, UnknownName
-from flatlens.estimate import Estimate, Report
-from flatlens.former import present_measure, warn
-from flatlens.measures import LAYERWISE, NEURONWISE, Card, Measure, named
-from flatlens.problem.checks import REDUCED_PRECISION
+from flatlens.estimate import Estimate, Progress, Report
+from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, Card, Lens, Measure, measure, named
+from flatlens.problem import Problem
+from flatlens.problem.arguments import REDUCED_PRECISION, drawing
+from flatlens.problem.batches import FORWARD_CHUNK, checksum
+from flatlens.problem.data import Data
+from flatlens.progress import or_line
 from flatlens.result import Result, of_report
+
+SMALL = {
+    "sharpness": "flat",
+    "flatness": "flat",
+    "normalised": "flat",
+    "hessian": "flat",
+    "perturbation": "flat",
+    "sensitivity": "compressed",
+    "compression": "compressed",
+}
+"""The meaning of a small value, by family. For norms and the sample's own properties there is none."""
+NEITHER = frozenset({"interpolation_gap", "gradient_noise_scale"})  # a difference of traces; no curvature
+RISK_FAMILY = "generalisation"  #: the family of quantities that one would like to predict: shown, but not ranked
+
+
+def direction(card: Card) -> str:
+    """Return the meaning of a small value, "flat" or "compressed"; "" if not known.
+
+    >>> from flatlens.measures import MEASURES
+    >>> [direction(MEASURES[name].card) for name in ("ggn_trace", "mls", "weight_norm")]
+    ['flat', 'compressed', '']
+    """
+    return "" if card.name in NEITHER else SMALL.get(card.family, "")
+
+
+_TIMES = 2.0
+"""Ratio of training losses beyond which the larger one is not as good a fit."""
+_POINTS = 0.02
+"""Difference of accuracies beyond which the smaller one is not as good a fit."""
+
+
+@dataclass(frozen=True)
+class NotRanked:
+    """A network that does not fit the data as well as the best one."""
+
+    network: str
+    reason: str
+    loss: float
+    accuracy: float  #: NaN where the targets are not class labels
+
+
+def not_ranked(reports: Mapping[str, Report]) -> dict[str, NotRanked]:
+    """Return the networks that fit the data worse than the one of the smallest training loss.
+
+    The 95% interval of the paired difference of the losses excludes 0, and the loss is over twice the smallest one or
+    the accuracy over 2 points lower; or the loss is not finite.
+    """
+    reports = {name: report for name, report in reports.items() if ("loss", None) in report}
+    losses = {name: report["loss"].value for name, report in reports.items()}
+    known = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
+    if not known:
+        return {}
+    best = min(known, key=lambda name: known[name])
+    found = {}
+    for name, report in reports.items():
+        reason = _reason(report, reports[best], best)
+        if reason:
+            found[name] = NotRanked(name, reason, losses[name], _accuracy(report))
+    return found
+
+
+def _reason(report: Report, best: Report, name: str) -> str:
+    """Return why a network does not fit as well as the best one; "" if it does."""
+    mine, its = report["loss"], best["loss"]
+    if not math.isfinite(mine.value):
+        return f"training loss {mine.value:g}"
+    if mine.samples is None or its.samples is None or len(mine.samples) < 2:
+        return ""
+    difference, stderr = student(mine.samples - its.samples)
+    larger = mine.value > its.value + (_TIMES - 1) * abs(its.value)
+    accuracies = _accuracy(report), _accuracy(best)
+    worse = accuracies[0] < accuracies[1] - _POINTS  # False where there is none
+    if not (difference > 1.96 * stderr and (larger or worse)):
+        return ""
+    told = f"training loss {mine.value:.3g} against {its.value:.3g} of {name}"
+    return f"{told}, accuracy {accuracies[0]:.0%} against {accuracies[1]:.0%}" if worse else told
+
+
+def _accuracy(report: Report) -> float:
+    return report["accuracy"].value if ("accuracy", None) in report else math.nan
+
 
 _COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
 BESIDE = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")
@@ -230,3 +315,166 @@ def _from_plain(name: str, row: Mapping[str, Any]) -> Measure:
 
 def _lost(*_arguments: object, **_options: object) -> Estimate:
     raise BadInput("this measure comes from a saved comparison, which has its values and not its function")
+
+
+SAME = {
+    "loss": "they must be measured under one loss",
+    "samples": "they must be measured on the same data",
+    "outputs": "they must answer the same task",
+    "held-out data": "give the same test data to all, or to none",
+    "batchnorm": "give all the same batchnorm and ghost_batch",
+}
+"""The facts that must be equal, and the advice if they are not."""
+
+
+def require_alike(lenses: Mapping[str, Lens]) -> None:
+    """Refuse networks that are not measured on the same task and data; name the first two that differ."""
+    if not isinstance(lenses, Mapping) or not all(isinstance(lens, Lens) for lens in lenses.values()):
+        raise BadInput(
+            'compare(...): a dict of name -> Lens is needed, such as compare({"a": Lens(...), "b": Lens(...)})'
+        )
+    if len(lenses) < 2:
+        raise BadInput(f"compare(...): at least two networks are needed, got {len(lenses)}")
+    for (a, first), (b, second) in combinations(lenses.items(), 2):
+        if first.problem.model is second.problem.model:
+            raise BadInput(
+                f"compare(...): {a} and {b} use the same model object: make one model for each checkpoint "
+                f"(copy.deepcopy, or load the weights into a new one)"
+            )
+    (a, first), *others = lenses.items()
+    for b, lens in others:
+        mine, theirs = _facts(first.problem), _facts(lens.problem)
+        for what, advice in SAME.items():
+            if mine[what] != theirs[what]:
+                raise BadInput(f"compare(...): {what} of {a}: {mine[what]}, of {b}: {theirs[what]}; {advice}")
+    _require_same_data(lenses)
+    _require_same_loss(lenses)
+
+
+def _facts(problem: Problem) -> dict[str, object]:
+    ghost = "eval" if problem.ghost_batch is None else f"train, ghost_batch={problem.ghost_batch}"
+    held_out = "none" if problem.test is None else "given"
+    facts: list[object] = [problem.loss.description, problem.n, problem.outputs, held_out, ghost]
+    return dict(zip(SAME, facts, strict=True))
+
+
+def _require_same_data(lenses: Mapping[str, Lens]) -> None:
+    """Require the same bytes in the same order; a shared data object is read once."""
+    for which, name in (("data", "data"), ("test", "held-out data")):
+        (a, first), *others = ((model, getattr(lens.problem, which)) for model, lens in lenses.items())
+        print_of_first: int | None = None
+        for b, data in others:
+            if data is first:
+                continue
+            print_of_first = _print(first) if print_of_first is None else print_of_first
+            if _print(data) != print_of_first:
+                raise BadInput(f"compare(...): the {name} of {a} and {b} differ: give all the same, in the same order")
+
+
+def _require_same_loss(lenses: Mapping[str, Lens]) -> None:
+    """Require the same losses of the first network's outputs: a description does not tell two functions apart."""
+    (a, first), *others = lenses.items()
+    problem = first.problem
+    with problem.measuring(first.model), torch.no_grad():
+        f, y = problem.run(first.model, problem.place(problem.probes[0]))
+        f = f.to(torch.float64)
+        mine = problem.loss.values(f, y)
+        for b, lens in others:
+            theirs = lens.problem.loss.values(f, y)
+            if not torch.allclose(mine, theirs, rtol=1e-6, atol=1e-12, equal_nan=True):
+                at = int((mine - theirs).abs().argmax())
+                raise BadInput(
+                    f"compare(...): the losses of {a} and {b} differ: {float(mine[at]):.6g} and "
+                    f"{float(theirs[at]):.6g} for the same outputs of a sample; {SAME['loss']}"
+                )
+
+
+def _print(data: Data) -> int:
+    found = 0
+    for batch in data.chunks(FORWARD_CHUNK):
+        for leaf in tree_leaves(batch):
+            found = checksum(leaf, found) if isinstance(leaf, Tensor) else found
+    return found
+
+
+def remarks(lenses: Mapping[str, Lens]) -> tuple[str, ...]:
+    """Return the allowed differences, one sentence each."""
+    told = []
+    sizes = {name: sum(p.numel() for p in lens.problem.model.parameters()) for name, lens in lenses.items()}
+    if len({_shape(lens) for lens in lenses.values()}) > 1:
+        each = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        told.append(
+            f"The networks differ in architecture (parameters: {each}): measures that sum over parameters or layers, "
+            f"or use units of a layer's features, also depend on the architecture itself."
+        )
+    for what, values in {
+        "precision": {name: str(lens.problem.dtype).removeprefix("torch.") for name, lens in lenses.items()},
+        "combinations of outputs": {name: str(lens.probes or "all") for name, lens in lenses.items()},
+    }.items():
+        if len(set(values.values())) > 1:
+            told.append(f"They differ in {what}: {', '.join(f'{name} {value}' for name, value in values.items())}.")
+    if len({tuple(sorted(lens.problem.parameters)) for lens in lenses.values()}) > 1 and not told:
+        told.append("They differ in which parameters are measured.")
+    return tuple(told)
+
+
+def _shape(lens: Lens) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(p.shape)) for name, p in lens.problem.model.named_parameters())
+
+
+def compare(
+    lenses: Mapping[str, Lens],
+    measures: str | Measure | Iterable[str | Measure] | None = None,
+    *,
+    anyway: bool = False,
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Rank networks by each measure; 1 is the smallest value.
+
+    All must be measured under the same loss on the same data, and all or none have held-out data. Every network sees
+    the same random draws, so that what they share does not tell them apart.
+
+    Args:
+        lenses: The networks by the names to show.
+        measures: Names or Measure objects; one alone is enough. None is every exact one-pass measure.
+        anyway: Whether to do work that `measure` refuses because it takes long.
+        generator: Draws the random numbers; seeded with 0 if None.
+        progress: Called with (what, done, total); None shows a line if stderr is a terminal.
+
+    Raises:
+        BadInput: fewer than two networks, two names of one model object, or losses or data that differ.
+    """
+    require_alike(lenses)
+    draws = drawing(generator, progress, "compare")
+    chosen = None if measures is None else _ranking(named(measures))
+    progress = or_line(progress)
+    seed = 0 if generator is None else int(torch.randint(2**40, (), generator=draws))
+    reports = {}
+    for done, (name, lens) in enumerate(lenses.items()):
+        if progress:
+            progress("networks", done, len(lenses))
+        asked = None if chosen is None else [*chosen, *_beside(chosen, lens)]
+        draw = torch.Generator().manual_seed(seed)
+        reports[name] = measure(lens, asked, anyway=anyway, generator=draw, progress=progress)
+    if progress:
+        progress("networks", len(lenses), len(lenses))
+    keys = {key for report in reports.values() for key, layer in report if layer is None}
+    ranked = [one for one in (MEASURES.values() if chosen is None else chosen) if one.card.family != RISK_FAMILY]
+    return Comparison(reports, {one.key: one for one in ranked if one.key in keys}, remarks(lenses))
+
+
+def _ranking(chosen: list[Measure]) -> list[Measure]:
+    """Return the requested measures; refuse a list with nothing to rank by."""
+    if all(one.card.family == RISK_FAMILY for one in chosen):
+        asked = ", ".join(one.key for one in chosen) or "none"
+        raise BadInput(f"compare(measures=...): {asked} gives nothing to rank by: name at least one other measure; "
+                       f"loss, accuracy and gap are always shown")  # fmt: skip
+    return chosen
+
+
+def _beside(chosen: list[Measure], lens: Lens) -> list[Measure]:
+    """Return the risk and, with held-out data, the gap, which are always shown."""
+    keys = {one.key for one in chosen}
+    risk = [one for one in MEASURES.values() if one.card.family == RISK_FAMILY]
+    return [one for one in risk if one.key not in keys and (lens.problem.test is not None or not one.held_out)]

@@ -1,8 +1,15 @@
 """Second derivatives of the risk by products with vectors, without the matrix: operators, eigenvalues, traces."""
 
-from flatlens.curvature.jacobians import InputJacobian, ParameterJacobian
 from flatlens.curvature.krylov import Eigenpairs, lanczos
-from flatlens.curvature.operators import Fisher, GaussNewton, Hessian, Operator, Residual
+from flatlens.curvature.operators import (
+    Fisher,
+    GaussNewton,
+    Hessian,
+    InputJacobian,
+    Operator,
+    ParameterJacobian,
+    Residual,
+)
 from flatlens.curvature.spectrum import Density, eigenpairs, spectral_density
 
 __all__ = [

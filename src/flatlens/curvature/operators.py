@@ -1,45 +1,218 @@
-"""Matrices of second derivatives of the risk, known by their products with vectors.
+"""Matrices of derivatives of the risk and of the outputs, known by their products with vectors.
 
     Hessian       d2 L / dtheta2
     GaussNewton   (1/mass) sum_i J_i^T C_i J_i
     Residual      Hessian - GaussNewton: (1/mass) sum_i sum_k (dl_i/df_k) d2 f_ik / dtheta2
-    Fisher        (1/mass) sum_i J_i^T F_i J_i, F_i = E[s s^T] with s the slope of the loss in the outputs, over targets
-                  drawn from the model (exact or sampled), or with the data's own targets (empirical)
+    Fisher        (1/mass) sum_i J_i^T F_i J_i, F_i = E[s s^T] with s the slope of the loss in the outputs, over
+                  targets drawn from the model (exact or sampled), or with the data's own targets (empirical)
 
 The matrices are over any named parameters; tied ones count once, unused ones give zeros. Sums run over all batches and
 are divided once. A product takes and returns one vector (P,), k vectors (k, P), or a dict by parameter name. Each
-vector counts as one product, whatever the number of batches. The first product also runs the check of
-`curvature.symmetry` on a few samples; the products of the check are counted in `certificate.products`.
+vector counts as one product, whatever the number of batches. The autograd graphs are kept between products while they
+fit in memory: a product then costs one backward pass, not a forward and two backwards. The first product also runs the
+check of `curvature.symmetry` on a few samples; the products of the check are counted in `certificate.products`.
 
 >>> from flatlens import Problem
 >>> net = nn.Linear(2, 1, bias=False)
 >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
 >>> Hessian(problem)(torch.tensor([1.0, 0.0]))  # x x^T
 tensor([ 9., 12.])
+>>> problem = Problem(net, "mse", (torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.zeros(2, 1)))
+>>> ParameterJacobian(problem).times(torch.tensor([1.0, 0.0])).flatten().tolist()
+[3.0, 5.0]
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar, final
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from flatlens.curvature.graphs import Graphs
 from flatlens.curvature.krylov import finite_gradient
 from flatlens.curvature.space import Space, dot, space_of
 from flatlens.curvature.symmetry import SymmetryCheck
 from flatlens.errors import BadInput
-from flatlens.grams.broken import clear_autograd_errors
-from flatlens.grams.second_derivative import require_second_derivative
+from flatlens.grams.autograd import require_second_derivative
+from flatlens.grams.plan import clear_autograd_errors
+from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
-from flatlens.problem.outcomes import slopes
-from flatlens.problem.state import hook_failed
-from flatlens.userfile import users_code
+from flatlens.problem.batches import size, spaced, take
+from flatlens.problem.eval_context import device_of, differentiable, fingerprint, hook_failed
+from flatlens.problem.measured_copy import catch_up, in_turn
+from flatlens.problem.op_overrides import checkpoints_made
+from flatlens.problem.ranks import ALONE, Ranks
+from flatlens.problem.sample_losses import slopes
+from flatlens.user_code import users_code
+
+_T = TypeVar("_T")
+_COUNTED_ON = 2  #: samples on which the bytes that autograd saves are counted, and a product's operations checked
+LARGEST_CHUNK = 1024  #: largest number of samples in a chunk: more make nothing faster
+_FEWEST = 128  #: samples of a chunk that make the products of large networks fast
+_CACHED = 2**24  #: bytes of a graph on a processor: LeNet takes 1.4 times as long if its chunks have four times as many
+
+
+@final
+class Graphs(Generic[_T]):
+    """The results of `make` for each batch of the data, kept while they fit in half the problem's memory.
+
+    The rest is built again in each iteration. So are graphs with checkpoints: backward() runs parts of the network
+    anew, and these must meet it in the same state.
+
+    `of`: what `make` builds; the bytes of a sample's graph are counted once for a problem where it is given.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        model: nn.Module,
+        parameters: list[Tensor],
+        make: Callable[[Batch, int], _T],
+        every: int = 1,
+        ranks: Ranks = ALONE,
+        of: Hashable = None,
+    ) -> None:
+        self._problem, self._model, self._parameters, self._make = problem, model, parameters, make
+        self._of = of
+        self._ranks = ranks  #: the processes that share the data
+        self._every = every  #: k: every k-th sample is used; every k-th ghost batch where samples are coupled
+        self._kept: list[_T] = []
+        self._all_kept = False
+        self._state: tuple[object, ...] = ()
+        self._bytes: int | None = None
+
+    def __iter__(self) -> Iterator[_T]:
+        with in_turn(self._model), differentiable(self._parameters):
+            self._drop_if_changed()
+            yield from self._kept
+            if not self._all_kept:
+                with self._problem.measuring(self._model):
+                    yield from self._rest(len(self._kept))
+
+    def _drop_if_changed(self) -> None:
+        """Drop all graphs if the network has changed since they were built."""
+        catch_up(self._model)
+        state = tuple(fingerprint(p) for p in self._model.parameters())
+        if state != self._state:
+            self._kept, self._all_kept, self._state = [], False, state
+
+    def _rest(self, known: int) -> Iterator[_T]:
+        each = self.bytes_per_sample
+        budget = self._problem.memory // 2
+        most = max(1, min(samples_at_once(self._problem, each), budget // (2 * each)))
+        turn = seen = 0
+        for number, raw in self._batches(most):
+            turn, seen = turn + 1, seen + size(raw)
+            if turn <= known:
+                continue
+            before = checkpoints_made()
+            made = self._make(self._problem.place(raw), number)
+            if turn == len(self._kept) + 1 and seen * each <= budget and checkpoints_made() == before:
+                self._kept.append(made)
+            yield made
+            del made  # free its memory before the next one is built
+        self._all_kept = turn == len(self._kept)
+
+    def _batches(self, most: int) -> Iterator[tuple[int, Batch]]:
+        """Yield (number, batch) of this process's share of the data."""
+        coupled = self._problem.coupled
+        for number, raw in self._problem.shared(most if coupled else most * self._every, self._ranks):
+            if not coupled:  # of every k-th sample the outputs are not compared with those seen
+                yield (number if self._every == 1 else -1 - number), spaced(raw, -(-size(raw) // self._every))
+            elif number % self._every == 0:
+                yield number, raw
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Return the bytes that autograd saves for one sample, counted on a probe."""
+        if self._bytes is None:
+            self._bytes = bytes_of_a_sample(self._problem, self._model, lambda probe: self._make(probe, -1), self._of)
+        return self._bytes
+
+
+def samples_at_once(problem: Problem, each: int) -> int:
+    """Return how many samples a chunk with a graph has, at `each` bytes a sample: within half the problem's memory."""
+    most = LARGEST_CHUNK
+    if device_of(problem.model).type == "cpu":
+        most = min(most, max(_FEWEST, _CACHED // each))
+    return max(1, min(most, problem.memory // 2 // each))
+
+
+def bytes_of_a_sample(problem: Problem, model: nn.Module, make: Callable[[Batch], object], of: Hashable) -> int:
+    """Return the bytes that autograd saves for a sample when `make` builds a graph, counted on a probe.
+
+    It is done once for a problem and what the graph is `of`, if this is not None, while the same parameters are frozen.
+    """
+    key = "bytes of a sample", of, problem.ghost_batch, *(p.requires_grad for p in model.parameters())
+    each: int | None = None if of is None else problem.facts.get(key)
+    if each is None:
+        probe = problem.place(take(problem.probes[0], 0, _COUNTED_ON))
+        each = problem.facts[key] = bytes_saved(model, size(probe), lambda: make(probe))
+    return each
+
+
+def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
+    """Return the bytes per sample that autograd saves, without parameters, when `make` builds a graph of n samples.
+
+    Torch does not tell what it saves where forward() uses torch.func: then it is the bytes of all tensors computed,
+    which are more.
+    """
+    held: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
+
+    def count(tensor: Tensor) -> Tensor:
+        for part in _dense_parts(tensor):
+            storage = part.untyped_storage()
+            held.setdefault(storage.data_ptr(), storage.nbytes())
+        return tensor
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            made: object = make()
+        total = sum(held.values())
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        with _Computed() as computed:
+            made = make()
+        total = computed.bytes
+    del made
+    return max(1, total // n)
+
+
+def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors that hold a tensor's numbers: a sparse one has no memory of its own."""
+    if tensor.layout == torch.strided:
+        return (tensor,)
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    along_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    indices = (tensor.crow_indices(), tensor.col_indices()) if along_rows else (
+        tensor.ccol_indices(), tensor.row_indices()
+    )  # fmt: skip
+    return *indices, tensor.values()
+
+
+class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the bytes of all tensors that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._efficientzerotensor.default:
+            func = torch.ops.aten.zeros.default  # zeros without memory crash in the next operation inside a mode
+        found = func(*args, **(kwargs or {}))
+        made = (part for t in tree_leaves(found) if isinstance(t, Tensor) for part in _dense_parts(t))
+        self.bytes += sum(part.numel() * part.element_size() for part in made)
+        return found
+
 
 VectorProduct: TypeAlias = Callable[[Tensor], Tensor]
 Vectors = TypeVar("Vectors", Tensor, Mapping[str, Tensor])
@@ -365,3 +538,103 @@ class Fisher(_Squared):
             s = slopes(self.problem, f, y).to(torch.float64) * self.problem.mass
             s = torch.where(weight[:, None] > 0, s / weight.clamp(min=1e-300).sqrt()[:, None], 0.0)[:, None]
         return lambda u: (s.mT @ (s @ u.to(s.dtype)[..., None]))[..., 0]
+
+
+def _require_shape(what: str, got: Tensor, shape: tuple[int, ...]) -> None:
+    if got.shape != shape:
+        raise BadInput(f"{what}: shape {shape} is needed, got {tuple(got.shape)}")
+
+
+@final
+class ParameterJacobian:
+    """The Jacobian df/dtheta of all samples, (n N) x P."""
+
+    def __init__(
+        self, problem: Problem, parameters: str | Iterable[str] | None = None, *, model: nn.Module | None = None
+    ) -> None:
+        self.problem = problem.as_asked()
+        self.model = problem.measured() if model is None else model
+        self.space = space_of(problem, self.model, parameters)
+        self.products = 0
+        self._graphs: Graphs[tuple[int, VectorProduct, VectorProduct]] = Graphs(
+            problem, self.model, self.space.tensors, self._open
+        )
+
+    def _open(self, batch: Batch, number: int) -> tuple[int, VectorProduct, VectorProduct]:
+        f, _ = self.problem.run_chunk(self.model, batch, number)
+        return (len(f), *jacobian_products(f, self.space))
+
+    def times(self, v: Tensor) -> Tensor:
+        """Return J v, (n, N), for v (P,)."""
+        _require_shape("ParameterJacobian.times(v)", v, (self.space.size,))
+        self.products += 1
+        v = v.to(self.space.device, self.space.dtype)
+        return torch.cat([forward(v).detach() for _, forward, _ in self._graphs])
+
+    def transposed_times(self, w: Tensor) -> Tensor:
+        """Return J^T w, (P,), for w (n, N)."""
+        _require_shape("ParameterJacobian.transposed_times(w)", w, (self.problem.n, self.problem.outputs))
+        self.products += 1
+        w = w.to(self.space.device, self.space.dtype)
+        total, start = torch.zeros(self.space.size, dtype=w.dtype, device=w.device), 0
+        for n, _, backward in self._graphs:
+            total += backward(w[start : start + n])
+            start += n
+        return total
+
+
+@final
+class InputJacobian:
+    """The Jacobians df_i/dx_i of all samples: a block-diagonal matrix of n blocks N x M."""
+
+    def __init__(self, problem: Problem, *, model: nn.Module | None = None) -> None:
+        if problem.coupled:
+            raise BadInput(
+                "InputJacobian(...): with batchnorm='train' samples depend on each other, so there is no Jacobian per "
+                "sample: use batchnorm='eval'"
+            )
+        self.problem = problem.as_asked()
+        self.model = problem.measured() if model is None else model
+        self.products = 0
+        self._graphs: Graphs[tuple[int, VectorProduct, VectorProduct]] = Graphs(problem, self.model, [], self._open)
+
+    def _open(self, batch: Batch, number: int) -> tuple[int, VectorProduct, VectorProduct]:
+        _, inputs, f, _ = run_recorded(self.problem, self.model, batch)
+        if not inputs:
+            raise BadInput(
+                "InputJacobian(...): the inputs are not floating numbers and there is no embedding: there is nothing "
+                "to differentiate with respect to"
+            )
+        n, widths = len(f), [x[0].numel() for x in inputs]
+        times, transposed_times = derivative_of(f, inputs)
+
+        def forward(v: Tensor) -> Tensor:
+            _require_shape("InputJacobian.times(v): a batch of vectors", v, (n, sum(widths)))
+            parts = torch.split(v, widths, dim=1)
+            return times([part.reshape(x.shape) for part, x in zip(parts, inputs, strict=True)])
+
+        def backward(w: Tensor) -> Tensor:
+            _require_shape("InputJacobian.transposed_times(w): a batch of vectors", w, tuple(f.shape))
+            back = zip(transposed_times(w), inputs, strict=True)
+            return torch.cat([(torch.zeros_like(x) if g is None else g).reshape(n, -1) for g, x in back], 1)
+
+        return n, forward, backward
+
+    def times(self, v: Tensor) -> Tensor:
+        """Return J_i v_i of every sample, (n, N), for v (n, M)."""
+        return self._each(v, 0)
+
+    def transposed_times(self, w: Tensor) -> Tensor:
+        """Return J_i^T w_i of every sample, (n, M), for w (n, N)."""
+        return self._each(w, 1)
+
+    def _each(self, vectors: Tensor, side: Literal[0, 1]) -> Tensor:
+        if len(vectors) != self.problem.n:
+            raise BadInput(f"InputJacobian: {self.problem.n} vectors are needed, one a sample, got {len(vectors)}")
+        vectors = vectors.to(self.problem.dtype)
+        parts, start = [], 0
+        for n, *products in self._graphs:
+            parts.append(products[side](vectors[start : start + n]).detach())
+            start += n
+        self.products += 1
+        return torch.cat(parts)

@@ -35,8 +35,8 @@ from flatlens.curvature.space import dot
 from flatlens.errors import NotDifferentiable, out_of_memory
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
-from flatlens.problem.samples import move
-from flatlens.problem.state import copy_of, device_of, differentiable, elsewhere
+from flatlens.problem.batches import move
+from flatlens.problem.eval_context import copy_of, device_of, differentiable, elsewhere
 
 STEP = 1e-5  #: step of central differences, relative to the root mean square of the tensor moved
 PERIOD = 65_537  #: number of random entries of a tensor after which they repeat

@@ -5,19 +5,12 @@ Nothing to download: `digits`, `patches`, `clusters` (and `inverted`, their inpu
 From files: `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, each prepared by a `Preparation`; `fetch` gets the files.
 """
 
-from flatlens.data.clusters import clusters
-from flatlens.data.digits import digits
-from flatlens.data.fetch import Fetched, fetch
-from flatlens.data.imagesets import IMAGE_SETS, ImageSet
-from flatlens.data.inversion import Inversion, inverted, inverted_clusters
-from flatlens.data.local import cifar10, cifar100, default_root, fashion_mnist, mnist
-from flatlens.data.named import DataSettings
-from flatlens.data.patches import patches
-from flatlens.data.points import eight_points
-from flatlens.data.preparation import Preparation
-from flatlens.data.split import Split
-from flatlens.data.user_data import UserData
-from flatlens.data.waves import waves
+from flatlens.data.bundled import digits, patches
+from flatlens.data.download import Fetched, fetch
+from flatlens.data.image_sets import IMAGE_SETS, ImageSet, cifar10, cifar100, default_root, fashion_mnist, mnist
+from flatlens.data.sources import DataSettings, UserData
+from flatlens.data.split import Preparation, Split
+from flatlens.data.synthetic import Inversion, clusters, eight_points, inverted, inverted_clusters, waves
 
 __all__ = [
     "IMAGE_SETS",

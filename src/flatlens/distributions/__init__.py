@@ -2,11 +2,9 @@
 
 from flatlens.distributions.covering import RULES, Rule
 from flatlens.distributions.cube import Cube
-from flatlens.distributions.distribution import Distribution
-from flatlens.distributions.lipschitz import lipschitz_product
-from flatlens.distributions.measured import covering_radius_of
+from flatlens.distributions.distribution import Distribution, covering_radius_of
 from flatlens.distributions.mixture import GaussianMixture
-from flatlens.distributions.push_forward import PushForward
+from flatlens.distributions.push_forward import PushForward, lipschitz_product
 from flatlens.distributions.sphere import Sphere
 
 __all__ = [

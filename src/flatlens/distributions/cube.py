@@ -1,20 +1,163 @@
-"""The uniform distribution on a cube."""
+"""The uniform distribution on a cube.
+
+The measure of a ball about a corner of the unit cube, also where the ball reaches beyond the cube.
+
+    F_d(x) = P(u_1^2 + ... + u_d^2 <= x),  u uniform on [0, 1]^d,  x = r^2
+
+Up to x = 1 this is an orthant of a ball: Eq. 20. Beyond, in few dimensions, a recursion over d gives it,
+
+    F_{d+1}(x) = int_0^1 F_d(x - u^2) du,
+
+and in many dimensions the inverse of the Laplace transform M(z)^d / z, M(z) = int_0^1 exp(-z u^2) du. Where both can be
+used they agree to 1e-12 of the value.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import final
 
+import numpy as np
 import torch
+from numpy.polynomial import chebyshev
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import erf, gammaln
 from torch import Tensor
 
 from flatlens.distributions import covering
-from flatlens.distributions.corner import log_corner_measure, log_orthant
 from flatlens.distributions.covering import Rule, SmallestBall
 from flatlens.distributions.distribution import Distribution, check_whole, drawable, points
 from flatlens.estimate import Estimate, undefined
+
+_Array = NDArray[np.float64]
+
+_FEW = 20  #: most dimensions for the recursion; F, and so its error, grows by 2^(d/2) between x = 1 and 2
+NODES = 40  #: nodes of the interpolation, in s = sqrt(x - k) on [k, k + 1]; exact for s^d, error about 4.6^-NODES
+ALIAS = 45.0  #: the sampled integral has an error of about d exp(-ALIAS) F: below rounding
+BLOCK = 512  #: number of terms summed at a time
+
+
+def log_corner_measure(d: int, r: float) -> float:
+    """Return the log of the volume of the unit cube [0, 1]^d within the distance r of a corner.
+
+    No ball about a point of the cube holds less than the one about a corner: x -> vol(B(x, r) in the cube) is
+    log-concave, as a convolution of two log-concave functions, so it is smallest at a corner, for every r.
+
+    >>> round(4 * math.exp(log_corner_measure(2, 1.0)), 12)  # a quarter of a disc
+    3.14159265359
+    >>> wedge = math.asin(2 / 5**0.5) - math.asin(1 / 5**0.5)  # of the disc of radius sqrt(5)/2, beside two triangles
+    >>> abs(math.exp(log_corner_measure(2, 1.25**0.5)) - (1 / 2 + 5 / 8 * wedge)) < 1e-12
+    True
+    >>> log_corner_measure(3, 1.75)  # the whole cube
+    0.0
+    """
+    x = r * r
+    if x >= d:
+        return 0.0
+    if x <= 1:
+        return log_orthant(d) + d * math.log(r)
+    return min(0.0, _by_recursion(d, x) if d <= _FEW else _by_laplace(d, x))
+
+
+def log_orthant(d: int) -> float:
+    """Return the log of pi^(d/2) / (2^d Gamma(d/2 + 1)), one orthant of the unit ball: sharpening Eq. 20 at r = 1."""
+    return d / 2 * math.log(math.pi) - d * math.log(2) - float(gammaln(d / 2 + 1))
+
+
+def _by_recursion(d: int, x: float) -> float:
+    """Return log F_d(x) from its polynomial on [k, k + 1]."""
+    k = min(math.floor(x), d - 1)
+    angle = math.acos(2 * math.sqrt(x - k) - 1)
+    return math.log(float(np.cos(angle * np.arange(NODES)) @ _coefficients(d)[k]))
+
+
+@lru_cache(maxsize=64)
+def _coefficients(d: int) -> _Array:
+    """Return F_d on [k, k + 1] as a Chebyshev series in 2s - 1, k = 0..d-1: (d, nodes)."""
+    return np.asarray(_values(d) @ _analysis().T)
+
+
+@lru_cache(maxsize=64)
+def _values(d: int) -> _Array:
+    """Return F_d at x = k + s^2, s the nodes, k = 0..d-1: (d, nodes)."""
+    s = _nodes()
+    if d == 1:
+        return s[None]
+    below, before = _step()
+    F = np.vstack([_values(d - 1), np.ones_like(s)])  # F_{d-1} is 1 from d - 1 on
+    F = F @ below.T + np.vstack([np.zeros_like(s), F[:-1]]) @ before.T
+    F[0] = math.exp(log_orthant(d)) * s**d
+    return np.asarray(F)
+
+
+@lru_cache(maxsize=1)
+def _step() -> tuple[_Array, _Array]:
+    """Return the recursion at x = k + xi^2 as two matrices on values.
+
+    The first acts on the values on [k, k+1], where u < xi, the second on those on [k-1, k], where u > xi. The argument
+    is k + s^2 on the first part and k - 1 + s^2 on the second, with (u, s) on a circle of radius xi or sqrt(1 + xi^2).
+    In the angle everything is analytic, so Gauss's rule converges fast.
+    """
+    points, weights = np.polynomial.legendre.leggauss(NODES)
+    xi = _nodes()[:, None]
+
+    def arc(radius: _Array, start: _Array, end: _Array) -> _Array:
+        angle = start + (end - start) * (points + 1) / 2
+        s = radius * np.cos(angle)
+        w = weights * (end - start) / 2 * s  # du = radius cos(angle) d angle
+        return np.asarray(np.einsum("iq,iqj->ij", w, _interpolation(s)))
+
+    wide = np.sqrt(1 + xi**2)
+    quarter = np.full_like(xi, math.pi / 2)
+    return arc(xi, 0 * xi, quarter), arc(wide, np.arcsin(xi / wide), np.arcsin(1 / wide))
+
+
+@lru_cache(maxsize=1)
+def _nodes() -> _Array:
+    """Return Chebyshev's points on [0, 1]."""
+    return np.asarray((chebyshev.chebpts1(NODES) + 1) / 2)
+
+
+def _interpolation(s: _Array) -> _Array:
+    """Return the matrix from values at the nodes to values at s: (*s.shape, nodes)."""
+    return np.asarray(chebyshev.chebvander(2 * s - 1, NODES - 1) @ _analysis())
+
+
+@lru_cache(maxsize=1)
+def _analysis() -> _Array:
+    """Return the matrix from values at the nodes to Chebyshev coefficients."""
+    return np.asarray(np.linalg.inv(chebyshev.chebvander(chebyshev.chebpts1(NODES), NODES - 1)), dtype=np.float64)
+
+
+def _by_laplace(d: int, x: float) -> float:
+    """Return log F_d(x) = log (1/pi) int_0^inf Re[exp(z x) M(z)^d / z] dy, z = c + iy, summed at steps h.
+
+    By Poisson's formula the sum is F(x) + sum_{k > 0} F(x + 2 pi k / h) exp(-2 pi k c / h), with F <= 1; h follows
+    from the error wanted. c is the saddle point, where no terms cancel.
+    """
+
+    def slope(c: float) -> float:
+        return x - 1 / c + d * (math.exp(-c) / float(_transform(c).real) - 1) / (2 * c)
+
+    c = float(brentq(slope, 1 / x, (d + 2) / x))
+    top = c * x + d * math.log(float(_transform(c).real)) - math.log(c)
+    h = 2 * math.pi / max(d, (ALIAS - min(top, 0.0)) / c)
+    total, start, last = 0.5, 1, math.inf
+    while last > 1e-17 * abs(total):
+        z = c + 1j * h * np.arange(start, start + BLOCK)
+        terms = np.exp(z * x + d * np.log(_transform(z)) - np.log(z) - top)
+        total, start, last = total + float(terms.real.sum()), start + BLOCK, float(np.abs(terms).max())
+    return top + math.log(h * total / math.pi)
+
+
+def _transform(z: complex | NDArray[np.complexfloating]) -> NDArray[np.complex128]:
+    """Return M(z) = int_0^1 exp(-z u^2) du = sqrt(pi) erf(sqrt z) / (2 sqrt z)."""
+    root = np.sqrt(np.asarray(z, dtype=np.complex128))
+    return np.asarray(math.sqrt(math.pi) / 2 * erf(root) / root)
 
 
 @final

@@ -1,31 +1,132 @@
-"""Train and measure one network of a study: what a worker does."""
+"""One network of a study: train and measure it, which is what a worker does, and estimate how long all of them take."""
 
 from __future__ import annotations
 
 import math
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from flatlens.bounds import check_bounds
+from flatlens.column import Column
+from flatlens.comparing.comparison import RISK_FAMILY
 from flatlens.data import DataSettings, Split, UserData, default_root
+from flatlens.distributions import RULES
 from flatlens.errors import BadFolder, BadWeights
-from flatlens.estimate import Progress, Report
-from flatlens.experiments.measuring import graph_of, measure_network, tracker_of
-from flatlens.experiments.settings import NetworkSettings
-from flatlens.experiments.store import Record, Store
-from flatlens.experiments.versions import versions
+from flatlens.estimate import Estimate, Key, Progress, Report
+from flatlens.experiments.settings import NetworkSettings, Study
+from flatlens.experiments.store import Record, Store, versions
 from flatlens.files import contents_of
-from flatlens.models.checkpoints import load_weights
+from flatlens.measures import Lens, Measure, about, measure
+from flatlens.measures.pipeline import named
+from flatlens.models.weights import load_weights
 from flatlens.operations.layers import is_linear
+from flatlens.problem import Problem, measuring
+from flatlens.problem.eval_context import copy_of
+from flatlens.progress import no_progress
+from flatlens.settings_json import digest
 from flatlens.tracking import Tracker
-from flatlens.training import SGD, TrainedElsewhere, Training, TrainingResult, train
+from flatlens.training import SGD, Ridge, TrainedElsewhere, Training, TrainingResult, Until, train
 from flatlens.training.stack import Member, train_together
+from flatlens.transforms.definition import TRANSFORMS
+
+
+def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -> Report:
+    """Measure a network on the training data, with weights and data converted to `settings.dtype`.
+
+    Loss, accuracy and gap use all data, other measures `settings.samples` samples. The side of a bound has a row
+    "mls_chain.lhs"; a measure of the transformed network, "relative_flatness@layerwise". If the data's distribution is
+    known, the covering radius is computed by every rule: "jacobian_generalisation.rhs@tight".
+    """
+    problem = _problem(copy_of(model, "measuring").to(getattr(torch, settings.dtype)), split, settings)
+    found, lens = _measured(problem, settings)
+    if settings.bounds:
+        found |= dict(_sides(lens, settings.bounds, split))
+    for name in settings.moved:
+        generator = torch.Generator().manual_seed(_own_seed(settings))
+        moved = TRANSFORMS[name].apply(problem, generator).problem
+        after, _ = _measured(moved, settings)
+        found |= {(Column.of(row).after(name).row, layer): e for (row, layer), e in after.items()}
+    return Report(found, about(lens))
+
+
+def _measured(problem: Problem, settings: NetworkSettings) -> tuple[dict[Key, Estimate], Lens]:
+    """Return the estimates that the settings name, and the lens on the samples."""
+    if settings.samples is None:
+        lens = Lens(problem)
+        return dict(_quietly(lens, list(settings.measures)).items()), lens
+    lens = Lens(problem.subset(settings.samples, torch.Generator().manual_seed(settings.data.seed)))
+    chosen = named(settings.measures)
+    risk = [one for one in chosen if one.card.family == RISK_FAMILY]
+    rest = [one for one in chosen if one.card.family != RISK_FAMILY]
+    parts = [_quietly(seen, mine) for seen, mine in ((lens, rest), (Lens(problem), risk)) if mine]
+    return {key: e for part in parts for key, e in part.items()}, lens
+
+
+def _quietly(lens: Lens, measures: list[Measure] | list[str]) -> Report:
+    """Return what `measure` does, without limit and line: a study has its own progress."""
+    return measure(lens, measures, anyway=True, progress=no_progress)
+
+
+def _own_seed(settings: NetworkSettings) -> int:
+    """Return a seed that only this network has: by its own seed, networks of one seed would all move alike."""
+    return int(digest((settings.data, settings.model, settings.training)), 16)
+
+
+def graph_of(model: nn.Module, split: Split) -> dict[str, torch.Tensor]:
+    """Return test inputs and outputs, "input" and "output", shape (k,), of a network from R to R; else nothing."""
+    if split.x.shape[1:] != (1,) or split.y.shape[1:] != (1,):
+        return {}
+    with measuring(model), torch.no_grad():
+        return {"input": split.test_x.flatten(), "output": model(split.test_x).flatten()}
+
+
+def tracker_of(model: nn.Module, split: Split, settings: NetworkSettings) -> Tracker | None:
+    """Return the tracker of the training, in the training's dtype; None if nothing is followed."""
+    if (followed := settings.followed) is None:
+        return None
+    problem = _problem(model, split, settings)
+    every = followed.every if isinstance(followed.every, int) else list(followed.every)
+    assert settings.training.seed is not None  # the settings of a training here have one
+    return Tracker(problem, followed.measures, every, samples=followed.samples, seed=settings.training.seed, live=False)
+
+
+def _problem(model: nn.Module, split: Split, settings: NetworkSettings) -> Problem:
+    dtype = next(model.parameters()).dtype
+    return Problem(
+        model,
+        loss=settings.training.objective.measured(),
+        data=(_in_dtype(split.x, dtype), split.y),
+        test=(_in_dtype(split.test_x, dtype), split.test_y) if len(split.test_x) else None,
+    )
+
+
+def _in_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return inputs in a dtype; indices, such as tokens, as they are."""
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def _sides(lens: Lens, bounds: tuple[str, ...], split: Split) -> Iterator[tuple[Key, Estimate]]:
+    law, target = split.distribution, split.target
+    assume = () if law is None else ("iid_samples",)
+    for rule in RULES[:1] if law is None else RULES:
+        other = "" if rule == RULES[0] else rule
+        for verdict in check_bounds(
+            lens, bounds, assume=assume, distribution=law, target=target, rule=rule, progress=no_progress
+        ):
+            note = verdict.status + (f": {verdict.assumption}" if verdict.assumption else "")
+            about = Estimate(verdict.lhs, source=verdict.source, note=note)
+            bound = Column.parse(verdict.bound)
+            yield (bound.of_side("lhs", other).row, verdict.layer), about
+            yield (bound.of_side("rhs", other).row, verdict.layer), replace(about, value=verdict.rhs)
+
 
 _kept: dict[tuple[DataSettings | UserData, Path], Split] = {}
 
@@ -194,3 +295,98 @@ def one_thread() -> Iterator[None]:
 
 def _or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+WARM, TRIED = 3, 13
+"""Steps of two trials, after a trial that is not counted; their difference cancels work that is done once."""
+FOLD, CLEAR = 4, 0.5
+"""The second trial's steps are multiplied by FOLD until it takes 1 + CLEAR times as long as the first: a look at all
+data at the end takes as long as hundreds of steps, and so does what else the machine does."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds on one thread; training counts all steps, although it may end earlier."""
+
+    networks: int
+    training: float
+    measuring: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training and measuring in one process."""
+        return self.training + self.measuring
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.networks + other.networks, self.training + other.training, self.measuring + other.measuring)
+
+
+def cost_of(studies: Iterable[Study], done: Collection[str] = ()) -> Cost:
+    """Return the cost of all networks of the studies, estimated from the first of each; right within a factor of 2.
+
+    `done`: the keys of networks that are not trained again.
+
+    Raises:
+        BadInput: the data of a study cannot be read.
+    """
+    left = ([one for one in study.networks() if one.key not in done] for study in studies)
+    return sum((_of_networks(networks) for networks in left if networks), Cost(0, 0.0, 0.0))
+
+
+def _of_networks(networks: Sequence[NetworkSettings]) -> Cost:
+    first = networks[0]
+    unmeasured = replace(first, measures=("loss",), moved=())  # some measure for minutes
+    _, (short, _, samples) = [_trial(unmeasured, WARM) for _ in range(2)]
+    steps = [_steps(one, samples) for one in networks]
+    step = short if _is_solved(first) else _seconds_per_step(unmeasured, short, max(steps))
+    measuring = _trial(first, WARM)[1]
+    moments = sum(_moments(one, samples) for one in networks)
+    measured = len(networks) * measuring + (moments * _moment(first) if moments else 0.0)
+    return Cost(len(networks), step * sum(steps), measured)
+
+
+def _is_solved(settings: NetworkSettings) -> bool:
+    """Return whether the training is a ridge regression: one step, whatever number of steps the settings give."""
+    return isinstance(settings.training, Training) and isinstance(settings.training.optimiser, Ridge)
+
+
+def _steps(settings: NetworkSettings, samples: int) -> int:
+    return 1 if _is_solved(settings) else settings.training.steps(samples)
+
+
+def _seconds_per_step(settings: NetworkSettings, short: float, most: int) -> float:
+    """Return the seconds of a step; `short` are those of the first trial, `most` is the largest number of steps."""
+    tried = TRIED
+    while True:
+        long = _trial(settings, tried)[0]
+        if long > (1 + CLEAR) * short or tried >= most:
+            break
+        tried = min(FOLD * tried, most)
+    return (long - short) / (tried - WARM) if long > short else long / tried  # noise: a step takes next to nothing
+
+
+def _trial(settings: NetworkSettings, steps: int) -> tuple[float, float, int]:
+    """Return the seconds of training this number of steps, the seconds of measuring, and the training samples."""
+    assert isinstance(settings.training, Training)
+    training = replace(settings.training, max_steps=steps, max_epochs=None, until=Until())
+    result = compute(replace(settings, training=training, followed=None)).result
+    return result["seconds_training"], result["seconds_measuring"], result["samples"]
+
+
+def _moments(settings: NetworkSettings, samples: int) -> int:
+    if (followed := settings.followed) is None:
+        return 0
+    steps = _steps(settings, samples)
+    return 1 + steps // followed.every if isinstance(followed.every, int) else len(followed.every)
+
+
+def _moment(settings: NetworkSettings) -> float:
+    """Return the seconds of one measurement during training: the second one, without the work that is done once."""
+    assert settings.followed is not None
+    followed = replace(settings.followed, every=1)
+    tracker = tracker_of(settings.model.build(), settings.data.load(), replace(settings, followed=followed))
+    assert tracker is not None
+    tracker.step(0)
+    start = time.perf_counter()
+    tracker.step(1)
+    return time.perf_counter() - start

@@ -14,7 +14,7 @@ from distributed.cfexecutor import ClientExecutor
 from threadpoolctl import threadpool_limits
 
 from flatlens.errors import BadInput
-from flatlens.experiments.versions import difference, versions
+from flatlens.experiments.store import difference, versions
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

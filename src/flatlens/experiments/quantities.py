@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from flatlens.column import Column
-from flatlens.comparing.direction import RISK_FAMILY
-from flatlens.experiments.vary import last_field
+from flatlens.comparing.comparison import RISK_FAMILY
+from flatlens.experiments.overrides import last_field
 from flatlens.measures import MEASURES
 
 AxisTransform: TypeAlias = Literal["identity", "sqrt", "log"]

@@ -1,16 +1,38 @@
-"""The result of a study: the tables from which the page is made."""
+"""The result of a study: its tables, what each column holds, and the zip archive that keeps them.
+
+An archive has result.json, and each table as Parquet, which keeps every digit and type (it needs pyarrow, the extra
+`data`). There are no weights and no values of single samples in it. Tables that are read are checked before anything is
+computed from them.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import math
+import os
+import re
+import stat
 import warnings
-from dataclasses import dataclass, field
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
 
+from flatlens.errors import BadFolder, BadInput, MissingExtra, needs, one_line
+from flatlens.experiments.overrides import IDENTITY, setting_columns
 from flatlens.experiments.quantities import Quantity
+from flatlens.experiments.settings import Study
 from flatlens.progress import count_of
 from flatlens.result import of_report
+from flatlens.settings_json import fits, made
+from flatlens.training import Training
+from flatlens.training.run import Ending
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # repr would show every table, eq would compare tables
@@ -81,3 +103,242 @@ class StudyResult:
         """Deprecated name of `gap_correlations`."""
         warnings.warn("StudyResult.against is now called gap_correlations", DeprecationWarning, stacklevel=2)
         return self.gap_correlations
+
+
+_RESULT: dict[str, Any] = {
+    "outcome": Ending, "steps": int, "layers": list[str], "versions": dict[str, str], "loss": float | None,
+    "accuracy": float | None, "samples": int, "trained_alone": str, "seconds_training": float,
+    "seconds_measuring": float,
+}  # fmt: skip
+"""What the result.json of a network holds; the first four always."""
+_CURVES = (("step", "loss", "accuracy", "test_loss"), ("input", "output"))
+"""The curves of a network: those of one group have one length."""
+_KINDS = {"text": "text", "number": "numbers", "flag": "True or False", "any": "any values"}
+_NETWORK = {"key": "text", **dict.fromkeys(IDENTITY[1:], "number")}
+
+
+def _columns(names: str, texts: str = "") -> dict[str, str]:
+    return {name: "text" if name in texts.split() else "number" for name in names.split()}
+
+
+_COLUMNS = {
+    "layers": _NETWORK | _columns("measure layer position value kind", "measure layer kind"),
+    "curves": _NETWORK | _columns("step loss accuracy test_loss"),
+    "histories": _NETWORK
+    | _columns("step rate edge measure layer value stderr kind products note", "measure layer kind note"),
+    "functions": _NETWORK | _columns("x y"),
+    "relations": _columns("x y n units pearson pearson_low pearson_high kendall kendall_low kendall_high", "x y"),
+    "within": _columns("x y group groups n units pearson pearson_low pearson_high", "x y group"),
+    "gap_correlations": _columns(
+        "kind quantity coefficient value low high p n units given why note", "kind quantity coefficient given why note"
+    ),
+}
+"""The columns of each table that has the same ones in every study, and what each holds."""
+
+_ONCE = {
+    "networks": ["key"],
+    "layers": ["key", "measure", "layer"],
+    "curves": ["key", "step"],
+    "histories": ["key", "step", "measure", "layer"],
+    "values": ["key"],
+    "relations": ["x", "y"],
+    "within": ["x", "y", "group"],
+    "gap_correlations": ["kind", "quantity", "coefficient", "given"],
+}
+"""The columns whose values together occur in one row alone."""
+
+
+def require_result(result: Mapping[str, Any]) -> None:
+    """Raise BadInput for a result.json that lacks a value, or has one of another type."""
+    for at, (name, hint) in enumerate(_RESULT.items()):
+        if (at < 4 or name in result) and not fits(result.get(name), hint):
+            raise BadInput(f"{name} is {result.get(name)!r:.40} in result.json")
+
+
+def require_curves(curves: Mapping[str, Tensor]) -> None:
+    """Raise BadInput for curves that are not numbers in rows of one length."""
+    for group in _CURVES:
+        shapes = (
+            {tuple(curves[name].shape) if name in curves else () for name in group} if group[0] in curves else set()
+        )
+        if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
+            raise BadInput(f"the curves {', '.join(group)} must have one length")
+
+
+def require_tables(tables: Mapping[str, pd.DataFrame], study: Study, varied: list[str]) -> None:
+    """Refuse tables that are not those of the study: columns, types, doubled or foreign networks.
+
+    Raises:
+        BadInput: the first difference.
+    """
+    for name, table in tables.items():
+        _require_columns(name, table, _expected(name, table, study, varied), study)
+        if name in _ONCE and (twice := table.duplicated(_ONCE[name])).any():
+            row = ", ".join(map(str, table[twice].iloc[0][_ONCE[name]]))
+            raise BadInput(f"the table {name} has two rows for {row}")
+    networks, keys = tables["networks"], list(tables["networks"]["key"])
+    if (twice := networks.drop(columns="key").duplicated()).any():
+        raise BadInput(f"the table networks has the network {networks['key'][twice].iloc[0]} a second time")
+    if len(networks) > (most := math.prod(len(axis.values) for axis in study.axes)):
+        raise BadInput(f"the table networks has {len(networks)} networks, more than the {most} of the study")
+    if list(tables["values"]["key"]) != keys:
+        raise BadInput("the tables networks and values have other networks, or another order")
+    for name, table in tables.items():
+        if "key" in table and (left := set(table["key"]) - set(keys)):
+            raise BadInput(f"the table {name} has the network {min(left)}, which the table networks does not have")
+
+
+def _expected(name: str, table: pd.DataFrame, study: Study, varied: list[str]) -> dict[str, str]:
+    """Return the columns that a table must have, and what each holds."""
+    if name == "values":
+        return _NETWORK | {"included": "flag"} | {quantity.name: "number" for quantity in study.quantities}
+    if name != "networks":
+        return _COLUMNS[name]
+    axes = dict.fromkeys((axis for axis in varied if axis not in IDENTITY), "any")
+    parts = dict.fromkeys(set(setting_columns(varied)) & set(table), "any")  # older tables have none of joint axes
+    own = {"outcome": "text", "steps": "number"} | _NETWORK | axes | parts
+    results = {str(column): "text" if column == "weights" else "number" for column in table if column not in own}
+    return own | results
+
+
+def _require_columns(name: str, table: pd.DataFrame, expected: Mapping[str, str], study: Study) -> None:
+    there = list(table.columns)
+    if twice := list(table.columns[table.columns.duplicated()]):
+        raise BadInput(f"the table {name} has the column {twice[0]!r} twice")
+    if missing := [column for column in expected if column not in there]:
+        raise BadInput(f"the table {name} has no column {missing[0]!r}")
+    if extra := [column for column in there if column not in expected]:
+        raise BadInput(f"the table {name} has the column {extra[0]!r}, which no such table has")
+    facts = () if isinstance(study.base.training, Training) else ("lr", "batch_size")  # of a table of the user's
+    for column, kind in expected.items():
+        if column not in facts and not _holds(table[column], kind):
+            raise BadInput(f"the column {column!r} of the table {name} must hold {_KINDS[kind]}")
+
+
+def _holds(column: pd.Series[Any], kind: str) -> bool:
+    if kind == "any" or column.empty:
+        return True
+    if kind == "text":
+        return all(isinstance(one, str) for one in column)
+    flags, numbers = pd.api.types.is_bool_dtype(column.dtype), pd.api.types.is_numeric_dtype(column.dtype)
+    if kind == "flag":
+        return flags
+    return (numbers and not flags and column.dtype.kind != "c") or bool(column.isna().all())
+
+
+_TABLES = tuple(field.name for field in fields(StudyResult) if field.type == "pd.DataFrame")
+_OTHERS = tuple(field.name for field in fields(StudyResult) if field.name not in (*_TABLES, "quantities"))
+_RESULT_FILE = "result.json"
+_PLAIN = re.compile(r"(?!\.+$)[\w.+,=()@ -]+")
+LARGEST, MOST, MOST_CELLS = 2**30, 10_000, 10**8
+"""Bytes of an archive or a table, unpacked, files of an archive, and cells of a table, at most."""
+_DATE = (1980, 1, 1, 0, 0, 0)
+"""Date of every member: equal tables make equal bytes."""
+
+
+def write_study(archive: zipfile.ZipFile, name: str, result: StudyResult) -> None:
+    """Write the tables of a study under a name.
+
+    Raises:
+        BadInput: a table cannot be written as Parquet.
+    """
+    plain = {key: getattr(result, key) for key in _OTHERS}
+    write_member(archive, f"{name}/{_RESULT_FILE}", json.dumps(plain, indent=1).encode())
+    for table in _TABLES:
+        try:
+            with needs("data", "an archive"):
+                data = getattr(result, table).to_parquet(index=False, compression="zstd")
+        except MissingExtra:
+            raise
+        except (ValueError, TypeError) as error:  # pyarrow's own are such
+            raise BadInput(f"the table {table!r} of the study cannot be stored ({one_line(error)})") from error
+        write_member(archive, f"{name}/{table}.parquet", data)
+
+
+@contextmanager
+def opened_archive(path: str | os.PathLike[str], what: str) -> Iterator[zipfile.ZipFile]:
+    """Open an archive to read it; raise BadFolder, one line, if the file is not `what`, is too large, or is damaged."""
+    try:
+        with needs("data", what):
+            if not Path(path).is_file():
+                raise BadInput("there is no such file")
+            with zipfile.ZipFile(path) as archive:
+                _require_members(archive.infolist())
+                yield archive
+    except MissingExtra:
+        raise
+    except Exception as error:  # damaged bytes make a reader fail in any way at all
+        raise BadFolder(f"{str(path)!r} does not hold {what}, or is damaged ({one_line(error, 300)})") from error
+
+
+def _require_members(members: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse an archive that holds anything but files of plain names, each once, or too much."""
+    names = [member.filename for member in members]
+    if len(names) > MOST:
+        raise BadInput(f"it has {len(names):,} files, more than {MOST:,}")
+    if (size := sum(member.file_size for member in members)) > LARGEST:
+        raise BadInput(f"it unpacks to {size:,} bytes, more than {LARGEST:,}")
+    seen: set[str] = set()
+    for member, name in zip(members, names, strict=True):
+        if name in seen:
+            raise BadInput(f"it has {name!r} twice")
+        seen.add(name)
+        if not all(_PLAIN.fullmatch(part) for part in name.split("/")):
+            raise BadInput(f"{name!r} in it is no name of a file of flatlens")
+        if stat.S_ISLNK(member.external_attr >> 16):
+            raise BadInput(f"{name!r} in it is a link")
+
+
+def write_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    """Write a file into the archive."""
+    archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)
+
+
+def read_studies_in(archive: zipfile.ZipFile, beside: Sequence[str] = ()) -> dict[str, StudyResult]:
+    """Return the results of all studies in an archive, by name; `beside` names its other files.
+
+    Raises:
+        BadInput: it has other files, or a study is not complete, or not as `write_study` writes it.
+    """
+    files = set(archive.namelist()) - set(beside)
+    names = [name.removesuffix(f"/{_RESULT_FILE}") for name in archive.namelist() if name.endswith(f"/{_RESULT_FILE}")]
+    needed = {
+        f"{name}/{file}": None for name in names for file in (_RESULT_FILE, *(f"{table}.parquet" for table in _TABLES))
+    }
+    for what, differing in (("lacks", needed.keys() - files), ("holds", files - needed.keys())):
+        if differing:
+            raise BadInput(f"it {what} the file {min(differing)}")
+    return {name: _read_study(archive, name) for name in names}
+
+
+def _read_study(archive: zipfile.ZipFile, name: str) -> StudyResult:
+    values = json.loads(archive.read(f"{name}/{_RESULT_FILE}"), parse_constant=_no_number)
+    if not isinstance(values, dict):
+        raise BadInput(f"{name}/{_RESULT_FILE} is not a JSON object")
+    if extra := values.keys() - set(_OTHERS):
+        raise BadInput(f"{name}/{_RESULT_FILE} has {min(extra)!r}, which no study has")
+    pairs = {key: value for key, value in values.items() if isinstance(value, list)}  # JSON has lists for tuples
+    values |= {key: [tuple(one) if isinstance(one, list) else one for one in value] for key, value in pairs.items()}
+    tables = {table: _read_table(archive, f"{name}/{table}.parquet") for table in _TABLES}
+    if "kind" not in tables["gap_correlations"]:  # an older archive: its rows are of all networks
+        tables["gap_correlations"].insert(0, "kind", "")
+    study = Study.from_json(values.get("settings", {}))
+    found: StudyResult = made(StudyResult, {**values, **tables, "quantities": study.quantities})
+    require_tables(tables, study, found.varied)
+    return found
+
+
+def _read_table(archive: zipfile.ZipFile, member: str) -> pd.DataFrame:
+    """Return a table, if it is not too large: a few bytes of Parquet can stand for any number of equal values."""
+    from pyarrow import parquet
+
+    content = archive.read(member)
+    about = parquet.read_metadata(io.BytesIO(content))
+    size = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+    if about.num_rows * about.num_columns > MOST_CELLS or size > LARGEST:
+        raise BadInput(f"{member} has {about.num_rows:,} rows of {about.num_columns:,} columns: too many")
+    return pd.read_parquet(io.BytesIO(content))
+
+
+def _no_number(text: str) -> float:
+    raise BadInput(f"{_RESULT_FILE} has the value {text}")

@@ -1,7 +1,11 @@
-"""The definition of a study: settings shared by its networks, axes along which they differ, quantities to relate."""
+"""The definition of a study: settings shared by its networks, axes along which they differ, quantities to relate.
+
+Two studies are compared in words by `settings_apart`.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
@@ -9,20 +13,20 @@ from itertools import product
 from numbers import Real
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from flatlens.bounds.registry import BOUNDS
+from flatlens.bounds.definition import BOUNDS
 from flatlens.data import Split, UserData
-from flatlens.data.named import DataSettings
+from flatlens.data.sources import DataSettings
+from flatlens.deprecated_names import FORMER_TRANSFORMS, former_measure, former_transform, present_measure, silent
 from flatlens.errors import BadInput, UnknownName
+from flatlens.experiments.overrides import paths, vary
 from flatlens.experiments.quantities import STUDIED, Quantity, quantities
-from flatlens.experiments.vary import paths, vary
-from flatlens.former import FORMER_TRANSFORMS, former_measure, former_transform, present_measure, silent
-from flatlens.measures.registry import named
+from flatlens.measures.pipeline import named
 from flatlens.models import ARCHITECTURES, MLP, Architecture, UserNetwork
-from flatlens.plain import as_plain, digest, from_plain
-from flatlens.tracking.schedule import Schedule
+from flatlens.settings_json import as_plain, digest, from_plain
+from flatlens.tracking.tracker import Schedule
 from flatlens.training import SETTINGS, SGD, TrainedElsewhere, Training, Until
-from flatlens.transforms.registry import named_transforms
-from flatlens.userfile import short
+from flatlens.transforms.invariance import named_transforms
+from flatlens.user_code import short
 
 StudyScale: TypeAlias = Literal["smoke", "laptop"]
 Dtype: TypeAlias = Literal["float64", "float32"]
@@ -301,3 +305,46 @@ def _read(kind: type[_S], plain: Mapping[str, Any], what: str) -> _S:
     if not isinstance(found, kind):
         raise BadInput(f"these settings do not describe a {what}, but a {type(found).__name__}")
     return found
+
+
+def settings_apart(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Return how two studies differ, given as plain settings: their first two differences; "" if there are none.
+
+    >>> settings_apart({"scale": "smoke", "base": {"samples": 40}}, {"scale": "smoke", "base": {"samples": None}})
+    'base.samples: 40 there, null asked for'
+    """
+    before, now = _by_name(without_places(there)), _by_name(without_places(here))
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return "; ".join(_apart(name, before.get(name), now.get(name)) for name in names[:2])
+
+
+def _by_name(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a study's settings by dotted name, and its axes by name."""
+    found: dict[str, Any] = {}
+    for key, value in plain.items():
+        if key == "axes":
+            found |= {axis["name"]: axis["values"] for axis in value}
+        elif isinstance(value, dict):
+            found |= _by_name(value, f"{prefix}{key}.")
+        elif key != "type":
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _apart(name: str, there: Any, here: Any) -> str:
+    """Return how two settings differ, in words; of long ones the first part that does."""
+    if _short(there) != _short(here):
+        return f"{name}: {_short(there)} there, {_short(here)} asked for"
+    if isinstance(there, list) and isinstance(here, list):
+        if len(there) != len(here):
+            return f"{name}: {len(there)} values there, {len(here)} asked for"
+        there, here = (dict(enumerate(values)) for values in (there, here))
+    if isinstance(there, dict) and isinstance(here, dict):
+        part = next(key for key in {**there, **here} if there.get(key) != here.get(key))
+        return _apart(f"{name}.{part}", there.get(part), here.get(part))
+    return f"{name} differs"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."

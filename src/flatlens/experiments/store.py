@@ -14,7 +14,7 @@
     OUT/table.csv, OUT/relations.csv     derived; no timings, dates, hosts or paths
 
 There is no lock and no daemon: several processes may work in one folder. If two compute the same network, the result of
-the first to finish is kept.
+the first to finish is kept. Versions, device, instruction set and threads are recorded, for they can change digits.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ import contextlib
 import io
 import json
 import os
+import platform
 import shutil
 import time
 import zipfile
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -41,18 +44,206 @@ from torch import Tensor
 from flatlens.csvfile import csv_of
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress, Report
-from flatlens.experiments.archive import opened_archive, read_studies_in, write_study
-from flatlens.experiments.folders import clear_errors, refuse_foreign, sweep, whole_folder
-from flatlens.experiments.progress_files import SUFFIX, in_progress, progress_file, remove_progress_files
-from flatlens.experiments.result import StudyResult
-from flatlens.experiments.schema import require_curves, require_result
-from flatlens.experiments.settings import NetworkSettings, Study
-from flatlens.experiments.settings_apart import settings_apart
-from flatlens.experiments.versions import difference, versions
-from flatlens.files import host, require_checksums, write_checksums, write_whole
-from flatlens.plain import digest
+from flatlens.experiments.result import (
+    StudyResult,
+    opened_archive,
+    read_studies_in,
+    require_curves,
+    require_result,
+    write_study,
+)
+from flatlens.experiments.settings import NetworkSettings, Study, settings_apart
+from flatlens.files import (
+    PARTIAL,
+    flush,
+    flush_all,
+    host,
+    partial_name,
+    require_checksums,
+    write_checksums,
+    write_whole,
+)
+from flatlens.settings_json import digest
 from flatlens.tracking.history import load_history, save_history
-from flatlens.userfile import without_folders
+from flatlens.user_code import without_folders
+from flatlens.version import __version__
+
+
+def versions() -> dict[str, str]:
+    """Return versions, device, instruction set and threads as text; networks are computed on one thread of the CPU.
+
+    >>> sorted(versions())
+    ['device', 'flatlens', 'instructions', 'numpy', 'python', 'threads', 'torch']
+    """
+    return {
+        "flatlens": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "device": "cpu",
+        "instructions": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "threads": "1",
+    }
+
+
+def difference(recorded: dict[str, str], now: dict[str, str]) -> str:
+    """Return the differences in words; empty if there are none.
+
+    >>> difference({"torch": "2.6.0", "device": "cpu"}, {"torch": "2.13.0", "device": "cpu"})
+    'torch 2.6.0 there, 2.13.0 here'
+    """
+    names = [name for name in {**recorded, **now} if recorded.get(name) != now.get(name)]
+    return "; ".join(f"{name} {recorded.get(name, 'unknown')} there, {now.get(name, 'unknown')} here" for name in names)
+
+
+OLD = 24 * 3600.0
+"""Seconds after which any temporary file is removed: its process number may belong to another process by now."""
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; it becomes `target` at the end, and is removed after an error.
+
+    If another process was quicker, its folder stays and this one is removed: both hold the same results.
+    """
+    partial = partial_name(target)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        flush_all([*partial.iterdir(), partial])
+        with contextlib.suppress(FileExistsError):
+            _rename_folder(partial, target)
+        flush(target.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def clear_errors(out: Path) -> Iterator[None]:
+    """Turn errors of the system (a full disk, no permission) into one line about `out`."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        where = f" ({error.filename})" if error.filename else ""
+        raise BadFolder(
+            f"cannot use the folder {str(out)!r}: {reason}{where}; what was finished is kept: "
+            "free space or change the permissions, and run the same command again"
+        ) from error
+
+
+def refuse_foreign(out: Path, mark: str, own: Collection[str], what: str) -> None:
+    """Refuse an output folder that holds other files than `own`, unless another process has just written `mark`.
+
+    Raises:
+        BadFolder: it is a file, or holds other files and no `what`.
+    """
+    if out.exists() and not out.is_dir():
+        raise BadFolder(f"the output {str(out)!r} is a file: name a folder")
+    there = sorted(p.name for p in out.iterdir() if not p.name.startswith(".")) if out.exists() else []
+    foreign = [name for name in there if name not in own]
+    if foreign and not (out / mark).is_file():  # looked for last: what the other process writes comes after its mark
+        raise BadFolder(
+            f"the output folder {str(out)!r} holds other files ({', '.join(foreign[:3])}) and no {what}: name an empty "
+            "or new folder with --out"
+        )
+
+
+def sweep(folder: Path) -> None:
+    """Remove temporary files of killed processes; files of running processes stay."""
+    for leftover in folder.glob(f".*{PARTIAL}"):
+        if _abandoned(leftover):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
+
+
+def _abandoned(leftover: Path) -> bool:
+    try:
+        if time.time() - leftover.stat().st_mtime > OLD:
+            return True
+        where, process = leftover.name.removesuffix(PARTIAL).rsplit(".", 3)[1:3]
+        return where == host() and not _alive(int(process))
+    except (FileNotFoundError, ValueError):
+        return False  # just finished, or not a file of flatlens
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # of another user
+    try:  # a zombie, whose parent has not read its exit status: "1234 (name) Z ..."
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return True  # no such files on this system
+
+
+def _rename_folder(partial: Path, target: Path) -> None:
+    try:
+        partial.rename(target)
+    except OSError:
+        if target.is_dir():  # "directory not empty" has several error numbers
+            raise FileExistsError(target) from None
+        raise
+
+
+SUFFIX = ".progress"
+EVERY = 1.0
+"""Seconds between two writes."""
+
+
+@contextmanager
+def progress_file(path: Path) -> Iterator[Progress]:
+    """Yield a `Progress` that writes (done, total) into `path`; the file is removed at the end."""
+    try:
+        yield _Note(path)
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+class _Note:
+    """A `Progress` that writes to a file, and ignores I/O errors: progress is optional."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.next = path, 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if time.monotonic() < self.next:
+            return
+        partial = partial_name(self.path)
+        with suppress(OSError):
+            try:
+                partial.write_text(f"{done} {total}\n", encoding="ascii")
+                partial.replace(self.path)
+            finally:
+                partial.unlink(missing_ok=True)
+        self.next = time.monotonic() + EVERY
+
+
+def in_progress(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return (done, total) of every run with a progress file in `folder`, by the stem of the file."""
+    notes = {path.name.removesuffix(SUFFIX): _read(path) for path in sorted(folder.glob(f"[!.]*{SUFFIX}"))}
+    return {stem: note for stem, note in notes.items() if note is not None}
+
+
+def remove_progress_files(folder: Path) -> None:
+    """Remove the files that killed runs left; running ones write theirs again within a second."""
+    for path in folder.glob(f"[!.]*{SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> tuple[int, int] | None:
+    try:
+        done, total = path.read_text(encoding="ascii").split()
+        return int(done), int(total)
+    except (OSError, ValueError):
+        return None  # the run has just ended
+
 
 _T = TypeVar("_T")
 

@@ -2,35 +2,110 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import fields, replace
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
-from flatlens.experiments.answers import answers
-from flatlens.experiments.findings import findings
-from flatlens.experiments.finished import Finished
-from flatlens.experiments.gap_correlations import gap_correlations
-from flatlens.experiments.kinds import kinds_of
+from flatlens.experiments.narrative import answers, findings
 from flatlens.experiments.network import ComputeInto
-from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.overrides import value_of
+from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.runner import run_all
 from flatlens.experiments.settings import NetworkSettings, Study, without_places
-from flatlens.experiments.stacks import packs
-from flatlens.experiments.store import Store
-from flatlens.experiments.tables import groupings, unit_column, values_table, without_seeds
-from flatlens.experiments.vary import value_of
-from flatlens.experiments.versions import versions
+from flatlens.experiments.store import Store, versions
+from flatlens.experiments.tables import (
+    Loaded,
+    gap_correlations,
+    groupings,
+    kinds_of,
+    unit_column,
+    values_table,
+    without_seeds,
+)
+from flatlens.models import Architecture
 from flatlens.statistics import relate_all, relate_within
-from flatlens.training import TrainedElsewhere
-from flatlens.training.stack import LANES
-from flatlens.userfile import short
+from flatlens.training.optimisers import SGD, Ridge
+from flatlens.training.settings import TrainedElsewhere, Training
+from flatlens.training.stack import LANES, why_alone
+from flatlens.training.stack.lanes import kind_of
+from flatlens.user_code import short
 
-__all__ = ["Quantity", "RunOptions", "Study", "StudyResult", "load_study", "run_study"]
+Pack: TypeAlias = tuple[NetworkSettings, ...]
+FEW, MANY = LANES, 64
+"""Least number of networks in a pack, as smaller stacks gain less; and largest, as a lost pack is redone one by one."""
+TURNS = 3
+"""Least number of packs for each worker, so that none is idle for long."""
+
+
+def packs(networks: Sequence[NetworkSettings], *, together: int, hands: int | None, pack: int) -> list[Pack]:
+    """Return the networks in packs: of one kind each, in turns, large batches first, for their steps take longest.
+
+    Args:
+        networks: all that are to be trained.
+        together: how many may be trained in a stack; 1 for none.
+        hands: how many packs are worked on at a time; None where that is not known.
+        pack: how many of those that no stack takes go to a worker at a time.
+    """
+    kinds: dict[Hashable, list[NetworkSettings]] = {}
+    for one in networks:
+        kinds.setdefault(None if together == 1 else _kind(one), []).append(one)
+    alone = kinds.pop(None, [])
+    stacked = sum(map(len, kinds.values()))
+    size = FEW if hands is None else min(max(-(-stacked // (TURNS * hands)), FEW), -(-stacked // hands) or 1, MANY)
+    longest = sorted(kinds.values(), key=lambda alike: _batch_size(alike[0]) or math.inf, reverse=True)
+    turns = zip_longest(*(list(_pieces(alike, size)) for alike in longest))
+    return [one for turn in turns for one in turn if one] + list(_pieces(alone, pack))
+
+
+def _pieces(networks: Sequence[NetworkSettings], size: int) -> Iterator[Pack]:
+    """Yield packs of at most `size` networks, as equal in size as possible."""
+    count = -(-len(networks) // size)
+    for number in range(count):
+        yield tuple(networks[len(networks) * number // count : len(networks) * (number + 1) // count])
+
+
+def _kind(settings: NetworkSettings) -> Hashable:
+    """Return what networks in one stack must share; None where no stack takes them."""
+    model, training = _of_any_seed(settings.model), settings.training
+    if isinstance(training, TrainedElsewhere) or _why_alone(model, training):
+        return None
+    assert not isinstance(training.optimiser, Ridge)
+    return settings.data, model, training.loss, training.batch_size, kind_of(training.optimiser)
+
+
+def _batch_size(settings: NetworkSettings) -> int | None:
+    return settings.training.batch_size if isinstance(settings.training, Training) else None
+
+
+def _why_alone(model: Architecture, training: Training) -> str:
+    return _own_steps(training) or _of_model(model)
+
+
+def _own_steps(training: Training) -> str:
+    from torch import nn
+
+    return why_alone(nn.Linear(1, 1), training)
+
+
+@cache
+def _of_model(model: Architecture) -> str:
+    try:
+        return why_alone(model.build(), Training(SGD(1.0), max_steps=1))
+    except Exception as error:  # the worker that builds it notes it as the failure of its network
+        return type(error).__name__
+
+
+def _of_any_seed(model: Architecture) -> Architecture:
+    return replace(model, seed=0) if any(field.name == "seed" for field in fields(model)) else model
 
 
 class RunOptions(TypedDict, total=False):
@@ -145,18 +220,18 @@ def load_study(out: str | os.PathLike[str]) -> StudyResult:
     return _result(study, _gathered(store, study, finished), failed)
 
 
-def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Finished:
+def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Loaded:
     """Return what is known of the finished networks: of those with a folder from there, else from the kept tables."""
     here = [key for key in finished if store.folder(key).is_dir()]
-    found = Finished.of_records([store.read(key) for key in here], study.varied)
+    found = Loaded.of_records([store.read(key) for key in here], study.varied)
     there = {settings.key: settings for settings in study.networks() if settings.key in set(finished) - set(here)}
     for kept in store.kept():
         mine = [there.pop(key) for key in kept.networks["key"] if key in there]
-        found = found.with_others(Finished.of_result(kept, mine, study.varied), finished)
+        found = found.with_others(Loaded.of_result(kept, mine, study.varied), finished)
     return found
 
 
-def _result(study: Study, found: Finished, failed: list[tuple[str, str]]) -> StudyResult:
+def _result(study: Study, found: Loaded, failed: list[tuple[str, str]]) -> StudyResult:
     networks = found.networks
     values = values_table(networks, study.quantities)
     included = networks[values["included"]].reset_index(drop=True)

@@ -1,31 +1,73 @@
-"""Tables of a study, derived from its networks."""
+"""Tables of a study: of its networks, from their folders or an earlier result, and what is derived from these tables.
+
+`networks_table` to `functions_table` have the numbers of each network, `Loaded` all of them together; `values_table`,
+`groupings` and `gap_correlations` say what is correlated with the generalisation gap, and over which groups.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
 from math import nan
+from statistics import median
 from typing import Any
 
 import pandas as pd
 
 from flatlens.column import Column
-from flatlens.experiments.quantities import Quantity
-from flatlens.experiments.settings import NetworkSettings, facts
-from flatlens.experiments.store import Record
-from flatlens.experiments.vary import (
+from flatlens.experiments.overrides import (
     IDENTITY,
     TOGETHER,
     but_seeds,
     is_seed,
+    last_field,
     seedless,
     setting_columns,
     split_values,
     value_of,
 )
+from flatlens.experiments.quantities import GAP, Quantity, measure_names
+from flatlens.experiments.result import StudyResult
+from flatlens.experiments.settings import NetworkSettings, facts
+from flatlens.experiments.store import Record
+from flatlens.statistics import Statistic, correlate, granulated_kendall, partial_correlation
+from flatlens.statistics.resampling import FEWEST_POINTS
 from flatlens.tracking.history import TYPES
-from flatlens.training import REACHED, TrainedElsewhere
-from flatlens.userfile import short
+from flatlens.training import REACHED, TrainedElsewhere, Training
+from flatlens.user_code import short
+
+
+def kinds_of(networks: pd.DataFrame) -> pd.Series[str]:
+    """Return each network's kind in the words that differ, "" where all are of one kind; as the column `kind`.
+
+    BatchNorm is named only of architectures that can have it, and if it differs among them.
+
+    Args:
+        networks: a study's table, whose columns `model` and `batchnorm` are settings that vary, if they are there.
+
+    >>> models = ["VGG11(classes=10, batchnorm=False)", "ResNet18(classes=10, batchnorm=True)", "LeNet5(classes=10)"]
+    >>> kinds_of(pd.DataFrame({"model": models})).tolist()
+    ['VGG11 without BatchNorm', 'ResNet18 with BatchNorm', 'LeNet5']
+    >>> kinds_of(pd.DataFrame({"model.batchnorm": [True, False]})).tolist()
+    ['with BatchNorm', 'without BatchNorm']
+    """
+    model = networks["model"].map(str) if "model" in networks else pd.Series("", index=networks.index)
+    setting = next((name for name in networks if last_field(str(name)) == "batchnorm"), None)
+    told = model.map(_batchnorm_in) if setting is None else networks[setting].map(str)
+    said = told.map({"True": "with BatchNorm", "False": "without BatchNorm"})
+    words = [part.fillna("") for part in (model.map(lambda m: m.partition("(")[0]), said) if part.nunique() > 1]
+    named = pd.concat(words, axis=1).agg(" ".join, axis=1) if words else pd.Series("", index=networks.index)
+    return named.str.strip().rename("kind")
+
+
+def _batchnorm_in(model: str) -> str:
+    """Return whether a network has BatchNorm, "True" or "False", from its settings in words; "" if they do not say."""
+    found = re.search(r"\bbatchnorm=(True|False)", model)
+    return found[1] if found else ""
 
 
 def networks_table(records: Sequence[Record], varied: Sequence[str]) -> pd.DataFrame:
@@ -183,3 +225,180 @@ def _identity(record: Record) -> dict[str, Any]:
 def _columns_in_order(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return all columns in the order of first appearance: a network that diverged has no measured ones."""
     return list(dict.fromkeys(name for row in rows for name in row))
+
+
+_TABLES = ("networks", "layers", "curves", "histories", "functions")
+_AND = " | "
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tables
+class Loaded:
+    """The tables of some networks, and what is known of their runs; each as in `StudyResult`."""
+
+    networks: pd.DataFrame
+    layers: pd.DataFrame
+    curves: pd.DataFrame
+    histories: pd.DataFrame
+    functions: pd.DataFrame
+    versions: dict[str, str]
+    excluded: list[tuple[str, str]]
+    alone: list[tuple[str, int]]
+    seconds: float
+
+    @classmethod
+    def of_records(cls, records: Sequence[Record], varied: Sequence[str]) -> Loaded:
+        """Return what is in the folders of these networks."""
+        return cls(
+            networks=networks_table(records, varied),
+            layers=layers_table(records),
+            curves=curves_table(records),
+            histories=histories_table(records),
+            functions=functions_table(records),
+            versions=_merged([record.result["versions"] for record in records]),
+            excluded=[(r.settings.key, _why(r)) for r in records if r.result["outcome"] not in REACHED],
+            alone=sorted(Counter(why for r in records if (why := r.result.get("trained_alone"))).items()),
+            seconds=_summed([r.result["seconds_training"] + r.result["seconds_measuring"] for r in records]),
+        )
+
+    @classmethod
+    def of_result(cls, result: StudyResult, networks: Sequence[NetworkSettings], varied: Sequence[str]) -> Loaded:
+        """Return what a result holds of these networks; its seconds are shared out evenly.
+
+        Its study may have varied other settings: the columns of settings are those of `varied`.
+        """
+        of = {settings.key: settings for settings in networks}
+        tables = {name: getattr(result, name) for name in _TABLES}
+        rows = {name: table[table["key"].isin(set(of))].reset_index(drop=True) for name, table in tables.items()}
+        rows["networks"] = _with_settings(rows["networks"], of, varied, former=result.varied)
+        share = len(rows["networks"]) / max(len(result.networks), 1)
+        return cls(
+            **rows,
+            versions=result.versions,
+            excluded=[(key, why) for key, why in result.excluded if key in of],
+            alone=[(why, round(number * share)) for why, number in result.alone],
+            seconds=result.seconds * share,
+        )
+
+    def with_others(self, others: Loaded, keys: Sequence[str]) -> Loaded:
+        """Return both together, with the rows of each table in the order of `keys`."""
+        order = {key: number for number, key in enumerate(keys)}
+        alone = Counter(dict(self.alone)) + Counter(dict(others.alone))
+        return Loaded(
+            **{name: _in_order([getattr(self, name), getattr(others, name)], order) for name in _TABLES},
+            versions=_merged([one.versions for one in (self, others) if len(one.networks)]),
+            excluded=sorted((*self.excluded, *others.excluded), key=lambda one: order[one[0]]),
+            alone=sorted(alone.items()),
+            seconds=self.seconds + others.seconds,
+        )
+
+
+def _summed(seconds: Sequence[float]) -> float:
+    """Return the sum, no network with more than ten medians: the clock runs on where a process or machine is halted.
+
+    >>> _summed([1.0, 2.0, 2.0, 3000.0])
+    25.0
+    """
+    return sum(min(one, 10 * median(seconds)) for one in seconds)
+
+
+def _with_settings(
+    table: pd.DataFrame, networks: Mapping[str, NetworkSettings], varied: Sequence[str], former: Sequence[str]
+) -> pd.DataFrame:
+    """Return a table of networks with columns of the settings that vary here, in place of those that varied there."""
+    columns = setting_columns(varied)
+    results = [name for name in table if name not in {*IDENTITY, *setting_columns(former), *columns}]
+    own = {name: [setting_of(networks[key], name) for key in table["key"]] for name in columns}
+    return pd.concat([table[IDENTITY], pd.DataFrame(own, index=table.index), table[results]], axis=1)
+
+
+def _in_order(tables: Sequence[pd.DataFrame], order: dict[str, int]) -> pd.DataFrame:
+    """Return the rows of both tables in the order of their networks; an empty table has no types to give."""
+    whole = pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+    return whole.sort_values("key", key=lambda keys: keys.map(order), kind="stable", ignore_index=True)
+
+
+def _why(record: Record) -> str:
+    training, result = record.settings.training, record.result
+    assert isinstance(training, Training)  # a training elsewhere is at its end
+    batch = "full batch" if training.batch_size is None else f"batch size {training.batch_size}"
+    where = f"learning rate {training.optimiser.lr:g}, {batch}, seed {training.seed}"
+    if result["outcome"] == "diverged":
+        return f"diverged after {result['steps']} steps ({where})"
+    right = "" if math.isnan(result["accuracy"]) else f", accuracy {result['accuracy']:.3g}"  # NaN: a regression
+    return f"loss {result['loss']:.3g}{right} after {result['steps']} steps ({where})"
+
+
+def _merged(all_versions: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Return the versions of each package, joined by " | " where networks were computed with several."""
+    names = dict.fromkeys(name for recorded in all_versions for name in recorded)
+    each = {name: {one for v in all_versions for one in str(v.get(name, "unknown")).split(_AND)} for name in names}
+    return {name: _AND.join(sorted(versions)) for name, versions in each.items()}
+
+
+COLUMNS = ("kind", "quantity", "coefficient", "value", "low", "high", "p", "n", "units", "given", "why", "note")
+OVERALL = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
+GRANULATED = "granulated Kendall"
+_PARTIAL = {"pearson": "partial Pearson", "spearman": "partial Spearman"}
+
+
+def gap_correlations(
+    values: pd.DataFrame,
+    settings: pd.DataFrame,
+    quantities: Sequence[Quantity],
+    units: pd.Series,
+    kinds: pd.Series | None = None,
+) -> pd.DataFrame:
+    """Return one row per measure and coefficient, over all networks and then over each kind; the columns are COLUMNS.
+
+    `kind` is "" for all networks; kinds of fewer than four have no rows. The coefficients are Pearson, Spearman and
+    Kendall; the granulated Kendall over groups that differ in one setting alone, and its part along each setting
+    ("granulated Kendall along lr"), if anything but the seed was varied; and partial correlations given the numerical
+    settings (`given` names the settings held fixed). `low` and `high` bound the 95% interval over independent units, by
+    the jackknife of `clustered`, and `p` is its two-sided one; fewer than 6 units give neither. `n` is the number of
+    networks, `units` that of units. `why` says which networks were left out, `note` why a value is NaN, or has no
+    interval.
+
+    Args:
+        values: the included networks, one column per quantity, transformed.
+        settings: the same networks, one column per varied setting as text, without seeds: `without_seeds`.
+        quantities: those with role "measure" are correlated with the gap.
+        units: the label of each of these networks' independent unit, such as its seed.
+        kinds: the kind of each of these networks: `kinds_of`. Over several kinds a measure may go with the gap only
+            because both differ between kinds.
+    """
+    if GAP.name not in values:
+        return pd.DataFrame(columns=list(COLUMNS))
+    rows = _rows("", values, settings, quantities, units)
+    if kinds is not None and kinds.nunique() > 1:
+        for kind in kinds.unique():
+            mine = kinds == kind
+            if mine.sum() >= FEWEST_POINTS:
+                rows += _rows(str(kind), values[mine], settings[mine], quantities, units[mine])
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _rows(
+    kind: str, values: pd.DataFrame, settings: pd.DataFrame, quantities: Sequence[Quantity], units: pd.Series
+) -> list[tuple[object, ...]]:
+    """Return the rows of these networks."""
+    gap = values[GAP.name]
+    varied = settings.loc[:, settings.nunique() > 1]  # all networks of a kind have one model
+    controls = values[[q.name for q in quantities if q.role == "setting" and values[q.name].nunique() > 1]]
+    rows: list[tuple[object, ...]] = []
+    for name in measure_names(quantities):
+        add = partial(_row, kind, name)
+        same: dict[str, Any] = {"names": (name, GAP.name), "units": units}
+        rows += [add(title, correlate(values[name], gap, key, **same)) for key, title in OVERALL.items()]  # type: ignore[arg-type]
+        if len(varied.columns):
+            psi = granulated_kendall(values[name], gap, varied, **same)
+            rows.append(add(GRANULATED, psi, "all settings but one"))
+            rows += [add(f"{GRANULATED} along {axis}", part, f"all but {axis}") for axis, part in psi.parts.items()]
+        if len(controls.columns):
+            for key, title in _PARTIAL.items():
+                found = partial_correlation(values[name], gap, controls, key, **same)  # type: ignore[arg-type]
+                rows.append(add(title, found, ", ".join(controls.columns)))
+    return rows
+
+
+def _row(kind: str, quantity: str, coefficient: str, s: Statistic, given: str = "") -> tuple[object, ...]:
+    return kind, quantity, coefficient, s.value, s.low, s.high, s.p, s.n, s.units, given, s.why, s.note

@@ -15,16 +15,15 @@ Read the modules in this order:
     jacobians         Jacobians of parameters and inputs, from the output Jacobians
 """
 
-from flatlens.grams.broken import PlanBroken, agreed
+from flatlens.grams.autograd import singular
 from flatlens.grams.contractions import quadratic, trace
+from flatlens.grams.data_pass import one_pass
 from flatlens.grams.features import feature_spread, features_read, outside_keys, require_told_apart
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
-from flatlens.grams.layout import UNREAD_PRODUCT, Layout, Weight
-from flatlens.grams.one_pass import one_pass
+from flatlens.grams.plan import UNREAD_PRODUCT, Layout, PlanBroken, Weight, agreed
 from flatlens.grams.planner import lay_out
-from flatlens.grams.singular import singular
 from flatlens.grams.sketch import Sketch
-from flatlens.grams.weight import row_factor
+from flatlens.grams.weight_jacobians import row_factor
 
 __all__ = [
     "UNREAD_PRODUCT",

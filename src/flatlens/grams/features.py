@@ -7,14 +7,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from flatlens.grams.broken import PlanBroken
-from flatlens.grams.layout import Layout, Weight
+from flatlens.grams.plan import Layout, PlanBroken, Weight
 from flatlens.grams.record import Tape, record, run_recorded
-from flatlens.grams.rows import coupled_places
-from flatlens.operations.reads import Product
+from flatlens.grams.trial import coupled_places
+from flatlens.operations.parameter_uses import Product
 from flatlens.problem import Batch, Problem, measuring
-from flatlens.problem.samples import FORWARD_CHUNK, size
-from flatlens.problem.state import differentiable
+from flatlens.problem.batches import FORWARD_CHUNK, size
+from flatlens.problem.eval_context import differentiable
 
 _DEAD_UNIT = 1e-15  #: unit of a feature that is always 0: its square is negligible, and float32 can represent it
 

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.contractions import RowProduct
-from flatlens.grams.dense import DenseJacobian
-from flatlens.grams.explicit import ExplicitJacobian
-from flatlens.grams.shared import SharedJacobian
-from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
+from flatlens.grams.weight_jacobians import DenseJacobian, ExplicitJacobian, SharedJacobian
+from flatlens.problem.row_layout import Tokens, onto_softmax, softmax_of
 
 
 @dataclass(eq=False)

@@ -1,26 +1,184 @@
-"""The N backward passes of a chunk: output Jacobians at all watched places, and the data of the certificate.
+"""The N backward passes of a chunk: output Jacobians at all watched places, and the certificate that checks them.
 
 Backward pass k differentiates the sum over samples of output k. Because samples do not affect each other, the result at
-sample i's rows is sample i's own derivative: one pass gives row k of every sample's Jacobian. The certificate tests
-this assumption. It is one more backward pass, of a random combination of all samples' outputs: see `certificate`.
+sample i's rows is sample i's own derivative: one pass gives row k of every sample's Jacobian.
+
+The certificate tests this assumption with one more backward pass, of a random combination s = sum_ik u_ik f_ik of all
+samples' outputs. At every place of the plan, ds/d(row of sample i) must be sum_k u_ik J_ik, to rounding. And ds/dtheta,
+by autograd, must be the gradient that the plan gives for a small or unexplained parameter theta (weights are proved on
+the trials, see `planner`). If one of these fails, then samples affect each other, or lie elsewhere than planned, or a
+parameter does not act as planned, or torch's batching is wrong. Up to rounding a wrong Jacobian passes with probability
+0: its error in the sum is a linear function of u that is not 0 everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from flatlens.errors import out_of_memory
-from flatlens.grams.certificate import Certificate
-from flatlens.grams.layout import Layout
-from flatlens.grams.places import WatchedPlace, watched_places
-from flatlens.grams.record import Call, Tape
-from flatlens.grams.unexplained import ignore_slow_batching_warning
+from flatlens.grams.autograd import each_sample_alone, ignore_slow_batching_warning
+from flatlens.grams.contractions import RowProduct, norm2, pieces, row_products
+from flatlens.grams.plan import BATCHING, Layout, PlanBroken, Weight, samples_coupled
+from flatlens.grams.record import Call, Tape, run_recorded
+from flatlens.grams.trial import FRONT, Rows, independent_rows, padding_ignored
 from flatlens.operations.graph import Place
+from flatlens.operations.layers import Adapter, Convolution, by_sample
+from flatlens.operations.parameter_uses import Bias, GraphOperation, Lookup, Product
+from flatlens.problem import Batch, Problem
+from flatlens.problem.batches import take
+
+
+@dataclass(frozen=True, eq=False)
+class WatchedPlace:
+    """A place to differentiate to, and the form in which the derivatives are kept."""
+
+    at: Place
+    size: torch.Size  #: shape of autograd's derivative
+    shape: Callable[[Tensor], Tensor]  #: puts a derivative's samples in front
+    plain: bool = False  #: whether the derivative already has one row per sample
+    tokens_first: bool = False  #: whether the kept form (g, d, P) is stored as (g, P, d), as it comes
+
+    @property
+    def kept(self) -> torch.Size:
+        """Return the shape of a sample's derivative after `shape`."""
+        return self.shape(torch.empty(self.size, device="meta")).shape[1:]
+
+
+def watched_places(
+    tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]
+) -> dict[str, WatchedPlace]:
+    """Return all places at which output Jacobians are needed, by name."""
+    dense = {place for w in layout.weights.values() if w.dense for place in w.products}
+    operations = layout.operations(tape)
+    watched = {name: _watched_place(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}
+    for key, axis in layout.batch_axis.items() if "G" in needs else ():
+        if not (is_first_layer(layout, key) or follows_from_output(layout, key, needs)):
+            x = tape.linear[key].x
+            plain = f"z:{key}" in dense and axis == 0
+
+            def flat(derivative: Tensor, axis: int = axis) -> Tensor:
+                return by_sample(derivative, axis).reshape(n, -1)
+
+            watched[f"x:{key}"] = WatchedPlace(x, x.shape, flat, plain)
+    if layout.input_call is None and "G" in needs:
+        for number, x in enumerate(inputs):
+            watched[f"input:{number}"] = WatchedPlace(x, x.shape, lambda derivative: derivative.reshape(n, -1), True)
+    return watched
+
+
+def _watched_place(operation: GraphOperation, rows: Rows, n: int, dense: bool) -> WatchedPlace:
+    """Return the output of an operation as a place; its derivatives are kept in the form that its type needs.
+
+    (n, d) for a dense product, (n, g, d, P) for other products, (n, T, D) for an embedding lookup, (n, w, the other
+    axes) for an operation that acts entry by entry.
+    """
+    if dense:
+        return WatchedPlace(
+            operation.edge,
+            operation.shape,
+            lambda derivative: rows.in_front(derivative, n).reshape(n, -1),
+            rows == FRONT,
+        )
+    if isinstance(operation, Product | Bias):
+        adapter = operation.adapter
+        return WatchedPlace(
+            operation.edge,
+            operation.shape,
+            lambda derivative: adapter.by_position(rows.in_front(derivative, n), n),
+            tokens_first=adapter.token_wise,
+        )
+    if isinstance(operation, Lookup):
+        width = operation.shape[-1]
+        return WatchedPlace(
+            operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n).reshape(n, -1, width)
+        )
+    return WatchedPlace(operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n))
+
+
+def same_tokens(layout: Layout, weight: Weight) -> bool:
+    """Return whether a weight acts in one call, whose input has the tokens in the order of the product's output."""
+    only = weight.pure and weight.adapter.token_wise and len(weight.products) == 1 == len(weight.calls)
+    return only and layout.batch_axis.get(weight.layer) == 0 and layout.rows[weight.products[0]] == FRONT
+
+
+def follows_from_output(layout: Layout, key: str, needs: Collection[str]) -> bool:
+    """Return whether the Gram matrix at a call's input is made from the output Jacobian at its output, J W.
+
+    That takes less where the layer has fewer outputs than inputs, and only that Gram matrix is needed.
+    """
+    weight = layout.weights.get(key)
+    if weight is None or weight.dense or "squares" in needs or layout.ignores_padding:
+        return False
+    _, d, m = weight.matrix.W.shape
+    return d < m and same_tokens(layout, weight)
+
+
+def along_follows(layout: Layout, key: str) -> bool:
+    """Return whether df/dx x at a call's input equals <df/dW, W>: the weight acts there alone, on the whole input."""
+    weight = layout.weights.get(key)
+    return weight is not None and weight.as_given and len(weight.products) == 1 and not layout.ignores_padding
+
+
+def is_first_layer(layout: Layout, key: str) -> bool:
+    """Return whether a call is the only reader of the network's input, and df/dx there follows from df/dz."""
+    return key == layout.input_call and key in layout.weights and input_side_follows(layout.weights[key])
+
+
+def input_side_follows(weight: Weight) -> bool:
+    """Return whether `input_products` can compute the layer's input side."""
+    return weight.pure and len(weight.calls) == 1 and (weight.dense or _by_flipped_kernel(weight.adapter))
+
+
+def input_products(
+    weight: Weight, J: Tensor, out: torch.Size, wanted: Sequence[RowProduct], x: Tensor
+) -> dict[RowProduct, Tensor]:
+    """Return the `row_products` of the Jacobian at the layer's input x: "gram" is G, "squares" are ||df/dx_p||^2.
+
+    J is (n, N, d) for a dense layer, (n, N, 1, d, P) for a convolution with output size `out`.
+    """
+    if weight.dense and list(wanted) == ["gram"]:
+        return {"gram": weight.matrix.gram_at_input(J)}
+    if weight.dense:
+        return row_products(weight.matrix.at_input(J), wanted, x=x)
+    parts = [row_products(rows, wanted, x=x[piece]) for piece, rows in _transposed(weight, J, out)]
+    return {what: torch.cat([part[what] for part in parts]) for what in wanted}
+
+
+def _by_flipped_kernel(adapter: Adapter) -> bool:
+    """Return whether it is a 2D convolution with stride 1, one group, and zero padding smaller than its kernel."""
+    return (
+        isinstance(adapter, Convolution)
+        and len(adapter.kernel) == 2
+        and adapter.groups == 1
+        and adapter.stride == (1, 1)
+        and adapter.mode == "constant"
+        and adapter.pad[::2] == adapter.pad[1::2]
+        and all(p >= 0 for p in _padding(adapter))
+    )
+
+
+def _padding(adapter: Convolution) -> list[int]:
+    sides = zip(adapter.dilation, adapter.kernel, adapter.pad[::-2], strict=True)
+    return [d * (k - 1) - p for d, k, p in sides]
+
+
+def _transposed(weight: Weight, J: Tensor, out: torch.Size) -> Iterator[tuple[slice, Tensor]]:
+    """Yield a few samples at a time and their W^T J, (n', N, M), where the matrix W is the convolution."""
+    adapter = weight.adapter
+    assert isinstance(adapter, Convolution)
+    kernel = weight.value.flip(2, 3).transpose(0, 1).contiguous()
+    n, N, _, d = J.shape[:4]
+    for piece in pieces(n, 16 * J[0].numel()):
+        z = J[piece].reshape(-1, d, *out)
+        rows = F.conv2d(z, kernel, padding=_padding(adapter), dilation=adapter.dilation)
+        yield piece, rows.reshape(-1, N, rows[0].numel())
+
 
 MEMORY_SHARE = 8
 """A batched backward pass may use the memory divided by this; the previous chunk still holds its part."""
@@ -251,3 +409,180 @@ def _each_output_alone(
         for place, buffer, derivative in zip(watched.values(), found.values(), derivatives, strict=True):
             buffer[:, k] = 0 if derivative is None else place.shape(derivative)
     return found
+
+
+SMALLEST2 = 1e-30  #: squared length above which no square in float32 that counts is lost
+_PARAMETER = "parameter "
+"""Prefix of a place's name in a check of the parameter that acts there, not of the samples' positions."""
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """A random combination s = sum_ik u_ik f_ik of all outputs, and its derivatives."""
+
+    u: Tensor  #: random weights, (n, N)
+    totals: dict[str, Tensor]  #: ds/d(place), samples in front, by place
+    raw: dict[str, Tensor | None]  #: the same in the shape that autograd returned
+    parameters: dict[str, Tensor]  #: ds/dtheta, by parameter
+
+    def apart(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return ||sum_k u_ik J_ik - ds/d(row of sample i)||^2 at each place, (n,), with the Jacobians `found`."""
+        return {name: _apart(self.u, found[name], total) for name, total in self.totals.items()}
+
+    def holds(self, apart: dict[str, Tensor], rtol: float) -> Tensor:
+        """Return a flag for each place: whether both derivatives are the same, to rounding; not of overflows."""
+        within = {name: rtol**2 * norm2(total).max() for name, total in self.totals.items()}
+        flags = [((apart[name] <= most) | ~apart[name].isfinite()).all() for name, most in within.items()]
+        return torch.stack(flags) if flags else self.u.new_ones(0, dtype=torch.bool)
+
+
+def _apart(u: Tensor, J: Tensor, total: Tensor) -> Tensor:
+    """Return the squared distance of sum_k u_ik J_ik from sample i's row of `total`, (n,)."""
+    if J.ndim > 3 and J.stride(-2) == 1:  # in the order in which it is stored, so that nothing is copied
+        J, total = J.mT, total.mT
+    combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
+    return norm2(combined - total.reshape(combined.shape))
+
+
+def shown_rounding(apart: dict[str, Tensor], found: dict[str, Tensor], places: Iterable[str]) -> Tensor | None:
+    """Return how far rounding moves each sample's Jacobians at these places, over their length, (n,).
+
+    Both derivatives of the certificate come from the same forward pass, in another order of arithmetic, and differ by
+    rounding alone. As u is normal, ||sum_k u_ik dJ_ik|| is about ||dJ_i||_F. It is large where derivatives cancel, as
+    behind a confident softmax. None if no place is tested.
+    """
+    tested = [place for place in places if place in apart]
+    if not tested:
+        return None
+    length2 = torch.stack([_length2(found[place]) for place in tested]).sum(0)
+    apart2 = torch.stack([apart[place] for place in tested]).sum(0)
+    return torch.where(length2 > 0, apart2 / length2, 0.0).sqrt()
+
+
+def _length2(J: Tensor) -> Tensor:
+    """Return ||J_i||_F^2, (n,); float64 only where squares leave float32, as it takes longer than the rest."""
+    places = tuple(range(2, J.ndim))
+    rows = torch.linalg.vector_norm(J, dim=places)  # in two steps: half the time
+    length2: Tensor = rows.to(torch.float64).square().sum(1)
+    if J.dtype != torch.float64 and not bool(((length2 > SMALLEST2) & length2.isfinite()).all()):
+        length2 = torch.linalg.vector_norm(J, dim=places, dtype=torch.float64).square().sum(1)
+    return length2
+
+
+@dataclass(frozen=True, eq=False)
+class Checker:
+    """The check of chunks against their certificates."""
+
+    problem: Problem
+    model: nn.Module
+    layout: Layout
+
+    @property
+    def rtol(self) -> float:
+        """Return the tolerated relative difference between a derivative and the same one from other passes."""
+        return max(1e4 * torch.finfo(self.problem.dtype).eps, min(0.3, 30 * self.problem.precision))
+
+    def check(
+        self,
+        tape: Tape,
+        batch: Batch,
+        apart: dict[str, Tensor],
+        certificate: Certificate,
+        rebuilt: dict[str, tuple[Tensor, Tensor]],
+        batched: bool,
+    ) -> ChunkCheck:
+        """Compare the derivatives at all places of the plan, and the gradients `rebuilt` from them, with autograd's.
+
+        The flags stay on the device: reading them would wait for it. `require` reads them.
+        """
+        flags = torch.cat([certificate.holds(apart, self.rtol), *self.same_gradients(certificate, rebuilt)])
+        padding_holds = flags.new_ones(())
+        if self.layout.ignores_padding and tape.mask is not None:
+            at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
+            padding_holds = padding_ignored(tape.mask, at_inputs)
+        places = [*certificate.totals, *(_PARAMETER + self.place_of(tape, name) for name in rebuilt)]
+        return ChunkCheck(batch, places, torch.cat([flags, padding_holds[None]]), batched)
+
+    def same_gradients(self, certificate: Certificate, rebuilt: dict[str, tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+        """Yield a flag for each parameter: whether its rebuilt gradient equals autograd's, to rounding."""
+        for name, (gradient, size) in rebuilt.items():
+            true = certificate.parameters[name].to(torch.float64).flatten()
+            off, scale = (gradient - true).norm(), torch.maximum(true.norm(), size.max())
+            yield ((off <= self.rtol * scale) | ~off.isfinite())[None]
+
+    def place_of(self, tape: Tape, parameter: str) -> str:
+        """Return the first place where a parameter acts; if it is distrusted, the parameter becomes unexplained."""
+        return self.layout.places(tape, parameter)[0][1]
+
+    def require(self, check: ChunkCheck) -> None:
+        """Raise PlanBroken or BadModel if the check failed.
+
+        A difference at a place may be mere rounding. Then an exact test decides whether samples affect each other.
+        """
+        *passed, padding_holds = check.flags.tolist()
+        failing = [name for name, holds in zip(check.places, passed, strict=True) if not holds]
+        wrong = [name.removeprefix(_PARAMETER) for name in failing if name.startswith(_PARAMETER)]
+        suspected = [name for name in failing if not name.startswith(_PARAMETER)]
+        coupled = self._coupled_places(check.batch, suspected) if suspected else []
+        if any(name.startswith("input:") for name in coupled):
+            raise samples_coupled()
+        if coupled or wrong or not padding_holds:
+            raise PlanBroken([check.batch], [*coupled, *wrong])
+        if suspected and check.batched:  # rounding, or a wrong batching rule: re-run without batching
+            raise PlanBroken([], [BATCHING])
+
+    def unexplained(
+        self, batch: Batch, explicit: dict[str, Tensor], certificate: Certificate, rows: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return the per-sample gradients of unexplained parameters, computed without batching where that is wrong."""
+        wrong = self._wrong(certificate, explicit)
+        if wrong:  # torch's batching rules are wrong for some operations
+            explicit = explicit | each_sample_alone(self.problem, self.model, batch, wrong, rows)
+            inputs = [f"input:{number}" for number in range(len(self.layout.inputs))]
+            still = self._wrong(certificate, explicit)  # may be mere rounding, of derivatives that cancel
+            if still and (self._alone_differ(batch) or self._coupled_places(batch, inputs)):
+                raise samples_coupled()
+        return explicit
+
+    def _wrong(self, certificate: Certificate, explicit: dict[str, Tensor]) -> tuple[str, ...]:
+        """Return the parameters whose per-sample gradients, combined by u, do not give ds/dtheta."""
+        sums = {}
+        for name, M in explicit.items():
+            u = certificate.u.to(M)
+            sums[name] = torch.einsum("nk,nkp->p", u, M), (u[..., None] * M).square().sum().sqrt()
+        same = self.same_gradients(certificate, sums)
+        return tuple(name for name, right in zip(sums, same, strict=True) if not bool(right))
+
+    def _coupled_places(self, batch: Batch, places: list[str]) -> list[str]:
+        """Return those of the given places where samples do not lie as planned, or affect each other's outputs."""
+        layout = self.layout
+        tape, inputs, f, _ = run_recorded(self.problem, self.model, batch)
+        operations, at, planned = layout.operations(tape), dict[str, Place](), dict[str, list[Rows]]()
+        for name in places:
+            kind, _, key = name.partition(":")
+            if kind == "input":
+                at[name], planned[name] = inputs[layout.inputs[int(key)]], [FRONT]
+            elif kind == "x":
+                at[name], planned[name] = tape.linear[key].x, [Rows(layout.batch_axis[key])]
+            else:
+                at[name], planned[name] = operations[name].edge, [layout.rows[name]]
+        left = independent_rows(f, at, planned, torch.Generator().manual_seed(0))
+        return [name for name in places if not left[name]]
+
+    def _alone_differ(self, batch: Batch) -> bool:
+        """Return whether some sample alone has other outputs than in its batch."""
+        with torch.no_grad():
+            together = self.problem.run(self.model, batch)[0]
+            alone = [self.problem.run(self.model, take(batch, i, i + 1))[0] for i in range(len(together))]
+        off = (torch.cat(alone) - together).abs().max()
+        return float(off) > self.rtol * float(together.abs().max())
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkCheck:
+    """The result of a chunk's certificate, still on the device."""
+
+    batch: Batch
+    places: list[str]  #: names of the places and parameters that were compared
+    flags: Tensor  #: whether each place passes; the last flag says whether padding has no effect
+    batched: bool  #: whether several backward passes ran as one batched pass

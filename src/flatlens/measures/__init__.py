@@ -5,10 +5,11 @@ A measure of the catalogue is an attribute of this package by its name: `flatlen
 
 from typing import Any
 
-from flatlens.measures.card import (
+from flatlens.measures.definition import (
     FUNCTION,
     HEADWISE,
     LAYERWISE,
+    MEASURES,
     NEURONWISE,
     PERMUTATION,
     UNITS_AND_ORDER,
@@ -18,8 +19,7 @@ from flatlens.measures.card import (
     PassMeasure,
 )
 from flatlens.measures.lens import Lens
-from flatlens.measures.measure import about, measure
-from flatlens.measures.registry import MEASURES, catalogue, named
+from flatlens.measures.pipeline import about, catalogue, measure, named
 
 __all__ = [
     "FUNCTION",

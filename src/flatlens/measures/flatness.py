@@ -5,12 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flatlens.curvature.directions import ColumnDirections, RowDirections
+from flatlens.curvature.functional_hessian import ColumnDirections, RowDirections
 from flatlens.grams import LayerGrams, Weight, row_factor, trace
-from flatlens.measures.card import LAYERWISE, PERMUTATION, UNITS_AND_ORDER, Measure, Option, Run, per_sample
+from flatlens.measures.definition import (
+    LAYERWISE,
+    PERMUTATION,
+    UNITS_AND_ORDER,
+    Measure,
+    Option,
+    Run,
+    per_sample,
+    require_one_of,
+)
 from flatlens.measures.lens import Lens
-from flatlens.measures.options import require_one_of
-from flatlens.measures.reduce import Reduced, mean
+from flatlens.measures.reductions import Reduced, mean
 
 # features in units of their standard deviation have no scale
 UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalized", "std"): UNITS_AND_ORDER}

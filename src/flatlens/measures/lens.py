@@ -12,31 +12,27 @@ from typing import Literal, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.directions import Directions
-from flatlens.curvature.functional_hessian import functional_hessian_along
+from flatlens.curvature.functional_hessian import Directions, functional_hessian_along
 from flatlens.curvature.krylov import Remembered
-from flatlens.curvature.preconditioned import plain_optimiser
+from flatlens.curvature.optimiser_geometry import plain_optimiser
 from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, StaleLens
 from flatlens.estimate import Key, Progress
 from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out, singular
 from flatlens.grams.record import run_recorded
 from flatlens.grams.sketch import random_signs
-from flatlens.measures.card import FREE, PassMeasure, Run, comes_along
-from flatlens.measures.failing import attempted
-from flatlens.measures.gather import Gathered, Gatherer, by_weighting
-from flatlens.perturbation.autograd import moved_by_rounding
-from flatlens.perturbation.steps import Landscape
-from flatlens.perturbation.weights import coarsest_inside
+from flatlens.measures.accumulate import Gathered, Gatherer, attempted, by_weighting
+from flatlens.measures.definition import FREE, PassMeasure, Run, comes_along
+from flatlens.perturbation.autograd_check import moved_by_rounding
+from flatlens.perturbation.weights import Landscape, coarsest_inside
 from flatlens.problem import Batch, Problem, measuring
-from flatlens.problem.checks import require_finite_weights
+from flatlens.problem.arguments import require_finite_weights
+from flatlens.problem.batches import FORWARD_CHUNK, checksum
+from flatlens.problem.eval_context import differentiable, fingerprint, require_own_torch
 from flatlens.problem.inspection import require_same_everywhere
-from flatlens.problem.outcomes import Outcomes, forwards, outcomes, slopes_of_each
-from flatlens.problem.ranks import Ranks
-from flatlens.problem.samples import FORWARD_CHUNK, checksum
-from flatlens.problem.shards import to_parts
-from flatlens.problem.state import differentiable, fingerprint, require_own_torch
-from flatlens.problem.turns import in_turn
+from flatlens.problem.measured_copy import in_turn
+from flatlens.problem.ranks import Ranks, to_parts
+from flatlens.problem.sample_losses import Outcomes, forwards, outcomes, slopes_of_each
 
 EXACT = 128  #: number of outputs up to which every output gets its own backward pass
 PROBES = 16  #: number of random combinations beyond `EXACT` outputs

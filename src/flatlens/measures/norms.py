@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatlens.curvature.features import feature_norms
-from flatlens.curvature.jacobians import ParameterJacobian
+from flatlens.curvature.operators import ParameterJacobian
+from flatlens.curvature.spectral_norms import feature_norms
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import UNREAD_PRODUCT, LayerGrams
-from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
-from flatlens.measures.left_out import NO_PARAMETER, left_out, no_linear_layer
+from flatlens.measures.definition import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
+from flatlens.measures.leading_eigenvalues import of_norm
 from flatlens.measures.lens import Lens
+from flatlens.measures.notes import NO_PARAMETER, left_out, no_linear_layer
 from flatlens.measures.rows import with_note
-from flatlens.measures.tops import of_norm
 from flatlens.operations.operator_norm import euclidean, largest_norm
-from flatlens.problem.outcomes import fisher_slopes, forwards
+from flatlens.problem.sample_losses import fisher_slopes, forwards
 
 WEIGHTLESS = "a sample has no weight and its loss a slope (smoothed labels of a class of weight 0): F is infinite"
 

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from flatlens.curvature.probes import largest_of, mean_of_forms
 from flatlens.estimate import Estimate, Key, Kind, undefined
-from flatlens.measures.card import GRADIENTS_OF_SAMPLES, PassMeasure, Run
-from flatlens.measures.gather import BY_ROUNDING
-from flatlens.measures.left_out import (
+from flatlens.measures.accumulate import BY_ROUNDING
+from flatlens.measures.definition import GRADIENTS_OF_SAMPLES, PassMeasure, Run
+from flatlens.measures.leading_eigenvalues import rounded_up
+from flatlens.measures.lens import Lens
+from flatlens.measures.notes import (
     LARGEST_OF_NOISY,
     NO_PARAMETER,
     left_out,
@@ -23,10 +25,8 @@ from flatlens.measures.left_out import (
     no_linear_layer,
     which_layer,
 )
-from flatlens.measures.lens import Lens
-from flatlens.measures.reduce import Reduced, by_probes
-from flatlens.measures.tops import rounded_up
-from flatlens.problem.samples import finite
+from flatlens.measures.reductions import Reduced, by_probes
+from flatlens.problem.batches import finite
 from flatlens.progress import Watch
 
 

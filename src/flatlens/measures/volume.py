@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flatlens.errors import BadOption
 from flatlens.grams import LayerGrams
-from flatlens.measures.card import FUNCTION, PERMUTATION, per_sample
-from flatlens.measures.reduce import mean_of_dimensions, mean_of_logs, mean_of_volumes
+from flatlens.measures.definition import FUNCTION, PERMUTATION, per_sample
+from flatlens.measures.reductions import mean_of_dimensions, mean_of_logs, mean_of_volumes
 
 LOST = 0.1  #: share of a Jacobian that is rounding, from which on its shape is that of rounding
 LOST_BELOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  #: of G, which squares derivatives

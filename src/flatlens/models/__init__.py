@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from flatlens.models.activations import Activation, GaussianActivation
-from flatlens.models.coordinate import CoordinateNet
-from flatlens.models.initialisation import Init
-from flatlens.models.lenet import LeNet5
-from flatlens.models.mlp import MLP
-from flatlens.models.published import Published
-from flatlens.models.resnet import ResNet18
-from flatlens.models.user_network import UserNetwork
-from flatlens.models.vgg import VGG11, SmallVGG
-from flatlens.models.vit import ViT
+from flatlens.models.building_blocks import Activation, GaussianActivation, Init
+from flatlens.models.external import Published, UserNetwork
+from flatlens.models.image_networks import VGG11, LeNet5, ResNet18, SmallVGG, ViT
+from flatlens.models.mlp import MLP, CoordinateNet
 
 Architecture: TypeAlias = MLP | LeNet5 | VGG11 | SmallVGG | ResNet18 | ViT | CoordinateNet | Published | UserNetwork
 ARCHITECTURES: tuple[type, ...] = (MLP, LeNet5, VGG11, SmallVGG, ResNet18, ViT, CoordinateNet, Published, UserNetwork)

@@ -1,17 +1,24 @@
-"""The autograd graph of one forward pass: every operation that ran, and which operations read which outputs.
+"""The autograd graph of one forward pass: which operations read which outputs, and along which paths entries only move.
 
 Everything that a network does with a parameter is in this graph, including hooks, functional calls and branches that
 were not active. Its findings hold for every sample of the batch: both arms of a `where` are in the graph, and an
 operation with derivative 0 on these samples still has its name.
+
+Views, slices, joins, sums of these and products with constants leave a linear map between two places of the graph.
+Turning queries by an angle (rotary positions) is one: slices, signs, products with constants, a sum. Vectors taken back
+from one place to the other give the map itself.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from flatlens.operations.table import ARITHMETIC, operation_of, role_of
 
@@ -128,3 +135,232 @@ def _inputs_first(root: Node | None) -> list[Node]:
             order.append(node)
             stack.pop()
     return order
+
+
+GraphEdge: TypeAlias = tuple[Node, int]
+"""An output of a node: the node, and which of its outputs."""
+
+_PLAIN = ("addition", "subtraction", "negation", "identity", "shape", "selection", "joining", "average", "padding")
+_SCALED = ("multiplication", "division")
+_KEPT = ("negation", "identity", "shape", "selection", "choice", "average", "running sum", "padding")
+_LOOKUPS = ("EmbeddingBackward0", "IndexBackward0", "IndexSelectBackward0", "GatherBackward0", "TakeBackward0")
+_COMPLEX = ("ViewAsComplexBackward0", "ViewAsRealBackward0", "ViewAsRealPhysicalBackward0")
+_MOST = 4  #: origins after which a search stops: a sum over many layers
+
+
+@dataclass(frozen=True)
+class Origins:
+    """The places that a tensor is moved from."""
+
+    edges: tuple[GraphEdge, ...]
+    joined: bool = False  #: whether a parameter is added or joined on the way
+
+    @property
+    def single(self) -> GraphEdge | None:
+        """Return the only origin; None if there are several, or a parameter joins."""
+        return self.edges[0] if len(self.edges) == 1 and not self.joined else None
+
+
+class Paths:
+    """The graph of one forward pass, with the parameters of the model that made it."""
+
+    def __init__(self, graph: Graph, model: nn.Module) -> None:
+        self.graph = graph
+        self.parameters = dict(model.named_parameters())
+        self.names = {id(p): name for name, p in self.parameters.items()}
+        self.fixed = _fixed(graph, self.names)
+
+    def origins(self, edge: GraphEdge) -> Origins:
+        """Return the places from which the entries of a tensor are moved."""
+        found: dict[GraphEdge, None] = {}
+        joined, seen, waiting = False, {edge}, [edge]
+        while waiting and len(found) <= _MOST:
+            node, number = waiting.pop()
+            if node in self.fixed:
+                joined = True
+                continue
+            below = self._below(node)
+            if below is None:
+                found[node, number] = None
+            for one in below or []:
+                if one not in seen:
+                    seen.add(one)
+                    waiting.append(one)
+        return Origins(tuple(found), joined)
+
+    def _below(self, node: Node) -> list[GraphEdge] | None:
+        """Return the tensors whose entries a node moves; None if it does more than that."""
+        name = node.name()
+        operands = [(source, number) for source, number in node.next_functions if source is not None]
+        operation = operation_of(name)
+        kind = "" if operation is None else operation.name
+        if name == LEAF or not operands:
+            return None
+        if kind in ("addition", "subtraction") and any(one[0] in self.fixed for one in operands):
+            bias = self.bias_behind(node)
+            return None if bias is None else [one for one in operands if one != bias]
+        if name in _COMPLEX or (kind in _PLAIN and name != "EmbeddingBackward0"):
+            return operands
+        if kind in _SCALED:
+            return operands if len(operands) == 1 else None
+        return None
+
+    def bias_behind(self, node: Node) -> GraphEdge | None:
+        """Return the vector that a sum adds to the rows of a product without a bias; None if there is none."""
+        if node.name() != "AddBackward0" or node._saved_alpha != 1:
+            return None
+        first, second = edges_of(node)
+        for one, other in ((first, second), (second, first)):
+            if one[0] not in self.fixed or other[0] is None or other[0] in self.fixed:
+                continue
+            vector = shape_of(one)
+            origin = self.origins(other).single
+            if origin is None or not is_product(self, origin[0]) or origin[0].name() != "MmBackward0":
+                continue
+            if vector == shape_of(origin)[-1:]:
+                return one
+        return None
+
+    def readers(self, edge: GraphEdge) -> list[Node]:
+        """Return the operations that read the entries of a tensor, wherever these have been moved."""
+        found, seen, waiting = [], {edge}, [edge]
+        while waiting:
+            one = waiting.pop()
+            for reader, operand in self.graph.read_by(one[0]):
+                if reader.next_functions[operand] != one:
+                    continue
+                if one not in (self._below(reader) or []) or (reader.next_functions[operand][0] in self.fixed):
+                    found.append(reader)
+                    continue
+                moved = {(reader, number) for number in range(len(reader._input_metadata))} - seen
+                seen |= moved
+                waiting += moved
+        return found
+
+    def acting(self, parameter: Tensor) -> list[tuple[Node, GraphEdge]]:
+        """Return the operations on samples that read a parameter or what is made from it, each with what it reads."""
+        leaf = self.graph.leaves.get(id(parameter))
+        found, seen, waiting = [], {leaf}, [] if leaf is None else [leaf]
+        while waiting:
+            node = waiting.pop()
+            for reader, operand in self.graph.read_by(node):
+                if reader not in self.fixed:
+                    found.append((reader, reader.next_functions[operand]))
+                elif reader not in seen:
+                    seen.add(reader)
+                    waiting.append(reader)
+        return found
+
+    def is_layer(self, node: Node) -> bool:
+        """Return whether a node multiplies by a matrix or a kernel that is made from parameters alone."""
+        known = operation_of(node.name())
+        multiplies = known is not None and known.name in ("linear", "convolution", "matrix product")
+        return multiplies and any(source in self.fixed for source, _ in node.next_functions[-2:])
+
+    def leaf_of(self, edge: GraphEdge, *, shifted: bool = False) -> tuple[str, Tensor] | None:
+        """Return the parameter whose entries a tensor consists of, and their flat positions in it; None if it is made.
+
+        The positions have the tensor's shape. If `shifted`, constants may be added to the entries: `1 + w`.
+        """
+        leaves, readers, waiting = {}, set(), [edge]
+        while waiting:
+            node, _ = waiting.pop()
+            if node is None:
+                continue
+            if node.name() == LEAF:
+                leaves[id(node.variable)] = node.variable
+            elif not _keeps(node, shifted=shifted):
+                return None
+            readers.add(node)
+            waiting += [one for one in node.next_functions if one[0] not in readers]
+        if len(leaves) != 1:
+            return None
+        (leaf,) = leaves.values()
+        shape = shape_of(edge)
+        if edge[0].name() == LEAF:
+            return self.names[id(leaf)], torch.arange(leaf.numel()).reshape(shape)
+        numbers = torch.arange(shape.numel()).reshape(shape)
+        high, low, ones = numbers // 2048, numbers % 2048, torch.ones(shape)
+        rows = [
+            torch.autograd.grad([GradientEdge(*edge)], [leaf], [u.to(leaf)], retain_graph=True)[0].detach().cpu()
+            for u in (ones, high, low)
+        ]
+        taken = rows[0] != 0
+        if not bool((rows[0][taken] == 1).all()) or int(taken.sum()) != shape.numel():
+            return None  # scaled, normalised, repeated
+        at = taken.flatten().nonzero()[:, 0]
+        order = (rows[1][taken] * 2048 + rows[2][taken]).long()
+        positions = torch.empty(shape.numel(), dtype=torch.long)
+        positions[order] = at
+        return self.names[id(leaf)], positions.reshape(shape)
+
+
+def edges_of(node: Node) -> list[GraphEdge]:
+    """Return what a node reads; a constant has no node."""
+    return list(node.next_functions)
+
+
+def shape_of(edge: GraphEdge) -> torch.Size:
+    """Return the shape of a tensor of the graph."""
+    return torch.Size(edge[0]._input_metadata[edge[1]].shape)
+
+
+def dtype_of(edge: GraphEdge) -> torch.dtype:
+    """Return the dtype of a tensor of the graph."""
+    found: torch.dtype = edge[0]._input_metadata[edge[1]].dtype
+    return found
+
+
+def _keeps(node: Node, *, shifted: bool) -> bool:
+    """Return whether a node gives multiples of the entries that it reads, and sums of these.
+
+    If `shifted`, constants may be added, too.
+    A derivative of 1 does not tell: `w + 1` has it, and so has `exp(w)` at w = 0.
+    """
+    operation = operation_of(node.name())
+    kind = "" if operation is None else operation.name
+    read = [source is not None for source, _ in node.next_functions]
+    if kind in ("addition", "subtraction"):
+        return shifted or read == [True, True]  # a constant is an operand without a node, or none
+    if kind in _SCALED:
+        return sum(read) == 1 and (read[0] or kind == "multiplication")
+    return kind in _KEPT or (kind == "joining" and all(read))
+
+
+def is_product(paths: Paths, node: Node) -> bool:
+    """Return whether a node multiplies rows of features by a matrix that is made from parameters alone."""
+    if node.name() not in ("AddmmBackward0", "MmBackward0"):
+        return False
+    return node.next_functions[-1][0] in paths.fixed
+
+
+def taken_back(edge: GraphEdge, to: GraphEdge, vectors: Tensor) -> Tensor:
+    """Return vectors (k, the shape of `edge`), taken back along the graph to `to`, (k, its shape)."""
+    if edge == to:
+        return vectors
+    try:
+        return _taken_back(edge, to, vectors, batched=True)
+    except RuntimeError:  # an operation on the way that torch cannot batch
+        return torch.stack([_taken_back(edge, to, vector, batched=False) for vector in vectors])
+
+
+def _taken_back(edge: GraphEdge, to: GraphEdge, vectors: Tensor, *, batched: bool) -> Tensor:
+    (found,) = torch.autograd.grad(
+        [GradientEdge(*edge)], [GradientEdge(*to)], [vectors], retain_graph=True, is_grads_batched=batched,
+        allow_unused=True,
+    )  # fmt: skip
+    lead = vectors.shape[: int(batched)]
+    return vectors.new_zeros(*lead, *shape_of(to)) if found is None else found.detach()
+
+
+def _fixed(graph: Graph, names: dict[int, str]) -> set[Node]:
+    """Return the nodes whose output is made from parameters alone."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        sources = [source for source, _ in node.next_functions if source is not None]
+        if node.name() == LEAF:
+            if id(node.variable) in names:
+                found.add(node)
+        elif sources and node.name() not in _LOOKUPS and all(source in found for source in sources):
+            found.add(node)
+    return found

@@ -14,21 +14,18 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from flatlens.bounds.covered import FAILURE
+from flatlens.bounds.sharpening import FAILURE
 from flatlens.column import Column
-from flatlens.data.named import DataSettings
-from flatlens.data.waves import RECIPES, law_of, widest
+from flatlens.data.sources import DataSettings
+from flatlens.data.synthetic import RECIPES, law_of, widest
 from flatlens.distributions import RULES, Rule
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP
 from flatlens.papers.contrasts import changed, mean_of
-from flatlens.papers.evidence import Table, reached
-from flatlens.papers.experiment import Experiment, Plot, Scale
-from flatlens.papers.plots import BANDS, banded
-from flatlens.papers.predictions import Prediction, Results
-from flatlens.papers.remarks import SMOKE_ONLY, seed_axis
-from flatlens.papers.units import UNIT
+from flatlens.papers.evidence import UNIT, Table, reached
+from flatlens.papers.experiment import SMOKE_ONLY, Experiment, Plot, Prediction, Results, Scale, seed_axis
+from flatlens.papers.figures import BANDS, banded
 from flatlens.training import Adam, Cosine, Training
 
 THEOREM_BOUND = "jacobian_generalisation.corrected"

@@ -1,16 +1,269 @@
-"""Experiments: studies at four scales, predictions about them from a paper, and the data of its figures."""
+"""Experiments: studies at four scales, predictions about them from a paper, and the data of its figures.
+
+A prediction is a claim of a paper as a statistic that can be computed; its outcome follows from the interval.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from flatlens.experiments.settings import Study
-from flatlens.papers.predictions import Prediction, Results
+from flatlens.experiments.result import StudyResult
+from flatlens.experiments.settings import Axis, Study
+from flatlens.statistics import Statistic
+from flatlens.statistics.inference import two_sided
+from flatlens.statistics.statistic import NAN
+
+SMOKE_ONLY = "Far too short and small for the effects: only to see that it runs."
+FEW_SEEDS = (
+    "Five seeds are five independent units, and fewer than six give no interval and no verdict: of claims about these "
+    "networks only the values are shown."
+)
+ONE_DRAW = (
+    "All networks have the same images: intervals are of starts and orders of batches, not of the draw of images."
+)
+COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
+
+SUMMED_GAP = "generalisation_gap(convention='summed_x5')"
+"""The gap as both papers of Petzka et al. compute it."""
+MOVED = "layerwise"
+"""The reparametrisation after which their networks are measured again."""
+MOVED_NEURONS = "neuronwise"
+"""The second one: single neurons."""
+LEAST_CHANGE = 1e-6
+"""Largest |log(after / before)| of a number that does not change but for rounding."""
+LEAST_CHANGE_SEARCHED = 1e-3
+"""The same of an eigenvalue, which is found to a residual of a thousandth."""
+WEAK = 0.3
+"""Largest |r| that counts as "weak" or "does not correlate": below it, less than a tenth of the variance is shared."""
+VERY_WEAK = 0.2
+WEAK_BY_EVANS = "The paper names no largest value; Evans (1996) calls an |r| below 0.2 very weak."
+STRONG = 0.7
+"""Smallest r that counts as "strongly", as in App. C of reparam2019."""
+
+
+def seed_axis(count: int) -> Axis:
+    """Return the axis of `count` seeds; one seed sets the sample, the network and the order of its batches."""
+    return Axis("data.seed+model.seed+training.seed", tuple((seed, seed, seed) for seed in range(count)))
+
+
+def own_seeds(name: str, values: Sequence[tuple[Any, ...]], count: int) -> Axis:
+    """Return the axis of `count` networks of each setting, every network with a seed of its own.
+
+    So no two networks share initial weights or the order of batches.
+
+    >>> own_seeds("batch_size+lr", [(4, 0.1), (8, 0.2)], 2).values
+    ((4, 0.1, 0), (4, 0.1, 1), (8, 0.2, 2), (8, 0.2, 3))
+    """
+    each = ((*value, number * count + seed) for number, value in enumerate(values) for seed in range(count))
+    return Axis(f"{name}+seed", tuple(each))
+
+
+Results: TypeAlias = Mapping[str, StudyResult]
+"""An experiment's studies by name."""
+
+Side: TypeAlias = Literal["above", "below"]
+Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "at most weak", "inconclusive", "not tested"]
+PredictionKind: TypeAlias = Literal["theorem", "claim", "reading", "number"]
+"""Kind of a prediction: proved, and so a check of the code; a sentence of the paper; our reading; a printed number."""
+
+LEVEL = 0.025
+"""Share of wrong outcomes on each side that is accepted."""
+DECISIONS: tuple[Conclusion, ...] = ("reproduced", "not reproduced", "at most weak")
+MARKS: Mapping[Conclusion, str] = {
+    "reproduced": "✓",
+    "not reproduced": "✗",
+    "at most weak": "≈",
+    "inconclusive": "?",
+    "not tested": "–",
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A claim of a paper as a statistic, which is above or below a number if the claim is true.
+
+    A theorem cannot fail: its value alone decides, as it is no estimate of anything beyond these networks.
+    """
+
+    name: str  #: unique within its experiment
+    says: str  #: the claim, in our words
+    source: str  #: place in the paper, of the quote
+    statistic: Callable[[Results], Statistic]
+    side: Side = "above"
+    than: float = 0.0
+    kind: PredictionKind = "reading"
+    quote: str = ""  #: the paper's own words; of a reading: the sentence that it reads, if there is one
+    reason: str = ""  #: the reason why we read it so; for readings only
+    headline: bool = False  #: one of the paper's main claims, one to four a paper
+
+    def weigh(self, results: Results) -> Outcome:
+        """Compute the statistic from the studies, and return the outcome."""
+        found = self.statistic(results)
+        weighed = replace(found, low=found.value, high=found.value, tails=None) if self.kind == "theorem" else found
+        return Outcome(self, found, conclusion_of(weighed, self.side, self.than))
+
+
+def claim(
+    name: str,
+    says: str,
+    source: str,
+    statistic: Callable[[Results], Statistic],
+    quote: str,
+    side: Side = "above",
+    *,
+    headline: bool = False,
+) -> Prediction:
+    """Return the prediction of a sentence of the paper, of a number that is above or below 0."""
+    return Prediction(name, says, source, statistic, side, kind="claim", quote=quote, headline=headline)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a prediction."""
+
+    prediction: Prediction
+    statistic: Statistic
+    conclusion: Conclusion
+
+    @property
+    def p(self) -> float:
+        """The two-sided p of the statistic against the prediction's number; NaN for a theorem, or without interval.
+
+        Of a correlation that is at most weak it is the larger one of both against 0.3 and -0.3.
+        """
+        tails = self.statistic.tails
+        if tails is None or self.prediction.kind == "theorem":
+            return NAN
+        if self.conclusion == "at most weak":
+            return min(1.0, 2 * max(tails(WEAK)[1], tails(-WEAK)[0]))
+        return two_sided(tails(self.prediction.than))
+
+    @property
+    def tested_as(self) -> str:
+        """The statistic, and what is predicted of it: "Pearson r of mls and gap, above 0"."""
+        return f"{self.statistic.name}, {self.prediction.side} {self.prediction.than:g}"
+
+    @property
+    def sided(self) -> Conclusion:
+        """The conclusion that the value alone would give, without its interval; "inconclusive" for NaN."""
+        value = self.statistic.value
+        if value != value or value == self.prediction.than:
+            return "inconclusive"
+        above = value > self.prediction.than
+        return "reproduced" if above == (self.prediction.side == "above") else "not reproduced"
+
+    def agrees(self, half: Outcome) -> bool:
+        """Return whether the value in half of the units is where this conclusion says."""
+        return abs(half.statistic.value) < WEAK if self.conclusion == "at most weak" else half.sided == self.conclusion
+
+    @property
+    def open_because(self) -> str:
+        """Why the outcome is on no side although the whole interval is; an empty string if neither is so.
+
+        Of several cases of which one is at most weak, how many there are.
+        """
+        s, than = self.statistic, self.prediction.than
+        if self.conclusion == "at most weak" and s.parts:
+            return f"in one of {len(s.parts)} cases"
+        if self.conclusion not in ("inconclusive", "at most weak") or not (s.low > than or s.high < than):
+            return ""
+        known = {part.value: part for part in s.parts.values() if part.value == part.value}
+        shown = known.get(s.value, s)
+        if shown.tails is not None and (not s.parts or min(shown.tails(than)) > LEVEL):
+            return "ranks do not agree" if shown.of_ranks == shown.of_ranks else f"too few units differ from {than:g}"
+        weakest = s.value == (min(known) if s.low > than else max(known))
+        return "another case is open" if weakest else "not after Holm's correction"
+
+    @property
+    def marked(self) -> str:
+        """The conclusion behind its mark, and why it is open if the interval does not say so: "✓ reproduced"."""
+        return with_mark(self.conclusion, self.open_because)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return claim, statistic, interval, n, who was left out, and conclusion as plain values; None for NaN."""
+        s, prediction = self.statistic, self.prediction
+        numbers = (s.value, s.low, s.high, self.p, s.of_ranks, *s.leave_one_out)
+        value, low, high, p, ranks, least, most = (None if number != number else number for number in numbers)
+        return {
+            "claim": prediction.name, "says": prediction.says, "kind": prediction.kind, "quote": prediction.quote,
+            "reason": prediction.reason, "headline": prediction.headline, "source": prediction.source,
+            "outcome": self.conclusion,
+            "statistic": s.name, "value": value, "low": low, "high": high, "p": p, "n": s.n,
+            "units": s.units, "unit": s.unit,
+            "p_against": WEAK if self.conclusion == "at most weak" else prediction.than,
+            "predicted": f"{prediction.side} {prediction.than:g}", "of_ranks": ranks, "leave_one_out": [least, most],
+            "why": s.why, "method": s.method, "note": s.note,
+            "cases": {case: one.in_words for case, one in s.parts.items()},
+        }  # fmt: skip
+
+
+def with_mark(conclusion: Conclusion, why: str = "") -> str:
+    """Return a conclusion behind its mark, and why: "✓ reproduced", "? inconclusive: ranks do not agree"."""
+    return f"{MARKS[conclusion]} {conclusion}{f': {why}' if why else ''}"
+
+
+def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
+    """Return "reproduced" if the truth is on the predicted side at 2.5%, "not reproduced" if on the other.
+
+    That is so where the whole 95% interval is on the side; beside a Pearson correlation ranks have to agree, and of
+    several cases p is corrected for their number. Without an interval it is "inconclusive".
+
+    A correlation (Pearson's or Spearman's) that is predicted to be above or below 0, and of which neither is found, is
+    "at most weak" if it is believed, in the same way, to be below 0.3 and above -0.3; of "all" cases if one case is
+    below 0.3 (after Holm's correction) and every case above -0.3.
+
+    Where no network has what the claim is about, it is "not tested".
+
+    >>> conclusion_of(Statistic("r", 0.5, 40, 0.2, 0.7), "above", 0.0)
+    'reproduced'
+    >>> conclusion_of(Statistic("r", 0.5, 9), "above", 0.0)  # without an interval
+    'inconclusive'
+    >>> conclusion_of(Statistic("r", float("nan"), 0), "above", 0.0)
+    'not tested'
+    """
+    if found.n == 0:
+        return "not tested"
+    if found.tails is None:
+        above, below = found.low > than, found.high < than  # both False where there is no interval
+    else:
+        above, below = (p <= LEVEL for p in found.tails(than))
+    if above == below:
+        return "at most weak" if _at_most_weak(found, than) else "inconclusive"
+    return "reproduced" if above == (side == "above") else "not reproduced"
+
+
+def _at_most_weak(found: Statistic, than: float) -> bool:
+    if found.tails is None or not found.correlation or than != 0:
+        return False
+    return found.tails(WEAK)[1] <= LEVEL and found.tails(-WEAK)[0] <= LEVEL
+
+
+def replicated(found: Outcome, again: Outcome | None, halves: Iterable[Outcome] = ()) -> Conclusion:
+    """Return the conclusion, if the replication agrees; else "inconclusive". A theorem needs none.
+
+    The re-run has to come to the same conclusion. Each half of the units has to have its value on the side of the
+    conclusion: it has too few units for one of its own.
+    """
+    pair = tuple(halves)
+    if found.conclusion == "not tested" or (found.prediction.kind == "theorem" and again is None):
+        return found.conclusion
+    if pair:
+        agree = all(found.agrees(half) for half in pair)
+    else:
+        agree = again is not None and again.conclusion == found.conclusion
+    return found.conclusion if agree else "inconclusive"
+
+
+def counted(outcomes: Iterable[Outcome]) -> dict[Conclusion, int]:
+    """Return the number of outcomes with each conclusion."""
+    conclusions = [outcome.conclusion for outcome in outcomes]
+    return {conclusion: conclusions.count(conclusion) for conclusion in MARKS}
+
 
 Scale: TypeAlias = Literal["smoke", "laptop", "desk", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "desk", "paper")

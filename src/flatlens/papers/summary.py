@@ -10,10 +10,11 @@ from typing import TypeAlias, get_args
 import numpy as np
 from scipy.optimize import bisect
 
-from flatlens.papers.predictions import (
+from flatlens.papers.experiment import (
     DECISIONS,
     LEVEL,
     MARKS,
+    WEAK,
     Conclusion,
     Outcome,
     PredictionKind,
@@ -21,8 +22,7 @@ from flatlens.papers.predictions import (
     replicated,
     with_mark,
 )
-from flatlens.papers.remarks import WEAK
-from flatlens.papers.reproduce import Reproduction
+from flatlens.papers.reproduction import Reproduction
 from flatlens.statistics import benjamini_hochberg
 from flatlens.statistics.statistic import NAN
 

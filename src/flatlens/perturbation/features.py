@@ -1,7 +1,8 @@
-"""The risk at moved features of a layer: phi -> (I + A) phi, or phi -> phi + xi separately for each sample.
+"""The risk at moved features of a layer, random rotations of features, and kernel densities of features.
 
-A matrix acts through the weights: W (phi + A phi) = (W + W A) phi (the papers' key equation); for a convolution on
-every patch that it reads, for a grouped one on each group's channels. Noise is added to the layer's input.
+Features move as phi -> (I + A) phi, or as phi -> phi + xi separately for each sample. A matrix acts through the
+weights: W (phi + A phi) = (W + W A) phi (the papers' key equation); for a convolution on every patch that it reads,
+for a grouped one on each group's channels. Noise is added to the layer's input.
 """
 
 from __future__ import annotations
@@ -9,28 +10,138 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from scipy import linalg, stats
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.grams import Layout, Weight, lay_out, row_factor
 from flatlens.operations.layers import by_sample
-from flatlens.perturbation.rotations import (
-    balanced_count,
-    balanced_rows,
-    on_sphere,
-    polar,
-    radii,
-    rotated,
-)
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Problem
-from flatlens.problem.outcomes import Outcomes, outcomes
+from flatlens.problem.batches import FORWARD_CHUNK
 from flatlens.problem.ranks import ALONE
-from flatlens.problem.samples import FORWARD_CHUNK
+from flatlens.problem.sample_losses import Outcomes, outcomes
+
+ROTATION_LAWS = ("rotations", "ball", "truncated_normal")
+UNDERFLOW = 1e-250
+
+
+def rotated(W: Tensor, generator: torch.Generator) -> Tensor:
+    """Return W A, A a Haar-distributed orthogonal m x m matrix; W of shape (d, m), float64.
+
+    A itself is never drawn. With W^T = Q R, W A = R^T (Q^T A), and Q^T A is r uniformly distributed orthonormal rows.
+    """
+    m = W.shape[1]
+    R = row_factor(W)
+    return R.mT @ orthonormal_rows(R.shape[0], m, generator).to(W)
+
+
+def orthonormal_rows(r: int, m: int, generator: torch.Generator) -> Tensor:
+    """Return r <= m uniformly distributed orthonormal rows, (r, m) float64; for r = m, a Haar-distributed rotation.
+
+    They are the QR factor of a Gaussian matrix, with the signs for which the factorisation is unique (other signs would
+    not give a uniform law).
+
+    >>> rows = orthonormal_rows(2, 3, torch.Generator().manual_seed(0))
+    >>> bool(torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64)))
+    True
+    """
+    Q, R = torch.linalg.qr(torch.randn(m, r, dtype=torch.float64, generator=generator))
+    rows: Tensor = (Q * R.diagonal().sign()).mT
+    return rows
+
+
+def balanced_rows(g: int, r: int, m: int, generator: torch.Generator) -> Tensor:
+    """Return k sets of g times r <= m orthonormal rows with exactly Haar's second moments, (k, g, r, m) float64.
+
+    Each set is uniformly distributed, and the mean over the k sets of every product of two entries is Haar's, with no
+    error. The rows are those of one Haar rotation per block, shifted through all m places, with signs from a Hadamard
+    matrix: k = m times the least power of 2 that is at least g r. No fewer than m g r sets can do it.
+
+    >>> rows = balanced_rows(1, 2, 3, torch.Generator().manual_seed(0))[:, 0].flatten(1)
+    >>> bool(torch.allclose(rows.T @ rows / len(rows), torch.eye(6, dtype=torch.float64) / 3))
+    True
+    """
+    signs = torch.as_tensor(linalg.hadamard(balanced_count(g, r, 1)), dtype=torch.float64)[:, : g * r]
+    Q = torch.stack([orthonormal_rows(m, m, generator) for _ in range(g)])
+    places = (torch.arange(r) + torch.arange(m)[:, None]) % m  # (shifts, r)
+    rows = Q[:, places].transpose(0, 1)  # (shifts, g, r, m)
+    return (signs.reshape(-1, 1, g, r, 1) * rows).flatten(0, 1)
+
+
+def balanced_count(g: int, r: int, m: int) -> int:
+    """Return how many sets `balanced_rows` gives."""
+    return m * (1 << (g * r - 1).bit_length())
+
+
+def on_sphere(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Return uniformly distributed points on the unit sphere, one per row of shape (n, M), float64."""
+    directions = torch.randn(shape, dtype=torch.float64, generator=generator)
+    lengths: Tensor = directions.norm(dim=1, keepdim=True)
+    return directions / lengths
+
+
+def radii(n: int, law: str, m: int, sigma: float, generator: torch.Generator) -> Tensor:
+    """Return n draws of the radius r in Proposition 2's A = r O, in units of delta.
+
+    The density of r is k(r) r^(m-1) on (0, 1].
+
+    `rotations`: always 1. `ball`: k constant, so that A phi is uniform in the ball of radius ||phi||.
+    `truncated_normal`: k the normal density of standard deviation `sigma`, cut off at 1.
+    """
+    u = torch.rand(n, dtype=torch.float64, generator=generator)
+    if law == "rotations":
+        return torch.ones_like(u)
+    if law == "ball":
+        return u.pow(1 / m)
+    inside = float(stats.chi2.cdf(1 / sigma**2, m))
+    if inside > UNDERFLOW:
+        return (sigma * torch.as_tensor(stats.chi2.ppf(u.numpy() * inside, m)).sqrt()).clamp(max=1)
+    r, k = _rim(m, sigma)
+    return r[torch.searchsorted(k.cumsum(0) / k.sum(), u).clamp(max=len(r) - 1)]
+
+
+def _rim(m: int, sigma: float) -> tuple[Tensor, Tensor]:
+    """Return (r, weights) at 4000 midpoints of u = r^m, which is uniform under the ball's law.
+
+    If sigma is far larger than the ball, nearly all mass is at the rim, where the density is almost constant.
+    """
+    r = ((torch.arange(4000, dtype=torch.float64) + 0.5) / 4000) ** (1 / m)
+    return r, torch.exp(-0.5 * (r.square() - 1) / sigma**2)
+
+
+def mean_square_radius(law: str, m: int, sigma: float) -> float:
+    """Return E[r^2] of the law, which multiplies delta^2 kappa / (2 m).
+
+    >>> round(mean_square_radius("ball", 4, 1.0), 6)  # m / (m + 2)
+    0.666667
+    """
+    if law == "rotations":
+        return 1.0
+    if law == "ball":
+        return m / (m + 2)
+    inside = float(stats.chi2.cdf(1 / sigma**2, m))
+    if inside > UNDERFLOW:
+        return float(sigma**2 * m * stats.chi2.cdf(1 / sigma**2, m + 2) / inside)
+    r, k = _rim(m, sigma)
+    return float((k * r.square()).sum() / k.sum())
+
+
+def polar(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the nearest partial isometry to left @ right, (m, d) @ (d, m): A = U V^T, as (U, V^T).
+
+    Among all ||A|| <= 1 it has the largest inner product with the matrix.
+    """
+    Q1, R1 = torch.linalg.qr(left)
+    Q2, R2 = torch.linalg.qr(right.mT)
+    U, _, Vh = torch.linalg.svd(R1 @ R2.mT)
+    return Q1 @ U, Vh @ Q2.mT
+
 
 Move = Callable[[Tensor], Tensor]
 """Maps a chunk's features, samples first, to moved ones of the same shape."""
@@ -216,3 +327,72 @@ def smallest_feature_matrix(phi: Tensor, moves: Tensor) -> Tensor:
             f"they depend on each other linearly, and their moves do not in the same way"
         )
     return A
+
+
+BANDWIDTHS = ("scott", "relative")
+ROWS = 2**22  #: kernels evaluated together
+
+
+@dataclass(frozen=True, eq=False)
+class KernelDensity:
+    """A kernel density p(z) = mean_i N(z; phi_i, (width_i scale)^2) of points phi (n, m) float64."""
+
+    points: Tensor
+    scale: Tensor  #: unit of each feature, (m,)
+    width: Tensor  #: width of each point's kernel in these units, (n,)
+
+    def log_density(self, z: Tensor, *, leave_out: bool = False) -> Tensor:
+        """Return log p at z, (k,); with `leave_out`, z are the points themselves, each left out of its own estimate."""
+        n, m = self.points.shape
+        known, logs, done = self.points / self.scale, [], 0
+        for rows in torch.split(z / self.scale, max(1, ROWS // n)):
+            kernels = -0.5 * (torch.cdist(rows, known) / self.width).square() - m * self.width.log()
+            if leave_out:
+                kernels[range(len(rows)), range(done, done + len(rows))] = -math.inf
+            logs.append(kernels.logsumexp(1))
+            done += len(rows)
+        constant = math.log(n - leave_out) + m / 2 * math.log(2 * math.pi) + float(self.scale.log().sum())
+        return torch.cat(logs) - constant
+
+
+def units(phi: Tensor, bandwidth: str) -> Tensor:
+    """Return the unit of each feature for the kernels, (m,): the standard deviation under "scott", else 1."""
+    return phi.std(0) if bandwidth == "scott" else torch.ones_like(phi[0])
+
+
+def kernel_density(phi: Tensor, bandwidth: str, scale: Tensor) -> KernelDensity:
+    """Return the kernel density of some points.
+
+    Widths are delta = n^(-1/(m+4)) under "scott"; under "relative" those of Proposition 12, delta ||phi_i|| / sqrt(m).
+    """
+    n, m = phi.shape
+    delta = n ** (-1 / (m + 4))
+    if bandwidth == "scott":
+        return KernelDensity(phi, scale, torch.full((n,), delta, dtype=phi.dtype))
+    lengths = phi.norm(dim=1)
+    return KernelDensity(phi, scale, (delta / math.sqrt(m)) * lengths.clamp(min=1e-12 * float(lengths.max())))
+
+
+@dataclass(frozen=True, eq=False)
+class Mismatch:
+    """The difference of two densities, estimated at the points of both."""
+
+    shift: float  #: int |p - q|, between 0 and 2
+    weighted: float  #: int (p - q) l, l the weight of each point
+
+
+def mismatch(a: Tensor, b: Tensor, values_a: Tensor, values_b: Tensor, bandwidth: str) -> Mismatch:
+    """Return the mismatch of the kernel densities of two parts of a sample, a and b (n, m), in units of both together.
+
+    The integral is a mean over the points of both under (p + q) / 2, whose weights 2 (p - q) / (p + q) are bounded by 2
+    whatever the dimension; a point is left out of its own estimate.
+    """
+    scale = units(torch.cat([a, b]), bandwidth)  # from both: a feature may be constant in one part
+    p, q = (kernel_density(part, bandwidth, scale) for part in (a, b))
+    at_a = p.log_density(a, leave_out=True), q.log_density(a)
+    at_b = p.log_density(b), q.log_density(b, leave_out=True)
+    log_p, log_q = (torch.cat(pair) for pair in zip(at_a, at_b, strict=True))
+    share = torch.tanh((log_p - log_q) / 2)  # (p - q) / (p + q)
+    weight = torch.cat([torch.full((len(a),), 1 / len(a)), torch.full((len(b),), 1 / len(b))]).to(share)
+    values = torch.cat([values_a, values_b])
+    return Mismatch(float((weight * share.abs()).sum()), float((weight * share * values).sum()))

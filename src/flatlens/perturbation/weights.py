@@ -1,24 +1,39 @@
-"""The network at other weights, without changing it: its risk, and the risk's gradient."""
+"""The network at other weights, without changing it: its risk, its gradients, the steps that an optimiser would take.
+
+`Elsewhere` takes weights as one vector and is differentiable in them; `Landscape` walks along directions, from
+forwards and single backward passes alone; `Spread` tells how gradients of groups of samples vary; `ShardedHessian`
+multiplies by the Hessian of a network whose parameters are spread over processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from typing import Any, final
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.graphs import bytes_saved, samples_at_once
-from flatlens.curvature.space import space_of
-from flatlens.errors import BadInput, FlatlensError
+from flatlens.curvature.krylov import finite_gradient
+from flatlens.curvature.operators import LARGEST_CHUNK, bytes_of_a_sample, bytes_saved, samples_at_once
+from flatlens.curvature.optimiser_geometry import rate_of_a_step
+from flatlens.curvature.space import as_one_vector, dot, inner, space_of
+from flatlens.curvature.symmetry import operations
+from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, one_line, out_of_memory
+from flatlens.estimate import Progress
+from flatlens.grams.autograd import Runner, require_second_derivative
 from flatlens.grams.sketch import random_signs
-from flatlens.grams.unexplained import Runner
 from flatlens.operations.graph import Graph
+from flatlens.operations.table import operation_of
 from flatlens.problem import Batch, Problem
-from flatlens.problem.outcomes import Outcomes, outcomes
-from flatlens.problem.samples import FORWARD_CHUNK, size, take
-from flatlens.problem.state import differentiable
+from flatlens.problem.batches import FORWARD_CHUNK, size, take
+from flatlens.problem.eval_context import differentiable, elsewhere
+from flatlens.problem.ranks import in_one_piece, of_the_first, whole_parameters
+from flatlens.problem.sample_losses import Outcomes, outcomes
 
 _INSIDE = "the coarsest dtype inside"
 
@@ -147,3 +162,484 @@ class Elsewhere:
                 each = bytes_saved(self.model, size(probe), lambda: self.run(at, probe))
             self._most = samples_at_once(self.problem, each)
         return self._most
+
+
+Direction = Mapping[str, Tensor]
+_LINEAR = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Muon")
+"""Optimisers of torch whose step is proportional to the learning rate, whatever their state."""
+_LONG = 2.0**40  #: a learning rate at which the weights are rounding beside the step; a power of 2 rounds nothing
+_DRAWS = 4  #: draws of the outputs' rounding
+_LOST = 1e-3  #: share of a step that the weights' own rounding may be
+
+
+@final
+class Landscape:
+    """The network of a problem, moved along directions and put back, without a copy of its activations.
+
+    Attention runs by its fast kernels, except where a second derivative is taken.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
+    >>> landscape = Landscape(problem)
+    >>> with torch.no_grad():
+    ...     _ = net.weight.copy_(torch.tensor([[1.0, 0.0]]))
+    >>> landscape.risk_and_gradient()[1]["weight"]
+    tensor([[ 9., 12.]])
+    >>> with landscape.walk({"weight": torch.tensor([[1.0, 0.0]])}) as move:
+    ...     move(1.0)
+    ...     landscape.risk()
+    0.0
+    """
+
+    def __init__(self, problem: Problem, *, model: nn.Module | None = None, few: Sequence[Batch] | None = None) -> None:
+        self.problem = problem
+        self.model = problem.measured() if model is None else model
+        self.space = space_of(problem, self.model)
+        self.few = few  #: the batches that derivatives over spread parameters see; None: all the data
+        self.forwards = 0  #: evaluations of the risk over all the data
+        self.coarsest = self.space.dtype  #: type of the parameters in the last second derivative: FSDP2 may narrow them
+
+    def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
+        """Return the risk, and its gradient in each measured parameter."""
+        risk, gradient = self._summed()
+        dtype = self.space.dtype
+        return risk, finite_gradient({name: part.to(dtype) for name, part in gradient.items()}, dtype)
+
+    def summed_gradient(self) -> Tensor:
+        """Return the gradient of the risk, (P,) float64."""
+        return as_one_vector(self._summed()[1])
+
+    def _summed(self) -> tuple[float, dict[str, Tensor]]:
+        """Return the risk and its gradient by parameter, in float64 where it is a sum of several.
+
+        Where parameters are spread over processes, each process walks all the data: it takes part in every backward.
+        """
+        batches = self._all() if self.problem.sharded or self.few is not None else self._own()
+        with self.differentiated():
+            shares = (self.gradient_of(raw, self.problem.mass) for raw in batches)
+            risk, gradient = self.space.total(shares, self.problem.ranks)
+        return self._known(risk), gradient
+
+    def _all(self) -> Iterable[Batch]:
+        return self.problem.batches(FORWARD_CHUNK) if self.few is None else self.few
+
+    def _own(self) -> Iterator[Batch]:
+        return (raw for _, raw in self.problem.shared(self.fitting))
+
+    @contextmanager
+    def differentiated(self) -> Iterator[None]:
+        """Make ready for `gradient_of` inside this context."""
+        with self.problem.measuring(self.model, twice=False), differentiable(self.space.tensors):
+            yield
+
+    def gradient_of(self, raw: Batch, mass: float) -> tuple[float, dict[str, Tensor]]:
+        """Return the sum of a batch's losses over `mass`, and its gradient by parameter, inside `differentiated`."""
+        part = self._risk_of(raw, mass)
+        if self.problem.sharded:
+            return float(part.detach()), self._gathered(part)
+        rows = torch.autograd.grad(part, self.space.tensors, allow_unused=True)
+        named = zip(self.space.parameters.items(), rows, strict=True)
+        return float(part.detach()), {name: p.new_zeros(p.shape) if row is None else row for (name, p), row in named}
+
+    def _risk_of(self, raw: Batch, mass: float) -> Tensor:
+        f, y = self.problem.run(self.model, self.problem.place(raw))
+        return self.problem.loss.total(f, y) / mass
+
+    def _gathered(self, part: Tensor) -> dict[str, Tensor]:
+        """Return a gradient by backward(), which gathers it from the processes, in float64."""
+        torch.autograd.backward(part)
+        found = self.whole([p.grad for p in self.space.tensors])
+        for p in self.space.tensors:
+            p.grad = None
+        return found
+
+    def whole(self, rows: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """Return tensors, one for each parameter, in one piece each, in float64; where there is none it is zero."""
+        named = zip(rows, self.space.parameters.items(), strict=True)
+        known = {
+            name: torch.zeros(p.shape, device=p.device) if row is None else in_one_piece(row.detach())
+            for row, (name, p) in named
+        }
+        return {name: row.to(torch.float64) for name, row in known.items()}
+
+    def second_derivative(self, direction: Direction) -> Tensor:
+        """Return the Hessian's product with a direction, (P,) float64, by double backward.
+
+        Each process walks all the data. It raises whatever autograd raises where it cannot differentiate twice; it does
+        so, too, for an operation that autograd would leave out silently.
+        """
+        total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
+        with (
+            self.problem.measuring(self.model),
+            differentiable(self.space.tensors),
+            whole_parameters(self.model, self.space.parameters) as tensors,
+        ):
+            self.coarsest = max((t.dtype for t in tensors), key=lambda dtype: torch.finfo(dtype).eps)
+            for raw in self._all():
+                part = self._risk_of(raw, self.problem.mass)
+                rows = torch.autograd.grad(part, tensors, create_graph=True, allow_unused=True)
+                require_second_derivative(rows)
+                named = zip(rows, self.space.parameters, strict=True)
+                live = [(row, spread_like(direction[name], row)) for row, name in named
+                        if row is not None and row.requires_grad]  # fmt: skip
+                if live:
+                    of, along = zip(*live, strict=True)
+                    again = torch.autograd.grad(of, tensors, along, allow_unused=True)
+                    total += as_one_vector(self.whole(again))
+        return of_the_first(total, self.problem.sharded)
+
+    def operations(self) -> tuple[frozenset[str], list[str]]:
+        """Return (the names of the operations that make the risk, those among them that are not torch's own)."""
+        with self.problem.measuring(self.model), differentiable(self.space.tensors):
+            return operations([self._risk_of(raw, 1.0) for raw in self._all()])
+
+    def risk(self) -> float:
+        """Return the risk where the weights are."""
+        self.forwards += 1
+        with self.problem.measuring(self.model, twice=False):
+            found = outcomes(
+                self.problem, self.problem.shared(FORWARD_CHUNK), lambda b: self.problem.run(self.model, b)
+            )
+        return self._known(found.risk)
+
+    def rounding(self, gradient: Direction) -> float:
+        """Return how far rounding of the outputs, and of the weights to first order, moves the risk.
+
+        A difference of risks along a step has this error, however near they are: the outputs round anew at each point.
+        """
+        self.forwards += 1
+        generator, risks = torch.Generator().manual_seed(0), torch.zeros(1 + _DRAWS, dtype=torch.float64)
+        eps = torch.finfo(coarsest_inside(self.problem, self.model)).eps
+        with self.problem.measuring(self.model, twice=False), torch.no_grad():
+            for _, raw in self.problem.shared(FORWARD_CHUNK):
+                f, y = self.problem.run(self.model, self.problem.place(raw))
+                moved = (f, *(rounded(f, generator, eps) for _ in range(_DRAWS)))
+                risks += torch.tensor([float(self.problem.loss.total(one, y)) for one in moved], dtype=torch.float64)
+        risks = self.problem.ranks.total(risks) / self.problem.mass
+        of_outputs = self._known(float((risks[1:] - risks[0]).abs().max()))
+        weights = {name: in_one_piece(p.detach()) for name, p in self.space.parameters.items() if name in gradient}
+        shares = [p.to(torch.float64) * gradient[name].to(p.device, torch.float64) for name, p in weights.items()]
+        return of_outputs + eps * math.sqrt(dot(shares, shares))
+
+    def _known(self, risk: float) -> float:
+        """Return the first process's risk: the others' may differ by rounding, and all have to decide alike."""
+        of = torch.tensor(risk, dtype=torch.float64, device=self.space.device)
+        return float(of_the_first(of, self.problem.sharded))
+
+    @contextmanager
+    def walk(self, direction: Direction) -> Iterator[Callable[[float], None]]:
+        """Give a function that moves the weights to theta - distance * direction; put them back, to the bit, after."""
+        there = {name: p for name, p in self.space.parameters.items() if name in direction}
+        with self.problem.measuring(self.model, twice=False), elsewhere(list(there.values())) as (kept, put):
+            along = [spread_like(direction[name], p) for name, p in zip(there, kept, strict=True)]
+
+            def move(distance: float) -> None:
+                put(torch.add(p, part, alpha=-distance) for p, part in zip(kept, along, strict=True))
+
+            yield move
+
+    @property
+    def fitting(self) -> int:
+        """Return how many samples' graphs fit in half the problem's memory; the same number in every process."""
+        if self.problem.sharded:  # what a graph keeps may differ between processes
+            return LARGEST_CHUNK
+        with self.differentiated():
+            each = bytes_of_a_sample(self.problem, self.model, lambda b: self.problem.run(self.model, b), "gradient")
+        return samples_at_once(self.problem, each)
+
+
+def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Direction) -> dict[str, Tensor]:
+    """Return (theta - theta') / lr by name: what the optimiser subtracts next, given a gradient, at learning rate 1.
+
+    A copy of the optimiser takes the step, on copies of the weights: it costs the memory of both. lr is the largest
+    learning rate of its groups. The step holds momentum, preconditioner and weight decay. Where it is proportional to
+    lr, the copy takes a very long one, of which the weights' rounding hides nothing.
+
+    Raises:
+        BadInput: the optimiser cannot be copied, steps with a closure only, or makes a step that is lost in rounding.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> sgd = torch.optim.SGD(net.parameters(), lr=0.5)
+    >>> next_update(sgd, net, {"weight": torch.tensor([[1.0, 2.0]])})["weight"].round(decimals=5)
+    tensor([[1., 2.]])
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    rate = rate_of_a_step(optimiser)
+    known: dict[str, tuple[Tensor, Tensor]] = {}
+    scale = _LONG / rate if _is_linear(optimiser) else 1.0
+    try:
+        held = (p.grad for group in optimiser.param_groups for p in group["params"])
+        without: dict[int, Any] = {id(grad): None for grad in held if grad is not None}  # gradients are not copied
+        twin = copy.deepcopy(optimiser, without)
+        for group, own in zip(twin.param_groups, optimiser.param_groups, strict=True):
+            group["lr"] = group["lr"] * scale
+            for p, original in zip(group["params"], own["params"], strict=True):
+                name = names.get(id(original), "")
+                p.grad = None
+                if name in gradient and original.requires_grad:
+                    # a copy, as some optimisers write to gradients; in p's own layout, as fused ones read memory
+                    p.grad = torch.empty_like(p).copy_(spread_like(gradient[name].detach(), p))
+                    known[name] = original.detach(), p
+        with _global_hooks_put_away():
+            twin.step()
+    except Exception as error:  # whatever the code of a class of the user's own raises
+        raise BadInput(
+            f"{type(optimiser).__name__}: no step of a copy of it is possible ({one_line(error)})"
+        ) from error
+    if not known:
+        raise BadInput(f"the {type(optimiser).__name__} holds none of the measured parameters")
+    # in memory already at hand
+    moved = {name: in_one_piece(after.detach().sub_(before)) for name, (before, after) in known.items()}
+    if scale == 1.0 and _rounding(before for before, _ in known.values()) > _LOST * inner(moved, moved) ** 0.5 > 0:
+        raise BadInput(f"the next step of {type(optimiser).__name__} is lost in the rounding of the weights")
+    return {name: step.div_(-rate * scale) for name, step in moved.items()}
+
+
+def _is_linear(optimiser: torch.optim.Optimizer) -> bool:
+    """Return whether the step is proportional to the learning rate, and may be long in the weights' dtype."""
+    wide = all(torch.finfo(p.dtype).max > _LONG**3 for group in optimiser.param_groups for p in group["params"])
+    return wide and type(optimiser) in (getattr(torch.optim, name, None) for name in _LINEAR)
+
+
+@contextmanager
+def _global_hooks_put_away() -> Iterator[None]:
+    """Keep the user's hooks on the steps of all optimisers from running: a copy's step is none of the training."""
+    of_all = import_module("torch.optim.optimizer")  # torch.optim deletes this name of its own
+    hooks = [getattr(of_all, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
+    kept = [dict(one) for one in hooks]
+    for one in hooks:
+        one.clear()
+    try:
+        yield
+    finally:
+        for one, before in zip(hooks, kept, strict=True):
+            one.update(before)
+
+
+def _rounding(weights: Iterable[Tensor]) -> float:
+    """Return the length of the rounding errors of weights."""
+    errors = [torch.finfo(w.dtype).eps / math.sqrt(12) * in_one_piece(w) for w in weights]
+    return math.sqrt(dot(errors, errors))
+
+
+def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a whole tensor in the dtype and on the device of another, and spread over processes as that one is."""
+    if not hasattr(like, "full_tensor"):
+        return tensor.to(like)
+    spread = import_module("torch.distributed.tensor").distribute_tensor  # seconds to import: only where it is used
+    moved: Tensor = tensor.to(like.device, like.dtype)
+    mesh, placements = getattr(like, "device_mesh", None), getattr(like, "placements", None)
+    found: Tensor = spread(moved, mesh, placements, src_data_rank=None)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """Gradients g_k of groups of n_k samples, by their distances from their mean g."""
+
+    sizes: Tensor  #: n_k, (m,) float64
+    squares: Tensor  #: ||g_k - g||^2, (m,)
+    along: Tensor  #: <g_k - g, g>, (m,)
+    square: float  #: ||g||^2
+
+    @property
+    def covariance(self) -> float:
+        """Return tr Sigma: g_k varies around its mean by tr Sigma / n_k."""
+        return float(self.sizes @ self.squares) / (len(self.sizes) - 1)
+
+    def without_each(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tr Sigma, ||g||^2 and the number of samples without each one of the groups, (m,)."""
+        n = self.sizes.sum()
+        left = n - self.sizes
+        totals = self.sizes @ self.squares - self.sizes * self.squares * n / left
+        moved = self.sizes / left  # the mean moves by this share of g - g_k
+        squares = self.square - 2 * moved * self.along + moved.square() * self.squares
+        return totals / max(len(self.sizes) - 2, 1), squares, left
+
+
+def spread_of(
+    landscape: Landscape,
+    gradient: Mapping[str, Tensor],
+    groups: int,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> Spread:
+    """Return the spread of the gradients of `groups` groups of about equal size, dealt at random.
+
+    `gradient` is that of all the data. The data is read once for each group.
+    """
+    problem, g = landscape.problem, as_one_vector(gradient)
+    parts = torch.randperm(problem.n, generator=generator).tensor_split(min(groups, problem.n))
+    found: dict[int, tuple[int, float, float]] = {}
+    with landscape.differentiated(), problem.ranks.as_one():
+        for number, part in enumerate(parts):
+            if not problem.ranks.takes(number):
+                continue
+            own = torch.zeros_like(g)
+            for raw in problem.data.picked(part).chunks(landscape.fitting):
+                own += as_one_vector(landscape.gradient_of(raw, problem.mass)[1])
+            apart = own * (problem.n / len(part)) - g
+            found[number] = len(part), float(apart.square().sum()), float(apart @ g)
+            if progress is not None:
+                progress("gradients of groups", number + 1, len(parts))
+    rows = torch.tensor(problem.ranks.in_order(found), dtype=torch.float64)
+    return Spread(rows[:, 0], rows[:, 1], rows[:, 2], float(g.square().sum()))
+
+
+_ROUNDED = 1e-9
+"""Relative difference of two products that is rounding in float64, where the error by differences happens to be 0."""
+
+_NARROW, _JUMPS = 1 / 16, 0.05
+"""A difference over this part of the distance is another by less than this: by 0.006 for smooth networks in float32, by
+about 1 where the gradient of a few samples jumps."""
+_FEW = 8  #: samples on which double backward is checked
+_FOUND = "how products with the Hessian are taken"
+"""A fact about a problem: a tracker would find it out at every moment."""
+
+By: TypeAlias = Literal["double backward", "central differences of gradients"]
+
+
+@final
+class ShardedHessian:
+    """Products with R H R + S, R and S diagonal (without them: with H). Vectors are (P,) in float64.
+
+    By double backward, where the wrappers that spread the parameters have one. Else from gradients at four points: H u
+    is the limit of D(h) = (g(theta + h u) - g(theta - h u)) / (2 h), extrapolated from D(h) and D(2h). The error is
+    D(h) - D(2h): three times that of D(h) by its length, and about that of the product by rounding.
+
+    Which of the two is found out once for a problem, unless `by` says it. Double backward has to be symmetric on a few
+    samples, and within three times the error of the differences there. Where gradients jump between the points of a
+    difference even there, as in wide ReLU networks, every operation has to be torch's own instead. Under FSDP2 each
+    process holds the parameters whole for it.
+
+    Raises:
+        NotDifferentiable: there is no double backward, and gradients jump. Differences then measure the jumps, too: in
+            the mean over many samples they do not even depend on their distance.
+
+    >>> from flatlens.problem import Problem
+    >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
+    >>> H = ShardedHessian(Landscape(problem))
+    >>> H(torch.tensor([1.0, 0.0])).round(decimals=6), H.by  # x x^T
+    (tensor([ 9., 12.], dtype=torch.float64), 'double backward')
+    """
+
+    def __init__(
+        self,
+        landscape: Landscape,
+        root: Tensor | None = None,
+        shift: Tensor | None = None,
+        *,
+        by: By | None = None,
+    ) -> None:
+        self.landscape = landscape
+        self.root, self.shift = root, shift
+        self.products = 0
+        space = landscape.space
+        size = sum(float(in_one_piece(p.detach()).to(torch.float64).square().sum()) for p in space.tensors) ** 0.5
+        self.distance = torch.finfo(space.dtype).eps ** 0.2 * 1e-2 * max(size, 1.0)
+        self.by: By = self._found_out() if by is None else by  #: how the products are taken
+
+    def _found_out(self) -> By:
+        facts = self.landscape.problem.facts
+        if _FOUND not in facts:
+            facts[_FOUND] = self._tried()
+        found: By | None = facts[_FOUND]
+        if found is None:
+            raise NotDifferentiable(
+                "double backward fails or is wrong here, and the network's gradient jumps, as that of a ReLU does: "
+                "differences of gradients would measure the jumps, too"
+            )
+        return found
+
+    def _tried(self) -> By | None:
+        """Return how products are taken; None where neither way is right."""
+        one = self.landscape
+        few = Landscape(one.problem, model=one.model, few=[next(iter(one.problem.batches(_FEW)))])
+        kinds, foreign = few.operations()
+        if self._right_on(few, foreign):
+            return "double backward"
+        known = [operation_of(kind) for kind in kinds]
+        bends = any(op is not None and op.kinks and op.role == "piecewise linear" for op in known)
+        return None if bends or self._jumps(self._drawn(0)) else "central differences of gradients"
+
+    def _right_on(self, few: Landscape, foreign: list[str]) -> bool:
+        """Return whether double backward is right on a few samples; `foreign`: operations not torch's own."""
+        u, v = self._drawn(0), self._drawn(1)
+        try:
+            Hu, Hv = (few.second_derivative(self.landscape.space.named(w)) for w in (u, v))
+        except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError) as failed:
+            if out_of_memory(failed):
+                raise
+            return False
+        asymmetry = abs(float(u @ Hv - v @ Hu))
+        if asymmetry > torch.finfo(few.coarsest).eps ** 0.5 * float(Hu.norm() + Hv.norm()):
+            return False
+        small = ShardedHessian(few, by="central differences of gradients")
+        if few.coarsest != self.landscape.space.dtype or small._jumps(u):
+            return not foreign
+        length = float(u.norm())
+        differenced, error = small._differenced(u / length)
+        most = 3 * float(error.norm()) + _ROUNDED * float(Hu.norm()) / length
+        return float((Hu / length - differenced).norm()) <= most
+
+    def _drawn(self, seed: int) -> Tensor:
+        """Return a standard normal vector, the same in every process."""
+        drawn = torch.randn(self.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return drawn.to(self.landscape.space.device)
+
+    def _jumps(self, along: Tensor) -> bool:
+        """Return whether the gradient jumps between the points of a difference."""
+        unit = along / along.norm()
+        wide, narrow = self._difference(unit, 1.0), self._difference(unit, _NARROW)
+        return float((wide - narrow).norm()) > _JUMPS * float(wide.norm())
+
+    @property
+    def exact(self) -> bool:
+        """Return whether the last product had no error but the rounding of its vectors' type."""
+        return self.by == "double backward" and self.landscape.coarsest == self.landscape.space.dtype
+
+    @property
+    def size(self) -> int:
+        """Return P, the number of rows and columns."""
+        return self.landscape.space.size
+
+    def flat(self, named: Mapping[str, Tensor]) -> Tensor:
+        """Return one vector (P,) float64 from whole tensors by parameter; a missing one is zero."""
+        rows = [named.get(name) for name in self.landscape.space.parameters]
+        return as_one_vector(self.landscape.whole(rows))
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """Return the product with a vector."""
+        return self.with_error(v)[0]
+
+    def with_error(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (the product with a vector, the error of each entry)."""
+        self.products += 1
+        v = v.to(torch.float64)
+        w = v if self.root is None else self.root * v
+        length = float(w.norm())
+        if length == 0:
+            return torch.zeros_like(v), torch.zeros_like(v)
+        if self.by == "double backward":
+            product = self.landscape.second_derivative(self.landscape.space.named(w))
+            error = product * (0.0 if self.exact else torch.finfo(self.landscape.coarsest).eps)
+        else:
+            product, error = (part * length for part in self._differenced(w / length))
+        if self.root is not None:
+            product, error = self.root * product, self.root * error
+        return product if self.shift is None else product + self.shift * v, error
+
+    def _differenced(self, unit: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (the product with a vector of length 1, the error of each entry)."""
+        near, far = self._difference(unit, 1.0), self._difference(unit, 2.0)
+        return (4 * near - far) / 3, near - far
+
+    def _difference(self, unit: Tensor, times: float) -> Tensor:
+        step, direction = times * self.distance, self.landscape.space.named(unit)
+        with self.landscape.walk(direction) as move:
+            move(-step)
+            ahead = self.landscape.summed_gradient()
+            move(step)
+            behind = self.landscape.summed_gradient()
+        return (ahead - behind).div_(2 * step)

@@ -1,10 +1,16 @@
-"""Batches as people bring them: dicts with labels, lists of dicts, samples of different lengths."""
+"""Batches: the forms in which people bring them, and their samples, selected, joined, moved and checked.
+
+Lists and tuples in a batch hold the several inputs of every sample, or one item for each sample, of its own size.
+Both look alike where a batch of two samples has a list of two tensors with two rows each. Such a list is read as the
+first batch of the data that leaves no doubt has it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, default_collate
 
 from flatlens.errors import BadData
+from flatlens.problem.ranks import in_one_piece
 
 LABELS = ("labels", "label", "label_ids")
 """The names under which a dict holds targets; transformers' own Trainer knows the same."""
@@ -184,3 +191,294 @@ def _tensor(value: Any, where: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadData(f"Problem({where}): a {type(value).__name__} is no tensor ({error}): give numbers") from error
     return found
+
+
+Batch: TypeAlias = Any
+"""The batches of a loader: usually (x, y); tensors whose first axis counts samples, lists of one item each."""
+
+FORWARD_CHUNK = 512
+"""Samples of a forward pass without a graph: with 1024, LeNet takes 1.5 times as long, with 256 small networks do."""
+
+
+def size(batch: Batch) -> int:
+    """Return the number of samples in a batch."""
+    n = row_count(batch)
+    if n is None:
+        lists = filter(is_list, tree_leaves(batch, is_leaf=is_list))
+        n = next((len(part) for part in lists if any(isinstance(leaf, Tensor) for leaf in tree_leaves(part))), None)
+    if n is None:
+        raise BadData(
+            f"Problem(data=...): a batch must consist of tensors whose first axis is the samples, got "
+            f"{type(batch).__name__}"
+        )
+    return n
+
+
+def row_count(batch: Batch, opened: tuple[type, ...] = (Mapping, tuple)) -> int | None:
+    """Return the length of the first tensor with axes, the outermost before those inside parts of these types."""
+    parts: list[Any] = [*batch] if isinstance(batch, tuple) else [batch]
+    while parts:
+        for part in parts:
+            if isinstance(part, Tensor) and part.ndim > 0:
+                return len(part)
+        inside: list[Any] = [part for part in parts if isinstance(part, opened)]
+        parts = [one for part in inside for one in (part.values() if isinstance(part, Mapping) else part)]
+    return None
+
+
+def is_list(part: Any) -> bool:
+    """Return whether this has one item for each sample (`listed.plain` makes tuples of all other lists of tensors)."""
+    return isinstance(part, list)
+
+
+def has_lists(batch: Batch) -> bool:
+    """Return whether a batch has lists with one item for each sample."""
+    return any(map(is_list, tree_leaves(batch, is_leaf=is_list)))
+
+
+def unlisted(batch: Batch) -> list[Tensor]:
+    """Return the tensors of a batch that are not in such a list."""
+    return [leaf for leaf in tree_leaves(batch, is_leaf=is_list) if isinstance(leaf, Tensor)]
+
+
+def take(batch: Batch, start: int, stop: int) -> Batch:
+    """Return samples [start, stop) of a batch; entries that do not count samples stay whole."""
+    return batch if start == 0 and stop >= size(batch) else select(batch, slice(start, stop))
+
+
+def spaced(batch: Batch, most: int) -> Batch:
+    """Return at most `most` samples, evenly spaced over a batch."""
+    n = size(batch)
+    return batch if n <= most else select(batch, torch.linspace(0, n - 1, most).round().long())
+
+
+def select(batch: Batch, samples: slice | Tensor) -> Batch:
+    """Return some samples of a batch; entries that do not count samples stay whole."""
+    n = size(batch)
+    return picked(batch, samples, n, lambda part: is_list(part) and len(part) == n)
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """Return batches of equal structure joined into one."""
+    if len(batches) == 1:
+        return batches[0]
+
+    def cat(*leaves: Any) -> Any:
+        if isinstance(leaves[0], list):
+            return [one for each in leaves for one in each]
+        return torch.cat(leaves) if isinstance(leaves[0], Tensor) and leaves[0].ndim > 0 else leaves[0]
+
+    return tree_map(cat, batches[0], *batches[1:], is_leaf=is_list)
+
+
+def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
+    """Return a copy of the batch on a device, floating tensors in the model's dtype.
+
+    A copy, as a model may write to it.
+    """
+
+    def to(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.detach().to(device, dtype if leaf.is_floating_point() else leaf.dtype, copy=True)
+
+    return tree_map(to, batch)
+
+
+def checksum(tensor: Tensor, start: int = 0) -> int:
+    """Return the checksum of a tensor's bytes, continued from `start`; of a sharded tensor, of this rank's part."""
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    flat = dense.cpu().contiguous().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data, start)
+
+
+def finite(tensor: Tensor) -> bool:
+    """Return whether no entry is NaN or inf.
+
+    A finite sum proves it with one read from the device; only if the sum is not finite is each entry checked.
+    """
+    if bool(in_one_piece(tensor.sum()).isfinite()):  # of all processes' parts: all have to decide alike
+        return True
+    return bool(in_one_piece(tensor.isfinite().all()))
+
+
+def require_dense(batch: Batch, where: str) -> None:
+    """Refuse tensors without values, or in a form that cannot be split into samples."""
+    for leaf in tree_leaves(batch):
+        if not isinstance(leaf, Tensor):
+            continue
+        if leaf.is_meta:
+            raise BadData(f"Problem({where}): a tensor on the meta device has no values: give the data itself")
+        if leaf.layout != torch.strided or leaf.is_nested or leaf.is_quantized:
+            form = "nested" if leaf.is_nested else "quantised" if leaf.is_quantized else "sparse"
+            mend = {"nested": "to_padded_tensor(0.0)", "quantised": "dequantize()", "sparse": "to_dense()"}[form]
+            raise BadData(f"Problem({where}): a {form} tensor cannot be split into samples: convert it with {mend}")
+        if leaf.is_floating_point() and leaf.element_size() == 1:
+            raise BadData(f"Problem({where}): torch cannot compute with {leaf.dtype}: convert it with .float()")
+
+
+def require_finite(batch: Batch, given: str) -> None:
+    """Refuse NaN and inf and name the first bad sample; `given` names the data in the error."""
+    for part in tree_leaves(batch, is_leaf=is_list):
+        if isinstance(part, Tensor) and _has_hole(part):
+            bad = (~torch.isfinite(part)).reshape(len(part), -1).any(1).tolist() if part.ndim else [True]
+        elif not isinstance(part, list) or not any(bad := [any(map(_has_hole, tree_leaves(one))) for one in part]):
+            continue
+        missing = isinstance(part, Tensor) and not bool(part.isinf().any()) and _is_target(part, batch)
+        mend = (
+            "if NaN marks missing targets, give a mask as a second target, (y.nan_to_num(), ~y.isnan()), to a function "
+            "of (outputs, (targets, mask)) (docs/recipes.md); else repair them" if missing else "repair or remove them"
+        )  # fmt: skip
+        raise BadData(
+            f"{given}: {sum(bad)} of {len(bad)} samples contain NaN or inf, the first at index {bad.index(True)} of "
+            f"this batch: {mend}"
+        )
+
+
+def _is_target(part: Tensor, batch: Batch) -> bool:
+    """Return whether a tensor of a batch stands beside its inputs."""
+    return isinstance(batch, tuple) and any(part is one for one in tree_leaves(batch[1:]))
+
+
+def _has_hole(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and not finite(leaf)
+
+
+_Verdict: TypeAlias = Callable[[type], bool | None]
+"""Whether a list or a tuple in doubt holds one item for each sample, as other batches show; None if none does."""
+
+
+def plain(batch: Batch, verdict: _Verdict = lambda _: False) -> Batch:
+    """Return the batch in the form that is split: dicts, tuples of parts, and lists with one item for each sample.
+
+    >>> plain({"boxes": (1, 2)}), plain(([], []))
+    ({'boxes': (1, 2)}, ([], []))
+    """
+    if type(batch) is list:
+        return batch
+    n = _samples(batch, verdict)
+
+    def formed(part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return {key: formed(value) for key, value in part.items()}
+        if type(part) not in (list, tuple):
+            return part
+        if part is not batch and _holds_samples(part, n, verdict):
+            return list(part)
+        split = type(part) is tuple or (part and all(_counting(part, n)))
+        return tuple(formed(item) for item in part) if split else part
+
+    return formed(batch)
+
+
+def is_samples(raw: Any) -> bool:
+    """Return whether a batch is a list of its samples, dicts or tuples, as a collate_fn may leave them."""
+    if type(raw) is not list or not raw or not isinstance(raw[0], tuple | Mapping) or not alike_in_form(raw):
+        return False
+    if isinstance(raw[0], Mapping):
+        return all(set(item) == set(raw[0]) for item in raw)
+    return all(map(alike_in_form, zip(*raw, strict=True))) and not all(map(alike_in_form, raw))
+
+
+def form_shown(batch: Batch) -> bool | None:
+    """Return whether the lists of a batch hold one item for each sample; None if it leaves that open."""
+    n = row_count(batch, (Mapping,))
+    if n is None:
+        return _uneven(batch) or None
+    found = (_shown(part, n) for part in _sequences(batch))
+    return next((verdict for verdict in found if verdict is not None), None)
+
+
+def _shown(part: Any, n: int) -> bool | None:
+    """Return the same of one list or tuple, and of those inside it."""
+    if not isinstance(part, list | tuple) or not _tensors(part):
+        return None
+    if (one_each := _one_each(part, n)) is not False:
+        return one_each
+    if all(counts_samples(item, n) for item in part):
+        return False
+    return next((verdict for item in part if (verdict := _shown(item, n)) is not None), None)
+
+
+def _samples(batch: Batch, verdict: _Verdict) -> int:
+    """Return the number of samples of a batch whose lists are not told apart yet; 0 if it has no tensors."""
+    n = row_count(batch, (Mapping,))
+    sequences = _sequences(batch)
+    if n is None and sequences and (_uneven(batch) or verdict(type(sequences[0]))):
+        return len(next((part for part in sequences if _ragged(part)), sequences[0]))
+    return n or row_count(batch, (Mapping, tuple, list)) or 0
+
+
+def _holds_samples(part: Sequence[Any], n: int, verdict: _Verdict) -> bool:
+    """Return whether a list or tuple has one item for each of n samples."""
+    one_each = _one_each(part, n)
+    if one_each is None and (one_each := verdict(type(part))) is None:
+        return not all(_counting(part, n))
+    return one_each
+
+
+def _one_each(part: Sequence[Any], n: int) -> bool | None:
+    """Return the same; None if its tensors could also be inputs of n samples, of which a tuple may have others, too."""
+    if len(part) != n or (isinstance(part, tuple) and not alike_in_form(part)):
+        return False
+    return None if (any if isinstance(part, tuple) else all)(_counting(part, n)) else True
+
+
+def _counting(part: Any, n: int) -> list[bool]:
+    """Return for each item whether it has n rows, or n items of one kind; torch lists lists of rows, too."""
+
+    def counts(item: Any) -> bool:
+        if not isinstance(item, list | tuple):
+            return counts_samples(item, n)
+        return (len(item) == n and alike_in_form(item)) or (type(item) is list and all(_counting(item, n)))
+
+    return [counts(item) for item in part]
+
+
+def _uneven(batch: Batch) -> bool:
+    """Return whether the lists of a batch without any other tensors cannot be inputs of its samples."""
+    sequences = _sequences(batch)
+    if any(_ragged(part) for part in sequences):
+        return True
+    lengths = {len(leaf) for part in sequences for leaf in _tensors(part)}
+    numbers = any(type(part) in (list, tuple) and part and not _tensors(part) for part in _parts(batch))
+    equal = len({len(part) for part in _parts(batch) if isinstance(part, list | tuple)}) == 1
+    return equal and (len(lengths) > 1 or numbers) and all(map(alike_in_form, sequences))
+
+
+def _ragged(part: Sequence[Any]) -> bool:
+    """Return whether all items are of one kind, but of different lengths, or not tensors."""
+    if not alike_in_form(part):
+        return False
+    return not all(isinstance(item, Tensor) for item in part) or len({len(leaf) for leaf in _tensors(part)}) > 1
+
+
+def alike_in_form(part: Sequence[Any]) -> bool:
+    """Return whether all items are of one kind: tensors of one dtype and number of axes, or tuples of one length."""
+
+    def kind(item: Any) -> object:
+        if hasattr(item, "ndim"):
+            return str(item.dtype), item.ndim
+        if isinstance(item, tuple | list):
+            return isinstance(item, tuple), len(item)
+        return Mapping if isinstance(item, Mapping) else None
+
+    return len(set(map(kind, part))) == 1
+
+
+def _sequences(batch: Batch) -> list[Sequence[Any]]:
+    """Return the lists and tuples of tensors in a batch, the outer ones of several."""
+    return [part for part in _parts(batch) if type(part) in (list, tuple) and _tensors(part)]
+
+
+def _parts(batch: Batch) -> Iterator[Any]:
+    """Yield the parts of a batch, and those of its dicts."""
+    for part in batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ():
+        yield part
+        if isinstance(part, Mapping):
+            yield from _parts(part)
+
+
+def _tensors(part: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor) and leaf.ndim > 0]

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flatlens.problem.loaders import seeded
+from flatlens.problem.data import seeded
 
 _Run = Callable[[], Tensor]
 """One pass of the network: its outputs, (n, N)."""

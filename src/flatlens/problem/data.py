@@ -1,23 +1,319 @@
-"""Data, always read in the same order with the same values, in chunks of any size."""
+"""Data, always read in the same order with the same values, in chunks of any size.
+
+Data as people bring it is opened as tensors or as a loader. A loader is read in a fixed order, with its random
+numbers kept, and its exceptions become one line that names the sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
-from contextlib import suppress
-from functools import cached_property
+import random
+import threading
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
+from itertools import islice
 from typing import Any, cast, final
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from flatlens.errors import BadData
-from flatlens.problem.batches import as_pair, in_tensors, ready_made
-from flatlens.problem.listed import form_shown, is_samples, plain
-from flatlens.problem.loaders import kept, random_kept, read, seed_torch
-from flatlens.problem.opening import has_axis, open_source
+from flatlens.errors import BadData, typed_line
+from flatlens.problem.batches import (
+    BATCH_OF,
+    FORWARD_CHUNK,
+    Batch,
+    alike_in_form,
+    as_pair,
+    checksum,
+    collated,
+    form_shown,
+    in_tensors,
+    is_dicts,
+    is_samples,
+    joined,
+    loader_of,
+    plain,
+    ready_made,
+    require_dense,
+    select,
+    size,
+    take,
+    unlisted,
+)
 from flatlens.problem.ranks import ALONE, Ranks
-from flatlens.problem.samples import FORWARD_CHUNK, Batch, checksum, joined, require_dense, select, size, take, unlisted
+from flatlens.user_code import load, said, users_code
+
+_LOCK = threading.Lock()
+_keepers: list[tuple[int, tuple[Any, ...]]] = []
+"""By context that keeps the random states: its thread, and the states that it restores."""
+
+
+def read(loader: DataLoader[Any], ranks: Ranks, where: str) -> Iterator[tuple[int, Any]]:
+    """Yield a rank's batches with their numbers; a batch of another rank is not loaded if a sampler picks its samples.
+
+    Raises:
+        BadData: the user's code raised; `where` names the data in the error.
+    """
+    sampler = loader.batch_sampler
+    if ranks.size == 1 or sampler is None or isinstance(loader.dataset, IterableDataset):
+        yield from ((number, raw) for number, raw in enumerate(_guarded(loader, where)) if ranks.takes(number))
+        return
+    with _sampling(where):
+        mine = {number: list(picked) for number, picked in enumerate(sampler) if ranks.takes(number)}
+    yield from zip(mine, _guarded(_like(loader, batch_sampler=list(mine.values())), where), strict=True)
+
+
+def fixed_order(loader: DataLoader[Any], where: str) -> DataLoader[Any]:
+    """Return a loader of the same samples and collate, in index order; a sampler's choice is drawn once and kept."""
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:  # the latter: batches ready made
+        return _apart(loader)
+    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
+    with random_kept(), kept(loader), _sampling(where):
+        if loader.batch_size is None:
+            picked = sorted(index for batch in loader.batch_sampler for index in batch)
+        else:
+            picked = sorted(loader.sampler)
+    return _like(loader, batch_sampler=[picked[at : at + batch_size] for at in range(0, len(picked), batch_size)])
+
+
+def _apart(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader whose reading does not end another one's: workers that persist serve one reader at a time."""
+    if not loader.persistent_workers:
+        return loader
+    drawn = {} if isinstance(loader.dataset, IterableDataset) else {"sampler": loader.sampler}
+    return _like(loader, batch_size=loader.batch_size, drop_last=loader.drop_last, **drawn)
+
+
+def _like(loader: DataLoader[Any], **picking: Any) -> DataLoader[Any]:
+    """Return a loader of the same data set, collate and workers, which picks its samples otherwise."""
+    return DataLoader(
+        loader.dataset,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        **picking,
+    )
+
+
+@contextmanager
+def random_kept(devices: Sequence[int] | None = None) -> Iterator[None]:
+    """Restore the global random states of torch (on these CUDA devices, or all), NumPy and Python afterwards.
+
+    Where contexts of several threads overlap, the last one restores what the first one met (on CUDA, each its own).
+    """
+    here = threading.get_ident()
+    with _LOCK:
+        met = next((states for thread, states in _keepers if thread != here), None)
+        mine = here, met or (torch.get_rng_state(), random.getstate(), np.random.get_state())
+        _keepers.append(mine)
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        with _LOCK:
+            _keepers[:] = [one for one in _keepers if one is not mine]
+            if all(thread == here for thread, _ in _keepers):
+                torch.set_rng_state(mine[1][0])
+                random.setstate(mine[1][1])
+                np.random.set_state(mine[1][2])
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's global random numbers.
+
+    Without an accelerator only those of the processor: `torch.manual_seed` would also keep the call, with a stack trace
+    that takes 2 ms, for devices that may start later.
+    """
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global random numbers of torch, NumPy and Python inside this context; restore them afterwards."""
+    with random_kept():
+        seed_torch(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        yield
+
+
+def load_seeded(spec: str, argument: str) -> Any:
+    """Return what `file.py:NAME` names; random numbers that the file draws while it is imported are seeded with 0.
+
+    A process imports a file once, for the network or for the data: whoever comes first must not matter.
+    """
+    with seeded(0):
+        return load(spec, argument)
+
+
+@contextmanager
+def kept(loader: DataLoader[Any]) -> Iterator[None]:
+    """Restore the generators of the loader and of its samplers afterwards."""
+    batches = loader.batch_sampler
+    holders = loader, loader.sampler, batches, getattr(batches, "sampler", None)
+    generators = {id(g): g for g in (getattr(one, "generator", None) for one in holders) if g is not None}
+    states = [(g, g.get_state()) for g in generators.values() if isinstance(g, torch.Generator)]
+    try:
+        yield
+    finally:
+        for g, state in states:
+            g.set_state(state)
+
+
+@contextmanager
+def _sampling(where: str) -> Iterator[None]:
+    with users_code(lambda line: BadData(f"Problem({where}): its sampler failed ({line})")):
+        yield
+
+
+def _guarded(loader: DataLoader[Any], where: str) -> Iterator[Any]:
+    """Yield the loader's batches; an exception while reading one names the sample."""
+    batches, end, turn = None, object(), 0
+    while True:
+        with users_code(lambda line: BadData(f"Problem({where}): {_culprit(loader, turn, line)}")):  # noqa: B023
+            batches = iter(loader) if batches is None else batches
+            batch = next(batches, end)
+        if batch is end:
+            return
+        yield batch
+        turn += 1
+
+
+def _culprit(loader: DataLoader[Any], turn: int, line: str) -> str:
+    """Return which sample of a batch cannot be read, found one by one; `line` is the batch's own exception."""
+    # a sample that ended a worker process would end this one, too
+    lost = "exited unexpectedly" in line or "killed by signal" in line
+    if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset) or lost:
+        return f"batch {turn} cannot be read ({line})"
+    dataset, first = loader.dataset, None
+    try:
+        indices = next(islice(loader.batch_sampler, turn, None), [])
+    except (Exception, SystemExit):
+        return f"batch {turn} cannot be read ({line})"
+    for index in indices:
+        try:
+            form = _form(dataset[index])
+        except (Exception, SystemExit) as error:
+            return f"sample {index} cannot be read ({said(error)})"
+        first = first or (index, form)
+        if form != first[1]:
+            return (
+                f"samples {first[0]} and {index} do not go into one batch, of shapes {first[1]} and {form} ({line}): "
+                f"bring them to one shape, or give a DataLoader whose collate_fn pads them or returns them as a list"
+            )
+    which = f", of samples {indices[0]} to {indices[-1]}," if indices else ""
+    return f"the collate of batch {turn}{which} failed ({line})"
+
+
+def _form(sample: Any) -> str:
+    """Return a description of a sample: the shapes of tensors and arrays, the types of everything else.
+
+    >>> _form((torch.zeros(2, 3), {"mask": [1.0]}))
+    '(2, 3), float'
+    """
+    return ", ".join(str(tuple(x.shape)) if hasattr(x, "shape") else type(x).__name__ for x in tree_leaves(sample))
+
+
+def open_source(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None]:
+    """Return (loader, None) or (None, tensors)."""
+    if isinstance(source, TensorDataset):
+        require_dense(source.tensors, where)
+        return None, source.tensors
+    if isinstance(source, DataLoader):
+        return fixed_order(source, where), None
+    if isinstance(source, Dataset):
+        return DataLoader(source, batch_size=BATCH_OF, collate_fn=partial(collated, where=where)), None
+    if isinstance(source, Tensor | np.ndarray):
+        require_dense(x := _as_tensors(source, where), where)
+        return None, x
+    if is_dicts(source):
+        return loader_of(source, where), None
+    _require_no_batches(source, where)
+    if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 2:
+        x, y = (_as_tensors(part, where) for part in source)
+        require_dense((x, y), where)
+        n = size(x)
+        if isinstance(y, Tensor) and (y.ndim == 0 or len(y) != n):
+            raise BadData(
+                f"Problem({where}): x has {n} samples and y {len(y) if y.ndim else 'a single number'}: give as many of "
+                f"each"
+            )
+        return None, (x, y)
+    if isinstance(source, Mapping):
+        require_dense(tensors := in_tensors(plain(source), where), where)
+        return None, tensors
+    if hasattr(source, "x") and hasattr(source, "y"):
+        return open_source((source.x, source.y), where)
+    raise BadData(
+        f"Problem({where}): a pair (x, y), a dict with labels, a list of dicts, a Dataset or a DataLoader is needed, "
+        f"got {type(source).__name__}"
+    )
+
+
+def _require_no_batches(source: Any, where: str) -> None:
+    """Refuse a list of batches or of samples: nothing in it says which of the two it holds."""
+    if isinstance(source, Iterator):
+        raise BadData(
+            f"Problem({where}): a {type(source).__name__} can be read only once: give DataLoader(list(data), "
+            f"batch_size=None) if each item is a batch, DataLoader(list(data), batch_size={BATCH_OF}) if each is a "
+            f"sample"
+        )
+    if not isinstance(source, list | tuple) or not source or not all(map(_may_be_batch, source)):
+        return
+    if isinstance(source, tuple) and len(source) == 2 and not _one_form(*source):
+        return  # inputs and targets
+    single = ", DataLoader([data], batch_size=None) if it is one batch of inputs and targets" * (len(source) == 2)
+    raise BadData(
+        f"Problem({where}): a {type(source).__name__} of {len(source)} {type(source[0]).__name__}s may hold batches or "
+        f"samples: give DataLoader(data, batch_size=None) if each item is a batch, DataLoader(data, "
+        f"batch_size={BATCH_OF}) if each is a sample{single}"
+    )
+
+
+def _may_be_batch(item: Any) -> bool:
+    """Return whether an item is a tuple, a list that holds tensors or arrays, or a dict with labels."""
+    if isinstance(item, list):
+        return any(isinstance(part, Tensor | np.ndarray) for part in item)
+    return isinstance(item, tuple) or as_pair(item) is not item
+
+
+def _one_form(one: Any, other: Any) -> bool:
+    """Return whether the parts of two items are alike but for their number of rows, and are not the same tensors."""
+    if isinstance(one, Mapping) or isinstance(other, Mapping):
+        return isinstance(one, Mapping) and isinstance(other, Mapping) and set(one) == set(other)
+    if len(one) != len(other) or all(a is b for a, b in zip(one, other, strict=True)):
+        return False
+    pairs = zip(one, other, strict=True)
+    return all(alike_in_form(pair) and len({getattr(part, "shape", ())[1:] for part in pair}) == 1 for pair in pairs)
+
+
+def has_axis(leaf: Any) -> bool:
+    """Return whether this is a tensor with axes: its first one counts samples."""
+    return isinstance(leaf, Tensor) and leaf.ndim > 0
+
+
+def _as_tensors(part: Any, where: str) -> Any:
+    """Return a tensor or array as a tensor; a dict or tuple of inputs as it is."""
+    if isinstance(part, Mapping | tuple):
+        return plain(part)
+    try:
+        if not hasattr(part, "__array__") or isinstance(part, Tensor):
+            return torch.as_tensor(part)
+        array = np.asarray(part)
+        return torch.as_tensor(array if array.flags.writeable else array.copy())  # torch warns about read-only memory
+    except Exception as error:  # an object of unknown type may raise anything
+        raise BadData(
+            f"Problem({where}): cannot read a {type(part).__name__} as a tensor ({typed_line(error, 200)}): give "
+            f"tensors or arrays of numbers, samples first; samples of several sizes are lists in a DataLoader's batches"
+        ) from error
+
 
 CHOICE = "choice of samples"
 """The fact of a loader that differs between processes where each gets its own part of the data."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadLoss, NotDifferentiable
-from flatlens.problem.apart import require_apart
+from flatlens.problem.sample_independence import require_apart
 
 
 class Loss(ABC):

@@ -11,12 +11,10 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
+from flatlens.deprecated_names import renamed
 from flatlens.errors import BadData, BadInput, BadModel, FlatlensError
 from flatlens.estimate import Progress
-from flatlens.former import renamed
-from flatlens.problem.attributes import put_back
-from flatlens.problem.calls import Convention, called, main_output
-from flatlens.problem.checks import (
+from flatlens.problem.arguments import (  # fmt: skip
     REDUCED_PRECISION,
     Arithmetic,
     chosen_parameters,
@@ -30,31 +28,28 @@ from flatlens.problem.checks import (
     require_ranks,
     require_same_form,
     require_usable,
-)  # fmt: skip
-from flatlens.problem.copies import ReachesOriginal, apart_from_original, copy_on_same_weights, holds
-from flatlens.problem.custom import LossFunction
-from flatlens.problem.data import Data
-from flatlens.problem.failures import forward_failed
-from flatlens.problem.inspection import (
-    check_all,
-    check_first,
-    first_convention,
-    require_same_everywhere,
 )
+from flatlens.problem.batches import Batch, move, size, spaced
+from flatlens.problem.data import Data
+from flatlens.problem.eval_context import copy_of, device_of, measuring, require_own_torch, untouched, unwrapped
+from flatlens.problem.forward import Convention, called, forward_failed, main_output
+from flatlens.problem.inspection import Seen, check_all, check_first, first_convention, require_same_everywhere
 from flatlens.problem.loss import Loss
-from flatlens.problem.losses import as_loss
-from flatlens.problem.plain import in_bfloat16
-from flatlens.problem.ranks import ALONE, Ranks
-from flatlens.problem.samples import Batch, move, size, spaced
-from flatlens.problem.seen import Seen
-from flatlens.problem.sequences import attention_mask
-from flatlens.problem.shapes import in_rows
-from flatlens.problem.shards import to_parts
-from flatlens.problem.state import copy_of, device_of, measuring, require_own_torch, untouched
-from flatlens.problem.turns import in_turn, turn_together
-from flatlens.problem.twice import MOST_OUTPUTS, require_twice
-from flatlens.problem.wrappers import unwrapped
-from flatlens.userfile import users_code
+from flatlens.problem.loss_checks import MOST_OUTPUTS, require_twice
+from flatlens.problem.losses import LossFunction, as_loss
+from flatlens.problem.measured_copy import (
+    ReachesOriginal,
+    apart_from_original,
+    copy_on_same_weights,
+    holds,
+    in_turn,
+    put_back,
+    turn_together,
+)
+from flatlens.problem.op_overrides import in_bfloat16
+from flatlens.problem.ranks import ALONE, Ranks, to_parts
+from flatlens.problem.row_layout import attention_mask, in_rows
+from flatlens.user_code import users_code
 
 Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
 """Maps (model, batch) to (outputs, targets), or to (outputs (n, T, N), targets, mask of counted tokens (n, T))."""

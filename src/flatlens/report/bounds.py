@@ -12,8 +12,7 @@ from flatlens.bounds import BOUNDS, BoundsReport, Verdict
 from flatlens.column import Column
 from flatlens.files import write_whole
 from flatlens.report.blocks import summed_up
-from flatlens.report.fitted import Fitted
-from flatlens.report.head import head_of_page, head_of_screen
+from flatlens.report.screen import Fitted, head_of_page, head_of_screen
 
 REASONS = 24  #: number of reasons that a screen shows
 LAYERS = 12  #: with more layers, a screen shows one row for each bound
@@ -128,11 +127,10 @@ def _cause(violated: Sequence[Verdict]) -> str:
 
 def write_bounds_page(verdicts: BoundsReport, path: Path) -> Path:
     """Write one HTML file that needs no network: the chain, every claim's tightness, the table, all the bounds."""
-    from flatlens.report.figures.chain import chain_figure, tightness_figure  # not above: the screen draws nothing
-    from flatlens.report.markup import cited
-    from flatlens.report.page import environment
-    from flatlens.report.palette import in_page_colours
-    from flatlens.report.render import svg_of
+    from flatlens.report.figures.figure import in_page_colours
+    from flatlens.report.figures.measured import chain_figure, tightness_figure  # not above: the screen draws nothing
+    from flatlens.report.page import environment, svg_of
+    from flatlens.report.prose import cited
 
     drawn = (chain_figure(verdicts), tightness_figure(verdicts))
     figures = [figure for figure in drawn if figure.data[figure.data.columns[2]].notna().any()]

@@ -13,8 +13,7 @@ from rich.text import Text
 from flatlens.comparing import Agreement, Comparison, direction
 from flatlens.files import write_whole
 from flatlens.report.cards import SIGNS
-from flatlens.report.fitted import Fitted
-from flatlens.report.head import head_of_page, head_of_screen
+from flatlens.report.screen import Fitted, head_of_page, head_of_screen
 from flatlens.statistics import Statistic
 
 ACROSS = 6  #: largest number of networks with a column each on a screen
@@ -210,11 +209,10 @@ def _undefined(comparison: Comparison) -> dict[str, list[str]]:
 
 def write_compare_page(comparison: Comparison, path: Path) -> Path:
     """Write one HTML file that needs no network: the ranks as a picture, the networks, the agreement, every value."""
-    from flatlens.report.figures.ranks import ranks_figure, taus_figure  # not above: the screen draws nothing
-    from flatlens.report.markup import cited
-    from flatlens.report.page import environment
-    from flatlens.report.palette import in_page_colours
-    from flatlens.report.render import svg_of
+    from flatlens.report.figures.figure import in_page_colours
+    from flatlens.report.figures.measured import ranks_figure, taus_figure  # not above: the screen draws nothing
+    from flatlens.report.page import environment, svg_of
+    from flatlens.report.prose import cited
 
     agreement = comparison.agreement()
     figures = [ranks_figure(comparison), *([taus_figure(comparison)] if len(agreement.taus) > 1 else [])]

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from flatlens.csvfile import csv_of
+from flatlens.experiments.overrides import last_field
 from flatlens.experiments.quantities import in_words
-from flatlens.experiments.vary import last_field
 
 if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult

@@ -10,9 +10,8 @@ from rich.text import Text
 from flatlens.files import write_whole
 from flatlens.report.blocks import by_reason, summed_up
 from flatlens.report.cards import MOVES, spelling
-from flatlens.report.fitted import Fitted
-from flatlens.report.head import head_of_page, head_of_screen
-from flatlens.report.tables import ANSWERS_DOWN, RISK
+from flatlens.report.measure import ANSWERS_DOWN, RISK
+from flatlens.report.screen import Fitted, head_of_page, head_of_screen
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
 
 _MOST = 8  #: number of remarks on a transform that a screen shows

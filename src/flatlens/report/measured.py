@@ -12,13 +12,12 @@ from flatlens.files import write_whole
 from flatlens.measures import Card
 from flatlens.report.blocks import grouped, heights, role
 from flatlens.report.cards import FAMILIES, MOVES, card_of, spelling, survives, with_error
-from flatlens.report.figures.depth import deep_measures, depth_figure
-from flatlens.report.head import head_of_page
-from flatlens.report.markup import cited
-from flatlens.report.page import environment
-from flatlens.report.palette import in_page_colours
-from flatlens.report.render import svg_of
-from flatlens.report.tables import RISK, execution_order, layers_and_others
+from flatlens.report.figures.figure import in_page_colours
+from flatlens.report.figures.measured import deep_measures, depth_figure
+from flatlens.report.measure import RISK, execution_order, layers_and_others
+from flatlens.report.page import environment, svg_of
+from flatlens.report.prose import cited
+from flatlens.report.screen import head_of_page
 
 TINTS = 6
 """Number of tints from the smallest value of a column to the largest."""

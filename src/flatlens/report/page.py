@@ -1,7 +1,12 @@
-"""The page of a study: one HTML file that needs no network, with its figures and their data beside it."""
+"""Figures as files and as JSON, the templates of all pages, and the page of a study.
+
+A page is one HTML file that needs no network, with its figures and their data beside it.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,25 +19,82 @@ from typing import TYPE_CHECKING, Any
 from flatlens.column import Column
 from flatlens.errors import needs
 from flatlens.estimate import Progress
-from flatlens.experiments.answers import closest
+from flatlens.experiments.narrative import closest
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
 from flatlens.progress import beside
-from flatlens.report import blocks, markup, words
+from flatlens.report import blocks, prose
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
+from flatlens.report.figures.figure import MODES, level_colours, theme
 from flatlens.report.figures.plots import crossed
-from flatlens.report.frames import NETWORK, NOT_MEASURES, measures_of, spoken
-from flatlens.report.palette import MODES, level_colours, theme
-from flatlens.report.render import script_json, write_figure
+from flatlens.report.frames import NETWORK, NOT_MEASURES, csv_bytes, measures_of, spoken
 from flatlens.training import REACHED
+
+if TYPE_CHECKING:
+    from flatlens.experiments import StudyResult
+
+
+with needs("study", "a picture"):
+    import vl_convert
+
+PIXELS_PER_POINT = 2  # sharp on a phone and in print
+LARGEST_SIDE = 6000  # pixels; a picture of hundreds of panels must not take gigabytes
+
+
+def svg_of(figure: Figure, colours: int = 1) -> str:
+    """Return the picture as the text of an SVG file, in light colours; `colours` as for `palette.theme`."""
+    spec = json.dumps({"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **figure.spec})
+    svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", colours), allowed_base_urls=[])
+    return svg
+
+
+def write_figure(figure: Figure, folder: Path, colours: int) -> list[Path]:
+    """Write `folder/<name>.svg`, `.pdf`, `.png` and `.csv`: the picture three times, and its data."""
+    svg = svg_of(figure, colours)
+    png: bytes = vl_convert.svg_to_png(svg, scale=_scale(svg))
+    pdf: bytes = vl_convert.svg_to_pdf(svg)
+    return [
+        write_whole(folder / f"{figure.name}.svg", svg.encode()),
+        write_whole(folder / f"{figure.name}.pdf", pdf),
+        write_whole(folder / f"{figure.name}.png", png),
+        write_whole(folder / f"{figure.name}.csv", csv_bytes(figure.data)),
+    ]
+
+
+def _scale(svg: str) -> float:
+    """Return the pixels per point: two, less for a huge picture."""
+    head = svg[: svg.index(">")]
+    sides = [float(head.split(f' {side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")]
+    return min(PIXELS_PER_POINT, LARGEST_SIDE / max(*sides, 1.0))
+
+
+def script_json(value: Any) -> str:
+    r"""Return JSON that may stand inside a script element: no character in it can end the element or open a comment.
+
+    >>> script_json({"name": "</script>"})
+    '{"name":"\\u003c/script\\u003e"}'
+    """
+    text = json.dumps(_without_nan(value), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    for mark in "<>&":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return text
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _without_nan(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
 
 with needs("study", "a page"):
     import vl_convert
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-if TYPE_CHECKING:
-    from flatlens.experiments import StudyResult
 
 PAGE = "report.html"
 TABLES = ("table.csv", "relations.csv", "gap.csv", "study.json")  # written by the study, linked where they are
@@ -82,26 +144,26 @@ def study_html(
     grid = Grid.of(result)
     columns, measured = table_columns(result), measure_rows(result, cards)
     return environment().get_template("study.html.j2").render(
-        title=words.title(result),
-        summary=words.what_was_run(result),
+        title=prose.title(result),
+        summary=prose.what_was_run(result),
         answers=result.answers,
         picture=_picture(result, figures),
         findings=result.findings,
-        caveats=words.caveats(result),
+        caveats=prose.caveats(result),
         figures=figures,
         grid=grid,
         reached=REACHED,
         searched=[name for name in dict.fromkeys([*NETWORK[1:], *result.varied]) if name in result.networks],
         spoken=spoken,
         swatches={mode: level_colours(grid.known_colours, mode) for mode in MODES},
-        shapes=[words.SIGNS_OF_SHAPES[shape] for shape in grid.signs],
+        shapes=[prose.SIGNS_OF_SHAPES[shape] for shape in grid.signs],
         against=against_rows(result),
         measures=measured,
         moves=[in_words for _, _, in_words in MOVES],
-        papers=markup.cited(row["source"] for row in measured),
+        papers=prose.cited(row["source"] for row in measured),
         columns=columns,
         rows=result.networks[[c.name for c in columns]].to_dict("records"),
-        settings=words.flatten(result.settings),
+        settings=prose.flatten(result.settings),
         versions=result.versions,
         excluded=result.excluded,
         failed=result.failed,
@@ -171,11 +233,11 @@ def environment() -> Environment:
     environment.globals["script_hash"] = f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"
     environment.filters["summed_up"] = blocks.summed_up
     environment.filters["by_reason"] = blocks.by_reason
-    environment.filters["shown"] = words.shown
-    environment.filters["exact"] = words.exact
+    environment.filters["shown"] = prose.shown
+    environment.filters["exact"] = prose.exact
     environment.filters["crossed"] = crossed
-    environment.filters["breakable"] = words.breakable
-    environment.filters["threshold"] = words.threshold
-    environment.filters["coded"] = markup.coded
-    environment.filters["quoted"] = markup.quoted
+    environment.filters["breakable"] = prose.breakable
+    environment.filters["threshold"] = prose.threshold
+    environment.filters["coded"] = prose.coded
+    environment.filters["quoted"] = prose.quoted
     return environment

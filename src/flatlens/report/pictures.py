@@ -9,9 +9,8 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Report
 from flatlens.experiments import StudyResult
 from flatlens.report.figures import tracked_figure
-from flatlens.report.figures.depth import deep_measures, depth_figure
-from flatlens.report.figures.gap import gap_panels, relations_figure
-from flatlens.report.figures.ranks import ranks_figure
+from flatlens.report.figures.measured import deep_measures, depth_figure, ranks_figure
+from flatlens.report.figures.study import gap_panels, relations_figure
 from flatlens.statistics import Relations
 from flatlens.tracking import Tracker
 

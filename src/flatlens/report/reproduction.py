@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
-from flatlens.papers.halves import HALVES
-from flatlens.papers.predictions import MARKS
-from flatlens.papers.remarks import WEAK
-from flatlens.papers.rerun import IN_WORDS
+from flatlens.papers.experiment import MARKS, WEAK
+from flatlens.papers.reproduction import HALVES, IN_WORDS
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
-from flatlens.report import words
-from flatlens.report.figures.figure import Figure
+from flatlens.report import prose
+from flatlens.report.figures.figure import MODES, Figure, ordered_colours, theme
 from flatlens.report.figures.plots import plot_figure
-from flatlens.report.markup import cited
-from flatlens.report.page import PAGE, bundle, environment
-from flatlens.report.palette import MODES, ordered_colours, theme
-from flatlens.report.render import script_json, write_figure
+from flatlens.report.page import PAGE, bundle, environment, script_json, write_figure
+from flatlens.report.prose import cited
 
 if TYPE_CHECKING:
-    from flatlens.papers.reproduce import Reproduction
+    from flatlens.papers.reproduction import Reproduction
 
 DRAWN_COLOURS = 4
 """Number of colours for lines and marks without an order."""
@@ -125,7 +121,7 @@ def _study(name: str, one: Reproduction, place: str) -> dict[str, Any]:
     return {
         "name": name,
         "place": f"{place}{name}/",
-        "run": words.what_was_run(result),
+        "run": prose.what_was_run(result),
         "excluded": len(result.excluded),
         "failed": len(result.failed),
         "followed": len(result.histories) > 0,

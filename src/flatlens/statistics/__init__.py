@@ -1,19 +1,12 @@
 """Statistics over populations of networks: correlations (plain, partial, granulated), and agreement of rankings."""
 
-from flatlens.statistics.agreement import concordance, kendall_w
-from flatlens.statistics.average import average, share
-from flatlens.statistics.bootstrap import Correlation, with_interval
-from flatlens.statistics.clustered import clustered
 from flatlens.statistics.coefficients import kendall, pearson, spearman
-from flatlens.statistics.correlations import all_pairs, correlate
-from flatlens.statistics.draws import permutations, resamples
-from flatlens.statistics.granulated import granulated_kendall
-from flatlens.statistics.joint import benjamini_hochberg, holm, in_cases
-from flatlens.statistics.partial import partial_correlation
-from flatlens.statistics.relate import Relations, relate
-from flatlens.statistics.relations import relate_all, relate_within
+from flatlens.statistics.correlations import all_pairs, concordance, correlate, kendall_w, partial_correlation
+from flatlens.statistics.groupwise import granulated_kendall, within_groups
+from flatlens.statistics.inference import average, benjamini_hochberg, clustered, holm, in_cases, share
+from flatlens.statistics.relations import Relations, relate, relate_all, relate_within
+from flatlens.statistics.resampling import Correlation, permutations, resamples, with_interval
 from flatlens.statistics.statistic import Statistic
-from flatlens.statistics.within import within_groups
 
 __all__ = [
     "Correlation",

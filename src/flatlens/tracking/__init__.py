@@ -7,8 +7,7 @@
 `flatlens.tracking.lightning` and `flatlens.tracking.transformers` connect a tracker to those trainers.
 """
 
-from flatlens.tracking.live import Live, Moment
-from flatlens.tracking.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog, scalars
+from flatlens.tracking.loggers import CSVLog, Live, MLflowLog, Moment, TensorBoardLog, WandbLog, scalars
 from flatlens.tracking.stability import Edge, edge_of
 from flatlens.tracking.tracker import Tracker
 

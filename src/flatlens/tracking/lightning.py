@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from flatlens.aside import Aside
 from flatlens.errors import BadInput, needs
+from flatlens.progress import Aside
 from flatlens.tracking.loggers import scalars
 from flatlens.tracking.tracker import Tracker
 

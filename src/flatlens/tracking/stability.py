@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flatlens.curvature.preconditioned import leading_rate, uniform_groups
+from flatlens.curvature.optimiser_geometry import leading_rate, uniform_groups
 
 WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness")
 """Measures that are compared with an edge."""

@@ -1,40 +1,102 @@
-"""The Tracker: measures followed during training."""
+"""The Tracker: measures followed during training, at the steps of a schedule, isolated from the training."""
 
 from __future__ import annotations
 
 import math
+import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import nn
 
-from flatlens.aside import Aside
 from flatlens.curvature.krylov import Remembered
-from flatlens.curvature.preconditioned import plain_optimiser
+from flatlens.curvature.optimiser_geometry import plain_optimiser
+from flatlens.deprecated_names import present_measure, renamed
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
 from flatlens.estimate import Estimate, Key, Report, undefined
-from flatlens.former import present_measure, renamed
 from flatlens.measures import Lens, Measure
-from flatlens.measures.card import Run
-from flatlens.measures.measure import measure_with
-from flatlens.measures.registry import named
+from flatlens.measures.definition import Run
+from flatlens.measures.pipeline import measure_with, named
 from flatlens.problem import Problem
-from flatlens.problem.outcomes import forwards
+from flatlens.problem.batches import finite
+from flatlens.problem.data import random_kept
 from flatlens.problem.ranks import in_first_process
-from flatlens.problem.samples import finite
-from flatlens.progress import ProgressLine, Watch, beside, no_progress
+from flatlens.problem.sample_losses import forwards
+from flatlens.progress import Aside, ProgressLine, Watch, beside, no_progress
 from flatlens.result import of_report
 from flatlens.tracking.history import History, save_history
-from flatlens.tracking.isolated import isolated
-from flatlens.tracking.live import Live, Moment
-from flatlens.tracking.schedule import Every, Schedule, whole
+from flatlens.tracking.loggers import Live, Moment
 from flatlens.tracking.stability import Edge, edge_of
+
+Every: TypeAlias = int | Iterable[int] | Callable[[int], bool]
+
+
+class Schedule:
+    """The steps at which a measurement is due: every k-th step, a list of steps, or those that a function accepts.
+
+    >>> [step for step in range(10) if Schedule(4).due(step)], Schedule([1, 2, 9]).due(2)
+    ([0, 4, 8], True)
+    """
+
+    def __init__(self, every: Every) -> None:
+        self._divisor, self._listed, self._says = 0, frozenset[int](), None
+        if callable(every):
+            self._says = every
+            self.plain: int | str | list[int] = f"function {getattr(every, '__qualname__', type(every).__name__)}"
+        elif isinstance(every, Iterable) and not isinstance(every, str) and getattr(every, "ndim", 1) != 0:
+            self.plain = [whole(step, "every=[...]", 0) for step in every]
+            if self.plain != sorted(set(self.plain)) or not self.plain:
+                raise BadInput(f"Tracker(every={self.plain}): the steps must increase")
+            self._listed = frozenset(self.plain)
+        else:
+            self.plain = self._divisor = whole(every, "every", 1)
+
+    def due(self, step: int) -> bool:
+        """Return whether to measure after this many training steps."""
+        if self._says is not None:
+            return bool(self._says(step))
+        return step in self._listed if self._listed else step % self._divisor == 0
+
+
+def whole(value: object, name: str, least: int) -> int:
+    """Return a whole number of at least `least`.
+
+    Raises:
+        BadInput: anything else.
+    """
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if not least <= number < 2**63:  # the range of an integer column
+        most = "" if number < least else ", and below 2**63,"
+        raise BadInput(f"Tracker({name}={value!r}): a whole number of at least {least}{most} is needed")
+    return number
+
+
+@contextmanager
+def isolated(model: nn.Module) -> Iterator[None]:
+    """Turn gradients on and autocast off inside; restore every global random state afterwards.
+
+    Trainers call their hooks under no_grad, inference mode or autocast; a dataset may draw from Python's or numpy's
+    generator when read. The problem itself restores everything else (mode, buffers).
+    """
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    kinds = sorted({p.device.type for p in model.parameters()} | {"cpu"})
+    with ExitStack() as stack:
+        stack.enter_context(random_kept(devices))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @final

@@ -11,9 +11,9 @@ from typing import Any, final
 
 import torch
 
-from flatlens.aside import Aside
 from flatlens.errors import BadInput, BadWeights, needs
 from flatlens.files import write_whole
+from flatlens.progress import Aside
 from flatlens.tracking.loggers import scalars
 from flatlens.tracking.tracker import Tracker
 

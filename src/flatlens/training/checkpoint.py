@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from flatlens.errors import BadFolder
 from flatlens.files import require_writable, write_whole
-from flatlens.plain import as_plain, canonical
-from flatlens.problem.samples import checksum
+from flatlens.problem.batches import checksum
+from flatlens.settings_json import as_plain, canonical
 from flatlens.training.settings import Training
 
 FORMAT = 1

@@ -1,24 +1,150 @@
-"""A training run: its steps, its check points, and the state from which it can be continued."""
+"""Train a network until it has converged, its steps are over, or it diverges: `train`, its runs and their steps."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, BadModel
 from flatlens.estimate import Progress
+from flatlens.grams.record import record
+from flatlens.problem.eval_context import modes_kept
+from flatlens.problem.op_overrides import plain_weight_norms
 from flatlens.progress import beside
+from flatlens.training import checkpoint
 from flatlens.training.batches import Batches, Taken
 from flatlens.training.checkpoint import INTERVAL
+from flatlens.training.evaluation import Pair, TrainingData, pair, require_trainable
+from flatlens.training.objective import Pass
+from flatlens.training.optimisers import Ridge, solve
 from flatlens.training.settings import Training
-from flatlens.training.step import Stepper, global_states, set_global_states
-from flatlens.training.training_data import Pair, TrainingData, require_trainable
+
+
+class Stepper:
+    """The steps of a run. Each kind of noise has its own generator: to draw one kind does not change the others."""
+
+    def __init__(self, model: nn.Module, settings: Training) -> None:
+        self.model, self.settings = model, settings
+        self.loss = settings.objective
+        self.penalties = tuple(penalty for penalty in settings.penalties if penalty.coefficient > 0)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        assert not isinstance(settings.optimiser, Ridge)  # takes no steps: see train
+        self.optimiser = settings.optimiser.build(self.parameters)
+        self.noise = {name: stream(settings.seed, name) for name in ("augmentation", "mixup", "penalties")}
+
+    def take(self, x: Tensor, targets: Tensor, factor: float) -> float:
+        """Take one step at `factor` times the optimiser's learning rate; return the loss of the batch before it."""
+        settings = self.settings
+        if settings.augmentation is not None:
+            x = settings.augmentation.apply(x, self.noise["augmentation"])
+        if settings.mixup is not None:
+            x, targets = settings.mixup.apply(x, targets, self.noise["mixup"])
+        self.set_rate(factor)
+        loss = self._at_the_worst_place(x, targets) if self.ascends else self.differentiate(x, targets)
+        self.optimiser.step()
+        return loss
+
+    def set_rate(self, factor: float) -> None:
+        """Set the learning rate to a multiple of the optimiser's own."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = factor * self.settings.optimiser.lr
+
+    @property
+    def ascends(self) -> bool:
+        """Return whether the gradient is taken at other weights than the current ones."""
+        return self.settings.ascent is not None and self.settings.ascent.rho > 0
+
+    def differentiate(self, x: Tensor, targets: Tensor) -> float:
+        """Write the gradient of loss and penalties into `.grad`, and return the loss.
+
+        Ghost batches are taken one by one, each weighted by its number of samples.
+        """
+        self.optimiser.zero_grad()
+        n, loss = len(x), 0.0
+        most = self.settings.ghost_batch or n
+        for start in range(0, n, most):
+            part, wanted = x[start : start + most], targets[start : start + most]
+            risk, penalty = self._forward(part, wanted, n)
+            torch.autograd.backward(risk if penalty is None else risk + penalty, inputs=self.parameters)
+            loss += float(risk.detach())
+        return loss
+
+    def _forward(self, x: Tensor, targets: Tensor, n: int) -> tuple[Tensor, Tensor | None]:
+        """Return a part's share of the mean loss over n samples, and of the penalties."""
+        if not self.penalties:
+            return self.loss.values(self.model(x), targets).sum() / n, None
+        x = x.detach().clone()
+        if x.is_floating_point():
+            x.requires_grad_()
+        with plain_weight_norms(self.model), record(self.model) as tape:  # penalties are differentiated again
+            outputs = self.model(x)
+            seen = Pass(x, outputs, self.parameters, tape.linear, self.loss)
+            values = [p.coefficient * p.value(seen, self.noise["penalties"]) for p in self.penalties]
+        return self.loss.values(outputs, targets).sum() / n, torch.stack(values).sum() * (len(x) / n)
+
+    def _at_the_worst_place(self, x: Tensor, targets: Tensor) -> float:
+        """Write the gradient at theta + eps into `.grad`; return the loss at theta.
+
+        Probes and dropout are those of the gradient from which eps came.
+        """
+        assert self.settings.ascent is not None
+        noise, dropout = self.noise["penalties"].get_state(), global_states(x.device)
+        loss = self.differentiate(x, targets)
+        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        here = [p.detach().clone() for p in self.parameters]
+        with torch.no_grad():
+            for p, eps in zip(self.parameters, self.settings.ascent.move(here, slopes), strict=True):
+                p.add_(eps)
+        self.noise["penalties"].set_state(noise)
+        set_global_states(dropout, x.device)
+        with _statistics_left_alone(self.model):
+            self.differentiate(x, targets)
+        with torch.no_grad():
+            for p, before in zip(self.parameters, here, strict=True):
+                p.copy_(before)  # exactly: adding and taking away leaves rounding
+        return loss
+
+
+def stream(seed: int, name: str) -> Generator:
+    """Return a generator for one kind of noise; the order of the samples uses the seed itself."""
+    digest = hashlib.sha256(f"{name} {seed}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+@contextmanager
+def _statistics_left_alone(model: nn.Module) -> Iterator[None]:
+    """Keep the running statistics of BatchNorms unchanged inside this context; they still normalise by their batch."""
+    with ExitStack() as undo:
+        for module in model.modules():
+            if isinstance(module, _NormBase) and module.track_running_stats:
+                name, value = ("track_running_stats", False) if isinstance(module, _BatchNorm) else ("momentum", 0.0)
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, value)
+        yield
+
+
+def global_states(device: torch.device) -> list[Tensor]:
+    """Return the states of the generators that dropout uses."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_global_states(states: list[Tensor], device: torch.device) -> None:
+    """Restore the states that `global_states` returned."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
+
 
 Ending: TypeAlias = Literal["converged", "finished", "trained elsewhere", "out of steps", "diverged"]
 REACHED: tuple[Ending, ...] = ("converged", "finished", "trained elsewhere")
@@ -235,3 +361,110 @@ def require_followed(watch: Watcher | None, model: nn.Module) -> None:
 
 
 _PLAIN = ("step", "outcome", "rows", "next_row", "last", "losses", "epoch_loss")
+
+
+def train(
+    model: nn.Module,
+    data: Pair,
+    settings: Training,
+    *,
+    test: Pair | None = None,
+    watch: Watcher | None = None,
+    save: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> TrainingResult:
+    """Train `model` in place on (inputs, labels) or (inputs, numbers); its outputs are (n, N).
+
+    The curves hold the first and the last check point, and check points between them whose steps differ by 5% or more.
+    The same settings, versions, machine and number of threads give the same digits. A model in eval mode is trained in
+    train mode. If the model is in train mode, its modules in eval mode (such as a frozen BatchNorm) stay in eval mode.
+    Afterwards every module has its former mode, and no parameter has a gradient.
+
+    Args:
+        model: any module; it stays on its device.
+        data: inputs (n, ...), and labels (n,) or targets (n, N): tensors or arrays.
+        settings: the settings of the run.
+        test: held-out data; used for the curves only.
+        watch: an observer. `watch.step(step, optimiser=...)` is called before the first step and after each step; the
+            optimiser has the learning rate of the next step. It is None with SAM, which moves the edge of stability.
+        save: a file for the state, written every 10 s. If the run is killed, the same call, with the network built
+            anew, continues from there and ends in the same digits. The file stays; after the run, the same call
+            returns the result at once.
+        progress: called with ("training steps", done, total).
+
+    Raises:
+        BadData: labels or targets that do not fit the outputs.
+        BadFolder: `save` cannot be written, is damaged, or belongs to another run.
+    """
+    if not isinstance(model, nn.Module):
+        raise BadModel(
+            f"train(model=...): a torch.nn.Module is needed, got {type(model).__name__}: call .build() first"
+        )
+    where = None if save is None else Path(save)
+    with as_found(model, settings.seed):
+        if isinstance(settings.optimiser, Ridge):
+            if where is not None:
+                checkpoint.require_place(where)
+            return _solved(model, data, test, settings, settings.optimiser, watch)
+        run, whose = opened(model, data, settings, test, watch, where)
+        run.go(None if where is None else lambda: checkpoint.save(where, whose, run.state_dict()), progress)
+        return run.result()
+
+
+def opened(
+    model: nn.Module, data: Pair, settings: Training, test: Pair | None, watch: Watcher | None, save: Path | None
+) -> tuple[TrainingRun, str]:
+    """Return the run, continued from its checkpoint if there is one, and what that belongs to; call it in `as_found`.
+
+    Raises:
+        BadFolder: as `train`.
+    """
+    if save is not None:
+        checkpoint.require_place(save)
+    data, test = _pairs(data, test)
+    run = TrainingRun(model, data, test, settings, watch)
+    if save is None:
+        return run, ""
+    whose = checkpoint.identity(model, data, test, settings)
+    if (state := checkpoint.load(save, whose)) is not None:
+        run.load_state_dict(state)
+    return run, whose
+
+
+def _pairs(data: Pair, test: Pair | None) -> tuple[Pair, Pair | None]:
+    return pair(data, "data"), None if test is None else pair(test, "test")
+
+
+def _solved(
+    model: nn.Module, data: Pair, test: Pair | None, settings: Training, ridge: Ridge, watch: Watcher | None
+) -> TrainingResult:
+    """Solve a ridge regression as a run of one step; it is too short for a checkpoint."""
+    require_followed(watch, model)
+    data, test = _pairs(data, test)
+    held = TrainingData(model, data, settings, "data")
+    held_out = None if test is None else TrainingData(model, test, settings, "test")
+    rows = []
+    for step in (0, 1):
+        if step:
+            solve(model, held.x, held.targets, ridge.penalty)
+        if watch is not None:
+            watch.step(step)
+        rows.append([*held.look(), *([math.nan, math.nan] if held_out is None else held_out.look())])
+    columns = torch.tensor(rows, dtype=torch.float64).T
+    curves = {"step": torch.arange(2), **dict(zip(ROW, (c.clone() for c in columns), strict=True))}
+    loss, right = rows[-1][:2]
+    return TrainingResult("finished" if math.isfinite(loss) else "diverged", 1, 1.0, loss, right, curves)
+
+
+@contextmanager
+def as_found(model: nn.Module, seed: int) -> Iterator[None]:
+    """Put the model in train mode and seed the global generator, which dropout uses; restore both afterwards."""
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    with modes_kept(model), torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+        torch.manual_seed(stream(seed, "dropout").initial_seed())
+        if not model.training:
+            model.train()
+        try:
+            yield
+        finally:
+            model.zero_grad()

@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, Literal, get_args
 
 from flatlens.errors import BadInput
-from flatlens.training.ascent import Ascent
-from flatlens.training.augmentation import Augmentation, Mixup
-from flatlens.training.losses import LossName, TrainingLoss
-from flatlens.training.optimisers import Optimiser
-from flatlens.training.penalties import Penalty
-from flatlens.training.ridge import Ridge
-from flatlens.training.schedules import Constant, LearningRateSchedule
-from flatlens.training.stopping import Until
+from flatlens.settings_json import Options
+from flatlens.training.batches import Augmentation, Mixup
+from flatlens.training.objective import LossName, Penalty, TrainingLoss
+from flatlens.training.optimisers import Ascent, Constant, LearningRateSchedule, Optimiser, Ridge
+
+
+@dataclass(frozen=True)
+class Until:
+    """Conditions at a check point: training has converged when all conditions that are set hold together.
+
+    If none is set, training continues to the end of its steps or epochs.
+
+    >>> rule = Until(loss_below=0.1, loss_window=2)
+    >>> rule.met([0.3, 0.09], accuracy=1.0, gradient_norm=0.0), rule.met([0.1, 0.09], 1.0, 0.0)
+    (False, True)
+    """
+
+    loss_below: float | None = None  #: upper limit of the mean of the last `loss_window` losses
+    loss_window: int = 1  #: number of check points
+    loss_over: Literal["data", "epoch"] = "data"
+    """Which loss: that over all data, at check points; or the mean over an epoch's batches as they were trained on."""
+    accuracy: float | None = None  #: smallest accuracy on the training data
+    gradient_norm: float | None = None  #: largest ||dL/dtheta|| over all data
+
+    def __post_init__(self) -> None:
+        if self.loss_window < 1:
+            raise BadInput(f"Until(loss_window={self.loss_window}): at least 1 is needed")
+        if self.loss_over not in ("data", "epoch"):
+            raise BadInput(f"Until(loss_over={self.loss_over!r}): 'data' or 'epoch' is needed")
+        for name in ("loss_below", "gradient_norm"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise BadInput(f"Until({name}={value}): a finite number is needed")
+        if self.accuracy is not None and not 0 <= self.accuracy <= 1:
+            raise BadInput(f"Until(accuracy={self.accuracy}): a share from 0 to 1 is needed")
+
+    @property
+    def anything(self) -> bool:
+        """Return whether any condition is set."""
+        return not (self.loss_below is None and self.accuracy is None and self.gradient_norm is None)
+
+    def met(self, losses: Sequence[float], accuracy: float, gradient_norm: float) -> bool:
+        """Return whether training has converged; `losses` are those of the last check points, or of all."""
+        if not self.anything:
+            return False
+        recent = losses[-self.loss_window :]
+        low = self.loss_below is None or (
+            len(recent) == self.loss_window and math.fsum(recent) / self.loss_window < self.loss_below
+        )
+        right = self.accuracy is None or accuracy >= self.accuracy
+        flat = self.gradient_norm is None or gradient_norm <= self.gradient_norm
+        return low and right and flat
+
 
 _LEAST = {"batch_size": 1, "ghost_batch": 1, "max_steps": 0, "max_epochs": 1, "check_every": 1, "warmup": 0, "seed": 0}
 MAY_BE_NONE = ("batch_size", "ghost_batch", "max_steps", "max_epochs")
@@ -39,7 +86,7 @@ class Training:
     mixup: Mixup | None = None
     ascent: Ascent | None = None
     penalties: tuple[Penalty, ...] = ()
-    until: Until = Until()  # noqa: RUF009 (frozen)
+    until: Until = Until()
     max_steps: int | None = None
     max_epochs: int | None = None
     check_every: int = 10  #: number of steps between two evaluations of the loss over all data
@@ -95,3 +142,45 @@ class Training:
         """Return the factor on the optimiser's learning rate at a step, counted from 0."""
         rising = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         return rising * self.schedule.factor(step, epoch)
+
+
+RESULTS = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")
+"""Facts about a network that are results, not settings."""
+
+
+@dataclass(frozen=True)
+class TrainedElsewhere:
+    """The settings of a network that was trained elsewhere: a checkpoint, and the facts beside it.
+
+    `known` has any facts by name: settings such as "lr" and "batch_size", and results such as "generalisation_gap",
+    which take the place of those measured.
+    """
+
+    weights: str  #: the file, with its whole path
+    contents: str  #: hash of the file
+    loss: LossName = "cross_entropy"
+    known: Mapping[str, Any] = Options()
+    seed: int | None = None  #: of the training, where it is known
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "known", Options(self.known))
+        TrainingLoss(self.loss)
+
+    @property
+    def objective(self) -> TrainingLoss:
+        """The loss under which the network is measured."""
+        return TrainingLoss(self.loss)
+
+    def steps(self, samples: int) -> int:
+        """Return the number of steps that it takes here: none."""
+        return 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return all that is known but the results."""
+        return {name: value for name, value in self.known.items() if name not in RESULTS}
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """Return the known results."""
+        return {name: value for name, value in self.known.items() if name in RESULTS}

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from flatlens.former import FORMER_TRANSFORMS
-from flatlens.transforms.batchnorm import batchnorm_folding, batchnorm_scale
-from flatlens.transforms.cells import Applied, Cell, InvarianceReport
-from flatlens.transforms.heads import (
+from flatlens.deprecated_names import FORMER_TRANSFORMS
+from flatlens.transforms.attention import (
     gate_scale,
     head_permutation,
     norm_folding,
@@ -13,11 +11,16 @@ from flatlens.transforms.heads import (
     query_key_basis,
     value_output_basis,
 )
-from flatlens.transforms.invariance import check_invariance
-from flatlens.transforms.permutation import permutation
-from flatlens.transforms.registry import TRANSFORMS
-from flatlens.transforms.rescaling import feature_normalization, layerwise, neuronwise
-from flatlens.transforms.transform import Moved, Transform
+from flatlens.transforms.definition import TRANSFORMS, Moved, Transform
+from flatlens.transforms.invariance import Applied, Cell, InvarianceReport, check_invariance
+from flatlens.transforms.neurons import (
+    batchnorm_folding,
+    batchnorm_scale,
+    feature_normalization,
+    layerwise,
+    neuronwise,
+    permutation,
+)
 from flatlens.transforms.wiring import OUTPUTS, Link, Reader, Wiring, read_wiring
 
 __all__ = [

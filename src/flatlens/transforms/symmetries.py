@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from flatlens.errors import typed_line
 from flatlens.grams.record import READ_ON, read_heads
-from flatlens.operations.pairs import HeadOrder, WeightPair
-from flatlens.operations.paths import Paths
-from flatlens.operations.scales import NormScale
+from flatlens.operations.graph import Paths
+from flatlens.operations.pair_finders import NormScale
+from flatlens.operations.weight_pairs import HeadOrder, WeightPair
 from flatlens.problem import Problem
-from flatlens.problem.outcomes import forwards
-from flatlens.problem.samples import FORWARD_CHUNK, take
-from flatlens.problem.state import size_of_parts
+from flatlens.problem.batches import FORWARD_CHUNK, take
+from flatlens.problem.eval_context import size_of_parts
+from flatlens.problem.sample_losses import forwards
 
 STAYS_WITHIN = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output, or of `terms`
 OUTPUTS_CHANGE = "the outputs change with it: something else reads these features, or tells the heads apart"

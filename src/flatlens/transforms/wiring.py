@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from flatlens.errors import typed_line
-from flatlens.operations.table import hooked, operation_of
-from flatlens.operations.tracing import Trace
+from flatlens.operations.table import Trace, hooked, operation_of
 from flatlens.problem import Problem
 from flatlens.transforms import rules
 from flatlens.transforms.symmetries import STAYS_WITHIN, Symmetries, read_symmetries

@@ -12,7 +12,7 @@ from torch import nn
 
 from flatlens.errors import BadFolder
 from flatlens.training import SGD, Adam, Cosine, RMSProp, Steps, Training, Until, checkpoint, train
-from flatlens.training.stack import Member, train_together, trial, why_alone
+from flatlens.training.stack import Member, population, train_together, why_alone
 from flatlens.training.stack.chain import LayerChain
 from flatlens.training.stack.lanes import Lanes
 
@@ -89,8 +89,8 @@ def _one_thread_and_always_fast(monkeypatch):
     """Times that say a stack is faster: what these tests are about is its digits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr(trial, "_timed", lambda step: step() or 1.0)
-    monkeypatch.setattr(trial, "_KNOWN", {})
+    monkeypatch.setattr(population, "_timed", lambda step: step() or 1.0)
+    monkeypatch.setattr(population, "_KNOWN", {})
     yield
     torch.set_num_threads(threads)
 
@@ -269,8 +269,8 @@ def test_a_shape_whose_kernels_differ_is_trained_alone(monkeypatch):
 
 
 def test_a_slower_stack_is_not_taken(monkeypatch):
-    alone = iter([1.0] * 2 * trial._MANY_STEPS)
-    monkeypatch.setattr(trial, "_timed", lambda step: step() or next(alone, 9.0))
+    alone = iter([1.0] * 2 * population._MANY_STEPS)
+    monkeypatch.setattr(population, "_timed", lambda step: step() or next(alone, 9.0))
     assert all("times as slow" in one.why_alone for one in train_together([member(0), member(5)]))
 
 

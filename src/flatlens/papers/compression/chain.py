@@ -11,13 +11,10 @@ import pandas as pd
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.papers.compression.networks import DIGITS, FIXED_BATCH, FIXED_LR, mlp, samples
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.courses import correlated_changes
-from flatlens.papers.evidence import Evidence, reached
-from flatlens.papers.experiment import ON_PAPERS_DATA, Experiment, Plot, Scale
-from flatlens.papers.plots import BANDS, banded
-from flatlens.papers.predictions import Prediction, Results
-from flatlens.papers.remarks import SMOKE_ONLY
-from flatlens.papers.units import labelled
+from flatlens.papers.evidence import Evidence, labelled, reached
+from flatlens.papers.experiment import ON_PAPERS_DATA, SMOKE_ONLY, Experiment, Plot, Prediction, Results, Scale
+from flatlens.papers.figures import BANDS, banded
+from flatlens.papers.trajectories import correlated_changes
 from flatlens.statistics.correlations import CoefficientName
 from flatlens.training import SGD, Training
 

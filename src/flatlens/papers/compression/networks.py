@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatlens.data.named import DataSettings
+from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import Quantity
 from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
 from flatlens.papers.experiment import ON_PAPERS_DATA, Scale, tested

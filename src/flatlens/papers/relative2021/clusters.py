@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from flatlens.data.inversion import CLUSTER_SCALE
-from flatlens.data.named import DataSettings
+from flatlens.data.sources import DataSettings
+from flatlens.data.synthetic import CLUSTER_SCALE
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.models import MLP
 from flatlens.statistics import Statistic

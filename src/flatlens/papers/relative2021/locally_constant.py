@@ -14,15 +14,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flatlens.data.clusters import Mixture, mixture
-from flatlens.data.named import DataSettings
+from flatlens.data.sources import DataSettings
+from flatlens.data.synthetic import Mixture, mixture
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Study
 from flatlens.papers.contrasts import rising, strength
-from flatlens.papers.evidence import correlated, reached, these, where
-from flatlens.papers.experiment import Experiment, Plot, Scale
-from flatlens.papers.plots import scatter
-from flatlens.papers.predictions import Prediction, Results
+from flatlens.papers.evidence import correlated, labelled, reached, these, where
+from flatlens.papers.experiment import COEFFICIENT, SMOKE_ONLY, Experiment, Plot, Prediction, Results, Scale, seed_axis
+from flatlens.papers.figures import scatter
 from flatlens.papers.relative2021.clusters import (
     AS_CODED,
     FLATNESS,
@@ -32,11 +31,9 @@ from flatlens.papers.relative2021.clusters import (
     by_separation,
     of_clusters,
 )
-from flatlens.papers.remarks import COEFFICIENT, SMOKE_ONLY, seed_axis
-from flatlens.papers.units import labelled
 from flatlens.statistics import Statistic
 from flatlens.training import Ridge
-from flatlens.training.ridge import solution
+from flatlens.training.optimisers import solution
 
 _GAP = "generalisation_gap"
 TIMES = 20

@@ -8,17 +8,15 @@ from functools import lru_cache
 import pandas as pd
 import torch
 
-from flatlens.bounds.density import constants
-from flatlens.bounds.relative_generalisation import rate, sharp_right
-from flatlens.data.clusters import CLUSTERS, INFORMATIVE, Mixture, mixture
-from flatlens.data.named import DataSettings
+from flatlens.bounds.relative_generalisation import constants, rate, sharp_right
+from flatlens.data.sources import DataSettings
+from flatlens.data.synthetic import CLUSTERS, INFORMATIVE, Mixture, mixture
 from flatlens.distributions import GaussianMixture
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Study
 from flatlens.papers.contrasts import changed, mean_of
-from flatlens.papers.evidence import Evidence, along, reached, these
-from flatlens.papers.experiment import Experiment, Plot, Scale
-from flatlens.papers.predictions import Prediction, Results
+from flatlens.papers.evidence import Evidence, along, labelled, reached, these
+from flatlens.papers.experiment import SMOKE_ONLY, Experiment, Plot, Prediction, Results, Scale, seed_axis
 from flatlens.papers.relative2021.clusters import (
     CLUSTER_FEATURES,
     FLATNESS,
@@ -28,8 +26,6 @@ from flatlens.papers.relative2021.clusters import (
     by_separation,
     of_clusters,
 )
-from flatlens.papers.remarks import SMOKE_ONLY, seed_axis
-from flatlens.papers.units import labelled
 from flatlens.statistics import Statistic, in_cases
 
 _FOLDS = 3

@@ -8,16 +8,13 @@ import numpy as np
 import pandas as pd
 
 from flatlens.column import Column
-from flatlens.data.named import DataSettings
+from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP
 from flatlens.papers.contrasts import mean_of, steadier, stronger
-from flatlens.papers.evidence import Table, correlated, reached
-from flatlens.papers.experiment import Experiment, Plot, Scale
-from flatlens.papers.plots import pairwise, scatter
-from flatlens.papers.predictions import Prediction, Results
-from flatlens.papers.remarks import (
+from flatlens.papers.evidence import Table, correlated, mark_left_out, reached, trained_ones
+from flatlens.papers.experiment import (
     COEFFICIENT,
     LEAST_CHANGE,
     LEAST_CHANGE_SEARCHED,
@@ -26,9 +23,14 @@ from flatlens.papers.remarks import (
     SMOKE_ONLY,
     STRONG,
     SUMMED_GAP,
+    Experiment,
+    Plot,
+    Prediction,
+    Results,
+    Scale,
     own_seeds,
 )
-from flatlens.papers.units import mark_left_out, trained_ones
+from flatlens.papers.figures import pairwise, scatter
 from flatlens.training import SGD, Training
 
 HIDDEN = ("fc1", "fc2", "fc3", "fc4")

@@ -11,29 +11,33 @@ import numpy as np
 import pandas as pd
 
 from flatlens.column import Column
-from flatlens.data.named import DataSettings
+from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import LeNet5
 from flatlens.papers.contrasts import strength, stronger, unchanged
-from flatlens.papers.evidence import Table, correlated, independent, reached
-from flatlens.papers.experiment import ON_PAPERS_DATA, Experiment, Plot, Scale, tested
-from flatlens.papers.plots import pairwise, scatter
-from flatlens.papers.predictions import Prediction, Results
-from flatlens.papers.remarks import (
+from flatlens.papers.evidence import UNIT, Table, correlated, independent, reached
+from flatlens.papers.experiment import (
     COEFFICIENT,
     LEAST_CHANGE,
     LEAST_CHANGE_SEARCHED,
     MOVED,
+    ON_PAPERS_DATA,
     ONE_DRAW,
     SMOKE_ONLY,
     STRONG,
     SUMMED_GAP,
     VERY_WEAK,
     WEAK_BY_EVANS,
+    Experiment,
+    Plot,
+    Prediction,
+    Results,
+    Scale,
     own_seeds,
+    tested,
 )
-from flatlens.papers.units import UNIT
+from flatlens.papers.figures import pairwise, scatter
 from flatlens.training import SGD, Training, Until
 
 _INITS = ("xavier_normal", "kaiming_uniform", "uniform", "normal")

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from flatlens.papers.sharpening import (
-    coordinates,
-    decay,
-    descent,
-    epochs,
-    jacobians,
-    populations,
-    regularised,
-    scales,
-)
+from flatlens.papers.sharpening import coordinates, decay, descent, ends, epochs, jacobians, regularised, scales
 
 EXPERIMENTS = (
     *descent.EXPERIMENTS,
     *decay.EXPERIMENTS,
-    *populations.EXPERIMENTS,
+    *ends.EXPERIMENTS,
     *regularised.EXPERIMENTS,
     *epochs.EXPERIMENTS,
     *scales.EXPERIMENTS,

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flatlens.data.named import DataSettings
+from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import LEARNING_RATE, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
-from flatlens.papers.cases import by_part, with_over_without
-from flatlens.papers.contrasts import mean_of, stronger
+from flatlens.papers.contrasts import by_part, mean_of, stronger, with_over_without
 from flatlens.papers.evidence import trained_in, where
-from flatlens.papers.experiment import Experiment, Plot, Scale
-from flatlens.papers.plots import pairwise
-from flatlens.papers.predictions import Prediction, Results, claim
-from flatlens.papers.remarks import COEFFICIENT, FEW_SEEDS, SMOKE_ONLY, seed_axis
+from flatlens.papers.experiment import (
+    COEFFICIENT,
+    FEW_SEEDS,
+    SMOKE_ONLY,
+    Experiment,
+    Plot,
+    Prediction,
+    Results,
+    Scale,
+    claim,
+    seed_axis,
+)
+from flatlens.papers.figures import pairwise
 from flatlens.papers.sharpening.ends import END_MEASURES, NO_DECAY, ends
 from flatlens.papers.sharpening.networks import (
     ABSOLUTE_GAP,

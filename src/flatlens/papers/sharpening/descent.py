@@ -1,4 +1,10 @@
-"""X6: progressive sharpening under label smoothing, by full-batch gradient descent."""
+"""X6: progressive sharpening under label smoothing, by full-batch gradient descent.
+
+With it Theorem 5.1's lower bound on the Jacobian norm in the course of training, which needs a sample that covers the
+support of a known law: cubes, whose support is convex (a network of its own for each number of steps, from the same
+start, is the same training). And the end of section 5, for which the paper cites Cohen et al. (2021) and shows no
+experiment: wide networks sharpen less, and linear models not at all while their Jacobian grows.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +13,45 @@ from dataclasses import replace
 
 import pandas as pd
 
-from flatlens.data.named import DataSettings
-from flatlens.experiments.kinds import kinds_of
+from flatlens.column import Column
+from flatlens.data.sources import DataSettings
+from flatlens.data.synthetic import RECIPES
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
-from flatlens.models import Architecture
-from flatlens.papers.cases import of_each_case
-from flatlens.papers.contrasts import mean_of
-from flatlens.papers.courses import (
+from flatlens.experiments.tables import kinds_of
+from flatlens.models import MLP, Architecture
+from flatlens.papers.contrasts import mean_of, of_each_case
+from flatlens.papers.evidence import CASE, Evidence, Table, along, histories, reached, trained_ones
+from flatlens.papers.experiment import (
+    FEW_SEEDS,
+    ONE_DRAW,
+    SMOKE_ONLY,
+    Experiment,
+    Plot,
+    Prediction,
+    Results,
+    Scale,
+    claim,
+    seed_axis,
+)
+from flatlens.papers.figures import BANDS, banded, course_curves
+from flatlens.papers.sharpening.networks import (
+    BATCH_SHARPNESS,
+    GHOSTS,
+    NARROW,
+    NARROW_RESNET,
+    NARROW_VGG,
+    PATCH_ROWS,
+    RESNET,
+    SMOOTHING,
+    SOFTMAXED,
+    UNTOLD_INIT,
+    VGG,
+    of_smoothing,
+    rows,
+    smoothings,
+)
+from flatlens.papers.trajectories import (
     correlated_changes,
     growth_beyond,
     in_course,
@@ -24,29 +61,208 @@ from flatlens.papers.courses import (
     until_partner,
     up_to_edge,
 )
-from flatlens.papers.evidence import Evidence, Table, along, reached
-from flatlens.papers.experiment import Experiment, Plot, Scale
-from flatlens.papers.plots import BANDS, course_curves
-from flatlens.papers.predictions import Prediction, Results, claim
-from flatlens.papers.remarks import FEW_SEEDS, ONE_DRAW, SMOKE_ONLY
-from flatlens.papers.sharpening.growth import bound_plot, bound_predictions, bound_studies
-from flatlens.papers.sharpening.networks import (
-    BATCH_SHARPNESS,
-    GHOSTS,
-    NARROW,
-    NARROW_RESNET,
-    NARROW_VGG,
-    PATCH_ROWS,
-    RESNET,
-    SOFTMAXED,
-    UNTOLD_INIT,
-    VGG,
-    rows,
+from flatlens.training import SGD, Adam, Training
+
+LAWS_OF_INPUTS = ("interval", "square")
+BOUND, NORM = (str(Column.parse("jacobian_growth").of_side(side)) for side in ("lhs", "rhs"))
+"""Columns of the lower bound and of the Jacobian norm."""
+_STUDY = "bound_{}"
+_STEPS: Mapping[Scale, tuple[int, ...]] = {
+    "smoke": (1, 100),
+    "laptop": (1, 10, 30, 100, 300, 1000),
+    "desk": (1, 10, 30, 100, 300, 1000),
+    "paper": (1, 10, 30, 100, 300, 1000, 3000),
+}
+
+
+def bound_studies(scale: Scale) -> dict[str, Study]:
+    """Return one study per law of the inputs: networks by the number of steps of their training."""
+    samples, seeds = {"smoke": (60, 4), "desk": (300, 12)}.get(scale, (300, 8))
+    training = Training(Adam(0.003), batch_size=64, loss="mse", max_steps=1, check_every=1000)
+    studies = {}
+    for law in LAWS_OF_INPUTS:
+        data = DataSettings(f"waves_{law}", train=samples, test=100)
+        base = NetworkSettings(
+            data,
+            MLP(1 + LAWS_OF_INPUTS.index(law), (32,), 1, "tanh"),
+            training,
+            ("jacobian_norm", "sharpness", "loss", "generalisation_gap"),
+            bounds=("jacobian_growth",),
+        )
+        shown = (GAP, Quantity("training loss", "loss"), Quantity("Jacobian norm", NORM), Quantity("bound", BOUND))
+        axes = (Axis("max_steps", _STEPS[scale]), seed_axis(seeds))
+        studies[_STUDY.format(law)] = Study(f"Theorem 5.1 on {RECIPES[law]}", base, axes, shown, scale=scale)
+    return studies
+
+
+def _on(law: str) -> Table:
+    def found(results: Results) -> pd.DataFrame:
+        networks = reached(_STUDY.format(law))(results)
+        return networks.assign(law=law, holds=(networks[BOUND] <= networks[NORM]).astype(float))
+
+    return found
+
+
+def of_laws(results: Results) -> pd.DataFrame:
+    """Return the networks on both laws, with `law` and `holds`: 1 if the bound is at most the Jacobian norm, else 0."""
+    return pd.concat([_on(law)(results) for law in LAWS_OF_INPUTS], ignore_index=True)
+
+
+_THEOREM = "for any Lipschitz function $f : \\mathbb{R}^d \\to \\mathbb{R}^{d'}$ satisfying"
+_GROWS = (
+    "a data-dependent, high probability lower bound on the empirical Jacobian norm of a model that grows during any "
+    "effective training procedure"
 )
-from flatlens.papers.sharpening.smoothing import SMOOTHING, of_smoothing, smoothings
-from flatlens.papers.sharpening.widths import width_plots, width_predictions, width_studies
-from flatlens.papers.units import CASE, trained_ones
-from flatlens.training import SGD, Training
+
+
+def bound_predictions() -> tuple[Prediction, ...]:
+    """Return what Theorem 5.1 and the contributions say of the bound."""
+    return (
+        Prediction(
+            "bound.holds",
+            "Theorem 5.1: the largest Jacobian norm is above its lower bound, in 95% of the samples at least.",
+            "sharpening Thm 5.1, Eq. 9",
+            mean_of(of_laws, "holds", shares=True),
+            "above",
+            0.95,
+            kind="theorem",
+            quote=_THEOREM,
+        ),
+        Prediction(
+            "bound.grows",
+            "The lower bound on the Jacobian norm grows with the steps of training.",
+            "sharpening section 1, 3rd contribution",
+            along(of_laws, "max_steps", BOUND, ("law", "seed")),
+            kind="claim",
+            quote=_GROWS,
+            headline=True,
+        ),
+        *(
+            Prediction(
+                f"bound.grows.{law}",
+                f"The lower bound grows with the steps of training, for inputs uniform on {RECIPES[law]}.",
+                "sharpening section 1, 3rd contribution",
+                along(_on(law), "max_steps", BOUND, ["seed"]),
+                kind="claim",
+                quote=_GROWS,
+            )
+            for law in LAWS_OF_INPUTS
+        ),
+    )
+
+
+def bound_plot(results: Results) -> Plot:
+    """Return the bound and the Jacobian norm over the steps of training."""
+    table = of_laws(results)
+    long = table.melt(["law", "max_steps"], [BOUND, NORM], "line", "y")
+    long["line"] = long["line"].map({BOUND: "lower bound", NORM: "Jacobian norm"})
+    long["panel"] = long["law"].map(RECIPES)
+    caption = f"{BANDS}. Below 0 the bound says nothing. The paper has no such figure."
+    rows = long.rename(columns={"max_steps": "x"})
+    return banded(rows, "bound", "Theorem 5.1 through training", caption, "steps", log_x=True)
+
+
+_SHOWN = (Quantity("training loss", "loss"), BATCH_SHARPNESS, SOFTMAXED)
+_SIZES: Mapping[Scale, tuple[tuple[int, ...], int, int, int]] = {
+    "smoke": ((4, 8), 20, 20, 4),
+    "laptop": ((16, 48, 144), 400, 80, 8),
+    "desk": ((16, 48, 144), 400, 40, 12),
+    "paper": ((16, 64, 256, 1024), 400, 20, 8),
+}
+"""Widths, steps, steps between measurements, and seeds."""
+WIDTH = "width"
+
+
+def width_studies(scale: Scale) -> dict[str, Study]:
+    """Return networks of three hidden layers by their width, and linear models at a learning rate that suits them."""
+    data, model = rows("smoke" if scale == "smoke" else "laptop")
+    widths, steps, every, seeds = _SIZES[scale]
+    followed = tuple(q.column for q in _SHOWN)
+    training = Training(SGD(0.02), max_steps=steps)
+    base = NetworkSettings(
+        data,
+        model,
+        training,
+        (*followed, "accuracy", "generalisation_gap"),
+        followed=Followed(followed, every),
+    )
+    seed = Axis("seed", tuple(range(seeds)))
+    wide = Axis("model.widths", tuple((width,) * 3 for width in widths))
+    linear = replace(base, model=replace(model, widths=()), training=replace(training, optimiser=SGD(0.001)))
+    shown = (GAP, *_SHOWN)
+    return {
+        "width": Study("full-batch gradient descent, by width", base, (wide, seed), shown, scale=scale),
+        "linear": Study("full-batch gradient descent, linear models", linear, (seed,), shown, scale=scale),
+    }
+
+
+def with_width(table: Table) -> Table:
+    """Return the networks with a column `width`: the size of the first hidden layer."""
+
+    def found(results: Results) -> pd.DataFrame:
+        networks = table(results)
+        sizes = networks["model.widths"].astype(str).str.extract(r"(\d+)", expand=False)
+        return networks.assign(**{WIDTH: sizes.astype(int)})
+
+    return found
+
+
+_LESS = "wide networks exhibit less severe sharpening, and linear (kernel) models exhibit none at all"
+_GROW = "these models nonetheless must increase in Jacobian norm during training by Theorem 5.1"
+
+
+def width_predictions() -> tuple[Prediction, ...]:
+    """Return section 5's claims about wide networks and linear models."""
+    numbers = {
+        "rise of sharpness": rise(BATCH_SHARPNESS.column),
+        "rise of the Jacobian norm": rise(SOFTMAXED.column),
+    }
+    wide, linear = with_width(in_course("width", numbers)), in_course("linear", numbers)
+    section = "sharpening section 5"
+    return (
+        Prediction(
+            "width.sharpness",
+            "The wider the network, the less the sharpness rises.",
+            section,
+            along(wide, WIDTH, "rise of sharpness", ["seed"]),
+            "below",
+            kind="claim",
+            quote=_LESS,
+        ),
+        Prediction(
+            "linear.sharpness",
+            "The sharpness of linear models does not rise: it falls.",
+            section,
+            mean_of(linear, "rise of sharpness"),
+            "below",
+            kind="claim",
+            quote=_LESS,
+        ),
+        Prediction(
+            "linear.jacobian",
+            "The softmaxed Jacobian norm of linear models rises nevertheless.",
+            section,
+            mean_of(linear, "rise of the Jacobian norm"),
+            kind="claim",
+            quote=_GROW,
+        ),
+    )
+
+
+def width_plots(results: Results) -> list[Plot]:
+    """Return the curves of networks by their width, and of linear models."""
+    caption = f"Full-batch gradient descent. {BANDS}. {{}} The paper has no such figure."
+    plots = []
+    for study, title, said in (
+        ("width", "Section 5: networks by their width", "Learning rate 0.02."),
+        ("linear", "Section 5: linear models", "Learning rate 0.001."),
+    ):
+        networks = reached(study)(results)
+        lines = with_width(reached(study))(results) if study == "width" else networks.assign(**{WIDTH: "linear"})
+        courses = histories(results[study])
+        plots.append(course_curves(lines, courses, WIDTH, _SHOWN, f"by_{study}", title, caption.format(said)))
+    return plots
+
 
 _EXCESS = Quantity("loss less label entropy", "loss(excess=True)")
 

@@ -5,30 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from flatlens.data.named import DataSettings
+from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import Architecture
-from flatlens.papers.cases import with_over_without
-from flatlens.papers.contrasts import mean_of
-from flatlens.papers.courses import Number, correlated_changes, in_course, largest, last, rise
+from flatlens.papers.contrasts import mean_of, with_over_without
 from flatlens.papers.evidence import Table, along, histories, reached, trained_in
-from flatlens.papers.experiment import Experiment, Plot, Scale, tested
-from flatlens.papers.plots import BANDS, course_curves
-from flatlens.papers.predictions import Prediction, Results, Side, claim
-from flatlens.papers.remarks import FEW_SEEDS, ONE_DRAW, SMOKE_ONLY
+from flatlens.papers.experiment import (
+    FEW_SEEDS,
+    ONE_DRAW,
+    SMOKE_ONLY,
+    Experiment,
+    Plot,
+    Prediction,
+    Results,
+    Scale,
+    Side,
+    claim,
+    tested,
+)
+from flatlens.papers.figures import BANDS, course_curves
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
     GHOSTS,
     NARROW_VGG,
     PATCH_ROWS,
+    SMOOTHING,
     SOFTMAXED,
     UNTOLD_INIT,
     VGG,
     measured_in,
+    of_smoothing,
     rows,
+    smoothings,
 )
-from flatlens.papers.sharpening.smoothing import SMOOTHING, of_smoothing, smoothings
+from flatlens.papers.trajectories import Number, correlated_changes, in_course, largest, last, rise
 from flatlens.training import SGD, Training
 
 _OUTPUTS = Quantity("output norm", "output_norm")

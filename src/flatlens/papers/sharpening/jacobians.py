@@ -15,26 +15,33 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from flatlens.experiments.overrides import vary
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
-from flatlens.experiments.vary import vary
-from flatlens.papers.cases import first_change, in_each_case
-from flatlens.papers.contrasts import mean_of
-from flatlens.papers.evidence import Table, along, trained_in, where
-from flatlens.papers.experiment import Experiment, Plot, Scale
-from flatlens.papers.plots import BANDS, banded
-from flatlens.papers.predictions import Prediction, Results, Side, claim
-from flatlens.papers.remarks import FEW_SEEDS, ONE_DRAW, SMOKE_ONLY
-from flatlens.papers.sharpening.networks import GHOSTS
-from flatlens.papers.sharpening.section6 import (
+from flatlens.papers.contrasts import first_change, in_each_case, mean_of
+from flatlens.papers.evidence import CASE, Table, along, labelled, trained_in, trained_ones, where
+from flatlens.papers.experiment import (
+    FEW_SEEDS,
+    ONE_DRAW,
+    SMOKE_ONLY,
+    Experiment,
+    Plot,
+    Prediction,
+    Results,
+    Scale,
+    Side,
+    claim,
+)
+from flatlens.papers.figures import BANDS, banded
+from flatlens.papers.sharpening.networks import (
     ABSOLUTE,
     DRAWN_QUANTITIES,
+    GHOSTS,
     JACOBIAN_COLUMN,
     MEASURED_QUANTITIES,
     SECTION6_UNSAID,
     Trained,
     kinds,
 )
-from flatlens.papers.units import CASE, labelled, trained_ones
 from flatlens.training import Constant, InputJacobian, ParameterJacobian, Steps
 
 _LARGE, _SMALL_RATE = 0.1, 0.001

@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from flatlens.data.named import DataSettings
+from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Activation
-from flatlens.papers.courses import in_course, largest, last, rise, rise_to_peak
 from flatlens.papers.evidence import along, reached
-from flatlens.papers.experiment import Experiment, Plot, Scale, tested
-from flatlens.papers.plots import followed_curves
-from flatlens.papers.predictions import Prediction, Results, Side
-from flatlens.papers.remarks import FEW_SEEDS, SMOKE_ONLY
+from flatlens.papers.experiment import FEW_SEEDS, SMOKE_ONLY, Experiment, Plot, Prediction, Results, Scale, Side, tested
+from flatlens.papers.figures import followed_curves
 from flatlens.papers.sharpening.networks import JACOBIAN, SOFTMAXED
+from flatlens.papers.trajectories import in_course, largest, last, rise, rise_to_peak
 from flatlens.training import SGD, Training
 
 _SCALINGS = (0.5, 1.0, 1.5)

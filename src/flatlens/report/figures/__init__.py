@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flatlens.aside import Aside
 from flatlens.errors import needs
+from flatlens.progress import Aside
 
 with needs("study", "a figure or a page"):
     from flatlens.report.figures.figure import Figure, Grid
-    from flatlens.report.figures.gap import GAP_PANELS, gap_forest, gap_panels
-    from flatlens.report.figures.matrix import scatter_matrix
-    from flatlens.report.figures.networks import layer_profiles, training_curves
-    from flatlens.report.figures.tracked import tracked_figure, tracked_frame
+    from flatlens.report.figures.measured import tracked_figure, tracked_frame
+    from flatlens.report.figures.study import (
+        GAP_PANELS,
+        gap_forest,
+        gap_panels,
+        layer_profiles,
+        scatter_matrix,
+        training_curves,
+    )
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult

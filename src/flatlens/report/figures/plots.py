@@ -10,7 +10,7 @@ import altair as alt
 import pandas as pd
 
 from flatlens.report.figures.figure import SHAPES, Drawing, Figure, FigureLayout, Width, empty, log_axis
-from flatlens.report.figures.matrix import scatter_matrix
+from flatlens.report.figures.study import scatter_matrix
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult

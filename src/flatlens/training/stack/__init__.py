@@ -8,7 +8,6 @@ trial.py     whether the bits are those of each alone, and whether it is faster
 together.py  the population: who waits, enters, ends; checkpoints; time
 """
 
-from flatlens.training.stack.kinds import why_alone
-from flatlens.training.stack.together import LANES, Ended, Member, train_together
+from flatlens.training.stack.population import LANES, Ended, Member, train_together, why_alone
 
 __all__ = ["LANES", "Ended", "Member", "train_together", "why_alone"]

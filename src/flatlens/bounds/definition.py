@@ -1,0 +1,131 @@
+"""The definition of a bound: two sides, a source, and assumptions that can be checked; and its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from flatlens.bounds.context import Assumption, Claim
+from flatlens.registry import Registry, first_line
+
+if TYPE_CHECKING:
+    from flatlens.bounds.context import Context
+
+
+Status: TypeAlias = Literal["holds", "violated", "undecided", "not applicable"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A theorem, lemma or identity, with the function that makes its claims on a network."""
+
+    name: str
+    id: str  #: the catalogue's row
+    symbol: str  #: LaTeX
+    meaning: str
+    source: str
+    cost: str
+    on_request: bool
+    claims: Callable[[Context], Iterator[Claim]] = field(repr=False, compare=False)
+
+
+BOUNDS: Registry[Bound] = Registry("bound", Bound, rows="HB")
+"""Every bound of the catalogue, by name; each module of bounds adds its own."""
+
+
+def bound(
+    *, id: str, symbol: str, source: str, cost: str = "one pass", on_request: bool = False
+) -> Callable[[Callable[[Context], Iterator[Claim]]], Bound]:
+    """Make a bound from a function of the context that yields claims; its docstring's first line is the meaning."""
+
+    def decorate(function: Callable[[Context], Iterator[Claim]]) -> Bound:
+        made = Bound(function.__name__, id, symbol, first_line(function), source, cost, on_request, function)
+        BOUNDS.add(made.name, id, made)
+        return made
+
+    return decorate
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The verdict on a claim, with the sides where they come nearest."""
+
+    bound: str
+    layer: str | None
+    lhs: float
+    rhs: float
+    slack: float  #: rhs - lhs
+    tightness: float  #: lhs / rhs, the largest over samples; NaN if both are 0 in all
+    status: Status
+    assumption: str  #: the first assumption that fails, or those that were declared
+    violated_share: float  #: share of the samples that violate the inequality; 0 or 1 for a claim without samples
+    source: str
+    note: str
+
+
+def weigh(one: Bound, claim: Claim) -> Verdict:
+    """Return the verdict: compare the sides within rounding and error, and check whether the theorem applies.
+
+    >>> law = bound(id="", symbol="", source="")(lambda context: iter(()))
+    >>> weigh(law, Claim(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0]))).tightness
+    0.75
+    """
+    lhs, rhs = (torch.as_tensor(side, dtype=torch.float64).cpu().reshape(-1) for side in (claim.lhs, claim.rhs))
+    lhs, rhs = lhs.expand(max(len(lhs), len(rhs))), rhs.expand(max(len(lhs), len(rhs)))
+    slack = torch.where(torch.isinf(lhs) & (lhs == rhs), 0.0, rhs - lhs)
+    if not claim.logs:
+        slack = torch.where(slack == -math.inf, math.nan, slack)  # a side that overflows says nothing
+    size = torch.ones_like(lhs) if claim.logs else torch.maximum(lhs.abs(), rhs.abs())
+    below = slack < -claim.rounding * size - (0.0 if claim.logs else claim.floor)
+    ratio = _tightness(lhs, rhs, claim.logs)
+    worst = int(ratio.nan_to_num(nan=-math.inf, posinf=math.inf).argmax())
+    failing = next((a for a in claim.assumptions if a.holds is not True), None)
+    status = _status(claim, slack, below, failing)
+    return Verdict(
+        f"{one.name}.{claim.part}" if claim.part else one.name,
+        claim.layer,
+        float(lhs[worst]),
+        float(rhs[worst]),
+        float(slack[worst]),
+        float(ratio[worst]),
+        status,
+        _said(claim.assumptions, failing, slack),
+        float(below.to(torch.float64).mean()),
+        one.source,
+        "; ".join(part for part in (claim.note, "in logarithms" if claim.logs else "") if part),
+    )
+
+
+def _tightness(lhs: Tensor, rhs: Tensor, logs: bool) -> Tensor:
+    """Return lhs / rhs, above 1 exactly where lhs is above rhs; NaN where both are 0, which says nothing."""
+    if logs:
+        nothing = torch.isinf(lhs) & (lhs < 0)  # the logarithm of 0
+        return torch.where(nothing, torch.where(lhs == rhs, math.nan, 0.0), torch.exp(lhs - rhs))
+    of_positive = torch.where(rhs > 0, lhs / rhs, math.inf)
+    of_negative = torch.where(lhs < 0, rhs / lhs, of_positive)
+    at_zero = torch.where(lhs == 0, math.nan, torch.where(lhs > 0, math.inf, 0.0))
+    ratio = torch.where(rhs > 0, of_positive, torch.where(rhs < 0, of_negative, at_zero))
+    return torch.where(lhs.isnan() | rhs.isnan(), math.nan, ratio)
+
+
+def _status(claim: Claim, slack: Tensor, below: Tensor, failing: Assumption | None) -> Status:
+    if failing is not None or bool(slack.isnan().any()):
+        return "not applicable"
+    if claim.stderr > 0 and bool((slack.abs() <= 1.96 * claim.stderr).any()):
+        return "undecided"
+    return "violated" if bool(below.any()) else "holds"
+
+
+def _said(assumptions: Iterable[Assumption], failing: Assumption | None, slack: Tensor) -> str:
+    if failing is not None:
+        why = failing.detail or ("fails" if failing.holds is False else "neither checked nor declared")
+        return f"{failing.name}: {why}"
+    if bool(slack.isnan().any()):
+        return "numbers: a side is NaN or overflows"
+    declared = [a.name for a in assumptions if a.declared]
+    return f"declared, not checked: {', '.join(declared)}" if declared else ""

@@ -1,0 +1,474 @@
+"""The commands on trained networks: `flatlens measure`, `bounds`, `invariance` and `compare`.
+
+Each reads its inputs, announces what the work will cost, runs it, and shows a screen, JSON or a page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from flatlens.cli.cost import announce
+from flatlens.cli.inputs import How, Inputs, Names, all_names, generator_of, require_trust, split_names
+from flatlens.cli.terminal import (
+    MEASURING,
+    READING,
+    TRYING,
+    Bar,
+    Flag,
+    Json,
+    Whole,
+    note,
+    require_own,
+    require_page,
+    show,
+    show_json,
+    stdout_to_stderr,
+    write_page,
+    written,
+)
+from flatlens.errors import BadInput, UnknownName
+from flatlens.files import require_writable
+from flatlens.progress import no_progress
+
+if TYPE_CHECKING:
+    from flatlens.comparing import Comparison
+    from flatlens.distributions import Distribution
+    from flatlens.problem import Problem
+    from flatlens.statistics import Statistic
+
+
+PART = "part of a layer's name"
+
+
+def measure(
+    model: str,
+    /,
+    *,
+    inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
+    measures: Names = (),
+    outputs: str | None = None,
+    attention_heads: Annotated[bool, Flag] = False,
+    layers: str | None = None,
+    page: Path | None = None,
+    save: Path | None = None,
+    after: Path | None = None,
+    seed: Whole = 0,
+    as_json: Json = False,
+) -> int:
+    """Measure one network, and say which of its numbers survive a rescaling of the weights.
+
+    For example:
+
+        flatlens measure net.py:build --weights net.pt --data net.py:samples --loss cross_entropy
+        flatlens measure net.py:build --weights 9.pt --data net.py:samples --loss mse --measures sharpness --after pairs
+        flatlens measure runs/digits/networks/0123456789ab --measures mls --measures "local_volume(top_k=3)"
+        torchrun --nproc-per-node=2 -m flatlens measure timm:resnet18 --data photos/ --loss cross_entropy
+
+    Under torchrun the processes share the samples; --memory holds for each, and the result is that of one process.
+    With `--ranks` so do processes that another program started, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        model: `file.py:NAME` or `package.module:NAME`, a function without arguments that returns the network; the
+            folder of a study's network (OUT/networks/KEY); `timm:NAME`; `hf:NAME` or `hf:FOLDER`.
+        inputs: The network's data, loss and weights, and how to measure.
+        measures: The measures, separated by commas, or repeat the option; `flatlens list measures` has the names.
+            Without it: all that one pass over the data gives.
+        outputs: `exact`, a backward pass for each of the network's outputs, or a number of random combinations that
+            replace them: traces are then estimates, spectral norms lower bounds. Without it: exact up to 128 outputs,
+            16 combinations for more.
+        attention_heads: Give measures of weights for the projections and heads of attention, too: `attn.qkv/query`
+            are the queries' rows in the weight of `attn.qkv`, `attn.qkv/query/0` those of the first head.
+        layers: Show every value of the layers whose names contain this, such as `blocks.3.`; curvature
+            products that are taken layer by layer are taken for these alone.
+        page: Write an HTML page: every number, profiles over the depth, and the layers by block, with a search.
+        save: Save the report with its per-sample values in this file; `flatlens.Report.load` reads it.
+        after: Searches for eigenvectors start from those that an earlier measurement of the network left in this file,
+            if it is there, and leave theirs in it: fewer products for checkpoint after checkpoint.
+        seed: Seed of the random numbers of estimates; exact measures use none.
+        as_json: Print JSON.
+    """
+    require_own(save, "--save")
+    if after is not None:
+        require_writable(after, f"--after {after}")
+    require_page(page)
+    require_trust([model], inputs.how.trust)
+    with stdout_to_stderr(), Bar(stage=READING) as bar:
+        import flatlens as fl
+        from flatlens.measures.leading_eigenvalues import Searches
+
+        earlier = None if after is None or not after.exists() else Searches.load(after).pairs
+        problem = inputs.problem(model)
+        names = all_names(measures, "--measures")
+        _require_layers(problem, layers)
+        lens = fl.Lens(problem, outputs=_combinations(outputs), after=earlier, attention_heads=attention_heads)
+        generator = generator_of(seed)
+        bar.stage(TRYING)
+        work = partial(fl.measure, measures=names or None, layers=layers)
+        announce(lens, partial(work, progress=no_progress), anyway=inputs.how.anyway)
+        bar.stage(MEASURING)
+        found = work(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
+        if problem.ranks.rank:  # only the first process writes and prints
+            return 0
+        kept = True
+        if save is not None and (kept := written("--save", lambda: found.save(save))):
+            note(f"report saved in {save}")
+        if after is not None:
+            searches = Searches(lens.remembered, {"model": found.about["model"], "origin": found.about["origin"]})
+            kept &= written("--after", lambda: searches.save(after))
+        if page is not None:
+            from flatlens.report.measured import write_measure_page
+
+            write_page(page, bar, lambda: write_measure_page(found, fl.catalogue(), page))
+    if as_json:
+        about = {name: value for name, value in found.about.items() if name != "seconds"}
+        rows = found.frame()
+        seconds = {**found.about["seconds"], **rows[rows["seconds"] > 0].set_index("measure")["seconds"].to_dict()}
+        estimates = rows.drop(columns="seconds").to_dict("records")
+        show_json({"about": about, "estimates": estimates, "seconds": seconds})
+        return 0 if kept else 2
+    from flatlens.report.measure import measure_screen
+
+    show(measure_screen(found, fl.catalogue(), layers or ""))
+    return 0 if kept else 2
+
+
+def _require_layers(problem: Problem, wanted: str | None) -> None:
+    """Check before the work that some layer's name contains `wanted`."""
+    model = problem.model
+    known = [name for name, _ in (*model.named_modules(), *model.named_parameters()) if name]
+    if wanted is not None and not any(wanted in name for name in known):
+        raise UnknownName(f"--layers: {UnknownName.among(PART, wanted, known)}")
+
+
+def _combinations(outputs: str | None) -> Literal["exact"] | int | None:
+    """Return the `outputs` argument of `Lens`."""
+    if outputs is None:
+        return None
+    if outputs == "exact":
+        return "exact"
+    if not outputs.isdecimal() or len(outputs) > 9:
+        raise BadInput(f"--outputs {outputs}: 'exact' or a number of combinations, such as 16, is needed")
+    return int(outputs)
+
+
+def bounds(
+    model: str,
+    /,
+    *,
+    inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
+    bounds: Names = (),
+    assume: Names = (),
+    delta: float | None = None,
+    distribution: Literal["cube", "sphere"] | None = None,
+    page: Path | None = None,
+    seed: Whole = 0,
+    strict: Annotated[bool, Flag] = False,
+    as_json: Json = False,
+) -> int:
+    """Check on one network the inequalities that tie flatness, compression and generalisation together.
+
+    For example:
+
+        flatlens bounds net.py:build --weights net.pt --data net.py:samples --loss half_squared_error --page bounds.html
+
+    Args:
+        model: As for `flatlens measure`.
+        inputs: The network's data, loss and weights, and how to measure.
+        bounds: The bounds to check, separated by commas, or repeat the option; `flatlens list bounds` has the names.
+            Without it: all that one pass over the data can check.
+        assume: Assumptions that samples cannot check and that you declare to hold, such as `convex_support`; shown as
+            declared.
+        delta: A radius, in the input's units, within which the samples cover the data's support.
+        distribution: The distribution that the data was drawn from: uniform on the unit cube or on the unit sphere, in
+            the dimension of the input. Other distributions, and a target function: in Python.
+        page: Write an HTML page, with a picture of the chain from sensitivity to sharpness.
+        seed: Seed of the random numbers.
+        strict: Exit with 1 if a bound is violated.
+        as_json: Print JSON.
+    """
+    require_page(page)
+    require_trust([model], inputs.how.trust)
+    with stdout_to_stderr(), Bar(stage=READING) as bar:
+        import flatlens as fl
+
+        problem = inputs.problem(model)
+        lens, generator = fl.Lens(problem, outputs="exact"), generator_of(seed)
+        check = partial(
+            fl.check_bounds,
+            bounds=all_names(bounds, "--bounds") or None,
+            assume=all_names(assume, "--assume"),
+            distribution=_law(distribution, problem),
+            delta=delta,
+        )
+        bar.stage(TRYING)
+        announce(lens, partial(check, progress=no_progress), anyway=inputs.how.anyway)
+        bar.stage(MEASURING)
+        found = check(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
+        if page is not None:
+            from flatlens.report.bounds import write_bounds_page
+
+            write_page(page, bar, lambda: write_bounds_page(found, page))
+    if as_json:
+        show_json({"about": found.about, "bounds": found.frame().to_dict("records")})
+    else:
+        from flatlens.report.bounds import bounds_screen
+
+        show(bounds_screen(found))
+    return 1 if strict and found.violated else 0
+
+
+def _law(name: str | None, problem: Problem) -> Distribution | None:
+    """Return the distribution of that name, in the dimension of the data."""
+    from torch import Tensor
+
+    from flatlens.distributions import Cube, Sphere
+
+    if name is None:
+        return None
+    batch = next(problem.data.chunks(1))
+    x = batch[0] if isinstance(batch, tuple) else batch
+    if not isinstance(x, Tensor):
+        raise BadInput(f"--distribution {name}: one tensor of inputs is needed")
+    M = x[0].numel()
+    return Cube(M) if name == "cube" else Sphere(M - 1)
+
+
+def invariance(
+    model: str,
+    /,
+    *,
+    inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
+    measures: Names = (),
+    transforms: Names = (),
+    page: Path | None = None,
+    seed: Whole = 0,
+    strict: Annotated[bool, Flag] = False,
+    as_json: Json = False,
+) -> int:
+    """Change the weights of one network without changing its function, and see which of its numbers stay.
+
+    For example:
+
+        flatlens invariance net.py:build --weights net.pt --data net.py:samples --loss cross_entropy
+        flatlens invariance runs/digits/networks/0123456789ab --measures relative_flatness,hessian_trace
+
+    Args:
+        model: As for `flatlens measure`.
+        inputs: The network's data, loss and weights, and how to measure.
+        measures: The measures, separated by commas, or repeat the option; `flatlens list measures` has the names.
+            Without it: all that one pass over the data gives.
+        transforms: The transforms, in the same form; `flatlens list transforms` has the names. Without it: all that are
+            valid in this network.
+        page: Write the table, and what each transform did, as an HTML page.
+        seed: Seed of random factors and permutations, and of estimates.
+        strict: Exit with 1 if a number changes that is declared to stay: an error in flatlens, or in a theorem.
+        as_json: Print JSON.
+    """
+    require_page(page)
+    require_trust([model], inputs.how.trust)
+    with stdout_to_stderr(), Bar(stage=READING) as bar:
+        import flatlens as fl
+        from flatlens.transforms import TRANSFORMS
+
+        problem = inputs.problem(model)
+        lens, generator = fl.Lens(problem), generator_of(seed)
+        asked, moves = all_names(measures, "--measures") or None, all_names(transforms, "--transforms") or None
+        bar.stage(TRYING)
+        work = partial(fl.measure, measures=asked, progress=no_progress)
+        announce(lens, work, times=1 + len(moves or TRANSFORMS), anyway=inputs.how.anyway)
+        bar.stage(MEASURING)
+        found = fl.check_invariance(lens, asked, moves, anyway=inputs.how.anyway, generator=generator, progress=bar)
+        if page is not None:
+            from flatlens.report.invariance import write_invariance_page
+
+            write_page(page, bar, lambda: write_invariance_page(found, page))
+    if as_json:
+        applied = {name: asdict(one) for name, one in found.moved.items()}
+        rows = found.frame().to_dict("records")
+        show_json({"about": found.about, "transforms": applied, "left_out": found.left_out, "cells": rows})
+    else:
+        from flatlens.report.invariance import invariance_screen
+
+        show(invariance_screen(found))
+    return 1 if strict and found.disagreeing else 0
+
+
+Files = Annotated[Sequence[Path], Parameter(negative="", show_default=False)]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Compared:
+    """The networks to compare, and their data."""
+
+    data: str | None = None
+    """The data, as for `flatlens measure`; the same for all. Networks of studies have their own, which must agree."""
+
+    test: str | None = None
+    """Held-out data in the same forms: shows the generalisation gap, and each measure's agreement with it."""
+
+    loss: str | None = None
+    """The loss, as for `flatlens measure`; the same for all."""
+
+    weights: Files = ()
+    """Weights to load, as for `flatlens measure`: one file for each MODEL, in order, or several for one MODEL;
+    separated by commas, or repeat the option."""
+
+    name: Names = ()
+    """Names for the networks, in order, separated by commas, or repeat the option. Without it: the parts in which their
+    files or folders differ."""
+
+    how: How = How()  # noqa: RUF009 (frozen)
+
+    def problems(self, models: Sequence[str]) -> dict[str, Problem]:
+        """Return a problem for every checkpoint, by name; the data is read once."""
+        pairs = self._checkpoints(models)
+        names = self._names(pairs)
+        found: dict[str, Problem] = {}
+        for name, (model, weights) in zip(names, pairs, strict=True):
+            inputs = Inputs(self.data, self.test, self.loss, weights, self.how)
+            try:
+                found[name] = inputs.problem(model, next(iter(found.values()), None))
+            except BadInput as error:
+                raise BadInput(f"{error} [{name}]") from error
+        return found
+
+    def _checkpoints(self, models: Sequence[str]) -> list[tuple[str, Path | None]]:
+        """Return each network's MODEL and weights."""
+        files = [file for given in self.weights for file in _files_in(given)]
+        if len(models) == 1 and len(files) >= 2:
+            return [(models[0], file) for file in files]
+        if len(models) < 2:
+            found = f"{len(models)} MODEL{'' if len(models) == 1 else 's'} and {len(files)} --weights"
+            raise BadInput(
+                f"MODEL: at least two networks are needed, got {found}: name two, or one with several --weights"
+            )
+        if files and len(files) != len(models):
+            read = [model for model in models if Path(model).is_file() and Path(model).suffix not in ("", ".py")]
+            mend = f" ({read[0]} was read as a MODEL: repeat --weights before each file)" if read else ""
+            raise BadInput(
+                f"--weights: {len(files)} for {len(models)} MODELs: give one for each, in order, or none{mend}"
+            )
+        return [(model, files[at] if files else None) for at, model in enumerate(models)]
+
+    def _names(self, pairs: Sequence[tuple[str, Path | None]]) -> list[str]:
+        """Return the given names, or the parts in which the checkpoints' names differ."""
+        given = all_names(self.name, "--name")
+        if given:
+            if len(given) != len(pairs) or len(set(given)) != len(given):
+                raise BadInput(
+                    f"--name {','.join(given)}: {len(pairs)} different names are needed, one for each network"
+                )
+            return given
+        labels = [model if file is None else str(file) for model, file in pairs]
+        if len({model for model, _ in pairs}) > 1 and len(set(labels)) < len(pairs):
+            labels = [model if file is None else f"{model} {file}" for model, file in pairs]
+        return unique(labels)
+
+
+def _files_in(given: Path) -> list[Path]:
+    """Return the files that an option names, separated by commas; a file with commas in its name is one."""
+    if os.path.exists(given):  # noqa: PTH110 (Path.exists fails where the whole list is too long for a name)
+        return [given]
+    return [Path(name) for name in split_names(str(given))]
+
+
+def compare(
+    *models: str,
+    compared: Compared = Compared(),
+    measures: Names = (),
+    page: Path | None = None,
+    seed: Whole = 0,
+    as_json: Json = False,
+) -> None:
+    """Rank several checkpoints by each measure, and say how far the rankings agree.
+
+    For example:
+
+        flatlens compare net.py:build --weights epoch1.pt --weights epoch9.pt --data net.py:samples --loss cross_entropy
+        flatlens compare runs/digits/networks/0123456789ab runs/digits/networks/ba9876543210 --page compared.html
+
+    Args:
+        models: Two or more, as for `flatlens measure`; or one, with several --weights.
+        compared: The networks to compare, and their data.
+        measures: The measures to rank by, separated by commas, or repeat the option; `flatlens list measures` has the
+            names. Without it: all that one pass over the data gives.
+        page: Write an HTML page, with a picture of the ranks.
+        seed: Seed of the random numbers of estimates, the same for every network.
+        as_json: Print JSON.
+    """
+    require_page(page)
+    require_trust(models, compared.how.trust)
+    with stdout_to_stderr(), Bar(stage=READING) as bar:
+        import flatlens as fl
+
+        problems = compared.problems(models)
+        lenses = {name: fl.Lens(problem) for name, problem in problems.items()}
+        generator = generator_of(seed)
+        bar.stage(TRYING)
+        names, anyway = all_names(measures, "--measures") or None, compared.how.anyway
+        work = partial(fl.measure, measures=names, progress=no_progress)
+        announce(next(iter(lenses.values())), work, times=len(lenses), anyway=anyway)
+        bar.stage(MEASURING)
+        found = fl.compare(lenses, names, anyway=anyway, generator=generator, progress=bar)
+        if page is not None:
+            from flatlens.report.compare import write_compare_page
+
+            write_page(page, bar, lambda: write_compare_page(found, page))
+    if as_json:
+        show_json(_json(found))
+        return
+    from flatlens.report.compare import compare_screen
+
+    show(compare_screen(found))
+
+
+def unique(labels: Sequence[str]) -> list[str]:
+    """Return short names that differ, without shared folders and a shared ending; numbered if all are equal.
+
+    >>> unique(["runs/a/epoch1.pt", "runs/a/epoch9.pt"]), unique(["net.py:wide", "net.py:deep"])
+    (['epoch1', 'epoch9'], ['wide', 'deep'])
+    >>> unique(["a/last.pt", "b/last.pt"]), unique(["net.py:build", "net.py:build"])
+    (['a/last', 'b/last'], ['build 1', 'build 2'])
+    """
+    parts = [label.replace(".py:", "/").rstrip("/").split("/") for label in labels]
+    endings = {Path(part[-1]).suffix for part in parts}
+    if len(endings) == 1 and "" not in endings and all("." not in ending[1:] for ending in endings):
+        parts = [[*part[:-1], Path(part[-1]).stem] for part in parts]
+    for length in range(1, max(map(len, parts)) + 1):
+        short = ["/".join(part[-length:]) for part in parts]
+        if len(set(short)) == len(labels):
+            return short
+    last = [part[-1] for part in parts]
+    return [f"{name} {number}" for number, name in enumerate(last, 1)]
+
+
+def _json(found: Comparison) -> dict[str, Any]:
+    agreement = found.agreement()
+    return {
+        "answer": found.answer,
+        "not_ranked": [asdict(one) for one in found.not_ranked.values()],
+        "about": found.about,
+        "ranks": found.frame().to_dict("records"),
+        "networks": found.networks().to_dict("records"),
+        "agreement": {
+            "all": _statistic(agreement.overall),
+            "survive_rescalings": _statistic(agreement.surviving),
+            "left_out": agreement.left_out,
+            "taus": agreement.taus.to_dict("index"),
+            "with_gap": agreement.gap.to_dict("records"),
+            "remarks": agreement.remarks,
+        },
+        "notes": found.notes,
+    }
+
+
+def _statistic(one: Statistic) -> dict[str, Any]:
+    return {"kendall_w": one.value, "p": one.p, "networks": one.n, "method": one.method, "note": one.note}

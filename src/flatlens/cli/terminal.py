@@ -1,0 +1,323 @@
+"""What the commands print: text for people, JSON for machines, and progress on stderr.
+
+stdout is data, stderr all else. Characters that control a terminal are replaced before anything is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from cyclopts import Parameter, Token, convert
+
+from flatlens.errors import BadFolder, FlatlensError, needs, one_line, typed_line
+from flatlens.files import require_writable
+from flatlens.progress import Aside, in_words
+from flatlens.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.progress import TaskID
+    from rich.segment import Segment
+
+
+Flag = Parameter(negative="", show_default=False)
+"""An option without a value."""
+
+
+def _whole(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Return an option's value; refuse a fraction, which cyclopts would round."""
+    for token in tokens:
+        if "." in token.value and not float(token.value).is_integer():
+            raise ValueError(f"{token.value} is a fraction: a whole number is needed")
+    return convert(kind, tokens)
+
+
+Json = Annotated[bool, Flag, Parameter(name="--json")]
+"""The option that prints JSON."""
+
+WHOLE = Parameter(converter=_whole)
+Whole = Annotated[int, WHOLE]
+"""An option that takes a whole number."""
+
+
+def require_page(file: Path | None) -> None:
+    """Check before the work that a page can be drawn and written."""
+    if file is not None:
+        require_writable(file, f"--page {file}")
+        if file.suffix.lower() not in (".html", ".htm"):
+            raise BadFolder(f"--page {file}: a page is HTML: name a file that ends in .html")
+        _require_ours(file, "--page", _is_page, "page")
+        with needs("study", "--page"):
+            import_module("flatlens.report.page")
+
+
+def _is_page(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return b"<!doctype html" in stream.read(2**12).lower()
+
+
+def require_own(file: Path | None, option: str) -> None:
+    """Check before the work that a file can be written, and that no other file than a saved result is replaced."""
+    from flatlens.result import is_saved
+
+    if file is not None:
+        require_writable(file, f"{option} {file}")
+        if file.suffix.lower() not in ("", ".safetensors"):
+            raise BadFolder(f"{option} {file}: what is saved is safetensors: name a file that ends in .safetensors")
+        _require_ours(file, option, is_saved, "saved result")
+
+
+def _require_ours(file: Path, option: str, ours: Callable[[Path], bool], kind: str) -> None:
+    """Refuse to replace a file that flatlens did not write."""
+    if file.exists() and not ours(file):
+        raise BadFolder(f"{option} {file}: this file is there, and is no {kind}: name another one")
+
+
+def note(message: str) -> None:
+    """Print one line on stderr."""
+    print(f"flatlens: {visible(message)}", file=sys.stderr, flush=True)
+
+
+def written(option: str, write: Callable[[], object]) -> bool:
+    """Write a file that later commands need; tell in one line if that fails, so that the numbers are shown first."""
+    try:
+        write()
+    except Exception as error:
+        told = one_line(error) if isinstance(error, FlatlensError) else typed_line(error, 200)
+        note(f"{option}: not written ({told})")
+        return False
+    return True
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print text and tables on stdout, as wide as the terminal (100 columns in a pipe)."""
+    from rich.console import Console
+
+    probe = Console()
+    console = probe if probe.is_terminal else Console(width=100)
+    for renderable in renderables:
+        console.print(_Visible(renderable), highlight=False, markup=False)
+
+
+def visible(text: str) -> str:
+    r"""Replace every character that controls a terminal by a visible sign: names of layers may contain any character.
+
+    >>> visible("fc\x1b[31mred\n"), visible("\u202etxt")
+    ('fc\ufffd[31mred\n', '\ufffdtxt')
+    """
+    return OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tabs and line ends, marks that change the direction of writing, and lone surrogates."""
+
+
+class _Visible:
+    """Something to print, without the characters in its text that control a terminal."""
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        from rich.segment import Segment
+
+        for text, style, control in console.render(self._renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
+def bullets(sentences: Iterable[str]) -> RenderableType:
+    """Return a list with hanging indents."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for sentence in sentences:
+        table.add_row("-", Text(sentence))
+    return table
+
+
+def show_json(value: Mapping[str, object]) -> None:
+    """Print one JSON document on stdout, with its schema and flatlens's version; NaN and inf become null."""
+    from flatlens.result import SCHEMA
+
+    print(json.dumps(plain({"schema": SCHEMA, "flatlens": __version__, **value}), indent=1, allow_nan=False))
+
+
+def plain(value: object) -> Any:
+    """Return the value as dicts, lists, strings and finite numbers.
+
+    >>> plain({"a": float("nan"), "b": frozenset({"y", "x"}), "c": (1, 2.5)})
+    {'a': None, 'b': ['x', 'y'], 'c': [1, 2.5]}
+    """
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(str(v) for v in value)
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if hasattr(value, "item"):  # NumPy's numbers
+        return plain(value.item())
+    return str(value)
+
+
+def stdout_to_stderr() -> AbstractContextManager[object]:
+    """Redirect stdout to stderr: the user's own code must not print into the data."""
+    return redirect_stdout(sys.stderr)
+
+
+DELAY = 1.5
+"""Seconds before anything is shown."""
+
+TICK = 0.1
+"""Seconds between two checks of the clock."""
+
+READING, TRYING, MEASURING = "reading the network and the data", "trying a few samples", "measuring"
+DRAWING = "drawing the page"
+"""Stages of the commands on one network."""
+
+PAUSE = 15.0
+"""Seconds between two lines where stderr is not a terminal (a log file)."""
+
+
+def write_page(page: Path, bar: Bar, write: Callable[[], Path]) -> None:
+    """Write the page beside a command's numbers, which are shown also if that fails."""
+    bar.stage(DRAWING)
+    Aside(f"--page {page}", lambda: note(f"page written: {write()}"))()
+
+
+class Bar:
+    """A `Progress` callback: a bar with the time left in a terminal, a line from time to time elsewhere.
+
+    `announcement` says what work follows. It is printed at the first call, if there is work left then: never before an
+    error about the input. Between the calls, the `stage` is shown with the time it has taken: a thread updates it,
+    because one call into torch can take minutes.
+    """
+
+    def __init__(
+        self, announcement: str = "", *, stage: str = "working", delay: float | None = None, pause: float = PAUSE
+    ) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        console = Console(stderr=True)
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            speed_estimate_period=600,  # networks finish seconds apart
+            transient=True,
+        )
+        self._terminal = console.is_terminal
+        self.announcement = announcement
+        self._delay = DELAY if delay is None else delay
+        self._tasks: dict[str, _Task] = {}
+        self._idle: TaskID | None = None
+        self._pause = pause
+        self._lock, self._over = threading.RLock(), threading.Event()
+        self.stage(stage)
+
+    def stage(self, what: str) -> None:
+        """Set the name of the work that is done between calls, from now on."""
+        self._stage, self._since = what, time.monotonic()
+        self._show_stage()
+
+    def __enter__(self) -> Self:
+        self._since = time.monotonic()
+        self._spoke = self._since + self._delay - self._pause
+        threading.Thread(target=self._tick, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._over.set()
+            if self._terminal:
+                self._bars.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show that `done` of `total` are finished; remove the bar when all are."""
+        what = visible(what)
+        with self._lock:
+            self._announce(done < total)
+            if what not in self._tasks:
+                number = self._bars.add_task(what, total=total, completed=done)
+                self._tasks[what] = _Task(number, done, time.monotonic())
+            self._bars.update(self._tasks[what].number, completed=done, total=total)
+            self._tasks[what].count = f"{done}/{total}"
+            self._speak(f"{what} {done}/{total}{self._tasks[what].left(done, total)}")
+            if done >= total:
+                self._bars.remove_task(self._tasks.pop(what).number)
+            if bool(self._tasks) == (self._idle is not None):
+                self._show_stage()
+
+    def _tick(self) -> None:
+        begin = time.monotonic() + self._delay
+        while not self._over.wait(TICK):
+            with self._lock:
+                if self._over.is_set() or time.monotonic() < begin:
+                    continue
+                if self._terminal:
+                    self._bars.start()
+                    return  # the bars update themselves in their own thread
+                at = next(reversed(self._tasks), self._stage)
+                start = self._tasks[at].start if at in self._tasks else self._since
+                counted = f" {self._tasks[at].count}" if at in self._tasks else ""
+                self._speak(f"{at}{counted}, {in_words(time.monotonic() - start)} so far")
+
+    def _speak(self, line: str) -> None:
+        """Print a line, if there is no bar and enough time has passed since the last line."""
+        now = time.monotonic()
+        if not self._terminal and now - self._spoke >= self._pause:
+            self._spoke = now
+            print(f"flatlens: {line}", file=sys.stderr, flush=True)
+
+    def _show_stage(self) -> None:
+        """Show a bar without an end if there is no other bar."""
+        with self._lock:
+            if self._idle is not None:
+                self._bars.remove_task(self._idle)
+            self._idle = None if self._tasks else self._bars.add_task(self._stage, total=None)
+
+    def _announce(self, work: bool) -> None:
+        if self.announcement and work:
+            self._bars.console.print(f"flatlens: {self.announcement}", markup=False, highlight=False, soft_wrap=True)
+        self.announcement = ""
+
+
+class _Task:
+    def __init__(self, number: TaskID, first: int, start: float) -> None:
+        self.number, self.first, self.start = number, first, start
+        self.count = ""  #: "3/10"
+
+    def left(self, done: int, total: int) -> str:
+        if done <= self.first:
+            return ""
+        seconds = (time.monotonic() - self.start) * (total - done) / (done - self.first)
+        return f", about {in_words(seconds)} left"

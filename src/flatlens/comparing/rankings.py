@@ -1,0 +1,236 @@
+"""Ranks of estimates, and their agreement: Kendall's W, tau of each pair, tau with the generalisation gap.
+
+The order of overlapping 95% intervals stays open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import factorial, nan
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flatlens.estimate import Estimate
+from flatlens.statistics import Statistic, kendall_w, permutations
+from flatlens.statistics.coefficients import Array, ratio
+from flatlens.statistics.correlations import p_value
+
+_Z = 1.96
+_ROUNDING = 1.5e-8  # half the digits of float64
+
+
+@dataclass(frozen=True)
+class Place:
+    """A network's place by one measure."""
+
+    rank: float  #: 1 is the smallest; NaN where undefined
+    open: tuple[str, ...] = ()  #: networks whose order is open: equal values, or overlapping intervals
+
+
+def places(estimates: Mapping[str, Estimate], rounding: float = _ROUNDING) -> dict[str, Place]:
+    """Return each network's place among those with a value.
+
+    A rank is 1 + how many are surely smaller + half of how many cannot be told from it, so that ties share their mean
+    rank, and so do networks with overlapping intervals. Bounds are ranked by their values.
+
+    >>> found = places({"a": Estimate(1.0, 0.5), "b": Estimate(2.0, 0.5), "c": Estimate(9.0)})
+    >>> [(place.rank, place.open) for place in found.values()]
+    [(1.5, ('b',)), (1.5, ('a',)), (3.0, ())]
+    """
+    known = {name: one for name, one in estimates.items() if one.kind != "undefined" and one.value == one.value}
+    names, larger = list(known), larger_of(list(known.values()), rounding)
+    found = {}
+    for name, row in zip(names, larger, strict=True):
+        equals = tuple(other for other, sign in zip(names, row, strict=True) if sign == 0 and other != name)
+        found[name] = Place(1 + float((row > 0).sum()) + len(equals) / 2, equals)
+    return {name: found.get(name, Place(float("nan"))) for name in estimates}
+
+
+def larger_of(estimates: Sequence[Estimate], rounding: float = _ROUNDING) -> NDArray[np.float64]:
+    """Return which of two is surely larger, (n, n): 1 in row i, column j if i is, 0 if the order is open.
+
+    Values closer than `rounding`, relative to the larger, tie. An unknown error leaves all orders open. An eigenvalue
+    that a search found reaches as far as its residual.
+    """
+    values = np.array([one.value for one in estimates], dtype=np.float64)
+    reach = np.array([_reach(one) for one in estimates])
+    size = np.where(np.isinf(values), 0.0, np.abs(values))
+    enough = reach[:, None] + reach + rounding * np.maximum(size[:, None], size)
+    with np.errstate(invalid="ignore"):  # inf - inf: neither is larger
+        apart = values[:, None] - values
+        return np.where(np.abs(apart) > enough, np.sign(apart), 0.0)
+
+
+def _reach(one: Estimate) -> float:
+    searched = one.kind == "lower bound" and {"eigenvalues", "residuals"} <= one.arrays.keys()
+    residual = float(one.arrays["residuals"][0]) if searched else 0.0
+    return np.inf if np.isnan(one.stderr) else _Z * one.stderr + residual
+
+
+PERMUTED = 9999
+_FEW = 5
+"""Fewer networks than this can hardly show agreement beyond chance."""
+ALL_EQUAL = ("All networks have equal values: are these the same weights?",)
+_Table = Mapping[str, Mapping[str, Estimate]]
+"""Estimates by measure and network."""
+
+
+@dataclass(frozen=True, eq=False)  # == would compare tables
+class Agreement:
+    """The agreement of rankings."""
+
+    overall: Statistic  #: Kendall's W of all counted measures
+    surviving: Statistic  #: the same for the measures that both rescalings of the weights leave unchanged
+    counted: list[str]  #: the measures that are counted
+    left_out: Mapping[str, str]  #: the other measures, with the reason
+    equal: bool  #: whether every measure has the same value on all networks
+    taus: pd.DataFrame  #: Kendall's tau-b of each two measures that rank all networks; NaN if one ties them all
+    gap: pd.DataFrame  #: measure, tau (with the generalisation gap), p; empty without held-out data
+    remarks: tuple[str, ...]  #: conclusions from the numbers, in words
+
+
+def agreement(
+    estimates: _Table,
+    pointing: Collection[str],
+    surviving: Collection[str],
+    gaps: Mapping[str, Estimate],
+    rounding: float,
+) -> Agreement:
+    """Return the agreement of rankings in which ties and overlapping intervals stay open.
+
+    Args:
+        estimates: by measure and network.
+        pointing: the measures of which a small value is known to mean flat or compressed.
+        surviving: those that speak of the function alone.
+        gaps: the generalisation gap by network; empty without held-out data.
+        rounding: values that are closer than this, relatively, tie.
+    """
+    left_out = _left_out(estimates, pointing, rounding)
+    known = any(e.value == e.value for row in estimates.values() for e in row.values())
+    equal = known and all(_equal(row, rounding) for row in estimates.values())
+    counted = [name for name in estimates if name not in left_out]
+    models = list(next(iter(estimates.values()), {}))
+    ranks = pd.DataFrame(
+        [[place.rank for place in places(estimates[name], rounding).values()] for name in counted],
+        index=counted, columns=models,
+    )  # fmt: skip
+    kept = [name for name in counted if name in surviving]
+    overall = _w(ranks, "Kendall's W, all measures")
+    of_function = _w(ranks.loc[kept], "Kendall's W, measures that survive rescalings")
+    signs = {
+        name: larger_of(list(row.values()), rounding)
+        for name, row in estimates.items()
+        if all(e.value == e.value for e in row.values())
+    }
+    taus = pd.DataFrame(
+        [[_tau(a, b) for b in signs.values()] for a in signs.values()], index=list(signs), columns=list(signs)
+    )
+    remarks = ALL_EQUAL if equal else (*_about_w(overall, ranks), *_about_gaps(gaps, rounding))
+    return Agreement(overall, of_function, counted, left_out, equal, taus, _with_gap(signs, gaps, rounding), remarks)
+
+
+def _left_out(estimates: _Table, pointing: Collection[str], rounding: float) -> dict[str, str]:
+    """Return the measures that do not count as a ranking of their own, with the reason."""
+    found: dict[str, str] = {}
+    before: dict[str, Array] = {}
+    for name, row in estimates.items():
+        values = np.array([e.value for e in row.values()])
+        missing = [model for model, e in row.items() if e.kind == "undefined" or e.value != e.value]
+        twin = next((other for other, seen in before.items() if _proportional(values, seen, rounding)), None)
+        if name not in pointing:
+            found[name] = "no direction known: a small value means neither flat nor compressed"
+        elif missing:
+            found[name] = f"undefined on {'every network' if len(missing) == len(row) else ', '.join(missing)}"
+        elif len(row) < 2:
+            found[name] = "one network alone fits the data"
+        elif _equal(row, rounding):
+            found[name] = "the same value on all networks"
+        elif twin is not None:
+            found[name] = f"on these networks equal to {twin} times a constant"
+        else:
+            before[name] = values
+    return found
+
+
+def _equal(row: Mapping[str, Estimate], rounding: float) -> bool:
+    """Return whether a measure has the same value, or none, on all of several networks."""
+    values = np.array([e.value for e in row.values()])
+    return len(values) > 1 and bool(np.isnan(values).all() or np.allclose(values, values[0], rtol=rounding, atol=0))
+
+
+def _proportional(a: Array, b: Array, rounding: float) -> bool:
+    """Return whether two measures are proportional."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all() and a.any() and b.any()):
+        return False
+    at = int(np.abs(a).argmax())
+    return bool(b[at] * a[at] > 0 and np.allclose(a / a[at], b / b[at], rtol=rounding, atol=0))
+
+
+def _w(ranks: pd.DataFrame, name: str) -> Statistic:
+    if ranks.shape[1] < 2:
+        return Statistic(name, nan, ranks.shape[1], note="no two networks to rank")
+    return kendall_w(ranks, ranked=True, permuted=PERMUTED, name=name)
+
+
+def _tau(a: Array, b: Array) -> float:
+    """Return Kendall's tau-b of two orders, given as the signs of all differences."""
+    both, in_a, in_b = (np.array([signs.sum()]) for signs in (a * b, a**2, b**2))
+    return float(ratio(both, in_a, in_b)[0])
+
+
+def _with_gap(signs: Mapping[str, Array], gaps: Mapping[str, Estimate], rounding: float) -> pd.DataFrame:
+    """Return each measure's tau with the measured gap, and its p from permuted gaps, over networks that have a gap."""
+    rows = []
+    values = np.array([gap.value for gap in gaps.values()])
+    known = np.flatnonzero(np.isfinite(values))
+    if len(known):
+        order = larger_of([Estimate(value) for value in values[known]], rounding)
+        drawn = [order[np.ix_(one, one)] for one in permutations(len(known), 0, PERMUTED // 10)]
+        for name, all_signs in signs.items():
+            mine = all_signs[np.ix_(known, known)]
+            tau = _tau(mine, order)
+            under_null = np.array([(mine * other).sum() for other in drawn])
+            rows.append((name, tau, p_value(float((mine * order).sum()), under_null) if tau == tau else np.nan))
+    return pd.DataFrame(rows, columns=["measure", "tau", "p"])
+
+
+def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
+    """Return remarks on how much W says."""
+    if w.value != w.value:
+        return [f"How far the rankings agree cannot be said: {w.note}."]
+    told = [
+        "The p-value of W assumes independent rankings. Measures of the same weights are not independent, and some "
+        "bound each other: some agreement is expected, and p is too small."
+    ]
+    networks = ranks.shape[1]
+    if networks < _FEW:
+        told.append(f"W says little about {networks} networks: they have only {factorial(networks)} orders.")
+    if networks == 2:
+        a, b = ranks.columns
+        first, second = (int((ranks[x] < ranks[y]).sum()) for x, y in ((a, b), (b, a)))
+        told.append(
+            f"{a} is smaller by {first} measures, {b} by {second}, and neither by {len(ranks) - first - second}."
+        )
+    return told
+
+
+def _about_gaps(gaps: Mapping[str, Estimate], rounding: float) -> list[str]:
+    """Return remarks on networks without a gap, and on how many pairs of gaps the held-out data can order."""
+    if not gaps:
+        return []
+    known = [gap for gap in gaps.values() if np.isfinite(gap.value)]
+    unknown = ", ".join(model for model, gap in gaps.items() if not np.isfinite(gap.value))
+    told = [f"Without a finite generalisation gap, and left out of tau with it: {unknown}."] if unknown else []
+    signs = larger_of(known, rounding)
+    pairs = len(known) * (len(known) - 1) // 2
+    undecided = pairs - int((signs > 0).sum())
+    if not undecided:
+        return told
+    return [
+        *told,
+        f"The 95% intervals of the generalisation gap overlap for {undecided} of {pairs} pairs of networks: tau with "
+        f"the gap uses the order of the measured gaps.",
+    ]

@@ -1,0 +1,384 @@
+"""Spectral norms of Jacobians and of the features of all samples, by products alone.
+
+Of each sample's Jacobian, with many outputs: Lanczos runs on J J^T for all samples of a chunk at once; on J^T J where
+the input has fewer entries than the output, as in a language model, whose output has one entry per token and word of
+the vocabulary. A step computes J^T u by a backward pass, and J v by a backward pass through that one. Each sample's
+Ritz value is a lower bound of lmax(J J^T), and an eigenvalue lies within its residual.
+
+Of the Jacobian of a whole batch, which BatchNorm in train mode couples (sharpening A.1): there the outputs f(X) of a
+batch are one function of all its inputs X, whose Jacobian has a block for every pair of samples. Between ghost
+batches, and between samples where nothing couples them, there is nothing: the norm is the largest of theirs.
+
+Of the matrices of all samples' features, which no sum of per-sample terms gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.curvature.krylov import lanczos
+from flatlens.curvature.operators import bytes_saved, derivative_of
+from flatlens.estimate import Progress
+from flatlens.grams import LayerGrams, Layout, PlanBroken, features_read, require_told_apart
+from flatlens.grams.contractions import CACHE_BYTES, norm2, pieces
+from flatlens.grams.plan import samples_coupled
+from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.trial import FRONT, Rows, coupled_places
+from flatlens.operations.layers import by_sample
+from flatlens.operations.operator_norm import SearchedNorm, power_of_two, searched_norm
+from flatlens.problem import Batch, Problem
+from flatlens.problem.batches import size
+from flatlens.problem.eval_context import differentiable
+from flatlens.problem.row_layout import Tokens, onto_softmax, softmax_of
+
+_STEPS = 40  #: largest number of Lanczos steps
+_CHUNK = 256  #: largest number of samples in a chunk
+CallOrInput = str | None  #: a call of a linear layer, or the network's input
+
+
+@dataclass(frozen=True, eq=False)
+class TopGrams:
+    """The Gram matrices of one chunk at some places, known by their largest eigenvalue alone, with its residual."""
+
+    number: int  #: the chunk's number in the data
+    grams: dict[CallOrInput, LayerGrams]
+    residuals: dict[CallOrInput, Tensor]  #: relative to the eigenvalues, (n,) each
+    products: int  #: multiplications with J J^T, summed over places
+
+
+def jacobian_norms(
+    problem: Problem,
+    model: nn.Module,
+    layout: Layout,
+    places: list[CallOrInput],
+    *,
+    softmax: bool,
+    rtol: float,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> Generator[TopGrams, None, None]:
+    """Yield lmax(J_i J_i^T) of every sample, J_i the Jacobian of f, or of softmax(f), with respect to some places.
+
+    Residuals are at most `rtol` times the value, unless the steps run out.
+    """
+    problem = problem.as_asked()
+    probe = problem.place(problem.probes[0])
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with problem.measuring(model), differentiable(model.parameters()):
+        each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
+        basis = 8 * _STEPS * min(problem.outputs, layout.activation_entries)
+        # 3: the graph of the backward pass is about as large again
+        most = max(1, min(_CHUNK, problem.memory // (3 * each + basis)))
+        for number, raw in problem.walked(most, "spectral norms", progress):
+            own = torch.Generator().manual_seed(seed + number)  # the same on whichever process has the chunk
+            batch = problem.place(raw)
+            tape, inputs, f, y = run_recorded(problem, model, batch)
+            problem.require_as_seen(model, batch, number, f)
+            tokens = y if isinstance(y, Tokens) else None
+            layout.require_same(tape, inputs, model, batch)
+            inputs = [inputs[number] for number in layout.inputs]
+            grams, residuals, products = {}, {}, 0
+            _require_apart(tape, inputs, layout, places, f, batch)
+            for place in places:
+                at, x = _at(tape, inputs, layout, place, len(f))
+                in_front = place is None or layout.batch_axis[place] == 0  # samples on the first axis of x
+                apply, shape = squared_jacobian(f, at, softmax, tokens, in_front)
+                values, residual, steps = top_of_each(apply, shape, rtol, own)
+                residuals[place] = residual / values.clamp(min=1e-300)
+                products += steps
+                grams[place] = _with_top_alone(f, x, values.to(f.device), softmax, problem.precision)
+            yield TopGrams(number, grams, residuals, products)
+
+
+def _require_apart(
+    tape: Tape, inputs: list[Tensor], layout: Layout, places: list[CallOrInput], f: Tensor, batch: Batch
+) -> None:
+    """Refuse samples that depend on each other; raise PlanBroken if samples are not on the axis that the plan says."""
+    at = {f"x:{key}": tape.linear[key].x for key in places if key is not None}
+    planned = {f"x:{key}": Rows(layout.batch_axis[key]) for key in places if key is not None}
+    for number, x in enumerate(inputs if None in places else ()):
+        at[f"input:{number}"], planned[f"input:{number}"] = x, FRONT
+    failing = coupled_places(f, at, planned, torch.Generator().manual_seed(0)) if at else []
+    if any(name.startswith("input:") for name in failing):
+        raise samples_coupled()
+    if failing:
+        raise PlanBroken([batch], failing)
+
+
+def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: CallOrInput, n: int) -> tuple[list[Tensor], Tensor]:
+    """Return (the tensors to differentiate with respect to, their values side by side (n, M))."""
+    if place is None:
+        return inputs, torch.cat([layout.unpadded(x.detach(), tape).flatten(1) for x in inputs], 1)
+    call = tape.linear[place]
+    return [call.x], layout.unpadded(by_sample(call.read, layout.batch_axis[place]), tape).reshape(n, -1)
+
+
+def squared_jacobian(
+    f: Tensor, at: list[Tensor], softmax: bool, tokens: Tokens | None, in_front: bool
+) -> tuple[Callable[[Tensor], Tensor], torch.Size]:
+    """Return (the product with the matrix of each sample, the shape of its vectors).
+
+    The matrix is P J J^T P on vectors (n, N), or J^T P P J on vectors (n, M) where M < N; P is the Jacobian of softmax,
+    or the identity.
+    """
+    times, transposed = derivative_of(f, at)
+    p = softmax_of(f.detach(), tokens) if softmax else None
+
+    def onto(u: Tensor) -> Tensor:
+        return u if p is None else onto_softmax(p, u.to(p), tokens)
+
+    def back(u: Tensor) -> list[Tensor]:
+        return [torch.zeros_like(x) if g is None else g for g, x in zip(transposed(u.to(f)), at, strict=True)]
+
+    def apply(u: Tensor) -> Tensor:
+        return onto(times(back(onto(u))).to(u))
+
+    def from_inputs(v: Tensor) -> Tensor:
+        parts = [part.reshape(x.shape).to(x) for part, x in zip(torch.split(v, widths, dim=1), at, strict=True)]
+        return torch.cat([g.reshape(len(g), -1) for g in back(onto(onto(times(parts))))], 1)
+
+    widths = [x[0].numel() for x in at]
+    if in_front and all(len(x) == len(f) for x in at) and sum(widths) < f.shape[1]:
+        return from_inputs, torch.Size((len(f), sum(widths)))
+    return apply, f.shape
+
+
+def _with_top_alone(f: Tensor, x: Tensor, values: Tensor, softmax: bool, precision: float) -> LayerGrams:
+    """Return Gram matrices that hold one eigenvalue and no entries."""
+    outputs = f.detach().to(torch.float64)
+    grams = LayerGrams(outputs.new_empty(len(f), 0, 0), outputs, precision, x=x, x_norm2=norm2(x))
+    if softmax:
+        grams.softmax_eigenvalues = values[:, None]
+    else:
+        grams.eigenvalues = values[:, None]
+    return grams
+
+
+def top_of_each(
+    apply: Callable[[Tensor], Tensor], shape: torch.Size, rtol: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor, int]:
+    """Return (largest eigenvalues (n,), residuals (n,), steps) of n symmetric N x N matrices, known by their products.
+
+    `apply` multiplies one vector with each matrix, (n, N) -> (n, N).
+
+    >>> A = torch.diag_embed(torch.tensor([[4.0, 1.0], [2.0, 3.0]], dtype=torch.float64))
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> values, _, _ = top_of_each(lambda u: (A @ u[..., None])[..., 0], torch.Size([2, 2]), 1e-6, generator)
+    >>> values.round(decimals=9).tolist()
+    [4.0, 3.0]
+    """
+    n, N = shape
+    most = min(_STEPS, N)
+    q = torch.randn(n, N, dtype=torch.float64, generator=generator)
+    q = q / q.norm(dim=1, keepdim=True)
+    Q, T = q.new_zeros(n, most, N), q.new_zeros(n, most, most)
+    for j in range(most):
+        Q[:, j] = q
+        w = apply(q).to("cpu", torch.float64)
+        for _ in range(2):
+            h = (Q[:, : j + 1] @ w[..., None])[..., 0]
+            w = w - (h[:, None] @ Q[:, : j + 1])[:, 0]
+            T[:, : j + 1, j] += h
+        T[:, j, :j] = T[:, :j, j]
+        beta = w.norm(dim=1)
+        theta, S = torch.linalg.eigh(T[:, : j + 1, : j + 1])
+        top, residual = theta[:, -1].clamp(min=0), beta * S[:, -1, -1].abs()
+        alive = beta > 1e-12 * theta.abs().amax(1).clamp(min=1e-300)  # else Ritz values are eigenvalues
+        residual = torch.where(alive, residual, 0.0)
+        if j >= 2 and bool((residual <= rtol * top).all()):
+            break
+        q = torch.where(alive[:, None], w / beta.clamp(min=1e-300)[:, None], 0.0)
+    return top, residual, j + 1
+
+
+_CHUNK_BATCH_JACOBIANS = 64  #: samples taken together where nothing couples them
+
+
+@dataclass(frozen=True)
+class JacobianNorm:
+    """The largest norm over the batches, found by Lanczos."""
+
+    value: float
+    residual: float  #: residual of the value: an eigenvalue of J J^T has a root within about this of it
+    exact: bool
+    products: int
+
+
+def batch_jacobians(
+    problem: Problem,
+    model: nn.Module,
+    places: Sequence[str | None],
+    *,
+    softmax: bool,
+    rtol: float,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> dict[str | None, JacobianNorm]:
+    """Return ||df(X)/dX||_2 for the network's input (None), or for the output of a linear layer's call, by its name."""
+    problem = problem.as_asked()
+    found = dict.fromkeys(places, JacobianNorm(0.0, 0.0, True, 0))
+    done = 0
+    with problem.measuring(model), differentiable(model.parameters()):
+        for raw in problem.batches(_CHUNK_BATCH_JACOBIANS):
+            tape, inputs, f, y = run_recorded(problem, model, problem.place(raw))
+            for place in places:
+                at = inputs if place is None else [tape.linear[place].z]
+                found[place] = _larger(found[place], _norm(f, y, at, softmax, rtol, generator))
+            done += size(raw)
+            if progress is not None:
+                progress("Jacobians of batches", done, problem.n)
+    return found
+
+
+def _norm(
+    f: Tensor, y: object, at: list[Tensor], softmax: bool, rtol: float, generator: torch.Generator
+) -> JacobianNorm:
+    of_all, shape = squared_jacobian(f, at, softmax, y if isinstance(y, Tokens) else None, in_front=False)
+
+    def apply(u: Tensor) -> Tensor:
+        return of_all(u.reshape(shape)).flatten()
+
+    start = torch.randn(f.numel(), dtype=torch.float64, generator=generator).to(f.device)
+    pairs = lanczos(apply, start, top_k=1, rtol=rtol)
+    value = max(0.0, pairs.largest) ** 0.5
+    residual = float(pairs.residuals[0]) / (2 * value) if value else 0.0
+    return JacobianNorm(value, residual, pairs.exact, pairs.products)
+
+
+def _larger(one: JacobianNorm, other: JacobianNorm) -> JacobianNorm:
+    top = max(one, other, key=lambda found: found.value)
+    return JacobianNorm(top.value, top.residual, one.exact and other.exact, one.products + other.products)
+
+
+SMALLEST, LARGEST = 64, 1024
+"""Numbers of features between which X^T X is computed, of at least twice as many samples."""
+CHUNK = 256  #: samples read at a time; features of one chunk, no fewer than its samples, take X X^T and no search
+_UNDERFLOWN = 1e-30
+"""Squares below it have lost digits in float32."""
+_USUAL = 1e-10  #: features between this and its inverse have squares, and squares of these, in float32, too
+_TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the order of the residual squared: rounding
+
+
+def feature_norms(
+    problem: Problem, model: nn.Module, layout: Layout, groups: Mapping[str, Collection[str]] | None = None
+) -> dict[str, SearchedNorm]:
+    """Return ||X_l||_2 of the features X_l (n x M_l) of each linear call and each weight outside layers.
+
+    All rows of a sample count as one: those that a network folds into the batch, too. With `groups`, the norms are
+    those of several calls' features side by side; a group with a call whose features are not known is left out.
+
+    From X X^T if the samples are few; else by Lanczos on X^T X, and if that is small beside X, its vector is found on a
+    float32 copy and corrected.
+
+    The features are kept if they fit in half the problem's memory, else computed again for each product.
+    """
+    kept, complete, widths = _features(problem, model, layout)
+    norms = {}
+    for name, keys in (groups if groups is not None else {key: (key,) for key in widths}).items():
+        if not widths.keys() >= {*keys}:
+            continue
+        width = sum(widths[key] for key in keys)
+        unit = max(_unit(part[key]) for part in kept for key in keys) or 1.0
+        if complete and len(kept) == 1 and problem.n <= width:
+            K = torch.stack([_between_samples(kept[0][key], unit) for key in keys]).sum(0)
+            norms[name] = SearchedNorm(unit * float(torch.linalg.eigvalsh(K)[-1].clamp(min=0).sqrt()))
+            continue
+
+        def apply(v: Tensor, keys: Collection[str] = keys, unit: float = unit) -> Tensor:
+            total = torch.zeros_like(v)
+            each = [widths[key] for key in keys]
+            mine, sums = (dict(zip(keys, torch.split(vector, each), strict=True)) for vector in (v, total))
+            for part in kept if complete else _walk(problem, model, layout):
+                m = {key: part[key].shape[1] for key in keys}  # a chunk of shorter sentences has the first tokens alone
+                rows = len(part[next(iter(keys))])
+                for piece in pieces(rows, 8 * sum(m.values()), CACHE_BYTES):  # read twice, so kept in the cache
+                    wide = {key: _wide(part[key][piece], unit) for key in keys}
+                    along = torch.stack([wide[key] @ mine[key][: m[key]] for key in keys]).sum(0)
+                    for key in keys:
+                        sums[key][: m[key]].addmv_(wide[key].T, along)
+            return total
+
+        start = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        start = start.to(next(iter(kept[0].values())).device)
+        alone = next(iter(keys)) if len(keys) == 1 else None
+        G = _squared([part[alone] for part in kept], width) if complete and alone is not None and unit == 1.0 else None
+        if G is None:
+            pairs = lanczos(apply, start, rtol=_TOLERANCE)
+            norms[name] = SearchedNorm(unit * max(0.0, pairs.largest) ** 0.5, pairs.converged)
+        else:
+            top = float(G.diagonal().max())  # vectors in units of it stay within float32
+            rough, gram = partial(torch.mv, G.div_(top)), lambda v, apply=apply, top=top: apply(v).div_(top)
+            found = searched_norm(gram, rough, start, _TOLERANCE)
+            norms[name] = SearchedNorm((top * found.value**2) ** 0.5, found.converged)
+    return norms
+
+
+def _unit(X: Tensor) -> float:
+    """Return the unit in which squares of features neither overflow nor underflow; 0 if all are 0."""
+    unit = float(power_of_two(X)) if bool(X.any()) else 0.0
+    return 1.0 if _USUAL < unit < 1 / _USUAL else unit
+
+
+def _wide(X: Tensor, unit: float) -> Tensor:
+    """Return X in float64, in units of `unit`."""
+    wide = X.to(torch.float64)
+    return wide if unit == 1.0 else wide / unit
+
+
+def _between_samples(X: Tensor, unit: float) -> Tensor:
+    """Return X X^T in float64, with X in units of `unit`."""
+    total = X.new_zeros(len(X), len(X), dtype=torch.float64)
+    for piece in pieces(X.shape[1], 8 * len(X), CACHE_BYTES):
+        wide = _wide(X[:, piece], unit)
+        total.addmm_(wide, wide.T)
+    return total
+
+
+def _squared(parts: list[Tensor], width: int) -> Tensor | None:
+    """Return X^T X of float32 features in float32, if it costs less than the products it saves."""
+    n = sum(len(X) for X in parts)
+    if not SMALLEST <= width <= min(LARGEST, n // 2) or any(X.dtype != torch.float32 for X in parts):
+        return None
+    total = parts[0].new_zeros(width, width)
+    for X in parts:
+        total[: X.shape[1], : X.shape[1]].addmm_(X.T, X)
+    usable = bool(torch.isfinite(total).all()) and float(total.diagonal().max()) > _UNDERFLOWN
+    return total if usable else None
+
+
+def _features(
+    problem: Problem, model: nn.Module, layout: Layout
+) -> tuple[list[dict[str, Tensor]], bool, dict[str, int]]:
+    """Return (the kept features by chunk, whether all chunks are kept, the largest number of features of each call)."""
+    kept: list[dict[str, Tensor]] = []
+    widths: dict[str, int] = {}
+    held, complete = 0, True
+    for part in _walk(problem, model, layout, check=not problem.coupled):
+        widths |= {key: max(X.shape[1], widths.get(key, 0)) for key, X in part.items()}
+        held += sum(X.numel() * X.element_size() for X in part.values())
+        if kept and held > problem.memory // 2:
+            kept, complete = kept[:1], False
+        elif complete:
+            kept.append(part)
+    return kept, complete, widths
+
+
+def _walk(problem: Problem, model: nn.Module, layout: Layout, *, check: bool = False) -> Iterator[dict[str, Tensor]]:
+    """Yield the features of every linear call and of every weight outside layers, (n, M_l), chunk by chunk.
+
+    With `check`, PlanBroken is raised where rows that are folded into the batch are not those of the planned samples.
+    """
+    # gradients stay on: the recorder skips only calls that the model itself runs under no_grad
+    with problem.measuring(model), differentiable(model.parameters()):
+        for raw in problem.batches(CHUNK):
+            batch = problem.place(raw)
+            tape, found = features_read(problem, model, layout, batch)
+            n = size(batch)
+            if check and any(len(found[key]) != n for key in tape.linear.keys() & found.keys()):
+                require_told_apart(problem, model, layout, batch)
+            yield {key: layout.unpadded(x, tape).reshape(n, -1) for key, x in found.items()}

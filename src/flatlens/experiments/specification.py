@@ -1,0 +1,788 @@
+"""Studies as users write them: a data set's name with a few settings, a table of checkpoints, or a small YAML file.
+
+    name: smoothing
+    data: {name: digits, train: 300}
+    model: MLP(widths=(64, 64))
+    training: {optimiser: SGD(lr=0.1), batch_size: 16, loss: cross_entropy, max_epochs: 50}
+    set: {label_smoothing: [0, 0.5], seed: 0:5}
+    measures: [mls, relative_flatness, generalisation_gap]
+
+Data and model may be the user's own, `net.py:samples` and `net.py:build`; the arguments of `build` are settings. The
+architecture's inputs and outputs come from the data. Every part but the data has a default.
+
+`checkpoints: runs.csv` names networks that were trained elsewhere, which are measured only:
+
+    weights,lr,seed,gap
+    runs/a.pt,0.1,0,0.31
+
+Columns with the names of the architecture's settings, such as `width`, set them. `seed` names the independent units.
+`generalisation_gap` (or `gap`), `loss`, `accuracy`, `test_loss` and `test_accuracy` are results, and take the place of
+those measured. All others are settings of the training.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+import pandas as pd
+
+from flatlens import user_code
+from flatlens.csvfile import unescaped
+from flatlens.data import Split, UserData
+from flatlens.data.sources import IMAGES, SYNTHETIC, DataSettings, ReadSamples
+from flatlens.errors import BadData, BadInput, UnknownName, needs, one_line
+from flatlens.experiments.overrides import TOGETHER, last_field, split_values, value_of, vary
+from flatlens.experiments.quantities import STUDIED, quantities, setting
+from flatlens.experiments.settings import KNOWN, Axis, NetworkSettings, Study, StudyScale, facts, fitted
+from flatlens.files import contents_of
+from flatlens.measures.definition import MEASURES
+from flatlens.measures.pipeline import named
+from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG, UserNetwork
+from flatlens.models.weights import load_weights
+from flatlens.operations.layers import is_linear
+from flatlens.settings_json import Options, made
+from flatlens.training import SGD, Augmentation, Mixup, TrainedElsewhere, Training, Until
+from flatlens.training.objective import LossName
+from flatlens.training.optimisers import Ridge, Stepping
+from flatlens.training.run import TrainingRun
+
+LONGEST = 60
+"""Number of characters of a setting that an error repeats."""
+
+_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+\Z")
+"""Numbers that YAML 1.1 takes for words: it wants a point and a sign, 1.0e-3."""
+_MOST = 100_000
+"""Largest number of values of an axis."""
+
+
+def expression(text: str, known: Mapping[str, type]) -> Any:
+    """Return a value: a number, a tuple, True, None, a word as it is, or settings by the name of their type.
+
+    >>> expression("(64, 32)", {}), expression("relu", {}), expression("None", {})
+    ((64, 32), 'relu', None)
+
+    Raises:
+        BadInput: it is none of these; UnknownName: no settings have this name.
+    """
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body, known, text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the parser's own limits
+        if isinstance(error, BadInput):
+            raise
+        shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+        raise BadInput(
+            f"{shown!r} is not a setting: write a number, a word, or settings such as SGD(lr=0.1)"
+        ) from error
+
+
+def values(text: str, known: Mapping[str, type]) -> tuple[Any, ...]:
+    """Return several values, separated by commas; 0:5 is 0, 1, 2, 3, 4.
+
+    >>> values("0.05,0.1", {}), values("0:3", {}), values("(64,64),(32,)", {})
+    ((0.05, 0.1), (0, 1, 2), ((64, 64), (32,)))
+    """
+    if not text.strip():
+        raise BadInput("a setting needs at least one value, such as lr=0.05,0.1 or seed=0:5")
+    ends = text.split(":")
+    if len(ends) in (2, 3) and all(end.strip().lstrip("-").isdecimal() for end in ends):
+        try:
+            found = range(*map(int, ends))
+            if not 0 < len(found) <= _MOST:
+                raise ValueError
+        except (ValueError, OverflowError) as error:
+            raise BadInput(
+                f"{text[:LONGEST]!r} is an empty range, or one of more than {_MOST:,} numbers: FIRST:END includes "
+                f"FIRST and excludes END (0:5 is 0, 1, 2, 3, 4)"
+            ) from error
+        return tuple(found)
+    whole = expression(f"({text},)", known)
+    return tuple(whole)
+
+
+def assignment(text: str, known: Mapping[str, type]) -> tuple[str, tuple[Any, ...]]:
+    """Return the name and the values of an assignment such as `lr=0.05,0.1`."""
+    name, equals, right = text.partition("=")
+    if not equals or not name.strip():
+        raise BadInput(f"--set {text}: write NAME=VALUE, NAME=VALUE,VALUE or NAME=FIRST:END")
+    return name.strip(), values(right, known)
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """Return the content of a YAML file.
+
+    Raises:
+        BadInput: the file is missing, or is not YAML or not a mapping.
+    """
+    with needs("study", "a study in YAML"):
+        import yaml
+
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader(path))
+    except BadInput:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"the study {str(path)!r} cannot be read: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date; unclosed brackets
+        raise BadInput(f"the study {str(path)!r} is not YAML: {one_line(error)}") from error
+    if not isinstance(found, dict):
+        raise BadInput(
+            f"the study {str(path)!r} is a {type(found).__name__}: it must be a mapping, data: ..., model: ..."
+        )
+    _require_end(found, path)
+    return found
+
+
+def _loader(path: Path) -> Any:
+    """Return a safe loader of YAML to which 1e-3 is a number, as in Python, and which refuses a name given twice."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if twice := next((key for at, key in enumerate(keys) if key in keys[:at]), None):
+                raise BadInput(f"the study {str(path)!r} names {twice} twice: keep one of them")
+            return node
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+    return Loader
+
+
+def _require_end(found: object, path: Path) -> None:
+    """Raise BadInput for a file that contains itself, or too many values."""
+    parts = [found]
+    for count, part in enumerate(parts):  # the list grows during the loop
+        if count > _MOST:
+            raise BadInput(f"the study {str(path)!r} contains itself, or more than {_MOST:,} values")
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+
+
+def _value(node: ast.expr, known: Mapping[str, type], text: str) -> Any:
+    if isinstance(node, ast.Name):
+        return made(known[node.id], {}) if node.id in known else node.id
+    if isinstance(node, ast.Tuple | ast.List):
+        return tuple(_value(each, known, text) for each in node.elts)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return _called(node, node.func.id, known, text)
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise BadInput(
+            f"{text!r} is not a setting: {ast.unparse(node)!r} must be a number, a word, or settings such as "
+            f"SGD(lr=0.1)"
+        ) from error
+
+
+def _called(node: ast.Call, name: str, known: Mapping[str, type], text: str) -> Any:
+    if name not in known:
+        raise UnknownName.among("settings", name, known)
+    plain = [_value(each, known, text) for each in node.args]
+    named = {each.arg: _value(each.value, known, text) for each in node.keywords if each.arg is not None}
+    kind = known[name]
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    if len(plain) > len(names) or set(names[: len(plain)]) & set(named):
+        raise BadInput(f"{text!r}: give the settings of a {name} by name, once each")
+    return made(kind, {**dict(zip(names, plain, strict=False)), **named})
+
+
+IMPLIED: Mapping[str, type] = {
+    "data": DataSettings,
+    "training": Training,
+    "until": Until,
+    "augmentation": Augmentation,
+    "mixup": Mixup,
+}
+"""Types that a YAML file may omit, by the name of the part."""
+_SIZES: dict[str, Any] = {"inputs": 1, "widths": (64, 64, 64), "outputs": 1}
+"""Sizes of an MLP, which the data and the user replace."""
+
+
+def data_of(part: Any, test: str | None) -> tuple[DataSettings | UserData, ReadSamples | None]:
+    """Return the data of a study: a named set, or the user's own with all its samples."""
+    plain: Any = {"name": part} if isinstance(part, str) else part
+    name = str(plain.get("name", "")) if isinstance(plain, Mapping) else ""
+    if user_code.is_userfile(name) or (name not in (*SYNTHETIC, *IMAGES) and Path(name).is_dir() and name):
+        data, samples = UserData.read(name, test)
+        for key, value in plain.items():
+            data = data if key == "name" else vary(data, str(key), value)
+        return data, samples
+    found = part_of("data", plain)
+    if not isinstance(found, DataSettings):
+        raise BadInput(
+            f"data: the name of a data set, file.py:NAME, a folder, or a mapping such as {{name: digits}} is needed, "
+            f"got {found!r}"
+        )
+    if test is not None:
+        raise BadInput(f"--test: {found.name} has test data of its own; it goes with data of your own, file.py:NAME")
+    return found, None
+
+
+def part_of(name: str, plain: Any) -> Any:
+    """Return a part of a YAML file: settings from an expression, or from a mapping whose type is named or implied."""
+    if isinstance(plain, str) and name == "model" and user_code.is_userfile(plain.partition("(")[0]):
+        return _user_network(plain)
+    if isinstance(plain, str):
+        looks_like_settings = "(" in plain or plain in KNOWN
+        return expression_of_model(plain) if looks_like_settings else plain
+    if isinstance(plain, list):
+        return tuple(part_of(name, each) for each in plain)
+    if not isinstance(plain, Mapping):
+        return plain
+    kind = KNOWN.get(str(plain.get("type"))) or IMPLIED.get(name)
+    if kind is None:
+        raise BadInput(
+            f"{name}: {dict(plain)} needs a known type: write type: NAME, or NAME(...); known are {', '.join(KNOWN)}"
+        )
+    inside = {key: part_of(str(key), value) for key, value in plain.items() if key != "type"}
+    if kind is Training:
+        _require_no_optimiser(inside)
+    try:
+        return made(kind, _SIZES | inside if kind is MLP else inside)
+    except UnknownName:
+        raise
+    except BadInput as error:
+        raise BadInput(f"{name}: {error}") from error
+
+
+def _require_no_optimiser(given: Mapping[str, Any]) -> None:
+    """Raise UnknownName for a setting of the optimiser, such as the learning rate, beside those of training."""
+    own = {field.name for field in fields(Training)}
+    for name, value in given.items():
+        if name not in own and any(name in {field.name for field in fields(kind)} for kind in get_args(Stepping)):
+            shown = f"lr={value}" if name == "lr" else f"lr=0.1, {name}={value}"
+            raise UnknownName(
+                f"training: {name} is a setting of the optimiser: write optimiser: SGD({shown}), or {name}: {value} "
+                f"under set:"
+            )
+
+
+def expression_of_model(text: str) -> Any:
+    """Return the architecture that `MLP(widths=(64, 64))` describes; sizes that the data gives may be left out."""
+
+    def mlp(**given: Any) -> MLP:
+        found: MLP = made(MLP, _SIZES | given)
+        return found
+
+    known: dict[str, Any] = {**KNOWN, "MLP": mlp}
+    return expression(text, known)
+
+
+def assigned(text: str) -> tuple[str, tuple[Any, ...]]:
+    """Return the name and the values of `--set NAME=VALUE,VALUE`; models may be functions of the user's.
+
+    >>> assigned("lr=0.05,0.1"), assigned("model=MLP(widths=(8,)),MLP")[1][1].widths
+    (('lr', (0.05, 0.1)), (64, 64, 64))
+    """
+    name, _, right = text.partition("=")
+    if name.strip() != "model" or not right.strip():
+        return assignment(text, KNOWN)
+    return "model", tuple(part_of("model", one) for one in split_values(f"({right})") if one)
+
+
+def _user_network(written: str) -> UserNetwork:
+    """Return the network of `file.py:NAME` or `file.py:NAME(width=8)`."""
+    spec, bracket, rest = written.partition("(")
+    given = expression(f"given({rest}", {"given": Given}).values if bracket else {}
+    return UserNetwork.of(spec, given)
+
+
+class Given:
+    """The arguments in brackets after the name of a function of the user's."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+
+def pairs(plain: Any) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the names and values in the part `set` of a YAML file."""
+    if not isinstance(plain, Mapping):
+        raise BadInput(f"set: a mapping of names to values is needed, not {plain!r}")
+    found = []
+    for name, value in plain.items():
+        if isinstance(value, str):
+            found.append(assigned(f"{name}={value}"))
+        else:
+            several = value if isinstance(value, list) else [value]
+            found.append((str(name), tuple(part_of(str(name), each) for each in several)))
+    return found
+
+
+def in_its_folder(file: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the parts of a YAML file with its files found from its own folder, where they are there."""
+
+    def found(part: Any) -> Any:
+        if isinstance(part, Mapping) and "name" in part:
+            return {**part, "name": found(part["name"])}
+        if not isinstance(part, str):
+            return part
+        path = user_code.file_of(part.partition("(")[0])
+        return (
+            f"{folder / path}{part[len(str(path)) :]}" if (folder / path).exists() and not path.is_absolute() else part
+        )
+
+    whole = {
+        name: found(part) if name in ("data", "test", "model", "checkpoints") else part for name, part in file.items()
+    }
+    axes = file.get("set")
+    if not isinstance(axes, Mapping) or "model" not in axes:
+        return whole
+    models = split_values(f"({axes['model']})") if isinstance(axes["model"], str) else axes["model"]
+    several = models if isinstance(models, list) else [models]
+    models = [found(one) if user_code.is_userfile(str(one).partition("(")[0]) else one for one in several]
+    return {**whole, "set": {**axes, "model": models}}
+
+
+Facts: TypeAlias = dict[str, Any]
+
+WEIGHTS = ("weights", "checkpoint", "path", "file")
+"""The columns that may name the files."""
+ENDINGS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_BESIDE = ("config.json", "settings.json", "hparams.json")
+"""Files beside a checkpoint, the only one of its folder, that say how it was trained."""
+_WHOLE = "weights.safetensors"
+"""The weights of a study's network; the other files in its folder are no checkpoints."""
+SPELLINGS = {
+    "gap": "generalisation_gap",
+    "generalization_gap": "generalisation_gap",
+    "learning_rate": "lr",
+    "batchsize": "batch_size",
+}
+TAKEN = ("key", "outcome")
+"""Columns of a study's own table."""
+LARGEST = 2**26
+"""Bytes of a table at most."""
+_ASSIGNED = re.compile(r"(?:^|[/,;_\s-])([A-Za-z]\w*?)=([^,/;\s]+?)(?=[,/;_\s-][A-Za-z]\w*=|[,/;\s]|$)")
+
+
+def checkpoint_axis(where: Path, model: Architecture, loss: LossName) -> Axis:
+    """Return the axis "model+training" of the checkpoints in a folder or a table.
+
+    Raises:
+        BadInput: the table or a file is missing, names no file, or lists a checkpoint twice.
+    """
+    rows = _of_folder(where) if where.is_dir() else _of_table(where)
+    values = [_network(file, _named(facts), model, loss) for file, facts in rows]
+    met: dict[object, Path] = {}
+    for (file, _), (architecture, training) in zip(rows, values, strict=True):
+        same = (architecture, training.contents, training.known, training.seed)
+        if same in met:
+            raise BadInput(f"checkpoints: {file} and {met[same]} are the same weights with the same columns: keep one")
+        met[same] = file
+    return Axis("model+training", tuple(values))
+
+
+def _network(file: Path, facts: Facts, model: Architecture, loss: LossName) -> tuple[Architecture, TrainedElsewhere]:
+    """Return the architecture and the training of one checkpoint."""
+    own = set(model.options) if isinstance(model, UserNetwork) else {field.name for field in fields(model)} - {"seed"}
+    here = {name: value for name, value in facts.items() if name in own}
+    if isinstance(model, UserNetwork):
+        model = replace(model, options=Options({**model.options, **here}))
+    elif here:
+        kept = {field.name: getattr(model, field.name) for field in fields(model) if field.init}
+        model = made(type(model), {**kept, **here})
+    seed = facts.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise BadInput(f"checkpoints: the seed {seed!r} of {file} is no whole number: call that column something else")
+    known = {name: value for name, value in facts.items() if name not in own and name != "seed"}
+    return model, TrainedElsewhere(str(file.resolve()), contents_of(file), loss, Options(known), seed)
+
+
+def _of_table(table: Path) -> list[tuple[Path, Facts]]:
+    """Return the files and the other columns of a .csv, .tsv or .json table."""
+    frame = _read(table)
+    column = next((name for name in frame.columns if str(name).strip().lower() in WEIGHTS), None)
+    if column is None or frame.empty:
+        has = ", ".join(map(str, frame.columns)) or "nothing"
+        raise BadInput(f"checkpoints: {table} needs a row for each network, and its file in a column "
+                       f"{' or '.join(WEIGHTS)}; it has {has}")  # fmt: skip
+    rows = []
+    for number, record in enumerate(frame.to_dict("records"), 1):
+        written = record.pop(column)
+        near = table.parent / str(written)
+        file = near if near.exists() else Path(str(written)).expanduser()
+        if not isinstance(written, str) or not file.exists():
+            raise BadInput(f"checkpoints: row {number} of {table} names {written!r}, and there is no such file")
+        rows.append((file, {str(name).strip(): _cell(value) for name, value in record.items()}))
+    return rows
+
+
+def _read(table: Path) -> pd.DataFrame:
+    if table.is_file() and table.stat().st_size > LARGEST:
+        raise BadInput(f"checkpoints: {str(table)!r} is larger than {LARGEST >> 20} MiB: is it a table of networks?")
+    try:
+        if table.suffix == ".json":
+            return pd.DataFrame(json.loads(table.read_text(encoding="utf-8")))
+        read = pd.read_csv(table, sep="\t" if table.suffix == ".tsv" else ",", skipinitialspace=True)
+        return read.rename(columns=unescaped).map(unescaped)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # pandas' own are ValueErrors
+        raise BadInput(
+            f"checkpoints: {str(table)!r} is no folder, and no table of comma-separated values ({one_line(error, 120)})"
+        ) from error
+
+
+def _of_folder(folder: Path) -> list[tuple[Path, Facts]]:
+    """Return the checkpoints below a folder, with the facts in their names, lr=0.1_seed=3.pt, or in a file beside."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix in ENDINGS and file.is_file())
+    whole = {file.parent for file in files if file.name == _WHOLE}
+    files = [file for file in files if file.parent not in whole or file.name == _WHOLE]
+    if not files:
+        raise BadInput(f"checkpoints: the folder {folder} holds no file that ends in {', '.join(ENDINGS)}")
+    alone = {file for file in files if sum(other.parent == file.parent for other in files) == 1}
+    rows = []
+    for file in files:
+        said = file.relative_to(folder).with_suffix("").as_posix()
+        notes = [file.with_suffix(".json"), *(file.parent / name for name in _BESIDE if file in alone)]
+        beside = next((note for note in notes if note.is_file()), None)
+        facts = {} if beside is None else _scalars(beside)
+        rows.append((file, {**facts, **{name: _cell(value) for name, value in _ASSIGNED.findall(said)}}))
+    return rows
+
+
+def _scalars(note: Path) -> Facts:
+    """Return the numbers and words in a JSON file, those of nested objects by their last name."""
+    try:
+        plain = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"checkpoints: {note} cannot be read ({one_line(error, 120)})") from error
+    found: Facts = {}
+    parts = [plain]
+    for part in parts:  # grows while it is walked
+        for name, value in part.items() if isinstance(part, Mapping) else ():
+            if isinstance(value, Mapping):
+                parts.append(value)
+            elif value is None or isinstance(value, bool | int | float | str):
+                found.setdefault(str(name), _cell(value))
+    return {name: value for name, value in found.items() if name != "type"}
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell as a plain value; text as the number or the brackets that it spells; None where it is empty.
+
+    >>> _cell("0.1"), _cell("(64, 32)"), _cell("relu"), _cell(float("nan")), _cell("12 Jan")
+    (0.1, (64, 32), 'relu', None, '12 Jan')
+    """
+    if hasattr(value, "item"):  # NumPy's numbers
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if not isinstance(value, str):
+        return value if value is None or isinstance(value, bool | int | float) else str(value)
+    try:
+        return expression(value, {})
+    except BadInput:
+        return value
+
+
+def _named(facts: Facts) -> Facts:
+    """Return facts by the names that flatlens uses, without empty ones; a seed as a whole number."""
+    found = {SPELLINGS.get(name.lower().replace(" ", "_"), name): value for name, value in facts.items()}
+    if taken := [name for name in found if name in TAKEN]:
+        raise BadInput(f"checkpoints: a column is called {taken[0]!r}, as a column of flatlens's own is: rename it")
+    found = {name: value for name, value in found.items() if value is not None}
+    return {
+        name: int(v) if name == "seed" and isinstance(v, float) and v.is_integer() else v for name, v in found.items()
+    }
+
+
+PARTS = ("name", "data", "test", "model", "checkpoints", "training", "set", "measures")
+ENDS = ("max_steps", "max_epochs")
+DEFAULT_AXES = (Axis("lr", (0.02, 0.05, 0.1)), Axis("seed", (0, 1, 2)))
+
+
+def study_of(
+    data: str,
+    *,
+    model: str | None = None,
+    settings: Sequence[str] = (),
+    measures: Sequence[str] = (),
+    test: str | None = None,
+    checkpoints: str | None = None,
+    scale: StudyScale = "laptop",
+) -> Study:
+    """Return the study that a command line describes; `data` is a data set's name, the user's own, or a YAML file.
+
+    `settings` are `NAME=VALUE` for all networks, or `NAME=VALUE,VALUE` and `NAME=FIRST:END` for an axis. The default
+    axes apply only if no axis is given, without those of settings that are given.
+
+    >>> study = study_of("digits", settings=["lr=0.05,0.1", "seed=0:5", "label_smoothing=0.1"], scale="smoke")
+    >>> len(study.networks()), study.base.training.label_smoothing
+    (10, 0.1)
+
+    Raises:
+        BadInput: a part is unknown or impossible, or parts do not fit together.
+    """
+    given_here = {"model": model, "test": test, "checkpoints": checkpoints}
+    file = _file_of(data, given_here)
+    if data == "digits" and not (any(given_here.values()) or settings or measures):
+        return Study.digits(scale)
+    named_measures = tuple(measures) or tuple(map(str, file.get("measures", ()))) or STUDIED
+    given = [*pairs(file.get("set", {})), *map(assigned, settings)]
+    if ends := {name: several[0] for name, several in given if name in ENDS and "checkpoints" not in file}:
+        file["training"] = {**file.get("training", {}), **ends}
+    base, split, read = _base(file, scale, tuple(one.key for one in named(named_measures)))
+    loaded = base.data
+    base, axes, shared = _with_settings(base, given)
+    if _is_flattened(base):
+        base = vary(base, "data.flat", True)
+    if base.data != loaded:
+        split = _loaded(base.data, read)
+    base = vary(base, "model", fitted(base.model, split))
+    if not len(split.test_x):
+        kept = [name for name in base.measures if not MEASURES[name.partition("(")[0]].held_out]
+        base = replace(base, measures=tuple(kept))
+    _require_samples(base, axes, split)
+    name = str(file.get("name", user_code.file_of(data).stem))
+    if isinstance(base.training, TrainedElsewhere):
+        return _of_checkpoints(name, base, str(file["checkpoints"]), list(axes), scale)
+    grid = tuple(axes.values()) or _default_axes(shared, file.get("training", {}))
+    if "model" in axes:
+        models = _fitted_models(axes["model"], base, shared, grid, split)
+        base = vary(base, "model", models[0])
+        grid = tuple(replace(axis, values=models) if axis.name == "model" else axis for axis in grid)
+    else:
+        base = _complete(base, grid, split)
+    settings_shown = [shown for axis in grid if (shown := setting(axis.name, axis.values)) is not None]
+    compared = quantities(base.measures, settings_shown, first_layer=_first_layer(base.model))
+    return Study(name, base, grid, compared, scale=scale)
+
+
+def _file_of(data: str, given: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the parts of the study: those of a YAML file, or the data alone; parts that are given replace them.
+
+    Raises:
+        BadInput: a part is unknown or of another type, or there is no data.
+    """
+    file: dict[str, Any] = (
+        in_its_folder(load_yaml(Path(data)), Path(data).parent) if data.endswith(user_code.YAML) else {"data": data}
+    )
+    file = {**file, **{part: text for part, text in given.items() if text is not None}}
+    if unknown := [part for part in file if part not in PARTS]:
+        raise BadInput(f"the study {data!r} has no part {unknown[0]!r}: known are {', '.join(PARTS)}")
+    if "data" not in file:
+        raise BadInput(f"the study {data!r} names no data: add a line such as data: digits")
+    for part, kinds in {"training": (Mapping,), "measures": (list, tuple)}.items():
+        if part in file and (not isinstance(file[part], kinds) or (part == "measures" and not file[part])):
+            needed = "[mls, nmls]" if part == "measures" else "{batch_size: 16, max_epochs: 50}"
+            raise BadInput(f"{part}: something like {needed} is needed, got {file[part]!r}")
+    return file
+
+
+def _require_samples(base: NetworkSettings, axes: Mapping[str, Axis], split: Split) -> None:
+    """Refuse a number of measured samples that the data does not have, before any network is trained."""
+    if any("data.train" in name.split(TOGETHER) for name in axes):
+        return  # each network has a number of its own
+    there = len(split.x)
+    for samples in axes["samples"].values if "samples" in axes else (base.samples,):
+        if samples is not None and not 1 <= samples <= there:
+            raise BadInput(f"--set samples={samples}: there are {there} training samples: 1 to {there} can be measured")
+
+
+def _default_axes(shared: Mapping[str, Any], training: Mapping[str, Any]) -> tuple[Axis, ...]:
+    """Return the default axes, without those of settings that all networks share.
+
+    Raises:
+        BadInput: none is left.
+    """
+    given = {*map(last_field, shared), *training}
+    if "optimiser" in given:
+        given.add("lr")
+    axes = tuple(axis for axis in DEFAULT_AXES if axis.name not in given)
+    if not axes:
+        raise BadInput("--set: every setting has one value, so there is one network: give one several, as in seed=0:6")
+    return axes
+
+
+def _with_settings(
+    base: NetworkSettings, given: Sequence[tuple[str, tuple[Any, ...]]]
+) -> tuple[NetworkSettings, dict[str, Axis], dict[str, Any]]:
+    """Return the settings with those given for all networks, the axes, and those given; the last of a name counts."""
+    axes: dict[str, Axis] = {}
+    shared: dict[str, Any] = {}
+    for name, several in sorted(given, key=lambda pair: pair[0] != "model"):  # others may be the architecture's own
+        if TOGETHER in name and "model" in name.split(TOGETHER):
+            raise BadInput(f"--set {name}: architectures are an axis of their own: --set model=A,B")
+        values = tuple(map(_architecture, several)) if name == "model" else several
+        for earlier in (axes, shared):
+            earlier.pop(name, None)
+        if len(values) != 1:
+            axes[name] = Axis(name, values)  # refuses none
+        elif name != "model":
+            shared[name] = values[0]
+        if len(values) == 1 or name == "model":
+            base = vary(base, name, values[0])
+    return base, axes, shared
+
+
+def _architecture(given: Any) -> Architecture:
+    if isinstance(given, ARCHITECTURES):
+        return given  # type: ignore[return-value]
+    shown, known = repr(given)[:LONGEST], ", ".join(kind.__name__ for kind in ARCHITECTURES)
+    raise BadInput(f"model: {shown} is not an architecture: known are {known}; several are an axis, --set model=A,B")
+
+
+def _fitted_models(
+    axis: Axis, base: NetworkSettings, shared: Mapping[str, Any], grid: Sequence[Axis], split: Split
+) -> tuple[Architecture, ...]:
+    """Return an axis's architectures with the settings that all networks share and the sizes of the data.
+
+    Raises:
+        BadInput: one does not go with the data or with these settings, or two cannot be told apart.
+    """
+    takes = {field.name: one for one in axis.values for field in fields(one) if field.name in ("inputs", "channels")}
+    if len(takes) == 2:
+        rows, images = (type(takes[kind]).__name__ for kind in ("inputs", "channels"))
+        raise BadInput(f"--set model: {rows} takes rows of numbers and {images} images: that makes two studies")
+    models = []
+    for model in axis.values:
+        one = vary(base, "model", model)
+        for name in (*shared, *(axis.name for axis in grid)):
+            _require_setting(one, name)
+        for name, value in shared.items():
+            one = vary(one, name, value)
+        models.append(_complete(vary(one, "model", fitted(one.model, split)), grid, split).model)
+    if again := [str(one) for one in models if list(map(str, models)).count(str(one)) > 1]:
+        raise BadInput(f"--set model: {again[0]} stands there twice: give each its own name or settings")
+    return tuple(models)
+
+
+def _require_setting(settings: NetworkSettings, name: str) -> None:
+    """Raise BadInput if these settings have none of this name, as those of other architectures may."""
+    try:
+        value_of(settings, name)
+    except UnknownName as error:
+        kind = str(settings.model).partition("(")[0]
+        raise BadInput(f"--set {name}: {kind} has no such setting, and every architecture of an axis must") from error
+
+
+def _complete(base: NetworkSettings, grid: Sequence[Axis], split: Split) -> NetworkSettings:
+    """Return the settings with a value for each argument of the user's function: where it has none, an axis's first.
+
+    Refuses a network of the user's, or one on the user's data, that cannot be trained, before any worker begins.
+    """
+    for axis in grid:
+        if isinstance(base.model, UserNetwork) and axis.name != "model" and value_of(base, axis.name) is None:
+            base = vary(base, axis.name, axis.values[0])
+    if isinstance(base.model, UserNetwork):
+        base.model.require_complete()
+    if isinstance(base.model, UserNetwork) or isinstance(base.data, UserData):
+        _require_trains(base, split)
+    return base
+
+
+def _require_trains(base: NetworkSettings, split: Split) -> None:
+    assert isinstance(base.training, Training)
+    if isinstance(base.training.optimiser, Ridge):
+        return
+    network = base.model.build()
+    try:
+        TrainingRun(network, split.train, split.held_out, base.training, None)
+    except BadData as error:
+        told = str(error).replace("train(data=...)", f"data: {base.data.name}")
+        raise BadData(told.replace("train(test=...)", f"test data of {base.data.name}")) from error
+
+
+def _of_checkpoints(name: str, base: NetworkSettings, where: str, varied: list[str], scale: StudyScale) -> Study:
+    """Return the study of networks that were trained elsewhere."""
+    assert isinstance(base.training, TrainedElsewhere)
+    if varied:
+        raise BadInput(
+            f"--set {varied[0]}: the networks of --checkpoints are trained already: what differs stands "
+            f"in the columns of the table"
+        )
+    axis = checkpoint_axis(Path(where), base.model, base.training.loss)
+    base = vary(base, axis.name, axis.values[0])
+    assert isinstance(base.training, TrainedElsewhere)
+    if isinstance(base.model, UserNetwork):
+        base.model.require_complete()
+    load_weights(base.model.build(), base.training.weights)  # a wrong architecture shows before any worker begins
+    study = Study(name, base, (axis,), scale=scale)
+    rows = [facts(one) for one in study.networks()]
+    columns = {one: tuple(row[one] for row in rows if one in row) for one in study.varied}
+    settings_shown = [shown for one, each in columns.items() if (shown := setting(one, each)) is not None]
+    return replace(study, quantities=quantities(base.measures, settings_shown, first_layer=_first_layer(base.model)))
+
+
+def _is_flattened(base: NetworkSettings) -> bool:
+    """Return whether the network takes rows of numbers, and the data may be images that nobody said how to take."""
+    if isinstance(base.model, UserNetwork) or "inputs" not in {f.name for f in fields(base.model)}:
+        return False
+    if isinstance(base.data, UserData):
+        return base.data.flat is None
+    takes_flat = base.data.name in IMAGES or "flat" in SYNTHETIC[base.data.name][1]
+    return base.data.flat is None and base.data.name != "digits" and takes_flat
+
+
+def _loaded(data: DataSettings | UserData, read: ReadSamples | None) -> Split:
+    """Return the data, of samples that were read already where it is the user's own: that can take long."""
+    return data.split(read) if isinstance(data, UserData) and read is not None else data.load()
+
+
+def _base(
+    file: Mapping[str, Any], scale: StudyScale, measures: tuple[str, ...]
+) -> tuple[NetworkSettings, Split, ReadSamples | None]:
+    """Return the settings that all networks share, before `set` and the command line change them, and the data.
+
+    With data of the user's own, all samples come third.
+    """
+    elsewhere = "checkpoints" in file
+    if elsewhere and not Path(str(file["checkpoints"])).expanduser().exists():
+        raise BadInput(f"checkpoints: {file['checkpoints']} is no folder, and no table that is there")
+    data, read = data_of(file["data"], file.get("test"))
+    if data.name == "digits" and isinstance(data, DataSettings) and data.train is None:
+        data = vary(data, "train", 600 if scale == "laptop" else 200)
+    if elsewhere and isinstance(data, UserData) and data.test is None and read is not None and read[1] is None:
+        data = vary(data, "test", 0)  # they may have been trained on all samples
+    split = _loaded(data, read)
+    architecture = _architecture(part_of("model", file.get("model", _model_for(split))))
+    if elsewhere:
+        return NetworkSettings(data, architecture, _untrained(file, split), measures), split, read
+    given = file.get("training", {})
+    defaults = _training_for(split, scale)
+    if set(ENDS) & set(given):  # the user gave an end of training: no other condition
+        defaults = {name: value for name, value in defaults.items() if name not in ("until", "max_steps")}
+    training = part_of("training", {**defaults, **given})
+    return NetworkSettings(data, architecture, training, measures), split, read
+
+
+def _untrained(file: Mapping[str, Any], split: Split) -> TrainedElsewhere:
+    """Return the training of checkpoints, before their files are read."""
+    if "model" not in file:
+        raise BadInput(
+            "checkpoints: --model says what network they are of: file.py:NAME, or such as MLP(widths=(64, 64))"
+        )
+    if left := sorted(set(file.get("training", {})) - {"loss"}):
+        raise BadInput(f"training: {left[0]} has no effect on checkpoints, which are trained already: only loss has")
+    own: dict[str, Any] = {
+        "loss": "cross_entropy" if split.classes else "half_squared_error",
+        **file.get("training", {}),
+    }
+    return made(TrainedElsewhere, {"weights": "", "contents": "", **own})  # type: ignore[no-any-return]
+
+
+def _model_for(split: Split) -> Architecture:
+    return SmallVGG(init="kaiming_uniform") if split.x.ndim == 4 else MLP(1, (64, 64, 64), 1)
+
+
+def _training_for(split: Split, scale: StudyScale) -> dict[str, Any]:
+    """Return training settings that suit most data: to interpolation, or for a number of steps."""
+    steps = 20_000 if scale == "laptop" else 2_000
+    if split.classes == 0:
+        return {
+            "optimiser": SGD(0.05),
+            "loss": "half_squared_error",
+            "until": Until(loss_below=1e-3),
+            "max_steps": steps,
+        }
+    until = Until(loss_below=1e-2, accuracy=1.0)
+    return {"optimiser": SGD(0.05), "batch_size": 32, "loss": "cross_entropy", "until": until, "max_steps": steps}
+
+
+def _first_layer(model: Architecture) -> str:
+    return next((name for name, module in model.build().named_modules() if is_linear(module)), "")

@@ -1,0 +1,311 @@
+"""The plan of a pass: which parameter acts through which operations, and where their samples lie.
+
+`planner` reads it from autograd's graph on the problem's probes, and every chunk of the pass is compared with it:
+where a chunk differs, `PlanBroken` makes the caller plan again. A weight belongs to a linear layer if the graph shows
+that it acts through this layer's calls and nothing else. A parameter that the plan does not explain (one that is
+sliced, indexed, divided by or made into another weight) is measured by per-sample autograd: it counts in every sum
+over parameters, under its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.errors import BadModel, FlatlensError, LossFailed, NotDifferentiable, one_line
+from flatlens.grams.record import Tape
+from flatlens.grams.trial import Rows, Structure, operations_of, structure_of
+from flatlens.grams.weight_jacobians import WeightMatrix
+from flatlens.operations.layers import Adapter
+from flatlens.operations.operator_norm import SearchedNorm, blocks_norm, map_norm
+from flatlens.operations.parameter_uses import GraphOperation, Made, Read
+from flatlens.problem import Batch
+from flatlens.problem.batches import size
+from flatlens.problem.ranks import Ranks
+from flatlens.problem.row_layout import unpadded
+
+BATCHING = "backward passes in one"
+"""A name in `distrusted`, beside those of places: it stands for torch's batching of backward passes."""
+
+
+class PlanBroken(Exception):
+    """The network does not do on a chunk what the plan says: make the plan again, with this chunk as a trial."""
+
+    def __init__(self, batches: list[Batch], distrusted: Collection[str] = ()) -> None:
+        super().__init__("the plan of the pass does not hold on every chunk of the data")
+        self.batches = batches
+        self.distrusted = frozenset(distrusted)  #: places whose samples do not lie as planned, or `BATCHING`
+
+
+def samples_coupled() -> BadModel:
+    """Return the error for a network whose samples affect each other on some batch."""
+    return BadModel(
+        "Problem(model=...): in some batch a sample's outputs depend on other samples, so per-sample derivatives do "
+        "not exist: a branch that few batches take, batch statistics, and attention over samples are possible causes"
+    )
+
+
+_IN_PLACE = "do not change tensors or frozen parameters in place"
+_MENDS = {
+    "inplace operation": _IN_PLACE,
+    "in-place operation": _IN_PLACE,
+    "torch.utils.checkpoint": "use checkpoint(..., use_reentrant=False)",
+    "derivative for": "write this operation by others, which torch differentiates as often as is needed",
+    "implement either the backward or vjp": "give the autograd.Function a backward() of torch operations",
+    "functorch": "write this part of forward() without torch.func",
+}
+"""Ways to mend autograd's own errors, by parts of their messages; other errors come from the network."""
+
+
+@contextmanager
+def clear_autograd_errors() -> Iterator[None]:
+    """Raise errors of autograd as one clear line, `NotDifferentiable`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, FlatlensError) or not any(word in str(error) for word in _MENDS):
+            raise
+        if "loss" in str(error):  # a kernel of torch's for a loss
+            raise LossFailed(
+                f"Problem(loss=...): the loss cannot be differentiated as often as is needed ({one_line(error, 160)}): "
+                f"write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)"
+            ) from error
+        mend = next(mend for word, mend in _MENDS.items() if word in str(error))
+        raise NotDifferentiable(
+            f"Problem(model=...): the network cannot be differentiated ({one_line(error, 160)}): {mend}"
+        ) from error
+
+
+@contextmanager
+def agreed(ranks: Ranks) -> Iterator[None]:
+    """Raise PlanBroken on all ranks, with all their reasons, if one of them raised it inside the block.
+
+    Any other error of one rank is raised on all, too.
+    """
+    broken = None
+    with ranks.as_one():
+        try:
+            yield
+        except PlanBroken as error:
+            broken = error
+    told = None if broken is None else (broken.batches, broken.distrusted)
+    every = [one for one in ranks.together(told) if one is not None]
+    if every:
+        raise PlanBroken(
+            [batch for batches, _ in every for batch in batches], frozenset().union(*(places for _, places in every))
+        ) from broken
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A weight as a matrix: that of a linear layer, or of products outside layers, such as attention's projections."""
+
+    layer: str  #: key of the layer's first call; outside layers the parameter's name
+    calls: tuple[str, ...]  #: keys of the layer's calls; empty outside layers
+    products: tuple[str, ...]  #: names of the products it acts through; empty if per-sample autograd measures it
+    adapter: Adapter
+    value: Tensor  #: the weight as stored
+    bias_value: Tensor | None
+    parameter: str | None  #: the parameter's name; None if the weight is computed from other parameters
+    bias: str | None  #: the bias's name; None if it also acts elsewhere
+    explained: bool  #: whether the weight acts through these calls and nothing else
+    dense: bool  #: whether it is applied once per sample, at one position
+    pure: bool  #: whether the layer's calls multiply, add the bias and do nothing else
+    as_given: bool  #: whether these are pure calls that multiply the very numbers of their inputs
+    positions: int  #: positions per sample at which it is applied, over all its calls
+    module: nn.Module | None = None
+    linear_map: tuple[Adapter, torch.Size] | None = None  #: the layer's linear map, and the size of one sample's input
+    unplaced: str = ""  #: why the samples in the inputs of the layer's calls cannot be found; empty if they can
+    measured: bool = True  #: whether it is among the problem's parameters (a frozen one is not)
+    part_of: str = ""  #: name of the weight that this is a part of (`grams.parts`)
+    rows: Tensor | None = None  #: the part's rows of that weight; None for all
+    columns: Tensor | None = None  #: the part's columns of that weight; None for all
+
+    @cached_property
+    def matrix(self) -> WeightMatrix:
+        """Return W as (g, d, m), and the bias if it acts in the layer only, in float64."""
+        bias = None if self.bias is None or self.bias_value is None else self.bias_value.to(torch.float64)
+        rounded = self.value.dtype != torch.float64
+        return WeightMatrix(self.cut(self.adapter.matrix(self.value)).to(torch.float64), bias, rounded)
+
+    def cut(self, W: Tensor) -> Tensor:
+        """Return the part of a tensor of the whole matrix's shape, (..., d, m)."""
+        W = W if self.rows is None else W[..., self.rows.to(W.device), :]
+        return W if self.columns is None else W[..., self.columns.to(W.device)]
+
+    def embedded(self, V: Tensor) -> Tensor:
+        """Return the part's tensor (..., d, m) inside zeros of the whole matrix's shape."""
+        whole = V.new_zeros(*V.shape[:-2], *self.adapter.matrix(self.value).shape[-2:])
+        rows = torch.arange(whole.shape[-2]) if self.rows is None else self.rows
+        columns = torch.arange(whole.shape[-1]) if self.columns is None else self.columns
+        whole[..., rows[:, None].to(V.device), columns.to(V.device)] = V
+        return whole
+
+    @property
+    def has_derivative(self) -> bool:
+        """Return whether the pass knows the derivative in the whole weight, which measures of its curvature need."""
+        return bool(self.products) or (self.parameter is not None and self.measured)
+
+    @property
+    def neurons(self) -> int:
+        """Return the number of rows of the weight, g d."""
+        return self.matrix.W.shape[0] * self.matrix.W.shape[1]
+
+    @cached_property
+    def searched_kernel_norm(self) -> SearchedNorm:
+        """Return ||W||_2 of the weight as a matrix; for a convolution, of its kernel, the largest over groups."""
+        return blocks_norm(self.matrix.row_factor)
+
+    @cached_property
+    def searched_spectral_norm(self) -> SearchedNorm:
+        """Return ||W||_2 of the map from one sample's input to its output: of the convolution, not of its kernel."""
+        if self.part_of:
+            return self.searched_kernel_norm
+        assert self.linear_map is not None
+        adapter, size = self.linear_map
+        loosely = size.numel() > 4096 and self.value.dtype != torch.float64
+        # the error of the square is at most this, and the square of this where no other singular value is near
+        return map_norm(adapter, self.value, size, 1e-6 if loosely else 1e-8)
+
+    @property
+    def kernel_norm(self) -> float:
+        """Return the value of `searched_kernel_norm`."""
+        return self.searched_kernel_norm.value
+
+    @property
+    def spectral_norm(self) -> float:
+        """Return the value of `searched_spectral_norm`."""
+        return self.searched_spectral_norm.value
+
+
+MadePlaces: TypeAlias = list[tuple[Made, list[tuple[Read, str]]]]
+"""The tensors made from a parameter, each with the operations that read it and their names in the plan."""
+
+UNREAD_PRODUCT = "its calls multiply other numbers than their inputs, by no product of a known form"
+
+_GRAM_BYTES = 2 * 5 * 8
+"""Bytes of one entry of G, R, K and K's two parts, for two chunks: a chunk is freed only when the next one exists."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The plan of a pass over one network."""
+
+    structure: Structure  #: facts that the graph proves
+    weights: dict[str, Weight]  #: weights of linear layers and of products outside layers, in execution order
+    small_parameters: tuple[str, ...]  #: parameters that act entry by entry
+    embeddings: tuple[str, ...]  #: parameters used only in embedding lookups
+    made: tuple[str, ...]  #: parameters that act through tensors made from them, the same for all samples
+    unexplained: tuple[str, ...]  #: parameters measured by per-sample autograd
+    rows: dict[str, Rows]  #: arrangement of the samples, by operation
+    call_rows: dict[str, Rows]  #: arrangement of the samples in the input of each call, where it is known
+    batch_axis: dict[str, int]  #: axis of samples in the input of each call that has a sample's rows side by side
+    unplaced: dict[str, str]  #: all other calls, with the reason why they have no such axis
+    inputs: tuple[int, ...]  #: indices of the network's floating inputs on which the outputs depend
+    input_is_embedded: bool  #: whether the network reads token ids, so that its input is the first embedding's output
+    input_call: str | None  #: the call that reads the network's input unchanged, if nothing else reads it
+    activation_entries: int  #: entries of the tensors that are differentiated to, per sample
+    jacobian_bytes: int  #: bytes of one output's derivatives at all of these, per sample
+    unexplained_size: int  #: entries of the unexplained parameters
+    itemsize: int  #: bytes of a number in the network's arithmetic
+    parts: dict[str, Weight]  #: projections and heads of attention, where they are asked for (`grams.parts`)
+    not_parted: dict[str, str]  #: attentions whose projections and heads cannot be told, with the reason
+    ignores_padding: bool  #: whether tokens outside the attention mask have no effect; then their features are left out
+    batched: bool  #: whether several backward passes may run as one batched pass
+    several_ends: bool  #: whether outputs come from other layers than the last, too, through no layer after these
+
+    @cached_property
+    def affine(self) -> frozenset[str]:
+        """Return the layers in whose weight the outputs are affine or piecewise affine."""
+        curved, calls = self.structure.curved, self.structure.curved_calls
+        return frozenset(
+            name
+            for name, w in (self.weights | self.parts).items()
+            if (w.parameter not in curved if w.parameter is not None else w.calls == (name,) and name not in calls)
+        )
+
+    def unread(self, weight: Weight) -> str:
+        """Return why the features that a weight multiplies are not known; empty if nothing speaks against it."""
+        if weight.unplaced or weight.products or self.structure.altered.isdisjoint(weight.calls):
+            return weight.unplaced
+        return UNREAD_PRODUCT
+
+    def weight(self, name: str) -> Weight:
+        """Return a weight, or a part of one, by its name."""
+        return self.parts[name] if name in self.parts else self.weights[name]
+
+    def bytes_per_sample(self, outputs: int) -> int:
+        """Return a pass's bytes per sample, with so many outputs.
+
+        The terms: output Jacobians, activations, per-sample gradients of unexplained parameters, Gram matrices.
+        """
+        unexplained = self.unexplained_size * outputs * (8 + 2 * self.itemsize)
+        return (
+            outputs * self.jacobian_bytes
+            + 6 * self.itemsize * self.activation_entries
+            + unexplained
+            + _GRAM_BYTES * outputs**2 * (len(self.weights) + len(self.parts))
+        )
+
+    def samples_at_once(self, memory: int, outputs: int, needs: Collection[str] = ()) -> int:
+        """Return how many samples fit in `memory` bytes in a pass with so many outputs; at least 1.
+
+        Independent of the chunk are the weights in float64 with their row factors, and two copies of the diagonal if it
+        is in `needs`: the chunk's and the running sum.
+        """
+        sizes = [weight.matrix.W.shape for weight in self.weights.values()]
+        entries, factors = sum(g * d * m for g, d, m in sizes), sum(g * d * min(d, m) for g, d, m in sizes)
+        fixed = 8 * (entries + factors + 2 * entries * ("diagonal" in needs))
+        return max(1, (memory - fixed) // max(1, self.bytes_per_sample(outputs)))
+
+    def shared_products(self, outputs: int) -> int:
+        """Return the multiplications that give one sample's gradients of so many outputs in all shared weights."""
+        weights = (w for w in self.weights.values() if w.products and not w.dense)
+        return outputs * sum(weight.matrix.W.numel() * weight.positions for weight in weights)
+
+    def unpadded(self, x: Tensor, tape: Tape) -> Tensor:
+        """Return features x, (n, ...), with those of padded tokens set to 0."""
+        return unpadded(x, tape.mask if self.ignores_padding else None)
+
+    def last(self) -> str | None:
+        """Return the last weight; None if there is none."""
+        return next(reversed(self.weights), None)
+
+    def require_same(self, tape: Tape, inputs: list[Tensor], model: nn.Module, batch: Batch) -> None:
+        """Raise PlanBroken if the network does not do on this batch what the plan says."""
+        if not self.structure.covers(structure_of(tape, inputs, model)):
+            raise PlanBroken([batch])
+        n, operations = size(batch), self.operations(tape)
+        if any(name not in operations for name in self.rows):
+            raise PlanBroken([batch])
+        unfit = [name for name, rows in self.rows.items() if not rows.fit(operations[name].shape, n)]
+        if unfit:
+            raise PlanBroken([batch], unfit)
+        for weight in self.weights.values():
+            if weight.dense and operations[weight.products[0]].shape.numel() != n * weight.neurons:
+                raise PlanBroken([batch])  # the weight acts at several positions on this batch
+
+    def operations(self, tape: Tape) -> dict[str, GraphOperation]:
+        """Return the operations of a forward pass that the plan names, by name."""
+        if not tape.operations:
+            tape.operations = operations_of(tape, self.structure)
+            tape.names = {operation.node: name for name, operation in tape.operations.items()}
+        return tape.operations
+
+    def places(self, tape: Tape, parameter: str) -> list[tuple[Read, str]]:
+        """Return the operations through which a parameter acts in a forward pass, each with its name in the plan."""
+        if parameter in self.made:
+            return [place for _, places in self.made_places(tape, parameter) for place in places]
+        self.operations(tape)
+        return [(read, tape.names[read.node]) for read in tape.reads[parameter] or ()]
+
+    def made_places(self, tape: Tape, parameter: str) -> MadePlaces:
+        """Return the tensors made from a parameter, and the operations that read each, with their names in the plan."""
+        self.operations(tape)
+        return [(made, [(read, tape.names[read.node]) for read in made.reads]) for made in tape.made[parameter] or ()]

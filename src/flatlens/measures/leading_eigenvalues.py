@@ -1,0 +1,232 @@
+"""Largest eigenvalues as estimates, and the layers and the data that they are taken of.
+
+Also where parameters are spread over processes, and the eigenpairs that one measurement leaves for the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from decimal import ROUND_CEILING, Context
+from typing import Any, Self
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from flatlens.curvature import Eigenpairs, Operator, eigenpairs, lanczos
+from flatlens.curvature.krylov import CHANCE, Remembered, relative_residual
+from flatlens.curvature.optimiser_geometry import Preconditioner
+from flatlens.curvature.spectrum import block_fits
+from flatlens.errors import BadInput
+from flatlens.estimate import Estimate, Key
+from flatlens.grams import Weight
+from flatlens.measures.definition import Run, require_count, require_tolerance
+from flatlens.measures.lens import Lens
+from flatlens.measures.notes import STOPPED
+from flatlens.operations.operator_norm import SearchedNorm
+from flatlens.perturbation.weights import Landscape, ShardedHessian, coarsest_inside
+from flatlens.problem import Problem
+from flatlens.problem.ranks import in_one_piece
+from flatlens.result import Result
+
+REMEMBERED = 10  #: Ritz pairs that a search keeps for the next moment's search
+
+
+def top_of(
+    lens: Lens, run: Run, key: str, operator: Operator, rtol: float, top_k: int = 1, bottom_k: int = 0
+) -> Estimate:
+    """Return the ends of an operator's spectrum; the search starts from the earlier lens's eigenpairs."""
+    require_tolerance(rtol)
+    earlier = lens.remembered.get((key, None))
+    pairs = eigenpairs(
+        operator,
+        top_k=top_k,
+        bottom_k=bottom_k,
+        rtol=rtol,
+        start=earlier if earlier is not None and earlier.vectors.shape[1] == operator.size else None,
+        keep=max(REMEMBERED, top_k + bottom_k),
+        generator=run.generator,
+        progress=run.progress,
+    )
+    lens.count(operator.products)
+    if pairs.remembered is not None:
+        lens.remember((key, None), pairs.remembered)
+    return as_estimate(pairs, operator.products, _rounding(lens))
+
+
+def _rounding(lens: Lens) -> float:
+    """Return the relative error of second derivatives where operations inside a network are coarser than it; else 0."""
+    inside = coarsest_inside(lens.problem, lens.model)
+    return 0.0 if inside == lens.problem.dtype else 10 * torch.finfo(inside).eps
+
+
+def as_estimate(pairs: Eigenpairs, products: int, rounding: float = 0.0) -> Estimate:
+    """Return a Ritz value as an estimate: a lower bound of the largest eigenvalue.
+
+    Some eigenvalue lies within the residual of the Ritz value; it need not be the largest. `rounding` is the relative
+    error of products that their residual does not show.
+    """
+    value = float(pairs.values[0])
+    residuals = pairs.residuals.clamp(min=rounding * abs(value))
+    tiny = torch.finfo(pairs.vectors.dtype).tiny
+    underflows = not pairs.exact and 0 < abs(value) < tiny
+    if underflows:  # products round by an absolute amount there, which the residual does not show
+        value, residuals = value - tiny, residuals + 2 * tiny
+    note = "" if pairs.exact else proven_by(float(residuals[0]), value + pairs.above)
+    if underflows:
+        note += f"; products underflow {pairs.vectors.dtype}"
+    if not pairs.converged and not pairs.exact:
+        note += f"; stopped after {products} products, before the tolerance was reached"
+    return Estimate(
+        value,
+        kind="exact" if pairs.exact else "lower bound",
+        note=note,
+        products=products,
+        arrays={"eigenvalues": pairs.values, "residuals": residuals},
+    )
+
+
+def proven_by(residual: float, highest: float) -> str:
+    """Return the note on what a residual proves and what it does not."""
+    said = f"an eigenvalue lies within {rounded_up(residual)}; a larger one can be missed"
+    return (
+        f"{said}, but one above {highest:.3g} has a probability of at most {CHANCE:.0%}" if highest < math.inf else said
+    )
+
+
+def largest_residual(rows: Iterable[Estimate]) -> float:
+    """Return the largest residual of some Ritz values, as a share of its value's size."""
+    return max((relative_residual(float(row.arrays["residuals"][0]), row.value) for row in rows), default=0.0)
+
+
+def within_share(share: float) -> str:
+    """Return the note on several Ritz values, each with a residual of at most this share of its size."""
+    return f"each to a residual of {rounded_up(share)} of its size; a larger one can be missed"
+
+
+def rounded_up(value: float) -> str:
+    """Return a number with one digit, not below the number itself.
+
+    >>> rounded_up(0.00141), rounded_up(2e-05), rounded_up(0.0)
+    ('0.002', '2e-05', '0')
+    """
+    return f"{float(Context(prec=1, rounding=ROUND_CEILING).create_decimal(repr(value))):.1g}"
+
+
+def of_norm(found: SearchedNorm, note: str = "", unit: str = "") -> Estimate:
+    """Return a spectral norm as an estimate: a lower bound if its search stopped early."""
+    if found.converged:
+        return Estimate(found.value, note=note, unit=unit)
+    return Estimate(found.value, kind="lower bound", note="; ".join(filter(None, (STOPPED, note))), unit=unit)
+
+
+def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
+    """Return the layers whose weight is a measured parameter."""
+    every = lens.layout.weights.items()
+    known = {name: w for name, w in every if w.parameter is not None and w.has_derivative and run.chosen(name)}
+    return {name: w for name, w in known.items() if w.measured or run.frozen}
+
+
+def closed_form(lens: Lens, layers: Iterable[str]) -> list[str]:
+    """Return the layers whose blocks one pass over every output gives."""
+    return [name for name in layers if lens.probes is None and block_fits(lens.problem, lens.layout, name)]
+
+
+def in_batches(lens: Lens, batch_statistics: int | None) -> Problem:
+    """Return the lens's problem; in eval mode, with BatchNorm's statistics of so many samples together, if given."""
+    if batch_statistics is None or lens.problem.coupled:
+        return lens.problem
+    require_count(2, batch_statistics=batch_statistics)
+    return lens.problem.in_ghost_batches(batch_statistics)
+
+
+_OLD = 10.0  #: weight of the last eigenvector in the start; a random vector has 1
+
+
+def sharded_top(
+    lens: Lens,
+    run: Run,
+    key: str,
+    rtol: float,
+    *,
+    top_k: int = 1,
+    bottom_k: int = 0,
+    P: Preconditioner | None = None,
+) -> Estimate:
+    """Return the ends of the spectrum of H, or of P^-1/2 (H + D) P^-1/2, as every process finds them.
+
+    Where products are taken by differences, the error is theirs along the first eigenvector; the note has the residual,
+    which counts it, too.
+    """
+    H = _operator(lens, P)
+    fresh = torch.randn(H.size, generator=run.generator, dtype=torch.float64).to(H.landscape.space.device)
+    earlier = lens.remembered.get((key, None))
+    start = fresh
+    if earlier is not None and earlier.vectors.shape[1] == H.size:
+        start = earlier.vectors[0] * _OLD + fresh / fresh.norm()
+    room = max(2 * (top_k + bottom_k) + 8, lens.problem.memory // (32 * H.size))
+    pairs = lanczos(H, start, top_k=top_k, bottom_k=bottom_k, rtol=rtol, room=min(room, 300), keep=1,
+                    random=1.0 if start is fresh else 0.0, generator=run.generator, progress=run.progress)  # fmt: skip
+    vector = pairs.vectors[0]
+    product, error = H.with_error(vector)
+    value = float(vector @ product)
+    residual = float((product - value * vector).norm() + error.norm())
+    lens.remember((key, None), Remembered(pairs.values[:1], pairs.vectors[:1]))
+    stopped = "" if pairs.converged or pairs.exact else "; stopped before the tolerance was reached"
+    note = f"by {H.by}; an eigenvalue lies within {rounded_up(residual)}; a larger one can be missed{stopped}"
+    arrays = {"eigenvalues": pairs.values, "residuals": pairs.residuals}
+    stderr = abs(float(vector @ error)) / 1.96
+    return Estimate(value, stderr, "lower bound" if H.exact else "estimate", note=note, arrays=arrays)
+
+
+def _operator(lens: Lens, P: Preconditioner | None) -> ShardedHessian:
+    """Return H, or P^-1/2 (H + D) P^-1/2 over the measured parameters that the optimiser moves.
+
+    Raises:
+        BadInput: it moves none of them.
+        NotDifferentiable: H has no products.
+    """
+    H = ShardedHessian(Landscape(lens.problem, model=lens.model))
+    if P is None:
+        return H
+    divisor = {name: in_one_piece(part) for name, part in P.divisor.items()}
+    root = H.flat({name: part.rsqrt() for name, part in divisor.items()})
+    if not root.any():
+        raise BadInput("the optimiser moves none of the measured parameters")
+    shift = H.flat({name: P.decay[name] / part for name, part in divisor.items()})
+    return ShardedHessian(H.landscape, root, shift, by=H.by)
+
+
+class Searches(Result):
+    """Leading eigenpairs by search and layer, from which `Lens(after=searches.pairs)` starts its searches."""
+
+    _KIND = "warm start"
+
+    def __init__(self, pairs: Mapping[Key, Remembered], about: Mapping[str, Any]) -> None:
+        self.pairs = dict(pairs)
+        self.about = dict(about)
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row for each search: its measure, its layer, how many pairs it left, the first eigenvalue."""
+        rows = [
+            (search, layer or "", len(found.values), float(found.values[0]))
+            for (search, layer), found in self.pairs.items()
+        ]
+        return pd.DataFrame(rows, columns=["measure", "layer", "pairs", "value"])
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        tensors = {
+            f"{number}/{name}": tensor.detach().cpu().contiguous()
+            for number, found in enumerate(self.pairs.values())
+            for name, tensor in (("values", found.values), ("vectors", found.vectors))
+        }
+        return {"searches": list(self.pairs)}, tensors
+
+    @classmethod
+    def _restored(cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        pairs = {
+            (search, layer): Remembered(tensors[f"{number}/values"], tensors[f"{number}/vectors"])
+            for number, (search, layer) in enumerate(content["searches"])
+        }
+        return cls(pairs, content["about"])

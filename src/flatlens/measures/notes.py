@@ -1,0 +1,99 @@
+"""Why there is no number; the notes on the layer that one is of, and on parameters that a sum over layers omits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from flatlens.measures.lens import Lens
+from flatlens.operations.layers import is_linear
+from flatlens.problem.batches import is_list
+from flatlens.problem.causes import why_no_slope
+
+NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured parameter"
+NO_PARAMETER = "no parameter is measured"
+STOPPED = "the search stopped before its tolerance was reached"
+LARGEST_OF_NOISY = "the largest of noisy values: biased upwards"
+UNUSED = "the outputs have no derivative in them (unused, or inside no_grad() or behind detach())"
+UNSEEN = "the calls of their layers cannot be recorded, as those inside torch.func"
+UNCHOSEN = "they were not asked for"
+NO_MATRIX = "they are no matrix of a linear layer or product"
+NAMED = 3  #: names that a note lists
+
+
+def no_linear_layer(lens: Lens) -> str:
+    """Return why there is no linear layer to measure: the network has none, or the pass sees no call of one."""
+    if lens.layout.unplaced:
+        return "; ".join(f"{call}: {why}" for call, why in [*lens.layout.unplaced.items()][:NAMED])
+    if any(is_linear(module) for module in lens.model.modules()):
+        return "no call of a linear layer is seen: calls inside torch.func or no_grad() cannot be recorded"
+    return "the network has no linear layer"
+
+
+def no_input(lens: Lens) -> str:
+    """Return why there is no derivative in the network's input."""
+    given = lens.problem.probes[0]
+    fed = given if lens.problem.forward is not None or not isinstance(given, tuple) else given[0]
+    if any(is_list(part) and any(map(_floats, tree_leaves(part))) for part in tree_leaves(fed, is_leaf=is_list)):
+        return "the inputs are lists with one item for each sample, of its own size: no derivative is taken in these"
+    return f"the outputs depend differentiably on no input: {why_no_slope(given)}"
+
+
+def _floats(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def needs_every_output(lens: Lens) -> str:
+    """Return why a measure has no estimate from combinations of outputs."""
+    return f"it needs all {lens.problem.outputs} outputs: Lens(problem, outputs='exact')"
+
+
+def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> str:
+    """Return a note that names the measured matrices outside these layers, `but` not these; empty if there are none.
+
+    Each cause is one that was looked at: whether autograd's graph of the outputs has the matrix, and whose it is.
+    """
+    weights = [lens.layout.weights[name] for name in layers]
+    counted = {weight.parameter for weight in weights}
+    made = tuple(f"{weight.layer}." for weight in weights if weight.parameter is None)
+    missing = [
+        (name, p)
+        for name, p in lens.model.named_parameters()
+        if name in lens.problem.parameters
+        and p.ndim >= 2
+        and not (name in counted or name.startswith(made) or name in but)
+    ]
+    reads, known = lens.layout.structure.reads, {weight.parameter for weight in lens.layout.weights.values()}
+    linear = {id(module._parameters.get("weight")) for module in lens.model.modules() if is_linear(module)}
+    causes: dict[str, list[str]] = {}
+    for name, p in missing:
+        cut = UNUSED if reads.get(name) == () else UNSEEN if id(p) in linear else NO_MATRIX
+        causes.setdefault(UNCHOSEN if name in known else cut, []).append(name)
+    return "; ".join(f"left out, because {why}: {_listed(names)}" for why, names in causes.items())
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
+
+def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> str:
+    """Return the note on the layer that the network's number is of; empty if that layer alone makes the outputs.
+
+    With `layers`, those that have a value, the note names the matrices outside them: one may be the last layer.
+    """
+    weights = lens.layout.weights
+    small = {*lens.layout.embeddings, *lens.layout.small_parameters}
+    others = "" if layers is None else left_out(lens, layers, but=small)
+    later = list(weights)[list(weights).index(layer) + 1 :]
+    if later:
+        which = f"of {layer}: {later[0]} is {'left out' if weights[later[0]].measured else 'frozen'}"
+    elif not weights[layer].measured:
+        which = f"of {layer}, which is frozen"
+    elif lens.layout.several_ends:
+        which = f"of {layer}, one of several output layers"
+    else:
+        which = f"of {layer}" if others else ""
+    return "; ".join(part for part in (which, others) if part)

@@ -1,0 +1,464 @@
+"""The ways in which operations use a parameter: as a product's matrix, as a bias, entry by entry, or row by row.
+
+For each read listed here, the per-sample derivative follows from the output Jacobian at the operation's output and from
+the other inputs, which autograd saved. If anything else reads a parameter, `reads_of` returns None.
+
+    Product    z = W phi + b: a matrix product or a convolution, by whatever module or function
+    Bias       the b of z = W phi + b
+    Entrywise  y = factor * theta + ..., theta broadcast: norms' weights and biases, shifts, scales, expanded tokens
+    Lookup     rows of theta: an embedding lookup
+
+A network may also derive tensors from parameters without its input, before an operation reads them with samples:
+slices of a weight, table rows at fixed positions, scaled or masked weights (`made_of`). The derivative in the parameter
+follows from the one in the derived tensor: autograd takes it back from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from flatlens.operations.graph import LEAF, Graph, Node
+from flatlens.operations.layers import Adapter, Convolution, Dense, TransposedConvolution, both_sides
+
+RESHAPING = (
+    "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "CloneBackward0", "ToCopyBackward0",
+    "UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "AliasBackward0",
+    "UnflattenBackward0", "ContiguousBackward0",
+)  # fmt: skip
+"""Operations that keep every entry, in order."""
+
+
+@dataclass(frozen=True, eq=False)
+class GraphOperation:
+    """An operation of the graph, identified by its node."""
+
+    node: Node
+
+    @property
+    def edge(self) -> GradientEdge:
+        """Return the operation's output, as a place to differentiate to."""
+        return GradientEdge(self.node, 0)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Return the shape of the operation's output."""
+        return torch.Size(self.node._input_metadata[0].shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the operation's output."""
+        found: torch.dtype = self.node._input_metadata[0].dtype
+        return found
+
+    @property
+    def turn(self) -> int:
+        """Return a number that grows with the order in which operations ran."""
+        return int(self.node._sequence_nr())
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Return the signature: equal in two passes if both did the same here."""
+        return (type(self).__name__, self.node.name())
+
+    def kept(self) -> Tensor | None:
+        """Return the other inputs that the parameter's derivative needs; they are gone once the graph is freed."""
+        return None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Product(GraphOperation):
+    """The read of W in z = W phi + b."""
+
+    adapter: Adapter
+    stored: torch.Size  #: shape of W as stored: the parameter's own, or a reshaping of it
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Return the signature, with the geometry."""
+        return ("Product", self.adapter, self.stored)
+
+    def kept(self) -> Tensor:
+        """Return phi as the operation read it; half precision is widened to float32."""
+        phi = features_of(self.node)
+        assert phi is not None
+        return phi.to(torch.promote_types(phi.dtype, torch.float32))
+
+    @property
+    def source(self) -> Node | None:
+        """Return the node whose output the weight multiplies."""
+        found: Node | None = self.node.next_functions[1 if self.node.name() == "AddmmBackward0" else 0][0]
+        return found
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Bias(GraphOperation):
+    """The read of b in z = W phi + b."""
+
+    adapter: Adapter
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Return the signature, with the geometry."""
+        return ("Bias", self.adapter)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Entrywise(GraphOperation):
+    """The read of theta in y = factor * theta + ..., with theta broadcast to the output's shape."""
+
+    broadcast: torch.Size  #: theta's shape, with as many axes as the output
+    factor: Callable[[], Tensor] | None = None  #: factor of theta; None for 1
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Return the signature, with the axes over which theta is repeated."""
+        return (*super().signature, self.broadcast)
+
+    def kept(self) -> Tensor | None:
+        """Return the factor, in the output's shape."""
+        return None if self.factor is None else self.factor().broadcast_to(self.shape)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Lookup(GraphOperation):
+    """The read of rows of theta, one for each id."""
+
+    def kept(self) -> Tensor:
+        """Return the ids; their shape is the output's without its last axis."""
+        found: Tensor = self.node._saved_indices
+        return found
+
+    @property
+    def padding(self) -> int:
+        """Return the id whose row has no derivative; negative if there is none."""
+        found = int(self.node._saved_padding_idx)
+        return found - 2**64 if found >= 2**63 else found
+
+
+Read: TypeAlias = Product | Bias | Entrywise | Lookup
+
+
+def reads_of(graph: Graph, parameter: Tensor) -> tuple[Read, ...] | None:
+    """Return all operations through which a parameter acts, in the order in which they ran; None where one is unknown.
+
+    >>> layer = torch.nn.Linear(2, 3)
+    >>> f = layer(torch.ones(1, 2))
+    >>> [type(read).__name__ for read in reads_of(Graph(f), layer.weight)]
+    ['Product']
+    """
+    leaf = graph.leaves.get(id(parameter))
+    if leaf is None:
+        return ()
+    found = _followed(graph, leaf, parameter.shape, transposed=False)
+    return None if found is None else tuple(sorted(found, key=lambda read: read.turn))
+
+
+def _followed(graph: Graph, node: Node, shape: torch.Size, *, transposed: bool) -> list[Read] | None:
+    """Return the reads of a node's output: the parameter in another shape, or its transpose; None if unknown."""
+    found: list[Read] = []
+    for reader, operand in graph.read_by(node):
+        name = reader.name()
+        more: list[Read] | None = None
+        if any(made.dtype.is_complex for made in reader._input_metadata):
+            return None  # the derivative would take conjugates and real parts
+        if transposes(reader) and not transposed:
+            more = _followed(graph, reader, shape, transposed=True)
+        elif name == "ToCopyBackward0":
+            more = _followed(graph, reader, shape, transposed=transposed)
+        elif name in RESHAPING and not transposed:
+            inner = torch.Size(reader._input_metadata[0].shape)
+            more = _followed(graph, reader, inner, transposed=False)
+        else:
+            read = read_of(graph, reader, operand, shape, transposed)
+            more = None if read is None else [read]
+        if more is None:
+            return None
+        found += more
+    return found
+
+
+def transposes(node: Node) -> bool:
+    """Return whether a node exchanges the two axes of a matrix."""
+    if len(node._input_metadata[0].shape) != 2:
+        return False
+    if node.name() == "TransposeBackward0":
+        return int(node._saved_dim0) % 2 != int(node._saved_dim1) % 2  # torch saves -1 as 2^64 - 1
+    if node.name() == "PermuteBackward0":
+        return [int(dim) % 2 for dim in node._saved_dims] == [1, 0]
+    return bool(node.name() == "TBackward0")
+
+
+def read_of(graph: Graph, node: Node, operand: int, shape: torch.Size, transposed: bool = False) -> Read | None:
+    """Return the read of a tensor of this shape that follows from a node's name; None where none is known."""
+    name = node.name()
+    if name in ("AddmmBackward0", "MmBackward0"):
+        matrix = 2 if name == "AddmmBackward0" else 1
+        if _scaled(node):
+            return None
+        if operand == matrix and len(shape) == 2:
+            return Product(node, Dense(transposed=not transposed), shape)
+        out = node._input_metadata[0].shape[-1]
+        return Bias(node, Dense()) if operand == 0 and matrix == 2 and tuple(shape) == (out,) else None
+    if transposed:
+        return None
+    if name == "ConvolutionBackward0":
+        adapter = _convolution(node)
+        return None if operand == 0 else Product(node, adapter, shape) if operand == 1 else Bias(node, adapter)
+    if name == "EmbeddingBackward0":
+        return None if node._saved_scale_grad_by_freq else Lookup(node)
+    return _added_behind(graph, node, operand, shape) or _entrywise(node, operand, shape)
+
+
+def features_of(product: Node) -> Tensor | None:
+    """Return what a matrix product or a convolution multiplies by its weight; it is gone once the graph is freed.
+
+    None if autograd did not keep it, because no derivative in the weight was asked for.
+    """
+    saved = {"ConvolutionBackward0": "_saved_input", "AddmmBackward0": "_saved_mat1", "MmBackward0": "_saved_self"}
+    phi: Tensor | None = getattr(product, saved[product.name()])
+    return None if phi is None else phi.detach()
+
+
+def _scaled(node: Node) -> bool:
+    """Return whether a matrix product, or what is added to it, is multiplied by a number: alpha and beta of addmm."""
+    return node.name() == "AddmmBackward0" and not node._saved_alpha == node._saved_beta == 1
+
+
+def _convolution(node: Node) -> Adapter:
+    """Return the geometry of a convolution, as autograd saved it."""
+    weight = node._saved_weight
+    kernel = tuple(weight.shape[2:])
+    stride, dilation = tuple(node._saved_stride), tuple(node._saved_dilation)
+    pad = both_sides(tuple(node._saved_padding))
+    if node._saved_transposed:
+        extra = tuple(node._saved_output_padding)
+        return TransposedConvolution(kernel, stride, pad, dilation, int(node._saved_groups), extra)
+    return Convolution(kernel, stride, pad, dilation, int(node._saved_groups))
+
+
+def _added_behind(graph: Graph, node: Node, operand: int, shape: torch.Size) -> Bias | None:
+    """Return the read of a bias that F.linear adds in a separate operation, as for some non-contiguous inputs."""
+    if node.name() != "AddBackward0" or node._saved_alpha != 1 or operand != 1 or len(shape) != 1:
+        return None
+    out = torch.Size(node._input_metadata[0].shape)
+    made = node.next_functions[0][0]
+    while made is not None and made.name() in RESHAPING and len(graph.read_by(made)) == 1:
+        made = made.next_functions[0][0]
+    if made is None or made.name() != "MmBackward0" or len(graph.read_by(made)) != 1:
+        return None
+    product = torch.Size(made._input_metadata[0].shape)
+    fits = product.numel() == out.numel() and product[-1] == out[-1] == shape[0]
+    return Bias(made, Dense()) if fits else None
+
+
+def _entrywise(node: Node, operand: int, shape: torch.Size) -> Entrywise | None:
+    """Return the read in a sum, a product with another tensor, a norm or an expansion; None for other nodes."""
+    name, out = node.name(), torch.Size(node._input_metadata[0].shape)
+    if name in ("AddBackward0", "SubBackward0") and node._saved_alpha == 1 and len(shape) <= len(out):
+        minus = name == "SubBackward0" and operand == 1
+        return Entrywise(node, _aligned(shape, out), _minus_one if minus else None)
+    if name == "MulBackward0" and len(shape) <= len(out):
+        other = "_saved_other" if operand == 0 else "_saved_self"
+        if getattr(node, other) is None:
+            return None
+        return Entrywise(node, _aligned(shape, out), lambda: getattr(node, other).detach())
+    if name == "ExpandBackward0":
+        return Entrywise(node, _aligned(shape, out))
+    if name == "NativeLayerNormBackward0" and operand in (1, 2):
+        return Entrywise(node, _aligned(shape, out), (lambda: _layer_normed(node)) if operand == 1 else None)
+    channels = torch.Size((1, *shape, *(1,) * (len(out) - 2)))
+    if name == "NativeGroupNormBackward0" and operand in (1, 2):
+        return Entrywise(node, channels, (lambda: _group_normed(node)) if operand == 1 else None)
+    if name == "NativeBatchNormBackward0" and operand in (1, 2) and not node._saved_training:
+        return Entrywise(node, channels, (lambda: _batch_normed(node)) if operand == 1 else None)
+    if name == "PreluKernelBackward0" and operand == 1:
+        return Entrywise(node, _aligned(shape, out), lambda: node._saved_self.detach().clamp(max=0))
+    return None
+
+
+def _aligned(shape: torch.Size, out: torch.Size) -> torch.Size:
+    """Return a shape with axes of size 1 in front, as broadcasting puts them."""
+    return torch.Size((*(1,) * (len(out) - len(shape)), *shape))
+
+
+def _minus_one() -> Tensor:
+    return torch.tensor(-1.0)
+
+
+def _layer_normed(node: Node) -> Tensor:
+    """Return the normalised input of a LayerNorm."""
+    normed: Tensor = (node._saved_input.detach() - node._saved_result1) * node._saved_result2
+    return normed
+
+
+def _group_normed(node: Node) -> Tensor:
+    """Return the normalised input of a GroupNorm."""
+    x, rows = node._saved_input.detach(), (int(node._saved_N), int(node._saved_group))
+    by_group = x.reshape(*rows, -1)
+    mean, scale = node._saved_result1.reshape(*rows, 1), node._saved_result2.reshape(*rows, 1)
+    normed: Tensor = ((by_group - mean) * scale).reshape(x.shape)
+    return normed
+
+
+def _batch_normed(node: Node) -> Tensor:
+    """Return the normalised input of a BatchNorm in eval mode."""
+    x = node._saved_input.detach()
+    shape = (1, -1, *(1,) * (x.ndim - 2))
+    scale: Tensor = (node._saved_running_var + node._saved_eps).rsqrt()
+    normed: Tensor = (x - node._saved_running_mean.reshape(shape)) * scale.reshape(shape)
+    return normed
+
+
+def product_of(node: Node) -> tuple[Product, Tensor] | None:
+    """Return a node's product, whatever made its weight, and the weight's value; None for other nodes."""
+    name = node.name()
+    if name == "ConvolutionBackward0":
+        weight: Tensor = node._saved_weight.detach()
+        return Product(node, _convolution(node), weight.shape), weight
+    if name not in ("AddmmBackward0", "MmBackward0") or _scaled(node):
+        return None
+    made = node.next_functions[2 if name == "AddmmBackward0" else 1][0]
+    if node._saved_mat2 is None:  # not saved where no derivative passes through the weight's factor
+        return None
+    weight = node._saved_mat2.detach()
+    transposed = made is None or not transposes(made)
+    weight = weight if transposed else weight.T
+    return Product(node, Dense(transposed=transposed), weight.shape), weight
+
+
+def reaches(node: Node | None, goal: Node | None) -> bool:
+    """Return whether a node's output is that of `goal` in another shape, perhaps with a bias added."""
+    while node is not None and node is not goal:
+        name = node.name()
+        below = node.next_functions[0][0]
+        added = name == "AddBackward0" and node._saved_alpha == 1 and _is_leaf(node.next_functions[1][0])
+        if added:  # the sum must not broadcast the output of `below`
+            added = below is not None and below._input_metadata[0].shape == node._input_metadata[0].shape
+        if name not in RESHAPING and not added:
+            return False
+        node = below
+    return node is not None
+
+
+def _is_leaf(node: Node | None) -> bool:
+    return node is not None and bool(node.name() == LEAF)
+
+
+_MOST = 64  #: nodes between a parameter and its reads at most
+_BLOCKS = (
+    "TBackward0", "TransposeBackward0", "PermuteBackward0", "SplitBackward0", "SplitWithSizesBackward0",
+    "SliceBackward0", "CloneBackward0", "AliasBackward0",
+)  # fmt: skip
+"""Operations that give a block of a matrix's rows and columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A tensor made from parameters, or the parameter itself, and the operations that read it with samples."""
+
+    node: Node
+    number: int  #: which of the node's outputs it is
+    shape: torch.Size
+    reads: tuple[Read, ...]
+
+    @property
+    def edge(self) -> GradientEdge:
+        """Return the tensor, as a place to differentiate from or to."""
+        return GradientEdge(self.node, self.number)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the tensor's dtype."""
+        leaf = self.node.name() == LEAF
+        found: torch.dtype = self.node.variable.dtype if leaf else self.node._input_metadata[self.number].dtype
+        return found
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Return the signature: equal in two passes if both did the same here."""
+        return (self.node.name(), self.number, self.shape, *(read.signature for read in self.reads))
+
+
+def sampled_nodes(graph: Graph, sources: Collection[Node]) -> set[Node]:
+    """Return the nodes whose output depends on the network's input, of which `sources` are the nodes."""
+    found: set[Node] = set(sources)
+    for node in graph.nodes:
+        if any(source in found for source, _ in node.next_functions):
+            found.add(node)
+    return found
+
+
+def made_of(graph: Graph, leaf: Node, shape: torch.Size, sampled: Collection[Node]) -> tuple[Made, ...] | None:
+    """Return the tensors made from a parameter that operations read with samples; None if one read is unknown.
+
+    `leaf` is the parameter's node, or that of a lookup in it; `sampled` are the nodes that depend on the input.
+    """
+    found, seen = [], {(leaf, 0)}
+    waiting = [(leaf, 0, shape)]
+    while waiting:
+        node, number, shape = waiting.pop()
+        reads: list[Read] = []
+        for reader, operand in graph.read_by(node):
+            if reader.next_functions[operand][1] != number:
+                continue
+            outputs = reader._input_metadata
+            if any(made.dtype.is_complex for made in outputs):
+                return None  # the derivative would take conjugates and real parts
+            read = read_of(graph, reader, operand, shape)
+            if reader in sampled or _repeats(read):
+                if read is None or (isinstance(read, Lookup) and len(shape) != 2):
+                    return None
+                reads.append(read)
+                continue
+            for which, made in enumerate(outputs):
+                if (reader, which) not in seen:
+                    seen.add((reader, which))
+                    waiting.append((reader, which, torch.Size(made.shape)))
+        if reads:
+            found.append(Made(node, number, shape, tuple(reads)))
+        if len(seen) > _MOST:
+            return None
+    return tuple(sorted(found, key=lambda made: min(read.turn for read in made.reads)))
+
+
+def matrix_in_products(made: Iterable[Made]) -> Dense | None:
+    """Return how a parameter stores the matrix whose blocks its products multiply by.
+
+    None if no product reads it, if a product reads other entries than a block of its rows and columns, or if its
+    products take its rows for outputs in some places and for inputs in others.
+    """
+    sides: set[Dense | None] = set()
+    for one in made:
+        products = [read for read in one.reads if isinstance(read, Product)]
+        sides |= {_side(one.node, read.adapter) for read in products}
+    return sides.pop() if len(sides) == 1 else None
+
+
+def _side(node: Node, adapter: Adapter) -> Dense | None:
+    """Return how the parameter behind a node stores its matrix, from how the node's output stores the product's."""
+    if not isinstance(adapter, Dense):
+        return None
+    transposed = adapter.transposed
+    while node.name() != LEAF:
+        if node.name() not in _BLOCKS or len(node._input_metadata[0].shape) != 2:
+            return None
+        transposed ^= transposes(node)
+        node = node.next_functions[0][0]
+    return Dense(transposed) if node.variable.ndim == 2 else None
+
+
+def _repeats(read: Read | None) -> bool:
+    """Return whether an operation repeats the tensor along an axis, which may be that of the samples."""
+    if not isinstance(read, Entrywise):
+        return False
+    return read.broadcast != read.shape or bool(read.node.name() == "ExpandBackward0")  # to a chunk of one sample, too

@@ -1,0 +1,389 @@
+"""Run an experiment into a folder, test its predictions, replicate them, and read it all back, also from an archive.
+
+A replication is a re-run with other seeds and sizes, or a split-half check: each half of the units by itself. An
+archive is a zip file that holds experiment.json and the tables of each study, from which it is weighed and drawn
+again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Unpack
+
+from flatlens.errors import BadFolder, BadInput, UnknownName
+from flatlens.estimate import Progress
+from flatlens.experiments.overrides import TOGETHER, last_field
+from flatlens.experiments.result import StudyResult, opened_archive, read_studies_in, write_member, write_study
+from flatlens.experiments.settings import Axis, Study
+from flatlens.experiments.store import Store, refuse_foreign
+from flatlens.experiments.study import RunOptions, load_study, run_study
+from flatlens.files import write_whole
+from flatlens.papers import EXPERIMENTS
+from flatlens.papers.evidence import column_of_units
+from flatlens.papers.experiment import (
+    SCALES,
+    Conclusion,
+    Experiment,
+    Outcome,
+    Plot,
+    Results,
+    Scale,
+    counted,
+    replicated,
+)
+
+SHIFT = 1000
+"""Number added to every seed."""
+
+_SIZES = ("train", "test")
+SIZE = 1.5
+"""Factor on the numbers of training and test samples, where a study sets them."""
+
+IN_WORDS = f"every seed {SHIFT} higher, {SIZE:g} times as many samples"
+
+
+def rerun(study: Study) -> Study:
+    """Return the study with other seeds and 1.5 times as many samples.
+
+    >>> second = rerun(Study.digits("smoke"))
+    >>> second.base.data.train, second.base.data.seed, second.axes[-1].values
+    (300, 1000, (1000, 1001))
+    """
+    axes = [Axis(axis.name, tuple(_shifted(axis.name.split(TOGETHER), v) for v in axis.values)) for axis in study.axes]
+    return replace(study, base=_another(study.base), axes=tuple(axes))
+
+
+def _shifted(names: list[str], value: Any) -> Any:
+    """Return the re-run's value for a value of an axis: a seed, a size, several joint settings, or nested settings."""
+    if len(names) > 1:
+        return tuple(_shifted([name], its) for name, its in zip(names, value, strict=True))
+    return _changed(last_field(names[0]), value)
+
+
+def _changed(name: str, value: Any) -> Any:
+    if name == "seed":
+        return value + SHIFT
+    return round(SIZE * value) if name in _SIZES and value is not None else _another(value)
+
+
+def _another(settings: Any) -> Any:
+    """Return the settings with every seed and size replaced, at any depth."""
+    if isinstance(settings, tuple):
+        return tuple(map(_another, settings))
+    if not is_dataclass(settings) or isinstance(settings, type):
+        return settings
+    return replace(settings, **{f.name: _changed(f.name, getattr(settings, f.name)) for f in fields(settings)})
+
+
+HALVES = "each half of the independent units by itself: every other seed"
+_TABLES = ("networks", "layers", "curves", "histories", "functions", "values")
+
+
+def split_half(results: Results) -> tuple[Results, Results]:
+    """Return the results of every other unit: seeds in order; networks, by their keys, if no seed varies.
+
+    The seed may be any that the study varies, such as `model.seed`. A seed is in the same half in every study, so that
+    what its networks share stays in one half. Keys are hashes: their order has nothing to do with the settings.
+    """
+    of_seeds = [one.networks[column] for one in results.values() if (column := column_of_units(one)) != "key"]
+    seeds = {seed for column in of_seeds for seed in column}
+    every_other = set(sorted(seeds)[::2])
+    return tuple({name: _half(result, odd, every_other) for name, result in results.items()} for odd in (False, True))  # type: ignore[return-value]
+
+
+def _half(result: StudyResult, odd: bool, every_other: set[int]) -> StudyResult:
+    networks, column = result.networks, column_of_units(result)
+    units = networks[column]
+    first = units.rank(method="dense") % 2 == 1 if column == "key" else units.isin(every_other)
+    keys = networks.loc[first != odd, "key"]
+    tables = {name: getattr(result, name) for name in _TABLES}
+    return replace(
+        result,
+        **{name: table[table["key"].isin(keys)].reset_index(drop=True) for name, table in tables.items() if len(table)},
+    )
+
+
+MARK = "experiment.json"
+AGAIN = "again"
+"""Name of the folder, inside an experiment's, of the re-run with other seeds and sizes."""
+RERUN = f"{AGAIN}/"
+"""Beginning of the names of its studies."""
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tables
+class Reproduction:
+    """The results of an experiment."""
+
+    experiment: Experiment
+    scale: Scale
+    results: Results
+    outcomes: tuple[Outcome, ...]
+    plots: tuple[Plot, ...]
+    again: tuple[Outcome, ...] = ()  #: those of the re-run, one per prediction; empty if not run
+    halves: tuple[tuple[Outcome, Outcome], ...] = ()
+    """Those of both halves of the units, one pair per prediction; at desk scale, which has no re-run."""
+    second: Results = field(default_factory=dict)  #: the studies of the re-run; empty if not run
+
+    def claims(self) -> list[dict[str, Any]]:
+        """Return every claim with its outcome and that of its replication, as plain values."""
+        return [
+            outcome.as_json()
+            | {"decided": replicated(outcome, again, pair or ())}
+            | ({"again": again.as_json()} if again else {})
+            | ({"halves": [half.as_json() for half in pair]} if pair else {})
+            for outcome, again, pair in zip_longest(self.outcomes, self.again, self.halves)
+        ]
+
+    @property
+    def networks(self) -> int:
+        """Number of networks in all studies."""
+        return sum(len(result.networks) for result in self.results.values())
+
+    @property
+    def hours(self) -> float:
+        """Hours that all networks took on two processors; 0 where they are not known."""
+        return sum(result.seconds for result in self.results.values()) / 3600 / 2
+
+    @property
+    def counts(self) -> dict[Conclusion, int]:
+        """Number of predictions with each conclusion."""
+        return counted(self.outcomes)
+
+    @property
+    def unfinished(self) -> int:
+        """Networks that have neither finished nor failed."""
+        return sum(result.unfinished for result in self.results.values())
+
+
+def experiment_of(name: str) -> Experiment:
+    """Return the experiment of a row of the catalogue.
+
+    Raises:
+        UnknownName: there is no such experiment.
+    """
+    if name.upper() not in EXPERIMENTS:
+        raise UnknownName.among("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name.upper()]
+
+
+def reproduce(
+    name: str,
+    out: str | os.PathLike[str],
+    *,
+    scale: Scale = "laptop",
+    again: bool = False,
+    known: Results = MappingProxyType({}),
+    progress: Progress | None = None,
+    **options: Unpack[RunOptions],
+) -> Reproduction:
+    """Run every study of an experiment into `out/<study>`, and test its predictions.
+
+    A second call continues after an interruption. Writes claims.json into `out`.
+
+    Args:
+        name: the catalogue's row, "X4".
+        out: a new or empty folder, or one where this experiment was begun.
+        scale: "smoke", "laptop", "desk" or "paper".
+        again: run all studies a second time with other seeds and 1.5 times as many samples, into `out/again`: a
+            claim is decided where the two runs agree.
+        known: studies of an earlier run by name, as of `read_studies`: their networks are not trained again.
+        progress: as for `run_study`.
+        options: the other options of `run_study`.
+
+    Raises:
+        BadInput: an unknown scale; UnknownName: an unknown experiment.
+        BadFolder: as `run_study`, or `out` holds another experiment.
+    """
+    experiment, out = experiment_of(name), Path(out)
+    if scale not in SCALES:
+        raise UnknownName.among("scale", scale, SCALES)
+    studies = experiment.studies(scale)
+    _mark(out, experiment, scale)
+
+    def run(studies: Mapping[str, Study]) -> Results:
+        return {
+            name: run_study(one, out / name, known=known.get(name), progress=progress, **options)
+            for name, one in studies.items()
+        }
+
+    results = run(studies)
+    if again:
+        run({f"{RERUN}{study}": rerun(settings) for study, settings in studies.items()})
+    return _written(out, concluded(experiment, scale, results, _of_rerun(out, results)))
+
+
+def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
+    """Return an experiment from its folders alone, complete or not; write claims.json again.
+
+    Raises:
+        BadFolder: `out` holds no experiment, or no network of one of its studies is finished.
+    """
+    out = Path(out)
+    experiment, scale = _marked(out)
+    results = {study: load_study(out / study) for study in experiment.studies(scale)}
+    return _written(out, concluded(experiment, scale, results, _of_rerun(out, results)))
+
+
+def _weighed(experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
+    """Return the outcome of each prediction."""
+    return tuple(prediction.weigh(results) for prediction in experiment.predictions)
+
+
+def concluded(experiment: Experiment, scale: Scale, results: Results, second: Results) -> Reproduction:
+    """Return the reproduction with these studies, and those of its re-run: weigh each prediction, draw each figure."""
+    outcomes, again = _weighed(experiment, results), _weighed(experiment, second) if second else ()
+    pairs = _of_halves(experiment, results) if scale == "desk" else ()
+    return Reproduction(experiment, scale, results, outcomes, tuple(experiment.plots(results)), again, pairs, second)
+
+
+def _written(out: Path, found: Reproduction) -> Reproduction:
+    """Write claims.json; return the reproduction."""
+    write_whole(out / "claims.json", json.dumps(found.claims(), indent=1) + "\n")
+    return found
+
+
+def _of_rerun(out: Path, results: Results) -> Results:
+    """Return the studies of the re-run; none, unless all are complete."""
+    folders = {study: out / AGAIN / study for study in results}
+    if not all(map(_over, folders.values())):
+        return {}
+    return {study: load_study(folder) for study, folder in folders.items()}
+
+
+def _over(folder: Path) -> bool:
+    """Return whether the folder holds a study of which no network is left to run, and one at least has finished."""
+    if not (folder / "study.json").is_file():
+        return False
+    store = Store.open(folder)
+    keys = [settings.key for settings in store.study().networks()]
+    finished = store.finished(keys)
+    return 0 < len(finished) == len(keys) - len(store.failed(keys))
+
+
+def _of_halves(experiment: Experiment, results: Results) -> tuple[tuple[Outcome, Outcome], ...]:
+    """Return the outcomes of both halves of the units, one pair per prediction."""
+    one, other = (_weighed(experiment, half) for half in split_half(results))
+    return tuple(zip(one, other, strict=True))
+
+
+def is_reproduction(out: Path) -> bool:
+    """Return whether the folder holds an experiment."""
+    return (out / MARK).is_file()
+
+
+def _mark(out: Path, experiment: Experiment, scale: Scale) -> None:
+    """Write into the folder which experiment it holds; two processes may do so at the same time."""
+    if not is_reproduction(out):
+        refuse_foreign(out, MARK, (), "experiment")
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / MARK, json.dumps({"experiment": experiment.id, "scale": scale}) + "\n")
+    there, at = _marked(out)
+    if (there.id, at) != (experiment.id, scale):
+        raise BadFolder(f"the output folder {str(out)!r} already holds {there.id} at {at} scale: name another --out")
+
+
+def _marked(out: Path) -> tuple[Experiment, Scale]:
+    if not is_reproduction(out):
+        raise BadFolder(f"{str(out)!r} holds no experiment (no {MARK} in it): name the folder given as --out")
+    try:
+        return from_mark(json.loads((out / MARK).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, BadInput) as error:
+        raise BadFolder(f"{str(out / MARK)!r} cannot be read ({error}): name another --out") from error
+
+
+def from_mark(plain: Mapping[str, Any]) -> tuple[Experiment, Scale]:
+    """Return the experiment and the scale that an experiment.json names.
+
+    Raises:
+        BadInput: an unknown one; KeyError: one is missing.
+    """
+    experiment, scale = experiment_of(plain["experiment"]), plain["scale"]
+    if scale not in SCALES:
+        raise UnknownName.among("scale", str(scale), SCALES)
+    return experiment, scale
+
+
+def selected(names: Sequence[str]) -> list[Experiment]:
+    """Return the experiments of these names, each once; all experiments where one of the names is "all"."""
+    chosen = [experiment_of(name) for name in names if name.lower() != "all"]
+    every = len(chosen) < len(names)
+    return list(EXPERIMENTS.values() if every else {one.id: one for one in chosen}.values())
+
+
+WHAT = "the archive of a reproduction"
+_SCHEMA = 1
+"""Number of the form of an archive; it grows when a reader must change. Archives without it have the first."""
+
+
+def save_archive(found: Reproduction, path: str | os.PathLike[str]) -> Path:
+    """Write the tables of a reproduction, and of its re-run, into one zip file; return its path."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        mark = {"experiment": found.experiment.id, "scale": found.scale, "schema": _SCHEMA}
+        write_member(archive, MARK, json.dumps(mark).encode())
+        for prefix, results in (("", found.results), (RERUN, found.second)):
+            for name, result in results.items():
+                write_study(archive, f"{prefix}{name}", result)
+    return write_whole(Path(path), content.getvalue())
+
+
+def load_archive(path: str | os.PathLike[str]) -> Reproduction:
+    """Return a reproduction from its archive: weighed anew by the present predictions, with its figures' data.
+
+    Raises:
+        BadFolder: the file is no archive, or a damaged one.
+    """
+    experiment, scale, studies = read_studies(path)
+    if lacking := [name for name in experiment.studies(scale) if name not in studies]:
+        raise BadFolder(f"{str(path)!r} does not hold {WHAT}: the study {lacking[0]!r} is not in it")
+    again = {name.removeprefix(RERUN): result for name, result in studies.items() if name.startswith(RERUN)}
+    return concluded(experiment, scale, {n: r for n, r in studies.items() if not n.startswith(RERUN)}, again)
+
+
+def read_studies(path: str | os.PathLike[str]) -> tuple[Experiment, Scale, Results]:
+    """Return the experiment, its scale and its studies; those of the re-run are named "again/...".
+
+    Raises:
+        BadFolder: the file is no archive, or a damaged one.
+    """
+    with opened_archive(path, WHAT) as archive:
+        mark = json.loads(archive.read(MARK))
+        if mark.get("schema", _SCHEMA) != _SCHEMA:
+            raise BadInput(
+                f"it has the form {mark['schema']!r}, of another version of flatlens; this one reads {_SCHEMA}"
+            )
+        experiment, scale = from_mark(mark)
+        return experiment, scale, read_studies_in(archive, [MARK])
+
+
+def archive_name(experiment: str, scale: str) -> str:
+    """Return the name of an experiment's archive in a folder of archives: "X4-desk.zip"."""
+    return f"{experiment}-{scale}.zip"
+
+
+def known_studies(experiment: Experiment, scale: Scale, place: Path | None) -> Results:
+    """Return the studies of an experiment in an archive, or in a folder of archives; empty if it has none.
+
+    Raises:
+        BadInput: there is nothing at `place`, or it is the archive of another experiment or scale.
+        BadFolder: it is no archive, or a damaged one.
+    """
+    if place is None:
+        return {}
+    file = place / archive_name(experiment.id, scale) if place.is_dir() else place
+    if not file.exists():
+        if place.is_dir():
+            return {}
+        raise BadInput(f"there is no file or folder {str(place)!r}")
+    there, at, studies = read_studies(file)
+    if (there.id, at) != (experiment.id, scale):
+        raise BadInput(f"{str(file)!r} holds {there.id} at {at} scale, not {experiment.id} at {scale} scale")
+    return studies

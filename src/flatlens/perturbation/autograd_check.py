@@ -1,0 +1,260 @@
+"""Whether autograd's derivative is that of the function: a network may change it, on purpose or by a slip.
+
+Gradient reversal, straight-through estimators and `detach()` do. Differences of outputs over a small step tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.errors import FlatlensError
+from flatlens.grams.sketch import random_signs
+from flatlens.perturbation.weights import Elsewhere, coarsest_inside
+from flatlens.problem import Batch, Problem
+from flatlens.problem.batches import move, size
+from flatlens.problem.eval_context import copy_of, device_of, differentiable
+from flatlens.problem.sample_losses import slopes_of_each
+
+_STEP = {torch.float32: 1e-4, torch.float64: 1e-6}
+"""Length of a step, relative to the length of the weights and to that of the inputs."""
+_ASIDE = 0.03
+"""How far aside the test takes place, in the same units: zero biases and black pixels may lie exactly on kinks."""
+_RANDOM = 4
+"""Number of random directions."""
+_APART = 0.05
+"""Smallest difference from autograd's derivative, relative to the larger of both, that counts."""
+_AGREE = 0.2
+"""Largest spread of the differences over several steps, relative to their mean, and to its distance from autograd's."""
+_ROUNDINGS = 4
+"""Smallest difference from autograd's derivative, in roundings of the outputs over the shortest step."""
+_VECTORS = 16  #: vectors as long as the weights, or as the outputs, that the test holds at once
+_FEW = 3
+"""Number of samples on which rounding is looked at."""
+_ROUNDED = 0.01
+"""Smallest relative change of the derivative by rounding that is worth a word."""
+_ANOTHER = 0.1
+"""Smallest difference of outputs, relative to the largest, that is not taken for rounding."""
+_SIDES = ("weights", "inputs")
+_FOUND = "the derivative that is not autograd's"
+
+
+def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
+    """Return in words that the derivative in the weights, and in the inputs, is not autograd's; empty if none is found.
+
+    Tested once for a problem, beside its weights and inputs, on at most 8 samples and a random combination of their
+    outputs: in the measured weights, then in the inputs, along autograd's gradient and along random directions. Where
+    inputs are no floating numbers, the words about weights stand for both. At a kink a difference of outputs is
+    another, too: it is believed if it is the same over two steps to each side. Not seen are changes of less than a
+    twentieth of the derivative, or that rounding of the outputs hides, operations that jump many times within a step
+    (fine rounding), and networks whose weights take a 16th of the problem's memory.
+    """
+    if _FOUND not in problem.facts:
+        told = "", ""
+        numbers = sum(p.numel() for p in model.parameters()) + size(problem.probes[0]) * problem.outputs
+        held = _VECTORS * numbers * torch.finfo(problem.dtype).bits // 8
+        if problem.parameters and not problem.sharded and held <= problem.memory:
+            with suppress(RuntimeError, FlatlensError):  # it has no derivative, or does not run at other weights
+                told = _tested(problem, model)
+        problem.facts[_FOUND] = told
+    found: tuple[str, str] = problem.facts[_FOUND]
+    return found
+
+
+def moved_by_rounding(problem: Problem, model: nn.Module) -> tuple[str, str]:
+    """Return in words how far rounding moves the derivative in the weights, and in the inputs; empty if not far.
+
+    The network in float32 is compared with its copy in float64, on a few samples: in a random combination of the
+    outputs, and along the loss's slope. Outputs behind a softmax, or units deep in the flat part of a tanh, have
+    derivatives that are differences of almost equal numbers. Nothing is said where the copy does not run. Where
+    operations inside have a coarser dtype, as in norms that convert what they read, the words are theirs.
+    """
+    found = "", ""
+    inside = coarsest_inside(problem, model)
+    if inside != problem.dtype:
+        eps = torch.finfo(inside).eps
+        told = (
+            f"the network computes in {str(inside).removeprefix('torch.')} inside: derivatives are good to some "
+            f"{eps:.1g}, second ones to {10 * eps:.1g}"
+        )
+        return told, told
+    wide = torch.finfo(torch.float64).bits // 8 * _VECTORS * sum(p.numel() for p in model.parameters())
+    full = problem.dtype == torch.float32 and problem.arithmetic == "full"
+    if full and problem.parameters and not problem.sharded and wide <= problem.memory:
+        with suppress(Exception):  # the network may work in float32 alone, and users' modules may raise anything
+            found = _rounded(problem, model)
+    return found
+
+
+def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
+    fine = copy_of(model, "a comparison with float64").to(torch.float64)
+    each: list[list[list[list[Tensor]]]] = []
+    rows: list[Tensor] = []
+    outputs: list[Tensor] = []
+    for network, dtype in ((fine, torch.float64), (model, torch.float32)):
+        batch = move(problem.probes[0], device_of(network), dtype)
+        tensors: list[Tensor] = [p for name, p in network.named_parameters() if name in problem.parameters]
+        with problem.measuring(network), differentiable(tensors):
+            x = batch[0] if isinstance(batch, tuple) else None
+            leaf = [x.clone().requires_grad_()] if isinstance(x, Tensor) and x.is_floating_point() else []
+            f, y = problem.run(network, (leaf[0].clone(), *batch[1:]) if leaf else batch)
+            rows = rows or _cotangents(problem, f, y)
+            outputs.append(f.detach().to("cpu", torch.float64))
+            each.append([_by_side(f[i], row[i], tensors, leaf) for row in rows for i in range(min(len(f), _FEW))])
+    if float((outputs[0] - outputs[1]).abs().max()) > _ANOTHER * float(outputs[0].abs().max()):
+        return "", ""  # another function, such as one that draws its numbers in the inputs' dtype
+    words = []
+    for side in range(len(each[0][0])):
+        off = torch.tensor([_off(true[side], own[side]) for true, own in zip(*each, strict=True)])
+        most = float(off.reshape(2, -1).median(1).values.max())
+        share = f"up to {most:.0%}" if most < 1 else "its size or more"
+        moved = (
+            f"rounding in float32 moves the derivative in the {_SIDES[side]} by {share} (the median of a few "
+            f"samples): Problem(dtype=torch.float64) mends it"
+        )
+        words.append(moved if most > _ROUNDED else "")
+    return words[0], words[-1]
+
+
+def _cotangents(problem: Problem, f: Tensor, y: Any) -> list[Tensor]:
+    """Return random signs, and the loss's slope in the outputs, whose largest entry is 1 for each sample."""
+    slope = slopes_of_each(problem, f, y)
+    longest = slope.abs().amax(1, keepdim=True)
+    slope = torch.where(longest > 0, slope / longest, 0.0)
+    return [random_signs(f.shape, f.detach(), torch.Generator().manual_seed(0)), slope.to(f.dtype)]
+
+
+def _by_side(f: Tensor, row: Tensor, tensors: list[Tensor], leaf: list[Tensor]) -> list[list[Tensor]]:
+    """Return one sample's derivative along a row, in float64: in the weights and, if they have one, in the inputs."""
+    found = torch.autograd.grad(
+        f, [*tensors, *leaf], row.to(f.device), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    wide = [one.to(torch.complex128 if one.is_complex() else torch.float64) for one in found]
+    return [wide[: len(tensors)], wide[len(tensors) :]][: 1 + len(leaf)]
+
+
+def _off(true: list[Tensor], own: list[Tensor]) -> float:
+    """Return the distance of a derivative from the true one, over the latter's length."""
+    length = math.hypot(*(float(torch.linalg.vector_norm(one)) for one in true))
+    apart = math.hypot(*(float(torch.linalg.vector_norm(a - b)) for a, b in zip(true, own, strict=True)))
+    return apart / length if length else 0.0
+
+
+def _tested(problem: Problem, model: nn.Module) -> tuple[str, str]:
+    inside = coarsest_inside(problem, model)
+    if (passed := _straight_through(problem, model)) != ("", ""):
+        return passed
+    with problem.measuring(model):
+        combination = _Combination(Elsewhere(problem, model=model), problem.place(problem.probes[0]), inside)
+        words = [_words(combination, side) for side in range(len(combination.here))]
+    return words[0], words[-1]
+
+
+def _straight_through(problem: Problem, model: nn.Module) -> tuple[str, str]:
+    """Return words on fake quantisation in the graph of the outputs, in the weights and in the inputs; empty without.
+
+    Differences cannot show it where its steps are small.
+    """
+    batch = problem.place(problem.probes[0])
+    x = batch[0] if isinstance(batch, tuple) else None
+    leaf = x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else None
+    with problem.measuring(model), torch.enable_grad():
+        f, _ = problem.run(model, batch if leaf is None else (leaf.clone(), *batch[1:]))
+    waiting, rounded, seen, met = [(f.grad_fn, False)], False, set(), []
+    while waiting:
+        node, rounded = waiting.pop()
+        if node is None or (node, rounded) in seen:
+            continue
+        seen.add((node, rounded))
+        rounded |= node.name().startswith(("FakeQuantize", "FusedMovingAvgObsFq"))
+        met += [node.variable] if rounded and hasattr(node, "variable") else []
+        waiting += [(parent, rounded) for parent, _ in node.next_functions]
+    of_input = [one is leaf for one in met]
+    words = (
+        "autograd's derivative is not the function's in the {} (fake quantisation: its steps count as a straight line)"
+    )
+    return (
+        words.format(_SIDES[0]) if not all(of_input) else "",
+        words.format(_SIDES[-1]) if any(of_input) else "",
+    )
+
+
+def _words(combination: _Combination, side: int) -> str:
+    step = _STEP.get(combination.inside, _STEP[torch.float32])
+    for direction, slope in combination.directions(side):
+        found = [combination.difference(direction, step)]
+        if _apart(found[0], slope):
+            found += [combination.difference(direction, other) for other in (step / 4, -step, -step / 4)]
+            mean = sum(found) / len(found)
+            alike = max(found) - min(found) <= _AGREE * min(abs(mean), abs(mean - slope))
+            seen = abs(mean - slope) >= _ROUNDINGS * combination.rounding / (step / 4)
+            if _apart(mean, slope) and any(found) and alike and seen:
+                return (
+                    f"autograd's derivative is not the function's in the {_SIDES[side]} (along one direction "
+                    f"{slope:.3g}; differences of the outputs give {mean:.3g})"
+                )
+    return ""
+
+
+def _apart(found: float, slope: float) -> bool:
+    return abs(found - slope) > _APART * max(abs(found), abs(slope))
+
+
+class _Combination:
+    """A random combination of a batch's outputs, as a function of the weights and, if they are floating, the inputs."""
+
+    def __init__(self, network: Elsewhere, batch: Batch, inside: torch.dtype) -> None:
+        self.network, self.batch = network, batch
+        self.inside = inside  #: the coarsest dtype that makes the outputs
+        self.generator = torch.Generator().manual_seed(0)
+        x = batch[0] if isinstance(batch, tuple) else None
+        own = [network.here, x] if isinstance(x, Tensor) and x.is_floating_point() else [network.here]
+        self.here = [one.detach() + _ASIDE * self._as_long(one, self._signs(one)) for one in own]
+        outputs, _ = network.run(self.here[0], batch)
+        self.signs = self._signs(outputs.detach())
+        coarse = torch.finfo(inside).eps if inside != network.problem.dtype else network.problem.precision
+        self.rounding = coarse * float(torch.linalg.vector_norm(outputs.detach()))
+        self.value = float(self._at(self.here).detach())
+
+    @cached_property
+    def gradient(self) -> tuple[Tensor, ...]:
+        """Return autograd's gradient with respect to the weights and to the inputs."""
+        leaves = [one.clone().requires_grad_() for one in self.here]
+        return torch.autograd.grad(self._at(leaves), leaves, allow_unused=True, materialize_grads=True)
+
+    def directions(self, side: int) -> Iterator[tuple[list[Tensor], float]]:
+        """Yield the gradient and random signs, each as long as the weights or the inputs, with their slopes.
+
+        Weights without a gradient stay: the row of an embedding's padding has none on purpose.
+        """
+        here, gradient = self.here[side], self.gradient[side]
+        for turn in range(1 + _RANDOM):
+            part = self._signs(here) if turn else gradient
+            part = self._as_long(here, part * (gradient != 0) if side == 0 else part)
+            direction = [part if at == side else torch.zeros_like(one) for at, one in enumerate(self.here)]
+            yield direction, float(torch.sum(gradient * part, dtype=torch.float64))
+
+    def difference(self, direction: list[Tensor], step: float) -> float:
+        """Return the change over a step, divided by it."""
+        with torch.no_grad():
+            moved = [here + step * part for here, part in zip(self.here, direction, strict=True)]
+            return (float(self._at(moved).detach()) - self.value) / step
+
+    def _at(self, point: list[Tensor]) -> Tensor:
+        theta, *x = (one.clone() for one in point)  # forward() may write to its input, or call requires_grad_() on it
+        outputs, _ = self.network.run(theta, (*x, *self.batch[1:]) if x else self.batch)
+        return torch.sum(outputs * self.signs, dtype=torch.float64)
+
+    def _signs(self, like: Tensor) -> Tensor:
+        return random_signs(like.shape, like, self.generator)
+
+    @staticmethod
+    def _as_long(here: Tensor, part: Tensor) -> Tensor:
+        length, own = (float(torch.linalg.vector_norm(one)) for one in (here, part))
+        return part * (length / own) if own else part

@@ -1,0 +1,390 @@
+"""The figures of measured networks: bounds, measures by depth, ranks of checkpoints, measures through training."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import altair as alt
+import pandas as pd
+
+from flatlens.bounds import Verdict
+from flatlens.column import Column
+from flatlens.comparing import Comparison
+from flatlens.estimate import Report
+from flatlens.report.blocks import CALL, blocks, grouped, role
+from flatlens.report.cards import SIGNS
+from flatlens.report.figures.figure import FALLS, RISES, Drawing, Figure, Width, empty, known, log_axis, log_ticks
+from flatlens.tracking.stability import WITH_EDGE
+
+LINKS = {
+    "A": "MLS, mean of ‖∂f/∂x‖₂",
+    "B": "‖W‖₂ mean of ‖∂f/∂W‖ / ‖x‖",
+    "C": "B's means taken apart (Cauchy-Schwarz)",
+    "D": "C with all parameters: sharpness S",
+}
+STATUS = ("holds", "undecided", "not applicable", "violated")
+_SHAPES = ("circle", "diamond", "cross", "triangle-up")
+_COLOURS = ("#1d7a4f", "#7e03a8", "#9aa3ae", "#c0392b")
+FLOOR, CEILING = 1e-6, 1e3
+"""The tightness at which a smaller and a larger one is drawn."""
+
+
+_ARROWS = [{"test": f"datum.beyond == '{side}'", "value": f"triangle-{side}"} for side in ("left", "right")]
+"""The marks of claims that lie outside the axis."""
+
+
+def chain_frame(verdicts: Sequence[Verdict]) -> pd.DataFrame:
+    """Return A, B, C, D: each value, and its share of the next."""
+    rows = {column.part: v for v in verdicts if (column := Column.parse(v.bound)).measure == "mls_chain"}
+    if not rows:
+        return pd.DataFrame(columns=["letter", "meaning", "value", "share_of_next", "status"])
+    values = {"A": rows["A_B"].lhs, "B": rows["A_B"].rhs, "C": rows["B_C"].rhs, "D": rows["C_D"].rhs}
+    after = {"A": rows["A_B"], "B": rows["B_C"], "C": rows["C_D"]}
+    return pd.DataFrame([
+        {
+            "letter": letter,
+            "meaning": LINKS[letter],
+            "value": value,
+            "share_of_next": after[letter].tightness if letter in after else math.nan,
+            "status": after[letter].status if letter in after else "",
+        }
+        for letter, value in values.items()
+    ])  # fmt: skip
+
+
+def chain_figure(verdicts: Sequence[Verdict]) -> Figure:
+    """Return four bars, each no longer than the next."""
+    data = chain_frame(verdicts)
+    data["label"] = data["letter"] + "  " + data["meaning"]
+    bars = alt.Chart(data, width=640, height=150).mark_bar(height=18, color="#7e03a8").encode(
+        y=alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=360)),
+        x=alt.X("value:Q", title="output / input"),
+        tooltip=["letter:N", "meaning:N", "value:Q", "share_of_next:Q", "status:N"],
+    )  # fmt: skip
+    numbers = alt.Chart(data).mark_text(align="left", dx=5).encode(
+        y=alt.Y("label:N", sort=None), x="value:Q", text=alt.Text("value:Q", format=".4~g")
+    )  # fmt: skip
+    whole = bars + numbers
+    caption = (
+        "From the sensitivity to the input to the sharpness, a step at a time: each bar is at most as long as the "
+        "next, where the step's assumptions hold. A step that adds much length is where the bound is lost."
+    )
+    return Figure("chain", "The chain A ≤ B ≤ C ≤ D", caption, data, whole, (whole,), "wide", colours=False)
+
+
+def _told_of_arrows(beyond: set[str]) -> str:
+    """Return the sentence on the claims that lie outside the axis, if there are any."""
+    ends = {"left": f"below {FLOOR:g}", "right": f"above {CEILING:g}"}
+    found = {side: end for side, end in ends.items() if side in beyond}
+    return "".join(f" A triangle that points to the {side}: {end}, and drawn there." for side, end in found.items())
+
+
+def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
+    """Return the left side over the right side of every claim, on a logarithmic axis; beyond 1 a claim is violated."""
+    data = pd.DataFrame([
+        {
+            "bound": v.bound,
+            "layer": v.layer or "network",
+            "tightness": v.tightness,
+            "drawn": min(max(v.tightness, FLOOR), CEILING) if v.tightness == v.tightness else math.nan,
+            "beyond": "left" if v.tightness < FLOOR else "right" if v.tightness > CEILING else "",
+            "status": v.status,
+            "assumption": v.assumption,
+        }
+        for v in verdicts
+    ])  # fmt: skip
+    seen = data["drawn"].dropna()
+    low, high = (float(seen.min()) / 1.5, max(2.0, float(seen.max()) * 1.5)) if len(seen) else (0.1, 2.0)
+    marks = alt.Chart(data, width=760, height=alt.Step(17)).mark_point(size=60, filled=True, opacity=0.85).encode(
+        y=alt.Y("bound:N", sort=None, title=None),
+        x=alt.X("drawn:Q", title="left side / right side",
+                scale=alt.Scale(type="log", domain=[low, high]), axis=alt.Axis(values=log_ticks(low, high) or [1.0])),
+        shape=alt.Shape("status:N", scale=alt.Scale(domain=list(STATUS), range=list(_SHAPES)),
+                        legend=alt.Legend(orient="top", title=None), condition=_ARROWS),
+        color=alt.Color("status:N", scale=alt.Scale(domain=list(STATUS), range=list(_COLOURS))),
+        tooltip=["bound:N", "layer:N", "tightness:Q", "status:N", "assumption:N"],
+    )  # fmt: skip
+    line = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(x="one:Q")
+    whole = line + marks
+    caption = (
+        "Each mark is a claim about the network or one of its layers, at the sample where it is tightest. At 1 the "
+        "sides are equal; far to the left a claim holds and says little. A grey cross: the theorem does not apply to "
+        "this network, so that a mark beyond 1 is no contradiction."
+    )
+    caption += _told_of_arrows(set(data["beyond"]))
+    return Figure("tightness", "How tight every bound is", caption, data, whole, (whole,), "wide", colours=False)
+
+
+_KINDS = 8  #: number of kinds of layers with their own colour
+_COLOURS_DEPTH = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#bab0ac")
+OTHERS, OUTSIDE = "other layers", "outside the blocks"
+_PANELS_A_ROW = 3
+_OF_BLOCKS = (
+    " Across: blocks, and the layers before and behind them, in the order in which they run; a line for each kind of "
+    "layer."
+)
+
+
+def depth_frame(report: Report) -> pd.DataFrame:
+    """Return one row for each measure and linear layer: measure, layer, block, kind, depth, value, low, high.
+
+    `depth` counts blocks, or layers outside them; `low` and `high` bound the 95% interval. Undefined and infinite
+    values are left out.
+    """
+    linear = {str(name) for name in report.about.get("layers", [])}
+    values = [(name, layer, e) for (name, layer), e in report.items() if layer is not None and math.isfinite(e.value)]
+    names = [n for n in dict.fromkeys(layer for _, layer, _ in values) if CALL.sub("", n) in linear or not linear]
+    order = [str(name) for name in report.about.get("layers", []) if name in names]
+    names = [*order, *(name for name in names if name not in order)]
+    depth = {name: at for at, (_, members) in enumerate(grouped(names)) for name in members}
+    block = blocks(names)
+    common = Counter(role(name, block[name]) for name in names if block[name])
+    known = {kind for kind, count in common.most_common(_KINDS) if count > 1}
+
+    def kind(name: str) -> str:
+        if not block[name]:
+            return OUTSIDE
+        return role(name, block[name]) if role(name, block[name]) in known else OTHERS
+
+    rows = [(m, at, block[at], kind(at), depth[at], e.value, 1.96 * e.stderr) for m, at, e in values if at in depth]
+    data = pd.DataFrame(rows, columns=["measure", "layer", "block", "kind", "depth", "value", "reach"])
+    reach = data.pop("reach")
+    return data.assign(low=data["value"] - reach, high=data["value"] + reach)
+
+
+def deep_measures(data: pd.DataFrame) -> list[str]:
+    """Return the measures in `depth_frame`'s table with values at two depths or more: those that have a panel."""
+    depths = data.groupby("measure", sort=False)["depth"].nunique()
+    return [str(name) for name, count in depths.items() if count > 1]
+
+
+def depth_figure(report: Report) -> Figure:
+    """Return a panel for each measure with a value at two depths or more."""
+    data = depth_frame(report)
+    names = deep_measures(data)
+    in_blocks = bool((data["block"] != "").any())
+    x, colour = _across(data, in_blocks), _colour(data, in_blocks)
+    panels = [_panel(data[data["measure"] == name], name, x, colour, in_blocks) for name in names]
+    whole = alt.concat(*panels, columns=_PANELS_A_ROW, spacing=26).resolve_scale(color="shared")
+    bars = " A bar is the 95% interval of an estimate." if (data["high"] > data["low"]).any() else ""
+    caption = (
+        f"From input to output.{_OF_BLOCKS if in_blocks else ''}{bars} The axis is logarithmic where every value, with "
+        "its interval, is positive."
+    )
+    return Figure("depth", "Over the depth", caption, data, whole, (whole,), "wide", colours=False)
+
+
+def _across(data: pd.DataFrame, in_blocks: bool) -> alt.X:
+    """Return the axis over the depth: numbers of blocks, or the names of layers where there are none."""
+    if not in_blocks:
+        names = list(data.sort_values("depth", kind="stable")["layer"].drop_duplicates())
+        axis = alt.Axis(labelAngle=-40, labelOverlap=True, labelLimit=90)
+        return alt.X("layer:O", title=None, scale=alt.Scale(domain=names), axis=axis)
+    scale, axis = alt.Scale(nice=False, padding=6), alt.Axis(tickMinStep=1, tickCount=6, format="d")
+    return alt.X("depth:Q", title="block, or layer outside the blocks", scale=scale, axis=axis)
+
+
+def _colour(data: pd.DataFrame, in_blocks: bool) -> alt.Color:
+    """Return the channel of the kinds of layers; without blocks there is one, and no legend."""
+    kinds = list(dict.fromkeys(data["kind"].where(~data["kind"].isin([OUTSIDE, OTHERS])).dropna()))
+    domain = [*kinds, *(k for k in (OTHERS, OUTSIDE) if (data["kind"] == k).any())]
+    colours = [
+        *_COLOURS_DEPTH[: len(kinds)],
+        *(["#9aa3ae", "#1c2430"][-(len(domain) - len(kinds)) :] if domain else []),
+    ]
+    legend = alt.Legend(title=None, orient="top", columns=5, symbolType="circle", columnPadding=24)
+    scale = alt.Scale(domain=domain, range=colours)
+    return alt.Color("kind:N", sort=domain, scale=scale, legend=legend if in_blocks else None)
+
+
+def _panel(data: pd.DataFrame, name: str, x: alt.X, colour: alt.Color, in_blocks: bool) -> Drawing:
+    logarithmic = bool((data["low"] > 0).all())
+    scale = alt.Scale(type="log", nice=False, padding=6) if logarithmic else alt.Scale(zero=False, padding=6)
+    axis = log_axis(data["value"], None) if logarithmic else alt.Axis(title=None, tickCount=4)
+    y, low = (alt.Y(f"{field}:Q", scale=scale, axis=axis) for field in ("value", "low"))
+    marks = alt.Chart(data).mark_point(size=16, filled=True, opacity=1).encode(x=x, y=y, color=colour)
+    joined = data[~data["kind"].isin([OUTSIDE, OTHERS])] if in_blocks else data
+    lines = alt.Chart(joined).mark_line(strokeWidth=1.4).encode(x=x, y=y, color=colour)
+    unsure = data[data["high"] > data["low"]]
+    bars = alt.Chart(unsure).mark_rule(strokeWidth=1).encode(x=x, y=low, y2="high:Q", color=colour)
+    panel: Drawing = alt.layer(lines, *([bars] if len(unsure) else []), marks)
+    return panel.properties(width=290, height=130, title=name)
+
+
+SMALL, MIDDLE, LARGE, NEUTRAL = "#8fcfae", "#f7f5ef", "#eeb07e", "#eef0f3"
+INK = "#1b222d"  #: of the words on tints, which are light on a dark page, too: not the ink of the page
+DRAWN_MARKS = {
+    "~": "tied, or its 95% interval overlaps another's.",
+    "*": "the measure changes when the weights are rescaled without changing the function, so its ranks also depend on "
+    "the scales of the weights.",
+    "≥, ≤": "a bound, ranked by its value.",
+}
+"""The marks in cells and beside rows; a caption explains those that are drawn."""
+WITH_VALUES, WITH_RANKS = 8, 30
+"""Largest numbers of networks with room in a cell for the value, and for the rank."""
+
+
+def ranks_frame(comparison: Comparison) -> pd.DataFrame:
+    """Return `Comparison.frame` with `place` from 0 (smallest) to 1, and the texts of cells and rows."""
+    data = comparison.frame()
+    last = data.groupby("measure")["rank"].transform("count") - 1
+    data["place"] = (data["rank"] - 1) / last.where(last > 0)
+    data["pointing"] = data["small_means"] != ""
+    signs = [SIGNS.get(kind, "") for kind in data["kind"]]
+    values = [f"{sign}{value:.3g}" if value == value else "–" for sign, value in zip(signs, data["value"], strict=True)]
+    data["value_text"] = [
+        f"{text}{'~' if open_ else ''}" for text, open_ in zip(values, data["undecided_with"], strict=True)
+    ]
+    data["rank_text"] = [
+        "" if rank != rank else f"{rank:g}{'~' if open_ else ''}"
+        for rank, open_ in zip(data["rank"], data["undecided_with"], strict=True)
+    ]
+    data["survives"] = [comparison.survives(name) for name in data["measure"]]
+    data["row"] = data["measure"].where(data["survives"], data["measure"] + " *")
+    return data
+
+
+def ranks_figure(comparison: Comparison) -> Figure:
+    """Return a row for each measure and a column for each network: green if its value is among the smallest."""
+    data = ranks_frame(comparison)
+    count = len(comparison.models)
+    step = 86 if count <= WITH_VALUES else 36 if count <= WITH_RANKS else 16
+    first = data.drop_duplicates("measure").sort_values(["pointing", "survives"], ascending=False, kind="stable")
+    rows = first["row"].to_list()
+    angle = -40 if count > 3 else 0
+    x = alt.X(
+        "model:N",
+        sort=None,
+        title=None,
+        axis=alt.Axis(orient="top", labelAngle=angle, labelLimit=0, domain=False, ticks=False),
+    )
+    y = alt.Y("row:N", sort=rows, title=None, axis=alt.Axis(labelLimit=300, domain=False, ticks=False))
+    base = alt.Chart(data, width=alt.Step(step), height=alt.Step(24)).encode(x=x, y=y)
+    cells = base.mark_rect(stroke="white", strokeWidth=2).encode(
+        color=alt.condition(
+            "datum.pointing && isValid(datum.place)",
+            alt.Color(
+                "place:Q",
+                scale=alt.Scale(domain=[0, 0.5, 1], range=[SMALL, MIDDLE, LARGE], interpolate="rgb"),
+                legend=None,
+            ),
+            alt.value(NEUTRAL),
+        ),
+        tooltip=["measure:N", "model:N", "value:Q", "stderr:Q", "rank:Q", "undecided_with:N", "note:N"],
+    )
+    text = "value_text" if count <= WITH_VALUES else "rank_text"
+    words = [base.mark_text(fontSize=11, color=INK).encode(text=f"{text}:N")] if count <= WITH_RANKS else []
+    drawn = alt.layer(cells, *words)
+    written = " ".join([*rows, *(data[text] if words else [])])
+    caption = (
+        f"{'Values; the colour is the rank' if count <= WITH_VALUES else 'Ranks'}: green is the smallest, that is the "
+        "flattest or the most compressed, orange the largest. Grey rows are measures without a known direction."
+    )
+    if comparison.not_ranked:
+        caption += f" White: not ranked ({', '.join(comparison.not_ranked)}), because the training losses differ."
+    caption += "".join(
+        f" {mark}: {meaning}" for mark, meaning in DRAWN_MARKS.items() if set(mark) & set(written) - set(", ")
+    )
+    return Figure("ranks", "Ranks by every measure", caption, data, drawn, (drawn,), "wide", colours=False)
+
+
+def taus_figure(comparison: Comparison) -> Figure:
+    """Return how far any two measures agree in their order of the networks."""
+    taus = comparison.agreement().taus
+    data = taus.rename_axis(index="a").reset_index().melt("a", var_name="b", value_name="tau")
+    names = [str(name) for name in taus]
+    base = alt.Chart(data, width=alt.Step(30), height=alt.Step(22)).encode(
+        x=alt.X("b:N", sort=names, title=None, axis=alt.Axis(orient="top", labelAngle=-60, labelLimit=260)),
+        y=alt.Y("a:N", sort=names, title=None, axis=alt.Axis(labelLimit=300)),
+    )
+    under = base.mark_rect(stroke="white", color=NEUTRAL)  # Vega leaves out a tinted cell without a number
+    cells = base.mark_rect(stroke="white").encode(
+        color=alt.Color(
+            "tau:Q",
+            scale=alt.Scale(domain=[-1, 0, 1], range=[FALLS, "#ffffff", RISES], interpolate="rgb"),
+            legend=None,
+        ),
+        tooltip=["a:N", "b:N", "tau:Q"],
+    )
+    number = alt.condition("isValid(datum.tau)", alt.Text("tau:Q", format=".1f"), alt.value(""))
+    drawn = under + cells + base.mark_text(fontSize=10, color=INK).encode(text=number)
+    caption = (
+        "Kendall's tau-b: 1 (orange) where two measures order the networks alike, -1 (blue) where they reverse each "
+        "other; ties and overlapping intervals count for neither. Empty where a measure ties all networks."
+    )
+    return Figure("taus", "How far each two measures agree", caption, data, drawn, (drawn,), "wide", colours=False)
+
+
+Z = 1.96
+_PANELS_A_ROW_TRACKED = 2
+_EDGE = (
+    " A dashed line is the edge of stability: with a larger sharpness, the steps at this learning rate grow on a "
+    "quadratic."
+)
+_COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
+
+
+def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return network-level numbers of each run's history (`Tracker.history`), with their 95% intervals.
+
+    Only rows of `WITH_EDGE` have a value of `edge`.
+    """
+    parts = [pd.DataFrame(columns=_COLUMNS)]
+    for run, history in histories.items():
+        rows = history[(history["layer"] == "") & (history["kind"] != "undefined")]
+        reach = Z * rows["stderr"]
+        edge = rows["edge"].where(rows["measure"].map(lambda name: Column.parse(name).name in WITH_EDGE))
+        parts.append(rows.assign(run=run, low=rows["value"] - reach, high=rows["value"] + reach, edge=edge)[_COLUMNS])
+    return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
+
+
+def tracked_figure(histories: Mapping[str, pd.DataFrame]) -> Figure:
+    """Return every tracked measure against the step; a dashed line is the edge at which that run's steps grow."""
+    data = tracked_frame(histories)
+    runs = list(histories)
+    names = list(dict.fromkeys(data["measure"]))
+
+    def draw(width: Width) -> list[Drawing]:
+        return [_panel_tracked(data[data["measure"] == name], name, runs, width) for name in names]
+
+    panels = draw("container") or [empty("nothing was measured")]
+    whole = alt.concat(*draw(360), columns=_PANELS_A_ROW_TRACKED).resolve_scale(color="shared") if names else panels[0]
+    return Figure(
+        name="tracked",
+        title="Through training",
+        caption=f"One line a run.{' Bands are 95% intervals.' if _banded(data) else ''}"
+        f"{_EDGE if known(data['edge']) else ''}",
+        data=data,
+        whole=whole,
+        panels=tuple(panels),
+        layout="grid",
+        colours=False,
+    )
+
+
+def _banded(data: pd.DataFrame) -> bool:
+    """Return whether any value has an interval."""
+    return bool((data["high"] > data["low"]).any())
+
+
+def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Width) -> Drawing:
+    logarithmic = bool((data["value"] > 0).all()) and Column.parse(measure).name not in WITH_EDGE
+    y = alt.Y(
+        "value:Q",
+        scale=alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(zero=True),
+        axis=log_axis(data["value"], None) if logarithmic else alt.Axis(title=None, tickCount=6),
+    )
+    colour = alt.Color("run:O", sort=runs, scale=alt.Scale(domain=runs), legend=alt.Legend(title=None, orient="top"))
+    x = alt.X("step:Q", title="step", axis=alt.Axis(tickCount=6))
+    tooltip = ["run:N", "step:Q", alt.Tooltip("value:Q", format=".4g"), alt.Tooltip("edge:Q", format=".4g")]
+    layers: list[alt.Chart] = [
+        alt.Chart(data).mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colour, tooltip=tooltip)
+    ]
+    if _banded(data):
+        layers.insert(0, alt.Chart(data).mark_area(opacity=0.2).encode(x=x, y="low:Q", y2="high:Q", color=colour))
+    if known(data["edge"]):
+        edge = alt.Chart(data).mark_line(strokeDash=[5, 4], strokeWidth=1.2)
+        layers.append(edge.encode(x=x, y="edge:Q", color=colour))
+    return alt.layer(*layers).properties(width=width, height=230, title=measure)

@@ -1,0 +1,253 @@
+"""The parts of a screen: tables that fit its width, and the head that says what was measured; pages have the same head.
+
+In a narrow table names fold, extra columns go, value columns continue below; no number is ever cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from flatlens.progress import count_of
+from flatlens.report.blocks import profile
+
+_Role = Literal["name", "value", "extra", "picture"]
+_NAME = 24
+"""Width to which names may be folded before extra columns are dropped."""
+_LEAST = 12
+"""Width to which names are folded once no extra column is left."""
+_BETWEEN = re.compile(r"(?<=[_.(,=/\s-])(?=.)")
+"""The places where a name may be folded."""
+
+
+class _Column(NamedTuple):
+    heading: str
+    role: _Role
+    justify: Literal["left", "right"]
+    least: int  #: least width, in characters
+
+
+@dataclass(eq=False)
+class Fitted:
+    """A table for a screen of any width.
+
+    A `name` column folds; a `value` column is shown whole, below the others if there is no room beside them; an `extra`
+    column is shown whole or not at all, the last one goes first; a `picture` draws itself in the width that it gets.
+    """
+
+    title: str = ""
+    between: int = 2  #: spaces between columns
+    _columns: list[_Column] = field(default_factory=list)
+    _rows: list[tuple[RenderableType, ...] | str] = field(default_factory=list)  #: a text is a section's heading
+
+    def column(self, heading: str, role: _Role = "value", *, left: bool = False, least: int = 0) -> None:
+        """Add a column; numbers are on the right, unless `left`; at least `least` characters wide."""
+        numeric = role in ("value", "extra") and not left
+        self._columns.append(_Column(heading, role, "right" if numeric else "left", least))
+
+    def section(self, heading: str) -> None:
+        """Begin a group of rows with a line of its own."""
+        self._rows.append(heading)
+
+    def row(self, *cells: RenderableType) -> None:
+        """Add a row; missing cells are empty."""
+        self._rows.append((*cells, *[""] * (len(self._columns) - len(cells))))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = [self._width(console, options, at) for at in range(len(self._columns))]
+        roles = [column.role for column in self._columns]
+        names = [at for at, role in enumerate(roles) if role == "name"]
+        extras = [at for at, role in enumerate(roles) if role == "extra"]
+
+        def taken(shown: Sequence[int], least: int) -> int:
+            own = sum(min(widths[at], least) if roles[at] == "name" else widths[at] for at in shown)
+            return own + self.between * (len(shown) - 1)
+
+        shown, left_out = list(range(len(roles))), list[int]()
+        while extras and taken(shown, _NAME) > options.max_width:
+            left_out.insert(0, extras.pop())
+            shown.remove(left_out[0])
+        blocks, rest = [], [at for at in shown if at not in names]
+        while rest:
+            many = len(rest)
+            while many > 1 and taken([*names, *rest[:many]], _LEAST) > options.max_width:
+                many -= 1
+            blocks.append(sorted([*names, *rest[:many]]))
+            rest = rest[many:]
+        for number, block in enumerate(blocks or [names]):
+            yield from self._part(block, self._rooms(block, widths, options.max_width), first=number == 0)
+        if left_out:
+            dropped = ", ".join(self._columns[at].heading for at in left_out)
+            yield Text(f"no room for the columns {dropped}: a wider screen or --json has them", style="dim")
+
+    def _width(self, console: Console, options: ConsoleOptions, at: int) -> int:
+        """Return the width of a column that shows everything; of pictures the smallest that they can be drawn in."""
+        heading, role, _, least = self._columns[at]
+        wide = options.update(max_width=10_000)
+        rows = [row for row in self._rows if not isinstance(row, str)]
+        cells = [Measurement.get(console, wide, row[at]) for row in rows if row[at]]
+        found = [cell.minimum if role == "picture" else cell.maximum for cell in cells]
+        heading = heading if role in ("name", "picture") else str(name_in_lines(heading, _LEAST))
+        return max([*map(cell_len, heading.split("\n")), least, *found])
+
+    def _rooms(self, block: Sequence[int], widths: Sequence[int], total: int) -> dict[int, int]:
+        """Return each column's width: what whole ones need, and the rest for names, the narrow ones first."""
+        names = sorted((at for at in block if self._columns[at].role == "name"), key=lambda at: widths[at])
+        rooms = {at: widths[at] for at in block if at not in names}
+        left = total - sum(rooms.values()) - self.between * (len(block) - 1)
+        for number, at in enumerate(names):
+            rooms[at] = max(1, min(widths[at], left // (len(names) - number)))
+            left -= rooms[at]
+        return rooms
+
+    def _part(self, block: Sequence[int], rooms: Mapping[int, int], first: bool) -> Iterator[RenderableType]:
+        """Yield some of the columns: a table for each section, under one row of headings."""
+        if first and self.title:
+            yield Text(f"\n{self.title}", style="bold")
+        table = self._empty(block, rooms, headed=True)
+        for row in self._rows:
+            if not isinstance(row, str):
+                table.add_row(*(self._cell(row, at, rooms[at]) for at in block))
+            elif first:  # columns that continue below do not repeat the sections' headings
+                if table.row_count or table.show_header:
+                    yield table
+                yield Text(row, style="italic dim")
+                table = self._empty(block, rooms, headed=False)
+        yield table
+
+    def _cell(self, row: tuple[RenderableType, ...], at: int, room: int) -> RenderableType:
+        return name_in_lines(row[at], room) if self._columns[at].role == "name" else row[at]
+
+    def _empty(self, block: Sequence[int], rooms: Mapping[int, int], headed: bool) -> Table:
+        table = Table(
+            box=None, padding=(0, self.between, 0, 0), pad_edge=False, header_style="dim", show_header=headed
+        )  # fmt: skip
+        for at in block:
+            heading, role, justify, _ = self._columns[at]
+            width = None if role == "picture" else rooms[at]
+            table.add_column(name_in_lines(heading, rooms[at]), justify=justify, overflow="fold", width=width)
+        return table
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Values as a row of bars, as wide as there is room."""
+
+    values: Sequence[float]
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(len(self.values), _LEAST), len(self.values))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(profile(self.values, options.max_width))
+
+
+def name_in_lines(cell: RenderableType, room: int) -> RenderableType:
+    r"""Return a name with line ends where it is folded: after a mark such as _ or a dot, else anywhere.
+
+    >>> name_in_lines("parameter_jacobian_frobenius", 24), name_in_lines("  mls", 24)
+    ('parameter_jacobian_\nfrobenius', '  mls')
+    """
+    if isinstance(cell, Text):
+        return Text(str(name_in_lines(cell.plain, room)), style=cell.style)
+    if not isinstance(cell, str) or cell_len(cell) <= room:
+        return cell
+    return "\n".join(_lines(cell, room))
+
+
+def _lines(name: str, room: int) -> Iterator[str]:
+    indent = " " * (len(name) - len(name.lstrip()))
+    line = indent
+    for piece in _BETWEEN.split(name.lstrip()):
+        if line.strip() and cell_len(line + piece.rstrip()) > room:
+            yield line.rstrip()
+            line = indent * 2
+        line += piece
+    yield line.rstrip()
+
+
+Abouts: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""The `about` of each network's report, by the network's name; one network needs no name."""
+
+UNTRAINED = "random"
+"""The first word on the weights of an untrained network."""
+
+MOST = 6
+"""Number of lines on different weights that a screen shows at most."""
+
+
+def head_of_screen(abouts: Abouts) -> list[Text]:
+    """Return the first lines of a screen; those on untrained weights are highlighted."""
+    lines = [Text(measured_facts(abouts), style="bold")]
+    lines += [
+        Text(f"{what}: {words}", style="bold yellow" if words.startswith(UNTRAINED) else "dim")
+        for what, words in origins(abouts, MOST)
+    ]
+    return [*lines, *(Text(line, style="bold yellow") for line in _untrained(abouts))]
+
+
+def head_of_page(abouts: Abouts) -> dict[str, Any]:
+    """Return what the head of a page needs, by the names in its template."""
+    return {"facts": measured_facts(abouts), "origins": origins(abouts), "untrained": _untrained(abouts)}
+
+
+def measured_facts(abouts: Abouts) -> str:
+    """Return samples, outputs, layers and loss in words, as far as they are the same for all networks.
+
+    >>> measured_facts({"a": {"n": 12, "outputs": 1, "layers": ["1"]}, "b": {"n": 12, "outputs": 1, "layers": []}})
+    '12 samples, 1 output'
+    """
+    first, *others = (_facts(about) for about in abouts.values())
+    return ", ".join(fact for fact in first if all(fact in other for other in others)) or "measured"
+
+
+def _facts(about: Mapping[str, Any]) -> list[str]:
+    found = [count_of(about[key], noun) for key, noun in (("n", "sample"), ("outputs", "output")) if key in about]
+    layers = about.get("layers")
+    if layers and isinstance(layers, Sequence) and not isinstance(layers, str):
+        found.append(count_of(len(layers), "layer"))
+    if about.get("arithmetic", "full") != "full":
+        found.append(f"multiplied in {about['arithmetic']}")
+    if "loss" in about:
+        found.append(str(about["loss"]).replace("_", " "))
+    return found
+
+
+def origins(abouts: Abouts, most: int | None = None) -> list[tuple[str, str]]:
+    """Return the origin of weights, data and preparation; what differs between networks has a line for each origin.
+
+    More than `most` different ones are counted.
+
+    >>> origins({"a": {"origin": {"weights": "a.pt", "data": "digits"}},
+    ...          "b": {"origin": {"weights": "b.pt", "data": "digits"}}})
+    [('weights of a', 'a.pt'), ('weights of b', 'b.pt'), ('data', 'digits')]
+    """
+    found: dict[str, dict[str, list[str]]] = {}
+    for name, about in abouts.items():
+        for what, words in about.get("origin", {}).items():
+            found.setdefault(what, {}).setdefault(words, []).append(name)
+    lines = []
+    for what, each in found.items():
+        if most is not None and len(each) > most:
+            lines.append((what, f"{len(each)} different ones: --page and --json list them"))
+            continue
+        for words, names in each.items():
+            lines.append((what if len(names) == len(abouts) else f"{what} of {', '.join(names)}", words))
+    return lines
+
+
+def _untrained(abouts: Abouts) -> list[str]:
+    """Return a sentence on the networks whose weights are random, if there are any."""
+    names = [name for name, about in abouts.items() if about.get("origin", {}).get("weights", "").startswith(UNTRAINED)]
+    if not names:
+        return []
+    of = f" of {', '.join(names)}" if len(abouts) > 1 else ""
+    return [f"The weights{of} are random: nobody trained {'this network' if len(names) == 1 else 'these networks'}."]

@@ -1,0 +1,218 @@
+"""Correlations within groups of networks: pooled Pearson's r, and the granulated Kendall coefficient.
+
+The latter asks whether a measure follows the gap when only one hyperparameter changes: Jiang et al., "Fantastic
+generalization measures and where to find them" (ICLR 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flatlens.errors import BadInput
+from flatlens.statistics.coefficients import Array, GroupNumbers, from_median, pearson, signs, standardised
+from flatlens.statistics.correlations import UNIT_LABELS, methods, of_units, over_units, p_value, require_counts
+from flatlens.statistics.relations import FEWEST_WITHIN
+from flatlens.statistics.resampling import (
+    FEWEST_POINTS,
+    Seed,
+    generator,
+    has_interval,
+    is_every,
+    no_interval,
+    permutations,
+    resamples,
+    with_interval,
+)
+from flatlens.statistics.statistic import NAN, Statistic, as_columns, keep
+
+
+def within_groups(
+    x: Any,
+    y: Any,
+    groups: Any,
+    *,
+    names: tuple[str, str] = ("x", "y"),
+    resampled: int = 2000,
+    permuted: int = 999,
+    seed: Seed = 0,
+) -> Statistic:
+    """Return Pearson's r of the differences from the group's mean, pooled over groups.
+
+    `groups` has the group label of each network. The number of networks minus that of groups must be at least 10. p
+    permutes y within groups. The interval resamples networks, not whole groups.
+
+    >>> x = np.array([0, 1, 2, 3, 4, 5, 6.0] * 2)
+    >>> y = np.repeat([0.0, 100.0], 7) - x
+    >>> within_groups(x, y, np.repeat(["a", "b"], 7), resampled=0, permuted=0)
+    Pearson r of x and y within groups = -1 (n = 14; 2 groups)
+    """
+    require_counts(resampled=resampled, permuted=permuted)
+    if len({*names, "group"}) < 3:
+        raise BadInput(f"within_groups(names={names!r}): two names, neither of them 'group', are needed")
+    kept = keep(as_columns(**{names[0]: x, names[1]: y}, group=groups), names, present=["group"])
+    n = len(kept.table)
+    title = f"Pearson r of {names[0]} and {names[1]} within groups"
+    labels, known = pd.factorize(kept.table["group"])
+    if n - len(known) < FEWEST_WITHIN:
+        why = f"{n} networks in {len(known)} groups, which leave {n - len(known)} points; {FEWEST_WITHIN} are needed"
+        return Statistic(title, NAN, n, excluded=kept.excluded, note=why)
+    a, b = (kept.table[name].to_numpy() for name in names)
+    rng = generator(seed)
+    found = with_interval(partial(pearson, a, b, groups=labels), resamples(n, rng, resampled))
+    if np.isnan(found.value):
+        note = f"{names[0]} or {names[1]} is constant within each group"
+        return Statistic(title, NAN, n, excluded=kept.excluded, note=note)
+    near = (from_median(v, labels) for v in (a, b))
+    inside_a, inside_b = (standardised(v - _means(v, labels)) for v in near)
+    orders = permutations(n, rng, permuted, labels)
+    drawn = inside_b[orders] @ inside_a / n
+    method = methods(resampled, len(orders), "permutations within groups", every=is_every(n, labels))
+    p = p_value(found.value, drawn)
+    return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, f"{len(known)} groups")
+
+
+def _means(values: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.asarray((np.bincount(labels, values) / np.bincount(labels))[labels])
+
+
+_LARGEST = 10**7
+"""The largest number of entries held at once, for pairs of networks in permutations."""
+
+
+def granulated_kendall(
+    x: Any,
+    y: Any,
+    axes: pd.DataFrame,
+    *,
+    names: tuple[str, str] = ("x", "y"),
+    resampled: int = 2000,
+    permuted: int = 999,
+    seed: Seed = 0,
+    units: Any = None,
+    unit: str = "unit",
+) -> Statistic:
+    r"""Return Psi = mean over hyperparameters i of psi_i; psi_i = mean over groups of Kendall's tau in the group.
+
+    A group of hyperparameter i holds the networks that differ in i alone. As published, tau is the mean of
+    sign(x - x') sign(y - y') over pairs; a tie counts as a pair with the value 0. Only networks with different values
+    of i are compared, so replicates of one setting are not. A cell missing from the grid makes its groups smaller; a
+    group without pairs does not count, and a hyperparameter without groups is left out of Psi; the notes say how many.
+    `parts` holds the psi_i. The p of psi_i permutes y within groups; the p of Psi permutes y over all networks. The
+    intervals resample networks, so cells with one network become empty: with few networks intervals are rough. With
+    `units`, intervals and p are those of `clustered`, as in `correlate`.
+
+    Args:
+        x: One number per network, such as a measure.
+        y: One number per network, such as the generalisation gap.
+        axes: One row per network, one column per hyperparameter; any values.
+        names: The names of x and y.
+        resampled: The number of bootstrap resamples; 0 for no interval.
+        permuted: The number of permutations; 0 for no p.
+        seed: A seed or a generator.
+        units: The label of each network's independent unit, such as its seed; networks are independent by default.
+        unit: What a unit is, in one word.
+
+    >>> grid = pd.DataFrame({"lr": [1, 1, 2, 2], "width": [8, 16, 8, 16]})
+    >>> psi = granulated_kendall([1, 2, 3, 4], [1, 2, 0, 1], grid, resampled=0, permuted=0)
+    >>> psi.parts["lr"].value, psi.parts["width"].value, psi.value
+    (-1.0, 1.0, 0.0)
+    """
+    require_counts(resampled=resampled, permuted=permuted)
+    held = {f"hyperparameter {name}": axes[name].to_numpy() for name in axes}
+    if not held or names[0] == names[1]:
+        raise BadInput("granulated_kendall(...): give two different names, and at least one column of a setting")
+    labels = of_units(x, units)
+    kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held, **labels), names, present=[*held, *labels])
+    a, b = (kept.table[name].to_numpy() for name in names)
+    title, n = f"Granulated Kendall of {names[0]} and {names[1]}", len(kept.table)
+    whose: dict[str, Any] = {"units": kept.table[UNIT_LABELS].nunique(), "unit": unit} if labels else {}
+    if n < FEWEST_POINTS:
+        why = f"{n} networks are left, at least {FEWEST_POINTS} are needed"
+        return Statistic(title, NAN, n, excluded=kept.excluded, note=why, **whose)
+    levels = {str(name): pd.factorize(kept.table[f"hyperparameter {name}"])[0] for name in axes}
+    groupings = {name: _groups(levels, name) for name in levels}
+    rng, drawn = generator(seed), resampled * has_interval(n)
+    counts, orders = resamples(n, rng, resampled), permutations(n, rng, permuted)
+    parts = {}
+    for name, (groups, compared) in groupings.items():
+        psi, along, remark = partial(_psi, a, b, groups, compared), f"{title}, along {name}", _counted(groups, compared)
+        if labels:
+            parts[name] = over_units(along, psi, kept, unit, note=remark)
+            continue
+        found = with_interval(psi, counts)
+        within = permutations(n, rng, permuted, groups)
+        p = p_value(found.value, _permuted(a, b, [(groups, compared)], within))
+        method = methods(drawn, len(within), "permutations within groups", every=is_every(n, groups))
+        parts[name] = Statistic(along, found.value, n, found.low, found.high, p, kept.excluded, method, remark)
+    counted = [groupings[name] for name, part in parts.items() if part.value == part.value]
+    skipped = [f"{name} not counted: {part.note}" for name, part in parts.items() if part.value != part.value]
+    if not counted:
+        return Statistic(title, NAN, n, excluded=kept.excluded, note="; ".join(skipped), parts=parts, **whose)
+    note = "; ".join([f"the mean over {', '.join(k for k, s in parts.items() if s.value == s.value)}", *skipped])
+
+    def whole(c: Array) -> Array:
+        return _mean([_psi(a, b, g, d, c) for g, d in counted])
+
+    if labels:
+        return replace(over_units(title, whole, kept, unit, note=note), parts=parts)
+    found = with_interval(whole, counts)
+    p = p_value(found.value, _permuted(a, b, counted, orders))
+    note = "; ".join(filter(None, [note, no_interval(resampled, n)]))
+    method = methods(drawn, len(orders), every=is_every(n))
+    return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, note, parts)
+
+
+def _groups(levels: dict[str, GroupNumbers], axis: str) -> tuple[GroupNumbers, Array]:
+    """Return (each network's group number, (n,); 1 for pairs in one group that differ along the axis, (n, n))."""
+    others = [values for name, values in levels.items() if name != axis]
+    n = len(levels[axis])
+    labels = np.unique(np.stack(others, axis=1), axis=0, return_inverse=True)[1].ravel() if others else np.zeros(n)
+    groups = labels.astype(np.int64)
+    return groups, ((groups[:, None] == groups) & (levels[axis][:, None] != levels[axis])).astype(np.float64)
+
+
+def _psi(x: Array, y: Array, groups: GroupNumbers, compared: Array, counts: Array) -> Array:
+    """Return psi, the mean over groups of the mean of sign times sign, in each resample, (B,)."""
+    member = np.eye(1 + int(groups.max()))[groups]
+    both = ((counts @ (signs(x) * signs(y) * compared)) * counts) @ member  # (B, groups)
+    return _mean_of_groups(both, ((counts @ compared) * counts) @ member)
+
+
+def _permuted(x: Array, y: Array, groupings: list[tuple[GroupNumbers, Array]], orders: NDArray[np.int64]) -> Array:
+    """Return Psi of x with y in each of the orders, (B,), over the axes of these groupings."""
+    found = []
+    for groups, compared in groupings:
+        i, j = np.nonzero(np.triu(compared))
+        member = np.eye(1 + int(groups.max()))[groups[i]]  # (pairs, groups)
+        sign_x = np.sign(x[i] - x[j])
+        pieces = np.array_split(orders, 1 + len(orders) * len(i) // _LARGEST)
+        both = [(np.sign(y[piece[:, i]] - y[piece[:, j]]) * sign_x) @ member for piece in pieces]
+        found.append(_mean_of_groups(np.concatenate(both), member.sum(0, keepdims=True)))
+    return _mean(found)
+
+
+def _mean_of_groups(both: Array, pairs: Array) -> Array:
+    """Return the mean of both / pairs over groups that have a pair; NaN if none has."""
+    taus = np.where(pairs > 0, both / np.where(pairs > 0, pairs, 1.0), 0.0)
+    known = (pairs > 0).sum(1)
+    return np.asarray(np.where(known > 0, taus.sum(1) / np.maximum(known, 1), np.nan))
+
+
+def _mean(psis: list[Array]) -> Array:
+    """Return the mean over axes that have a pair in the resample; NaN if none has."""
+    stacked = np.stack(psis)
+    known = np.isfinite(stacked).sum(0)
+    return np.where(known > 0, np.nansum(stacked, axis=0) / np.maximum(known, 1), np.nan)
+
+
+def _counted(groups: GroupNumbers, compared: Array) -> str:
+    """Return in words how many groups have networks to compare."""
+    total = len(np.unique(groups))
+    counted = len(np.unique(groups[compared.any(1)]))
+    return f"{counted} of {total} groups have networks to compare"

@@ -1,0 +1,153 @@
+"""Bootstrap resamples, permutations, and bias-corrected and accelerated (BCa) intervals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.random import MT19937, Generator, RandomState
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from flatlens.statistics.coefficients import Array, GroupNumbers
+from flatlens.statistics.statistic import NAN
+
+Seed: TypeAlias = int | Generator
+EVERY_ORDER = math.factorial(7)
+"""Largest number of orders that are all taken, instead of some at random."""
+
+
+def generator(seed: Seed) -> Generator:
+    """Return the generator given, or a new one with the seed given.
+
+    It is a Mersenne twister, seeded as its authors and torch seed it, so that `resamples` draws the same 32-bit numbers
+    as `torch.randint`.
+    """
+    if isinstance(seed, Generator):
+        return seed
+    bits = MT19937()
+    bits.state = RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]  # the stubs lack this type
+    return Generator(bits)
+
+
+def resamples(n: int, seed: Seed, number: int) -> Array:
+    """Return the counts of `number` bootstrap samples of n points, (number, n).
+
+    >>> resamples(3, 0, 2).sum(1)
+    array([3., 3.])
+    """
+    # the remainder makes small numbers more likely, by the share n / 2^32 at most
+    drawn = generator(seed).integers(2**32, size=(number, n), dtype=np.uint32) % max(n, 1)
+    where = drawn.astype(np.int64) + n * np.arange(number)[:, None]
+    return np.bincount(where.ravel(), minlength=number * n).reshape(number, n).astype(np.float64)
+
+
+def is_every(n: int, groups: GroupNumbers | None = None) -> bool:
+    """Return whether `permutations` returns every order: there are at most 5040, as of 7 points.
+
+    >>> is_every(7), is_every(8), is_every(8, np.array([0, 0, 0, 0, 1, 1, 1, 1]))
+    (True, False, True)
+    """
+    sizes = [n] if groups is None else np.bincount(groups).tolist()
+    return sum(math.lgamma(size + 1) for size in sizes) <= math.log(EVERY_ORDER) + 1e-9
+
+
+def permutations(n: int, seed: Seed, number: int, groups: GroupNumbers | None = None) -> NDArray[np.int64]:
+    """Return `number` random orders of n points, (number, n); with `groups`, orders within each group alone.
+
+    Where `is_every`, all orders but the points' own are returned instead, unless `number` is 0: then p is exact.
+
+    >>> len(permutations(4, 0, 9)), len(permutations(9, 0, 9))
+    (23, 9)
+    >>> orders = permutations(4, 0, 9, np.array([0, 1, 0, 1]))
+    >>> set(orders[:, 0].tolist()), set(orders[:, 1].tolist())
+    ({0, 2}, {1, 3})
+    """
+    if number and is_every(n, groups):
+        return _every_order(n, np.zeros(n, dtype=np.int64) if groups is None else groups)[1:]
+    drawn = generator(seed).random((number, n))
+    if groups is None:
+        return np.argsort(drawn, axis=1)
+    found = np.empty((number, n), dtype=np.int64)
+    found[:, np.argsort(groups, kind="stable")] = np.argsort(drawn + groups, axis=1)
+    return found
+
+
+def _every_order(n: int, groups: GroupNumbers) -> NDArray[np.int64]:
+    """Return every order within the groups, the points' own first."""
+    places = [np.flatnonzero(groups == group) for group in range(1 + max(groups, default=0))]
+    found = []
+    for orders in itertools.product(*map(itertools.permutations, places)):
+        order = np.arange(n)
+        for place, moved in zip(places, orders, strict=True):
+            order[place] = moved
+        found.append(order)
+    return np.array(found, dtype=np.int64).reshape(len(found), n)
+
+
+Coefficient: TypeAlias = Callable[[Array], Array]
+"""A statistic of fixed data, for each resample: counts (B, n) -> (B,)."""
+
+FEWEST_POINTS = 4
+"""The smallest number of points for which a correlation is given."""
+FEWEST_RESAMPLED = 6
+"""The smallest number of points for which it has an interval: of 4, resamples miss in 19 to 23% on one side."""
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A coefficient with its 95% interval; NaN where undefined: a constant column, too few points."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def with_interval(coefficient: Coefficient, counts: Array, fewest: int = FEWEST_POINTS) -> Correlation:
+    """Return the coefficient on the data itself, with its BCa 95% interval (Efron 1987).
+
+    `counts` (B, n) are those of `resamples`. If all resamples agree, both ends of the interval are their value. A
+    coefficient of `fewest` points needs two more for an interval (`has_interval`).
+    """
+    n = counts.shape[1]
+    value = float(coefficient(np.ones((1, n)))[0]) if n >= fewest else NAN
+    draws = coefficient(counts) if np.isfinite(value) and has_interval(n, fewest) else np.array([])
+    draws = draws[np.isfinite(draws)]  # a resample of few points can be constant
+    if len(draws) == 0:
+        return Correlation(value, NAN, NAN, n)
+    low, high = np.quantile(draws, _levels(value, draws, coefficient(np.ones((n, n)) - np.eye(n))))
+    return Correlation(value, float(low), float(high), n)
+
+
+def has_interval(n: int, fewest: int = FEWEST_POINTS) -> bool:
+    """Return whether n points are enough for an interval of a coefficient that needs `fewest` points for its value."""
+    return n >= fewest + FEWEST_RESAMPLED - FEWEST_POINTS
+
+
+def no_interval(resampled: int, n: int, fewest: int = FEWEST_POINTS) -> str:
+    """Return why n points have no interval though there are resamples; an empty string if they have one."""
+    few = resampled and not has_interval(n, fewest)
+    return f"fewer than {fewest + FEWEST_RESAMPLED - FEWEST_POINTS} networks: no interval" if few else ""
+
+
+def _levels(value: float, draws: Array, left_out: Array) -> Array:
+    """Return the levels of the resamples' quantiles that bound the interval, (2,).
+
+    `left_out` (n,) has the statistic with each point left out in turn.
+    """
+    below = (draws < value).mean() + 0.5 * (draws == value).mean()
+    normal = ndtri([0.025, 0.975])
+    if not 0 < below < 1:
+        return np.array([0.025, 0.975])
+    bias = ndtri(below)
+    influence = left_out[np.isfinite(left_out)]
+    influence = influence.mean() - influence
+    scale = (influence**2).sum() ** 1.5
+    acceleration = (influence**3).sum() / (6 * scale) if scale > 0 else 0.0
+    shifted = bias + normal
+    return np.asarray(ndtr(bias + shifted / (1 - acceleration * shifted)), dtype=np.float64)

@@ -1,0 +1,422 @@
+"""Train many networks, those of a kind as lanes of one stack: the digits of each alone, in a fraction of the time.
+
+Nothing promises that a batched product has the bits of the single ones. On one thread most shapes give the same bits.
+Others do not, because another kernel takes small products, or those of a single output: there each lane's products are
+taken by themselves, which still saves most of what a step costs. So each kind of network is tried before it is stacked:
+three steps (a whole batch, the last one of an epoch, the first one of the next) and looks at the loss, also of held-out
+data, with every number of lanes that can come about. Kernels are chosen by shapes, never by values. But two kernels can
+agree in most values by chance, so networks with few parameters take more steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.errors import BadFolder
+from flatlens.estimate import Progress
+from flatlens.progress import beside
+from flatlens.training import checkpoint
+from flatlens.training.evaluation import Pair
+from flatlens.training.optimisers import Ridge
+from flatlens.training.run import TrainingResult, TrainingRun, Watcher, as_found, opened, train
+from flatlens.training.settings import Training, Until
+from flatlens.training.stack.chain import LayerChain, NotStackable
+from flatlens.training.stack.lanes import Lanes, stepping, update_of
+from flatlens.training.stack.lanes import kind_of as update_kind
+
+
+def why_alone(model: nn.Module, settings: Training) -> str:
+    """Return why a network is trained alone, in a few words; "" if it can be a lane of a stack.
+
+    >>> from flatlens.training import SGD
+    >>> how = Training(SGD(0.1), max_steps=1)
+    >>> why_alone(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), how)
+    ''
+    >>> why_alone(nn.Sequential(nn.Conv2d(1, 2, 3)), how)
+    'a Conv2d: only linear layers and elementwise activations are stacked'
+    """
+    if isinstance(settings.optimiser, Ridge):
+        return "a ridge head is solved in one step and not stacked"
+    changed = {
+        "augmentation": settings.augmentation is not None,
+        "mixup": settings.mixup is not None,
+        "an ascent": settings.ascent is not None,
+        "penalties": bool(settings.penalties),
+        "ghost batches": settings.ghost_batch is not None,
+    }
+    if there := [name for name, given in changed.items() if given]:
+        return f"{there[0]} cannot be stacked"
+    if any(p.device.type != "cpu" for p in model.parameters()):
+        return "only networks on the CPU are stacked"
+    try:
+        LayerChain(model)
+    except NotStackable as reason:
+        return str(reason)
+    return ""
+
+
+def kind_of(run: TrainingRun) -> Hashable:
+    """Return what runs in one stack must share: layers, loss, batch size, samples, kind of optimiser."""
+    settings, chain = run.settings, LayerChain(run.model)
+    assert not isinstance(settings.optimiser, Ridge)
+    layers = tuple((one.inputs, one.outputs, one.bias is None, repr(one.activations)) for one in chain.layers)
+    samples = [run.data.x, run.data.targets, *(() if run.test is None else (run.test.x, run.test.targets))]
+    return (
+        layers,
+        settings.loss,
+        settings.batch_size,
+        update_kind(settings.optimiser),
+        tuple((each.shape, each.dtype) for each in [*samples, *run.stepper.parameters]),
+        tuple(_memory(each) for each in samples[::2]),
+    )
+
+
+def _memory(x: Tensor) -> int:
+    """Return the address of the inputs: lanes share them, and each has its own targets."""
+    return int(x.data_ptr())
+
+
+_STEPS, _MANY_STEPS = 3, 60
+_FEW = 20_000  #: parameters; a network with fewer takes many steps
+_KNOWN: dict[tuple[Hashable, int], TrialResult] = {}
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """The result of a trial."""
+
+    why_alone: str  #: "" where stacking keeps the bits and is faster
+    singly: bool = False  #: whether each lane's products must be taken by themselves
+
+
+def trial_of(kind: Hashable, runs: Sequence[TrainingRun]) -> TrialResult:
+    """Try this number of lanes, and all smaller ones, on copies of `runs`; once for each kind in a process."""
+    if (known := _KNOWN.get((kind, len(runs)))) is None:
+        known = _KNOWN[kind, len(runs)] = _try(runs)
+    return known
+
+
+def _try(runs: Sequence[TrainingRun]) -> TrialResult:
+    copies = [_copy(run) for run in runs]
+    seconds = [each for run in copies for each in _steps_alone(run)]
+    wanted = [_digits_alone(run, [*run.data.look(), *(run.test.look() if run.test else [])]) for run in copies]
+    alone = statistics.median(seconds)
+    for singly in (False, True):
+        if (together := _stacked([_copy(run) for run in runs], wanted, singly=singly)) is not None:
+            slower = f"in a stack they would be {together / alone:.2g} times as slow" if together > alone else ""
+            return TrialResult(slower, singly)
+    return TrialResult("in a stack they would end in other digits here")
+
+
+def _stacked(runs: Sequence[TrainingRun], wanted: list[list[Tensor]], *, singly: bool) -> float | None:
+    """Return the seconds of one network's step in the stack; None where some number of lanes gives other digits."""
+    begun = [run.batches.state_dict() for run in runs]
+    seconds = 0.0
+    for count in range(1, len(runs) + 1):
+        lanes = Lanes(runs[0], count, singly=singly)
+        for run, where in zip(runs[:count], begun, strict=False):
+            run.step, run.epoch_loss = 0, [0.0, 0.0]
+            run.batches.load_state_dict(where)
+            lanes.enter(run)
+        seconds = statistics.median(_timed(lanes.step) for _ in range(_steps(runs[0]))) / count
+        looks = lanes.looks(range(count), [run.data for run in runs[:count]])
+        if held_out := [run.test for run in runs[:count] if run.test is not None]:
+            looks = [a + b for a, b in zip(looks, lanes.looks(range(count), held_out), strict=True)]
+        if not all(_same(_digits(lanes, row, looks[row]), wanted[row]) for row in range(count)):
+            return None
+    return seconds
+
+
+def _copy(run: TrainingRun) -> TrainingRun:
+    """Return a new run from the same weights, before the last but one batch of an epoch, without check points."""
+    each = -(-len(run.data.x) // (run.settings.batch_size or len(run.data.x)))
+    settings = replace(
+        run.settings, until=Until(loss_over=run.settings.until.loss_over), max_epochs=None, max_steps=999
+    )
+    data, test = run.data, run.test
+    held_out = None if test is None else (test.x, test.y)
+    other = TrainingRun(copy.deepcopy(run.model), (data.x, data.y), held_out, settings, None)
+    other.batches.stand(max(each - 2, 0), over=False)
+    return other
+
+
+def _steps_alone(run: TrainingRun) -> list[float]:
+    batches = iter(run.batches)
+
+    def step() -> None:
+        batch = next(batches)
+        run.count(run.stepper.take(batch.x, batch.targets, run.settings.factor(run.step, batch.epoch)), len(batch.x))
+
+    return [_timed(step) for _ in range(_steps(run))]
+
+
+def _steps(run: TrainingRun) -> int:
+    """Return the number of steps that tell two kernels apart."""
+    return _MANY_STEPS if sum(p.numel() for p in run.stepper.parameters) < _FEW else _STEPS
+
+
+def _timed(step: Callable[[], None]) -> float:
+    """Return the seconds of this process alone: on a busy machine the clock may show many times as much."""
+    start = time.process_time()
+    step()
+    return time.process_time() - start
+
+
+def _digits_alone(run: TrainingRun, look: list[float]) -> list[Tensor]:
+    """Return the state of a run after its steps: losses, weights, optimiser state."""
+    of, kept = run.stepper.parameters, run.stepper.optimiser.state
+    names = update_of(stepping(run)).names
+    return [_losses(run, look), *(p.detach() for p in of), *(kept[p][name] for name in names for p in of)]
+
+
+def _digits(lanes: Lanes, row: int, look: list[float]) -> list[Tensor]:
+    """Return the same numbers of a lane."""
+    rows = [lanes.theta[row], *(kept[row] for kept in lanes.state.values())]
+    return [_losses(lanes.runs[row], look), *(tensor for each in rows for tensor in lanes.chain.of_row(each))]
+
+
+def _losses(run: TrainingRun, look: list[float]) -> Tensor:
+    by_epoch = run.epoch_loss if run.settings.until.loss_over == "epoch" else []
+    return torch.tensor([*look, *by_epoch], dtype=torch.float64)
+
+
+def _same(found: list[Tensor], wanted: list[Tensor]) -> bool:
+    return len(found) == len(wanted) and all(
+        a.shape == b.shape and bool((a.eq(b) | (a.isnan() & b.isnan())).all())
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+LANES = 16
+"""Default number of networks in a stack: for MLPs on digits, more are no faster at batch 64, a tenth faster at 4."""
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A network to train: the arguments of `train`."""
+
+    model: nn.Module
+    data: Pair
+    settings: Training
+    test: Pair | None = None
+    watch: Watcher | None = None
+    save: Path | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """A member whose training has ended, with its result or its error."""
+
+    number: int  #: of the member, from 0
+    result: TrainingResult | None
+    error: Exception | None
+    seconds: float  #: its share of the stack's
+    why_alone: str  #: "" where it was a lane
+
+
+def train_together(members: Iterable[Member], lanes: int = LANES) -> Iterator[Ended]:
+    """Train every member in place, up to `lanes` of them at a time; each is given back as it ends, in no fixed order.
+
+    Members are taken from the iterator as there is room, so that a population need not be in memory. What cannot be
+    stacked, or would be slower so, or would end in other digits (see `trial.py`), is trained alone, by `train`. The
+    checkpoints are those of `train`: a run begun in a stack may be finished alone, and the other way round. An error in
+    one member's run ends that run alone.
+
+    Raises:
+        BadFolder: a checkpoint cannot be read or written.
+    """
+    yield from _Together(members, lanes).go()
+
+
+@dataclass(eq=False)
+class _Lane:
+    """A member that is being trained."""
+
+    number: int
+    member: Member
+    run: TrainingRun
+    whose: str  #: its checkpoint's
+    spent: float  #: seconds, before it became a lane
+    wrote: float = field(default_factory=time.monotonic)
+    entered: float = math.nan  #: what the stack's clock showed
+
+    def write(self) -> None:
+        if self.member.save is not None:
+            with as_found(self.run.model, self.run.settings.seed):  # the state of its dropout is that of a run alone
+                checkpoint.save(self.member.save, self.whose, self.run.state_dict())
+            self.wrote = time.monotonic()
+
+    def ended(self, seconds: float, error: Exception | None = None, why: str = "") -> Ended:
+        return Ended(self.number, None if error else self.run.result(), error, seconds, why)
+
+
+class _Together:
+    """A population in training."""
+
+    def __init__(self, members: Iterable[Member], capacity: int) -> None:
+        known = (replace(member, progress=beside(member.progress)) for member in members)
+        self.members, self.capacity = enumerate(known), capacity
+        self.waiting: list[_Lane] = []
+        self.inside: dict[TrainingRun, _Lane] = {}
+        self.kind: Hashable = None
+        self.lanes: Lanes | None = None
+        self.visited = time.monotonic()  #: when every lane was asked whether its checkpoint is old
+        self.clock = 0.0  #: seconds of stepping, each over the lanes there were
+
+    def go(self) -> Iterator[Ended]:
+        """Train until no member is left."""
+        while True:
+            yield from self._fetch()
+            if not self.inside:
+                if not self.waiting:
+                    return
+                yield from self._open()
+            self._enter()
+            if self.lanes is not None and self.inside:
+                yield from self._step(self.lanes)
+
+    def _fetch(self) -> Iterator[Ended]:
+        """Add members while there is room; return those that have ended at once, or that are trained alone."""
+        while len(self.inside) + len(self.waiting) < self.capacity and (new := next(self.members, None)):
+            number, member = new
+            start = time.perf_counter()
+            try:
+                if why := why_alone(member.model, member.settings):
+                    result = train(
+                        member.model, member.data, member.settings,
+                        test=member.test, watch=member.watch, save=member.save, progress=member.progress,
+                    )  # fmt: skip
+                    yield Ended(number, result, None, time.perf_counter() - start, why)
+                    continue
+                lane = _begun(number, member)
+            except BadFolder:
+                raise
+            except Exception as error:
+                yield Ended(number, None, error, time.perf_counter() - start, "")
+                continue
+            lane.spent = time.perf_counter() - start
+            if lane.run.outcome is None:
+                self.waiting.append(lane)
+            else:
+                lane.write()
+                yield lane.ended(lane.spent)
+
+    def _open(self) -> Iterator[Ended]:
+        """Make a stack for the first waiting lane and those of its kind; return those that are better trained alone."""
+        self.lanes, self.kind = None, kind_of(self.waiting[0].run)
+        alike = [lane for lane in self.waiting if kind_of(lane.run) == self.kind]
+        verdict = trial_of(self.kind, [lane.run for lane in alike])
+        if not verdict.why_alone:
+            self.lanes = Lanes(alike[0].run, len(alike), singly=verdict.singly)
+            return
+        self.waiting = [lane for lane in self.waiting if lane not in alike]
+        for lane in alike:
+            start, error = time.perf_counter(), None
+            try:
+                with as_found(lane.run.model, lane.run.settings.seed):
+                    lane.run.go(lane.write if lane.member.save else None, lane.member.progress)
+            except BadFolder:
+                raise
+            except Exception as caught:
+                error = caught
+            yield lane.ended(lane.spent + time.perf_counter() - start, error, verdict.why_alone)
+
+    def _enter(self) -> None:
+        """Add the waiting lanes of the stack's kind that are at the same batch of their epoch."""
+        if self.lanes is None or not self.waiting or len(self.inside) == self.lanes.capacity:
+            return
+        for lane in list(self.waiting):
+            here = not self.inside or lane.run.batches.taken == self.lanes.taken
+            if here and len(self.inside) < self.lanes.capacity and kind_of(lane.run) == self.kind:
+                self.lanes.enter(lane.run)
+                self.waiting.remove(lane)
+                self.inside[lane.run] = lane
+                lane.entered = self.clock
+
+    def _step(self, lanes: Lanes) -> Iterator[Ended]:
+        """Take one step of all lanes; remove those that end."""
+        start = time.perf_counter()
+        last = lanes.last
+        with torch.inference_mode(False), torch.no_grad():
+            lanes.step()
+            failed = self._tell_watchers(lanes) if any(run.watch is not None for run in lanes.runs) else {}
+            due = [row for row, run in enumerate(lanes.runs) if run.must_look(last)]
+            if due:
+                self._look(lanes, due, last)
+            if last:
+                for run in lanes.runs:
+                    run.epoch_loss = [0.0, 0.0]
+        self.clock += (time.perf_counter() - start) / len(lanes.runs)
+        now = time.monotonic()
+        every_lane = bool(failed) or now - self.visited > checkpoint.INTERVAL / 10
+        if every_lane:
+            self.visited = now
+        for row in reversed(range(len(lanes.runs)) if every_lane else due):  # no other can have ended
+            run = lanes.runs[row]
+            lane, error = self.inside[run], failed.get(run)
+            if lane.member.progress is not None and run.is_check_point:
+                lane.member.progress("training steps", run.step, run.total)
+            over = run.outcome is not None or error is not None
+            if over:
+                lanes.leave(row)
+                del self.inside[run]
+            if error is None and (over or now - lane.wrote > checkpoint.INTERVAL) and lane.member.save is not None:
+                if not over:
+                    lanes.put_down(row)
+                lane.write()
+            if over:
+                run.model.zero_grad()
+                yield lane.ended(lane.spent + self.clock - lane.entered, error)
+
+    def _tell_watchers(self, lanes: Lanes) -> dict[TrainingRun, Exception]:
+        """Show the watchers their networks; return the errors that they raised."""
+        failed: dict[TrainingRun, Exception] = {}
+        for row, run in enumerate(lanes.runs):
+            due = getattr(run.watch, "due", None)
+            if run.watch is None or (due is not None and not due(run.step)):
+                continue
+            lanes.put_weights(row)
+            try:
+                with torch.enable_grad():
+                    run.tell_watcher(run.batches.epoch)
+            except BadFolder:
+                raise
+            except Exception as error:
+                failed[run] = error
+        return failed
+
+    def _look(self, lanes: Lanes, due: list[int], last: bool) -> None:
+        """Evaluate the runs that are due, on held-out data, too, where a row of the curves is due."""
+        runs = lanes.runs
+        go_on = lanes.certain_to_go_on([row for row in due if runs[row].only_the_end_depends])
+        due = [row for row in due if row not in go_on]
+        looks = lanes.looks(due, [runs[row].data for row in due], lambda row, loss: runs[row].asks_accuracy(loss))
+        rows = []
+        for row, look in zip(due, looks, strict=True):
+            if runs[row].settings.until.gradient_norm is not None:
+                lanes.put_weights(row)
+            with torch.enable_grad():
+                if runs[row].judge(look, last):
+                    rows.append(row)
+        held_out = {row: held for row in rows if (held := runs[row].test) is not None}
+        seen = dict(zip(held_out, lanes.looks(list(held_out), list(held_out.values())), strict=True))
+        for row in rows:
+            runs[row].write_row(seen.get(row, [math.nan, math.nan]))
+
+
+def _begun(number: int, member: Member) -> _Lane:
+    """Return a member's run: continued from its checkpoint if there is one, else evaluated before its first step."""
+    with as_found(member.model, member.settings.seed):
+        run, whose = opened(member.model, member.data, member.settings, member.test, member.watch, member.save)
+        run.begin()
+        return _Lane(number, member, run, whose, 0.0)
