@@ -259,7 +259,7 @@ WRONG = [  # (module, function, the right expression, a wrong one)
 @pytest.mark.parametrize(("module", "where", "right", "wrong"), WRONG, ids=[f"{at}: {w}" for _, at, _, w in WRONG])
 def test_wrong_formulas_are_caught(module: types.ModuleType, where: str, right: str, wrong: str) -> None:
     with (
-        mutated([sharpening, sharpening, sharpening], module, where, right, wrong) as check,
+        mutated([sharpening], module, where, right, wrong) as check,
         pytest.raises(AssertionError),
     ):
         agree(check)
@@ -267,7 +267,7 @@ def test_wrong_formulas_are_caught(module: types.ModuleType, where: str, right: 
 
 def test_a_mutant_that_changes_nothing_is_not_caught() -> None:
     same = "(rise - less) / apart"
-    with mutated([sharpening, sharpening, sharpening], sharpening, "steepest", same, f"({same})") as check:
+    with mutated([sharpening], sharpening, "steepest", same, f"({same})") as check:
         agree(check)
 
 

@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import binomtest, t, ttest_1samp
 
 from flatlens.statistics import average, share
+from flatlens.statistics.inference import clopper_pearson
 from flatlens.statistics.statistic import NAN
 
 RNG = np.random.default_rng(0)
@@ -46,6 +47,13 @@ def test_fewer_than_six_units_have_no_interval():
     assert found.note == "fewer than 6 independent units"
     nothing = average([NAN] * 3)
     assert (nothing.n, nothing.note) == (0, "no network is left")
+
+
+@pytest.mark.parametrize("n", [1, 8, 500])
+def test_the_interval_of_a_share_is_scipys(n):
+    for k in {0, 1, n // 3, n}:
+        assert clopper_pearson(k, n) == pytest.approx(tuple(binomtest(k, n).proportion_ci(method="exact")), abs=1e-11)
+    assert clopper_pearson(0, n) <= clopper_pearson(0.5, n) <= clopper_pearson(1, n)
 
 
 @pytest.mark.parametrize("k", [0, 1, 5, 8])

@@ -58,7 +58,7 @@ def test_a_control_named_twice_counts_once(xyz):
 def test_every_resample_is_the_formula_on_the_repeated_points(xyz, ranked):
     counts = resamples(40, 1, 10)
     theirs = stats.spearmanr if ranked else stats.pearsonr
-    for row, found in zip(counts, _partial(np.stack(xyz), counts, ranked), strict=True):
+    for row, found in zip(counts, _partial(np.stack(xyz), ranked, counts), strict=True):
         x, y, z = (np.repeat(v, row.astype(int)) for v in xyz)
         xy, xz, yz = (theirs(a, b).statistic for a, b in ((x, y), (x, z), (y, z)))
         assert found == pytest.approx((xy - xz * yz) / np.sqrt((1 - xz**2) * (1 - yz**2)), abs=1e-9)

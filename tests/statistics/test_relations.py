@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -35,6 +37,22 @@ def test_large_offsets_cost_no_digits(points):
     x, y, _ = points
     everyone = np.ones((1, 30))
     np.testing.assert_allclose(pearson(x + 1e6, y * 1e-9, everyone), pearson(x, y, everyone), rtol=1e-8)
+
+
+def test_the_interval_of_the_same_resamples_is_scipys_bca():
+    """Skewed numbers, so that bias and acceleration count; scipy takes resamples that were drawn before."""
+    x = np.random.default_rng(5).exponential(size=25)
+    counts = resamples(25, 6, number=4000)
+
+    def mean(c):
+        return c @ x / c.sum(1)
+
+    ours = with_interval(mean, counts)
+    drawn = SimpleNamespace(bootstrap_distribution=mean(counts))
+    theirs = stats.bootstrap((x,), np.mean, n_resamples=0, bootstrap_result=drawn, method="BCa").confidence_interval
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-12)
+    plain = np.quantile(mean(counts), [0.025, 0.975])
+    assert (np.abs(plain - [theirs.low, theirs.high]) > 1e-3).all()
 
 
 def test_interval_agrees_with_scipys_bca(points):

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flatlens.bounds import batchnorm, compression, feature_robustness, relative_generalisation, residual, sharpening
+from flatlens.bounds import batchnorm, compression, feature_robustness, relative_generalisation, residual, sharpening  # noqa: F401  # their import registers their bounds
 from flatlens.bounds.context import Assumption, Claim, Context, Target, declared
 from flatlens.bounds.definition import BOUNDS, Bound, Verdict, weigh
 from flatlens.distributions import RULES, Distribution, Rule
@@ -22,13 +22,6 @@ from flatlens.problem import measuring
 from flatlens.problem.arguments import drawing
 from flatlens.progress import LESS_OF_A_BOUND, LIMIT, Watch, or_line
 from flatlens.result import Result
-
-_HOMES = (
-    batchnorm, compression, sharpening, compression, compression,
-    feature_robustness, relative_generalisation, residual, sharpening,
-)  # fmt: skip
-"""The modules of bounds: importing one registers its bounds."""
-
 
 _COLUMNS = [
     "bound", "layer", "lhs", "rhs", "slack", "tightness", "status", "assumption", "violated_share", "source", "note",

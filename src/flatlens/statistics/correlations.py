@@ -47,9 +47,10 @@ CoefficientName: TypeAlias = Literal["pearson", "spearman", "kendall"]
 _NAMES: tuple[CoefficientName, ...] = get_args(CoefficientName)
 TITLES = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
 COEFFICIENTS = {"pearson": pearson, "spearman": spearman, "kendall": kendall}
-UNIT_LABELS = "independent unit"
-"""Name of the column with the labels of independent units."""
+UNIT_LABELS = "independent unit"  #: name of the column with the labels of independent units
 ALIKE = 1e-12  #: two statistics closer than this are equal up to rounding
+_ROUNDING = 1e-26  #: share of a resample's mean square below which its variance is rounding
+_EXPLAINED = "the controls explain one of the two completely"
 
 
 def correlate(
@@ -127,12 +128,36 @@ def over_units(
     """
     units = kept.table[UNIT_LABELS]
     if undefined:
-        return Statistic(
-            title, NAN, len(units), excluded=kept.excluded, note=undefined, units=units.nunique(), unit=unit
-        )
-    return clustered(
-        title, coefficient, units, unit=unit, fisher=True, excluded=kept.excluded, note=note, ordered=ordered
-    )
+        n, known = len(units), units.nunique()
+        return Statistic(title, NAN, n, excluded=kept.excluded, note=undefined, units=known, unit=unit)
+    return clustered(title, coefficient, units, unit=unit, fisher=True, excluded=kept.excluded, note=note,
+                     ordered=ordered)  # fmt: skip
+
+
+def bootstrapped(
+    title: str,
+    coefficient: Coefficient,
+    counts: Array,
+    under_null: Array,
+    excluded: tuple[tuple[str, int], ...],
+    note: str = "",
+    *,
+    of: str = "permutations",
+    every: bool,
+    fewest: int = FEWEST_POINTS,
+) -> Statistic:
+    """Return a correlation with its BCa interval from resample counts (B, n), and its p from values `under_null`.
+
+    `of` says what the values under the null hypothesis are of, `every` that these are all orders.
+    """
+    found, drawn = with_interval(coefficient, counts, fewest), len(under_null)
+    method = []
+    if len(counts) and has_interval(found.n, fewest):
+        method.append(f"95% interval: BCa bootstrap over networks, {len(counts)} resamples")
+    if drawn:
+        method.append(f"p: two-sided, {f'all {drawn + 1}' if every else drawn} {of}")
+    p = p_value(found.value, under_null)
+    return Statistic(title, found.value, found.n, found.low, found.high, p, excluded, "; ".join(method), note)
 
 
 def all_pairs(
@@ -192,11 +217,9 @@ def _related(
     title = _title(statistic, names)
     if why := undefined_because(table[list(names)]):
         return Statistic(title, NAN, len(x), excluded=excluded, note=why)
-    found = with_interval(partial(COEFFICIENTS[statistic], x, y), counts)
-    p = p_value(found.value, permuted_values(statistic, x, y, orders))
-    method = methods(len(counts) * has_interval(len(x)), len(orders), every=is_every(len(x)))
+    coefficient, under_null = partial(COEFFICIENTS[statistic], x, y), permuted_values(statistic, x, y, orders)
     note = no_interval(len(counts), len(x))
-    return Statistic(title, found.value, found.n, found.low, found.high, p, excluded, method, note)
+    return bootstrapped(title, coefficient, counts, under_null, excluded, note, every=is_every(len(x)))
 
 
 def undefined_because(table: pd.DataFrame, fewest: int = FEWEST_POINTS) -> str:
@@ -218,7 +241,7 @@ def permuted_values(statistic: CoefficientName, x: Array, y: Array, orders: NDAr
 
 
 def _permuted_kendall(x: Array, y: Array, orders: NDArray[np.int64]) -> Array:
-    """Return tau-b of x with y in each order, (B,): one point against all after it at a time, to save memory."""
+    # One point against all after it at a time, to save memory
     sign_x = signs(x).astype(np.float32)
     drawn = rankdata(y).astype(np.float32)[orders].T.copy()  # (n, B); halves are exact
     both = np.zeros(len(orders))
@@ -239,23 +262,11 @@ def p_value(value: float, under_null: Array) -> float:
     return float((1 + (np.abs(under_null) >= abs(value) - ALIKE).sum()) / (1 + len(under_null)))
 
 
-def methods(resampled: int, permuted: int, of: str = "permutations", *, every: bool = False) -> str:
-    """Return in words how the interval and p were computed; `every` says that all permutations were taken."""
-    number = f"all {permuted + 1}" if every else permuted
-    parts = [f"95% interval: BCa bootstrap over networks, {resampled} resamples"] if resampled else []
-    return "; ".join([*parts, *([f"p: two-sided, {number} {of}"] if permuted else [])])
-
-
 def require_counts(**counts: int) -> None:
     """Refuse a value that is not a number of random draws."""
     for name, number in counts.items():
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
             raise BadInput(f"{name}={number!r}: a whole number of random draws is needed, 0 for none")
-
-
-_ROUNDING = 1e-26
-"""The share of a resample's mean square below which its variance is rounding."""
-_EXPLAINED = "the controls explain one of the two completely"
 
 
 def partial_correlation(
@@ -292,40 +303,33 @@ def partial_correlation(
         raise BadInput(
             "partial_correlation(...): give two different names, and at least one other column to control for"
         )
+    # The networks with all values: enough for the regression, or no correlation
     labels = of_units(x, units)
     kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held, **labels), [*names, *held], present=list(labels))
     n, fewest = len(kept.table), FEWEST_POINTS + len(held)
-    title = f"Partial {statistic.capitalize()} correlation of {names[0]} and {names[1]} given {_listed(controls)}"
+    given = ", ".join(map(str, controls))
+    title = f"Partial {statistic.capitalize()} correlation of {names[0]} and {names[1]} given {given}"
     why = undefined_because(kept.table[list(names)], fewest)
     if why and not labels:
         return Statistic(title, NAN, n, excluded=kept.excluded, note=why)
-    values = kept.table[[*names, *held]].to_numpy().T
-
-    def of_counts(counts: Array) -> Array:
-        return _partial(values, counts, statistic == "spearman")
-
+    ranked, values = statistic == "spearman", kept.table[[*names, *held]].to_numpy().T
+    of_counts = partial(_partial, values, ranked)
     if labels:
         over = over_units(title, of_counts, kept, unit, why)
         return over if why or over.value == over.value else replace(over, note=_EXPLAINED)
-    rng = generator(seed)
-    counts = resamples(n, rng, resampled)
-    found = with_interval(of_counts, counts, fewest)
-    if np.isnan(found.value):
+    if np.isnan(of_counts(np.ones((1, n)))[0]):
         return Statistic(title, NAN, n, excluded=kept.excluded, note=_EXPLAINED)
-    orders = permutations(n, rng, permuted)
-    p = p_value(found.value, _under_null(values, orders, statistic == "spearman"))
-    enough = has_interval(n, fewest)
-    method = methods(resampled * enough, len(orders), "permutations of residuals (Freedman-Lane)", every=is_every(n))
-    note = no_interval(resampled, n, fewest)
-    return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, note)
+    # Interval and p from resamples and from permutations of the residuals
+    rng = generator(seed)
+    counts, orders = resamples(n, rng, resampled), permutations(n, rng, permuted)
+    return bootstrapped(
+        title, of_counts, counts, _under_null(values, orders, ranked), kept.excluded, no_interval(resampled, n, fewest),
+        of="permutations of residuals (Freedman-Lane)", every=is_every(n), fewest=fewest,
+    )  # fmt: skip
 
 
-def _listed(controls: pd.DataFrame) -> str:
-    return ", ".join(str(name) for name in controls)
-
-
-def _partial(values: Array, counts: Array, ranked: bool) -> Array:
-    """Return the partial correlation in each resample, (B,), from the rows x, y and controls of `values` (2 + k, n)."""
+def _partial(values: Array, ranked: bool, counts: Array) -> Array:
+    """The partial correlation in each resample, (B,), from the rows x, y and controls of `values` (2 + k, n)."""
     columns = [centred_ranks(v, counts) if ranked else np.broadcast_to(from_median(v), counts.shape) for v in values]
     stacked = np.stack(columns, axis=1)  # (B, 2 + k, n)
     weights = counts / counts.sum(1, keepdims=True)
@@ -340,7 +344,7 @@ def _partial(values: Array, counts: Array, ranked: bool) -> Array:
 
 
 def _under_null(values: Array, orders: NDArray[np.int64], ranked: bool) -> Array:
-    """Return the partial correlation of x with each reordering of the residuals of y, (B,)."""
+    """The partial correlation of x with each reordering of the residuals of y, (B,)."""
     x, y, *z = (standardised(rankdata(v) if ranked else v) for v in values)
     basis = _basis(np.stack([np.ones_like(x), *z], axis=1))
     e_x, e_y = (v - basis @ (basis.T @ v) for v in (x, y))
@@ -350,7 +354,7 @@ def _under_null(values: Array, orders: NDArray[np.int64], ranked: bool) -> Array
 
 
 def _basis(columns: Array) -> Array:
-    """Return an orthonormal basis of the span of columns (..., n, k), with columns of zeros where they span less."""
+    """An orthonormal basis of the span of columns (..., n, k), with columns of zeros where they span less."""
     u, s, _ = np.linalg.svd(columns, full_matrices=False)
     return np.asarray(u * (s > 1e-8 * s[..., :1])[..., None, :])
 
@@ -375,6 +379,7 @@ def kendall_w(
     Kendall's W = 0.911, p = 0.042 (n = 4; 3 rankings)
     """
     require_counts(permuted=permuted)
+    # The ranks of the whole rankings that do not tie all networks
     table = pd.DataFrame(scores).astype(np.float64)
     if table.shape[1] < 2:
         raise BadInput(f"kendall_w(...): rankings of at least 2 networks are needed, got {table.shape[1]} networks")
@@ -383,16 +388,18 @@ def kendall_w(
     ranks = values[whole] if ranked else rankdata(values[whole], axis=1)
     distinct = np.ptp(ranks, axis=1) > 0 if len(ranks) else np.zeros(0, dtype=bool)
     ranks, n = ranks[distinct], table.shape[1]
-    left = [(f"{(~whole).sum()} left out: a value is missing", not whole.all())]
-    left += [(f"{(~distinct).sum()} left out: all networks tie", not distinct.all())]
-    note = "; ".join([count_of(len(ranks), "ranking"), *(why for why, there in left if there)])
+    note = count_of(len(ranks), "ranking")
+    for kept, why in ((whole, "a value is missing"), (distinct, "all networks tie")):
+        note += "" if kept.all() else f"; {(~kept).sum()} left out: {why}"
     if len(ranks) < 2:
         return Statistic(name, NAN, n, note=f"{note}; at least 2 are needed")
+    # W, and how often independent orders of each ranking have as large a W
     value = float(concordance(ranks))
     if not permuted:
         p = float(chdtrc(n - 1, len(ranks) * (n - 1) * value))
         return Statistic(name, value, n, p=p, method=f"p: chi-square, {n - 1} degrees of freedom", note=note)
-    drawn = concordance(_permuted(ranks, permuted, seed))
+    orders = np.argsort(generator(seed).random((permuted, *ranks.shape)), axis=-1)
+    drawn = concordance(np.take_along_axis(np.broadcast_to(ranks, orders.shape), orders, axis=-1))
     p = float((1 + (drawn >= value - ALIKE).sum()) / (1 + permuted))
     return Statistic(name, value, n, p=p, method=f"p: {permuted} permutations of each ranking", note=note)
 
@@ -408,9 +415,3 @@ def concordance(ranks: Array) -> Array:
     ranks = ranks - ranks.mean(-1, keepdims=True)
     of_sums = (ranks.sum(-2) ** 2).sum(-1)
     return np.asarray(of_sums / (ranks.shape[-2] * (ranks**2).sum((-2, -1))))
-
-
-def _permuted(ranks: Array, number: int, seed: Seed) -> Array:
-    """Return independent random orders of each ranking, (number, rankings, networks)."""
-    orders = np.argsort(generator(seed).random((number, *ranks.shape)), axis=-1)
-    return np.take_along_axis(np.broadcast_to(ranks, orders.shape), orders, axis=-1)

@@ -16,18 +16,16 @@ from numpy.typing import NDArray
 
 from flatlens.errors import BadInput
 from flatlens.statistics.coefficients import Array, GroupNumbers, from_median, pearson, signs, standardised
-from flatlens.statistics.correlations import UNIT_LABELS, methods, of_units, over_units, p_value, require_counts
+from flatlens.statistics.correlations import UNIT_LABELS, bootstrapped, of_units, over_units, require_counts
 from flatlens.statistics.relations import FEWEST_WITHIN
 from flatlens.statistics.resampling import (
     FEWEST_POINTS,
     Seed,
     generator,
-    has_interval,
     is_every,
     no_interval,
     permutations,
     resamples,
-    with_interval,
 )
 from flatlens.statistics.statistic import NAN, Statistic, as_columns, keep
 
@@ -63,26 +61,22 @@ def within_groups(
         why = f"{n} networks in {len(known)} groups, which leave {n - len(known)} points; {FEWEST_WITHIN} are needed"
         return Statistic(title, NAN, n, excluded=kept.excluded, note=why)
     a, b = (kept.table[name].to_numpy() for name in names)
-    rng = generator(seed)
-    found = with_interval(partial(pearson, a, b, groups=labels), resamples(n, rng, resampled))
-    if np.isnan(found.value):
+    r = partial(pearson, a, b, groups=labels)
+    if np.isnan(r(np.ones((1, n)))[0]):
         note = f"{names[0]} or {names[1]} is constant within each group"
         return Statistic(title, NAN, n, excluded=kept.excluded, note=note)
-    near = (from_median(v, labels) for v in (a, b))
-    inside_a, inside_b = (standardised(v - _means(v, labels)) for v in near)
-    orders = permutations(n, rng, permuted, labels)
-    drawn = inside_b[orders] @ inside_a / n
-    method = methods(resampled, len(orders), "permutations within groups", every=is_every(n, labels))
-    p = p_value(found.value, drawn)
-    return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, f"{len(known)} groups")
+    # Interval from resamples, p from orders of y within the groups
+    rng = generator(seed)
+    counts, orders = resamples(n, rng, resampled), permutations(n, rng, permuted, labels)
+    sizes, near = np.bincount(labels), (from_median(v, labels) for v in (a, b))
+    inside_a, inside_b = (standardised(v - (np.bincount(labels, v) / sizes)[labels]) for v in near)
+    return bootstrapped(
+        title, r, counts, inside_b[orders] @ inside_a / n, kept.excluded, f"{len(known)} groups",
+        of="permutations within groups", every=is_every(n, labels),
+    )  # fmt: skip
 
 
-def _means(values: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.asarray((np.bincount(labels, values) / np.bincount(labels))[labels])
-
-
-_LARGEST = 10**7
-"""The largest number of entries held at once, for pairs of networks in permutations."""
+_LARGEST = 10**7  #: largest number of entries held at once, for pairs of networks in permutations
 
 
 def granulated_kendall(
@@ -137,19 +131,21 @@ def granulated_kendall(
         return Statistic(title, NAN, n, excluded=kept.excluded, note=why, **whose)
     levels = {str(name): pd.factorize(kept.table[f"hyperparameter {name}"])[0] for name in axes}
     groupings = {name: _groups(levels, name) for name in levels}
-    rng, drawn = generator(seed), resampled * has_interval(n)
+    rng = generator(seed)
     counts, orders = resamples(n, rng, resampled), permutations(n, rng, permuted)
+    # psi of each hyperparameter
     parts = {}
     for name, (groups, compared) in groupings.items():
         psi, along, remark = partial(_psi, a, b, groups, compared), f"{title}, along {name}", _counted(groups, compared)
         if labels:
             parts[name] = over_units(along, psi, kept, unit, note=remark)
             continue
-        found = with_interval(psi, counts)
-        within = permutations(n, rng, permuted, groups)
-        p = p_value(found.value, _permuted(a, b, [(groups, compared)], within))
-        method = methods(drawn, len(within), "permutations within groups", every=is_every(n, groups))
-        parts[name] = Statistic(along, found.value, n, found.low, found.high, p, kept.excluded, method, remark)
+        under_null = _permuted(a, b, [(groups, compared)], permutations(n, rng, permuted, groups))
+        parts[name] = bootstrapped(
+            along, psi, counts, under_null, kept.excluded, remark,
+            of="permutations within groups", every=is_every(n, groups),
+        )  # fmt: skip
+    # Psi, their mean over those that have one
     counted = [groupings[name] for name, part in parts.items() if part.value == part.value]
     skipped = [f"{name} not counted: {part.note}" for name, part in parts.items() if part.value != part.value]
     if not counted:
@@ -161,15 +157,13 @@ def granulated_kendall(
 
     if labels:
         return replace(over_units(title, whole, kept, unit, note=note), parts=parts)
-    found = with_interval(whole, counts)
-    p = p_value(found.value, _permuted(a, b, counted, orders))
-    note = "; ".join(filter(None, [note, no_interval(resampled, n)]))
-    method = methods(drawn, len(orders), every=is_every(n))
-    return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, note, parts)
+    note, under_null = "; ".join(filter(None, [note, no_interval(resampled, n)])), _permuted(a, b, counted, orders)
+    found = bootstrapped(title, whole, counts, under_null, kept.excluded, note, every=is_every(n))
+    return replace(found, parts=parts)
 
 
 def _groups(levels: dict[str, GroupNumbers], axis: str) -> tuple[GroupNumbers, Array]:
-    """Return (each network's group number, (n,); 1 for pairs in one group that differ along the axis, (n, n))."""
+    """Each network's group number, (n,), and 1 for pairs in one group that differ along the axis, (n, n)."""
     others = [values for name, values in levels.items() if name != axis]
     n = len(levels[axis])
     labels = np.unique(np.stack(others, axis=1), axis=0, return_inverse=True)[1].ravel() if others else np.zeros(n)
@@ -178,14 +172,14 @@ def _groups(levels: dict[str, GroupNumbers], axis: str) -> tuple[GroupNumbers, A
 
 
 def _psi(x: Array, y: Array, groups: GroupNumbers, compared: Array, counts: Array) -> Array:
-    """Return psi, the mean over groups of the mean of sign times sign, in each resample, (B,)."""
+    """psi, the mean over groups of the mean of sign times sign, in each resample, (B,)."""
     member = np.eye(1 + int(groups.max()))[groups]
     both = ((counts @ (signs(x) * signs(y) * compared)) * counts) @ member  # (B, groups)
     return _mean_of_groups(both, ((counts @ compared) * counts) @ member)
 
 
 def _permuted(x: Array, y: Array, groupings: list[tuple[GroupNumbers, Array]], orders: NDArray[np.int64]) -> Array:
-    """Return Psi of x with y in each of the orders, (B,), over the axes of these groupings."""
+    """Psi of x with y in each of the orders, (B,), over the axes of these groupings."""
     found = []
     for groups, compared in groupings:
         i, j = np.nonzero(np.triu(compared))
@@ -198,21 +192,20 @@ def _permuted(x: Array, y: Array, groupings: list[tuple[GroupNumbers, Array]], o
 
 
 def _mean_of_groups(both: Array, pairs: Array) -> Array:
-    """Return the mean of both / pairs over groups that have a pair; NaN if none has."""
+    # The mean of both / pairs over groups that have a pair; NaN if none has
     taus = np.where(pairs > 0, both / np.where(pairs > 0, pairs, 1.0), 0.0)
     known = (pairs > 0).sum(1)
     return np.asarray(np.where(known > 0, taus.sum(1) / np.maximum(known, 1), np.nan))
 
 
 def _mean(psis: list[Array]) -> Array:
-    """Return the mean over axes that have a pair in the resample; NaN if none has."""
+    # Over axes that have a pair in the resample; NaN if none has
     stacked = np.stack(psis)
     known = np.isfinite(stacked).sum(0)
     return np.where(known > 0, np.nansum(stacked, axis=0) / np.maximum(known, 1), np.nan)
 
 
 def _counted(groups: GroupNumbers, compared: Array) -> str:
-    """Return in words how many groups have networks to compare."""
     total = len(np.unique(groups))
     counted = len(np.unique(groups[compared.any(1)]))
     return f"{counted} of {total} groups have networks to compare"

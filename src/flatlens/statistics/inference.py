@@ -21,27 +21,22 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-from scipy.stats import beta
+from scipy.stats import beta, false_discovery_control
 from scipy.stats import t as student
 
 from flatlens.statistics.coefficients import Array, GroupNumbers
 from flatlens.statistics.resampling import Coefficient, generator
 from flatlens.statistics.statistic import NAN, Statistic, Tails, as_columns, keep
 
-FEWEST_UNITS = 6
-"""Smallest number of independent units for which there is an interval, where a verdict hangs on it."""
-FEWEST_DESCRIBED = 3
-"""Smallest number of units for an interval that describes a study; it is wide, and errors are below 3% a side."""
-MOST_GROUPS = 200
-"""Largest number of groups of units that are left out in turn; more units are joined to as many groups."""
-_LEVEL = 0.025
-"""Share of wrong intervals on each side."""
-RANK_LEVEL = 2.0
-"""Factor on the level at which ranks have to agree with a correlation: 5% a side where it is tested at 2.5%."""
-_LARGEST = 700.0
-"""Largest logarithm of a number that float64 holds."""
-_SAME = 1e-12
-"""A standard error below this share of the value is rounding."""
+Holds: TypeAlias = Literal["all", "some"]
+
+FEWEST_UNITS = 6  #: smallest number of independent units for an interval on which a verdict hangs
+FEWEST_DESCRIBED = 3  #: the same to describe a study: the interval is wide, and errors are below 3% a side
+MOST_GROUPS = 200  #: largest number of groups of units left out in turn; more units are joined to as many groups
+_LEVEL = 0.025  #: share of wrong intervals on each side
+RANK_LEVEL = 2.0  #: factor on the level at which ranks have to agree: 5% a side for a correlation tested at 2.5%
+_LARGEST = 700.0  #: largest logarithm of a number that float64 holds
+_SAME = 1e-12  #: a standard error below this share of the value is rounding
 
 
 def clustered(
@@ -85,6 +80,7 @@ def clustered(
     >>> clustered("mean", lambda counts: counts @ x / counts.sum(1), units)
     mean = 2.5 [0.537, 4.46], p = 0.022 (n = 6, 6 networks)
     """
+    # The value, and its values without each unit in turn
     numbers, labels = pd.factorize(np.asarray(units, dtype=object))
     n, known, groups = len(numbers), len(labels), in_groups(numbers, labels)
     plain = Statistic(name, NAN, n, excluded=excluded, note=note, units=known, unit=unit, correlation=fisher)
@@ -96,6 +92,7 @@ def clustered(
         return replace(plain, note=_and(note, "undefined: a column is constant, or too few networks are left"))
     each = np.abs(left_out) if folded else left_out
     plain = replace(plain, leave_one_out=(float(each.min()), float(each.max())))
+    # Too few units, or too few orders of a column, leave the value without an interval
     if known < fewest:
         return replace(plain, note=_and(note, f"fewer than {fewest} independent units"))
     if not np.isfinite(left_out).all():
@@ -112,11 +109,8 @@ def clustered(
 def _interval(
     plain: Statistic, value: float, left_out: Array, least: float, *, fisher: bool, folded: bool = False
 ) -> Statistic:
-    """Return the statistic with interval, p and tails, from its values without each unit (or group of units).
-
-    `least` is the smallest possible p.
-    """
-    to, back = (fishers_z, np.tanh) if fisher else (_plain, _plain)
+    """The statistic with interval, p and tails, from its values without each unit; `least` is the smallest p."""
+    to, back = (fishers_z, np.tanh) if fisher else (np.asarray, np.asarray)
     groups, at = len(left_out), float(to(np.array(value)))
     error = float(np.sqrt((groups - 1) / groups * ((to(left_out) - at) ** 2).sum()))
     error = 0.0 if error <= _SAME * max(abs(at), 1e-300) else error
@@ -151,7 +145,6 @@ def two_sided(tails: tuple[float, float]) -> float:
 def _with_ranks(
     found: Statistic, ranks: Coefficient, groups: GroupNumbers, least: float, *, fisher: bool, folded: bool
 ) -> Statistic:
-    """Return the statistic with that of ranks beside it; its p is at least half of that of the ranks."""
     value, left_out = _with_and_without(ranks, groups)
     beside = replace(found, name=f"{found.name}, of ranks", value=value, leave_one_out=(NAN, NAN))
     if not np.isfinite([value, *left_out]).all():
@@ -162,7 +155,13 @@ def _with_ranks(
     assert theirs is not None
 
     def grown(times: float) -> Tails:
-        return least_of(own(times), theirs(times))
+        of_value, of_ranks = own(times), theirs(times)
+
+        def tails(than: float) -> tuple[float, float]:
+            above, below = (max(p, q / RANK_LEVEL) for p, q in zip(of_value(than), of_ranks(than), strict=True))
+            return above, below
+
+        return tails
 
     tails = grown(1.0)
     method = f"{found.method}; p: the larger of its own and half of that of ranks"
@@ -170,16 +169,6 @@ def _with_ranks(
         found, tails=tails, grown=grown, p=two_sided(tails(0.0)), method=method,
         of_ranks=abs(value) if folded else value,
     )  # fmt: skip
-
-
-def least_of(own: Tails, of_ranks: Tails) -> Tails:
-    """Return the one-sided p of a correlation, at least half of that of the ranks."""
-
-    def tails(than: float) -> tuple[float, float]:
-        above, below = (max(p, q / RANK_LEVEL) for p, q in zip(own(than), of_ranks(than), strict=True))
-        return above, below
-
-    return tails
 
 
 def in_groups(numbers: GroupNumbers, labels: Any) -> GroupNumbers:
@@ -205,32 +194,23 @@ def _orders(column: Array, numbers: GroupNumbers) -> float:
     >>> round(_orders(np.array([0.0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 2, 2])))  # 3 units, and 2 orders in one
     12
     """
-    of_units = [Counter(column[rows].tolist()) for rows in _rows_of(numbers)]
+    rows_of = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+    of_units = [Counter(column[rows].tolist()) for rows in rows_of]
     alike = [frozenset((value, times / of.total()) for value, times in of.items()) for of in of_units]
     return exp(min(_log_orders(alike) + sum(_log_orders(of.elements()) for of in of_units), _LARGEST))
 
 
-def _rows_of(numbers: GroupNumbers) -> list[Array]:
-    return np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
-
-
 def _log_orders(values: Iterable[Hashable]) -> float:
-    """Return the logarithm of how many different orders these values have."""
     times = Counter(values)
     return lgamma(times.total() + 1) - sum(lgamma(each + 1) for each in times.values())
 
 
 def _with_and_without(coefficient: Coefficient, groups: GroupNumbers) -> tuple[float, Array]:
-    """Return the statistic of all networks, and without each unit, or each group of units."""
     counts = np.ones((2 + int(groups.max()), len(groups)))
     counts[1 + groups, np.arange(len(groups))] = 0.0
     with np.errstate(invalid="ignore", divide="ignore"):
         values = np.asarray(coefficient(counts), dtype=np.float64)
     return float(values[0]), values[1:]
-
-
-def _plain(value: Any) -> Any:
-    return value
 
 
 def beyond_errors(a: Array, b: Array) -> Array:
@@ -296,27 +276,27 @@ def average(
     x, *of_ranks = (kept.table[column].to_numpy() for column in columns)
     member = np.equal.outer(kept.table["_case"].to_numpy(), np.unique(kept.table["_case"])).astype(float)
     found = clustered(
-        f"Mean of {name}",
-        partial(_mean_over_cases, x, member),
-        kept.table["_unit"],
-        unit=unit,
-        ranks=partial(_mean_over_cases, of_ranks[0], member) if of_ranks else None,
-        excluded=kept.excluded,
-    )
+        f"Mean of {name}", partial(_mean_over_cases, x, member), kept.table["_unit"], unit=unit,
+        ranks=partial(_mean_over_cases, of_ranks[0], member) if of_ranks else None, excluded=kept.excluded,
+    )  # fmt: skip
     found = replace(found, correlation=ranks is not None)
     each = pd.Series(x).groupby(kept.table["_unit"].to_numpy())
     means = each.mean().to_numpy()
     if of_ranks or len(means) < FEWEST_UNITS:
         return found
-    agree, alike = len(set(means)) == 1, each.size().nunique() == member.shape[1] == 1
-    if agree and correlations:
-        return _one_value(found, means)
-    ends = _two_values(means, shares=shares) if agree or alike else None
-    return found if ends is None else _binomial(found, means, *ends)
+    # Units with one or two values are a binomial sample, unless their sizes or kinds differ
+    values, alike = np.unique(means), each.size().nunique() == member.shape[1] == 1
+    if len(values) == 1 and correlations:
+        size = abs(float(values[0]))
+        method = "95% interval: of a sign test, as all units have one value"
+        return replace(_binomial(found, means, -size, size), value=found.value, method=method) if size else found
+    if shares and set(values) <= {0.0, 1.0} and (len(values) == 1 or alike):
+        return _binomial(found, means, 0.0, 1.0)
+    return _binomial(found, means, *map(float, values)) if len(values) == 2 and alike else found
 
 
 def _mean_over_cases(x: Array, member: Array, counts: Array) -> Array:
-    """Return the mean over cases of the mean within each, (B,); `member` (n, cases) is 1 in each network's own case."""
+    # (B,); `member` (n, cases) is 1 in each network's own case
     means = (counts * x) @ member / (counts @ member)
     known = np.isfinite(means)
     return np.asarray(np.where(known, means, 0.0).sum(1) / known.sum(1))
@@ -337,25 +317,8 @@ def share(holds: Any, units: Any = None, *, name: str = "it", unit: str = "netwo
     return replace(found, name=f"Share of {unit}s with {name}", n=len(table), excluded=excluded)
 
 
-def _two_values(means: Array, *, shares: bool) -> tuple[float, float] | None:
-    """Return the two values that the units' means take; None if they take more, or one. Those of shares are 0 and 1."""
-    values = np.unique(means)
-    if shares and set(values) <= {0.0, 1.0}:
-        return 0.0, 1.0
-    return (float(values[0]), float(values[1])) if len(values) == 2 else None
-
-
-def _one_value(found: Statistic, means: Array) -> Statistic:
-    """Return the statistic of units that all have one value, with the interval of a sign test; its p is 2^-units."""
-    size = abs(float(means[0]))
-    if size == 0:
-        return found
-    method = "95% interval: of a sign test, as all units have one value"
-    return replace(_binomial(found, means, -size, size), value=found.value, method=method)
-
-
 def clopper_pearson(k: float, n: int) -> tuple[float, float]:
-    """Return the ends of the exact 95% interval of a share, k of n; k need not be a whole number.
+    """Return the ends of the exact 95% interval of a share, k of n; k need not be whole, as scipy's `binomtest` asks.
 
     >>> [round(end, 4) for end in clopper_pearson(0, 10)]
     [0.0, 0.3085]
@@ -365,7 +328,7 @@ def clopper_pearson(k: float, n: int) -> tuple[float, float]:
 
 
 def _binomial(found: Statistic, means: Array, low: float, high: float) -> Statistic:
-    """Return the statistic with the exact interval of a mean of units that are `low` or `high`.
+    """The statistic with the exact interval of a mean of units that are `low` or `high`.
 
     A mean of such units cannot lie outside: against a number there, or at an end, p is that of a sign test, in which
     units that have this number do not count.
@@ -387,9 +350,6 @@ def _binomial(found: Statistic, means: Array, low: float, high: float) -> Statis
         found, value=low + from_share * k / n, low=bounds[0], high=bounds[1],
         p=two_sided(tails(0.0)), tails=tails, grown=None, method=method,
     )  # fmt: skip
-
-
-Holds: TypeAlias = Literal["all", "some"]
 
 
 def in_cases(
@@ -414,12 +374,11 @@ def in_cases(
     every_above = (holds == "all") == (side == "above")
     pick = min if every_above else max
     if not known:
-        return Statistic(name, NAN, max((one.n for one in parts.values()), default=0), parts=parts,
-                         note="undefined in every case")  # fmt: skip
+        n = max((one.n for one in parts.values()), default=0)
+        return Statistic(name, NAN, n, parts=parts, note="undefined in every case")
     case = pick(known, key=lambda case: known[case].value)
-    shown = known[case]
     undecided = [case for case, one in parts.items() if one.tails is None]
-    each = [one.tails or _open for one in parts.values()]
+    each = [one.tails or (lambda _: (1.0, 1.0)) for one in parts.values()]  # without an interval nothing is believed
     tails = _joint(each, every_above=every_above) if len(undecided) < len(parts) else None
     growing = [one.grown for one in parts.values() if one.grown is not None]
 
@@ -429,23 +388,15 @@ def in_cases(
     note = f"{'least' if every_above else 'largest'} of {len(parts)} cases: {case}"
     if undecided:
         note += f"; no interval for {', '.join(undecided)}"
-    return Statistic(
-        name, shown.value, shown.n, shown.low, shown.high,
-        NAN if tails is None else two_sided(tails(0.0)), shown.excluded, shown.method, note, parts,
-        units=shown.units, unit=shown.unit,
-        leave_one_out=shown.leave_one_out, of_ranks=shown.of_ranks,
-        correlation=holds == "all" and all(one.correlation for one in known.values()), tails=tails,
+    return replace(
+        known[case], name=name, p=NAN if tails is None else two_sided(tails(0.0)), note=note, parts=parts, tails=tails,
+        correlation=holds == "all" and all(one.correlation for one in known.values()),
         grown=grown if len(growing) == len(parts) else None,
     )  # fmt: skip
 
 
-def _open(_: float) -> tuple[float, float]:
-    """Return the p of a case without an interval: nothing is believed."""
-    return 1.0, 1.0
-
-
 def _joint(each: Sequence[Tails], *, every_above: bool) -> Tails:
-    """Return the p that every case is above and that one is below; or that one is above and every one below."""
+    """The p that every case is above and that one is below; or that one is above and every one below."""
 
     def tails(than: float) -> tuple[float, float]:
         above, below = (np.array(side) for side in zip(*(one(than) for one in each), strict=True))
@@ -475,8 +426,6 @@ def benjamini_hochberg(p: Array) -> Array:
     >>> benjamini_hochberg(np.array([0.01, float("nan"), 0.04, 0.03])).round(3).tolist()
     [0.03, nan, 0.04, 0.04]
     """
-    found = np.full(len(p), np.nan)
-    known = np.flatnonzero(np.isfinite(p))
-    order = known[np.argsort(-p[known])]
-    found[order] = np.minimum.accumulate(p[order] * len(known) / np.arange(len(known), 0, -1))
-    return np.asarray(np.minimum(found, 1.0))
+    found, known = np.full(len(p), np.nan), np.isfinite(p)
+    found[known] = false_discovery_control(p[known])
+    return found

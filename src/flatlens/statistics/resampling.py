@@ -17,8 +17,7 @@ from flatlens.statistics.coefficients import Array, GroupNumbers
 from flatlens.statistics.statistic import NAN
 
 Seed: TypeAlias = int | Generator
-EVERY_ORDER = math.factorial(7)
-"""Largest number of orders that are all taken, instead of some at random."""
+EVERY_ORDER = math.factorial(7)  #: largest number of orders that are all taken, instead of some at random
 
 
 def generator(seed: Seed) -> Generator:
@@ -78,7 +77,7 @@ def permutations(n: int, seed: Seed, number: int, groups: GroupNumbers | None = 
 
 
 def _every_order(n: int, groups: GroupNumbers) -> NDArray[np.int64]:
-    """Return every order within the groups, the points' own first."""
+    # The points' own order comes first
     places = [np.flatnonzero(groups == group) for group in range(1 + max(groups, default=0))]
     found = []
     for orders in itertools.product(*map(itertools.permutations, places)):
@@ -92,10 +91,8 @@ def _every_order(n: int, groups: GroupNumbers) -> NDArray[np.int64]:
 Coefficient: TypeAlias = Callable[[Array], Array]
 """A statistic of fixed data, for each resample: counts (B, n) -> (B,)."""
 
-FEWEST_POINTS = 4
-"""The smallest number of points for which a correlation is given."""
-FEWEST_RESAMPLED = 6
-"""The smallest number of points for which it has an interval: of 4, resamples miss in 19 to 23% on one side."""
+FEWEST_POINTS = 4  #: smallest number of points for which a correlation is given
+_MORE = 2  #: points beyond those for a value that an interval needs: of 4, resamples miss in 19 to 23% on one side
 
 
 @dataclass(frozen=True)
@@ -126,17 +123,16 @@ def with_interval(coefficient: Coefficient, counts: Array, fewest: int = FEWEST_
 
 def has_interval(n: int, fewest: int = FEWEST_POINTS) -> bool:
     """Return whether n points are enough for an interval of a coefficient that needs `fewest` points for its value."""
-    return n >= fewest + FEWEST_RESAMPLED - FEWEST_POINTS
+    return n >= fewest + _MORE
 
 
 def no_interval(resampled: int, n: int, fewest: int = FEWEST_POINTS) -> str:
     """Return why n points have no interval though there are resamples; an empty string if they have one."""
-    few = resampled and not has_interval(n, fewest)
-    return f"fewer than {fewest + FEWEST_RESAMPLED - FEWEST_POINTS} networks: no interval" if few else ""
+    return f"fewer than {fewest + _MORE} networks: no interval" if resampled and not has_interval(n, fewest) else ""
 
 
 def _levels(value: float, draws: Array, left_out: Array) -> Array:
-    """Return the levels of the resamples' quantiles that bound the interval, (2,).
+    """The levels of the resamples' quantiles that bound the interval, (2,).
 
     `left_out` (n,) has the statistic with each point left out in turn.
     """

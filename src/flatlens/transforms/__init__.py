@@ -11,14 +11,17 @@ from flatlens.transforms.attention import (
     query_key_basis,
     value_output_basis,
 )
-from flatlens.transforms.definition import TRANSFORMS, Moved, Transform
+from flatlens.transforms.definition import TRANSFORMS, Moved, Transform, transform
 from flatlens.transforms.invariance import Applied, Cell, InvarianceReport, check_invariance
 from flatlens.transforms.neurons import (
     batchnorm_folding,
     batchnorm_scale,
+    feature_by_feature,
     feature_normalization,
     layerwise,
     neuronwise,
+    order_reader,
+    order_source,
     permutation,
 )
 from flatlens.transforms.wiring import OUTPUTS, Link, Reader, Wiring, read_wiring
@@ -37,6 +40,7 @@ __all__ = [
     "batchnorm_folding",
     "batchnorm_scale",
     "check_invariance",
+    "feature_by_feature",
     "feature_normalization",
     "gate_scale",
     "head_permutation",
@@ -44,9 +48,12 @@ __all__ = [
     "neuronwise",
     "norm_folding",
     "norm_scale",
+    "order_reader",
+    "order_source",
     "permutation",
     "query_key_basis",
     "read_wiring",
+    "transform",
     "value_output_basis",
 ]
 

@@ -21,12 +21,9 @@ from flatlens.problem import Problem
 from flatlens.problem.arguments import drawing
 from flatlens.progress import or_line
 from flatlens.result import Result
-from flatlens.transforms import attention, neurons
+from flatlens.transforms import attention, neurons  # noqa: F401  # their import registers their transforms
 from flatlens.transforms.definition import TRANSFORMS, Moved, Transform, copied, with_model
 from flatlens.transforms.wiring import read_wiring
-
-_HOMES = (neurons, attention)
-"""The modules of transforms: importing one registers its transforms."""
 
 
 def named_transforms(transforms: str | Transform | Iterable[str | Transform] | None) -> list[Transform]:
