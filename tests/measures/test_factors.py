@@ -43,6 +43,25 @@ def test_without_the_blocks_the_factors_stay() -> None:
     assert factors[alone].note == "blocks=False leaves the blocks out"
 
 
+def test_a_table_that_also_makes_the_outputs_has_a_block_and_no_features() -> None:
+    """Its products read what a lookup made of the weight: only the factors of other layers are known."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(self.norm(self.table(ids)).mean(1), self.table.weight)
+
+    torch.manual_seed(0)
+    problem = fl.Problem(Tied().double(), "cross_entropy", (torch.randint(7, (6, 3)), torch.randint(7, (6,))))
+    report = fl.measure(fl.Lens(problem), ["layer_factors"])
+    assert report["layer_factors", "table.weight"].value > 0
+    for part in ("features", "jacobian"):
+        assert report[f"layer_factors.{part}", "table.weight"].kind == "undefined"
+
+
 @pytest.mark.parametrize("statistics", [None, 3])
 def test_the_losses_curvature_is_that_of_the_risk(statistics: int | None) -> None:
     """Pixels and weights of classes make masses other than 1, whichever way BatchNorm has its statistics."""

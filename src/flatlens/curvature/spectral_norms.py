@@ -280,7 +280,7 @@ def feature_norms(
     kept, complete, widths = _features(problem, model, layout)
     norms = {}
     for name, keys in (groups if groups is not None else {key: (key,) for key in widths}).items():
-        if not widths.keys() >= {*keys}:
+        if not keys or not widths.keys() >= {*keys}:  # a weight that acts in no product has no features
             continue
         width = sum(widths[key] for key in keys)
         unit = max(_unit(part[key]) for part in kept for key in keys) or 1.0
