@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatlens.operations.graph import Graph, Paths
+from flatlens.operations.graph import Graph
 from flatlens.operations.pair_finders import HeadFinder
 
 X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -18,7 +18,7 @@ def heads_of(net: nn.Module, *inputs: torch.Tensor):
     torch.manual_seed(0)
     f = net.double()(*(x.clone().requires_grad_() for x in inputs))
     f = f if isinstance(f, torch.Tensor) else f[0]
-    return HeadFinder(Paths(Graph(f), net)).run()
+    return HeadFinder(Graph(f, net)).run()
 
 
 def rows_of(entries) -> list[int]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatlens.operations.graph import Graph, Paths
+from flatlens.operations.graph import Graph
 from flatlens.operations.pair_finders import HeadFinder, ScaleFinder
 
 X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -37,8 +37,7 @@ class ByHand(nn.Module):
 
 def scales_of(net: nn.Module):
     net = net.double()
-    paths = Paths(Graph(net(X.clone().requires_grad_())), net)
-    return ScaleFinder(paths, HeadFinder(paths)).run()
+    return ScaleFinder(HeadFinder(Graph(net(X.clone().requires_grad_()), net))).run()
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,8 @@ from flatlens.curvature import Hessian, eigenpairs
 from flatlens.curvature.probes import student
 from flatlens.grams import Weight, row_factor
 from flatlens.grams.record import record
-from flatlens.operations.activations import SOFTPLUS_TAIL
 from flatlens.operations.graph import Graph, Node
-from flatlens.operations.table import operation_of
+from flatlens.operations.table import SOFTPLUS_TAIL, operation_of
 from flatlens.perturbation.features import RotatedFeatures, unmovable
 
 _COMPARISONS = frozenset(

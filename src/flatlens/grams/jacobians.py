@@ -36,7 +36,7 @@ from flatlens.grams.trial import Rows
 from flatlens.grams.weight_jacobians import DenseJacobian, ExplicitJacobian, GramKind, SharedJacobian
 from flatlens.operations.graph import Place
 from flatlens.operations.layers import by_sample
-from flatlens.operations.parameter_uses import RESHAPING, Entrywise, GraphOperation, Lookup, Made, Product
+from flatlens.operations.parameter_uses import RESHAPING, Derived, Entrywise, GraphOperation, Lookup, Product
 from flatlens.problem import Problem
 
 Saved: TypeAlias = dict[tuple[str, int], Tensor]
@@ -410,7 +410,7 @@ def _lookup_jacobian(read: Lookup, J: Tensor, ids: Tensor, size: int) -> Tensor:
     return M.scatter_add_(2, ids[:, None, :, None].expand_as(J), J).flatten(2)
 
 
-def _same_entries(made: Made, goals: list[Place]) -> int | None:
+def _same_entries(made: Derived, goals: list[Place]) -> int | None:
     """Return the goal that a made tensor is, perhaps in another shape; None if it is another tensor."""
     node = made.node
     if made.number:

@@ -24,7 +24,7 @@ from flatlens.grams.trial import Rows, Structure, operations_of, structure_of
 from flatlens.grams.weight_jacobians import WeightMatrix
 from flatlens.operations.layers import Adapter
 from flatlens.operations.operator_norm import SearchedNorm, blocks_norm, map_norm
-from flatlens.operations.parameter_uses import GraphOperation, Made, Read
+from flatlens.operations.parameter_uses import Derived, GraphOperation, Read
 from flatlens.problem import Batch
 from flatlens.problem.batches import size
 from flatlens.problem.ranks import Ranks
@@ -184,7 +184,7 @@ class Weight:
         return self.searched_spectral_norm.value
 
 
-MadePlaces: TypeAlias = list[tuple[Made, list[tuple[Read, str]]]]
+MadePlaces: TypeAlias = list[tuple[Derived, list[tuple[Read, str]]]]
 """The tensors made from a parameter, each with the operations that read it and their names in the plan."""
 
 UNREAD_PRODUCT = "its calls multiply other numbers than their inputs, by no product of a known form"

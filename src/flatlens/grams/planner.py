@@ -24,7 +24,7 @@ from flatlens.grams.output_jacobians import Checker, certificate_of, watched_pla
 from flatlens.grams.plan import BATCHING, Layout, Weight, clear_autograd_errors
 from flatlens.grams.record import Call, made_reads
 from flatlens.grams.trial import Rows, Structure, Trial, common_structure
-from flatlens.operations.graph import Node, Paths
+from flatlens.operations.graph import Node, sources_of, walk
 from flatlens.operations.layers import Adapter, layer_of
 from flatlens.operations.pair_finders import HeadFinder, HeadPairs
 from flatlens.operations.parameter_uses import Bias, Entrywise, Lookup, Product, Read, matrix_in_products
@@ -73,8 +73,7 @@ def lay_out(
 
 def _with_heads(layout: Layout, trial: Trial, model: nn.Module) -> Layout:
     """Return the plan with attention's projections and heads, found on one trial."""
-    assert trial.tape.graph is not None
-    found = HeadFinder(Paths(trial.tape.graph, model)).run()
+    found = HeadFinder(trial.tape.graph).run()
     parts = parts_of(layout.weights, found)
     more = sum(w.matrix.W.shape[1] * w.positions for w in parts.values()) * layout.itemsize
     refused = {**found.refused_queries, **found.refused_values}
@@ -140,20 +139,15 @@ def _plan(facts: AgreedFacts) -> Layout:
 def _several_ends(facts: AgreedFacts, weights: dict[str, Weight]) -> bool:
     """Return whether outputs come from other layers than the last, too, through no layer after these."""
     last, graph = next(reversed(weights.values()), None), facts.first.tape.graph
-    if last is None or not last.products or graph is None:
+    if last is None or not last.products:
         return False
-    paths, own = Paths(graph, facts.model), {facts.first.operations[name].node for name in last.products}
-    waiting: list[Node] = [graph.nodes[-1]]
-    seen: set[Node] = set()
-    ends: set[bool] = set()  # whether a layer that is reached is the last
-    while waiting:
-        node = waiting.pop()
-        if node in own or paths.is_layer(node):
-            ends.add(node in own)
-        elif node not in seen:
-            seen.add(node)
-            waiting += [source for source, _ in node.next_functions if source is not None]
-    return len(ends) == 2
+    own = {facts.first.operations[name].node for name in last.products}
+
+    def behind(node: Node) -> list[Node]:
+        return [] if node in own or graph.is_layer(node) else sources_of(node)
+
+    reached = walk(graph.nodes[-1:], behind)
+    return len({node in own for node in reached if node in own or graph.is_layer(node)}) == 2
 
 
 def _input_call(facts: AgreedFacts, weights: dict[str, Weight]) -> str | None:

@@ -20,21 +20,20 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from flatlens.operations.graph import Graph, Node, Paths
+from flatlens.operations.graph import Graph, Node
 from flatlens.operations.layers import is_linear
 from flatlens.operations.pair_finders import HeadFinder, ScaleFinder, Scales
 from flatlens.operations.parameter_uses import (
+    Derived,
     GraphOperation,
     Lookup,
-    Made,
     Product,
     Read,
+    derived_from,
     features_of,
-    made_of,
     product_of,
     reaches,
     reads_of,
-    sampled_nodes,
 )
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import is_list, take, unlisted
@@ -74,17 +73,17 @@ class Tape:
     """Outputs of embeddings of the batch's ids, samples in front; those that may be of positions come last."""
     mask: Tensor | None = None  #: attention mask (n, T), 0 at padding; None if the batch has none
     rounded: bool = False  #: whether products round what they are given: the arithmetic asked for does
-    graph: Graph | None = None  #: autograd's graph of the outputs
+    graph: Graph = field(init=False)  #: autograd's graph of the outputs
     reads: dict[str, tuple[Read, ...] | None] = field(default_factory=dict)
     """Operations that read each parameter, by its name; None if one of them is of an unknown type."""
-    made: dict[str, tuple[Made, ...] | None] = field(default_factory=dict)
+    made: dict[str, tuple[Derived, ...] | None] = field(default_factory=dict)
     """Tensors that are made from a parameter, where `reads` does not say how it acts; None if one read is unknown."""
     operations: dict[str, GraphOperation] = field(default_factory=dict)  #: cache of `Layout.operations`
     names: dict[Node, str] = field(default_factory=dict)  #: their names in the plan, by node
 
     def read_graph(self, f: Tensor, model: nn.Module, inputs: list[Tensor]) -> None:
         """Find in the graph of f the operations that read each parameter, and the product of each call."""
-        self.graph = graph = Graph(f)
+        self.graph = graph = Graph(f, model)
         self.reads = {name: reads_of(graph, p) for name, p in model.named_parameters() if p.is_floating_point()}
         self._read_made(graph, model, inputs)
         by_turn = sorted(
@@ -107,16 +106,16 @@ class Tape:
     def _read_made(self, graph: Graph, model: nn.Module, inputs: list[Tensor]) -> None:
         """Find the tensors that are made from parameters without the network's input."""
         sources = [graph.leaves.get(id(x)) if x.grad_fn is None else x.grad_fn for x in inputs]
-        sampled = sampled_nodes(graph, [node for node in sources if node is not None])
+        sampled = graph.behind([node for node in sources if node is not None])
         for name, p in model.named_parameters():
             reads, leaf = self.reads.get(name, ()), graph.leaves.get(id(p))
             if leaf is None or (reads is not None and _alike_reads(reads) and all(r.node in sampled for r in reads)):
                 continue
             if reads is not None and all(isinstance(read, Lookup) for read in reads):
-                found = [made_of(graph, read.node, read.shape, sampled) for read in reads]
+                found = [derived_from(graph, read.node, read.shape, sampled) for read in reads]
                 self.made[name] = None if None in found else tuple(made for each in found for made in each or ())
             else:
-                self.made[name] = made_of(graph, leaf, p.shape, sampled)
+                self.made[name] = derived_from(graph, leaf, p.shape, sampled)
 
 
 def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[Read, ...] | None) -> Product | None:
@@ -284,10 +283,9 @@ def read_heads(problem: Problem, model: nn.Module) -> Iterator[tuple[HeadFinder,
     """Give the heads, norms and gates that autograd's graph of the first samples shows."""
     with problem.measuring(model), differentiable(model.parameters()):
         tape, _, _, _ = run_recorded(problem, model, problem.place(take(problem.probes[0], 0, READ_ON)))
-        assert tape.graph is not None
-        finder = HeadFinder(Paths(tape.graph, model))
+        finder = HeadFinder(tape.graph)
         finder.run()
-        yield finder, ScaleFinder(finder.paths, finder).run()
+        yield finder, ScaleFinder(finder).run()
 
 
 def sample_axis(read: Tensor, given: Sequence[Tensor]) -> tuple[int | None, bool]:

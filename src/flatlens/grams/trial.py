@@ -204,7 +204,6 @@ def common_structure(structures: Iterable[Structure]) -> Structure:
 def structure_of(tape: Tape, inputs: list[Tensor], model: nn.Module) -> Structure:
     """Return the structure that one recorded forward pass shows."""
     graph = tape.graph
-    assert graph is not None
     parameters = {name: p for name, p in model.named_parameters() if name in tape.reads}
     sources: dict[Node, int] = {}
     labels: list[tuple[bool, str]] = []  # for each bit: (whether it is a call, key of the call or parameter's name)

@@ -21,7 +21,7 @@ from flatlens.measures.lens import Lens
 from flatlens.measures.notes import LARGEST_OF_NOISY
 from flatlens.measures.rows import ALL, with_note
 from flatlens.measures.traces import Effort, FunctionalHessianPart, plus, sampled
-from flatlens.operations.graph import Node, Paths, is_product
+from flatlens.operations.graph import Node
 from flatlens.operations.pair_finders import HeadFinder, NormScale
 from flatlens.operations.parameter_uses import features_of
 from flatlens.operations.weight_pairs import Entries, NotUnderstood
@@ -123,8 +123,8 @@ class SeenChunk:
 def heads_of(lens: Lens) -> tuple[list[HeadWeight], dict[str, str]]:
     """Return the weights of every head, and by part (queries and keys, values) why others are not understood."""
     with read_heads(lens.problem, lens.model) as (finder, scales):
-        found, paths = finder.found, finder.paths
-        products = [node for node in paths.graph.nodes if is_product(paths, node)]
+        found, graph = finder.found, finder.graph
+        products = [node for node in graph.nodes if graph.is_product(node)]
         weights = {}
         for part, pairs in (("query_key", found.queries), ("value_output", found.values)):
             counts: dict[str, int] = {}
@@ -180,9 +180,7 @@ def seen_of(lens: Lens, batch: Batch, wanted: list[int]) -> tuple[SeenChunk, Ten
     """Return what is seen of a chunk, and the losses' curvature in the outputs, (n, N, N)."""
     problem, model = lens.problem, lens.model
     tape, _, f, y = run_recorded(problem, model, batch)
-    assert tape.graph is not None
-    paths = Paths(tape.graph, model)
-    products = [node for node in paths.graph.nodes if is_product(paths, node)]
+    products = [node for node in tape.graph.nodes if tape.graph.is_product(node)]
     if wanted[-1] >= len(products):
         raise NotUnderstood(OTHER_PRODUCTS)
     n, N = f.shape

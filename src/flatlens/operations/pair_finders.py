@@ -18,7 +18,18 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from flatlens.operations.graph import LEAF, GraphEdge, Node, Origins, Paths, dtype_of, is_product, shape_of, taken_back
+from flatlens.operations.graph import (
+    LEAF,
+    Graph,
+    GraphEdge,
+    Node,
+    Origins,
+    dtype_of,
+    shape_of,
+    sources_of,
+    taken_back,
+    walk,
+)
 from flatlens.operations.weight_pairs import (
     NEGLIGIBLE,
     Entries,
@@ -114,16 +125,16 @@ _PRODUCTS = ("BmmBackward0", "BaddbmmBackward0")  #: the second adds a mask to s
 class HeadFinder:
     """A search for the heads in the graph of one forward pass."""
 
-    def __init__(self, paths: Paths) -> None:
-        self.paths = paths
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
         self.found = HeadPairs()
-        self.weights = WeightReader(paths)
+        self.weights = WeightReader(graph)
         self._scores: dict[Node, list[tuple[HeadSide, HeadSide]]] = {}  #: by product: (query, key) of each head
         self._unread: dict[Node, str] = {}  #: products neither of whose factors comes from a weight, with the reason
 
     def run(self) -> HeadPairs:
         """Return the heads of every attention."""
-        for node in self.paths.graph.nodes:
+        for node in self.graph.nodes:
             if node.name() in _PRODUCTS:
                 self._read(node)
         return self.found
@@ -133,8 +144,8 @@ class HeadFinder:
         if left[0] is None or right[0] is None:
             self._unread[node] = "depend on no weight"
             return
-        origins = [self.paths.origins(edge) for edge in (left, right)]
-        made = [any(is_product(self.paths, one) for one, _ in origin.edges) for origin in origins]
+        origins = [self.graph.origins(edge) for edge in (left, right)]
+        made = [any(self.graph.is_product(one) for one, _ in origin.edges) for origin in origins]
         if not any(made):
             self._unread[node] = next(self._told(one.edges, one.joined) for one in origins)
             self._refuse_unmade(node, origins)
@@ -165,19 +176,19 @@ class HeadFinder:
 
         Weights of matrix products come first.
         """
-        fixed = self.paths.fixed
-        for node, _ in sorted(edges, key=lambda edge: not is_product(self.paths, edge[0])):
-            operands = node.next_functions[-1:] if is_product(self.paths, node) else node.next_functions
+        fixed = self.graph.fixed
+        for node, _ in sorted(edges, key=lambda edge: not self.graph.is_product(edge[0])):
+            operands = node.next_functions[-1:] if self.graph.is_product(node) else node.next_functions
             made = next((source for source, _ in operands if source in fixed), None)
             while made is not None:
                 if made.name() == LEAF:
-                    return self.paths.names[id(made.variable)]
+                    return self.graph.names[id(made.variable)]
                 made = next((source for source, _ in made.next_functions if source in fixed), None)
         return ""
 
     def _refuse_unmade(self, node: Node, origins: list[Origins]) -> None:
         """Refuse an attention whose values come from no matrix product: the product that weighs them by its scores."""
-        if any(source in self.paths.fixed for source, _ in node.next_functions[-2:]):
+        if any(source in self.graph.fixed for source, _ in node.next_functions[-2:]):
             return
         for operand, values in enumerate(origins):
             scores = self._scores_behind(node.next_functions[-1 - operand][0], past_weights=False)
@@ -209,7 +220,7 @@ class HeadFinder:
         """Read a product that weighs values: the axis of features passes through, and a matrix product reads it."""
         axis = 2 if operand else 1
         edge, scores = node.next_functions[operand - 2], self._scores_behind(node.next_functions[-1 - operand][0])
-        self._refuse_unread(scores, self._name(self.paths.origins(edge).edges))
+        self._refuse_unread(scores, self._name(self.graph.origins(edge).edges))
         sides = self.sides(edge, axis, "values")
         if node.name() != "BmmBackward0":
             raise NotUnderstood("something is added to what its heads make")
@@ -261,26 +272,22 @@ class HeadFinder:
 
         Without `past_weights`, one from which it comes through no product with parameters.
         """
-        found, seen, waiting = [], {node}, [node]
-        while waiting:
-            one = waiting.pop()
-            if one is None:
-                continue
-            factors = [source for source, _ in one.next_functions[-2:]]
-            if one.name() in _PRODUCTS and not any(source in self.paths.fixed for source in factors):
+        found = []
+
+        def behind(one: Node) -> list[Node]:
+            if one.name() in _PRODUCTS and self.graph.fixed.isdisjoint(source for source, _ in one.next_functions[-2:]):
                 found.append(one)
-                continue
-            if not past_weights and self.paths.is_layer(one):
-                continue
-            below = {source for source, _ in one.next_functions} - seen
-            seen |= below
-            waiting += below
+                return []
+            return [] if not past_weights and self.graph.is_layer(one) else sources_of(one)
+
+        for _ in walk([] if node is None else [node], behind):
+            pass
         return max(found, key=lambda one: int(one._sequence_nr()), default=None)
 
     def sides(self, edge: GraphEdge, axis: int, what: str) -> list[HeadSide]:
         """Return the features of every head in a factor (heads, ., .) whose axis `axis` counts coordinates."""
-        origins = self.paths.origins(edge)
-        if origins.single is None or not is_product(self.paths, origins.single[0]):
+        origins = self.graph.origins(edge)
+        if origins.single is None or not self.graph.is_product(origins.single[0]):
             raise NotUnderstood(f"its {what} {self._told(origins.edges, origins.joined)}")
         to, shape = origins.single, shape_of(edge)
         weights = self.weights.of(to[0])
@@ -303,15 +310,15 @@ class HeadFinder:
         return found
 
     def _told(self, edges: tuple[GraphEdge, ...], joined: bool) -> str:
-        names = sorted({node.name().partition("Backward")[0] for node, _ in edges if not is_product(self.paths, node)})
+        names = sorted({node.name().partition("Backward")[0] for node, _ in edges if not self.graph.is_product(node)})
         if joined:
             return "are joined with a parameter"
         return f"pass through {', '.join(names)} on their way" if names else "come from several weights"
 
     def _reader(self, node: Node) -> Node:
         """Return the matrix product that reads what a product of values gives, and nothing else does."""
-        readers = self.paths.readers((node, 0))
-        if len(readers) != 1 or not is_product(self.paths, readers[0]):
+        readers = self.graph.readers_of((node, 0))
+        if len(readers) != 1 or not self.graph.is_product(readers[0]):
             names = ", ".join(sorted({one.name().partition("Backward")[0] for one in readers}))
             raise NotUnderstood(f"its heads are read by {names or 'nothing'}, not by one matrix product alone")
         return readers[0]
@@ -320,7 +327,7 @@ class HeadFinder:
         """Return the columns that read each head of a product (heads, ., .)."""
         reader = self._reader(node)
         edge, out = reader.next_functions[-2], (node, 0)
-        if self.paths.origins(edge).single != out:
+        if self.graph.origins(edge).single != out:
             raise NotUnderstood("what reads its heads reads other features, too")
         weights = self.weights.of(reader)
         heads: dict[tuple[int, ...], list[tuple[int, Tensor]]] = {}
@@ -402,19 +409,19 @@ class Scales:
 class ScaleFinder:
     """A search for norms and gates in the graph of one forward pass."""
 
-    def __init__(self, paths: Paths, heads: HeadFinder) -> None:
-        self.paths, self.heads = paths, heads
+    def __init__(self, heads: HeadFinder) -> None:
+        self.graph, self.heads = heads.graph, heads
         self.found = Scales()
 
     def run(self) -> Scales:
         """Return the norms and the gates."""
         read: dict[GraphEdge, list[Node]] = {}
-        for node in self.paths.graph.nodes:
-            if is_product(self.paths, node) and node.next_functions[-2][0] is not None:
-                origin = self.paths.origins(node.next_functions[-2]).single
+        for node in self.graph.nodes:
+            if self.graph.is_product(node) and node.next_functions[-2][0] is not None:
+                origin = self.graph.origins(node.next_functions[-2]).single
                 if origin is not None:
                     read.setdefault(origin, []).append(node)
-        for node in self.paths.graph.nodes:
+        for node in self.graph.nodes:
             affine = self._affine(node)
             if affine is not None:
                 self._read_norm((node, 0), *affine, read.get((node, 0), []))
@@ -426,16 +433,16 @@ class ScaleFinder:
     def _vector(self, node: Node, operand: int) -> Entries | None:
         """Return the entries of an operand that is a vector: a parameter, perhaps with a constant added."""
         edge = node.next_functions[operand]
-        if edge[0] is None or edge[0] not in self.paths.fixed or len(shape_of(edge)) != 1:
+        if edge[0] is None or edge[0] not in self.graph.fixed or len(shape_of(edge)) != 1:
             return None
-        known = self.paths.leaf_of(edge)
+        known = self.graph.leaf_of(edge)
         if known is not None:
             return Entries(known[0], known[1][:, None])
-        known, used = self.paths.leaf_of(edge, shifted=True), _used(node, operand)
+        known, used = self.graph.leaf_of(edge, shifted=True), _used(node, operand)
         if known is None or used is None:
             return None
         entries = Entries(known[0], known[1][:, None])
-        return replace(entries, added=used.detach()[:, None] - entries.of(self.paths.parameters))
+        return replace(entries, added=used.detach()[:, None] - entries.of(self.graph.parameters))
 
     def _affine(self, node: Node) -> tuple[Entries, Entries | None, frozenset[Node]] | None:
         """Return (scale, shift, the nodes that apply them) of a norm that ends in this node; None if none does."""
@@ -448,8 +455,8 @@ class ScaleFinder:
         if name == "MulBackward0":
             for operand in range(2):
                 vector, other = self._vector(node, operand), node.next_functions[1 - operand]
-                if vector is not None and other[0] is not None and other[0] not in self.paths.fixed:
-                    adds = [reader for reader, _ in self.paths.graph.read_by(node) if self._shifts(reader, node)]
+                if vector is not None and other[0] is not None and other[0] not in self.graph.fixed:
+                    adds = [reader for reader, _ in self.graph.read_by(node) if self._shifts(reader, node)]
                     return None if adds else (vector, None, frozenset({node}))
         if name == "AddBackward0":
             for operand in range(2):
@@ -473,7 +480,7 @@ class ScaleFinder:
         nodes: frozenset[Node],
         readers: list[Node],
     ) -> None:
-        name, reading = scale.parameter, self.paths.readers(out)
+        name, reading = scale.parameter, self.graph.readers_of(out)
         try:
             others = sorted({node.name().partition("Backward")[0] for node in reading if node not in readers})
             if others or not reading:
@@ -503,14 +510,14 @@ class ScaleFinder:
     def _read_gate(self, out: GraphEdge, readers: list[Node]) -> None:
         """Read the factors of a product, entry by entry, that come straight from a matrix product."""
         for edge in out[0].next_functions:
-            origin = None if edge[0] is None else self.paths.origins(edge).single
-            if origin is None or not is_product(self.paths, origin[0]):
+            origin = None if edge[0] is None else self.graph.origins(edge).single
+            if origin is None or not self.graph.is_product(origin[0]):
                 continue
             name = ""
             try:
                 weights = self.heads.weights.of(origin[0])
                 name = weights.parameter
-                if set(self.paths.readers(out)) != set(readers) or len(readers) != 1:
+                if set(self.graph.readers_of(out)) != set(readers) or len(readers) != 1:
                     raise NotUnderstood("not one matrix product alone reads the gated features")
                 columns, _ = self._columns(out, readers[0])
                 self.found.gates.append(self._gate(weights, _output_of(edge, origin), columns, readers[0]))

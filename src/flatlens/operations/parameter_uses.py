@@ -9,13 +9,13 @@ the other inputs, which autograd saved. If anything else reads a parameter, `rea
     Lookup     rows of theta: an embedding lookup
 
 A network may also derive tensors from parameters without its input, before an operation reads them with samples:
-slices of a weight, table rows at fixed positions, scaled or masked weights (`made_of`). The derivative in the parameter
-follows from the one in the derived tensor: autograd takes it back from there.
+slices of a weight, table rows at fixed positions, scaled or masked weights (`derived_from`). The derivative in the
+parameter follows from the one in the derived tensor: autograd takes it back from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from flatlens.operations.graph import LEAF, Graph, Node
+from flatlens.operations.graph import LEAF, Graph, Node, dtype_of, shape_of, walk
 from flatlens.operations.layers import Adapter, Convolution, Dense, TransposedConvolution, both_sides
+from flatlens.operations.table import is_complex
 
 RESHAPING = (
     "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "CloneBackward0", "ToCopyBackward0",
@@ -32,6 +33,14 @@ RESHAPING = (
     "UnflattenBackward0", "ContiguousBackward0",
 )  # fmt: skip
 """Operations that keep every entry, in order."""
+
+_BLOCKS = (
+    "TBackward0", "TransposeBackward0", "PermuteBackward0", "SplitBackward0", "SplitWithSizesBackward0",
+    "SliceBackward0", "CloneBackward0", "AliasBackward0",
+)  # fmt: skip
+"""Operations that give a block of a matrix's rows and columns."""
+
+_MOST = 64  #: nodes between a parameter and its reads at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +57,12 @@ class GraphOperation:
     @property
     def shape(self) -> torch.Size:
         """Return the shape of the operation's output."""
-        return torch.Size(self.node._input_metadata[0].shape)
+        return shape_of((self.node, 0))
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the operation's output."""
-        found: torch.dtype = self.node._input_metadata[0].dtype
-        return found
+        return dtype_of((self.node, 0))
 
     @property
     def turn(self) -> int:
@@ -157,39 +165,31 @@ def reads_of(graph: Graph, parameter: Tensor) -> tuple[Read, ...] | None:
     ['Product']
     """
     leaf = graph.leaves.get(id(parameter))
-    if leaf is None:
-        return ()
-    found = _followed(graph, leaf, parameter.shape, transposed=False)
-    return None if found is None else tuple(sorted(found, key=lambda read: read.turn))
+    found: list[Read | None] = []
 
+    def onward(at: tuple[Node, torch.Size, bool]) -> Iterator[tuple[Node, torch.Size, bool]]:
+        node, shape, transposed = at  # the parameter in another shape, or its transpose
+        for reader, operand in graph.read_by(node):
+            if is_complex(reader):
+                found.append(None)
+            elif transposes(reader) and not transposed:
+                yield reader, shape, True
+            elif reader.name() == "ToCopyBackward0":
+                yield reader, shape, transposed
+            elif reader.name() in RESHAPING and not transposed:
+                yield reader, shape_of((reader, 0)), False
+            else:
+                found.append(read_of(graph, reader, operand, shape, transposed))
 
-def _followed(graph: Graph, node: Node, shape: torch.Size, *, transposed: bool) -> list[Read] | None:
-    """Return the reads of a node's output: the parameter in another shape, or its transpose; None if unknown."""
-    found: list[Read] = []
-    for reader, operand in graph.read_by(node):
-        name = reader.name()
-        more: list[Read] | None = None
-        if any(made.dtype.is_complex for made in reader._input_metadata):
-            return None  # the derivative would take conjugates and real parts
-        if transposes(reader) and not transposed:
-            more = _followed(graph, reader, shape, transposed=True)
-        elif name == "ToCopyBackward0":
-            more = _followed(graph, reader, shape, transposed=transposed)
-        elif name in RESHAPING and not transposed:
-            inner = torch.Size(reader._input_metadata[0].shape)
-            more = _followed(graph, reader, inner, transposed=False)
-        else:
-            read = read_of(graph, reader, operand, shape, transposed)
-            more = None if read is None else [read]
-        if more is None:
-            return None
-        found += more
-    return found
+    for _ in walk([] if leaf is None else [(leaf, parameter.shape, False)], onward):
+        pass
+    known = [read for read in found if read is not None]
+    return tuple(sorted(known, key=lambda read: read.turn)) if len(known) == len(found) else None
 
 
 def transposes(node: Node) -> bool:
     """Return whether a node exchanges the two axes of a matrix."""
-    if len(node._input_metadata[0].shape) != 2:
+    if len(shape_of((node, 0))) != 2:
         return False
     if node.name() == "TransposeBackward0":
         return int(node._saved_dim0) % 2 != int(node._saved_dim1) % 2  # torch saves -1 as 2^64 - 1
@@ -250,73 +250,64 @@ def _added_behind(graph: Graph, node: Node, operand: int, shape: torch.Size) -> 
     """Return the read of a bias that F.linear adds in a separate operation, as for some non-contiguous inputs."""
     if node.name() != "AddBackward0" or node._saved_alpha != 1 or operand != 1 or len(shape) != 1:
         return None
-    out = torch.Size(node._input_metadata[0].shape)
-    made = node.next_functions[0][0]
-    while made is not None and made.name() in RESHAPING and len(graph.read_by(made)) == 1:
-        made = made.next_functions[0][0]
-    if made is None or made.name() != "MmBackward0" or len(graph.read_by(made)) != 1:
+    out = shape_of((node, 0))
+    below = node.next_functions[0][0]
+    while below is not None and below.name() in RESHAPING and len(graph.read_by(below)) == 1:
+        below = below.next_functions[0][0]
+    if below is None or below.name() != "MmBackward0" or len(graph.read_by(below)) != 1:
         return None
-    product = torch.Size(made._input_metadata[0].shape)
+    product = shape_of((below, 0))
     fits = product.numel() == out.numel() and product[-1] == out[-1] == shape[0]
-    return Bias(made, Dense()) if fits else None
+    return Bias(below, Dense()) if fits else None
 
 
 def _entrywise(node: Node, operand: int, shape: torch.Size) -> Entrywise | None:
     """Return the read in a sum, a product with another tensor, a norm or an expansion; None for other nodes."""
-    name, out = node.name(), torch.Size(node._input_metadata[0].shape)
+    name, out = node.name(), shape_of((node, 0))
+    aligned = torch.Size((*(1,) * (len(out) - len(shape)), *shape))  # as broadcasting puts the axes
     if name in ("AddBackward0", "SubBackward0") and node._saved_alpha == 1 and len(shape) <= len(out):
         minus = name == "SubBackward0" and operand == 1
-        return Entrywise(node, _aligned(shape, out), _minus_one if minus else None)
+        return Entrywise(node, aligned, (lambda: torch.tensor(-1.0)) if minus else None)
     if name == "MulBackward0" and len(shape) <= len(out):
         other = "_saved_other" if operand == 0 else "_saved_self"
-        if getattr(node, other) is None:
-            return None
-        return Entrywise(node, _aligned(shape, out), lambda: getattr(node, other).detach())
+        return None if getattr(node, other) is None else Entrywise(node, aligned, lambda: getattr(node, other).detach())
     if name == "ExpandBackward0":
-        return Entrywise(node, _aligned(shape, out))
-    if name == "NativeLayerNormBackward0" and operand in (1, 2):
-        return Entrywise(node, _aligned(shape, out), (lambda: _layer_normed(node)) if operand == 1 else None)
-    channels = torch.Size((1, *shape, *(1,) * (len(out) - 2)))
-    if name == "NativeGroupNormBackward0" and operand in (1, 2):
-        return Entrywise(node, channels, (lambda: _group_normed(node)) if operand == 1 else None)
-    if name == "NativeBatchNormBackward0" and operand in (1, 2) and not node._saved_training:
-        return Entrywise(node, channels, (lambda: _batch_normed(node)) if operand == 1 else None)
+        return Entrywise(node, aligned)
     if name == "PreluKernelBackward0" and operand == 1:
-        return Entrywise(node, _aligned(shape, out), lambda: node._saved_self.detach().clamp(max=0))
+        return Entrywise(node, aligned, lambda: node._saved_self.detach().clamp(max=0))
+    if name in _NORMED and operand in (1, 2) and not (name == "NativeBatchNormBackward0" and node._saved_training):
+        channels = torch.Size((1, *shape, *(1,) * (len(out) - 2)))
+        broadcast = aligned if name == "NativeLayerNormBackward0" else channels
+        return Entrywise(node, broadcast, (lambda: _NORMED[name](node)) if operand == 1 else None)
     return None
 
 
-def _aligned(shape: torch.Size, out: torch.Size) -> torch.Size:
-    """Return a shape with axes of size 1 in front, as broadcasting puts them."""
-    return torch.Size((*(1,) * (len(out) - len(shape)), *shape))
-
-
-def _minus_one() -> Tensor:
-    return torch.tensor(-1.0)
-
-
 def _layer_normed(node: Node) -> Tensor:
-    """Return the normalised input of a LayerNorm."""
     normed: Tensor = (node._saved_input.detach() - node._saved_result1) * node._saved_result2
     return normed
 
 
 def _group_normed(node: Node) -> Tensor:
-    """Return the normalised input of a GroupNorm."""
     x, rows = node._saved_input.detach(), (int(node._saved_N), int(node._saved_group))
-    by_group = x.reshape(*rows, -1)
     mean, scale = node._saved_result1.reshape(*rows, 1), node._saved_result2.reshape(*rows, 1)
-    normed: Tensor = ((by_group - mean) * scale).reshape(x.shape)
+    normed: Tensor = ((x.reshape(*rows, -1) - mean) * scale).reshape(x.shape)
     return normed
 
 
 def _batch_normed(node: Node) -> Tensor:
-    """Return the normalised input of a BatchNorm in eval mode."""
     x = node._saved_input.detach()
     shape = (1, -1, *(1,) * (x.ndim - 2))
     scale: Tensor = (node._saved_running_var + node._saved_eps).rsqrt()
     normed: Tensor = (x - node._saved_running_mean.reshape(shape)) * scale.reshape(shape)
     return normed
+
+
+_NORMED: dict[str, Callable[[Node], Tensor]] = {
+    "NativeLayerNormBackward0": _layer_normed,
+    "NativeGroupNormBackward0": _group_normed,
+    "NativeBatchNormBackward0": _batch_normed,
+}
+"""The normalised inputs of norms: of a batch norm in eval mode."""
 
 
 def product_of(node: Node) -> tuple[Product, Tensor] | None:
@@ -327,12 +318,11 @@ def product_of(node: Node) -> tuple[Product, Tensor] | None:
         return Product(node, _convolution(node), weight.shape), weight
     if name not in ("AddmmBackward0", "MmBackward0") or _scaled(node):
         return None
-    made = node.next_functions[2 if name == "AddmmBackward0" else 1][0]
     if node._saved_mat2 is None:  # not saved where no derivative passes through the weight's factor
         return None
-    weight = node._saved_mat2.detach()
-    transposed = made is None or not transposes(made)
-    weight = weight if transposed else weight.T
+    source = node.next_functions[-1][0]
+    transposed = source is None or not transposes(source)
+    weight = node._saved_mat2.detach() if transposed else node._saved_mat2.detach().T
     return Product(node, Dense(transposed=transposed), weight.shape), weight
 
 
@@ -341,29 +331,20 @@ def reaches(node: Node | None, goal: Node | None) -> bool:
     while node is not None and node is not goal:
         name = node.name()
         below = node.next_functions[0][0]
-        added = name == "AddBackward0" and node._saved_alpha == 1 and _is_leaf(node.next_functions[1][0])
-        if added:  # the sum must not broadcast the output of `below`
-            added = below is not None and below._input_metadata[0].shape == node._input_metadata[0].shape
-        if name not in RESHAPING and not added:
+        if name == "AddBackward0" and node._saved_alpha == 1:
+            vector = node.next_functions[1][0]
+            added = vector is not None and vector.name() == LEAF
+            # the sum must not broadcast the output of `below`
+            if not added or below is None or shape_of((below, 0)) != shape_of((node, 0)):
+                return False
+        elif name not in RESHAPING:
             return False
         node = below
     return node is not None
 
 
-def _is_leaf(node: Node | None) -> bool:
-    return node is not None and bool(node.name() == LEAF)
-
-
-_MOST = 64  #: nodes between a parameter and its reads at most
-_BLOCKS = (
-    "TBackward0", "TransposeBackward0", "PermuteBackward0", "SplitBackward0", "SplitWithSizesBackward0",
-    "SliceBackward0", "CloneBackward0", "AliasBackward0",
-)  # fmt: skip
-"""Operations that give a block of a matrix's rows and columns."""
-
-
 @dataclass(frozen=True, eq=False)
-class Made:
+class Derived:
     """A tensor made from parameters, or the parameter itself, and the operations that read it with samples."""
 
     node: Node
@@ -379,9 +360,7 @@ class Made:
     @property
     def dtype(self) -> torch.dtype:
         """Return the tensor's dtype."""
-        leaf = self.node.name() == LEAF
-        found: torch.dtype = self.node.variable.dtype if leaf else self.node._input_metadata[self.number].dtype
-        return found
+        return dtype_of((self.node, self.number))
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -389,58 +368,46 @@ class Made:
         return (self.node.name(), self.number, self.shape, *(read.signature for read in self.reads))
 
 
-def sampled_nodes(graph: Graph, sources: Collection[Node]) -> set[Node]:
-    """Return the nodes whose output depends on the network's input, of which `sources` are the nodes."""
-    found: set[Node] = set(sources)
-    for node in graph.nodes:
-        if any(source in found for source, _ in node.next_functions):
-            found.add(node)
-    return found
-
-
-def made_of(graph: Graph, leaf: Node, shape: torch.Size, sampled: Collection[Node]) -> tuple[Made, ...] | None:
-    """Return the tensors made from a parameter that operations read with samples; None if one read is unknown.
+def derived_from(graph: Graph, leaf: Node, shape: torch.Size, sampled: Collection[Node]) -> tuple[Derived, ...] | None:
+    """Return the tensors derived from a parameter that operations read with samples; None if one read is unknown.
 
     `leaf` is the parameter's node, or that of a lookup in it; `sampled` are the nodes that depend on the input.
     """
-    found, seen = [], {(leaf, 0)}
-    waiting = [(leaf, 0, shape)]
-    while waiting:
-        node, number, shape = waiting.pop()
+    found: list[Derived | None] = []
+
+    def onward(at: tuple[Node, int, torch.Size]) -> Iterator[tuple[Node, int, torch.Size]]:
+        node, number, shape = at
         reads: list[Read] = []
         for reader, operand in graph.read_by(node):
             if reader.next_functions[operand][1] != number:
                 continue
-            outputs = reader._input_metadata
-            if any(made.dtype.is_complex for made in outputs):
-                return None  # the derivative would take conjugates and real parts
-            read = read_of(graph, reader, operand, shape)
-            if reader in sampled or _repeats(read):
-                if read is None or (isinstance(read, Lookup) and len(shape) != 2):
-                    return None
+            read = None if is_complex(reader) else read_of(graph, reader, operand, shape)
+            if not (is_complex(reader) or reader in sampled or _repeats(read)):
+                yield from ((reader, which, shape_of((reader, which))) for which in range(len(reader._input_metadata)))
+            elif read is None or (isinstance(read, Lookup) and len(shape) != 2):
+                found.append(None)
+            else:
                 reads.append(read)
-                continue
-            for which, made in enumerate(outputs):
-                if (reader, which) not in seen:
-                    seen.add((reader, which))
-                    waiting.append((reader, which, torch.Size(made.shape)))
         if reads:
-            found.append(Made(node, number, shape, tuple(reads)))
-        if len(seen) > _MOST:
+            found.append(Derived(node, number, shape, tuple(reads)))
+
+    for visited, _ in enumerate(walk([(leaf, 0, shape)], onward)):
+        if visited >= _MOST or None in found:
             return None
-    return tuple(sorted(found, key=lambda made: min(read.turn for read in made.reads)))
+    known = [derived for derived in found if derived is not None]
+    ordered = tuple(sorted(known, key=lambda derived: min(read.turn for read in derived.reads)))
+    return ordered if len(known) == len(found) else None
 
 
-def matrix_in_products(made: Iterable[Made]) -> Dense | None:
+def matrix_in_products(tensors: Iterable[Derived]) -> Dense | None:
     """Return how a parameter stores the matrix whose blocks its products multiply by.
 
     None if no product reads it, if a product reads other entries than a block of its rows and columns, or if its
     products take its rows for outputs in some places and for inputs in others.
     """
     sides: set[Dense | None] = set()
-    for one in made:
-        products = [read for read in one.reads if isinstance(read, Product)]
-        sides |= {_side(one.node, read.adapter) for read in products}
+    for derived in tensors:
+        sides |= {_side(derived.node, read.adapter) for read in derived.reads if isinstance(read, Product)}
     return sides.pop() if len(sides) == 1 else None
 
 

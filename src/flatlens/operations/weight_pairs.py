@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flatlens.operations.graph import GraphEdge, Node, Paths, dtype_of, shape_of, taken_back
+from flatlens.operations.graph import Graph, GraphEdge, Node, dtype_of, shape_of, taken_back
 from flatlens.operations.parameter_uses import RESHAPING
 
 
@@ -214,8 +214,8 @@ class ProductWeights:
 class WeightReader:
     """The weights of the matrix products in a graph, each read once."""
 
-    def __init__(self, paths: Paths) -> None:
-        self.paths = paths
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
         self._known: dict[Node, ProductWeights] = {}
 
     def of(self, product: Node) -> ProductWeights:
@@ -225,11 +225,11 @@ class WeightReader:
         return self._known[product]
 
     def _read(self, product: Node) -> ProductWeights:
-        known = self.paths.leaf_of(product.next_functions[-1])
+        known = self.graph.leaf_of(product.next_functions[-1])
         if known is None:
             raise NotUnderstood("one of its weights is no parameter itself, but made from some")
         bias = self._bias(product)
-        at = None if bias is None else self.paths.leaf_of(bias[1])
+        at = None if bias is None else self.graph.leaf_of(bias[1])
         if bias is not None and at is None:
             raise NotUnderstood("one of its biases is no parameter itself, but made from some")
         name, positions = known
@@ -242,10 +242,10 @@ class WeightReader:
             added = product.next_functions[0]
             return None if added[0] is None else (product, added)
         node = product
-        while len(readers := self.paths.graph.read_by(node)) == 1:
+        while len(readers := self.graph.read_by(node)) == 1:
             node = readers[0][0]
             if node.name() == "AddBackward0":
-                bias = self.paths.bias_behind(node)
+                bias = self.graph.bias_behind(node)
                 return None if bias is None else (node, bias)
             if node.name() not in RESHAPING:
                 return None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import typed_line
 from flatlens.grams.record import READ_ON, read_heads
-from flatlens.operations.graph import Paths
+from flatlens.operations.graph import Graph
 from flatlens.operations.pair_finders import NormScale
 from flatlens.operations.weight_pairs import HeadOrder, WeightPair
 from flatlens.problem import Problem
@@ -62,13 +62,13 @@ def read_symmetries(problem: Problem, model: nn.Module) -> Symmetries:
     """
     try:
         with read_heads(problem, model) as (finder, scales):
-            paths, heads = finder.paths, finder.found
+            graph, heads = finder.graph, finder.found
             read = [
-                _Read(_alone(paths, model, _once(heads.queries)), heads.refused_queries),
-                _Read(_alone(paths, model, _once(heads.values)), heads.refused_values),
-                _Read(_alone(paths, model, _once(heads.orders)), heads.refused_queries | heads.refused_values),
-                _Read(_alone(paths, model, _once(scales.norms)), scales.refused_norms),
-                _Read(_alone(paths, model, _once(scales.gates)), scales.refused_gates, told=False),
+                _Read(_alone(graph, model, _once(heads.queries)), heads.refused_queries),
+                _Read(_alone(graph, model, _once(heads.values)), heads.refused_values),
+                _Read(_alone(graph, model, _once(heads.orders)), heads.refused_queries | heads.refused_values),
+                _Read(_alone(graph, model, _once(scales.norms)), scales.refused_norms),
+                _Read(_alone(graph, model, _once(scales.gates)), scales.refused_gates, told=False),
             ]
     except Exception as error:  # the network's own forward() may do anything
         unread = OfKind(left={"": f"autograd's graph of the network cannot be read ({typed_line(error, 120)})"})
@@ -105,14 +105,14 @@ def _once(found: Iterable[_S]) -> list[_S]:
     return list(unique.values())
 
 
-def _alone(paths: Paths, model: nn.Module, found: list[_S]) -> tuple[list[_S], dict[str, str]]:
+def _alone(graph: Graph, model: nn.Module, found: list[_S]) -> tuple[list[_S], dict[str, str]]:
     """Return those whose weights act nowhere else, and why the others are left."""
     parameters, kept, left = dict(model.named_parameters()), [], {}
     for one in found:
         shared = next(
             (entries.parameter for entries in one.entries
-             if any(node not in one.nodes and _overlap(paths, edge, entries.at)
-                    for node, edge in paths.acting(parameters[entries.parameter]))),
+             if any(node not in one.nodes and _overlap(graph, edge, entries.at)
+                    for node, edge in graph.acting(parameters[entries.parameter]))),
             None,
         )  # fmt: skip
         if shared is None:
@@ -122,8 +122,8 @@ def _alone(paths: Paths, model: nn.Module, found: list[_S]) -> tuple[list[_S], d
     return kept, left
 
 
-def _overlap(paths: Paths, edge: tuple[object, int], at: Tensor) -> bool:
-    known = paths.leaf_of(edge)
+def _overlap(graph: Graph, edge: tuple[object, int], at: Tensor) -> bool:
+    known = graph.leaf_of(edge)
     return known is None or bool(torch.isin(at, known[1]).any())
 
 
