@@ -122,7 +122,7 @@ def _download(
     path = folder / file.path
     meter = _Meter(path.name, file.bytes, progress)
 
-    class Silent(hub.utils.tqdm):  # type: ignore[misc, name-defined]
+    class Silent(hub.utils.tqdm):  # type: ignore[misc]
         """A progress bar of the hub's library that shows nothing."""
 
         def __init__(self, *args: Any, **settings: Any) -> None:
