@@ -1,41 +1,96 @@
-"""Set one thread and a seed for every test, import builders and literal definitions, leave out the thorough tests."""
+"""Set one thread and a seed for every test, import builders and literal definitions, choose the default tier.
 
+`durations.json` has the recorded seconds of tests; the default tier is chosen from this file alone:
+
+    {"tests/grams/test_plan.py": {"fixtures": 1.3, "tests": {"test_a": [12, 0.4, {"case": 0.25}]}}}
+
+Here test_a has 12 cases below CHEAP seconds, 0.4 s together, and one slower case. A function that the file does not
+list is new, and in the default tier. `pytest -n 2 -m 'not slow' --record` writes the file, on an idle machine.
+"""
+
+import functools
+import json
+import re
 import sys
 import zlib
-from fractions import Fraction
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
 
 HERE = Path(__file__).parent
+DURATIONS = HERE / "durations.json"
+BUDGET = 230.0  #: seconds of work in the default tier, for two workers together, without collecting
+CHEAP = 0.02  #: seconds; cheaper cases are recorded by number
+DEFAULT_TIER = "not slow and not thorough"  #: `-m` in pyproject.toml
 
 sys.path.insert(0, str(HERE / "truths"))
 torch.set_num_threads(1)
 
 
-def kept_shares() -> dict[str, Fraction]:
-    """Return {beginning of a test's id: share of its cases in the default run}, as thorough.txt says."""
-    lines = [line.partition("#")[0].split() for line in (HERE / "thorough.txt").read_text().splitlines()]
-    return {line[0]: Fraction(line[1]) for line in lines if line}
+def parts(nodeid: str) -> tuple[str, str, str]:
+    """Split a test's id into its file, its function and its case."""
+    path, _, test = nodeid.partition("@")[0].partition("::")
+    function, _, case = test.partition("[")
+    return path, function, case
 
 
-def is_thorough(item: pytest.Item, shares: dict[str, Fraction]) -> bool:
-    """Say whether the default run leaves a test out.
+@functools.cache
+def recorded() -> dict[str, dict]:
+    """Return what durations.json says, file by file."""
+    return json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
 
-    Which cases are kept is decided by a checksum of the case's id: all tests of one case, which often share an
-    expensive fixture, are kept together, and the choice is the same in every process.
+
+@functools.cache
+def cases(path: str, function: str) -> list[tuple[float, tuple[str, str, str]]]:
+    """Return a function's cases with their seconds, cheapest first; the case "" stands for all cheap ones."""
+    cheap, seconds, slower = recorded().get(path, {}).get("tests", {}).get(function, (0, 0.0, {}))
+    found = sorted((took, (path, function, case)) for case, took in slower.items())
+    return [(seconds, (path, function, "")), *found] if cheap else found
+
+
+@functools.cache
+def left_out() -> frozenset[tuple[str, str, str]]:
+    """Return the cases that do not fit in the budget.
+
+    First each function's cheapest case is taken, in the order of its seconds, then other cases in that order. A file's
+    fixtures are paid with the first of its tests.
     """
-    share = next((share for start, share in shares.items() if item.nodeid.startswith(start)), Fraction(1))
-    case = item.nodeid.partition("[")[2].partition("@")[0]
-    return zlib.crc32(case.encode()) % share.denominator >= share.numerator
+    functions = [cases(path, function) for path, file in recorded().items() for function in file["tests"]]
+    first, more = [one[0] for one in functions], [case for one in functions for case in one[1:]]
+    left, paid, out = BUDGET, set(), set()
+    for seconds, case in sorted(first) + sorted(more):
+        cost = seconds + (0.0 if case[0] in paid else recorded()[case[0]]["fixtures"])
+        if cost <= left:
+            left -= cost
+            paid.add(case[0])
+        else:
+            out.add(case)
+    return frozenset(out)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", action="store_true", help="write the seconds of all tests to tests/durations.json")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Say that the default tier need not read a file with no test in it: some import large packages."""
+    path = collection_path.relative_to(HERE.parent).as_posix()
+    if config.getoption("markexpr") != DEFAULT_TIER or path not in recorded():
+        return None
+    functions = [
+        cases(path, name) for name in re.findall(r"^def (test_\w+)", collection_path.read_text(), re.MULTILINE)
+    ]
+    return all(one and left_out().issuperset(case for _, case in one) for one in functions) or None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    shares = kept_shares()
     for item in items:
-        if is_thorough(item, shares):
+        path, function, case = parts(item.nodeid)
+        slower = {name for _, (_, _, name) in cases(path, function)}
+        if (path, function, case if case in slower else "") in left_out():
             item.add_marker("thorough")
 
 
@@ -46,9 +101,37 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List how long each task of docs/thirty.md took."""
+    """List how long each task of docs/thirty.md took; with --record, write the seconds of all tests."""
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
     took = [str(told) for report in reports for name, told in report.user_properties if name == "thirty"]
     if took:
         terminalreporter.write_sep("=", "thirty things people do")
         terminalreporter.write_line("\n".join(sorted(took, key=lambda line: int(line.split()[2].rstrip(".")))))
+    if terminalreporter.config.getoption("--record"):
+        everything = [report for kind in terminalreporter.stats.values() for report in kind]
+        write([report for report in everything if isinstance(report, pytest.TestReport)])
+
+
+def write(reports: list[pytest.TestReport]) -> None:
+    """Write durations.json from the reports of a run of all tests.
+
+    A function's own setup is that of its cheapest case; what other setups take above it is the file's fixtures.
+    """
+    setup, call = defaultdict(dict), defaultdict(dict)
+    for report in reports:
+        path, function, case = parts(report.nodeid)
+        took = (setup if report.when == "setup" else call)[path, function]  # what is torn down counts as the call
+        took[case] = took.get(case, 0.0) + report.duration
+    files = {path: {"fixtures": 0.0, "tests": {}} for path in sorted({path for path, _ in call})}
+    for (path, function), seconds in sorted(call.items()):
+        setups = setup[path, function].values()
+        own = min(setups, default=0.0)
+        cheap = [own + took for took in seconds.values() if own + took < CHEAP]
+        slower = {case: round(own + took, 2) for case, took in sorted(seconds.items()) if own + took >= CHEAP}
+        files[path]["fixtures"] += sum(setups) - own * len(setups)
+        files[path]["tests"][function] = [len(cheap), round(sum(cheap), 2), slower]
+    lines = []  # one for each function
+    for path, file in files.items():
+        tests = ",\n".join(f"  {json.dumps(name)}: {json.dumps(told)}" for name, told in file["tests"].items())
+        lines.append(f'{json.dumps(path)}: {{"fixtures": {file["fixtures"]:.2f}, "tests": {{\n{tests}\n}}}}')
+    DURATIONS.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -48,18 +48,19 @@ from flatlens.measures.notes import NO_PARAMETER
 from flatlens.measures.reductions import by_probes, mean
 from flatlens.progress import PRODUCTS, Watch
 
-of_parameters = partial(
-    per_sample,
+
+@per_sample(
+    id="M1",
     family="sharpness",
+    symbol="S",
+    source="compression Eq. 3",
     unit="output^2 / parameter^2",
+    reduce=mean,
     place="parameters",
     needs={"K"},
     sketched="probes",
     invariant_under={PERMUTATION},
 )
-
-
-@of_parameters(id="M1", symbol="S", source="compression Eq. 3")
 def interpolation_sharpness(g: LayerGrams) -> Tensor:
     """Size of the outputs' response to the parameters: mean_i ||df/dtheta||_F^2.
 
@@ -69,8 +70,17 @@ def interpolation_sharpness(g: LayerGrams) -> Tensor:
     return g.K.diagonal(dim1=1, dim2=2).sum(1)
 
 
-@of_parameters(
-    id="M2", symbol=r"\mathrm{Tr}\,GN", source="sharpening Eq. 3", unit="loss / parameter^2", needs={"C", "K"}
+@per_sample(
+    id="M2",
+    family="sharpness",
+    symbol=r"\mathrm{Tr}\,GN",
+    source="sharpening Eq. 3",
+    unit="loss / parameter^2",
+    reduce=mean,
+    place="parameters",
+    needs={"C", "K"},
+    sketched="probes",
+    invariant_under={PERMUTATION},
 )
 def ggn_trace(g: LayerGrams) -> Tensor:
     """Trace of the Gauss-Newton matrix: mean_i tr(C_i K_i), summed over parameters.
@@ -81,7 +91,17 @@ def ggn_trace(g: LayerGrams) -> Tensor:
     return trace(g.C, g.K)
 
 
-@of_parameters(id="M18", symbol=r"\overline{\|\partial f/\partial\theta\|_F^2}", source="sharpening App. D")
+@per_sample(
+    id="M18",
+    family="sharpness",
+    symbol=r"\overline{\|\partial f/\partial\theta\|_F^2}",
+    source="sharpening App. D",
+    unit="output^2 / parameter^2",
+    place="parameters",
+    needs={"K"},
+    sketched="probes",
+    invariant_under={PERMUTATION},
+)
 def parameter_jacobian_frobenius(g: LayerGrams) -> Tensor:
     """Squared Frobenius norm of the parameter-output Jacobian, under the name that regularisers use.
 
@@ -268,20 +288,18 @@ def plus(a: Estimate, b: Estimate) -> Estimate:
     return replace(b, value=a.value + b.value, stderr=math.hypot(a.stderr, b.stderr), kind=kind, arrays=arrays)
 
 
-of_trace = partial(
-    on_lens,
+@on_lens(
+    id="H3",
     family="hessian",
+    symbol=r"\mathrm{Tr}\,H",
+    source="compression Eq. 2",
     unit="loss / parameter^2",
     cost="one pass; nothing more on piecewise-linear networks, else probes of one Hessian product each",
     invariant_under={PERMUTATION},
+    works_coupled=True,
     on_request=True,
 )
-
-
-@of_trace(id="H3", symbol=r"\mathrm{Tr}\,H", source="compression Eq. 2", works_coupled=True)
-def hessian_trace(
-    lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False
-) -> Estimate | Parts:
+def hessian_trace(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False) -> Parts:
     """Trace of the risk's Hessian in the measured parameters, also of each layer's block.
 
     The value is the exact Gauss-Newton trace plus the trace of H - GGN. In piecewise-linear networks that use each
@@ -293,7 +311,7 @@ def hessian_trace(
     """
     effort = Effort(rtol, probes, exact)
     if lens.problem.coupled:
-        return _hutchinson(lens, run, effort)
+        return {("", None): _hutchinson(lens, run, effort)}
     return traced(lens, run, ggn_trace, effort, weighted=False)
 
 
@@ -303,22 +321,32 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
     like = torch.empty(0, dtype=operator.dtype, device=operator.space.device)
 
     def draw(probes: int) -> Tensor:
-        signs = (random_signs((operator.size,), like, run.generator) for _ in run.counted(PRODUCTS, probes))
-        return torch.stack([(v * operator(v)).sum(dtype=torch.float64).cpu() for v in signs])[:, None]
+        rows = []
+        for number in range(probes):
+            v = random_signs((operator.size,), like, run.generator)
+            rows.append((v * operator(v)).sum(dtype=torch.float64).cpu())
+            if run.progress is not None:
+                run.progress(PRODUCTS, number + 1, probes)
+        return torch.stack(rows)[:, None]
 
     found = sampled(draw, effort, 0.0, operator.size, run)
-    total = float(diagonal(operator, run.progress).sum()) if found is None else 0.0
+    if found is None:
+        total = float(diagonal(operator, run.progress).sum())
+        lens.count(operator.products)
+        return Estimate(total, products=operator.products)
     lens.count(operator.products)
-    return Estimate(total, products=operator.products) if found is None else of_probes(found[0][:, 0], found[1])
+    return of_probes(found[0][:, 0], found[1])
 
 
-@of_trace(
+@on_lens(
     id="M12",
     family="normalised",
     symbol=r"S_{adaptive}",
     source="compression Def. E.1",
     unit="loss",
+    cost="one pass; nothing more on piecewise-linear networks, else probes of one Hessian product each",
     invariant_under=UNITS_AND_ORDER,
+    on_request=True,
 )
 def adaptive_sharpness(
     lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False
@@ -331,11 +359,15 @@ def adaptive_sharpness(
     return traced(lens, run, adaptive_sharpness_ggn, Effort(rtol, probes, exact), weighted=True)
 
 
-@of_trace(
+@on_lens(
     id="H7",
+    family="hessian",
     symbol=r"\mathrm{Tr}\,H - S",
     source="compression Lemma B.1",
+    unit="loss / parameter^2",
     cost="as hessian_trace; with bound=True a Hessian product for every direction",
+    invariant_under={PERMUTATION},
+    on_request=True,
 )
 def interpolation_gap(
     lens: Lens,
@@ -346,26 +378,32 @@ def interpolation_gap(
     exact: bool = False,
     adaptive: bool = False,
     bound: bool = False,
-) -> Estimate | Parts:
+) -> Parts:
     """Difference between the Hessian's trace and `interpolation_sharpness`: Tr H - S, which vanishes at interpolation.
 
     The lemma is about the half squared error; under other losses the difference also contains C. `adaptive=True` is the
     version of Lemma E.2, with theta_j^2 before every term. `bound=True` adds `.bound`, the middle term of the lemma,
     mean_i sum_j |<f_i - y_i, d2f_i/dtheta_j2>|. It is never above the lemma's m M epsilon.
     """
-    half_square = lens.problem.loss.half_square
-    if adaptive and not half_square:
-        return undefined("Lemma E.2 is about the half squared error")
+    if adaptive and not _is_half_square(lens):
+        return {("", None): undefined("Lemma E.2 is about the half squared error")}
     gauss_newton = adaptive_sharpness_ggn if adaptive else ggn_trace
     parts = traced(lens, run, gauss_newton, Effort(rtol, probes, exact), adaptive)
     if parts["", None].kind == "undefined":
-        return parts["", None]
+        return {("", None): parts["", None]}
     apart = Estimate(0.0)  # C = I: the Gauss-Newton trace is S
-    if not half_square:
+    if not _is_half_square(lens):
         plain = mean_over_samples(lens, sum(passed(lens, run, interpolation_sharpness).values()))
         apart = plus(parts["gauss_newton", None], replace(plain, value=-plain.value))
-    value = plus(apart, parts["functional_hessian", None])
-    return {("", None): value, ("bound", None): _lemma_bound(lens, run, adaptive)} if bound else value
+    beyond = parts["functional_hessian", None]
+    found: dict[tuple[str, str | None], Estimate] = {("", None): plus(apart, beyond)}
+    if bound:
+        found["bound", None] = _lemma_bound(lens, run, adaptive)
+    return found
+
+
+def _is_half_square(lens: Lens) -> bool:
+    return lens.problem.loss.half_square
 
 
 def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
@@ -373,7 +411,7 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
 
     A dense layer takes one direction per row.
     """
-    if not lens.problem.loss.half_square:
+    if not _is_half_square(lens):
         return undefined("Lemma B.1 is about the half squared error")
     curved = curved_parameters(lens.problem, lens.layout)
     if curved.others:
@@ -381,24 +419,26 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
     total, products = 0.0, 0
     for layer in {**curved.weights, **curved.biases}:
         weight = lens.layout.weights[layer]
-        W, b = weight.matrix.W, weight.matrix.b
-        families: list[tuple[Directions, Tensor | None]] = []  # directions, and the scale of each
+        W = weight.matrix.W
+        families: list[tuple[Directions, Tensor | None]] = []
         if layer in curved.weights:
-            by_row = weight.dense and not adaptive
-            every = RowDirections(torch.eye(W.shape[1]).expand(1, -1, -1)) if by_row else UnitDirections()
-            families.append((every, W.flatten().square() if adaptive else None))
+            rows = weight.dense and not adaptive
+            family: Directions = RowDirections(torch.eye(W.shape[1]).expand(1, -1, -1)) if rows else UnitDirections()
+            families.append((family, W.flatten().square() if adaptive else None))
         if layer in curved.biases:
-            assert b is not None
-            families.append((ShiftDirections(), b.square() if adaptive else None))
+            assert weight.matrix.b is not None
+            families.append((ShiftDirections(), weight.matrix.b.square() if adaptive else None))
         for family, scale in families:
-
-            def absolute(forms: Tensor, scale: Tensor | None = scale) -> Tensor:
-                return (forms.abs() if scale is None else forms.abs() * scale).sum(1)
-
+            weigh = partial(_weighed, scale=scale)
             sums, count = functional_hessian_along(
-                lens.problem, lens.model, lens.layout, layer, family, absolute, run.progress
+                lens.problem, lens.model, lens.layout, layer, family, weigh, run.progress
             )
             total += float(sums.sum()) / lens.problem.n
             products += count
     lens.count(products)
     return Estimate(total, products=products)
+
+
+def _weighed(forms: Tensor, scale: Tensor | None) -> Tensor:
+    """Return each sample's sum of absolute values, each times its direction's scale."""
+    return (forms.abs() if scale is None else forms.abs() * scale).sum(1)
