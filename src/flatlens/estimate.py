@@ -158,3 +158,8 @@ class Report(Result, Mapping[Key, Estimate]):
 def undefined(note: str) -> Estimate:
     """Return an undefined estimate with the reason: its value is NaN, never a guess."""
     return Estimate(float("nan"), kind="undefined", note=note)
+
+
+def with_note(estimate: Estimate, note: str) -> Estimate:
+    """Return the estimate with a further note."""
+    return replace(estimate, note="; ".join(part for part in (estimate.note, note) if part))

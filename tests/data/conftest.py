@@ -156,12 +156,15 @@ class Hub:
         self.declared = dict(files)  # what the listing says; `files` is what is sent
         self.asked, self.sent = [], 0
         self.fail_after = None  # bytes after which no file answers any more
-        self.lfs = self.pieces = True
+        self.lfs = True
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self):
+                self.do_GET()
+
             def do_GET(self):
-                hub.asked.append(self.path)
+                hub.asked.append(f"{self.command} {self.path}")
                 path, _, _ = unquote(self.path).partition("?")
                 if path in (
                     f"/api/datasets/{hub.repository}",
@@ -172,21 +175,21 @@ class Hub:
                 content = hub.files.get(path.removeprefix(at)) if path.startswith(at) else None
                 if content is None:
                     return self.answer(404, b"{}", "application/json")
-                start, end = (int(n) for n in self.headers["Range"].removeprefix("bytes=").split("-"))
-                piece = content[start : end + 1]
-                if hub.fail_after is not None and hub.sent + len(piece) > hub.fail_after:
-                    return self.answer(403, b"no more", "text/plain")
-                if not hub.pieces:
-                    return self.answer(200, content, "application/octet-stream")
-                hub.sent += len(piece)
-                return self.answer(206, piece, "application/octet-stream")
+                if self.command == "GET":
+                    if hub.fail_after is not None and hub.sent + len(content) > hub.fail_after:
+                        return self.answer(403, b"no more", "text/plain")
+                    hub.sent += len(content)
+                return self.answer(200, content, "application/octet-stream")
 
             def answer(self, status, content, kind):
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(content)))
+                self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+                self.send_header("X-Repo-Commit", hub.REVISION)
                 self.end_headers()
-                self.wfile.write(content)
+                if self.command == "GET":
+                    self.wfile.write(content)
 
             def log_message(self, *_args):
                 pass

@@ -17,7 +17,6 @@ from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.specification import study_of
 from flatlens.experiments.store import Store
 from flatlens.files import write_whole
-from flatlens.training import checkpoint
 from flatlens.training import run as run_module
 from flatlens.training.run import Stepper
 
@@ -158,7 +157,7 @@ def test_a_training_under_way_is_taken_up_and_its_checkpoint_goes_when_the_netwo
     written = []
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "INTERVAL", 0.05)
-        patch.setattr(checkpoint, "write_whole", killed)
+        patch.setattr(run_module, "write_whole", killed)
         with pytest.raises(KeyboardInterrupt):
             ComputeInto(stores[1])(settings)
     assert stores[1].checkpoint(settings.key).exists()

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
 from flatlens.grams.weight_jacobians import GramKind, SharedJacobian, WeightMatrix
+from flatlens.measures import MEASURES
 from flatlens.measures.accumulate import Gatherer
-from flatlens.measures.pipeline import MEASURES
 
 
 @pytest.mark.parametrize("name", ["mlp-gelu", "residual", "attention", "twice-tanh"])

@@ -12,8 +12,8 @@ from torch import nn
 import flatlens as fl
 from flatlens.errors import BadModel
 from flatlens.estimate import Estimate
+from flatlens.measures import MEASURES
 from flatlens.measures.definition import on_lens
-from flatlens.measures.pipeline import MEASURES
 
 SLOW = {"pac_bayes_flatness", "average_sharpness", "representativeness", "feature_robustness"}
 """They search or draw for long where nothing is finite; what becomes of their values is the same."""

@@ -144,7 +144,7 @@ def test_checkpoints_change_no_digit_and_a_finished_run_is_not_run_again(tmp_pat
 def test_a_short_run_writes_once_and_a_kill_in_the_middle_of_writing_loses_nothing(tmp_path, monkeypatch):
     how = SETTINGS["ghosts"]
     writes = []
-    monkeypatch.setattr("flatlens.training.checkpoint.write_whole", lambda path, content: writes.append(len(content)))
+    monkeypatch.setattr("flatlens.training.run.write_whole", lambda path, content: writes.append(len(content)))
     train(network(), samples(), how, save=tmp_path / "run.pt")
     assert len(writes) == 1
 

@@ -24,8 +24,7 @@ from flatlens.estimate import Estimate, Key, Progress, Report
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.store import Record, Store, versions
 from flatlens.files import contents_of
-from flatlens.measures import Lens, Measure, about, measure
-from flatlens.measures.pipeline import named
+from flatlens.measures import Lens, Measure, about, measure, named
 from flatlens.models.weights import load_weights
 from flatlens.operations.layers import is_linear
 from flatlens.problem import Problem, measuring

@@ -20,7 +20,7 @@ from flatlens.deprecated_names import FORMER_TRANSFORMS, former_measure, former_
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments.overrides import paths, vary
 from flatlens.experiments.quantities import STUDIED, Quantity, quantities
-from flatlens.measures.pipeline import named
+from flatlens.measures import named
 from flatlens.models import ARCHITECTURES, MLP, Architecture, UserNetwork
 from flatlens.settings_json import as_plain, digest, from_plain
 from flatlens.tracking.tracker import Schedule

@@ -42,8 +42,8 @@ from flatlens.experiments.overrides import TOGETHER, last_field, split_values, v
 from flatlens.experiments.quantities import STUDIED, quantities, setting
 from flatlens.experiments.settings import KNOWN, Axis, NetworkSettings, Study, StudyScale, facts, fitted
 from flatlens.files import contents_of
+from flatlens.measures import named
 from flatlens.measures.definition import MEASURES
-from flatlens.measures.pipeline import named
 from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG, UserNetwork
 from flatlens.models.weights import load_weights
 from flatlens.operations.layers import is_linear

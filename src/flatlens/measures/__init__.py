@@ -1,14 +1,17 @@
 """The measures, each a short function with a card; `Lens` and `measure` run them.
 
-A measure of the catalogue is an attribute of this package by its name: `flatlens.measures.mls`.
+A measure of the catalogue is an attribute of this package by its name: `flatlens.measures.mls`. What an own measure
+needs is here, too: the decorators `per_sample` and `on_lens`, reductions, and the checks of options.
 """
 
+from importlib import import_module
 from typing import Any
 
 from flatlens.measures.definition import (
     FUNCTION,
     HEADWISE,
     LAYERWISE,
+    MEASURE_MODULES,
     MEASURES,
     NEURONWISE,
     PERMUTATION,
@@ -17,9 +20,18 @@ from flatlens.measures.definition import (
     Measure,
     NetworkMeasure,
     PassMeasure,
+    Run,
+    catalogue,
+    named,
+    on_lens,
+    per_sample,
 )
 from flatlens.measures.lens import Lens
-from flatlens.measures.pipeline import about, catalogue, measure, named
+from flatlens.measures.pipeline import about, measure
+from flatlens.measures.reductions import Reduced, largest, mean
+
+for _module in MEASURE_MODULES:  # each registers its measures
+    import_module(f"flatlens.measures.{_module}")
 
 __all__ = [
     "FUNCTION",
@@ -34,10 +46,16 @@ __all__ = [
     "Measure",
     "NetworkMeasure",
     "PassMeasure",
+    "Reduced",
+    "Run",
     "about",
     "catalogue",
+    "largest",
+    "mean",
     "measure",
     "named",
+    "on_lens",
+    "per_sample",
 ]
 
 

@@ -201,10 +201,10 @@ def _places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | Non
     elif measure.place == "outputs":
         yield None, chunk.outputs
     elif measure.place == "weight":
-        scaled = measure.needs_feature_scale is not None and bool(measure.option(measure.needs_feature_scale))
-        each = (*chunk.layers.items(), *chunk.parts.items())
-        known = ((name, g) for name, g in each if g.weight is not None and g.has_derivative)
-        yield from ((name, g) for name, g in known if g.feature_scale is not None or not scaled)
+        scaled = measure.scales_features
+        for name, g in (*chunk.layers.items(), *chunk.parts.items()):
+            if g.weight is not None and g.has_derivative and (g.feature_scale is not None or not scaled):
+                yield name, g
     else:
         yield from ((name, g) for name, g in chunk.layers.items() if g.counts_weight or g.counts_bias)
         yield from chunk.others.items()

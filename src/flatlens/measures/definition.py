@@ -1,16 +1,18 @@
-"""What a measure is: a short function and its card, the checks of options that measures share.
+"""What a measure is: a function, and a card with its meaning, source, cost and invariances; the catalogue of all.
 
-The papers that cards cite.
+A family of measures gives its decorator defaults, `of_input = partial(per_sample, place="input", ...)`, so that a
+measure is a function and the line above it. It registers itself when its module is imported.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal, Self, TypeAlias
+from functools import cached_property, partial
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +23,325 @@ from flatlens.estimate import Estimate, Progress
 from flatlens.grams import Weight
 from flatlens.measures.reductions import Reduced, mean
 from flatlens.registry import Registry, first_line
+
+LAYERWISE = "layerwise"  #: one layer times a, another one divided by a
+NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing ones divided by a
+PERMUTATION = "permutation"  #: neurons of a layer in another order
+HEADWISE = "headwise"  #: queries and keys of an attention head, or its values and what reads them, in another basis
+UNITS_AND_ORDER = frozenset(
+    {LAYERWISE, NEURONWISE, PERMUTATION}
+)  #: neurons in other units and in another order, but not in another basis
+FUNCTION = UNITS_AND_ORDER | {HEADWISE}  #: all transforms: a property of the function alone survives them
+
+Where: TypeAlias = Literal["input", "parameters", "weight", "outputs"]
+Need: TypeAlias = Literal["C", "G", "squares", "K", "R", "diagonal", "columns", "adaptive", "along"]
+Sketched: TypeAlias = Literal["probes", "top", "never"]
+Answer: TypeAlias = Literal["input", "sum", "last"]
+Option: TypeAlias = int | float | bool | str | None
+Invariances: TypeAlias = Mapping[tuple[str, Option], frozenset[str]]
+Parts: TypeAlias = "Mapping[tuple[str, str | None], Estimate]"
+"""By (dotted part, layer): ("", None) is the network's answer, ("max", "fc1") the row `name.max` of fc1."""
+
+GRADIENTS_OF_SAMPLES: frozenset[Need] = frozenset({"diagonal", "columns", "adaptive"})
+"""What takes every sample's own gradient in a shared weight."""
+
+FREE: frozenset[Need] = frozenset({"C"})
+"""What costs a pass nothing."""
+
+MEASURE_MODULES = (
+    "sensitivity", "traces", "volume", "flatness", "norms", "hessian", "normalised", "moved_weights", "moved_features",
+    "generalisation", "heads", "steps",
+)  # fmt: skip
+"""The modules of measures, in the order in which a catalogue row with several measures lists them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The generator, the progress callback and the options of one call of `measure`, for measures that need a run."""
+
+    generator: torch.Generator
+    progress: Progress | None = None
+    frozen: bool = False  #: whether layers whose weights are not measured get rows and count in sums
+    layers: tuple[str, ...] | None = None  #: parts of the names of the layers that get curvature products; None: all
+
+    def chosen(self, layer: str) -> bool:
+        """Return whether a layer gets curvature products."""
+        return self.layers is None or any(part in layer for part in self.layers)
+
+    def counted(self, what: str, total: int) -> Iterator[int]:
+        """Yield the numbers below `total`; report each when its work is done."""
+        for number in range(total):
+            yield number
+            if self.progress is not None:
+                self.progress(what, number + 1, total)
+
+
+@dataclass(frozen=True)
+class Card:
+    """The description of a measure, known before it is run."""
+
+    name: str
+    id: str  #: the catalogue's row
+    family: str
+    symbol: str  #: LaTeX
+    meaning: str  #: one line
+    source: str
+    unit: str
+    cost: str
+    invariant_under: frozenset[str]  #: transforms that leave the network's answer unchanged
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """A measure with its options: `local_volume` is one, `local_volume(top_k=3)` another."""
+
+    card: Card
+    compute: Callable[..., Any]
+    options: tuple[tuple[str, Option], ...] = ()
+    invariances: Invariances | None = None  #: values of options that change the card's `invariant_under`
+    on_request: bool = False  #: whether it runs only when named
+    held_out: bool = False  #: whether it needs held-out data
+    works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
+    works_sharded: bool = False  #: whether it is measured where parameters are spread over processes
+
+    @cached_property
+    def key(self) -> str:
+        """Return the name with its options, as in rows and on the command line; defaults are left out."""
+        spelled = ", ".join(f"{name}={value!r}" for name, value in self.options)
+        return f"{self.card.name}({spelled})" if spelled else self.card.name
+
+    @property
+    def invariant_under(self) -> frozenset[str]:
+        """Return the card's transforms, or those of the options."""
+        of_options = self.invariances or {}
+        return next((of_options[option] for option in self.options if option in of_options), self.card.invariant_under)
+
+    def option(self, name: str) -> Option:
+        """Return the value of an option, its default if not set."""
+        default: Option = self.defaults()[name]
+        return dict(self.options).get(name, default)
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the options with their default values."""
+        parameters = inspect.signature(self.compute).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    def __call__(self, **options: Option) -> Self:
+        """Return the same measure with options set; former names of options are accepted with a warning."""
+        options = present_options(f"measure {self.card.name}", options, FORMER_OPTIONS.get(self.card.name, {}))
+        defaults = self.defaults()
+        for name in options:
+            if not defaults:
+                raise BadInput(f"measure {self.card.name} takes no options, got {name!r}")
+            if name not in defaults:
+                raise UnknownName.among(f"option of {self.card.name}", name, defaults)
+        for name, value in options.items():
+            if isinstance(defaults[name], bool) != isinstance(value, bool):
+                needed = "True or False" if isinstance(defaults[name], bool) else "a value other than True and False"
+                raise BadOption(f"measure {self.card.name}: option {name}={value!r}: {needed} is needed")
+        merged = {**dict(self.options), **options}
+        spelled = tuple((name, merged[name]) for name in defaults if name in merged and merged[name] != defaults[name])
+        return replace(self, options=spelled)
+
+    def evaluate(self, *arguments: Any) -> Any:
+        """Return the function's value with these options: at one place of one chunk, or of a lens (and a run).
+
+        Raises:
+            BadOption: an option cannot be used.
+        """
+        try:
+            return self.compute(*arguments, **dict(self.options))
+        except BadOption as error:
+            raise BadOption(f"measure {self.card.name}: {error}") from error.__cause__
+
+    def __repr__(self) -> str:
+        return self.key
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PassMeasure(Measure):
+    """A measure computed from the Gram matrices of the pass: one number for each sample and place."""
+
+    place: Where  #: evaluated at inputs of layers, at parameters, at weights of linear layers, or at the outputs
+    answer: Answer = "sum"  #: the network's answer: at its input, summed over layers, or the last linear layer's
+    reduce: Callable[..., Reduced] = mean
+    """The number of all samples, from theirs, (n,), and how far rounding may move each if the function returns both.
+
+    A function that returns both has no estimate from a sketch.
+    """
+    needs: frozenset[Need] = frozenset()  #: the quantities that it reads from the pass
+    sketched: Sketched = "never"
+    """The estimate from random combinations of many outputs.
+
+    Either a mean over them, or from the largest eigenvalue of G alone, or not at all.
+    """
+    total: bool = False  #: whether the function returns a sum over the chunk (of any shape), not one number per sample
+    finish: Callable[[Tensor, Weight, Measure], Reduced] | None = None  #: replaces `reduce` where the weight is needed
+    curvature: Callable[..., Tensor] | None = None
+    """(lens, layer, measure, run) -> the term to add where the outputs are curved in a layer's pre-activation."""
+    products: Callable[[Weight], int] | None = None  #: the number of curvature products of that term
+    needs_full_precision: bool = False  #: whether it depends on small eigenvalues of G
+    needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
+
+    @property
+    def scales_features(self) -> bool:
+        """Return whether its options ask for the spread of the features."""
+        return self.needs_feature_scale is not None and bool(self.option(self.needs_feature_scale))
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class NetworkMeasure(Measure):
+    """A measure of the whole network, computed from a lens."""
+
+    of_parameters: bool = True  #: whether it is undefined if no parameter is measured
+    differentiates: bool = True  #: whether its values depend on derivatives of the outputs
+    reads: tuple[
+        PassMeasure, ...
+    ] = ()  #: numbers that it takes from a pass that had them; else it computes them itself
+
+
+_M = TypeVar("_M", PassMeasure, NetworkMeasure)
+
+
+def per_sample(
+    *,
+    id: str,
+    family: str,
+    symbol: str,
+    source: str,
+    unit: str,
+    place: Where,
+    needs: Iterable[Need],
+    cost: str = "one pass",
+    invariant_under: Iterable[str] = (),
+    **how: Any,
+) -> Callable[[Callable[..., Any]], PassMeasure]:
+    """Make a measure from a function of one place and one chunk that returns a number per sample (or their sum).
+
+    `how` sets further fields of `PassMeasure`: `answer` ("sum" if not given), `reduce` (`mean`), `sketched` ("never"),
+    `total`, `finish`, `curvature`, `products`, `invariances`, `needs_feature_scale`, `needs_full_precision`.
+
+    With an `id` outside the catalogue, such as "own", it is not registered: a user's own measure, or numbers that a
+    measure of the whole network reads.
+    """
+    card = partial(Card, id=id, family=family, symbol=symbol, source=source, unit=unit, cost=cost)
+    return _definition(PassMeasure, card, invariant_under, place=place, needs=frozenset(needs), **how)
+
+
+def on_lens(
+    *,
+    id: str,
+    family: str,
+    symbol: str,
+    source: str,
+    unit: str,
+    cost: str = "one forward",
+    invariant_under: Iterable[str] = (),
+    **how: Any,
+) -> Callable[[Callable[..., Estimate | Parts]], NetworkMeasure]:
+    """Make a measure from a function of the whole network that returns an Estimate or several parts.
+
+    The function takes the lens; with `on_request=True` also the run, as it then costs products, searches or random
+    draws. It is run only when named. `how` sets further fields of `NetworkMeasure`: `on_request`, `held_out`,
+    `works_coupled`, `works_sharded` (False if not given), `of_parameters`, `differentiates` (True), `reads`,
+    `invariances`.
+    """
+    card = partial(Card, id=id, family=family, symbol=symbol, source=source, unit=unit, cost=cost)
+    return _definition(NetworkMeasure, card, invariant_under, **how)
+
+
+def _definition(
+    kind: type[_M], card: Callable[..., Card], invariant_under: Iterable[str], **how: Any
+) -> Callable[[Callable[..., Any]], _M]:
+    def decorate(function: Callable[..., Any]) -> _M:
+        stated = card(name=function.__name__, meaning=first_line(function), invariant_under=frozenset(invariant_under))
+        measure = kind(stated, function, **how)
+        MEASURES.add(stated.name, stated.id, measure)
+        return measure
+
+    return decorate
+
+
+def _family(measure: Measure) -> int:
+    module = measure.compute.__module__.rpartition(".")[2]
+    return MEASURE_MODULES.index(module) if module in MEASURE_MODULES else len(MEASURE_MODULES)
+
+
+MEASURES: Registry[Measure] = Registry("measure", Measure, rows="MHPD", order=_family)
+"""Every measure of the catalogue, by name; each module of measures adds its own."""
+
+
+def catalogue() -> list[Card]:
+    """Return the cards of all measures.
+
+    >>> [card.name for card in catalogue()][:3]
+    ['interpolation_sharpness', 'ggn_trace', 'mls']
+    """
+    return [measure.card for measure in MEASURES.values()]
+
+
+def named(measures: str | Measure | Iterable[str | Measure]) -> list[Measure]:
+    """Return measures from names, spellings with options, or measures; one alone is enough."""
+    return MEASURES.named(measures, "measure(...)", _read)
+
+
+def _read(spelling: str) -> Measure:
+    """Return the measure that is spelled as on the command line: `mls`, `local_volume(top_k=3)`."""
+    try:
+        tree = ast.parse(spelling.strip(), mode="eval").body
+        name, keywords = tree, []
+        if isinstance(tree, ast.Call) and not tree.args:
+            name, keywords = tree.func, tree.keywords
+        if not isinstance(name, ast.Name):
+            raise ValueError(spelling)
+        options = {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg}
+    except (SyntaxError, ValueError) as error:
+        meant = [word for word in spelling.replace("-", "_").split() if word in MEASURES]
+        hint = f"; did you mean {', '.join(meant)}?" if meant else ""
+        raise BadInput(
+            f"measure {spelling!r}: write a name, or a name with options such as local_volume(top_k=3){hint}"
+        ) from error
+    if name.id not in MEASURES:
+        raise UnknownName.among("measure", name.id, MEASURES)
+    return MEASURES[name.id](**options)
+
+
+def comes_along(asked: Iterable[PassMeasure], free: frozenset[Need] = FREE) -> list[PassMeasure]:
+    """Return the one-pass measures that read no more of the pass than the given ones, and what is `free`."""
+    asked = list(asked)
+    keys, read = {measure.key for measure in asked}, free.union(*(measure.needs for measure in asked))
+    known = [measure for measure in MEASURES.values() if isinstance(measure, PassMeasure)]
+    known += [one for measure in MEASURES.values() if isinstance(measure, NetworkMeasure) for one in measure.reads]
+    return [measure for measure in known if measure.needs <= read and measure.key not in keys]
+
+
+def require_tolerance(rtol: object) -> None:
+    """Refuse a tolerance outside (0, 1)."""
+    if not (isinstance(rtol, int | float) and 0 < rtol < 1):
+        raise BadOption(f"option rtol={rtol!r}: a number between 0 and 1 is needed")
+
+
+def require_positive(**options: object) -> None:
+    """Refuse anything but positive finite numbers."""
+    for name, value in options.items():
+        if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
+            raise BadOption(f"option {name}={value!r}: a positive number is needed")
+
+
+def require_count(least: int, **options: object) -> None:
+    """Refuse anything but whole numbers of at least `least`."""
+    for name, value in options.items():
+        if isinstance(value, bool) or not (isinstance(value, int) and value >= least):
+            raise BadOption(f"option {name}={value!r}: a whole number of at least {least} is needed")
+
+
+def require_one_of(known: Iterable[str], **options: object) -> None:
+    """Refuse anything but the known words."""
+    words = tuple(known)
+    for name, value in options.items():
+        if value not in words:
+            raise BadOption(f"option {name}={value!r}: one of {', '.join(map(repr, words))} is needed")
+
 
 PAPERS = {
     "compression": (
@@ -53,322 +374,4 @@ PAPERS = {
         "It, ICML 2025"
     ),
 }
-
-
-def require_tolerance(rtol: object) -> None:
-    """Refuse a tolerance outside (0, 1)."""
-    if not (isinstance(rtol, int | float) and 0 < rtol < 1):
-        raise BadOption(f"option rtol={rtol!r}: a number between 0 and 1 is needed")
-
-
-def require_positive(**options: object) -> None:
-    """Refuse anything but positive finite numbers."""
-    for name, value in options.items():
-        if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise BadOption(f"option {name}={value!r}: a positive number is needed")
-
-
-def require_count(least: int, **options: object) -> None:
-    """Refuse anything but whole numbers of at least `least`."""
-    for name, value in options.items():
-        if isinstance(value, bool) or not (isinstance(value, int) and value >= least):
-            raise BadOption(f"option {name}={value!r}: a whole number of at least {least} is needed")
-
-
-def require_one_of(known: Iterable[str], **options: object) -> None:
-    """Refuse anything but the known words."""
-    words = tuple(known)
-    for name, value in options.items():
-        if value not in words:
-            raise BadOption(f"option {name}={value!r}: one of {', '.join(map(repr, words))} is needed")
-
-
-LAYERWISE = "layerwise"  #: one layer times a, another one divided by a
-NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing ones divided by a
-PERMUTATION = "permutation"  #: neurons of a layer in another order
-HEADWISE = "headwise"  #: queries and keys of an attention head, or its values and what reads them, in another basis
-UNITS_AND_ORDER = frozenset(
-    {LAYERWISE, NEURONWISE, PERMUTATION}
-)  #: neurons in other units and in another order, but not in another basis
-FUNCTION = UNITS_AND_ORDER | {HEADWISE}  #: all transforms: a property of the function alone survives them
-
-Where: TypeAlias = Literal["input", "parameters", "weight", "outputs"]
-Need: TypeAlias = Literal["C", "G", "squares", "K", "R", "diagonal", "columns", "adaptive", "along"]
-Sketched: TypeAlias = Literal["probes", "top", "never"]
-Answer: TypeAlias = Literal["input", "sum", "last"]
-Option: TypeAlias = int | float | bool | str | None
-Parts: TypeAlias = "Mapping[tuple[str, str | None], Estimate]"
-"""By (dotted part, layer): ("", None) is the network's answer, ("max", "fc1") the row `name.max` of fc1."""
-
-GRADIENTS_OF_SAMPLES: frozenset[Need] = frozenset({"diagonal", "columns", "adaptive"})
-"""What takes every sample's own gradient in a shared weight."""
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """The generator, the progress callback and the options of one call of `measure`, for measures that need a run."""
-
-    generator: torch.Generator
-    progress: Progress | None = None
-    frozen: bool = False  #: whether layers whose weights are not measured get rows and count in sums
-    layers: tuple[str, ...] | None = None  #: parts of the names of the layers that get curvature products; None: all
-
-    def chosen(self, layer: str) -> bool:
-        """Return whether a layer gets curvature products."""
-        return self.layers is None or any(part in layer for part in self.layers)
-
-
-@dataclass(frozen=True)
-class Card:
-    """The description of a measure, known before it is run."""
-
-    name: str
-    id: str  #: the catalogue's row
-    family: str
-    symbol: str  #: LaTeX
-    meaning: str  #: one line
-    source: str
-    unit: str
-    cost: str
-    invariant_under: frozenset[str]  #: transforms that leave the network's answer unchanged
-
-
-@dataclass(frozen=True, eq=False)
-class Measure:
-    """A measure with its options: `local_volume` is one, `local_volume(top_k=3)` another."""
-
-    card: Card
-    compute: Callable[..., Any]
-    options: tuple[tuple[str, Option], ...] = ()
-    invariances: Mapping[tuple[str, Option], frozenset[str]] | None = (
-        None  #: values of options that change the card's `invariant_under`
-    )
-    on_request: bool = False  #: whether it runs only when named
-    held_out: bool = False  #: whether it needs held-out data
-    works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
-    works_sharded: bool = False  #: whether it is measured where parameters are spread over processes
-
-    @cached_property
-    def key(self) -> str:
-        """Return the name with its options, as in rows and on the command line; defaults are left out."""
-        spelled = ", ".join(f"{name}={value!r}" for name, value in self.options)
-        return f"{self.card.name}({spelled})" if spelled else self.card.name
-
-    @property
-    def invariant_under(self) -> frozenset[str]:
-        """Return the card's transforms, or those of the options."""
-        for option in self.options:
-            if self.invariances and option in self.invariances:
-                return self.invariances[option]
-        return self.card.invariant_under
-
-    def option(self, name: str) -> Option:
-        """Return the value of an option, its default if not set."""
-        default: Option = self.defaults()[name]
-        return dict(self.options).get(name, default)
-
-    def defaults(self) -> dict[str, Any]:
-        """Return the options with their default values."""
-        parameters = inspect.signature(self.compute).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-
-    def __call__(self, **options: Option) -> Self:
-        """Return the same measure with options set; former names of options are accepted with a warning."""
-        options = present_options(f"measure {self.card.name}", options, FORMER_OPTIONS.get(self.card.name, {}))
-        defaults = self.defaults()
-        for name in options:
-            if name not in defaults:
-                if not defaults:
-                    raise BadInput(f"measure {self.card.name} takes no options, got {name!r}")
-                raise UnknownName.among(f"option of {self.card.name}", name, defaults)
-        for name, value in options.items():
-            if isinstance(defaults[name], bool) != isinstance(value, bool):
-                needed = "True or False" if isinstance(defaults[name], bool) else "a value other than True and False"
-                raise BadOption(f"measure {self.card.name}: option {name}={value!r}: {needed} is needed")
-        merged = {**dict(self.options), **options}
-        spelled = tuple((name, merged[name]) for name in defaults if name in merged and merged[name] != defaults[name])
-        return replace(self, options=spelled)
-
-    def evaluate(self, *arguments: Any) -> Any:
-        """Return the function's value with these options: at one place of one chunk, or of a lens (and a run).
-
-        Raises:
-            BadOption: an option cannot be used.
-        """
-        try:
-            return self.compute(*arguments, **dict(self.options))
-        except BadOption as error:
-            raise BadOption(f"measure {self.card.name}: {error}") from error.__cause__
-
-    def __repr__(self) -> str:
-        return self.key
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class PassMeasure(Measure):
-    """A measure computed from the Gram matrices of the pass: one number for each sample and place."""
-
-    place: Where  #: evaluated at inputs of layers, at parameters, at weights of linear layers, or at the outputs
-    answer: Answer  #: the network's answer: at its input, summed over layers, or the last linear layer's
-    reduce: Callable[..., Reduced] = mean
-    """The number of all samples, from theirs, (n,), and how far rounding may move each if the function returns both.
-
-    A function that returns both has no estimate from a sketch.
-    """
-    needs: frozenset[Need] = frozenset()  #: the quantities that it reads from the pass
-    sketched: Sketched = "never"
-    """The estimate from random combinations of many outputs.
-
-    Either a mean over them, or from the largest eigenvalue of G alone, or not at all.
-    """
-    total: bool = False  #: whether the function returns a sum over the chunk (of any shape), not one number per sample
-    finish: Callable[[Tensor, Weight, Measure], Reduced] | None = None  #: replaces `reduce` where the weight is needed
-    curvature: Callable[..., Tensor] | None = None
-    """(lens, layer, measure, run) -> the term to add where the outputs are curved in a layer's pre-activation."""
-    products: Callable[[Weight], int] | None = None  #: the number of curvature products of that term
-    needs_full_precision: bool = False  #: whether it depends on small eigenvalues of G
-    needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class NetworkMeasure(Measure):
-    """A measure of the whole network, computed from a lens."""
-
-    of_parameters: bool = True  #: whether it is undefined if no parameter is measured
-    differentiates: bool = True  #: whether its values depend on derivatives of the outputs
-    reads: tuple[
-        PassMeasure, ...
-    ] = ()  #: numbers that it takes from a pass that had them; else it computes them itself
-
-
-MEASURE_MODULES = (
-    "sensitivity", "traces", "volume", "flatness", "norms", "hessian", "normalised", "perturbation", "generalisation",
-    "heads", "steps",
-)  # fmt: skip
-"""The modules of measures, in the order in which a catalogue row with several measures lists them.
-
-A new module goes here, too.
-"""
-
-
-def _family(measure: Measure) -> int:
-    """Return the number of the module that a measure is defined in."""
-    module = measure.compute.__module__.rpartition(".")[2]
-    return MEASURE_MODULES.index(module) if module in MEASURE_MODULES else len(MEASURE_MODULES)
-
-
-MEASURES: Registry[Measure] = Registry("measure", Measure, rows="MHPD", order=_family)
-"""Every measure of the catalogue, by name; each module of measures adds its own."""
-
-
-FREE: frozenset[Need] = frozenset({"C"})
-"""What costs a pass nothing."""
-
-
-def comes_along(asked: Iterable[PassMeasure], free: frozenset[Need] = FREE) -> list[PassMeasure]:
-    """Return the one-pass measures that read no more of the pass than the given ones, and what is `free`."""
-    asked = list(asked)
-    keys, read = {measure.key for measure in asked}, free.union(*(measure.needs for measure in asked))
-    known = [measure for measure in MEASURES.values() if isinstance(measure, PassMeasure)]
-    known += [one for measure in MEASURES.values() if isinstance(measure, NetworkMeasure) for one in measure.reads]
-    return [measure for measure in known if measure.needs <= read and measure.key not in keys]
-
-
-def per_sample(
-    *,
-    id: str,
-    family: str,
-    symbol: str,
-    source: str,
-    unit: str,
-    reduce: Callable[..., Reduced] = mean,
-    place: Where,
-    needs: Iterable[Need],
-    sketched: Sketched = "never",
-    total: bool = False,
-    finish: Callable[[Tensor, Weight, Measure], Reduced] | None = None,
-    answer: Answer = "sum",
-    cost: str = "one pass",
-    invariant_under: Iterable[str] = (),
-    invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None,
-    curvature: Callable[..., Tensor] | None = None,
-    products: Callable[[Weight], int] | None = None,
-    needs_feature_scale: str | None = None,
-    needs_full_precision: bool = False,
-) -> Callable[[Callable[..., Any]], PassMeasure]:
-    """Make a measure from a function of one place and one chunk that returns a number per sample (or their sum).
-
-    With an `id` outside the catalogue, such as "own", it is not registered: a user's own measure, or numbers that a
-    measure of the whole network reads.
-    """
-
-    def decorate(function: Callable[..., Any]) -> PassMeasure:
-        made = PassMeasure(
-            Card(
-                function.__name__, id, family, symbol, first_line(function), source, unit, cost,
-                frozenset(invariant_under),
-            ),
-            function,
-            invariances=invariances,
-            reduce=reduce,
-            place=place,
-            answer=answer,
-            needs=frozenset(needs),
-            sketched=sketched,
-            total=total,
-            finish=finish,
-            curvature=curvature,
-            products=products,
-            needs_feature_scale=needs_feature_scale,
-            needs_full_precision=needs_full_precision,
-        )  # fmt: skip
-        MEASURES.add(made.card.name, id, made)
-        return made
-
-    return decorate
-
-
-def on_lens(
-    *,
-    id: str,
-    family: str,
-    symbol: str,
-    source: str,
-    unit: str,
-    cost: str = "one forward",
-    invariant_under: Iterable[str] = (),
-    invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None,
-    held_out: bool = False,
-    works_coupled: bool = False,
-    works_sharded: bool = False,
-    of_parameters: bool = True,
-    differentiates: bool = True,
-    on_request: bool = False,
-    reads: tuple[PassMeasure, ...] = (),
-) -> Callable[[Callable[..., Estimate | Parts]], NetworkMeasure]:
-    """Make a measure from a function of the whole network that returns an Estimate or several parts.
-
-    The function takes the lens; with `on_request` also the run, as it then costs products, searches or random draws. It
-    is run only when named.
-    """
-
-    def decorate(function: Callable[..., Estimate | Parts]) -> NetworkMeasure:
-        made = NetworkMeasure(
-            Card(
-                function.__name__, id, family, symbol, first_line(function), source, unit, cost,
-                frozenset(invariant_under),
-            ),
-            function,
-            invariances=invariances,
-            on_request=on_request,
-            held_out=held_out,
-            works_coupled=works_coupled,
-            works_sharded=works_sharded,
-            of_parameters=of_parameters,
-            differentiates=differentiates,
-            reads=reads,
-        )  # fmt: skip
-        MEASURES.add(made.card.name, id, made)
-        return made
-
-    return decorate
+"""The papers that cards cite, by their short names."""

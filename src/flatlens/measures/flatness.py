@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from flatlens.measures.definition import (
     require_one_of,
 )
 from flatlens.measures.lens import Lens
-from flatlens.measures.reductions import Reduced, mean
+from flatlens.measures.reductions import Reduced
 
 # features in units of their standard deviation have no scale
 UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalized", "std"): UNITS_AND_ORDER}
@@ -26,7 +28,21 @@ UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalized", "std"): UNITS_
 AT_POSITIONS = ", for shared weights times the smaller of m and the number of positions"
 
 
-def in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
+of_weight = partial(
+    per_sample,
+    family="flatness",
+    unit="loss",
+    place="weight",
+    needs={"C", "K"},
+    sketched="probes",
+    invariant_under={LAYERWISE, PERMUTATION},
+)
+relative = partial(
+    of_weight, id="M9", needs={"C", "R"}, answer="last", invariances=UNITS, needs_feature_scale="normalized"
+)
+
+
+def _in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
     """Return R of the layer; with `normalized`, after Theorem 4's preprocessing: features divided by their spread."""
     if normalized is None:
         return g.R
@@ -35,7 +51,7 @@ def in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
     return g.relative_gram(g.feature_scale if normalized == "std" else g.feature_scale.square())
 
 
-def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
+def _relative_curvature(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     """Return the extra term of the literal definition where the outputs are curved in the layer's pre-activation."""
     weight, normalized = lens.layout.weight(layer).matrix, measure.option("normalized")
     if normalized is None:
@@ -45,47 +61,18 @@ def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run
     return lens.functional_hessian(layer, RowDirections(row_factor(weight.W * scale[:, None]), scale), run)
 
 
-def products_of_factor_rows(weight: Weight) -> int:
-    """Return the number of products of `relative_flatness`."""
-    g, d, m = weight.matrix.W.shape
-    return g * min(d, m) * _features_or_positions(weight)
-
-
-def products_of_rows(weight: Weight) -> int:
-    """Return the number of products of `kappa_trace`."""
-    g, d, _ = weight.matrix.W.shape
-    return g * d * _features_or_positions(weight)
-
-
-def products_of_columns(weight: Weight) -> int:
-    """Return the number of products of `neuron_flatness`."""
+def _products_of_rows(weight: Weight, rows: int) -> int:
+    # for each feature, or for each position if the weight acts through one product and they are fewer
     g, _, m = weight.matrix.W.shape
-    return g * m
+    return g * rows * (min(m, weight.positions) if len(weight.products) == 1 else m)
 
 
-def _features_or_positions(weight: Weight) -> int:
-    """Return the number of features, or of positions if the weight acts through one product and they are fewer."""
-    m = weight.matrix.W.shape[2]
-    return min(m, weight.positions) if len(weight.products) == 1 else m
-
-
-@per_sample(
-    id="M9",
-    family="flatness",
+@relative(
     symbol=r"\kappa_{Tr}",
     source="relative2021 Def. 3, Thm 4",
-    unit="loss",
-    reduce=mean,
-    place="weight",
-    needs={"C", "R"},
-    sketched="probes",
-    answer="last",
     cost=f"one pass; at a layer below a smooth activation min(d, m) Hessian products{AT_POSITIONS}",
-    invariant_under={LAYERWISE, PERMUTATION},
-    invariances=UNITS,
-    curvature=curvature_of_relative_flatness,
-    products=products_of_factor_rows,
-    needs_feature_scale="normalized",
+    curvature=_relative_curvature,
+    products=lambda weight: _products_of_rows(weight, min(weight.matrix.W.shape[1:])),
 )
 def relative_flatness(g: LayerGrams, *, normalized: str | None = None) -> Tensor:
     """Relative flatness: sum_{s,s'} <w_s, w_s'> Tr H_{s,s'}, H the Hessian of the risk in one layer's weights.
@@ -101,24 +88,10 @@ def relative_flatness(g: LayerGrams, *, normalized: str | None = None) -> Tensor
     the variances, as the paper prints; the value does not survive then. A feature that is 0 for all data is dropped. A
     constant feature is measured in units of its value.
     """
-    return trace(g.C, in_units_of_features(g, normalized))
+    return trace(g.C, _in_units_of_features(g, normalized))
 
 
-@per_sample(
-    id="M9",
-    family="flatness",
-    symbol=r"\kappa_{Tr}^{GN}",
-    source="relative2021 Def. 3, Gauss-Newton part",
-    unit="loss",
-    reduce=mean,
-    place="weight",
-    needs={"C", "R"},
-    sketched="probes",
-    answer="last",
-    invariant_under={LAYERWISE, PERMUTATION},
-    invariances=UNITS,
-    needs_feature_scale="normalized",
-)
+@relative(symbol=r"\kappa_{Tr}^{GN}", source="relative2021 Def. 3, Gauss-Newton part")
 def relative_flatness_ggn(g: LayerGrams, *, normalized: str | None = None) -> Tensor:
     """Curvature of the risk along a layer's own weights, Gauss-Newton part: mean_i tr(C_i R_i).
 
@@ -126,31 +99,22 @@ def relative_flatness_ggn(g: LayerGrams, *, normalized: str | None = None) -> Te
     dense layer R_i = ||phi_i||^2 G_i. The network's number is that of the last linear layer, as in the paper; `.sum`
     and `.max` are over layers.
     """
-    return trace(g.C, in_units_of_features(g, normalized))
+    return trace(g.C, _in_units_of_features(g, normalized))
 
 
-def curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
-    """Return the same extra term for ||W||^2 Tr H."""
+def _curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     W = lens.layout.weight(layer).matrix.W
     every_row = torch.eye(W.shape[1], dtype=W.dtype, device=W.device).expand(len(W), -1, -1)
     return W.square().sum() * lens.functional_hessian(layer, RowDirections(every_row), run)
 
 
-@per_sample(
+@of_weight(
     id="M10",
-    family="flatness",
     symbol=r"\kappa_\tau",
     source="reparam2019 section 2, Table 1",
-    unit="loss",
-    reduce=mean,
-    place="weight",
-    needs={"C", "K"},
-    sketched="probes",
-    answer="sum",
     cost=f"one pass; at a layer below a smooth activation d Hessian products{AT_POSITIONS}",
-    invariant_under={LAYERWISE, PERMUTATION},
-    curvature=curvature_of_trace,
-    products=products_of_rows,
+    curvature=_curvature_of_trace,
+    products=lambda weight: _products_of_rows(weight, weight.matrix.W.shape[1]),
 )
 def kappa_trace(g: LayerGrams) -> Tensor:
     """Trace of a layer's Hessian in units of its weight: ||W_l||_F^2 Tr H_l, summed over layers; `.max` beside it.
@@ -160,32 +124,28 @@ def kappa_trace(g: LayerGrams) -> Tensor:
     return g.linear.weight.W.square().sum() * trace(g.C, g.K_weight)
 
 
-def columns_of(mean_columns: Tensor, weight: Weight, measure: Measure) -> Reduced:
-    """Return the columns' sum, and all of them."""
+def _all_columns(mean_columns: Tensor, weight: Weight, measure: Measure) -> Reduced:
     columns = mean_columns.cpu()
     return Reduced(float(columns.sum()), None, terms=columns.flatten(), arrays={"columns": columns})
 
 
-def curvature_of_columns(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
-    """Return the extra term of the literal definition where the outputs are curved in the layer's pre-activation."""
-    return lens.functional_hessian(layer, ColumnDirections(), run, each=True)
-
-
-@per_sample(
+of_columns = partial(
+    of_weight,
     id="M11",
-    family="flatness",
+    needs={"C", "columns"},
+    total=True,
+    finish=_all_columns,
+    cost="one pass, per-sample gradients of shared weights",
+    invariant_under=UNITS_AND_ORDER,
+)
+
+
+@of_columns(
     symbol=r"\rho_\sigma",
     source="reparam2019 App. B",
-    unit="loss",
-    place="weight",
-    needs={"C", "columns"},
-    sketched="probes",
-    total=True,
-    finish=columns_of,
     cost="one pass, per-sample gradients of shared weights; m Hessian products for a layer below a smooth activation",
-    invariant_under=UNITS_AND_ORDER,
-    curvature=curvature_of_columns,
-    products=products_of_columns,
+    curvature=lambda lens, layer, measure, run: lens.functional_hessian(layer, ColumnDirections(), run, each=True),
+    products=lambda weight: weight.matrix.W.shape[0] * weight.matrix.W.shape[2],
 )
 def neuron_flatness(g: LayerGrams) -> Tensor:
     """Curvature of the risk along each column of the weights: sum_j w_j^T H_jj w_j, summed over layers.
@@ -199,20 +159,7 @@ def neuron_flatness(g: LayerGrams) -> Tensor:
     return g.linear.columns().sum(0)
 
 
-@per_sample(
-    id="M11",
-    family="flatness",
-    symbol=r"\rho_\sigma^{GN}",
-    source="reparam2019 App. B, Gauss-Newton part",
-    unit="loss",
-    place="weight",
-    needs={"C", "columns"},
-    sketched="probes",
-    total=True,
-    finish=columns_of,
-    cost="one pass, per-sample gradients of shared weights",
-    invariant_under=UNITS_AND_ORDER,
-)
+@of_columns(symbol=r"\rho_\sigma^{GN}", source="reparam2019 App. B, Gauss-Newton part")
 def neuron_flatness_ggn(g: LayerGrams) -> Tensor:
     """Curvature of the risk along each column of the weights, Gauss-Newton part, summed over columns and layers.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -12,14 +13,13 @@ from torch.autograd.graph import GradientEdge
 
 from flatlens.curvature import Residual
 from flatlens.curvature.probes import largest_of
-from flatlens.estimate import Estimate, undefined
+from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.grams.autograd import ignore_slow_batching_warning
 from flatlens.grams.record import read_heads, run_recorded
 from flatlens.grams.sketch import random_signs
 from flatlens.measures.definition import HEADWISE, LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.lens import Lens
-from flatlens.measures.notes import LARGEST_OF_NOISY
-from flatlens.measures.rows import ALL, with_note
+from flatlens.measures.notes import ALL, LARGEST_OF_NOISY
 from flatlens.measures.traces import Effort, FunctionalHessianPart, plus, sampled
 from flatlens.operations.graph import Node
 from flatlens.operations.pair_finders import HeadFinder, NormScale
@@ -232,15 +232,20 @@ FROZEN_BIAS = "projections with a frozen bias read a norm's shift, whose part on
 FROZEN = f"all of its weights are frozen: {ALL}"
 
 
-@on_lens(
+of_heads = partial(
+    on_lens,
     id="M9",
     family="flatness",
-    symbol=r"\kappa_{heads}^{GN}",
-    source="relative2021 Def. 3; symmetries2025",
     unit="loss",
-    cost="N backward passes to the projections of attention",
     invariant_under={LAYERWISE, PERMUTATION, HEADWISE},
     on_request=True,
+)
+
+
+@of_heads(
+    symbol=r"\kappa_{heads}^{GN}",
+    source="relative2021 Def. 3; symmetries2025",
+    cost="N backward passes to the projections of attention",
 )
 def head_flatness_ggn(lens: Lens, run: Run) -> Parts:
     """Relative flatness of attention heads, Gauss-Newton part, in the metric that no change of basis moves; summed.
@@ -262,15 +267,10 @@ def head_flatness_ggn(lens: Lens, run: Run) -> Parts:
     return _parts(heads, lambda numbers: Estimate(float(sums[numbers].sum())))
 
 
-@on_lens(
-    id="M9",
-    family="flatness",
+@of_heads(
     symbol=r"\kappa_{heads}",
     source="relative2021 Def. 3; symmetries2025",
-    unit="loss",
     cost="N backward passes to the projections of attention, and probes of one Hessian product each",
-    invariant_under={LAYERWISE, PERMUTATION, HEADWISE},
-    on_request=True,
 )
 def head_flatness(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False) -> Parts:
     """Relative flatness of attention heads in the metric that no change of their basis moves; summed over heads.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,75 +14,64 @@ from torch import Tensor
 from flatlens.curvature import GaussNewton, Hessian, Operator, lanczos
 from flatlens.curvature.functional_hessian import ShiftDirections, functional_hessian_along
 from flatlens.curvature.krylov import relative_residual
-from flatlens.curvature.spectral_norms import JacobianNorm, batch_jacobians, feature_norms
-from flatlens.curvature.spectrum import SMALL_MATRIX, dense_blocks, row_block_maxima
+from flatlens.curvature.spectral_norms import batch_jacobians, feature_norms
+from flatlens.curvature.spectrum import SMALL_MATRIX, row_block_maxima
 from flatlens.curvature.spectrum import spectral_density as density_of
-from flatlens.estimate import Estimate, undefined
+from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.grams import Weight, one_pass, outside_keys
 from flatlens.grams.contractions import gram
-from flatlens.measures.definition import FUNCTION, LAYERWISE, PERMUTATION, Parts, Run, on_lens, require_tolerance
+from flatlens.measures.definition import LAYERWISE, PERMUTATION, Parts, Run, on_lens, require_tolerance
 from flatlens.measures.leading_eigenvalues import (
     as_estimate,
     closed_form,
     in_batches,
     largest_residual,
+    of_jacobian,
     of_norm,
     proven_by,
-    rounded_up,
     sharded_top,
     top_of,
     whole_weights,
     within_share,
 )
 from flatlens.measures.lens import Lens
-from flatlens.measures.notes import NO_MEASURED_LAYER, left_out, needs_every_output, which_layer
-from flatlens.measures.rows import lost_at, with_note
+from flatlens.measures.notes import NO_MEASURED_LAYER, left_out, lost_at, needs_every_output, which_layer
 from flatlens.perturbation.features import SEVERAL
 from flatlens.problem import Problem
 from flatlens.problem.sample_losses import forwards
 from flatlens.progress import ROWS
 
-_Block: TypeAlias = Callable[[list[str] | None], Operator]
-"""Maps names of parameters (None: all that are measured) to their block of the matrix."""
+_NEGATIVE = 1e-9
+"""Largest negative eigenvalue of C, over the largest one, that is taken for rounding."""
+
+of_hessian = partial(
+    on_lens, family="hessian", unit="loss / parameter^2", invariant_under={PERMUTATION}, on_request=True
+)
+of_spectrum = partial(of_hessian, works_coupled=True)
+of_rows = partial(of_hessian, family="flatness", unit="loss", invariant_under={LAYERWISE, PERMUTATION})
 
 
 def owners(lens: Lens) -> dict[str, list[str]]:
     """Return the measured parameters of each linear layer, by layer; every other parameter under its own name."""
     found: dict[str, list[str]] = {}
-    known = set()
     for layer, weight in lens.layout.weights.items():
-        mine = [name for name in (weight.parameter, weight.bias) if name in lens.problem.parameters and name]
-        if mine:
+        if mine := [name for name in (weight.parameter, weight.bias) if name and name in lens.problem.parameters]:
             found[layer] = mine
-            known |= set(mine)
+    known = {name for names in found.values() for name in names}
     return found | {name: [name] for name in sorted(lens.problem.parameters - known)}
 
 
-def by_layer(lens: Lens, run: Run, of: _Block, name: str, rtol: float) -> Parts:
-    """Return the largest eigenvalue of each layer's block: its weight and bias together."""
-    return {
-        ("", place): _attempted(lens, name, partial(top_of, lens, run, f"{name} {place}", of(names), rtol))
-        for place, names in owners(lens).items()
-    }
-
-
 def _attempted(lens: Lens, what: str, work: Callable[[], Estimate]) -> Estimate:
-    """Return a layer's estimate; undefined, with the reason, where it cannot be computed."""
     found = lens.attempted(work, what)
     return undefined(found) if isinstance(found, str) else found
 
 
-@on_lens(
+@of_spectrum(
     id="H1",
-    family="hessian",
     symbol=r"\lambda_{max}(H)",
     source="sharpening section 3",
-    unit="loss / parameter^2",
     cost="Lanczos: about 10 Hessian products",
-    invariant_under={PERMUTATION},
-    works_coupled=True,
     works_sharded=True,
-    on_request=True,
 )
 def sharpness(
     lens: Lens,
@@ -94,7 +82,7 @@ def sharpness(
     rtol: float = 1e-3,
     layers: bool = False,
     batch_statistics: int | None = None,
-) -> Parts:
+) -> Estimate | Parts:
     """Sharpness: the largest eigenvalue of the risk's Hessian in the measured parameters.
 
     It is the largest eigenvalue, not the largest in absolute value. Lanczos with full reorthogonalisation runs until
@@ -115,23 +103,13 @@ def sharpness(
     if lens.problem.sharded:
         require_tolerance(rtol)
         if layers or batch_statistics is not None:
-            return {("", None): undefined("layers= and batch_statistics= need parameters in one process")}
-        return {("", None): sharded_top(lens, run, "sharpness", rtol, top_k=top_k, bottom_k=bottom_k)}
-    of, name = _seen(lens, Hessian, "sharpness", batch_statistics)
-    whole = _attempted(lens, name, partial(top_of, lens, run, name, of(None), rtol, top_k, bottom_k))
-    return {("", None): whole, **(by_layer(lens, run, of, name, rtol) if layers else {})}
+            return undefined("layers= and batch_statistics= need parameters in one process")
+        return sharded_top(lens, run, "sharpness", rtol, top_k=top_k, bottom_k=bottom_k)
+    return _ends(lens, run, Hessian, "sharpness", rtol, layers, batch_statistics, (top_k, bottom_k))
 
 
-@on_lens(
-    id="H2",
-    family="hessian",
-    symbol=r"\lambda_{max}(GN)",
-    source="sharpening B.3",
-    unit="loss / parameter^2",
-    cost="Lanczos: about 10 Gauss-Newton products",
-    invariant_under={PERMUTATION},
-    works_coupled=True,
-    on_request=True,
+@of_spectrum(
+    id="H2", symbol=r"\lambda_{max}(GN)", source="sharpening B.3", cost="Lanczos: about 10 Gauss-Newton products"
 )
 def ggn_norm(
     lens: Lens,
@@ -146,29 +124,31 @@ def ggn_norm(
 
     Options, except `bottom_k`, and what may be missed: as `sharpness`.
     """
-    of, name = _seen(lens, GaussNewton, "ggn_norm", batch_statistics)
-    whole = _attempted(lens, name, partial(top_of, lens, run, name, of(None), rtol, top_k))
-    return {("", None): whole, **(by_layer(lens, run, of, name, rtol) if layers else {})}
+    return _ends(lens, run, GaussNewton, "ggn_norm", rtol, layers, batch_statistics, (top_k, 0))
 
 
-def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: int | None) -> tuple[_Block, str]:
-    """Return the matrix's blocks with the given BatchNorm mode, and the matrix's name."""
+def _ends(
+    lens: Lens, run: Run, kind: type[Operator], name: str, rtol: float, layers: bool, batch_statistics: int | None,
+    ends: tuple[int, int],
+) -> Parts:  # fmt: skip
+    """Return the ends of a matrix's spectrum; with `layers` the largest eigenvalue of each layer's block, too."""
     problem = in_batches(lens, batch_statistics)
     name = name if problem is lens.problem else f"{name} in ghost batches"
-    return (lambda names: kind(problem, names, model=lens.model)), name
+    whole = partial(top_of, lens, run, name, kind(problem, None, model=lens.model), rtol, *ends)
+    parts: dict[tuple[str, str | None], Estimate] = {("", None): _attempted(lens, name, whole)}
+    for layer, names in owners(lens).items() if layers else ():
+        operator = kind(problem, names, model=lens.model)
+        parts["", layer] = _attempted(lens, name, partial(top_of, lens, run, f"{name} {layer}", operator, rtol))
+    return parts
 
 
-@on_lens(
+@of_hessian(
     id="H4",
-    family="hessian",
     symbol=r"\sum_l \lambda_{max}(H_l)",
     source="reparam2019 Def. 1, Table 1",
-    unit="loss / parameter^2",
     cost="one pass for dense layers of piecewise-linear networks; else about 10 Hessian products per layer",
-    invariant_under={PERMUTATION},
-    on_request=True,
 )
-def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Parts:
+def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Estimate | Parts:
     """Sharpness of each layer: lmax(H_l), H_l the Hessian in the layer's weight alone; summed over layers.
 
     `.kappa` is ||W_l||_F^2 lmax(H_l), the flatness measure of 2019, which survives layer-wise rescaling. `.max` and
@@ -177,25 +157,28 @@ def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Parts:
     require_tolerance(rtol)
     weights = whole_weights(lens, run)
     if not weights:
-        return {("", None): undefined(NO_MEASURED_LAYER)}
-    closed = [name for name in closed_form(lens, weights) if name in lens.layout.affine]
-    blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
-    parts: dict[tuple[str, str | None], Estimate] = {}
+        return undefined(NO_MEASURED_LAYER)
+    # of dense layers with nothing curved above, one pass gives the block itself
+    blocks = closed_form(lens, run, [name for name in weights if name in lens.layout.affine])
+    values, kappas = {}, {}
     for name, weight in weights.items():
         if name in blocks:
             found = as_estimate(blocks[name].largest(rtol, run.progress), 0)
         else:
             assert weight.parameter is not None
             operator = Hessian(lens.problem, [weight.parameter], model=lens.model)
-            found = _attempted(
-                lens, "layer_sharpness", partial(top_of, lens, run, f"layer_sharpness {name}", operator, rtol)
-            )
-        parts["", name] = found
-        parts["kappa", name] = _scaled(found, float(weight.matrix.W.square().sum()))
-    share = largest_residual(parts["", name] for name in weights if parts["", name].kind != "undefined")
-    for part, of, combine in (("", "", sum), ("max", "", max), ("kappa", "kappa", sum), ("kappa_max", "kappa", max)):
-        whole = _combined({name: parts[of, name] for name in weights}, combine is sum, share)
-        parts[part, None] = with_note(whole, left_out(lens, weights))
+            search = partial(top_of, lens, run, f"layer_sharpness {name}", operator, rtol)
+            found = _attempted(lens, "layer_sharpness", search)
+        values[name] = found
+        kappas[name] = _scaled(found, float(weight.matrix.W.square().sum()))
+    share = largest_residual(found for found in values.values() if found.kind != "undefined")
+    parts: dict[tuple[str, str | None], Estimate] = {}
+    for name in weights:
+        parts |= {("", name): values[name], ("kappa", name): kappas[name]}
+    for part, rows, combine in (
+        ("", values, sum), ("max", values, max), ("kappa", kappas, sum), ("kappa_max", kappas, max)
+    ):  # fmt: skip
+        parts[part, None] = with_note(_combined(rows, combine, share), left_out(lens, weights))
     return parts
 
 
@@ -206,14 +189,13 @@ def _scaled(estimate: Estimate, factor: float) -> Estimate:
     return Estimate(estimate.value * factor, kind=estimate.kind, note=note, unit="loss", products=estimate.products)
 
 
-def _combined(layers: Mapping[str, Estimate], add: bool, share: float) -> Estimate:
+def _combined(layers: Mapping[str, Estimate], combine: Callable[[Iterable[float]], float], share: float) -> Estimate:
     """Return the sum or maximum over layers, whose residuals are at most this share of their eigenvalues."""
     if lost := lost_at(layers):
         return undefined(lost)
-    values = [e.value for e in layers.values()]
     exact = all(e.kind == "exact" for e in layers.values())
     return Estimate(
-        sum(values) if add else max(values),
+        combine([e.value for e in layers.values()]),
         kind="exact" if exact else "lower bound",
         note="" if exact else within_share(share),
         unit=next(iter(layers.values())).unit,
@@ -221,17 +203,13 @@ def _combined(layers: Mapping[str, Estimate], add: bool, share: float) -> Estima
     )
 
 
-@on_lens(
+@of_rows(
     id="H5",
-    family="flatness",
     symbol=r"\kappa^\phi",
     source="relative2021 Def. 13",
-    unit="loss",
     cost="one pass for dense layers (d Hessian products more below a smooth activation); else Lanczos for each row",
-    invariant_under={LAYERWISE, PERMUTATION},
-    on_request=True,
 )
-def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Parts:
+def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Estimate | Parts:
     """Maximal relative flatness: sum_s ||w_s||^2 lmax(H_ss), over the rows s of a layer's weight.
 
     H_ss is the Hessian of the risk in row s alone. The rows of a convolution are its output channels. The network's
@@ -240,18 +218,20 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Pa
     require_tolerance(rtol)
     weights = whole_weights(lens, run)
     if not weights:
-        return {("", None): undefined(NO_MEASURED_LAYER)}
-    closed = closed_form(lens, weights)
-    blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
-    parts: dict[tuple[str, str | None], Estimate] = {}
+        return undefined(NO_MEASURED_LAYER)
+    blocks = closed_form(lens, run, weights)
     shares = [0.0]
 
     def at(name: str, weight: Weight) -> Estimate:
         before = lens.products
         if name in blocks:
             D = blocks[name].row_curvatures()
-            if name not in lens.layout.affine:
-                D = D + _functional_hessian_rows(lens, name, run).to(D)
+            if name not in lens.layout.affine:  # the functional Hessian's part of D_i[s,s], (n, d)
+                beyond, products = functional_hessian_along(
+                    lens.problem, lens.model, lens.layout, name, ShiftDirections(), lambda forms: forms, run.progress
+                )
+                lens.count(products)
+                D = D + beyond.to(D)
             maxima, share = row_block_maxima(D, blocks[name].phi, rtol, run.progress)
         else:
             maxima, share = _rows_one_by_one(lens, run, weight, rtol)
@@ -270,20 +250,14 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Pa
         name: _attempted(lens, "maximal_relative_flatness", partial(at, name, weight))
         for name, weight in weights.items()
     }
-    parts |= {("", name): found for name, found in layers.items()}
-    parts["", None] = with_note(layers[next(reversed(layers))], which_layer(lens, next(reversed(weights)), weights))
-    for part, add in (("sum", True), ("max", False)):
-        parts[part, None] = with_note(_combined(layers, add, max(shares)), left_out(lens, weights))
-    return parts
-
-
-def _functional_hessian_rows(lens: Lens, layer: str, run: Run) -> Tensor:
-    """Return the functional Hessian's part of D_i[s,s] of a dense layer, (n, d)."""
-    rows, products = functional_hessian_along(
-        lens.problem, lens.model, lens.layout, layer, ShiftDirections(), lambda forms: forms, run.progress
-    )
-    lens.count(products)
-    return rows
+    last = next(reversed(weights))
+    others, share = left_out(lens, weights), max(shares)
+    return {
+        ("", None): with_note(layers[last], which_layer(lens, last, weights)),
+        ("sum", None): with_note(_combined(layers, sum, share), others),
+        ("max", None): with_note(_combined(layers, max, share), others),
+        **{("", name): found for name, found in layers.items()},
+    }
 
 
 def _rows_one_by_one(lens: Lens, run: Run, weight: Weight, rtol: float) -> tuple[Tensor, float]:
@@ -294,12 +268,11 @@ def _rows_one_by_one(lens: Lens, run: Run, weight: Weight, rtol: float) -> tuple
     assert weight.parameter is not None
     operator = Hessian(lens.problem, [weight.parameter], model=lens.model)
     stored, W = operator.space.tensors[0].shape, weight.matrix.W.shape
-    rows = weight.neurons
     maxima, share = [], 0.0
-    for s in range(rows):
+    for s in run.counted(ROWS, weight.neurons):
 
         def apply(v: Tensor, s: int = s) -> Tensor:
-            mine = v.new_zeros(rows, W[2])
+            mine = v.new_zeros(weight.neurons, W[2])
             mine[s] = v
             whole = operator(weight.adapter.as_stored(mine.reshape(W), stored).flatten())
             return weight.adapter.matrix(whole.reshape(stored)).flatten(0, 1)[s]
@@ -308,22 +281,15 @@ def _rows_one_by_one(lens: Lens, run: Run, weight: Weight, rtol: float) -> tuple
         found = lanczos(apply, start.to(operator.space.device, operator.dtype), rtol=rtol)
         maxima.append(found.values[0])
         share = max(share, relative_residual(float(found.residuals[0]), found.largest))
-        if run.progress is not None:
-            run.progress(ROWS, s + 1, rows)
     lens.count(operator.products)
     return torch.stack(maxima), share
 
 
-@on_lens(
+@of_spectrum(
     id="H6",
-    family="hessian",
     symbol=r"\rho(\lambda)",
     source="density2019 section 2 (also in PyHessian)",
-    unit="loss / parameter^2",
     cost="probes x steps Hessian products",
-    invariant_under={PERMUTATION},
-    works_coupled=True,
-    on_request=True,
 )
 def spectral_density(
     lens: Lens, run: Run, *, probes: int = 8, steps: int = 40, ggn: bool = False, layers: bool = False
@@ -335,75 +301,29 @@ def spectral_density(
     since `steps` products resolve nothing finer. `ggn=True` gives the density of the Gauss-Newton matrix. `layers=True`
     adds the block of each layer.
     """
-    kind = GaussNewton if ggn else Hessian
 
     def of(names: list[str] | None) -> Estimate:
-        operator = kind(lens.problem, names, model=lens.model)
+        operator = (GaussNewton if ggn else Hessian)(lens.problem, names, model=lens.model)
         found = density_of(operator, probes=probes, steps=steps, generator=run.generator, progress=run.progress)
         lens.count(operator.products)
         arrays = {"grid": found.grid, "density": found.density, "stderr": found.stderr}
         return Estimate(found.rms, found.rms_stderr, "estimate", arrays=arrays, products=operator.products)
 
-    parts: dict[tuple[str, str | None], Estimate] = {
-        ("", None): _attempted(lens, "spectral_density", partial(of, None))
-    }
+    blocks: dict[str | None, list[str] | None] = {None: None}
     if layers:
-        parts |= {("", at): _attempted(lens, "spectral_density", partial(of, own)) for at, own in owners(lens).items()}
-    return parts
+        blocks.update(owners(lens))
+    return {("", at): _attempted(lens, "spectral_density", partial(of, names)) for at, names in blocks.items()}
 
 
-_NEGATIVE = 1e-9
-"""Largest negative eigenvalue of C, over the largest one, that is taken for rounding."""
-
-
-@on_lens(
-    id="M4",
-    family="sensitivity",
-    symbol=r"\|Jf(X)\|_2",
-    source="sharpening A.1, B.3",
-    unit="output / input",
-    cost="Lanczos: about 10 products with each batch's Jacobian",
-    invariant_under=FUNCTION,
-    works_coupled=True,
-    of_parameters=False,
-    on_request=True,
-)
-def batch_jacobian_norm(
-    lens: Lens, run: Run, *, softmax: bool = False, rtol: float = 1e-3, batch_statistics: int | None = None
-) -> Estimate:
-    """Norm of the Jacobian of whole batches, ||df(X)/dX||_2, BatchNorm as in training; the largest over ghost batches.
-
-    Where BatchNorm couples the samples of a batch its Jacobian is one matrix; in eval mode it has a block for each
-    sample, and the norm is `jacobian_norm`. `batch_statistics` and `rtol` are those of `sharpness`, `softmax` that of
-    `jacobian_norm`.
-    """
-    require_tolerance(rtol)
-    problem = in_batches(lens, batch_statistics)
-    found = batch_jacobians(
-        problem, lens.model, [None], softmax=softmax, rtol=rtol, generator=run.generator, progress=run.progress
-    )
-    return _found(found[None])
-
-
-def _found(norm: JacobianNorm) -> Estimate:
-    note = "" if norm.exact else f"a singular value lies within {rounded_up(norm.residual)}; a larger one can be missed"
-    return Estimate(norm.value, kind="exact" if norm.exact else "lower bound", note=note, products=norm.products)
-
-
-@on_lens(
+@of_spectrum(
     id="M17",
-    family="hessian",
     symbol=r"\lambda_{max}(C\,Jf\,Df_l\,Df_l^T Jf^T C^T)",
     source="sharpening Eq. 4, App. C",
-    unit="loss / parameter^2",
     cost="one pass; Lanczos: about 10 Gauss-Newton products per layer that is not dense",
-    invariant_under={PERMUTATION},
-    works_coupled=True,
-    on_request=True,
 )
 def layer_factors(
     lens: Lens, run: Run, *, blocks: bool = True, rtol: float = 1e-3, batch_statistics: int | None = None
-) -> Parts:
+) -> Estimate | Parts:
     """Largest eigenvalue of each layer's Gauss-Newton block, summed over layers, and of the factors of the block.
 
     The value of a layer is the largest eigenvalue of its Gauss-Newton block, in the layer's weight alone. The block
@@ -421,10 +341,11 @@ def layer_factors(
     require_tolerance(rtol)
     weights = whole_weights(lens, run)
     if not weights:
-        return {("", None): undefined(NO_MEASURED_LAYER)}
+        return undefined(NO_MEASURED_LAYER)
     problem = in_batches(lens, batch_statistics)
     if lens.probes is not None and not problem.coupled:
-        return {("", None): undefined(needs_every_output(lens))}
+        return undefined(needs_every_output(lens))
+    # the factors: curvature of the loss, features, Jacobian from the layer's output up
     if problem.coupled:
         curvature, jacobians = _of_batches(lens, problem, run, weights, rtol)
     else:
@@ -439,19 +360,13 @@ def layer_factors(
         unmoved = undefined(SEVERAL if weight.explained and problem.coupled else elsewhere)
         parts["jacobian", name] = replace(jacobians.get(name, unmoved), unit="output / feature")
     parts["loss_curvature", None] = curvature.root(lens.problem.n)
+    # the blocks themselves
     if not blocks:
         return parts | {("", None): undefined("blocks=False leaves the blocks out")}
     rows = _blocks(lens, problem, run, weights, rtol)
     if not any(row.value for row in rows.values()) and lens.underflow:
         return parts | {("", at): undefined(lens.underflow) for at in (None, *rows)}
-    kinds = {row.kind for row in rows.values()}
-    whole = Estimate(
-        sum(row.value for row in rows.values()),
-        kind="exact" if kinds == {"exact"} else "lower bound",
-        note="" if kinds == {"exact"} else within_share(largest_residual(rows.values())),
-        products=sum(row.products for row in rows.values()),
-    )
-    parts["", None] = with_note(whole, left_out(lens, weights))
+    parts["", None] = with_note(_combined(rows, sum, largest_residual(rows.values())), left_out(lens, weights))
     return parts | {("", name): row for name, row in rows.items()}
 
 
@@ -474,12 +389,10 @@ class _Curvature:
         return Estimate((self.largest / n) ** 0.5, unit="sqrt loss / output")
 
 
-_Factors: TypeAlias = tuple[_Curvature, dict[str, Estimate]]
-"""Curvature of the loss, and by layer the Jacobian from its output up."""
-
-
-def _of_samples(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight]) -> _Factors:
-    """Return the factors where samples are apart, from one pass."""
+def _of_samples(
+    lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight]
+) -> tuple[_Curvature, dict[str, Estimate]]:
+    """Return the loss's curvature, and by layer the Jacobian from its output up: of single samples, from one pass."""
     curvature = _Curvature()
     above = dict.fromkeys((name for name, weight in weights.items() if weight.explained), 0.0)
     with closing(one_pass(problem, lens.model, lens.layout, None, run.progress, {"C", "K"})) as chunks:
@@ -491,8 +404,10 @@ def _of_samples(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weigh
     return curvature, {name: Estimate(max(0.0, value) ** 0.5) for name, value in above.items()}
 
 
-def _of_batches(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float) -> _Factors:
-    """Return the factors where BatchNorm couples the samples of a batch: by Lanczos alone."""
+def _of_batches(
+    lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float
+) -> tuple[_Curvature, dict[str, Estimate]]:
+    """Return the same where BatchNorm couples the samples of a batch: by Lanczos alone."""
     curvature = _Curvature()
     for f, y in forwards(problem, lens.model):
         curvature.see(problem.loss.output_hessian(f.to(torch.float64), y) * (problem.n / problem.mass))
@@ -501,13 +416,12 @@ def _of_batches(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weigh
         problem, lens.model, list(calls.values()), softmax=False, rtol=rtol, generator=run.generator,
         progress=run.progress,
     )  # fmt: skip
-    return curvature, {name: _found(norms[call]) for name, call in calls.items()}
+    return curvature, {name: of_jacobian(norms[call]) for name, call in calls.items()}
 
 
 def _blocks(lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float) -> dict[str, Estimate]:
     """Return lmax of the Gauss-Newton block of each layer's weight: in closed form of dense layers, else by Lanczos."""
-    closed = [] if problem.coupled else closed_form(lens, weights)
-    dense = dense_blocks(problem, lens.model, lens.layout, closed, run.progress) if closed else {}
+    dense = {} if problem.coupled else closed_form(lens, run, weights)
     rows = {name: as_estimate(block.largest(rtol, run.progress), 0) for name, block in dense.items()}
     for name, weight in weights.items():
         if name not in dense:

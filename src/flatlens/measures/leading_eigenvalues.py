@@ -17,9 +17,10 @@ from torch import Tensor
 from flatlens.curvature import Eigenpairs, Operator, eigenpairs, lanczos
 from flatlens.curvature.krylov import CHANCE, Remembered, relative_residual
 from flatlens.curvature.optimiser_geometry import Preconditioner
-from flatlens.curvature.spectrum import block_fits
+from flatlens.curvature.spectral_norms import JacobianNorm
+from flatlens.curvature.spectrum import DenseBlock, block_fits, dense_blocks
 from flatlens.errors import BadInput
-from flatlens.estimate import Estimate, Key
+from flatlens.estimate import Estimate, Key, with_note
 from flatlens.grams import Weight
 from flatlens.measures.definition import Run, require_count, require_tolerance
 from flatlens.measures.lens import Lens
@@ -52,13 +53,10 @@ def top_of(
     lens.count(operator.products)
     if pairs.remembered is not None:
         lens.remember((key, None), pairs.remembered)
-    return as_estimate(pairs, operator.products, _rounding(lens))
-
-
-def _rounding(lens: Lens) -> float:
-    """Return the relative error of second derivatives where operations inside a network are coarser than it; else 0."""
+    # operations inside a network may be coarser than it
     inside = coarsest_inside(lens.problem, lens.model)
-    return 0.0 if inside == lens.problem.dtype else 10 * torch.finfo(inside).eps
+    rounding = 0.0 if inside == lens.problem.dtype else 10 * torch.finfo(inside).eps
+    return as_estimate(pairs, operator.products, rounding)
 
 
 def as_estimate(pairs: Eigenpairs, products: int, rounding: float = 0.0) -> Estimate:
@@ -89,10 +87,8 @@ def as_estimate(pairs: Eigenpairs, products: int, rounding: float = 0.0) -> Esti
 
 def proven_by(residual: float, highest: float) -> str:
     """Return the note on what a residual proves and what it does not."""
-    said = f"an eigenvalue lies within {rounded_up(residual)}; a larger one can be missed"
-    return (
-        f"{said}, but one above {highest:.3g} has a probability of at most {CHANCE:.0%}" if highest < math.inf else said
-    )
+    chance = f", but one above {highest:.3g} has a probability of at most {CHANCE:.0%}" if highest < math.inf else ""
+    return f"an eigenvalue lies within {rounded_up(residual)}; a larger one can be missed{chance}"
 
 
 def largest_residual(rows: Iterable[Estimate]) -> float:
@@ -118,7 +114,13 @@ def of_norm(found: SearchedNorm, note: str = "", unit: str = "") -> Estimate:
     """Return a spectral norm as an estimate: a lower bound if its search stopped early."""
     if found.converged:
         return Estimate(found.value, note=note, unit=unit)
-    return Estimate(found.value, kind="lower bound", note="; ".join(filter(None, (STOPPED, note))), unit=unit)
+    return with_note(Estimate(found.value, kind="lower bound", note=STOPPED, unit=unit), note)
+
+
+def of_jacobian(norm: JacobianNorm) -> Estimate:
+    """Return the norm of a batch's Jacobian as an estimate: a lower bound unless it is exact."""
+    note = "" if norm.exact else f"a singular value lies within {rounded_up(norm.residual)}; a larger one can be missed"
+    return Estimate(norm.value, kind="exact" if norm.exact else "lower bound", note=note, products=norm.products)
 
 
 def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
@@ -128,9 +130,10 @@ def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
     return {name: w for name, w in known.items() if w.measured or run.frozen}
 
 
-def closed_form(lens: Lens, layers: Iterable[str]) -> list[str]:
-    """Return the layers whose blocks one pass over every output gives."""
-    return [name for name in layers if lens.probes is None and block_fits(lens.problem, lens.layout, name)]
+def closed_form(lens: Lens, run: Run, layers: Iterable[str]) -> dict[str, DenseBlock]:
+    """Return the Gauss-Newton blocks of those layers where one pass over every output gives them."""
+    closed = [name for name in layers if lens.probes is None and block_fits(lens.problem, lens.layout, name)]
+    return dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
 
 
 def in_batches(lens: Lens, batch_statistics: int | None) -> Problem:
@@ -145,21 +148,15 @@ _OLD = 10.0  #: weight of the last eigenvector in the start; a random vector has
 
 
 def sharded_top(
-    lens: Lens,
-    run: Run,
-    key: str,
-    rtol: float,
-    *,
-    top_k: int = 1,
-    bottom_k: int = 0,
-    P: Preconditioner | None = None,
-) -> Estimate:
+    lens: Lens, run: Run, key: str, rtol: float, *,
+    top_k: int = 1, bottom_k: int = 0, P: Preconditioner | None = None,
+) -> Estimate:  # fmt: skip
     """Return the ends of the spectrum of H, or of P^-1/2 (H + D) P^-1/2, as every process finds them.
 
     Where products are taken by differences, the error is theirs along the first eigenvector; the note has the residual,
     which counts it, too.
     """
-    H = _operator(lens, P)
+    H = _sharded(lens, P)
     fresh = torch.randn(H.size, generator=run.generator, dtype=torch.float64).to(H.landscape.space.device)
     earlier = lens.remembered.get((key, None))
     start = fresh
@@ -180,7 +177,7 @@ def sharded_top(
     return Estimate(value, stderr, "lower bound" if H.exact else "estimate", note=note, arrays=arrays)
 
 
-def _operator(lens: Lens, P: Preconditioner | None) -> ShardedHessian:
+def _sharded(lens: Lens, P: Preconditioner | None) -> ShardedHessian:
     """Return H, or P^-1/2 (H + D) P^-1/2 over the measured parameters that the optimiser moves.
 
     Raises:

@@ -246,7 +246,7 @@ class Lens:
             raise
 
     def attempted(self, work: Callable[[], _T], what: str) -> _T | str:
-        """Return the result of `work`, or why there is none, by the rule of `measures.failing`."""
+        """Return the result of `work`, or why there is none, by the rule of `attempted`."""
         return attempted(work, what, self._peers, lambda: self.singular)
 
     def forget_failures(self) -> None:
@@ -280,18 +280,18 @@ class Lens:
                 missing += [measure for measure in comes_along(missing, free) if measure.key not in self._passed]
             needs = frozenset[str]().union(*(measure.needs for measure in missing))
             self._once(needs, lambda: self.planned(lambda: self._walk(missing, progress, generator)))
-        lost = [] if partly else [why for measure in measures for why in self._failed_at(measure).values()]
+        lost = [] if partly else [why for measure in measures for why in self.failed_at(measure).values()]
         if lost:
             raise NotDifferentiable(lost[0])
         return self._values
 
-    def _failed_at(self, measure: PassMeasure) -> dict[str | None, str]:
+    def failed_at(self, measure: PassMeasure) -> dict[str | None, str]:
         """Return why a measure of a pass has no values, by place."""
         return {place: why for (key, place), why in self.failed.items() if key == measure.key}
 
     def gathered(self, measure: PassMeasure) -> Mapping[str | None, Tensor]:
         """Return a measure's values by place if a pass has had them; nothing for those of outputs if it was coarse."""
-        if self._failed_at(measure) or (measure.place == "outputs" and self.problem.arithmetic != "full"):
+        if self.failed_at(measure) or (measure.place == "outputs" and self.problem.arithmetic != "full"):
             return {}
         return {place: values for (key, place), values in self._values.items() if key == measure.key}
 
@@ -310,8 +310,7 @@ class Lens:
     def _gather(
         self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None
     ) -> None:
-        scaled = any(m.needs_feature_scale and m.option(m.needs_feature_scale) for m in measures)
-        scale = self.feature_scale() if scaled else {}
+        scale = self.feature_scale() if any(m.scales_features for m in measures) else {}
         gatherer = Gatherer(self.problem, self.model, self.layout, scale, progress)
         for found in self._walks(gatherer, measures, generator):
             self._values |= found.values

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -43,120 +44,107 @@ from flatlens.measures.notes import STOPPED
 from flatlens.measures.reductions import Reduced
 
 EPS = torch.finfo(torch.float64).eps
-
-
-def gap_of_step(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor, enough: float) -> float:
-    """Return an upper bound of (F - inf F) / F, where the entries of p + q sum to 1.
-
-    If the first part of the bound already exceeds `enough`, the second part is left out.
-
-    First part. At the minimum each p has become p e^t and each q has become q e^-t, with t_ij = x_i - z_j, where x is
-    the change of a and z minus the change of b. For any y, p e^t + q e^-t >= y t + min_s (p e^s + q e^-s - y s). This
-    minimum is reached where P = p e^s and Q = q e^-s satisfy P - Q = y. So F - min F <= sum KL(P | p) + KL(Q | q) - sum
-    y t, a formula without cancellation.
-
-    Second part. For y = p - q + (p + q) (alpha + beta), from the Newton step, all row and column sums are 0, and so is
-    sum y t. In practice the sums are not quite 0: rounding remains, and where p or q is 0 the entry of y is clipped to
-    the sign that this allows. The remainders are multiplied by upper bounds of |x_i| and |z_j|, and added.
-    """
-    gap, rows, columns, sizes = 4 * EPS, [], torch.zeros_like(p[0]), torch.zeros_like(p[0])
-    for piece in pieces(len(p), 4 * p[0].numel() * p.element_size()):  # about a dozen temporaries stay in the cache
-        more, y = _divergence(p[piece], q[piece], alpha[piece], beta)
-        gap += more
-        rows.append(y.sum(1).abs() + 4 * EPS * y.abs().sum(1))
-        columns += y.sum(0)
-        sizes += y.abs().sum(0)
-    if gap <= enough:
-        there, back = (_above_tiny(x).log_().neg_() for x in (p, q))
-        far = [_reach(there, back, roots), _reach(back, there, roots)]
-        for left, (x, z) in zip(
-            (torch.cat(rows), columns.abs() + 4 * EPS * sizes), zip(*far, strict=True), strict=True
-        ):
-            gap += float((left * x.maximum(z)).where(left > 0, 0.0).sum())
-    return gap if gap <= 1 else 1.0  # F itself bounds the gap (also if this is NaN), because inf F >= 0
-
-
-def _above_tiny(x: Tensor) -> Tensor:
-    """Return x with 0 for entries so small that ratios with them overflow; the certificate stays valid."""
-    return threshold(x, 1e-290, 0.0)
-
-
-def _divergence(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor) -> tuple[float, Tensor]:
-    """Return sum KL(P | p) + KL(Q | q) over the given rows, and y: see `gap_of_step`."""
-    p, q = _above_tiny(p), _above_tiny(q)
-    y = (p + q).mul_(alpha[:, None] + beta).add_(p).sub_(q)
-    if min(p.min(), q.min()) == 0:
-        y = y.where(p > 0, y.clamp(max=0)).where(q > 0, y.clamp(min=0)).where((p > 0) | (q > 0), 0.0)
-    mean = p.sqrt().mul_(q.sqrt())
-    large = y.hypot(2 * mean).add_(y.abs()).div_(2)
-    small = (mean / large).mul_(mean).where(large > 0, 0.0)
-    up = y > 0
-    return _kl(large.where(up, small), p) + _kl(small.where(up, large), q), y
-
-
-def _kl(P: Tensor, p: Tensor) -> float:
-    """Return sum P log(P / p) - P + p, accurate for P near p; terms with p = 0 count 0, as P is 0 there."""
-    off = (P / p).sub_(1).where(p > 0, 0.0)
-    return float(torch.special.xlog1py(1 + off, off).sub_(off).mul_(p).sum())
-
-
-def _reach(there: Tensor, back: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bounds of x_i and z_j with x_i - z_j <= there_ij, z_j - x_i <= back_ij and x = 0 at the roots.
-
-    Each bound is a sum along a path from a root; any path that reaches the row or column gives a valid bound. At a
-    minimum no entry exceeds F, so that t <= -log p and -t <= -log q: `there` and `back` hold these limits.
-    """
-    x = there.new_full((len(there),), math.inf).index_fill(0, roots, 0.0)
-    while True:
-        z = (x[:, None] + back).amin(0)
-        new = (z + there).amin(1).minimum(x)
-        if torch.equal(new.isfinite(), x.isfinite()):
-            return x, z
-        x = new
-
-
-def gap_at_rest(h: Tensor, w: Tensor, u: Tensor, v: Tensor, roots: Tensor) -> tuple[float, float]:
-    """Return F and an upper bound of (F - inf F) / F, for a point where row and column sums of p - q are nearly 0.
-
-    It is the bound of `gap_of_step` for y = p - q: there P = p and Q = q, and only the remainders count. The bounds of
-    |x_i| and |z_j| are those of `_reach` with sums in place of the largest entries, as -log max_j e_j <= log m - log
-    sum_j e_j. So products of a matrix and a vector are enough.
-    """
-    value = u @ (h @ v) + (1 / u) @ (w @ (1 / v))
-    p, q = (h, u / value, v), (w, 1 / u / value, 1 / v)
-    ones = (torch.ones_like(u), torch.ones_like(v))
-    both = [[_times(e, ones[1 - side], side) for e in (p, q)] for side in (0, 1)]
-    far = [_reach_by_sums(p, q, roots), _reach_by_sums(q, p, roots)]
-    gap = 4 * EPS
-    for (a, b), x, z in zip(both, *far, strict=True):
-        gap += float((((a - b).abs() + 4 * EPS * (a + b)) * x.maximum(z)).sum())
-    return float(value), gap if gap <= 1 else 1.0  # also where it is NaN
-
-
-_Entries: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""A matrix, and factors of its rows and of its columns."""
-
-
-def _times(entries: _Entries, x: Tensor, side: int) -> Tensor:
-    """Return entries x, one number for each row, or with side 1 x entries, one for each column."""
-    matrix, rows, columns = entries
-    return columns * ((rows * x) @ matrix) if side else rows * (matrix @ (columns * x))
-
-
-def _reach_by_sums(there: _Entries, back: _Entries, roots: Tensor) -> list[Tensor]:
-    """Return bounds of x_i and z_j as `_reach` does, from p and q themselves; infinite where the sums underflow."""
-    x = torch.zeros_like(there[1]).index_fill_(0, roots, 1.0)  # exp of minus the bound, as `z`
-    while True:
-        z = _times(back, x, 1) / len(x)
-        new = x.maximum(_times(there, z, 0) / len(z))
-        if torch.equal(new > 0, x > 0):
-            return [-x.log(), -z.log()]
-        x = new
-
-
 DIRECT = 2048  #: largest number of rows for a direct solution of the Newton system; larger ones use conjugate gradients
 NEARLY = 1e-9  #: relative gap; below it, the search stops if five sweeps bring no progress: rounding is the limit
 FAR = 1e150  #: u and v stay within 1 / FAR and FAR, so that no product overflows
+
+normalised = partial(
+    per_sample,
+    family="normalised",
+    unit="loss",
+    place="weight",
+    sketched="probes",
+    cost="one pass, per-sample gradients of shared weights",
+    invariant_under=UNITS_AND_ORDER,
+)
+of_jacobian = partial(normalised, needs={"K"}, cost="one pass, operator norms")
+of_diagonal = partial(normalised, needs={"C", "diagonal"}, total=True)  # of the Gauss-Newton matrix
+
+
+@normalised(
+    id="M12",
+    symbol=r"S_{adaptive}^{GN}",
+    source="compression Lemma E.2",
+    place="parameters",
+    needs={"C", "adaptive"},
+)
+def adaptive_sharpness_ggn(g: LayerGrams) -> Tensor:
+    """Curvature along each parameter in units of its value, Gauss-Newton part, summed over parameters.
+
+    It is mean_i sum_j theta_j^2 ||C_i^(1/2) df_i/dtheta_j||^2 over all measured parameters, biases and norms included.
+    In the lemma C = I. An entry of a convolution's kernel is one parameter: its positions are summed before squaring.
+    """
+    return g.adaptive
+
+
+def _by_norm(traces: Tensor, weight: Weight, measure: Measure) -> Reduced:
+    root = float(traces.mean().clamp(min=0)) ** 0.5
+    if measure.option("frobenius"):
+        return Reduced(float(weight.matrix.W.square().sum().sqrt()) * root, None)
+    norm, converged = weight.searched_spectral_norm
+    return Reduced(norm * root, None) if converged else Reduced(norm * root, None, STOPPED, "lower bound")
+
+
+@of_jacobian(
+    id="M13",
+    symbol=r"\sum_l \|W_l\|_2 \sqrt{S(W_l)}",
+    source="compression Eq. 35",
+    unit="output",
+    finish=_by_norm,
+    invariant_under={LAYERWISE, PERMUTATION},
+)
+def matrix_normalized_sharpness(g: LayerGrams, *, frobenius: bool = False) -> Tensor:
+    """Matrix-normalised sharpness: sum_l ||W_l||_2 sqrt(mean_i ||df_i/dW_l||_F^2), of the weights alone.
+
+    ||W_l||_2 of a convolution is the norm of its operator, as the bounds need it. The published inequality, that the
+    value bounds sum_l xbar_l MLS_l with xbar_l = (mean_i 1/||x_l,i||^2)^(-1/2), can fail for shared weights.
+    `frobenius=True` takes ||W_l||_F of the stored kernel instead.
+    """
+    return g.K_weight.diagonal(dim1=1, dim2=2).sum(1)
+
+
+def _balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
+    """Return the minimum of Eq. 36, for each group's block."""
+    lam = measure.option("lam")
+    require_positive(lam=lam)
+    assert isinstance(lam, int | float)
+    if float(diagonal.min()) < 0:
+        return Reduced(math.nan, None, "the loss is not convex in the outputs: entries of H are negative", "undefined")
+    W = weight.matrix.W.cpu()
+    blocks = diagonal.cpu().reshape(W.shape)
+    found = [balance(h, w.square() / 4) for h, w in zip(blocks, W, strict=True)]  # lam only divides
+    value, gap = sum(b.value for b in found) / lam, sum(b.gap for b in found) / lam
+    arrays = {
+        "sigma": torch.cat([b.u for b in found]).sqrt() / math.sqrt(lam),
+        "sigma_prime": torch.cat([b.v for b in found]).sqrt(),
+        "gap": torch.tensor([gap], dtype=torch.float64),
+    }
+    certified = gap <= 1e-9 * value or value == 0
+    note = "" if certified else f"at most {gap:.1g} above the minimum"
+    return Reduced(value, None, note, "exact" if certified else "upper bound", arrays=arrays)
+
+
+@of_diagonal(
+    id="M14",
+    symbol=r"S_{norm}",
+    source="compression Eq. 36",
+    unit="sqrt loss",
+    finish=_balanced,
+    cost="one pass, per-sample gradients of shared weights; a convex minimisation per layer",
+)
+def normalized_sharpness(g: LayerGrams, *, lam: float = 1.0) -> Tensor:
+    """Normalised sharpness: the trace in units of each row's and column's best scale, summed over layers.
+
+    The value of a layer is the minimum of sum_ij H_ij (s_i s'_j)^2 + W_ij^2 / (4 lam^2 (s_i s'_j)^2) over positive s
+    and s'. `arrays` has the minimising s and s' as `sigma` and `sigma_prime`.
+
+    H is the diagonal of the layer's Gauss-Newton matrix. It is not negative if the loss is convex in the outputs; for
+    other losses an H with a negative entry leaves the value undefined. In piecewise-linear networks it equals the
+    diagonal of the Hessian. For a shared weight, positions are summed before squaring. The problem is convex in the
+    logarithms of s and s'. `arrays["gap"]` is a certificate: the value is above the minimum by at most this. Dead rows
+    and columns contribute 0. `lam` divides the value and `gap`, and its root divides `sigma`; nothing else changes.
+    """
+    return g.linear.diagonal()
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +188,6 @@ def balance(h: Tensor, w: Tensor, rtol: float = 1e-12, most: int = 100) -> Balan
 
 
 def _sums(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums of the rows and of the columns."""
     return x @ x.new_ones(x.shape[1]), x.new_ones(len(x)) @ x
 
 
@@ -250,7 +237,6 @@ def _in_turn(h: Tensor, w: Tensor, rtol: float, most: int) -> tuple[Tensor, Tens
 
 
 def _checked(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in float64; refuse different shapes, and entries that are negative or not finite."""
     if h.ndim != 2 or h.shape != w.shape:
         raise BadInput(f"balance(h, w): two matrices of one shape are needed, not {(*h.shape,)} and {(*w.shape,)}")
     for name, x in (("h", h), ("w", w)):
@@ -360,102 +346,110 @@ def _moved(h: Tensor, w: Tensor, u: Tensor, v: Tensor, alpha: Tensor, beta: Tens
     return at(low)
 
 
-@per_sample(
-    id="M12",
-    family="normalised",
-    symbol=r"S_{adaptive}^{GN}",
-    source="compression Lemma E.2",
-    unit="loss",
-    place="parameters",
-    needs={"C", "adaptive"},
-    sketched="probes",
-    cost="one pass, per-sample gradients of shared weights",
-    invariant_under=UNITS_AND_ORDER,
-)
-def adaptive_sharpness_ggn(g: LayerGrams) -> Tensor:
-    """Curvature along each parameter in units of its value, Gauss-Newton part, summed over parameters.
+def gap_of_step(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor, enough: float) -> float:
+    """Return an upper bound of (F - inf F) / F, where the entries of p + q sum to 1.
 
-    It is mean_i sum_j theta_j^2 ||C_i^(1/2) df_i/dtheta_j||^2 over all measured parameters, biases and norms included.
-    In the lemma C = I. An entry of a convolution's kernel is one parameter: its positions are summed before squaring.
+    If the first part of the bound already exceeds `enough`, the second part is left out.
+
+    First part. At the minimum each p has become p e^t and each q has become q e^-t, with t_ij = x_i - z_j, where x is
+    the change of a and z minus the change of b. For any y, p e^t + q e^-t >= y t + min_s (p e^s + q e^-s - y s). This
+    minimum is reached where P = p e^s and Q = q e^-s satisfy P - Q = y. So F - min F <= sum KL(P | p) + KL(Q | q) - sum
+    y t, a formula without cancellation.
+
+    Second part. For y = p - q + (p + q) (alpha + beta), from the Newton step, all row and column sums are 0, and so is
+    sum y t. In practice the sums are not quite 0: rounding remains, and where p or q is 0 the entry of y is clipped to
+    the sign that this allows. The remainders are multiplied by upper bounds of |x_i| and |z_j|, and added.
     """
-    return g.adaptive
+    gap, rows, columns, sizes = 4 * EPS, [], torch.zeros_like(p[0]), torch.zeros_like(p[0])
+    for piece in pieces(len(p), 4 * p[0].numel() * p.element_size()):  # about a dozen temporaries stay in the cache
+        more, y = _divergence(p[piece], q[piece], alpha[piece], beta)
+        gap += more
+        rows.append(y.sum(1).abs() + 4 * EPS * y.abs().sum(1))
+        columns += y.sum(0)
+        sizes += y.abs().sum(0)
+    if gap <= enough:
+        there, back = (_above_tiny(x).log_().neg_() for x in (p, q))
+        far = [_reach(there, back, roots), _reach(back, there, roots)]
+        for left, (x, z) in zip(
+            (torch.cat(rows), columns.abs() + 4 * EPS * sizes), zip(*far, strict=True), strict=True
+        ):
+            gap += float((left * x.maximum(z)).where(left > 0, 0.0).sum())
+    return gap if gap <= 1 else 1.0  # F itself bounds the gap (also if this is NaN), because inf F >= 0
 
 
-def by_norm(traces: Tensor, weight: Weight, measure: Measure) -> Reduced:
-    """Return ||W|| sqrt(mean trace)."""
-    root = float(traces.mean().clamp(min=0)) ** 0.5
-    if measure.option("frobenius"):
-        return Reduced(float(weight.matrix.W.square().sum().sqrt()) * root, None)
-    norm, converged = weight.searched_spectral_norm
-    return Reduced(norm * root, None) if converged else Reduced(norm * root, None, STOPPED, "lower bound")
+def _above_tiny(x: Tensor) -> Tensor:
+    """Return x with 0 for entries so small that ratios with them overflow; the certificate stays valid."""
+    return threshold(x, 1e-290, 0.0)
 
 
-@per_sample(
-    id="M13",
-    family="normalised",
-    symbol=r"\sum_l \|W_l\|_2 \sqrt{S(W_l)}",
-    source="compression Eq. 35",
-    unit="output",
-    place="weight",
-    needs={"K"},
-    sketched="probes",
-    finish=by_norm,
-    cost="one pass, operator norms",
-    invariant_under={LAYERWISE, PERMUTATION},
-)
-def matrix_normalized_sharpness(g: LayerGrams, *, frobenius: bool = False) -> Tensor:
-    """Matrix-normalised sharpness: sum_l ||W_l||_2 sqrt(mean_i ||df_i/dW_l||_F^2), of the weights alone.
+def _divergence(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor) -> tuple[float, Tensor]:
+    """Return sum KL(P | p) + KL(Q | q) over the given rows, and y: see `gap_of_step`."""
+    p, q = _above_tiny(p), _above_tiny(q)
+    y = (p + q).mul_(alpha[:, None] + beta).add_(p).sub_(q)
+    if min(p.min(), q.min()) == 0:
+        y = y.where(p > 0, y.clamp(max=0)).where(q > 0, y.clamp(min=0)).where((p > 0) | (q > 0), 0.0)
+    mean = p.sqrt().mul_(q.sqrt())
+    large = y.hypot(2 * mean).add_(y.abs()).div_(2)
+    small = (mean / large).mul_(mean).where(large > 0, 0.0)
+    up = y > 0
+    return _kl(large.where(up, small), p) + _kl(small.where(up, large), q), y
 
-    ||W_l||_2 of a convolution is the norm of its operator, as the bounds need it. The published inequality, that the
-    value bounds sum_l xbar_l MLS_l with xbar_l = (mean_i 1/||x_l,i||^2)^(-1/2), can fail for shared weights.
-    `frobenius=True` takes ||W_l||_F of the stored kernel instead.
+
+def _kl(P: Tensor, p: Tensor) -> float:
+    """Return sum P log(P / p) - P + p, accurate for P near p; terms with p = 0 count 0, as P is 0 there."""
+    off = (P / p).sub_(1).where(p > 0, 0.0)
+    return float(torch.special.xlog1py(1 + off, off).sub_(off).mul_(p).sum())
+
+
+def _reach(there: Tensor, back: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
+    """Return bounds of x_i and z_j with x_i - z_j <= there_ij, z_j - x_i <= back_ij and x = 0 at the roots.
+
+    Each bound is a sum along a path from a root; any path that reaches the row or column gives a valid bound. At a
+    minimum no entry exceeds F, so that t <= -log p and -t <= -log q: `there` and `back` hold these limits.
     """
-    return g.K_weight.diagonal(dim1=1, dim2=2).sum(1)
+    x = there.new_full((len(there),), math.inf).index_fill(0, roots, 0.0)
+    while True:
+        z = (x[:, None] + back).amin(0)
+        new = (z + there).amin(1).minimum(x)
+        if torch.equal(new.isfinite(), x.isfinite()):
+            return x, z
+        x = new
 
 
-def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
-    """Return the minimum of Eq. 36, for each group's block."""
-    lam = measure.option("lam")
-    require_positive(lam=lam)
-    assert isinstance(lam, int | float)
-    if float(diagonal.min()) < 0:
-        return Reduced(math.nan, None, "the loss is not convex in the outputs: entries of H are negative", "undefined")
-    W = weight.matrix.W.cpu()
-    blocks = diagonal.cpu().reshape(W.shape)
-    found = [balance(h, w.square() / 4) for h, w in zip(blocks, W, strict=True)]  # lam only divides
-    value, gap = sum(b.value for b in found) / lam, sum(b.gap for b in found) / lam
-    sigma, sigma_prime = (torch.cat(parts).sqrt() for parts in ([b.u for b in found], [b.v for b in found]))
-    arrays = {"sigma": sigma / math.sqrt(lam), "sigma_prime": sigma_prime}
-    certified = gap <= 1e-9 * value or value == 0
-    note = "" if certified else f"at most {gap:.1g} above the minimum"
-    arrays["gap"] = torch.tensor([gap], dtype=torch.float64)
-    return Reduced(value, None, note, "exact" if certified else "upper bound", arrays=arrays)
+def gap_at_rest(h: Tensor, w: Tensor, u: Tensor, v: Tensor, roots: Tensor) -> tuple[float, float]:
+    """Return F and an upper bound of (F - inf F) / F, for a point where row and column sums of p - q are nearly 0.
 
-
-@per_sample(
-    id="M14",
-    family="normalised",
-    symbol=r"S_{norm}",
-    source="compression Eq. 36",
-    unit="sqrt loss",
-    place="weight",
-    needs={"C", "diagonal"},
-    sketched="probes",
-    total=True,
-    finish=balanced,
-    cost="one pass, per-sample gradients of shared weights; a convex minimisation per layer",
-    invariant_under=UNITS_AND_ORDER,
-)
-def normalized_sharpness(g: LayerGrams, *, lam: float = 1.0) -> Tensor:
-    """Normalised sharpness: the trace in units of each row's and column's best scale, summed over layers.
-
-    The value of a layer is the minimum of sum_ij H_ij (s_i s'_j)^2 + W_ij^2 / (4 lam^2 (s_i s'_j)^2) over positive s
-    and s'. `arrays` has the minimising s and s' as `sigma` and `sigma_prime`.
-
-    H is the diagonal of the layer's Gauss-Newton matrix. It is not negative if the loss is convex in the outputs; for
-    other losses an H with a negative entry leaves the value undefined. In piecewise-linear networks it equals the
-    diagonal of the Hessian. For a shared weight, positions are summed before squaring. The problem is convex in the
-    logarithms of s and s'. `arrays["gap"]` is a certificate: the value is above the minimum by at most this. Dead rows
-    and columns contribute 0. `lam` divides the value and `gap`, and its root divides `sigma`; nothing else changes.
+    It is the bound of `gap_of_step` for y = p - q: there P = p and Q = q, and only the remainders count. The bounds of
+    |x_i| and |z_j| are those of `_reach` with sums in place of the largest entries, as -log max_j e_j <= log m - log
+    sum_j e_j. So products of a matrix and a vector are enough.
     """
-    return g.linear.diagonal()
+    value = u @ (h @ v) + (1 / u) @ (w @ (1 / v))
+    p, q = (h, u / value, v), (w, 1 / u / value, 1 / v)
+    ones = (torch.ones_like(u), torch.ones_like(v))
+    both = [[_times(e, ones[1 - side], side) for e in (p, q)] for side in (0, 1)]
+    far = [_reach_by_sums(p, q, roots), _reach_by_sums(q, p, roots)]
+    gap = 4 * EPS
+    for (a, b), x, z in zip(both, *far, strict=True):
+        gap += float((((a - b).abs() + 4 * EPS * (a + b)) * x.maximum(z)).sum())
+    return float(value), gap if gap <= 1 else 1.0  # also where it is NaN
+
+
+_Entries: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""A matrix, and factors of its rows and of its columns."""
+
+
+def _times(entries: _Entries, x: Tensor, side: int) -> Tensor:
+    """Return entries x, one number for each row, or with side 1 x entries, one for each column."""
+    matrix, rows, columns = entries
+    return columns * ((rows * x) @ matrix) if side else rows * (matrix @ (columns * x))
+
+
+def _reach_by_sums(there: _Entries, back: _Entries, roots: Tensor) -> list[Tensor]:
+    """Return bounds of x_i and z_j as `_reach` does, from p and q themselves; infinite where the sums underflow."""
+    x = torch.zeros_like(there[1]).index_fill_(0, roots, 1.0)  # exp of minus the bound, as `z`
+    while True:
+        z = _times(back, x, 1) / len(x)
+        new = x.maximum(_times(there, z, 0) / len(z))
+        if torch.equal(new > 0, x > 0):
+            return [-x.log(), -z.log()]
+        x = new

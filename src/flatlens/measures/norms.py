@@ -13,94 +13,87 @@ from torch import Tensor
 
 from flatlens.curvature.operators import ParameterJacobian
 from flatlens.curvature.spectral_norms import feature_norms
-from flatlens.estimate import Estimate, undefined
+from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.grams import UNREAD_PRODUCT, LayerGrams
 from flatlens.measures.definition import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
 from flatlens.measures.leading_eigenvalues import of_norm
 from flatlens.measures.lens import Lens
 from flatlens.measures.notes import NO_PARAMETER, left_out, no_linear_layer
-from flatlens.measures.rows import with_note
 from flatlens.operations.operator_norm import euclidean, largest_norm
 from flatlens.problem.sample_losses import fisher_slopes, forwards
 
 WEIGHTLESS = "a sample has no weight and its loss a slope (smoothed labels of a class of weight 0): F is infinite"
 
 
-@per_sample(
-    id="own", family="norms", symbol=r"\|f_i\|", source="sharpening App. C.1", unit="output", place="outputs", needs=(),
-    invariant_under=FUNCTION,
-)  # fmt: skip
+of_outputs = partial(per_sample, id="own", family="norms", place="outputs", needs=(), invariant_under=FUNCTION)
+of_network = partial(on_lens, family="norms", works_coupled=True, differentiates=False)
+
+
+@of_outputs(symbol=r"\|f_i\|", source="sharpening App. C.1", unit="output")
 def _output_norms(g: LayerGrams) -> Tensor:
     """Norm of each sample's outputs: ||f(x_i)||."""
     return euclidean(g.f, 1)
 
 
-@per_sample(
-    id="own", family="norms", symbol=r"\langle g_i, f_i \rangle", source="relative2021 Fig. 5 (Liang et al. 2019)",
-    unit="loss", place="outputs", needs=(), invariant_under=FUNCTION,
-)  # fmt: skip
+@of_outputs(symbol=r"\langle g_i, f_i \rangle", source="relative2021 Fig. 5 (Liang et al. 2019)", unit="loss")
 def _slope_along_outputs(g: LayerGrams) -> Tensor:
     """Slope of each sample's loss along its own outputs: <g_i, f_i>, with g_i of `fisher_slopes`."""
     assert g.slope is not None
     return (g.slope * g.f).sum(1)
 
 
-@per_sample(
-    id="own", family="norms", symbol=r"\langle g_i, \sum_j \theta_j \partial f_i / \partial \theta_j \rangle",
-    source="relative2021 Fig. 5 (Liang et al. 2019)", unit="loss", place="parameters", needs={"along"},
+@of_outputs(
+    symbol=r"\langle g_i, \sum_j \theta_j \partial f_i / \partial \theta_j \rangle",
+    source="relative2021 Fig. 5 (Liang et al. 2019)",
+    unit="loss",
+    place="parameters",
+    needs={"along"},
     invariant_under={PERMUTATION},
-)  # fmt: skip
+)
 def _slope_along_parameters(g: LayerGrams) -> Tensor:
     """Slope of each sample's loss along the place's own parameters: <g_i, sum_j theta_j df_i/dtheta_j>."""
     assert g.slope is not None
     return (g.slope * g.along).sum(1)
 
 
-@on_lens(
+@of_network(
     id="M16",
-    family="norms",
     symbol=r"\|W\|_F",
     source="relative2021 Fig. 5",
     unit="parameter",
     cost="operator norms",
     invariant_under={PERMUTATION},
-    works_coupled=True,
-    differentiates=False,
 )
-def weight_norm(lens: Lens) -> Parts:
+def weight_norm(lens: Lens) -> Estimate | Parts:
     """Frobenius norm of all linear layers' weights, biases not counted: sqrt(sum_l ||W_l||_F^2).
 
     `.spectral` is ||W_l||_2. For a convolution it is the norm of the operator on inputs of the layer's size; `.kernel`
     is then the norm of the kernel as a matrix out x (in k k). The network's `.spectral` and `.kernel` are the largest
     of the layers'.
     """
-    parts: dict[tuple[str, str | None], Estimate] = {}
     weights = lens.layout.weights
     if not weights:
-        return {("", None): undefined(no_linear_layer(lens))}
+        return undefined(no_linear_layer(lens))
+    others = left_out(lens, weights)
     norms = {layer: float(euclidean(weight.matrix.W)) for layer, weight in weights.items()}
-    parts["", None] = Estimate(math.hypot(*norms.values()), note=left_out(lens, weights))
-    parts |= {("", layer): Estimate(norm) for layer, norm in norms.items()}
     spectral = {layer: weight.searched_spectral_norm for layer, weight in weights.items()}
     kernel = {layer: w.searched_kernel_norm for layer, w in weights.items() if not w.adapter.token_wise}
+    parts: dict[tuple[str, str | None], Estimate] = {("", None): Estimate(math.hypot(*norms.values()), note=others)}
+    parts |= {("", layer): Estimate(norm) for layer, norm in norms.items()}
     for part, values in (("spectral", spectral), ("kernel", kernel)):
-        if not values:
-            continue
-        parts[part, None] = of_norm(largest_norm(values.values()), left_out(lens, weights))
-        parts |= {(part, layer): of_norm(value) for layer, value in values.items()}
+        if values:
+            parts[part, None] = of_norm(largest_norm(values.values()), others)
+            parts |= {(part, layer): of_norm(value) for layer, value in values.items()}
     return parts
 
 
-@on_lens(
+@of_network(
     id="M18",
-    family="norms",
     symbol=r"\|f(X)\|_F",
     source="sharpening App. C.1",
     unit="output",
     invariant_under=FUNCTION,
     reads=(_output_norms,),
-    works_coupled=True,
-    differentiates=False,
 )
 def output_norm(lens: Lens) -> Estimate:
     """Frobenius norm of the outputs over all data: sqrt(sum_i ||f(x_i)||^2)."""
@@ -115,16 +108,13 @@ def _by_a_forward_pass(lens: Lens, of: Callable[[Tensor, Any], Tensor]) -> Tenso
     return torch.cat([of(f.to(torch.float64), y).cpu() for f, y in forwards(lens.problem, lens.model)])
 
 
-@on_lens(
+@of_network(
     id="M18",
-    family="norms",
     symbol=r"\|f_{l-1}(X)\|_2",
     source="sharpening App. C",
     unit="feature",
     cost="one forward, Lanczos on the features",
     invariant_under={PERMUTATION},
-    works_coupled=True,
-    differentiates=False,
 )
 def feature_norm(lens: Lens) -> Parts:
     """Spectral norm of the matrix of features that each linear layer reads, n x M_l; the network's is the largest.
@@ -172,27 +162,24 @@ def fisher_rao(lens: Lens) -> Parts:
     if outer.isnan().any():
         return {("", None): undefined(WEIGHTLESS), ("parameters", None): undefined(WEIGHTLESS)}
     whole = len(lens.layout.weights) * float(euclidean(outer)) / math.sqrt(len(outer))
-    found = lens.attempted(partial(_along_parameters, lens), "fisher_rao.parameters")
+    found: tuple[Tensor, int] | str = NO_PARAMETER
+    if lens.problem.parameters:
+        found = lens.attempted(partial(_along_parameters, lens), "fisher_rao.parameters")
     if isinstance(found, str):
         return {("", None): Estimate(whole), ("parameters", None): undefined(found)}
     inner, products = found
-    if inner is None:
-        return {("", None): Estimate(whole), ("parameters", None): undefined(NO_PARAMETER)}
     parameters = float(euclidean(inner)) / math.sqrt(len(inner))
     apart = abs(whole - parameters) / (max(whole, parameters) or 1.0)
-    tolerance = max(1e-4, lens.problem.as_asked().precision)
-    note = (
-        ""
-        if apart < tolerance
-        else f"sqrt(theta^T F theta) is {parameters:.4g}: the network has biases, or is not ReLU"
-    )
-    return {("", None): Estimate(whole, note=note), ("parameters", None): Estimate(parameters, products=products)}
+    note = f"sqrt(theta^T F theta) is {parameters:.4g}: the network has biases, or is not ReLU"
+    alike = apart < max(1e-4, lens.problem.as_asked().precision)
+    return {
+        ("", None): Estimate(whole, note="" if alike else note),
+        ("parameters", None): Estimate(parameters, products=products),
+    }
 
 
-def _along_parameters(lens: Lens) -> tuple[Tensor | None, int]:
+def _along_parameters(lens: Lens) -> tuple[Tensor, int]:
     """Return (<g_i, sum_j theta_j df_i/dtheta_j>, (n,), with g_i of `fisher_slopes`; the products that it took)."""
-    if not lens.problem.parameters:
-        return None, 0
     if places := lens.gathered(_slope_along_parameters):
         return torch.stack(list(places.values())).sum(0).detach(), 0
     jacobian = ParameterJacobian(lens.problem, model=lens.model)

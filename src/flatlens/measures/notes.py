@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from flatlens.estimate import Estimate
 from flatlens.measures.lens import Lens
 from flatlens.operations.layers import is_linear
 from flatlens.problem.batches import is_list
@@ -20,6 +21,7 @@ UNUSED = "the outputs have no derivative in them (unused, or inside no_grad() or
 UNSEEN = "the calls of their layers cannot be recorded, as those inside torch.func"
 UNCHOSEN = "they were not asked for"
 NO_MATRIX = "they are no matrix of a linear layer or product"
+ALL = "Problem(parameters='all') measures frozen ones, too"
 NAMED = 3  #: names that a note lists
 
 
@@ -97,3 +99,11 @@ def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> 
     else:
         which = f"of {layer}" if others else ""
     return "; ".join(part for part in (which, others) if part)
+
+
+def lost_at(layers: Mapping[str, Estimate]) -> str:
+    """Return at how many layers there is no value, and why at the first of them; empty if all have one."""
+    missing = [name for name, e in layers.items() if e.kind == "undefined"]
+    if not missing:
+        return ""
+    return f"undefined at {len(missing)} of {len(layers)} layers, the first {missing[0]}: {layers[missing[0]].note}"

@@ -1,82 +1,67 @@
-"""fl.measure: a report from a lens and names of measures; the catalogue of all measures.
+"""fl.measure: a report from a lens and names of measures.
 
-A measure registers itself when its module is imported.
+Each measure is answered (a measure of the pass is reduced from its samples at every place, and over the layers), its
+rows are adjusted (precision, underflow, a linear loss), and the report notes what is known of derivatives.
 """
 
 from __future__ import annotations
 
-import ast
 import math
 import platform
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from functools import partial
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from flatlens.curvature.probes import largest_of, mean_of_forms
 from flatlens.errors import BadInput, UnknownName
-from flatlens.estimate import Estimate, Key, Progress, Report, undefined
+from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined, with_note
+from flatlens.measures.accumulate import BY_ROUNDING
 from flatlens.measures.definition import (
-    MEASURE_MODULES,
+    GRADIENTS_OF_SAMPLES,
     MEASURES,
-    Card,
     Measure,
     NetworkMeasure,
     Parts,
     PassMeasure,
     Run,
+    named,
 )
+from flatlens.measures.leading_eigenvalues import rounded_up
 from flatlens.measures.lens import Lens
-from flatlens.measures.notes import NO_PARAMETER
-from flatlens.measures.rows import assembled, finite_or_undefined, omitted, with_note
+from flatlens.measures.notes import (
+    ALL,
+    LARGEST_OF_NOISY,
+    NO_PARAMETER,
+    left_out,
+    lost_at,
+    needs_every_output,
+    no_input,
+    no_linear_layer,
+    which_layer,
+)
+from flatlens.measures.reductions import Reduced, by_probes
 from flatlens.perturbation.autograd_check import other_derivative
 from flatlens.problem import Problem, measuring
 from flatlens.problem.arguments import drawing
+from flatlens.problem.batches import finite
 from flatlens.problem.eval_context import device_of
 from flatlens.progress import LIMIT, Watch, or_line
 from flatlens.version import __version__
 
-for _module in MEASURE_MODULES:  # each registers its measures
-    import_module(f"flatlens.measures.{_module}")
+SHARED_PRODUCTS = 200_000_000
+"""Multiplications a sample for the gradients of shared weights; with more, measures that need them run when named."""
 
-
-def catalogue() -> list[Card]:
-    """Return the cards of all measures.
-
-    >>> [card.name for card in catalogue()][:3]
-    ['interpolation_sharpness', 'ggn_trace', 'mls']
-    """
-    return [measure.card for measure in MEASURES.values()]
-
-
-def named(measures: str | Measure | Iterable[str | Measure]) -> list[Measure]:
-    """Return measures from names, spellings with options, or measures; one alone is enough."""
-    return MEASURES.named(measures, "measure(...)", _read)
-
-
-def _read(spelling: str) -> Measure:
-    """Return the measure that is spelled as on the command line: `mls`, `local_volume(top_k=3)`."""
-    try:
-        tree = ast.parse(spelling.strip(), mode="eval").body
-        name = tree.func if isinstance(tree, ast.Call) else tree
-        if not isinstance(name, ast.Name) or (isinstance(tree, ast.Call) and tree.args):
-            raise ValueError(spelling)
-        options = (
-            {k.arg: ast.literal_eval(k.value) for k in tree.keywords if k.arg} if isinstance(tree, ast.Call) else {}
-        )
-    except (SyntaxError, ValueError) as error:
-        meant = [word for word in spelling.replace("-", "_").split() if word in MEASURES]
-        hint = f"; did you mean {', '.join(meant)}?" if meant else ""
-        raise BadInput(
-            f"measure {spelling!r}: write a name, or a name with options such as local_volume(top_k=3){hint}"
-        ) from error
-    if name.id not in MEASURES:
-        raise UnknownName.among("measure", name.id, MEASURES)
-    return MEASURES[name.id](**options)
+COUPLED = "batchnorm='train' couples the samples of a batch: measures of single samples are not defined"
+SHARDED = "its parameters are spread over processes: on such networks only {} are measured"
+NO_SOFTMAX = "outputs of several heads, or of images that a function takes whole, have no one softmax"
+MADE_ELSEWHERE = "the weight is made from other parameters, by more than the layer's own call"
+NO_CALL = "the outputs depend differentiably on no call of the layer"
 
 
 def measure(
@@ -122,144 +107,7 @@ def measure(
     return measure_with(lens, measures, Run(draws, watch, layers=_parts_of_names(lens, layers)))
 
 
-def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] | None, run: Run) -> Report:
-    """Return what `measure` does for a lens known to be fresh, with rows for frozen layers if the run includes them."""
-    asked = measures is not None
-    lens.problem.peers.same_draws(run.generator)
-    if isinstance(measures, Iterable) and not isinstance(measures, str | Measure):
-        measures = list(measures)
-    chosen = named(measures) if measures is not None else _default(lens)
-    lens.forget_failures()
-    # also around measures of weights alone: in train mode, reading a spectral norm changes it
-    with measuring(lens.model, twice=False):  # attention as it is: where there are second derivatives it is replaced
-        defined = [m for m in chosen if not _not_defined(lens, m)]
-        # one pass for all; where it fails, each measure has one of its own, and says why if that fails, too
-        lens.attempted(partial(_one_pass, lens, defined, asked, run), "the pass")
-        estimates: dict[Key, Estimate] = {}
-        made: dict[Key, Measure] = {}  # rows that may underflow: shares may be 0
-        derived: dict[Key, Measure] = {}  # rows that depend on derivatives of the outputs
-        for one in chosen:
-            if isinstance(run.progress, Watch):
-                run.progress.begin(one.key)
-            start, passed = time.perf_counter(), lens.pass_seconds
-            found: dict[Key, Estimate] | str = _not_defined(lens, one)
-            if one in defined:
-                found = lens.attempted(partial(_rows_of, lens, one, asked, run), one.key)
-            rows = {(one.key, None): undefined(found)} if isinstance(found, str) else found
-            seconds = time.perf_counter() - start - (lens.pass_seconds - passed)
-            for key, estimate in rows.items():
-                unit = estimate.unit or one.card.unit
-                estimates[key] = replace(
-                    finite_or_undefined(lens, estimate), source=one.card.source, unit=unit, seconds=seconds
-                )
-                seconds = 0.0  # that of all rows of the measure stands in the first
-            made |= dict.fromkeys(rows, one) if one.card.unit != "share" else {}
-            if isinstance(one, PassMeasure) or (isinstance(one, NetworkMeasure) and one.differentiates):
-                derived |= {key: one for key in rows if estimates[key].kind != "undefined"}
-        said = lens.attempted(partial(_doubts, lens), "the checks of derivatives") if derived else ()
-        if isinstance(said, str):
-            said = ((f"derivatives were not checked: {said}",) * 2,)
-    estimates |= _underflowing(lens, estimates, made)
-    for key, one in derived.items():
-        for words in said:
-            estimates[key] = with_note(estimates[key], words[of_inputs(one)])
-    return Report(estimates, about(lens) | _spellings(measures, chosen))
-
-
-def _underflowing(lens: Lens, estimates: Mapping[Key, Estimate], made: Mapping[Key, Measure]) -> dict[Key, Estimate]:
-    """Return the rows without a value because numbers underflow, or squares of derivatives: they are 0, or rounding.
-
-    The reason is looked for only where a row is 0, or hardly more.
-    """
-    least = 1e-140 if lens.problem.dtype == torch.float64 else 1e-60
-    there = {key: abs(estimates[key].value) for key in made if estimates[key].kind != "undefined"}
-    small = {key for key, size in there.items() if size < (least if _squares(made[key]) else sys.float_info.min)}
-    why = lens.attempted(lambda: lens.vanishing, "the search for underflow") if small else ""
-    places = {key[1] for key in small if _reads_grams(made[key])}
-    lost = [key for key in made if why and (key in small or (_reads_grams(made[key]) and key[1] in places))]
-    return {key: replace(undefined(why), source=estimates[key].source, unit=estimates[key].unit) for key in lost}
-
-
-def _squares(one: Measure) -> bool:
-    """Return whether a measure squares derivatives of the outputs, and does not only take slopes along something."""
-    if isinstance(one, NetworkMeasure) and not one.differentiates:
-        return False
-    read = [one.needs] if isinstance(one, PassMeasure) else [other.needs for other in getattr(one, "reads", ())]
-    return not read or bool(frozenset().union(*read) - {"along"})
-
-
-def _reads_grams(one: Measure) -> bool:
-    """Return whether a measure reads eigenvalues of J J^T, of any size, such as their ratios."""
-    return isinstance(one, PassMeasure) and "G" in one.needs
-
-
-def _rows_of(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
-    """Return all rows of a measure, with what is to be said of their kind."""
-    found = lens.planned(partial(_answers, lens, one, asked, run))
-    if lens.problem.arithmetic != "full" and isinstance(one, PassMeasure) and one.needs_full_precision:
-        why = f"rounding in {lens.problem.arithmetic} hides small eigenvalues: arithmetic='full' is needed"
-        found = dict.fromkeys(found, undefined(why))
-    if isinstance(one, NetworkMeasure) and one.differentiates and _all_zero(found) and lens.underflow:
-        found = dict.fromkeys(found, undefined(lens.underflow))
-    if _of_curvature(one) and _all_zero(found):
-        found = {key: with_note(estimate, lens.linear_loss) for key, estimate in found.items()}
-    return found
-
-
-def _doubts(lens: Lens) -> tuple[tuple[str, str], ...]:
-    """Return what speaks against autograd's derivatives in the weights, and in the inputs; empty words if nothing."""
-    return other_derivative(lens.problem, lens.model), lens.rounding
-
-
-def _of_curvature(one: Measure) -> bool:
-    """Return whether the number contains the loss's second derivative in the outputs."""
-    if isinstance(one, PassMeasure):
-        return "C" in one.needs
-    return isinstance(one, NetworkMeasure) and one.differentiates and one.of_parameters
-
-
-def _all_zero(found: Mapping[Key, Estimate]) -> bool:
-    """Return whether every value of a measure is 0, as far as it is defined, and one is."""
-    values = [estimate.value for estimate in found.values() if estimate.kind != "undefined"]
-    return bool(values) and not any(values)
-
-
-def _spellings(measures: str | Measure | Iterable[str | Measure] | None, chosen: list[Measure]) -> dict[str, Any]:
-    """Return the names of the report's rows by the names that the user gave, where they differ."""
-    given = [measures] if isinstance(measures, str | Measure) else measures or []
-    other = {
-        each: one.key for each, one in zip(given, chosen, strict=False) if isinstance(each, str) and each != one.key
-    }
-    return {"spelled": other} if other else {}
-
-
-def of_inputs(measure: Measure) -> bool:
-    """Return whether a measure takes derivatives in the inputs, of the network or of a layer; else in the weights.
-
-    >>> of_inputs(MEASURES["mls"]), of_inputs(MEASURES["hessian_trace"])
-    (True, False)
-    """
-    if isinstance(measure, PassMeasure):
-        return measure.place == "input"
-    return isinstance(measure, NetworkMeasure) and not measure.of_parameters
-
-
-def _one_pass(lens: Lens, measures: list[Measure], asked: bool, run: Run) -> None:
-    """Compute what one pass gives for some measures."""
-    lens.per_sample(_in_one_pass(lens, measures, asked), run.progress, run.generator, partly=True)
-
-
-def _in_one_pass(lens: Lens, measures: list[Measure], asked: bool) -> list[PassMeasure]:
-    """Return what one pass computes for some measures: if there is a pass at all, also what others read from one."""
-    found = [m for m in measures if isinstance(m, PassMeasure) and not omitted(lens, m, asked)]
-    if found and lens.probes is None:
-        reads = [one for m in measures if isinstance(m, NetworkMeasure) for one in m.reads]
-        found += [one for one in reads if not _not_defined(lens, one)]
-    return found
-
-
 def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return the parts of layers' names; refuse one that no module or parameter has."""
     if layers is None:
         return None
     parts = (layers,) if isinstance(layers, str) else tuple(layers)
@@ -270,21 +118,45 @@ def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str
     return parts
 
 
-def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
-    """Return all rows of a measure."""
-    if isinstance(one, PassMeasure):
-        return dict(assembled(lens, one, asked, run))
-    assert isinstance(one, NetworkMeasure)
-    if not one.on_request:
-        return _parts(one, one.evaluate(lens))
-    if one.of_parameters and not lens.problem.parameters:
-        return {(one.key, None): undefined(NO_PARAMETER)}
-    return _parts(one, one.evaluate(lens, run))
+def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] | None, run: Run) -> Report:
+    """Return what `measure` does for a lens known to be fresh, with rows for frozen layers if the run includes them."""
+    lens.problem.peers.same_draws(run.generator)
+    if isinstance(measures, Iterable) and not isinstance(measures, str | Measure):
+        measures = list(measures)
+    chosen = named(measures) if measures is not None else _default(lens)
+    answer = partial(_rows, lens, asked=measures is not None, run=run)
+    lens.forget_failures()
+    estimates: dict[Key, Estimate] = {}
+    measured: dict[Key, Measure] = {}
+    # also around measures of weights alone: in train mode, reading a spectral norm changes it
+    with measuring(lens.model, twice=False):  # attention as it is: where there are second derivatives it is replaced
+        # one pass for all; where it fails, each measure has one of its own, and says why if that fails, too
+        lens.attempted(partial(_one_pass, lens, chosen, measures is not None, run), "the pass")
+        for one in chosen:
+            rows = answer(one)
+            estimates |= rows
+            measured |= dict.fromkeys(rows, one)
+        derived = [key for key, one in measured.items() if _differentiates(one) and estimates[key].kind != "undefined"]
+        doubts = _doubts(lens) if derived else ("", "")
+    # these need the rows of every measure: one that is 0 tells what the others have lost
+    estimates |= _underflowing(lens, estimates, measured)
+    for key in derived:
+        estimates[key] = with_note(estimates[key], doubts[_of_inputs(measured[key])])
+    return Report(estimates, about(lens) | _spellings(measures, chosen))
 
 
-COUPLED = "batchnorm='train' couples the samples of a batch: measures of single samples are not defined"
-SHARDED = "its parameters are spread over processes: on such networks only {} are measured"
-NO_SOFTMAX = "outputs of several heads, or of images that a function takes whole, have no one softmax"
+def _default(lens: Lens) -> list[Measure]:
+    exact = [m for m in MEASURES.values() if not m.on_request]
+    return [m for m in exact if lens.problem.test is not None or not m.held_out]
+
+
+def _spellings(measures: str | Measure | Iterable[str | Measure] | None, chosen: list[Measure]) -> dict[str, Any]:
+    """Return the names of the report's rows by the names that the user gave, where they differ."""
+    given = [measures] if isinstance(measures, str | Measure) else measures or []
+    other = {
+        each: one.key for each, one in zip(given, chosen, strict=False) if isinstance(each, str) and each != one.key
+    }
+    return {"spelled": other} if other else {}
 
 
 def _not_defined(lens: Lens, one: Measure) -> str:
@@ -300,18 +172,356 @@ def _not_defined(lens: Lens, one: Measure) -> str:
     return ""
 
 
-def _default(lens: Lens) -> list[Measure]:
-    """Return every measure that needs no products."""
-    exact = [m for m in MEASURES.values() if not m.on_request]
-    return [m for m in exact if lens.problem.test is not None or not m.held_out]
+def _one_pass(lens: Lens, chosen: list[Measure], asked: bool, run: Run) -> None:
+    """Compute what one pass gives for some measures: if there is a pass at all, also what others read from one."""
+    possible = [one for one in chosen if not _not_defined(lens, one)]
+    wanted = [one for one in possible if isinstance(one, PassMeasure) and not _omitted(lens, one, asked)]
+    if wanted and lens.probes is None:
+        reads = [other for one in possible if isinstance(one, NetworkMeasure) for other in one.reads]
+        wanted += [other for other in reads if not _not_defined(lens, other)]
+    lens.per_sample(wanted, run.progress, run.generator, partly=True)
 
 
-def _parts(one: Measure, result: Estimate | Parts) -> dict[Key, Estimate]:
-    """Return the rows of a measure of the network as a whole."""
-    if isinstance(result, Estimate):
-        return {(one.key, None): result}
-    rows = sorted(result.items(), key=lambda row: row[0][1] is not None)  # the network's row before the layers'
-    return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in rows}
+def _rows(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
+    """Return all rows of a measure: finite or undefined, with its source, its unit and the time that it took."""
+    if isinstance(run.progress, Watch):
+        run.progress.begin(one.key)
+    start, passed = time.perf_counter(), lens.pass_seconds
+    found: dict[Key, Estimate] | str = _not_defined(lens, one)
+    found = found or lens.attempted(partial(_adjusted, lens, one, asked, run), one.key)
+    rows = {(one.key, None): undefined(found)} if isinstance(found, str) else found
+    seconds = time.perf_counter() - start - (lens.pass_seconds - passed)
+    return {
+        key: replace(
+            _finite(lens, estimate),
+            source=one.card.source,
+            unit=estimate.unit or one.card.unit,
+            seconds=0.0 if number else seconds,  # the first has the time of all rows
+        )
+        for number, (key, estimate) in enumerate(rows.items())
+    }
+
+
+def _adjusted(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
+    """Return a measure's rows: undefined where arithmetic hides them, with a note where a linear loss makes them 0."""
+    rows = lens.planned(partial(_answer, lens, one, asked, run))
+    # precision: in coarse arithmetic, small eigenvalues are rounding
+    if lens.problem.arithmetic != "full" and isinstance(one, PassMeasure) and one.needs_full_precision:
+        why = f"rounding in {lens.problem.arithmetic} hides small eigenvalues: arithmetic='full' is needed"
+        rows = dict.fromkeys(rows, undefined(why))
+    # underflow: of the loss's slopes, which a measure of the whole network takes itself
+    if isinstance(one, NetworkMeasure) and one.differentiates and _all_zero(rows) and lens.underflow:
+        rows = dict.fromkeys(rows, undefined(lens.underflow))
+    # loss: without a second derivative in the outputs, its curvature is 0
+    if _of_curvature(one) and _all_zero(rows):
+        rows = {key: with_note(estimate, lens.linear_loss) for key, estimate in rows.items()}
+    return rows
+
+
+def _answer(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
+    if isinstance(one, PassMeasure):
+        return dict(_PassRows(lens, one, asked, run).rows())
+    assert isinstance(one, NetworkMeasure)
+    if one.on_request and one.of_parameters and not lens.problem.parameters:
+        return {(one.key, None): undefined(NO_PARAMETER)}
+    result = one.evaluate(lens, run) if one.on_request else one.evaluate(lens)
+    parts: Parts = {("", None): result} if isinstance(result, Estimate) else result
+    in_order = sorted(parts.items(), key=lambda row: row[0][1] is not None)  # the network's rows before the layers'
+    return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in in_order}
+
+
+def _omitted(lens: Lens, one: PassMeasure, asked: bool) -> str:
+    """Return why a measure is not computed; empty if it is.
+
+    It cannot be estimated from combinations of outputs, or nobody has named it and it takes too long.
+    """
+    if not asked and one.needs & GRADIENTS_OF_SAMPLES:
+        products = lens.layout.shared_products(lens.problem.outputs if lens.probes is None else lens.probes)
+        if products > SHARED_PRODUCTS:
+            return (
+                f"ask for it by name: it needs every sample's own gradient in shared weights, {products:.1e} "
+                "multiplications a sample, which takes about as long as the rest of the report"
+            )
+    if lens.probes is None or one.sketched == "probes":
+        return ""
+    if one.sketched == "never":
+        return needs_every_output(lens)
+    return "" if asked or one.answer == "input" else "ask for it by name: many outputs need a search at every layer"
+
+
+@dataclass(frozen=True, eq=False)
+class _PassRows:
+    """The rows of a measure of the pass: the network's answer, its parts, and every layer's value."""
+
+    lens: Lens
+    one: PassMeasure
+    asked: bool
+    run: Run
+
+    def rows(self) -> Iterator[tuple[Key, Estimate]]:
+        """Yield the network's answer, its parts and every layer's value."""
+        lens, one = self.lens, self.one
+        if why := _omitted(lens, one, self.asked):
+            yield (one.key, None), undefined(why)
+            return
+        lens.per_sample([one], self.run.progress, self.run.generator, partly=True)
+        layers, parts, largest = self._by_layer()
+        # the network's answer, and what is beside it
+        if one.answer == "input":
+            yield (one.key, None), self._of_input()
+        elif not layers:
+            why = NO_PARAMETER if one.place == "parameters" else no_linear_layer(lens)
+            yield (one.key, None), undefined(f"every linear layer is frozen: {ALL}" if self._frozen_layers else why)
+        elif one.answer == "last":
+            last = lens.layout.last()
+            last = last if last in layers else next(reversed(layers))
+            yield (one.key, None), with_note(layers[last], which_layer(lens, last, layers))
+            yield (f"{one.key}.sum", None), self._without(_over_layers(layers, sum), left_out(lens, layers))
+            yield (f"{one.key}.max", None), self._without(_over_layers(layers, max))
+        else:
+            others = left_out(lens, layers) if one.place == "weight" else ""
+            yield (one.key, None), self._without(_over_layers(layers, sum), others)
+            if one.place != "input":
+                peaks = {name: largest.get(name, layer) for name, layer in layers.items()}
+                yield (f"{one.key}.max", None), self._without(_over_layers(peaks, max))
+            for name in (*layers, *parts):
+                if name in largest:
+                    yield (f"{one.key}.max", name), replace(largest[name], arrays={})
+        if one.place != "input" or one.answer == "input":  # the layers of `nmls` are the rows of `mls`
+            yield from (((one.key, name), estimate) for name, estimate in (layers | parts).items())
+
+    @cached_property
+    def _frozen(self) -> set[str]:
+        """The weights that have no value because they are frozen, and parts of such weights."""
+        if self.one.place != "weight" or self.run.frozen:
+            return set()
+        return {name for name, w in (self.lens.layout.weights | self.lens.layout.parts).items() if not w.measured}
+
+    @property
+    def _frozen_layers(self) -> int:
+        return len(self._frozen & self.lens.layout.weights.keys())
+
+    def _by_layer(self) -> tuple[dict[str, Estimate], dict[str, Estimate], dict[str, Estimate]]:
+        """Return the values of layers, of parts of weights (attention heads), and the largest terms of either."""
+        lens, one, layout = self.lens, self.one, self.lens.layout
+        weights = layout.weights | layout.parts
+        places = [at for at in self._values if at is not None and at not in self._frozen]
+        if isinstance(self.run.progress, Watch) and one.products is not None and self.asked:
+            curved = [at for at in places if at not in layout.affine and self.run.chosen(at)]
+            self.run.progress.expect(sum(one.products(weights[at]) for at in curved))
+        layers: dict[str, Estimate] = {}
+        largest: dict[str, Estimate] = {}
+        for at in places:
+            found = lens.attempted(partial(self._at_layer, at), one.key)
+            layers[at], peak = (undefined(found), None) if isinstance(found, str) else found
+            largest |= {} if peak is None else {at: peak}
+        # the layers without a value, each with its reason
+        failed = {at: why for at, why in lens.failed_at(one).items() if at is not None and at not in self._frozen}
+        layers |= {at: undefined(why) for at, why in failed.items()}
+        parts = {name: layers.pop(name) for name in layout.parts if name in layers}
+        if one.place == "weight":
+            for name, w in layout.weights.items():
+                if name not in layers and name not in self._frozen:
+                    layers[name] = undefined((layout.unread(w) or NO_CALL) if w.has_derivative else MADE_ELSEWHERE)
+            layers = {name: layers[name] for name in layout.weights if name in layers}
+        if one.place == "input":
+            layers |= {call: undefined(why) for call, why in layout.unplaced.items()}
+        return layers, parts, largest
+
+    @cached_property
+    def _values(self) -> dict[str | None, Tensor]:
+        values = self.lens.per_sample([self.one], self.run.progress, self.run.generator, partly=True)
+        return {at: each for (key, at), each in values.items() if key == self.one.key}
+
+    def _of_input(self) -> Estimate:
+        if None in self._values:
+            found = self._estimate(None, self._reduced(None, self._values[None]))
+        elif why := self.lens.failed_at(self.one).get(None):
+            return undefined(why)
+        else:
+            return undefined(no_input(self.lens))
+        return with_note(found, "to the first embedding's output" if self.lens.layout.input_is_embedded else "")
+
+    def _at_layer(self, layer: str) -> tuple[Estimate, Estimate | None]:
+        """Return a layer's value, and the largest of its terms if the measure has `.max`."""
+        lens, one, values = self.lens, self.one, self._values[layer]
+        before = lens.products
+        # the term of the literal definition where the outputs are curved in the pre-activation takes products
+        if one.curvature is not None and layer not in lens.layout.affine:
+            assert one.products is not None
+            if not self.asked:
+                return undefined(_by_name(lens, one.products(lens.layout.weight(layer)))), None
+            if not self.run.chosen(layer):
+                return undefined("it takes curvature products, and is not among layers=..."), None
+            bent = one.curvature(lens, layer, one, self.run)
+            values = values + (bent / lens.problem.n if one.total else bent)
+        reduced = self._reduced(layer, values)
+        estimate = replace(self._estimate(layer, reduced), products=lens.products - before)
+        peak = None if reduced.terms is None else _peak(estimate, reduced.terms, reduced.terms_probes)
+        constant = lens.constant_features(layer) if one.scales_features else 0
+        units = f"{constant} features constant over the data, in units of their value (left out where it is 0)"
+        return with_note(estimate, units if constant else ""), peak
+
+    def _reduced(self, place: str | None, values: Tensor) -> Reduced:
+        if self.lens.probes is not None and self.one.sketched == "probes":
+            return by_probes(partial(self._of_samples, place), values)
+        return self._of_samples(place, values)
+
+    def _of_samples(self, place: str | None, values: Tensor) -> Reduced:
+        one = self.one
+        if one.finish is None or place is None:
+            moved = self.lens.per_sample([one], partly=True).get((one.key + BY_ROUNDING, place))
+            return one.reduce(values) if moved is None else one.reduce(values, moved)
+        weight = self.lens.layout.weight(place)
+        if not (finite(values) and finite(weight.matrix.W.square())):  # no finite values to minimise over
+            return Reduced(math.nan, None)
+        return one.finish(values, weight, one)
+
+    def _estimate(self, place: str | None, reduced: Reduced) -> Estimate:
+        """Return a reduced number as an estimate: finite or undefined, and a lower bound if it is of Ritz values."""
+        arrays = {**reduced.arrays, **({} if reduced.probes is None else {"probes": reduced.probes})}
+        found = Estimate(reduced.value, reduced.stderr, reduced.kind, reduced.note, reduced.samples, arrays)
+        found, residuals = _finite(self.lens, found), self.lens.residuals.get((self.one.key, place))
+        if residuals is None or found.kind == "undefined":
+            return found
+        note = f"squared norms to residuals of {rounded_up(float(residuals.max()))} of their size at most"
+        return replace(with_note(found, note), kind="lower bound", arrays={"residuals": residuals})
+
+    def _without(self, estimate: Estimate, others: str = "") -> Estimate:
+        """Return the estimate with a note on frozen layers and on other matrices that are left out."""
+        frozen = f"{self._frozen_layers} frozen layers left out" if self._frozen_layers else ""
+        estimate = with_note(estimate, frozen)
+        return estimate if estimate.kind == "undefined" else with_note(estimate, others)
+
+
+def _by_name(lens: Lens, products: int) -> str:
+    """Return why a layer's value is not in a default report, and what it costs."""
+    work = 3 * products / (lens.problem.outputs if lens.probes is None else lens.probes)
+    times = f"about {work:,.0f} times" if work >= 2 else "at most twice"
+    return (
+        f"the outputs are curved in this layer's pre-activation: ask by name; it takes {products:,} curvature "
+        f"products, {times} the work of this pass"
+    )
+
+
+def _peak(whole: Estimate, terms: Tensor, probes: Tensor | None) -> Estimate:
+    """Return the largest term of a sum; `probes`, (probes, terms), are kept for the largest of several sums."""
+    if whole.kind == "undefined":
+        return whole
+    if probes is None:
+        return replace(whole, value=float(terms.max()), arrays={})
+    value, stderr = largest_of(*mean_of_forms(probes), len(probes))
+    found = replace(whole, value=value, stderr=stderr, arrays={"probes": probes})
+    return with_note(found, LARGEST_OF_NOISY) if probes.shape[1] > 1 else found
+
+
+def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], float]) -> Estimate:
+    """Return the sum or maximum of the layers' values."""
+    if lost := lost_at(layers):
+        return undefined(lost)
+    each = list(layers.values())
+    # one note if all layers have the same, else each with its layer
+    said = {name: e.note for name, e in layers.items() if e.note}
+    alike = len(said) == len(layers) and len(set(said.values())) == 1
+    notes = list(said.values())[:1] if alike else [f"{name}: {note}" for name, note in said.items()]
+    products = sum(e.products for e in each)
+    of_samples = [e.samples for e in each if e.samples is not None]
+    samples = torch.stack(of_samples).sum(0) if combine is sum and len(of_samples) == len(each) else None
+    # the layers share the probes, so their errors are correlated
+    probes = [e.arrays["probes"] for e in each if "probes" in e.arrays]
+    if len(probes) == len(each):
+        if combine is max:
+            terms = torch.cat([rows.reshape(len(rows), -1) for rows in probes], 1)
+            value, stderr = largest_of(*mean_of_forms(terms), len(terms))
+            best, note = max(each, key=lambda e: e.value), dict.fromkeys([*notes, LARGEST_OF_NOISY])
+            return replace(best, value=value, stderr=stderr, samples=None, note="; ".join(note), arrays={})
+        together = torch.stack(probes).sum(0)
+        stderr = float(mean_of_forms(together)[1])
+        value = combine([e.value for e in each])
+        return Estimate(value, stderr, "estimate", "; ".join(notes), samples, {"probes": together}, products=products)
+    kinds = [e.kind for e in each]
+    kind: Kind = next((kind for kind in kinds if kind != "exact"), "exact")
+    value, stderr = combine([e.value for e in each]), combine([e.stderr for e in each])
+    # the largest of noisy values is biased; of lower bounds with errors, the ends of the intervals remain
+    if stderr and combine is max and {*kinds} <= {"exact", "estimate"}:
+        means, errors = torch.tensor([(e.value, e.stderr) for e in each], dtype=torch.float64).T
+        value, stderr = largest_of(means, errors)
+    if stderr and "lower bound" in kinds:
+        value, stderr, kind = combine([e.value - 1.96 * e.stderr for e in each]), 0.0, "lower bound"
+    return Estimate(value, stderr, kind, "; ".join(notes), samples, products=products)
+
+
+def _finite(lens: Lens, estimate: Estimate) -> Estimate:
+    """Return undefined, with the cause, where the value is NaN or infinite."""
+    if estimate.kind == "undefined" or (math.isfinite(estimate.value) and math.isfinite(estimate.stderr)):
+        return estimate
+    mend = "smaller weights" if lens.problem.dtype == torch.float64 else "dtype=torch.float64, or smaller weights,"
+    met = f"{estimate.value} +- {estimate.stderr}" if math.isfinite(estimate.value) else estimate.value
+    note = lens.singular or f"the result is {met}, because an intermediate number overflows: {mend} may help"
+    return replace(estimate, value=math.nan, stderr=0.0, kind="undefined", note=note)
+
+
+def _all_zero(rows: Mapping[Key, Estimate]) -> bool:
+    """Return whether every value of a measure is 0, as far as it is defined, and one is."""
+    values = [estimate.value for estimate in rows.values() if estimate.kind != "undefined"]
+    return bool(values) and not any(values)
+
+
+def _underflowing(
+    lens: Lens, estimates: Mapping[Key, Estimate], measured: Mapping[Key, Measure]
+) -> dict[Key, Estimate]:
+    """Return the rows without a value because numbers underflow, or squares of derivatives: they are 0, or rounding.
+
+    The reason is looked for only where a row is 0, or hardly more. Shares may be 0.
+    """
+    least = 1e-140 if lens.problem.dtype == torch.float64 else 1e-60
+    rows = {key: one for key, one in measured.items() if one.card.unit != "share"}
+    there = {key: abs(estimates[key].value) for key in rows if estimates[key].kind != "undefined"}
+    small = {key for key, size in there.items() if size < (least if _squares(rows[key]) else sys.float_info.min)}
+    why = lens.attempted(lambda: lens.vanishing, "the search for underflow") if small else ""
+    if not why:
+        return {}
+    places = {key[1] for key in small if _reads_grams(rows[key])}
+    lost = [key for key, one in rows.items() if key in small or (_reads_grams(one) and key[1] in places)]
+    return {key: replace(undefined(why), source=estimates[key].source, unit=estimates[key].unit) for key in lost}
+
+
+def _doubts(lens: Lens) -> tuple[str, str]:
+    """Return what speaks against autograd's derivatives in the weights, and in the inputs; empty words if nothing."""
+
+    def looked_for() -> tuple[str, str]:
+        in_weights, in_inputs = zip(other_derivative(lens.problem, lens.model), lens.rounding, strict=True)
+        return "; ".join(filter(None, in_weights)), "; ".join(filter(None, in_inputs))
+
+    said = lens.attempted(looked_for, "the checks of derivatives")
+    return (f"derivatives were not checked: {said}",) * 2 if isinstance(said, str) else said
+
+
+def _differentiates(one: Measure) -> bool:
+    return isinstance(one, PassMeasure) or (isinstance(one, NetworkMeasure) and one.differentiates)
+
+
+def _of_inputs(one: Measure) -> bool:
+    """Return whether a measure takes derivatives in the inputs, of the network or of a layer; else in the weights."""
+    return one.place == "input" if isinstance(one, PassMeasure) else not getattr(one, "of_parameters", True)
+
+
+def _of_curvature(one: Measure) -> bool:
+    """Return whether the number contains the loss's second derivative in the outputs."""
+    if isinstance(one, PassMeasure):
+        return "C" in one.needs
+    return isinstance(one, NetworkMeasure) and one.differentiates and one.of_parameters
+
+
+def _squares(one: Measure) -> bool:
+    """Return whether a measure squares derivatives of the outputs, and does not only take slopes along something."""
+    read = [one] if isinstance(one, PassMeasure) else list(getattr(one, "reads", ()))
+    return _differentiates(one) and (not read or any(other.needs - {"along"} for other in read))
+
+
+def _reads_grams(one: Measure) -> bool:
+    """Return whether a measure reads eigenvalues of J J^T, of any size, such as their ratios."""
+    return isinstance(one, PassMeasure) and "G" in one.needs
 
 
 def about(lens: Lens) -> dict[str, Any]:

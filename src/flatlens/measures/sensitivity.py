@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from flatlens.estimate import Estimate, undefined
+from flatlens.curvature.spectral_norms import batch_jacobians
+from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.grams import LayerGrams
 from flatlens.measures.definition import (
     FUNCTION,
@@ -16,11 +20,33 @@ from flatlens.measures.definition import (
     per_sample,
     require_count,
     require_positive,
+    require_tolerance,
 )
+from flatlens.measures.leading_eigenvalues import in_batches, of_jacobian
 from flatlens.measures.lens import Lens
-from flatlens.measures.reductions import largest, mean, mean_of_finite
+from flatlens.measures.reductions import largest, mean_of_finite
 from flatlens.perturbation.inputs import Refused, steepest_secants
 from flatlens.perturbation.variation import certified_variation, found_variation
+
+of_input = partial(
+    per_sample,
+    family="sensitivity",
+    unit="output / input",
+    place="input",
+    needs={"G"},
+    answer="input",
+    sketched="top",
+    cost="one pass, eigenvalues",
+    invariant_under=FUNCTION,
+)
+searched = partial(
+    on_lens,
+    family="perturbation",
+    unit="output / input",
+    invariant_under=FUNCTION,
+    of_parameters=False,
+    on_request=True,
+)
 
 
 def spectral_norm(g: LayerGrams) -> Tensor:
@@ -33,20 +59,7 @@ def softmax_norm(g: LayerGrams) -> Tensor:
     return g.softmax_eigenvalues[:, -1].sqrt()
 
 
-@per_sample(
-    id="M3",
-    family="sensitivity",
-    symbol=r"\mathrm{MLS}",
-    source="compression Def. 3.7",
-    unit="output / input",
-    reduce=mean,
-    place="input",
-    needs={"G"},
-    sketched="top",
-    answer="input",
-    cost="one pass, eigenvalues",
-    invariant_under=FUNCTION,
-)
+@of_input(id="M3", symbol=r"\mathrm{MLS}", source="compression Def. 3.7")
 def mls(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     """Maximum local sensitivity: mean_i ||df/dx_i||_2, to the network's input, or through one layer.
 
@@ -56,18 +69,12 @@ def mls(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     return softmax_norm(g) if softmax else spectral_norm(g)
 
 
-@per_sample(
+@of_input(
     id="M3",
-    family="sensitivity",
     symbol=r"\mathrm{NMLS}",
     source="compression Def. 3.9",
     unit="output / feature",
-    reduce=mean,
-    place="input",
-    needs={"G"},
-    sketched="top",
     answer="sum",
-    cost="one pass, eigenvalues",
     invariant_under={PERMUTATION},
 )
 def nmls(g: LayerGrams) -> Tensor:
@@ -75,20 +82,7 @@ def nmls(g: LayerGrams) -> Tensor:
     return spectral_norm(g)
 
 
-@per_sample(
-    id="M4",
-    family="sensitivity",
-    symbol=r"\max_i \|Jf(x_i)\|_2",
-    source="sharpening section 4, A.1, B.1",
-    unit="output / input",
-    reduce=largest,
-    place="input",
-    needs={"G"},
-    sketched="top",
-    answer="input",
-    cost="one pass, eigenvalues",
-    invariant_under=FUNCTION,
-)
+@of_input(id="M4", symbol=r"\max_i \|Jf(x_i)\|_2", source="sharpening section 4, A.1, B.1", reduce=largest)
 def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     """Largest sensitivity over the samples: max_i ||df/dx_i||_2 of the logits, or of softmax(f).
 
@@ -97,20 +91,7 @@ def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     return softmax_norm(g) if softmax else spectral_norm(g)
 
 
-@per_sample(
-    id="M7",
-    family="sensitivity",
-    symbol=r"\overline{\|x\|^2 \|Jf\|_2^2}",
-    source="compression Def. F.1",
-    unit="output^2",
-    reduce=mean,
-    place="input",
-    needs={"G"},
-    sketched="top",
-    answer="input",
-    cost="one pass, eigenvalues",
-    invariant_under=FUNCTION,
-)
+@of_input(id="M7", symbol=r"\overline{\|x\|^2 \|Jf\|_2^2}", source="compression Def. F.1", unit="output^2")
 def normalized_mls(g: LayerGrams) -> Tensor:
     """Sensitivity in units of the input's size: mean_i ||x_i||^2 ||df/dx_i||_2^2.
 
@@ -121,18 +102,15 @@ def normalized_mls(g: LayerGrams) -> Tensor:
     return g.x_norm2 * g.eigenvalues[:, -1]
 
 
-@per_sample(
+of_trace = partial(of_input, sketched="probes", cost="one pass")  # linear in G
+
+
+@of_trace(
     id="M8",
-    family="sensitivity",
     symbol=r"\overline{\sum_p x_p^2 \|\partial f/\partial x_p\|^2}",
     source="compression Def. E.3",
     unit="output^2",
-    reduce=mean,
-    place="input",
     needs={"G", "squares"},
-    sketched="probes",
-    answer="input",
-    invariant_under=FUNCTION,
 )
 def input_invariant_mls(g: LayerGrams) -> Tensor:
     """Sensitivity that a rescaling of single inputs cannot change: mean_i sum_p x_ip^2 ||df/dx_ip||^2.
@@ -144,34 +122,42 @@ def input_invariant_mls(g: LayerGrams) -> Tensor:
     return (g.input_squares * g.x.to(torch.float64).square()).sum(1)
 
 
-@per_sample(
-    id="M18",
-    family="sensitivity",
-    symbol=r"\overline{\|Jf\|_F^2}",
-    source="sharpening App. D",
-    unit="output^2 / input^2",
-    reduce=mean,
-    place="input",
-    needs={"G"},
-    sketched="probes",
-    answer="input",
-    invariant_under=FUNCTION,
-)
+@of_trace(id="M18", symbol=r"\overline{\|Jf\|_F^2}", source="sharpening App. D", unit="output^2 / input^2")
 def jacobian_frobenius(g: LayerGrams) -> Tensor:
     """Squared Frobenius norm of the input-output Jacobian: mean_i ||df/dx_i||_F^2 = mean_i tr G_i."""
     return g.G.diagonal(dim1=1, dim2=2).sum(1)
 
 
-@on_lens(
+@searched(
+    id="M4",
+    family="sensitivity",
+    symbol=r"\|Jf(X)\|_2",
+    source="sharpening A.1, B.3",
+    cost="Lanczos: about 10 products with each batch's Jacobian",
+    works_coupled=True,
+)
+def batch_jacobian_norm(
+    lens: Lens, run: Run, *, softmax: bool = False, rtol: float = 1e-3, batch_statistics: int | None = None
+) -> Estimate:
+    """Norm of the Jacobian of whole batches, ||df(X)/dX||_2, BatchNorm as in training; the largest over ghost batches.
+
+    Where BatchNorm couples the samples of a batch its Jacobian is one matrix; in eval mode it has a block for each
+    sample, and the norm is `jacobian_norm`. `batch_statistics` and `rtol` are those of `sharpness`, `softmax` that of
+    `jacobian_norm`.
+    """
+    require_tolerance(rtol)
+    problem = in_batches(lens, batch_statistics)
+    found = batch_jacobians(
+        problem, lens.model, [None], softmax=softmax, rtol=rtol, generator=run.generator, progress=run.progress
+    )
+    return of_jacobian(found[None])
+
+
+@searched(
     id="P5",
-    family="perturbation",
     symbol=r"\max_i V_{B(x_i, \delta)}(Jf)",
     source="sharpening Eq. 5",
-    unit="output / input",
     cost="N backwards at 128 points of each ball (512 up to 3 dimensions, 16 above 256), at 2 x restarts x steps more",
-    invariant_under=FUNCTION,
-    of_parameters=False,
-    on_request=True,
 )
 def local_variation(lens: Lens, run: Run, *, delta: float = 0.1, restarts: int = 4, steps: int = 20) -> Parts:
     """Local variation of the Jacobian: max_i sup ||Jf(u) - Jf(v)||_2 over u, v within delta of x_i.
@@ -190,30 +176,19 @@ def local_variation(lens: Lens, run: Run, *, delta: float = 0.1, restarts: int =
         )  # fmt: skip
     except Refused as why:
         return {("", None): undefined(str(why)), ("upper", None): undefined(str(why))}
-    return {
-        ("", None): Estimate(float(found.max()), kind="lower bound", samples=found),
-        ("upper", None): _certified(lens, run, delta),
-    }
-
-
-def _certified(lens: Lens, run: Run, delta: float) -> Estimate:
+    value = Estimate(float(found.max()), kind="lower bound", samples=found)
     try:
         bound = certified_variation(lens.problem, lens.model, delta, progress=run.progress)
     except Refused as why:
-        return undefined(str(why))
-    return Estimate(float(bound.max()), kind="upper bound", samples=bound)
+        return {("", None): value, ("upper", None): undefined(str(why))}
+    return {("", None): value, ("upper", None): Estimate(float(bound.max()), kind="upper bound", samples=bound)}
 
 
-@on_lens(
+@searched(
     id="P6",
-    family="perturbation",
     symbol=r"\overline{\max_d \|f(x + d) - f(x)\| / \|d\|}",
     source="compression Eq. 47, App. F",
-    unit="output / input",
     cost="restarts x steps forwards and backwards",
-    invariant_under=FUNCTION,
-    of_parameters=False,
-    on_request=True,
     differentiates=False,
 )
 def mls_by_search(
@@ -240,9 +215,9 @@ def mls_by_search(
     if beyond := int(slopes.isinf().sum()):
         return undefined(f"the search met outputs that are not finite around {beyond} of {len(slopes)} samples")
     reduced = mean_of_finite(slopes**2 if normalized else slopes, "0, so that no relative length is defined")
-    notes = ["mean over the steepest secants of that length, not over slopes"] if reduced.kind == "exact" else []
-    notes += [reduced.note] if reduced.note else []
-    if coarse:
-        notes.append(f"{coarse} of {len(slopes)} differences are mostly rounding: try a larger delta, or float64")
-    kind = "lower bound" if reduced.kind == "exact" else reduced.kind
-    return Estimate(reduced.value, kind=kind, note="; ".join(notes), samples=reduced.samples)
+    rounded = f"{coarse} of {len(slopes)} differences are mostly rounding: try a larger delta, or float64"
+    found = Estimate(reduced.value, kind=reduced.kind, samples=reduced.samples)
+    if reduced.kind == "exact":
+        secants = "mean over the steepest secants of that length, not over slopes"
+        found = replace(found, kind="lower bound", note=secants)
+    return with_note(with_note(found, reduced.note), rounded if coarse else "")

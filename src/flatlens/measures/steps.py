@@ -1,12 +1,10 @@
-"""Curvature as an optimiser's own steps meet it, and what minibatches do.
-
-The spread of their gradients, their sharpness.
-"""
+"""Curvature as an optimiser's own steps meet it; minibatches: the spread of their gradients, their sharpness."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,7 +23,7 @@ from flatlens.curvature.optimiser_geometry import (
 from flatlens.curvature.probes import mean_of_forms, student
 from flatlens.curvature.space import inner
 from flatlens.errors import BadInput, Overflows
-from flatlens.estimate import Estimate, Kind, undefined
+from flatlens.estimate import Estimate, Kind, undefined, with_note
 from flatlens.measures.definition import (
     PERMUTATION,
     Parts,
@@ -37,7 +35,6 @@ from flatlens.measures.definition import (
 )
 from flatlens.measures.leading_eigenvalues import sharded_top, top_of
 from flatlens.measures.lens import Lens
-from flatlens.measures.rows import with_note
 from flatlens.perturbation.searches import critical_step
 from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, coarsest_inside, next_update, spread_of
 
@@ -53,17 +50,22 @@ RISK_ROUNDING = 4.0  #: rounding error of a risk, in units of the dtype's eps an
 CLIMBS = 4  #: starts of the search over Muon's ball; the first is the gradient
 
 
-@on_lens(
-    id="H8",
+of_steps = partial(
+    on_lens,
     family="hessian",
-    symbol=r"\lambda_{max}(P^{-1/2} H P^{-1/2})",
-    source="adaptive2022 section 3",
     unit="1 / learning rate",
-    cost="Lanczos: about 10 Hessian products",
     invariant_under={PERMUTATION},
     works_coupled=True,
     works_sharded=True,
     on_request=True,
+)
+
+
+@of_steps(
+    id="H8",
+    symbol=r"\lambda_{max}(P^{-1/2} H P^{-1/2})",
+    source="adaptive2022 section 3",
+    cost="Lanczos: about 10 Hessian products",
 )
 def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Estimate:
     """Sharpness in the optimiser's own geometry: lmax(P^-1/2 H P^-1/2), P the matrix by which it divides the gradient.
@@ -135,17 +137,11 @@ def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool]:
     return next_update(lens.optimiser, lens.problem.model, lens.gradient), True
 
 
-@on_lens(
+@of_steps(
     id="H9",
-    family="hessian",
     symbol=r"2 / \eta_c",
     source="critical2026 section 3",
-    unit="1 / learning rate",
     cost="one backward, 2 to 8 forwards",
-    invariant_under={PERMUTATION},
-    works_coupled=True,
-    works_sharded=True,
-    on_request=True,
     differentiates=False,
 )
 def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
@@ -217,17 +213,12 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     return Estimate(value, share * value / 1.96, "estimate", note=tried + note, arrays=arrays)
 
 
-@on_lens(
+@of_steps(
     id="H10",
-    family="hessian",
     symbol=r"u^T H u / \|u\|^2",
     source="critical2026 section 3",
     unit="loss / parameter^2",
     cost="one backward, one Hessian product",
-    invariant_under={PERMUTATION},
-    works_coupled=True,
-    works_sharded=True,
-    on_request=True,
 )
 def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Estimate:
     """Curvature of the risk along a direction u: u^T H u / ||u||^2.
@@ -266,18 +257,24 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     return Estimate(value, products=operator.products)
 
 
-@on_lens(
-    id="H11",
+of_batches = partial(
+    on_lens,
     family="hessian",
+    unit="loss / parameter^2",
+    invariant_under={PERMUTATION},
+    on_request=True,
+)
+
+
+@of_batches(
+    id="H11",
     symbol=r"\mathrm{tr}\,\Sigma / \|g\|^2",
     source="noise2018 section 2.2",
     unit="samples",
     cost="two backwards over the data",
-    invariant_under={PERMUTATION},
     works_sharded=True,
-    on_request=True,
 )
-def gradient_noise_scale(lens: Lens, run: Run, *, batches: int = 64, sampled: bool = True) -> Parts:
+def gradient_noise_scale(lens: Lens, run: Run, *, batches: int = 64, sampled: bool = True) -> Estimate | Parts:
     """Gradient noise scale: tr Sigma / ||g||^2, Sigma the covariance of the gradients of single samples, g their mean.
 
     It is the batch size at which the noise of the mean gradient is as large as the gradient itself (the simple noise
@@ -292,7 +289,7 @@ def gradient_noise_scale(lens: Lens, run: Run, *, batches: int = 64, sampled: bo
     """
     require_count(3, batches=batches)  # of two, what is left without one has no spread
     if lens.problem.n < 3:
-        return {("", None): undefined("at least 3 samples are needed")}
+        return undefined("at least 3 samples are needed")
     spread = spread_of(Landscape(lens.problem, model=lens.model), lens.gradient, batches, run.generator, run.progress)
     return {(part, None): estimate for part, estimate in noise_scale(spread, sampled).items()}
 
@@ -331,15 +328,11 @@ def noise_scale(spread: Spread, sampled: bool) -> dict[str, Estimate]:
     return {"": Estimate(covariance / square, covariance / square * stderr(ratios), kind), **parts}
 
 
-@on_lens(
+@of_batches(
     id="H12",
-    family="hessian",
     symbol=r"E_B \lambda_{max}(H_B)",
     source="sharpening section 3",
-    unit="loss / parameter^2",
     cost="batches x some 20 Hessian products on one batch",
-    invariant_under={PERMUTATION},
-    on_request=True,
 )
 def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 8, rtol: float = 1e-2) -> Estimate:
     """Sharpness on random minibatches: the mean of lmax(H_B) over batches of `samples` samples.
@@ -356,15 +349,13 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
     if samples > lens.problem.n:
         return undefined(f"the data has {lens.problem.n} samples: samples={samples} cannot be drawn")
     values, residuals, products = [], [], 0
-    for number in range(batches):
+    for _ in run.counted("minibatches", batches):
         operator = Hessian(lens.problem.subset(samples, run.generator), model=None)
         pairs = eigenpairs(operator, rtol=rtol, generator=run.generator)
         values.append(pairs.largest)
         residuals.append(float(pairs.residuals[0]))
         products += operator.products
         lens.count(operator.products)
-        if run.progress is not None:
-            run.progress("minibatches", number + 1, batches)
     found = torch.tensor(values, dtype=torch.float64)
     mean, stderr = mean_of_forms(found)
     stderr += sum(residuals) / batches / 1.96

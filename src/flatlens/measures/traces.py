@@ -48,19 +48,18 @@ from flatlens.measures.notes import NO_PARAMETER
 from flatlens.measures.reductions import by_probes, mean
 from flatlens.progress import PRODUCTS, Watch
 
-
-@per_sample(
-    id="M1",
+of_parameters = partial(
+    per_sample,
     family="sharpness",
-    symbol="S",
-    source="compression Eq. 3",
     unit="output^2 / parameter^2",
-    reduce=mean,
     place="parameters",
     needs={"K"},
     sketched="probes",
     invariant_under={PERMUTATION},
 )
+
+
+@of_parameters(id="M1", symbol="S", source="compression Eq. 3")
 def interpolation_sharpness(g: LayerGrams) -> Tensor:
     """Size of the outputs' response to the parameters: mean_i ||df/dtheta||_F^2.
 
@@ -70,17 +69,8 @@ def interpolation_sharpness(g: LayerGrams) -> Tensor:
     return g.K.diagonal(dim1=1, dim2=2).sum(1)
 
 
-@per_sample(
-    id="M2",
-    family="sharpness",
-    symbol=r"\mathrm{Tr}\,GN",
-    source="sharpening Eq. 3",
-    unit="loss / parameter^2",
-    reduce=mean,
-    place="parameters",
-    needs={"C", "K"},
-    sketched="probes",
-    invariant_under={PERMUTATION},
+@of_parameters(
+    id="M2", symbol=r"\mathrm{Tr}\,GN", source="sharpening Eq. 3", unit="loss / parameter^2", needs={"C", "K"}
 )
 def ggn_trace(g: LayerGrams) -> Tensor:
     """Trace of the Gauss-Newton matrix: mean_i tr(C_i K_i), summed over parameters.
@@ -91,17 +81,7 @@ def ggn_trace(g: LayerGrams) -> Tensor:
     return trace(g.C, g.K)
 
 
-@per_sample(
-    id="M18",
-    family="sharpness",
-    symbol=r"\overline{\|\partial f/\partial\theta\|_F^2}",
-    source="sharpening App. D",
-    unit="output^2 / parameter^2",
-    place="parameters",
-    needs={"K"},
-    sketched="probes",
-    invariant_under={PERMUTATION},
-)
+@of_parameters(id="M18", symbol=r"\overline{\|\partial f/\partial\theta\|_F^2}", source="sharpening App. D")
 def parameter_jacobian_frobenius(g: LayerGrams) -> Tensor:
     """Squared Frobenius norm of the parameter-output Jacobian, under the name that regularisers use.
 
@@ -288,18 +268,20 @@ def plus(a: Estimate, b: Estimate) -> Estimate:
     return replace(b, value=a.value + b.value, stderr=math.hypot(a.stderr, b.stderr), kind=kind, arrays=arrays)
 
 
-@on_lens(
-    id="H3",
+of_trace = partial(
+    on_lens,
     family="hessian",
-    symbol=r"\mathrm{Tr}\,H",
-    source="compression Eq. 2",
     unit="loss / parameter^2",
     cost="one pass; nothing more on piecewise-linear networks, else probes of one Hessian product each",
     invariant_under={PERMUTATION},
-    works_coupled=True,
     on_request=True,
 )
-def hessian_trace(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False) -> Parts:
+
+
+@of_trace(id="H3", symbol=r"\mathrm{Tr}\,H", source="compression Eq. 2", works_coupled=True)
+def hessian_trace(
+    lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False
+) -> Estimate | Parts:
     """Trace of the risk's Hessian in the measured parameters, also of each layer's block.
 
     The value is the exact Gauss-Newton trace plus the trace of H - GGN. In piecewise-linear networks that use each
@@ -311,7 +293,7 @@ def hessian_trace(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | Non
     """
     effort = Effort(rtol, probes, exact)
     if lens.problem.coupled:
-        return {("", None): _hutchinson(lens, run, effort)}
+        return _hutchinson(lens, run, effort)
     return traced(lens, run, ggn_trace, effort, weighted=False)
 
 
@@ -321,32 +303,22 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
     like = torch.empty(0, dtype=operator.dtype, device=operator.space.device)
 
     def draw(probes: int) -> Tensor:
-        rows = []
-        for number in range(probes):
-            v = random_signs((operator.size,), like, run.generator)
-            rows.append((v * operator(v)).sum(dtype=torch.float64).cpu())
-            if run.progress is not None:
-                run.progress(PRODUCTS, number + 1, probes)
-        return torch.stack(rows)[:, None]
+        signs = (random_signs((operator.size,), like, run.generator) for _ in run.counted(PRODUCTS, probes))
+        return torch.stack([(v * operator(v)).sum(dtype=torch.float64).cpu() for v in signs])[:, None]
 
     found = sampled(draw, effort, 0.0, operator.size, run)
-    if found is None:
-        total = float(diagonal(operator, run.progress).sum())
-        lens.count(operator.products)
-        return Estimate(total, products=operator.products)
+    total = float(diagonal(operator, run.progress).sum()) if found is None else 0.0
     lens.count(operator.products)
-    return of_probes(found[0][:, 0], found[1])
+    return Estimate(total, products=operator.products) if found is None else of_probes(found[0][:, 0], found[1])
 
 
-@on_lens(
+@of_trace(
     id="M12",
     family="normalised",
     symbol=r"S_{adaptive}",
     source="compression Def. E.1",
     unit="loss",
-    cost="one pass; nothing more on piecewise-linear networks, else probes of one Hessian product each",
     invariant_under=UNITS_AND_ORDER,
-    on_request=True,
 )
 def adaptive_sharpness(
     lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False
@@ -359,15 +331,11 @@ def adaptive_sharpness(
     return traced(lens, run, adaptive_sharpness_ggn, Effort(rtol, probes, exact), weighted=True)
 
 
-@on_lens(
+@of_trace(
     id="H7",
-    family="hessian",
     symbol=r"\mathrm{Tr}\,H - S",
     source="compression Lemma B.1",
-    unit="loss / parameter^2",
     cost="as hessian_trace; with bound=True a Hessian product for every direction",
-    invariant_under={PERMUTATION},
-    on_request=True,
 )
 def interpolation_gap(
     lens: Lens,
@@ -378,32 +346,26 @@ def interpolation_gap(
     exact: bool = False,
     adaptive: bool = False,
     bound: bool = False,
-) -> Parts:
+) -> Estimate | Parts:
     """Difference between the Hessian's trace and `interpolation_sharpness`: Tr H - S, which vanishes at interpolation.
 
     The lemma is about the half squared error; under other losses the difference also contains C. `adaptive=True` is the
     version of Lemma E.2, with theta_j^2 before every term. `bound=True` adds `.bound`, the middle term of the lemma,
     mean_i sum_j |<f_i - y_i, d2f_i/dtheta_j2>|. It is never above the lemma's m M epsilon.
     """
-    if adaptive and not _is_half_square(lens):
-        return {("", None): undefined("Lemma E.2 is about the half squared error")}
+    half_square = lens.problem.loss.half_square
+    if adaptive and not half_square:
+        return undefined("Lemma E.2 is about the half squared error")
     gauss_newton = adaptive_sharpness_ggn if adaptive else ggn_trace
     parts = traced(lens, run, gauss_newton, Effort(rtol, probes, exact), adaptive)
     if parts["", None].kind == "undefined":
-        return {("", None): parts["", None]}
+        return parts["", None]
     apart = Estimate(0.0)  # C = I: the Gauss-Newton trace is S
-    if not _is_half_square(lens):
+    if not half_square:
         plain = mean_over_samples(lens, sum(passed(lens, run, interpolation_sharpness).values()))
         apart = plus(parts["gauss_newton", None], replace(plain, value=-plain.value))
-    beyond = parts["functional_hessian", None]
-    found: dict[tuple[str, str | None], Estimate] = {("", None): plus(apart, beyond)}
-    if bound:
-        found["bound", None] = _lemma_bound(lens, run, adaptive)
-    return found
-
-
-def _is_half_square(lens: Lens) -> bool:
-    return lens.problem.loss.half_square
+    value = plus(apart, parts["functional_hessian", None])
+    return {("", None): value, ("bound", None): _lemma_bound(lens, run, adaptive)} if bound else value
 
 
 def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
@@ -411,7 +373,7 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
 
     A dense layer takes one direction per row.
     """
-    if not _is_half_square(lens):
+    if not lens.problem.loss.half_square:
         return undefined("Lemma B.1 is about the half squared error")
     curved = curved_parameters(lens.problem, lens.layout)
     if curved.others:
@@ -419,26 +381,24 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
     total, products = 0.0, 0
     for layer in {**curved.weights, **curved.biases}:
         weight = lens.layout.weights[layer]
-        W = weight.matrix.W
-        families: list[tuple[Directions, Tensor | None]] = []
+        W, b = weight.matrix.W, weight.matrix.b
+        families: list[tuple[Directions, Tensor | None]] = []  # directions, and the scale of each
         if layer in curved.weights:
-            rows = weight.dense and not adaptive
-            family: Directions = RowDirections(torch.eye(W.shape[1]).expand(1, -1, -1)) if rows else UnitDirections()
-            families.append((family, W.flatten().square() if adaptive else None))
+            by_row = weight.dense and not adaptive
+            every = RowDirections(torch.eye(W.shape[1]).expand(1, -1, -1)) if by_row else UnitDirections()
+            families.append((every, W.flatten().square() if adaptive else None))
         if layer in curved.biases:
-            assert weight.matrix.b is not None
-            families.append((ShiftDirections(), weight.matrix.b.square() if adaptive else None))
+            assert b is not None
+            families.append((ShiftDirections(), b.square() if adaptive else None))
         for family, scale in families:
-            weigh = partial(_weighed, scale=scale)
+
+            def absolute(forms: Tensor, scale: Tensor | None = scale) -> Tensor:
+                return (forms.abs() if scale is None else forms.abs() * scale).sum(1)
+
             sums, count = functional_hessian_along(
-                lens.problem, lens.model, lens.layout, layer, family, weigh, run.progress
+                lens.problem, lens.model, lens.layout, layer, family, absolute, run.progress
             )
             total += float(sums.sum()) / lens.problem.n
             products += count
     lens.count(products)
     return Estimate(total, products=products)
-
-
-def _weighed(forms: Tensor, scale: Tensor | None) -> Tensor:
-    """Return each sample's sum of absolute values, each times its direction's scale."""
-    return (forms.abs() if scale is None else forms.abs() * scale).sum(1)

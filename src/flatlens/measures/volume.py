@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -61,49 +62,30 @@ def log_volumes(g: LayerGrams, top_k: int | None) -> tuple[Tensor, Tensor]:
         raise BadOption(f"option top_k={top_k!r}: a whole number between 1 and the number of outputs, {N}, is needed")
     key = "log volumes", top_k
     if key not in g.shared:
-        g.shared[key] = _log_volumes(g, top_k or N)
+        values, k = g.eigenvalues, g.outputs.clamp(max=top_k or N)[:, None]
+        # eigenvalues have errors of about sqrt(N) eps lmax in float64, singular values that of the Jacobian
+        share = torch.full_like(values[:, 0], g.precision) if g.rounding is None else g.rounding.clamp(min=g.precision)
+        of_jacobian = share * values.sum(1).sqrt()
+        of_gram = N**0.5 * torch.finfo(torch.float64).eps * values[:, -1]
+        each = of_gram[:, None] / (2 * values) + of_jacobian[:, None] / values.sqrt()
+        kept = torch.arange(N, device=k.device) >= N - k  # ascending
+        full = positive(g).gather(1, (N - k).clamp(max=N - 1))[:, 0]
+        logs = torch.where(full, 0.5 * torch.where(kept, values, 1.0).log().sum(1), -math.inf)
+        moved = torch.where(full, torch.where(kept, each, 0.0).sum(1), math.inf)
+        overflow = values[:, -1].isnan()
+        known = overflow | (k[:, 0] > _directions(g))
+        g.shared[key] = torch.where(overflow, math.nan, logs), torch.where(known, 0.0, moved)
     logs, moved = g.shared[key]
     return logs, moved
 
 
-def _log_volumes(g: LayerGrams, top_k: int) -> tuple[Tensor, Tensor]:
-    values, N = g.eigenvalues, g.eigenvalues.shape[1]
-    k = g.outputs.clamp(max=top_k)[:, None]
-    kept = torch.arange(N, device=k.device) >= N - k  # ascending
-    full = positive(g).gather(1, (N - k).clamp(max=N - 1))[:, 0]
-    logs = torch.where(full, 0.5 * torch.where(kept, values, 1.0).log().sum(1), -math.inf)
-    moved = torch.where(full, torch.where(kept, _moved(g), 0.0).sum(1), math.inf)
-    overflow = values[:, -1].isnan()
-    return torch.where(overflow, math.nan, logs), torch.where(overflow | (k[:, 0] > _directions(g)), 0.0, moved)
-
-
-def _moved(g: LayerGrams) -> Tensor:
-    """Return how far rounding moves each eigenvalue's log sqrt, (n, N).
-
-    The eigenvalues have errors of about sqrt(N) eps lmax in float64, the singular values that of the Jacobian.
-    """
-    values = g.eigenvalues
-    share = torch.full_like(values[:, 0], g.precision) if g.rounding is None else g.rounding.clamp(min=g.precision)
-    of_jacobian = share * values.sum(1).sqrt()
-    of_gram = values.shape[1] ** 0.5 * torch.finfo(torch.float64).eps * values[:, -1]
-    moved: Tensor = of_gram[:, None] / (2 * values) + of_jacobian[:, None] / values.sqrt()
-    return moved
-
-
-@per_sample(
-    id="M5",
-    family="compression",
-    symbol=r"\overline{d\mathrm{Vol}}",
-    source="compression Def. 3.1, 3.3",
-    unit="(output / input)^N",
-    reduce=mean_of_volumes,
-    place="input",
-    needs={"G"},
-    answer="input",
-    cost="one pass, eigenvalues",
-    invariant_under=FUNCTION,
-    needs_full_precision=True,
+of_input = partial(
+    per_sample, family="compression", place="input", needs={"G"}, answer="input", invariant_under=FUNCTION
 )
+of_volumes = partial(of_input, id="M5", reduce=mean_of_volumes, cost="one pass, eigenvalues", needs_full_precision=True)
+
+
+@of_volumes(symbol=r"\overline{d\mathrm{Vol}}", source="compression Def. 3.1, 3.3", unit="(output / input)^N")
 def local_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, Tensor]:
     """Mean local volumetric ratio: mean_i sqrt(det(df/dx df/dx^T)).
 
@@ -117,56 +99,27 @@ def local_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, Te
     return log_volumes(g, top_k)
 
 
-@per_sample(
-    id="M5",
-    family="compression",
-    symbol=r"\overline{\log d\mathrm{Vol}}",
-    source="compression Fig. 1, Eq. 7",
-    unit="log",
-    reduce=mean_of_logs,
-    place="input",
-    needs={"G"},
-    answer="input",
-    cost="one pass, eigenvalues",
-    invariant_under=FUNCTION,
-    needs_full_precision=True,
+@of_volumes(
+    symbol=r"\overline{\log d\mathrm{Vol}}", source="compression Fig. 1, Eq. 7", unit="log", reduce=mean_of_logs
 )
 def log_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, Tensor]:
     """Mean log volume: mean_i log sqrt(det G_i) over the samples of full rank; the note counts the others."""
     return log_volumes(g, top_k)
 
 
-@per_sample(
-    id="M5",
-    family="compression",
+@of_volumes(
     symbol=r"dV_{net}",
     source="compression Def. 3.5",
     unit="(output / feature)^N",
-    reduce=mean_of_volumes,
-    place="input",
-    needs={"G"},
     answer="sum",
-    cost="one pass, eigenvalues",
     invariant_under={PERMUTATION},
-    needs_full_precision=True,
 )
 def network_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, Tensor]:
     """Network volumetric ratio: the sum over linear layers of their mean local volume (rows of `local_volume`)."""
     return log_volumes(g, top_k)
 
 
-@per_sample(
-    id="M6",
-    family="compression",
-    symbol=r"D_{PR}",
-    source="compression Eq. 15",
-    unit="dimensions",
-    reduce=mean_of_dimensions,
-    place="input",
-    needs={"G"},
-    answer="input",
-    invariant_under=FUNCTION,
-)
+@of_input(id="M6", symbol=r"D_{PR}", source="compression Eq. 15", unit="dimensions", reduce=mean_of_dimensions)
 def local_dimension(g: LayerGrams) -> Tensor:
     """Participation ratio of the image of a small ball: mean_i (tr G_i)^2 / tr(G_i^2), between 1 and N.
 

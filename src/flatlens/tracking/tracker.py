@@ -22,8 +22,8 @@ from flatlens.deprecated_names import present_measure, renamed
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
 from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.measures import Lens, Measure
-from flatlens.measures.definition import Run
-from flatlens.measures.pipeline import measure_with, named
+from flatlens.measures.definition import Run, named
+from flatlens.measures.pipeline import measure_with
 from flatlens.problem import Problem
 from flatlens.problem.batches import finite
 from flatlens.problem.data import random_kept

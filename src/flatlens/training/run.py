@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
+import pickle
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,141 +19,30 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from flatlens.errors import BadInput, BadModel
+from flatlens.errors import BadFolder, BadInput, BadModel
 from flatlens.estimate import Progress
+from flatlens.files import require_writable, write_whole
 from flatlens.grams.record import record
+from flatlens.problem.batches import checksum
 from flatlens.problem.eval_context import modes_kept
 from flatlens.problem.op_overrides import plain_weight_norms
 from flatlens.progress import beside
-from flatlens.training import checkpoint
+from flatlens.settings_json import as_plain, canonical
 from flatlens.training.batches import Batches, Taken
-from flatlens.training.checkpoint import INTERVAL
 from flatlens.training.evaluation import Pair, TrainingData, pair, require_trainable
 from flatlens.training.objective import Pass
 from flatlens.training.optimisers import Ridge, solve
 from flatlens.training.settings import Training
-
-
-class Stepper:
-    """The steps of a run. Each kind of noise has its own generator: to draw one kind does not change the others."""
-
-    def __init__(self, model: nn.Module, settings: Training) -> None:
-        self.model, self.settings = model, settings
-        self.loss = settings.objective
-        self.penalties = tuple(penalty for penalty in settings.penalties if penalty.coefficient > 0)
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        assert not isinstance(settings.optimiser, Ridge)  # takes no steps: see train
-        self.optimiser = settings.optimiser.build(self.parameters)
-        self.noise = {name: stream(settings.seed, name) for name in ("augmentation", "mixup", "penalties")}
-
-    def take(self, x: Tensor, targets: Tensor, factor: float) -> float:
-        """Take one step at `factor` times the optimiser's learning rate; return the loss of the batch before it."""
-        settings = self.settings
-        if settings.augmentation is not None:
-            x = settings.augmentation.apply(x, self.noise["augmentation"])
-        if settings.mixup is not None:
-            x, targets = settings.mixup.apply(x, targets, self.noise["mixup"])
-        self.set_rate(factor)
-        loss = self._at_the_worst_place(x, targets) if self.ascends else self.differentiate(x, targets)
-        self.optimiser.step()
-        return loss
-
-    def set_rate(self, factor: float) -> None:
-        """Set the learning rate to a multiple of the optimiser's own."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = factor * self.settings.optimiser.lr
-
-    @property
-    def ascends(self) -> bool:
-        """Return whether the gradient is taken at other weights than the current ones."""
-        return self.settings.ascent is not None and self.settings.ascent.rho > 0
-
-    def differentiate(self, x: Tensor, targets: Tensor) -> float:
-        """Write the gradient of loss and penalties into `.grad`, and return the loss.
-
-        Ghost batches are taken one by one, each weighted by its number of samples.
-        """
-        self.optimiser.zero_grad()
-        n, loss = len(x), 0.0
-        most = self.settings.ghost_batch or n
-        for start in range(0, n, most):
-            part, wanted = x[start : start + most], targets[start : start + most]
-            risk, penalty = self._forward(part, wanted, n)
-            torch.autograd.backward(risk if penalty is None else risk + penalty, inputs=self.parameters)
-            loss += float(risk.detach())
-        return loss
-
-    def _forward(self, x: Tensor, targets: Tensor, n: int) -> tuple[Tensor, Tensor | None]:
-        """Return a part's share of the mean loss over n samples, and of the penalties."""
-        if not self.penalties:
-            return self.loss.values(self.model(x), targets).sum() / n, None
-        x = x.detach().clone()
-        if x.is_floating_point():
-            x.requires_grad_()
-        with plain_weight_norms(self.model), record(self.model) as tape:  # penalties are differentiated again
-            outputs = self.model(x)
-            seen = Pass(x, outputs, self.parameters, tape.linear, self.loss)
-            values = [p.coefficient * p.value(seen, self.noise["penalties"]) for p in self.penalties]
-        return self.loss.values(outputs, targets).sum() / n, torch.stack(values).sum() * (len(x) / n)
-
-    def _at_the_worst_place(self, x: Tensor, targets: Tensor) -> float:
-        """Write the gradient at theta + eps into `.grad`; return the loss at theta.
-
-        Probes and dropout are those of the gradient from which eps came.
-        """
-        assert self.settings.ascent is not None
-        noise, dropout = self.noise["penalties"].get_state(), global_states(x.device)
-        loss = self.differentiate(x, targets)
-        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        here = [p.detach().clone() for p in self.parameters]
-        with torch.no_grad():
-            for p, eps in zip(self.parameters, self.settings.ascent.move(here, slopes), strict=True):
-                p.add_(eps)
-        self.noise["penalties"].set_state(noise)
-        set_global_states(dropout, x.device)
-        with _statistics_left_alone(self.model):
-            self.differentiate(x, targets)
-        with torch.no_grad():
-            for p, before in zip(self.parameters, here, strict=True):
-                p.copy_(before)  # exactly: adding and taking away leaves rounding
-        return loss
-
-
-def stream(seed: int, name: str) -> Generator:
-    """Return a generator for one kind of noise; the order of the samples uses the seed itself."""
-    digest = hashlib.sha256(f"{name} {seed}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-
-
-@contextmanager
-def _statistics_left_alone(model: nn.Module) -> Iterator[None]:
-    """Keep the running statistics of BatchNorms unchanged inside this context; they still normalise by their batch."""
-    with ExitStack() as undo:
-        for module in model.modules():
-            if isinstance(module, _NormBase) and module.track_running_stats:
-                name, value = ("track_running_stats", False) if isinstance(module, _BatchNorm) else ("momentum", 0.0)
-                undo.callback(setattr, module, name, getattr(module, name))
-                setattr(module, name, value)
-        yield
-
-
-def global_states(device: torch.device) -> list[Tensor]:
-    """Return the states of the generators that dropout uses."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def set_global_states(states: list[Tensor], device: torch.device) -> None:
-    """Restore the states that `global_states` returned."""
-    torch.set_rng_state(states[0])
-    if device.type == "cuda" and len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)
-
 
 Ending: TypeAlias = Literal["converged", "finished", "trained elsewhere", "out of steps", "diverged"]
 REACHED: tuple[Ending, ...] = ("converged", "finished", "trained elsewhere")
 """The endings of a successful run: its conditions are met, or, without conditions, all its steps are taken."""
 CURVE_SPACING = 1.05
 ROW = ("loss", "accuracy", "test_loss", "test_accuracy")
+
+FORMAT = 1
+INTERVAL = 10.0
+"""Seconds between two checkpoints: the most training time that a kill loses."""
 
 
 class Watcher(Protocol):
@@ -184,14 +76,129 @@ class TrainingResult:
         return self.outcome in REACHED
 
 
+def train(
+    model: nn.Module,
+    data: Pair,
+    settings: Training,
+    *,
+    test: Pair | None = None,
+    watch: Watcher | None = None,
+    save: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> TrainingResult:
+    """Train `model` in place on (inputs, labels) or (inputs, numbers); its outputs are (n, N).
+
+    The curves hold the first and the last check point, and check points between them whose steps differ by 5% or more.
+    The same settings, versions, machine and number of threads give the same digits. A model in eval mode is trained in
+    train mode. If the model is in train mode, its modules in eval mode (such as a frozen BatchNorm) stay in eval mode.
+    Afterwards every module has its former mode, and no parameter has a gradient.
+
+    Args:
+        model: any module; it stays on its device.
+        data: inputs (n, ...), and labels (n,) or targets (n, N): tensors or arrays.
+        settings: the settings of the run.
+        test: held-out data; used for the curves only.
+        watch: an observer. `watch.step(step, optimiser=...)` is called before the first step and after each step; the
+            optimiser has the learning rate of the next step. It is None with SAM, which moves the edge of stability.
+        save: a file for the state, written every 10 s. If the run is killed, the same call, with the network built
+            anew, continues from there and ends in the same digits. The file stays; after the run, the same call
+            returns the result at once.
+        progress: called with ("training steps", done, total).
+
+    Raises:
+        BadData: labels or targets that do not fit the outputs.
+        BadFolder: `save` cannot be written, is damaged, or belongs to another run.
+    """
+    if not isinstance(model, nn.Module):
+        raise BadModel(
+            f"train(model=...): a torch.nn.Module is needed, got {type(model).__name__}: call .build() first"
+        )
+    where = None if save is None else Path(save)
+    with as_found(model, settings.seed):
+        if isinstance(settings.optimiser, Ridge):
+            return _solved(model, data, test, settings, settings.optimiser, watch, where)
+        run, checkpoint = opened(model, data, settings, test, watch, where)
+        run.go(checkpoint, progress)
+        return run.result()
+
+
+@contextmanager
+def as_found(model: nn.Module, seed: int) -> Iterator[None]:
+    """Put the model in train mode and seed the global generator, which dropout uses; restore both afterwards."""
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    with modes_kept(model), torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+        torch.manual_seed(stream(seed, "dropout").initial_seed())
+        if not model.training:
+            model.train()
+        try:
+            yield
+        finally:
+            model.zero_grad()
+
+
+def opened(
+    model: nn.Module, data: Pair, settings: Training, test: Pair | None, watch: Watcher | None, save: Path | None
+) -> tuple[TrainingRun, Checkpoint | None]:
+    """Return the run, continued from its checkpoint if there is one; call it in `as_found`.
+
+    Raises:
+        BadFolder: as `train`.
+    """
+    _require_place(save)
+    data, test = pair(data, "data"), None if test is None else pair(test, "test")
+    run = TrainingRun(model, data, test, settings, watch)
+    if save is None:
+        return run, None
+    checkpoint = Checkpoint(save, model, data, test, settings)
+    if (state := checkpoint.load()) is not None:
+        run.load_state_dict(state)
+    return run, checkpoint
+
+
+def _require_place(save: Path | None) -> None:
+    """Check before the training that its checkpoints can be written."""
+    if save is not None:
+        require_writable(save, f"train(save={str(save)!r})")
+
+
+def _solved(
+    model: nn.Module,
+    data: Pair,
+    test: Pair | None,
+    settings: Training,
+    ridge: Ridge,
+    watch: Watcher | None,
+    save: Path | None,
+) -> TrainingResult:
+    """Solve a ridge regression as a run of one step; it is too short for a checkpoint."""
+    _require_place(save)
+    _require_followed(watch, model)
+    held = TrainingData(model, pair(data, "data"), settings, "data")
+    held_out = None if test is None else TrainingData(model, pair(test, "test"), settings, "test")
+    rows = []
+    for step in (0, 1):
+        if step:
+            solve(model, held.x, held.targets, ridge.penalty)
+        if watch is not None:
+            watch.step(step)
+        rows.append([step, *held.look(), *([math.nan, math.nan] if held_out is None else held_out.look())])
+    _, loss, right, *_ = rows[-1]
+    return TrainingResult("finished" if math.isfinite(loss) else "diverged", 1, 1.0, loss, right, _curves(rows))
+
+
+def _curves(rows: list[list[float]]) -> dict[str, Tensor]:
+    columns = torch.tensor(rows, dtype=torch.float64).T
+    return {"step": columns[0].long(), **dict(zip(ROW, (c.clone() for c in columns[1:]), strict=True))}
+
+
 class TrainingRun:
-    """A training run."""
+    """A training run: its steps, its check points, and the state from which it can be continued."""
 
     def __init__(
         self, model: nn.Module, data: Pair, test: Pair | None, settings: Training, watch: Watcher | None
     ) -> None:
         require_trainable(model, data, settings)
-        require_followed(watch, model)
+        _require_followed(watch, model)
         self.model, self.settings, self.watch = model, settings, watch
         self.stepper = Stepper(model, settings)
         self.data = TrainingData(model, data, settings, "data")
@@ -207,21 +214,20 @@ class TrainingRun:
         self.losses: list[float] = []  # that the end depends on, the latest ones
         self.epoch_loss = [0.0, 0.0]  # summed over this epoch's samples so far, and how many they were
 
-    def go(self, write: Callable[[], None] | None, progress: Progress | None) -> None:
-        """Train to the end; call `write` at intervals."""
-        wrote, progress = time.monotonic(), beside(progress)
+    def go(self, checkpoint: Checkpoint | None, progress: Progress | None) -> None:
+        """Train to the end; write the checkpoint at intervals."""
+        progress = beside(progress)
         self.begin()
         for batch in self.batches if self.outcome is None else ():
             self._take(batch)
             if progress is not None and self.is_check_point:
                 progress("training steps", self.step, self.total)
-            if write is not None and time.monotonic() - wrote > INTERVAL:
-                write()
-                wrote = time.monotonic()
+            if checkpoint is not None and checkpoint.due:
+                checkpoint.save(self.state_dict())
             if self.outcome is not None:
                 break
-        if write is not None:
-            write()
+        if checkpoint is not None:
+            checkpoint.save(self.state_dict())
 
     def begin(self) -> None:
         """Evaluate before the first step, unless that is done."""
@@ -315,10 +321,8 @@ class TrainingRun:
         """Return the result of the run."""
         assert self.outcome is not None
         each = math.ceil(len(self.data.x) / (self.settings.batch_size or len(self.data.x)))
-        columns = torch.tensor(self.rows, dtype=torch.float64).T
-        curves = {"step": columns[0].long(), **dict(zip(ROW, (c.clone() for c in columns[1:]), strict=True))}
         loss, right = self.last
-        return TrainingResult(self.outcome, self.step, self.step / each, loss, right, curves)
+        return TrainingResult(self.outcome, self.step, self.step / each, loss, right, _curves(self.rows))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the remaining run depends on, and the results so far."""
@@ -327,9 +331,9 @@ class TrainingRun:
             "optimiser": self.stepper.optimiser.state_dict(),
             "batches": self.batches.state_dict(),
             "noise": {name: generator.get_state() for name, generator in self.stepper.noise.items()},
-            "dropout": global_states(self.data.x.device),
+            "dropout": _global_states(self.data.x.device),
             "watch": None if self.watch is None else self.watch.state_dict(),
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: getattr(self, name) for name in _COUNTERS},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -339,17 +343,20 @@ class TrainingRun:
         self.batches.load_state_dict(state["batches"])
         for name, generator in self.stepper.noise.items():
             generator.set_state(state["noise"][name])
-        set_global_states(state["dropout"], self.data.x.device)
+        _set_global_states(state["dropout"], self.data.x.device)
         if (self.watch is None) != (state["watch"] is None):
             had = "with a tracker: pass it again" if self.watch is None else "without a tracker: leave watch out"
             raise BadInput(f"train(watch=...): the checkpoint was saved {had}")
         if self.watch is not None:
             self.watch.load_state_dict(state["watch"])
-        for name in _PLAIN:
+        for name in _COUNTERS:
             setattr(self, name, state[name])
 
 
-def require_followed(watch: Watcher | None, model: nn.Module) -> None:
+_COUNTERS = ("step", "outcome", "rows", "next_row", "last", "losses", "epoch_loss")
+
+
+def _require_followed(watch: Watcher | None, model: nn.Module) -> None:
     """Refuse a tracker whose problem is of another network."""
     followed = getattr(getattr(watch, "problem", None), "model", None)
     if isinstance(followed, nn.Module):
@@ -360,111 +367,182 @@ def require_followed(watch: Watcher | None, model: nn.Module) -> None:
             )
 
 
-_PLAIN = ("step", "outcome", "rows", "next_row", "last", "losses", "epoch_loss")
+class Checkpoint:
+    """The state of a training run on disk, for runs that are killed: one file, replaced whole, never unpickled.
 
-
-def train(
-    model: nn.Module,
-    data: Pair,
-    settings: Training,
-    *,
-    test: Pair | None = None,
-    watch: Watcher | None = None,
-    save: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-) -> TrainingResult:
-    """Train `model` in place on (inputs, labels) or (inputs, numbers); its outputs are (n, N).
-
-    The curves hold the first and the last check point, and check points between them whose steps differ by 5% or more.
-    The same settings, versions, machine and number of threads give the same digits. A model in eval mode is trained in
-    train mode. If the model is in train mode, its modules in eval mode (such as a frozen BatchNorm) stay in eval mode.
-    Afterwards every module has its former mode, and no parameter has a gradient.
-
-    Args:
-        model: any module; it stays on its device.
-        data: inputs (n, ...), and labels (n,) or targets (n, N): tensors or arrays.
-        settings: the settings of the run.
-        test: held-out data; used for the curves only.
-        watch: an observer. `watch.step(step, optimiser=...)` is called before the first step and after each step; the
-            optimiser has the learning rate of the next step. It is None with SAM, which moves the edge of stability.
-        save: a file for the state, written every 10 s. If the run is killed, the same call, with the network built
-            anew, continues from there and ends in the same digits. The file stays; after the run, the same call
-            returns the result at once.
-        progress: called with ("training steps", done, total).
-
-    Raises:
-        BadData: labels or targets that do not fit the outputs.
-        BadFolder: `save` cannot be written, is damaged, or belongs to another run.
+    It belongs to a run of these settings, data, network and initial weights.
     """
-    if not isinstance(model, nn.Module):
-        raise BadModel(
-            f"train(model=...): a torch.nn.Module is needed, got {type(model).__name__}: call .build() first"
-        )
-    where = None if save is None else Path(save)
-    with as_found(model, settings.seed):
-        if isinstance(settings.optimiser, Ridge):
-            if where is not None:
-                checkpoint.require_place(where)
-            return _solved(model, data, test, settings, settings.optimiser, watch)
-        run, whose = opened(model, data, settings, test, watch, where)
-        run.go(None if where is None else lambda: checkpoint.save(where, whose, run.state_dict()), progress)
-        return run.result()
+
+    def __init__(self, path: Path, model: nn.Module, data: Pair, test: Pair | None, settings: Training) -> None:
+        self.path, self.wrote = path, time.monotonic()
+        frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+        said = f"{canonical(as_plain(settings))}{model!r}{frozen}{list(model.state_dict())}"
+        total = zlib.crc32(said.encode())
+        for tensor in [*data, *(test or ()), *model.state_dict().values()]:
+            total = checksum(tensor, zlib.crc32(str(tuple(tensor.shape)).encode(), total))
+        self.of = f"{total:08x}"
+
+    @property
+    def due(self) -> bool:
+        """Return whether it is time to write it again."""
+        return time.monotonic() - self.wrote > INTERVAL
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write the state of the run.
+
+        Raises:
+            BadFolder: the file cannot be written.
+        """
+        inside = io.BytesIO()
+        torch.save(state, inside)
+        whole = torch.frombuffer(bytearray(inside.getvalue()), dtype=torch.uint8)
+        content = io.BytesIO()
+        torch.save({"format": FORMAT, "of": self.of, "checksum": checksum(whole), "state": whole}, content)
+        try:
+            write_whole(self.path, content.getvalue())
+        except OSError as error:
+            raise BadFolder(
+                f"the checkpoint {str(self.path)!r} cannot be written: {error.strerror or error}; make room, or name "
+                "another folder; the run continues from its last checkpoint"
+            ) from error
+        self.wrote = time.monotonic()
+
+    def load(self) -> dict[str, Any] | None:
+        """Read the state of the run; return None if there is no file.
+
+        Raises:
+            BadFolder: the file is damaged, or belongs to another run.
+        """
+        if not self.path.exists():
+            return None
+        try:
+            outside = torch.load(self.path, map_location="cpu", weights_only=True)
+            found = outside["format"], outside["of"]
+            if checksum(outside["state"]) != outside["checksum"]:
+                raise ValueError("its checksum does not fit")
+            inside = io.BytesIO(outside["state"].numpy().tobytes())
+            state: dict[str, Any] = torch.load(inside, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError) as error:
+            raise BadFolder(
+                f"the checkpoint {str(self.path)!r} cannot be read ({type(error).__name__}): delete it to start the "
+                "run again"
+            ) from error
+        if found != (FORMAT, self.of):
+            raise BadFolder(
+                f"the checkpoint {str(self.path)!r} belongs to another run. To continue that run, build the network "
+                f"again with its initial weights, and use the same data, test data and settings; to start another "
+                f"run, name another file"
+            )
+        return state
 
 
-def opened(
-    model: nn.Module, data: Pair, settings: Training, test: Pair | None, watch: Watcher | None, save: Path | None
-) -> tuple[TrainingRun, str]:
-    """Return the run, continued from its checkpoint if there is one, and what that belongs to; call it in `as_found`.
+class Stepper:
+    """The steps of a run. Each kind of noise has its own generator: to draw one kind does not change the others."""
 
-    Raises:
-        BadFolder: as `train`.
-    """
-    if save is not None:
-        checkpoint.require_place(save)
-    data, test = _pairs(data, test)
-    run = TrainingRun(model, data, test, settings, watch)
-    if save is None:
-        return run, ""
-    whose = checkpoint.identity(model, data, test, settings)
-    if (state := checkpoint.load(save, whose)) is not None:
-        run.load_state_dict(state)
-    return run, whose
+    def __init__(self, model: nn.Module, settings: Training) -> None:
+        self.model, self.settings = model, settings
+        self.loss = settings.objective
+        self.penalties = tuple(penalty for penalty in settings.penalties if penalty.coefficient > 0)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        assert not isinstance(settings.optimiser, Ridge)  # takes no steps: see train
+        self.optimiser = settings.optimiser.build(self.parameters)
+        self.noise = {name: stream(settings.seed, name) for name in ("augmentation", "mixup", "penalties")}
+
+    def take(self, x: Tensor, targets: Tensor, factor: float) -> float:
+        """Take one step at `factor` times the optimiser's learning rate; return the loss of the batch before it."""
+        settings = self.settings
+        if settings.augmentation is not None:
+            x = settings.augmentation.apply(x, self.noise["augmentation"])
+        if settings.mixup is not None:
+            x, targets = settings.mixup.apply(x, targets, self.noise["mixup"])
+        self.set_rate(factor)
+        loss = self._at_the_worst_place(x, targets) if self.ascends else self.differentiate(x, targets)
+        self.optimiser.step()
+        return loss
+
+    def set_rate(self, factor: float) -> None:
+        """Set the learning rate to a multiple of the optimiser's own."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = factor * self.settings.optimiser.lr
+
+    @property
+    def ascends(self) -> bool:
+        """Return whether the gradient is taken at other weights than the current ones."""
+        return self.settings.ascent is not None and self.settings.ascent.rho > 0
+
+    def differentiate(self, x: Tensor, targets: Tensor) -> float:
+        """Write the gradient of loss and penalties into `.grad`, and return the loss.
+
+        Ghost batches are taken one by one, each weighted by its number of samples.
+        """
+        self.optimiser.zero_grad()
+        n, loss = len(x), 0.0
+        most = self.settings.ghost_batch or n
+        for start in range(0, n, most):
+            part, wanted = x[start : start + most], targets[start : start + most]
+            risk, penalty = self._forward(part, wanted, n)
+            torch.autograd.backward(risk if penalty is None else risk + penalty, inputs=self.parameters)
+            loss += float(risk.detach())
+        return loss
+
+    def _forward(self, x: Tensor, targets: Tensor, n: int) -> tuple[Tensor, Tensor | None]:
+        """Return a part's share of the mean loss over n samples, and of the penalties."""
+        if not self.penalties:
+            return self.loss.values(self.model(x), targets).sum() / n, None
+        x = x.detach().clone()
+        if x.is_floating_point():
+            x.requires_grad_()
+        with plain_weight_norms(self.model), record(self.model) as tape:  # penalties are differentiated again
+            outputs = self.model(x)
+            seen = Pass(x, outputs, self.parameters, tape.linear, self.loss)
+            values = [p.coefficient * p.value(seen, self.noise["penalties"]) for p in self.penalties]
+        return self.loss.values(outputs, targets).sum() / n, torch.stack(values).sum() * (len(x) / n)
+
+    def _at_the_worst_place(self, x: Tensor, targets: Tensor) -> float:
+        """Write the gradient at theta + eps into `.grad`; return the loss at theta."""
+        assert self.settings.ascent is not None
+        noise, dropout = self.noise["penalties"].get_state(), _global_states(x.device)
+        loss = self.differentiate(x, targets)
+        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        here = [p.detach().clone() for p in self.parameters]
+        with torch.no_grad():
+            for p, eps in zip(self.parameters, self.settings.ascent.move(here, slopes), strict=True):
+                p.add_(eps)
+        # probes and dropout are those of the gradient from which eps came
+        self.noise["penalties"].set_state(noise)
+        _set_global_states(dropout, x.device)
+        with _statistics_left_alone(self.model):
+            self.differentiate(x, targets)
+        with torch.no_grad():
+            for p, before in zip(self.parameters, here, strict=True):
+                p.copy_(before)  # exactly: adding and taking away leaves rounding
+        return loss
 
 
-def _pairs(data: Pair, test: Pair | None) -> tuple[Pair, Pair | None]:
-    return pair(data, "data"), None if test is None else pair(test, "test")
-
-
-def _solved(
-    model: nn.Module, data: Pair, test: Pair | None, settings: Training, ridge: Ridge, watch: Watcher | None
-) -> TrainingResult:
-    """Solve a ridge regression as a run of one step; it is too short for a checkpoint."""
-    require_followed(watch, model)
-    data, test = _pairs(data, test)
-    held = TrainingData(model, data, settings, "data")
-    held_out = None if test is None else TrainingData(model, test, settings, "test")
-    rows = []
-    for step in (0, 1):
-        if step:
-            solve(model, held.x, held.targets, ridge.penalty)
-        if watch is not None:
-            watch.step(step)
-        rows.append([*held.look(), *([math.nan, math.nan] if held_out is None else held_out.look())])
-    columns = torch.tensor(rows, dtype=torch.float64).T
-    curves = {"step": torch.arange(2), **dict(zip(ROW, (c.clone() for c in columns), strict=True))}
-    loss, right = rows[-1][:2]
-    return TrainingResult("finished" if math.isfinite(loss) else "diverged", 1, 1.0, loss, right, curves)
+def stream(seed: int, name: str) -> Generator:
+    """Return a generator for one kind of noise; the order of the samples uses the seed itself."""
+    digest = hashlib.sha256(f"{name} {seed}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 @contextmanager
-def as_found(model: nn.Module, seed: int) -> Iterator[None]:
-    """Put the model in train mode and seed the global generator, which dropout uses; restore both afterwards."""
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with modes_kept(model), torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
-        torch.manual_seed(stream(seed, "dropout").initial_seed())
-        if not model.training:
-            model.train()
-        try:
-            yield
-        finally:
-            model.zero_grad()
+def _statistics_left_alone(model: nn.Module) -> Iterator[None]:
+    """Keep the running statistics of BatchNorms unchanged inside this context; they still normalise by their batch."""
+    with ExitStack() as undo:
+        for module in model.modules():
+            if isinstance(module, _NormBase) and module.track_running_stats:
+                name, value = ("track_running_stats", False) if isinstance(module, _BatchNorm) else ("momentum", 0.0)
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, value)
+        yield
+
+
+def _global_states(device: torch.device) -> list[Tensor]:
+    """Return the states of the generators that dropout uses."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _set_global_states(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)

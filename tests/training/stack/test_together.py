@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flatlens.errors import BadFolder
-from flatlens.training import SGD, Adam, Cosine, RMSProp, Steps, Training, Until, checkpoint, train
+from flatlens.training import SGD, Adam, Cosine, RMSProp, Steps, Training, Until, train
 from flatlens.training.stack import Member, population, train_together, why_alone
 from flatlens.training.stack.chain import LayerChain
 from flatlens.training.stack.lanes import Lanes
@@ -146,7 +146,8 @@ def test_no_bit_depends_on_the_other_lanes_their_number_or_a_kill(
         return fresh, {one.number: one.result for one in train_together(fresh, count)}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "INTERVAL", 0.0)
+        patch.setattr("flatlens.training.run.INTERVAL", 0.0)
+        patch.setattr(population, "_VISITS", 0.0)
         for attempt in range(len(kills) + 1):
             told.clear()
             try:
@@ -160,7 +161,7 @@ def test_no_bit_depends_on_the_other_lanes_their_number_or_a_kill(
 
 
 def test_a_run_begun_in_a_stack_is_finished_alone_and_the_other_way_round(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "INTERVAL", 0.0)
+    monkeypatch.setattr(population, "_VISITS", 0.0)
     monkeypatch.setattr("flatlens.training.run.INTERVAL", 0.0)
 
     def stop(what, done, total):

@@ -18,7 +18,7 @@ import pandas as pd
 from flatlens.data.sources import DataSettings
 from flatlens.experiments.overrides import seedless
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
-from flatlens.measures.pipeline import named
+from flatlens.measures import named
 from flatlens.models import Published, ViT
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.evidence import Evidence, Table, correlated, independent, labelled, where, with_units

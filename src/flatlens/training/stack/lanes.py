@@ -167,7 +167,7 @@ class Hardest:
 
 
 class Lanes:
-    """Up to `capacity` runs of one kind (see `kinds.py`), all at the same batch of their epochs.
+    """Up to `capacity` runs of one kind (see `kind_of` in `population.py`), all at the same batch of their epochs.
 
     Their batches then have the same size. The state of a run is in its row; `put_down` writes it back into the run's
     network, optimiser and batches.

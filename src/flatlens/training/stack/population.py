@@ -15,8 +15,10 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +26,15 @@ from torch import Tensor, nn
 from flatlens.errors import BadFolder
 from flatlens.estimate import Progress
 from flatlens.progress import beside
-from flatlens.training import checkpoint
 from flatlens.training.evaluation import Pair
 from flatlens.training.optimisers import Ridge
-from flatlens.training.run import TrainingResult, TrainingRun, Watcher, as_found, opened, train
+from flatlens.training.run import Checkpoint, TrainingResult, TrainingRun, Watcher, as_found, opened, train
 from flatlens.training.settings import Training, Until
 from flatlens.training.stack.chain import LayerChain, NotStackable
 from flatlens.training.stack.lanes import Lanes, stepping, update_of
 from flatlens.training.stack.lanes import kind_of as update_kind
+
+_T = TypeVar("_T")
 
 
 def why_alone(model: nn.Module, settings: Training) -> str:
@@ -69,20 +72,16 @@ def kind_of(run: TrainingRun) -> Hashable:
     settings, chain = run.settings, LayerChain(run.model)
     assert not isinstance(settings.optimiser, Ridge)
     layers = tuple((one.inputs, one.outputs, one.bias is None, repr(one.activations)) for one in chain.layers)
-    samples = [run.data.x, run.data.targets, *(() if run.test is None else (run.test.x, run.test.targets))]
+    datasets = [run.data] if run.test is None else [run.data, run.test]
+    tensors = [*(each for data in datasets for each in (data.x, data.targets)), *run.stepper.parameters]
     return (
         layers,
         settings.loss,
         settings.batch_size,
         update_kind(settings.optimiser),
-        tuple((each.shape, each.dtype) for each in [*samples, *run.stepper.parameters]),
-        tuple(_memory(each) for each in samples[::2]),
+        tuple((each.shape, each.dtype) for each in tensors),
+        tuple(data.x.data_ptr() for data in datasets),  # lanes share the inputs, and each has its own targets
     )
-
-
-def _memory(x: Tensor) -> int:
-    """Return the address of the inputs: lanes share them, and each has its own targets."""
-    return int(x.data_ptr())
 
 
 _STEPS, _MANY_STEPS = 3, 60
@@ -101,15 +100,16 @@ class TrialResult:
 def trial_of(kind: Hashable, runs: Sequence[TrainingRun]) -> TrialResult:
     """Try this number of lanes, and all smaller ones, on copies of `runs`; once for each kind in a process."""
     if (known := _KNOWN.get((kind, len(runs)))) is None:
-        known = _KNOWN[kind, len(runs)] = _try(runs)
+        known = _KNOWN[kind, len(runs)] = _tried(runs)
     return known
 
 
-def _try(runs: Sequence[TrainingRun]) -> TrialResult:
+def _tried(runs: Sequence[TrainingRun]) -> TrialResult:
+    # what each copy comes to by itself, and how long its steps take
     copies = [_copy(run) for run in runs]
-    seconds = [each for run in copies for each in _steps_alone(run)]
+    alone = statistics.median([each for run in copies for each in _steps_alone(run)])
     wanted = [_digits_alone(run, [*run.data.look(), *(run.test.look() if run.test else [])]) for run in copies]
-    alone = statistics.median(seconds)
+    # the same in a stack, by batched products where these keep the bits
     for singly in (False, True):
         if (together := _stacked([_copy(run) for run in runs], wanted, singly=singly)) is not None:
             slower = f"in a stack they would be {together / alone:.2g} times as slow" if together > alone else ""
@@ -228,7 +228,7 @@ def train_together(members: Iterable[Member], lanes: int = LANES) -> Iterator[En
     """Train every member in place, up to `lanes` of them at a time; each is given back as it ends, in no fixed order.
 
     Members are taken from the iterator as there is room, so that a population need not be in memory. What cannot be
-    stacked, or would be slower so, or would end in other digits (see `trial.py`), is trained alone, by `train`. The
+    stacked, or would be slower so, or would end in other digits (see `trial_of`), is trained alone, by `train`. The
     checkpoints are those of `train`: a run begun in a stack may be finished alone, and the other way round. An error in
     one member's run ends that run alone.
 
@@ -245,19 +245,24 @@ class _Lane:
     number: int
     member: Member
     run: TrainingRun
-    whose: str  #: its checkpoint's
-    spent: float  #: seconds, before it became a lane
-    wrote: float = field(default_factory=time.monotonic)
+    checkpoint: Checkpoint | None
+    spent: float = 0.0  #: seconds, before it became a lane
     entered: float = math.nan  #: what the stack's clock showed
 
     def write(self) -> None:
-        if self.member.save is not None:
+        if self.checkpoint is not None:
             with as_found(self.run.model, self.run.settings.seed):  # the state of its dropout is that of a run alone
-                checkpoint.save(self.member.save, self.whose, self.run.state_dict())
-            self.wrote = time.monotonic()
+                self.checkpoint.save(self.run.state_dict())
+
+    def go_alone(self) -> None:
+        with as_found(self.run.model, self.run.settings.seed):
+            self.run.go(self.checkpoint, self.member.progress)
 
     def ended(self, seconds: float, error: Exception | None = None, why: str = "") -> Ended:
         return Ended(self.number, None if error else self.run.result(), error, seconds, why)
+
+
+_VISITS = 1.0  #: seconds between two questions to every lane, whether its checkpoint is due
 
 
 class _Together:
@@ -270,7 +275,7 @@ class _Together:
         self.inside: dict[TrainingRun, _Lane] = {}
         self.kind: Hashable = None
         self.lanes: Lanes | None = None
-        self.visited = time.monotonic()  #: when every lane was asked whether its checkpoint is old
+        self.visited = time.monotonic()
         self.clock = 0.0  #: seconds of stepping, each over the lanes there were
 
     def go(self) -> Iterator[Ended]:
@@ -290,26 +295,18 @@ class _Together:
         while len(self.inside) + len(self.waiting) < self.capacity and (new := next(self.members, None)):
             number, member = new
             start = time.perf_counter()
-            try:
-                if why := why_alone(member.model, member.settings):
-                    result = train(
-                        member.model, member.data, member.settings,
-                        test=member.test, watch=member.watch, save=member.save, progress=member.progress,
-                    )  # fmt: skip
-                    yield Ended(number, result, None, time.perf_counter() - start, why)
-                    continue
-                lane = _begun(number, member)
-            except BadFolder:
-                raise
-            except Exception as error:
-                yield Ended(number, None, error, time.perf_counter() - start, "")
-                continue
-            lane.spent = time.perf_counter() - start
-            if lane.run.outcome is None:
-                self.waiting.append(lane)
+            begun = _unless_it_fails(partial(_begun, number, member))
+            seconds = time.perf_counter() - start
+            if isinstance(begun, Exception):
+                yield Ended(number, None, begun, seconds, "")
+            elif isinstance(begun, Ended):
+                yield replace(begun, seconds=seconds)
+            elif begun.run.outcome is None:
+                begun.spent = seconds
+                self.waiting.append(begun)
             else:
-                lane.write()
-                yield lane.ended(lane.spent)
+                begun.write()
+                yield begun.ended(seconds)
 
     def _open(self) -> Iterator[Ended]:
         """Make a stack for the first waiting lane and those of its kind; return those that are better trained alone."""
@@ -321,14 +318,8 @@ class _Together:
             return
         self.waiting = [lane for lane in self.waiting if lane not in alike]
         for lane in alike:
-            start, error = time.perf_counter(), None
-            try:
-                with as_found(lane.run.model, lane.run.settings.seed):
-                    lane.run.go(lane.write if lane.member.save else None, lane.member.progress)
-            except BadFolder:
-                raise
-            except Exception as caught:
-                error = caught
+            start = time.perf_counter()
+            error = _unless_it_fails(lane.go_alone)
             yield lane.ended(lane.spent + time.perf_counter() - start, error, verdict.why_alone)
 
     def _enter(self) -> None:
@@ -349,7 +340,7 @@ class _Together:
         last = lanes.last
         with torch.inference_mode(False), torch.no_grad():
             lanes.step()
-            failed = self._tell_watchers(lanes) if any(run.watch is not None for run in lanes.runs) else {}
+            failed = self._tell_watchers(lanes)
             due = [row for row, run in enumerate(lanes.runs) if run.must_look(last)]
             if due:
                 self._look(lanes, due, last)
@@ -357,11 +348,12 @@ class _Together:
                 for run in lanes.runs:
                     run.epoch_loss = [0.0, 0.0]
         self.clock += (time.perf_counter() - start) / len(lanes.runs)
-        now = time.monotonic()
-        every_lane = bool(failed) or now - self.visited > checkpoint.INTERVAL / 10
+        # only a lane that was looked at, or whose watcher failed, can have ended: the others are asked now and then
+        every_lane = bool(failed) or time.monotonic() - self.visited > _VISITS
         if every_lane:
-            self.visited = now
-        for row in reversed(range(len(lanes.runs)) if every_lane else due):  # no other can have ended
+            self.visited = time.monotonic()
+        # from the last row on: a lane that leaves gives its row to the last one
+        for row in reversed(range(len(lanes.runs)) if every_lane else due):
             run = lanes.runs[row]
             lane, error = self.inside[run], failed.get(run)
             if lane.member.progress is not None and run.is_check_point:
@@ -370,7 +362,7 @@ class _Together:
             if over:
                 lanes.leave(row)
                 del self.inside[run]
-            if error is None and (over or now - lane.wrote > checkpoint.INTERVAL) and lane.member.save is not None:
+            if error is None and lane.checkpoint is not None and (over or lane.checkpoint.due):
                 if not over:
                     lanes.put_down(row)
                 lane.write()
@@ -386,12 +378,9 @@ class _Together:
             if run.watch is None or (due is not None and not due(run.step)):
                 continue
             lanes.put_weights(row)
-            try:
-                with torch.enable_grad():
-                    run.tell_watcher(run.batches.epoch)
-            except BadFolder:
-                raise
-            except Exception as error:
+            with torch.enable_grad():
+                error = _unless_it_fails(partial(run.tell_watcher, run.batches.epoch))
+            if error is not None:
                 failed[run] = error
         return failed
 
@@ -414,9 +403,28 @@ class _Together:
             runs[row].write_row(seen.get(row, [math.nan, math.nan]))
 
 
-def _begun(number: int, member: Member) -> _Lane:
-    """Return a member's run: continued from its checkpoint if there is one, else evaluated before its first step."""
+def _unless_it_fails(action: Callable[[], _T]) -> _T | Exception:
+    """Return the result of one member's `action`, or the error that ends this member alone."""
+    try:
+        return action()
+    except BadFolder:
+        raise
+    except Exception as error:
+        return error
+
+
+def _begun(number: int, member: Member) -> _Lane | Ended:
+    """Return a member's run: continued from its checkpoint if there is one, else evaluated before its first step.
+
+    Trained to its end if it cannot be stacked.
+    """
+    if why := why_alone(member.model, member.settings):
+        result = train(
+            member.model, member.data, member.settings,
+            test=member.test, watch=member.watch, save=member.save, progress=member.progress,
+        )  # fmt: skip
+        return Ended(number, result, None, 0.0, why)
     with as_found(member.model, member.settings.seed):
-        run, whose = opened(member.model, member.data, member.settings, member.test, member.watch, member.save)
+        run, checkpoint = opened(member.model, member.data, member.settings, member.test, member.watch, member.save)
         run.begin()
-        return _Lane(number, member, run, whose, 0.0)
+        return _Lane(number, member, run, checkpoint)

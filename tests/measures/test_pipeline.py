@@ -9,7 +9,7 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.estimate import Estimate
-from flatlens.measures import rows
+from flatlens.measures import pipeline
 
 
 def test_what_is_slow_for_shared_weights_runs_when_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_what_is_slow_for_shared_weights_runs_when_named(monkeypatch: pytest.Mon
     whole = fl.measure(fl.Lens(problem))
     assert {whole[name].kind for name in names} == {"exact"}
     for most, kind in ((288, "exact"), (287, "undefined")):
-        monkeypatch.setattr(rows, "SHARED_PRODUCTS", most)
+        monkeypatch.setattr(pipeline, "SHARED_PRODUCTS", most)
         report = fl.measure(fl.Lens(problem))
         assert {report[name].kind for name in names} == {kind}
     assert "ask for it by name" in report[names[0]].note
@@ -45,7 +45,7 @@ def test_a_number_of_the_network_stands_beside_those_of_its_layers() -> None:
 
 def test_a_sum_over_layers_has_their_errors_or_is_a_bound_below_them() -> None:
     sure, off, least = Estimate(1.0), Estimate(2.0, 0.5, "estimate"), Estimate(3.0, kind="lower bound")
-    both = rows._over_layers({"a": off, "b": off, "c": sure}, sum)
+    both = pipeline._over_layers({"a": off, "b": off, "c": sure}, sum)
     assert (both.value, both.stderr, both.kind) == (5.0, 1.0, "estimate")
-    bound = rows._over_layers({"a": off, "b": least}, sum)
+    bound = pipeline._over_layers({"a": off, "b": least}, sum)
     assert (bound.value, bound.stderr, bound.kind) == (pytest.approx(5 - 0.98), 0.0, "lower bound")
