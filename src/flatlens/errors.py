@@ -26,9 +26,12 @@ A message names the argument, what is required of it, the value met, the likely 
 
 from __future__ import annotations
 
+import copy
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
 
 _SHOWN = 60
 """Largest number of names that an error lists: a deep network has hundreds of layers."""
@@ -41,12 +44,89 @@ class FlatlensError(Exception):
         return " ".join(str(part) for part in self.args)
 
 
+class Code(str):
+    """A value that is shown without quotes: the name of a loss, or k for any number."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+@dataclass(frozen=True)
+class Give:
+    """An argument of `Problem` within a sentence: `batchnorm='train'` in Python, `--batchnorm train` as an option."""
+
+    argument: str
+    value: object = ...
+
+    def __str__(self) -> str:
+        return f"{self.argument}={'...' if self.value is ... else repr(self.value)}"
+
+
+FORWARD = Give("forward", Code("(model, batch) -> (outputs, targets)"))
+
+Words: TypeAlias = "str | Give | tuple[str | Give, ...]"
+"""A sentence: a text, or its parts where it names other arguments."""
+
+
 class BadInput(FlatlensError, ValueError):
-    """An input of the caller that cannot be used."""
+    """An input of the caller that cannot be used: what is wrong with which argument, and what to do.
+
+    The text of an error is written where it is shown: Python names the argument, the command line the option.
+
+    >>> print(BadInput("'eval' or 'train' is needed", argument="batchnorm", value="on"))
+    Problem(batchnorm='on'): 'eval' or 'train' is needed
+    >>> print(BadInput("tokens differ", argument="data", remedy=("give ", Give("forward"))))
+    Problem(data=...): tokens differ: give forward=...
+
+    Args:
+        what: What is wrong.
+        argument: The name of the argument.
+        value: Its value, if that is short.
+        remedy: What to do.
+        call: What takes the argument: `Problem` unless another call is named; "" for a label that is no argument.
+    """
+
+    _argument, _call, _shown = "", "Problem", staticmethod(repr)
+    """What most errors of the class are about, and how a value is shown."""
+
+    def __init__(
+        self, what: Words, *, argument: str | None = None, value: object = ..., remedy: Words = "",
+        call: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(what)
+        self.what, self.remedy = what, remedy
+        self.argument = self._argument if argument is None else argument
+        self.value = "..." if value is ... else self._shown(value)
+        self.call = (self._call if self.argument else "") if call is None else call
+        self.where = ""  #: where it happened, in brackets at the end
+
+    def but(self, **changes: Any) -> Self:
+        """Return a copy of this error with other parts."""
+        changed = copy.copy(self)
+        vars(changed).update(changes)
+        return changed
+
+    @property
+    def place(self) -> str:
+        """The argument as Python writes it."""
+        inside = f"{self.argument}={self.value}" if self.argument else self.value
+        return f"{self.call}({inside})" if self.call else self.argument
+
+    def told(self, place: str | None = None, given: Callable[[Give], str] = str) -> str:
+        """Return the text with `place` for the argument, if it is given, and `given` for each other one."""
+        place = self.place if place is None else place
+        parts = [words if isinstance(words, tuple) else (words,) for words in (self.what, self.remedy)]
+        texts = ["".join(part if isinstance(part, str) else given(part) for part in words) for words in parts]
+        return " ".join(filter(None, [": ".join(filter(None, [place, *texts])), self.where]))
+
+    def __str__(self) -> str:
+        return self.told()
 
 
 class BadModel(BadInput):
     """A network that cannot be measured as it is."""
+
+    _argument = "model"
 
 
 class ForwardFailed(BadModel, RuntimeError):
@@ -60,13 +140,19 @@ class NotAlike(BadModel):
 class NotDifferentiable(BadModel, RuntimeError):
     """Autograd cannot give a derivative that a number takes."""
 
+    _argument = ""
+
 
 class Overflows(BadModel, ArithmeticError):
     """A number in the computation is larger than the network's dtype can hold."""
 
+    _argument = ""
+
 
 class BadLoss(BadInput):
     """A loss whose values do not make a mean over samples."""
+
+    _argument, _shown = "loss", staticmethod(str)  # a loss by its name
 
 
 class LossFailed(BadLoss, RuntimeError):
@@ -79,6 +165,8 @@ class BadData(BadInput):
 
 class BadWeights(BadInput):
     """A weights file that cannot be loaded safely."""
+
+    _argument, _call = "weights", ""
 
 
 class BadOption(BadInput):
@@ -101,8 +189,8 @@ class UnknownName(BadInput, KeyError):
     """A name that is not in the list it was looked up in."""
 
     @classmethod
-    def among(cls, what: str, name: object, known: Iterable[str]) -> UnknownName:
-        """Return the error for `name`, with the nearest known names, whatever their case.
+    def among(cls, what: str, name: object, known: Iterable[str], **place: Any) -> UnknownName:
+        """Return the error for `name`, with the nearest known names, whatever their case; `place` as for `BadInput`.
 
         >>> print(UnknownName.among("measure", "ML", ["mls", "nmls"]))
         no measure is called 'ML': did you mean mls, nmls?
@@ -115,7 +203,7 @@ class UnknownName(BadInput, KeyError):
         near = [one for match in close for one in lower[match]]
         more = f", ... ({len(known)} in all)" if len(known) > _SHOWN else ""
         hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known[:_SHOWN])}{more}"
-        return cls(f"no {what} is called {name!r}: {hint}")
+        return cls(f"no {what} is called {name!r}", remedy=hint, **place)
 
 
 class StaleLens(FlatlensError, RuntimeError):

@@ -120,8 +120,8 @@ class Result(ABC):
             plain = _with_seconds(plain, iter(times))
             return cls._restored(plain, tensors)
         except (SafetensorError, LookupError, TypeError, AttributeError, ValueError, OSError, RecursionError) as error:
-            where = f"{cls.__name__}.load({str(path)!r})"
-            raise BadInput(f"{where}: not a saved {cls._KIND} ({one_line(error)})") from error
+            what = f"not a saved {cls._KIND} ({one_line(error)})"
+            raise BadInput(what, value=str(path), call=f"{cls.__name__}.load") from error
 
 
 def _without_seconds(plain: Any, taken: list[Any]) -> Any:

@@ -15,7 +15,7 @@ from flatlens.bounds import batchnorm, compression, feature_robustness, relative
 from flatlens.bounds.context import Assumption, Claim, Context, Target, declared
 from flatlens.bounds.definition import BOUNDS, Bound, Verdict, weigh
 from flatlens.distributions import RULES, Distribution, Rule
-from flatlens.errors import BadInput, NotDifferentiable, UnknownName
+from flatlens.errors import BadInput, Give, NotDifferentiable, UnknownName
 from flatlens.estimate import Progress
 from flatlens.measures import Lens, about
 from flatlens.problem import measuring
@@ -112,28 +112,38 @@ def check_bounds(
     lens.require_fresh()
     if lens.problem.coupled or lens.probes is not None:
         why = (
-            "batchnorm='train' makes samples depend on each other: use batchnorm='eval'"
+            (Give("batchnorm", "train"), " makes samples depend on each other: use ", Give("batchnorm", "eval"))
             if lens.problem.coupled
-            else "this lens uses random combinations of the outputs: use Lens(problem, outputs='exact')"
+            else ("this lens uses random combinations of the outputs: use Lens(problem, outputs='exact')",)
         )
-        raise BadInput(f"check_bounds(...): bounds are checked sample by sample and need every output, but {why}")
+        what = "bounds are checked sample by sample and need every output, but "
+        raise BadInput((what, *why), call="check_bounds")
     if lens.problem.arithmetic != "full":
-        raise BadInput("check_bounds(...): bounds need full precision: make the Problem without arithmetic=...")
+        mend = "make the Problem without ", Give("arithmetic")
+        raise BadInput("bounds need full precision", remedy=mend, call="check_bounds")
     unasked = [one for one in BOUNDS.values() if not one.on_request]
     chosen = unasked if bounds is None else BOUNDS.named(bounds, "check_bounds(bounds=...)")
     if not chosen:
         raise BadInput(
-            "check_bounds(bounds=[]): name at least one bound, or leave bounds out to check all that need the pass "
-            "alone"
+            "name at least one bound, or leave bounds out to check all that need the pass alone",
+            argument="bounds",
+            value=[],
+            call="check_bounds",
         )
     generator = drawing(generator, progress, "check_bounds")
     lens.problem.peers.same_draws(generator)
     watch = Watch(or_line(progress), math.inf if anyway else LIMIT, "check_bounds", LESS_OF_A_BOUND)
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
-        raise BadInput(f"check_bounds(delta={delta!r}): a radius in the input's units is needed, above 0 and finite")
+        raise BadInput(
+            "a radius in the input's units is needed, above 0 and finite",
+            argument="delta",
+            value=delta,
+            call="check_bounds",
+        )
     for name, given, kind in (("distribution", distribution, Distribution), ("target", target, Target)):
         if given is not None and not isinstance(given, kind):
-            raise BadInput(f"check_bounds({name}=...): a {kind.__name__} is needed, got {type(given).__name__}")
+            got = f"a {kind.__name__} is needed, got {type(given).__name__}"
+            raise BadInput(got, argument=name, call="check_bounds")
     if rule not in RULES:
         raise UnknownName.among("rule for the covering radius", str(rule), RULES)
     context = Context(lens, declared(assume), distribution, generator, watch, target, delta, rule)

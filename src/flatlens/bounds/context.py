@@ -362,7 +362,7 @@ def declared(names: Collection[str]) -> frozenset[str]:
     """Return the names that the user declares, each known; a single name will do."""
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, Collection):
-        raise BadInput(f"check_bounds(assume={names!r}): names of assumptions are needed")
+        raise BadInput("names of assumptions are needed", argument="assume", value=names, call="check_bounds")
     for name in names:
         if name not in DECLARABLE:
             raise UnknownName.among("assumption that can be declared", name, DECLARABLE)

@@ -53,7 +53,9 @@ class Covered:
         if y.shape[1] != N or not bool(torch.isfinite(y).all()):
             got = f"{y.shape[1]} values" if y.shape[1] != N else "NaN or inf"
             raise BadInput(
-                f"check_bounds(target=...): the target must return {N} finite values for each input, got {got}"
+                f"the target must return {N} finite values for each input, got {got}",
+                argument="target",
+                call="check_bounds",
             )
         return y
 
@@ -108,7 +110,10 @@ def in_support(law: Distribution, x: Tensor) -> Assumption:
     """Return the assumption that all samples lie in the distribution's support."""
     if x.shape[1] != law.dimension:
         raise BadInput(
-            f"check_bounds(distribution={law!r}): its samples have {law.dimension} entries, the data's {x.shape[1]}"
+            f"its samples have {law.dimension} entries, the data's {x.shape[1]}",
+            argument="distribution",
+            value=law,
+            call="check_bounds",
         )
     if isinstance(law, PushForward):
         return Assumption("samples_in_support", True)  # no sample is known to lie outside the image

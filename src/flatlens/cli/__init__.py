@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -30,7 +29,15 @@ from flatlens.cli.processes import JOIN, launched, speak, stoppable, stopped, to
 from flatlens.cli.studies import report, reproduce, study
 from flatlens.cli.terminal import note, visible
 from flatlens.deprecated_names import FormerName
-from flatlens.errors import FlatlensError, Unexpected, out_of_memory, typed_line
+from flatlens.errors import (
+    FORWARD,
+    BadInput,
+    FlatlensError,
+    Give,
+    Unexpected,
+    out_of_memory,
+    typed_line,
+)
 from flatlens.progress import SideOutputFailed
 from flatlens.user_code import said
 from flatlens.version import __version__
@@ -124,7 +131,7 @@ def _told(error: BaseException) -> tuple[int, str]:
     """Return the exit status and the line that report an error."""
     more = f" ({TRACEBACK} shows the rest)"
     if isinstance(error, FlatlensError):
-        return 2, in_options(str(error)) + more * _in_the_users_code(error.__cause__)
+        return 2, in_options(error) + more * _in_the_users_code(error.__cause__)
     if isinstance(error, UnusedCliTokensError):
         left = ", ".join(map(repr, error.unused_tokens or ()))
         return 2, f"nothing takes {left} (an option needs its name, such as --data; a path with spaces needs quotes)"
@@ -144,41 +151,42 @@ def _in_the_users_code(error: BaseException | None) -> bool:
     return error is not None and not isinstance(error, FlatlensError) and said(error) != typed_line(error, 200)
 
 
-def in_options(message: str) -> str:
-    """Return an error message of the library in the words of the command line.
+def in_options(error: FlatlensError) -> str:
+    """Return the text of an error in the words of the command line.
 
-    >>> in_options("Problem(data=...): the data is empty")
-    '--data: the data is empty'
-    >>> in_options("Problem(memory='lots'): a size is needed")
+    >>> from flatlens.errors import BadModel, Code
+    >>> in_options(BadInput("a size is needed", argument="memory", value="lots"))
     "--memory 'lots': a size is needed"
-    >>> in_options("Lens(attention_heads=2): True or False is needed")
-    '--attention-heads 2: True or False is needed'
-    >>> in_options("Problem(model=...): samples are coupled: batchnorm='train' with ghost_batch=k measures it")
-    'MODEL: samples are coupled: --batchnorm train with --ghost-batch k measures it'
-    >>> in_options("Problem(data=...): the output is inf: dtype=torch.float64 may help")
-    '--data: the output is inf: --dtype float64 may help'
+    >>> in_options(BadModel("samples are coupled", remedy=(Give("ghost_batch", Code("k")), " measures it")))
+    'MODEL: samples are coupled: --ghost-batch k measures it'
     """
-    message = re.sub(r"^weights:", "--weights:", message)
-    message = re.sub(r"^Problem\(ranks=\.\.\.\)", "torchrun", message)
-    message = re.sub(r"^Problem\(model=\.\.\.\)", "MODEL", message)
-    message = re.sub(r"^train\((\w+)=\.\.\.\)", r"\1", message)
-    message = re.sub(r"^Searches\.load\('(.*?)'\)", r"--after \1", message)
-    message = re.sub(r"^Problem\(batchnorm='train', ghost_batch=(.*?)\)", r"--ghost-batch \1", message)
-    argument = r"^(?:Problem|Lens|check_bounds)\((\w+)="
-    message = re.sub(argument + r"\.\.\.\)", r"--\1", message)
-    message = re.sub(argument + r"(.*?)\):", r"--\1 \2:", message)
-    message = re.sub(r"^--\w+", lambda option: option[0].replace("_", "-"), message)
-    message = message.replace("forward=(model, batch) -> (outputs, targets)", WRAPPING)
-    return ADVISED.sub(
-        lambda it: " ".join(filter(None, [f"--{it[1].replace('_', '-')}", it[2] or it[3] or it[4]])), message
-    )
+    if not isinstance(error, BadInput):
+        return str(error)
+    if place := PLACES.get((error.call, error.argument)) or PLACES.get((error.call, "")):
+        value = "" if error.value == "..." else f" {error.value}"
+        place = place.format(argument=error.argument.replace("_", "-"), value=value)
+    return error.told(place, _option)
 
 
-WRAPPING = "a module of your own around the network (in Python: Problem(forward=...))"
-"""What takes the place of `forward=`, which the command line does not have."""
+OPTION = "--{argument}{value}"
+PLACES = {
+    ("Problem", "model"): "MODEL",
+    ("Problem", "ranks"): "torchrun",
+    ("Problem", ""): OPTION,
+    ("Lens", ""): OPTION,
+    ("check_bounds", ""): OPTION,
+    ("Searches.load", ""): "--after{value}",
+    ("train", ""): "{argument}",
+    ("", "weights"): "--weights",
+}
+"""What the command line calls an argument, by its call in Python and its name; "" stands for all others of a call."""
 
-ADVISED = re.compile(r"\b(batchnorm|ghost_batch|arithmetic|dtype)=(?:\.\.\.|(k)\b|['\"](\w+)['\"]|torch\.(\w+))")
-"""Arguments of Problem that errors advise to give, change or leave out, anywhere in their sentences."""
+
+def _option(advised: Give) -> str:
+    if advised == FORWARD:
+        return "a module of your own around the network (in Python: Problem(forward=...))"
+    value = "" if advised.value is ... else f" {advised.value}".replace("torch.", "")
+    return f"--{advised.argument.replace('_', '-')}{value}"
 
 
 def _trouble(error: OSError) -> str:

@@ -274,7 +274,7 @@ def _loss(spec: str) -> Any:
     if isinstance(found, type) or _makes_a_loss(found):
         found = user_code.guarded(found, f"--loss: {spec}")
     if not callable(found):
-        raise BadLoss(f"--loss: {spec} is a {type(found).__name__}; it must be a function of (outputs, targets)")
+        raise BadLoss(f"{spec} is a {type(found).__name__}; it must be a function of (outputs, targets)")
     return found
 
 
@@ -294,7 +294,7 @@ def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
     try:
         settings = NetworkSettings.from_json(json.loads((folder / "config.json").read_text()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadModel(f"MODEL: the folder {folder} holds no network of a study{_in_its_stead(folder)}") from error
+        raise BadModel(f"the folder {folder} holds no network of a study{_in_its_stead(folder)}") from error
     try:
         require_checksums(folder)
     except BadFolder as error:

@@ -337,7 +337,7 @@ class Compared:
             try:
                 found[name] = inputs.problem(model, next(iter(found.values()), None))
             except BadInput as error:
-                raise BadInput(f"{error} [{name}]") from error
+                raise error.but(where=f"{error.where} [{name}]".strip()) from error
         return found
 
     def _checkpoints(self, models: Sequence[str]) -> list[tuple[str, Path | None]]:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from flatlens.deprecated_names import renamed
-from flatlens.errors import Overflows
+from flatlens.errors import Give, Overflows
 from flatlens.estimate import Progress
 from flatlens.progress import SEARCH
 
@@ -101,8 +101,9 @@ def length(v: Tensor) -> float:
 
 def overflow(dtype: torch.dtype, what: str = "a curvature product") -> Overflows:
     """Return the error for a product, or `what`, that is not finite."""
-    mend = "dtype=torch.float64 may mend it" if dtype != torch.float64 else "scale the weights or the inputs down"
-    return Overflows(f"{what} overflows {dtype}: {mend}")
+    double = dtype == torch.float64
+    mend = "scale the weights or the inputs down" if double else (Give("dtype", torch.float64), " may mend it")
+    return Overflows(f"{what} overflows {dtype}", remedy=mend)
 
 
 def finite_gradient(gradient: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_leaves
 from flatlens.curvature.krylov import finite_gradient
 from flatlens.curvature.space import Space, dot, space_of
 from flatlens.curvature.symmetry import SymmetryCheck
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, Give
 from flatlens.grams.autograd import require_second_derivative
 from flatlens.grams.plan import clear_autograd_errors
 from flatlens.grams.record import run_recorded
@@ -590,8 +590,13 @@ class InputJacobian:
     def __init__(self, problem: Problem, *, model: nn.Module | None = None) -> None:
         if problem.coupled:
             raise BadInput(
-                "InputJacobian(...): with batchnorm='train' samples depend on each other, so there is no Jacobian per "
-                "sample: use batchnorm='eval'"
+                (
+                    "with ",
+                    Give("batchnorm", "train"),
+                    " samples depend on each other, so there is no Jacobian per sample",
+                ),
+                remedy=("use ", Give("batchnorm", "eval")),
+                call="InputJacobian",
             )
         self.problem = problem.as_asked()
         self.model = problem.measured() if model is None else model

@@ -115,9 +115,10 @@ class SymmetryCheck:
         if found > WRONG:
             own = f", which runs {', '.join(foreign)}," if foreign else ""
             raise NotDifferentiable(
-                f"Problem(model=...): second derivatives of {suspect}{own} are wrong by {found:.1g} of their size: its "
-                f"backward (a fused kernel or a torch.autograd.Function) cannot be differentiated. Write it with plain "
-                f"torch operations, or mark its backward once_differentiable: curvature is then undefined"
+                f"second derivatives of {suspect}{own} are wrong by {found:.1g} of their size: its backward (a fused "
+                "kernel or a torch.autograd.Function) cannot be differentiated. Write it with plain torch "
+                "operations, or mark its backward once_differentiable: curvature is then undefined",
+                argument="model",
             )
 
 

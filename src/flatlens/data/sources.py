@@ -216,14 +216,16 @@ def _named(name: str, root: str | None, argument: str, preparation: NetworkPrepa
     try:
         if preparation is not None and name in PICTURES:
             images = PICTURES[name](root)
-            train, test = (
-                prepare(from_pixels(*part), preparation, argument)
-                for part in ((images.pixels, images.labels), (images.test_pixels, images.test_labels))
-            )
-            return Source(train, test, images.source, preparation.description)
-        split = SYNTHETIC[name][0]() if name in SYNTHETIC else IMAGES[name](root)
+        else:
+            split = SYNTHETIC[name][0]() if name in SYNTHETIC else IMAGES[name](root)
     except BadInput as error:
-        raise error if str(error).startswith(argument) else type(error)(f"{argument}: {error}") from error
+        raise error.but(argument=argument, call="", what=str(error), remedy="") from error
+    if preparation is not None and name in PICTURES:
+        train, test = (
+            prepare(from_pixels(*part), preparation, argument)
+            for part in ((images.pixels, images.labels), (images.test_pixels, images.test_labels))
+        )
+        return Source(train, test, images.source, preparation.description)
     return Source(split.train, split.test, split.description)
 
 

@@ -232,10 +232,12 @@ def _layers(network: nn.Sequential) -> list[nn.Module]:
     others = [type(m).__name__ for m in layers if not isinstance(m, nn.Linear | nn.Tanh)]
     if others or not any(isinstance(m, nn.Linear) for m in layers):
         found = f"has {', '.join(sorted(set(others)))}" if others else f"is a {type(network).__name__}"
-        raise BadModel(f"inverted(network=...): an nn.Sequential of Linear and Tanh is needed; this one {found}")
+        raise BadModel(
+            f"an nn.Sequential of Linear and Tanh is needed; this one {found}", argument="network", call="inverted"
+        )
     for below, above in pairwise(layers):
         if isinstance(below, nn.Tanh) and isinstance(above, nn.Tanh):
-            raise BadModel("inverted(network=...): two Tanh in a row; put a Linear between them")
+            raise BadModel("two Tanh in a row; put a Linear between them", argument="network", call="inverted")
     return layers
 
 

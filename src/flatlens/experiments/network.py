@@ -233,7 +233,7 @@ def _read(settings: NetworkSettings, training: TrainedElsewhere) -> Record:
     """Measure a network that was trained elsewhere."""
     split, model, file = _data(settings.data), settings.model.build(), Path(training.weights)
     if contents_of(file) != training.contents:
-        raise BadWeights(f"weights: {file} was changed since the study began: put it back, or begin another study")
+        raise BadWeights(f"{file} was changed since the study began", remedy="put it back, or begin another study")
     load_weights(model, file)
     member = Member(model, split.train, Training(SGD(1.0), max_steps=0, loss=training.loss))
     trained = TrainingResult("trained elsewhere", 0, 0.0, nan, nan, {})

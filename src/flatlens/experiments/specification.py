@@ -684,8 +684,8 @@ def _require_trains(base: NetworkSettings, split: Split) -> None:
     try:
         TrainingRun(network, split.train, split.held_out, base.training, None)
     except BadData as error:
-        told = str(error).replace("train(data=...)", f"data: {base.data.name}")
-        raise BadData(told.replace("train(test=...)", f"test data of {base.data.name}")) from error
+        label = {"data": "data: ", "test": "test data of "}.get(error.argument) if error.call == "train" else None
+        raise error if label is None else error.but(argument=f"{label}{base.data.name}", call="") from error
 
 
 def _of_checkpoints(name: str, base: NetworkSettings, where: str, varied: list[str], scale: StudyScale) -> Study:

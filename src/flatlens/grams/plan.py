@@ -46,8 +46,8 @@ class PlanBroken(Exception):
 def samples_coupled() -> BadModel:
     """Return the error for a network whose samples affect each other on some batch."""
     return BadModel(
-        "Problem(model=...): in some batch a sample's outputs depend on other samples, so per-sample derivatives do "
-        "not exist: a branch that few batches take, batch statistics, and attention over samples are possible causes"
+        "in some batch a sample's outputs depend on other samples, so per-sample derivatives do not exist",
+        remedy="a branch that few batches take, batch statistics, and attention over samples are possible causes",
     )
 
 
@@ -73,12 +73,12 @@ def clear_autograd_errors() -> Iterator[None]:
             raise
         if "loss" in str(error):  # a kernel of torch's for a loss
             raise LossFailed(
-                f"Problem(loss=...): the loss cannot be differentiated as often as is needed ({one_line(error, 160)}): "
-                f"write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)"
+                f"the loss cannot be differentiated as often as is needed ({one_line(error, 160)})",
+                remedy="write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)",
             ) from error
         mend = next(mend for word, mend in _MENDS.items() if word in str(error))
         raise NotDifferentiable(
-            f"Problem(model=...): the network cannot be differentiated ({one_line(error, 160)}): {mend}"
+            f"the network cannot be differentiated ({one_line(error, 160)})", argument="model", remedy=mend
         ) from error
 
 

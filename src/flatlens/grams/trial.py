@@ -294,8 +294,8 @@ class Trial:
         if not self.f.requires_grad:
             why = if_found(lambda: why_cut(model, lambda: problem.run(model, batch)[0]))
             raise BadModel(
-                f"Problem(model=...): the outputs do not depend differentiably on any input or weight: "
-                f"{why or 'torch.no_grad() or detach() inside forward() is possible'}"
+                "the outputs do not depend differentiably on any input or weight",
+                remedy=why or "torch.no_grad() or detach() inside forward() is possible",
             )
         self.n = len(self.f)
         self.input_is_embedding = len(self.inputs) == 1 and any(self.inputs[0] is x for x in self.tape.embedded[:1])

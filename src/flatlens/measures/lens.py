@@ -89,7 +89,7 @@ class Lens:
         self.model = problem.measured()
         self.along = _along(along, problem, self.model)
         if not isinstance(attention_heads, bool):
-            raise BadInput(f"Lens(attention_heads={attention_heads!r}): True or False is needed")
+            raise BadInput("True or False is needed", argument="attention_heads", value=attention_heads, call="Lens")
         self.attention_heads = attention_heads
         self.probes = _probes(outputs, problem.outputs)  #: number of random combinations; None for every output
         self.passes = 0
@@ -413,7 +413,9 @@ def _remembered(after: object, peers: Ranks) -> dict[Key, Remembered]:
     """Return the eigenpairs that an earlier moment left for this one's searches, the first process's if they differ."""
     left = {} if after is None else after.remembered if isinstance(after, Lens) else after
     if not (isinstance(left, Mapping) and all(isinstance(pairs, Remembered) for pairs in left.values())):
-        raise BadInput(f"Lens(after=...): an earlier Lens (or its .remembered) is needed, got {type(after).__name__}")
+        raise BadInput(
+            f"an earlier Lens (or its .remembered) is needed, got {type(after).__name__}", argument="after", call="Lens"
+        )
     if peers.apart(lambda: {key: (checksum(pairs.values), checksum(pairs.vectors)) for key, pairs in left.items()}):
         return peers.of_the_first({key: Remembered(p.values.cpu(), p.vectors.cpu()) for key, p in left.items()})
     return dict(left)
@@ -422,11 +424,15 @@ def _remembered(after: object, peers: Ranks) -> dict[Key, Remembered]:
 def _along(along: object, problem: Problem, model: nn.Module) -> Mapping[str, Tensor] | Problem | None:
     """Return a direction whose parts have the shapes of the measured parameters; refuse anything else."""
     if isinstance(along, Problem) and along.model is not problem.model:
-        raise BadInput("Lens(along=...): the other problem has another network: make it with the same one")
+        raise BadInput(
+            "the other problem has another network", argument="along", call="Lens", remedy="make it with the same one"
+        )
     if along is None or isinstance(along, Problem):
         return along
     if not isinstance(along, Mapping):
-        raise BadInput(f"Lens(along=...): tensors by parameter, or a Problem, are needed, got {type(along).__name__}")
+        raise BadInput(
+            f"tensors by parameter, or a Problem, are needed, got {type(along).__name__}", argument="along", call="Lens"
+        )
     space = space_of(problem, model)
     return space.named(space.flat(along))
 
@@ -438,5 +444,10 @@ def _probes(outputs: object, N: int) -> int | None:
     if outputs == "exact":
         return None
     if isinstance(outputs, bool) or not (isinstance(outputs, int) and outputs >= 2):
-        raise BadInput(f"Lens(outputs={outputs!r}): 'exact', or a number of combinations, at least 2, is needed")
+        raise BadInput(
+            "'exact', or a number of combinations, at least 2, is needed",
+            argument="outputs",
+            value=outputs,
+            call="Lens",
+        )
     return outputs if outputs < N else None  # taking every output costs no more

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatlens.curvature.krylov import overflow
 from flatlens.curvature.probes import mean_of_forms
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, Give
 from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.measures.definition import (
     PERMUTATION,
@@ -133,7 +133,11 @@ def worst_sharpness(
     require_count(1, restarts=restarts, steps=steps, **({} if m is None else {"m": m}))
     if m is not None and lens.problem.coupled:
         raise BadInput(
-            f"worst_sharpness(m={m}): with batchnorm='train' samples are grouped by ghost_batch: leave m out"
+            ("with ", Give("batchnorm", "train"), " samples are grouped by ghost_batch"),
+            argument="m",
+            value=m,
+            remedy="leave m out",
+            call="worst_sharpness",
         )
     elsewhere = Elsewhere(lens.problem, model=lens.model)
     groups = [None] if m is None or m >= lens.problem.n else lens.problem.data.in_batches_of(m)

@@ -34,7 +34,9 @@ class Published:
     def __post_init__(self) -> None:
         require_known("Published(weights=...)", self.weights, ("trained", "random"))
         if not self.name.startswith(("timm:", "hf:")):
-            raise BadModel(f"Published(name={self.name!r}): timm:NAME, hf:NAME or hf:FOLDER is needed")
+            raise BadModel(
+                "timm:NAME, hf:NAME or hf:FOLDER is needed", argument="name", value=self.name, call="Published"
+            )
 
     def build(self) -> nn.Module:
         """Return the network on the CPU; its weights come from the hub or from the local cache.
@@ -107,7 +109,7 @@ class UserNetwork:
         known = {name: default for name, default in user_code.arguments(function).items() if name != _SEED}
         unknown = [name for name in given or {} if name not in (*known, _SEED)]
         if unknown:
-            raise BadModel(f"model: {spec} has no argument {unknown[0]!r}: it has {', '.join(known) or 'none'}")
+            raise BadModel(f"{spec} has no argument {unknown[0]!r}: it has {', '.join(known) or 'none'}", call="")
         file = user_code.file_of(spec).resolve()
         options = Options({**known, **{name: value for name, value in (given or {}).items() if name != _SEED}})
         return cls(user_code.with_folder(spec), user_code.code_of(file), options, int((given or {}).get(_SEED, 0)))
@@ -128,8 +130,10 @@ class UserNetwork:
         needed = [n for n in user_code.needed_arguments(_function(self.source)) if self.options.get(n, 0) is None]
         if needed:
             raise BadModel(
-                f"model: {user_code.short(self.source)} needs the arguments {', '.join(needed)}: give defaults, or "
-                f"write --set {needed[0]}=VALUE; inputs, outputs, channels and image are given by the data"
+                f"{user_code.short(self.source)} needs the arguments {', '.join(needed)}",
+                remedy=f"give defaults, or write --set {needed[0]}=VALUE; inputs, outputs, channels and image are "
+                "given by the data",
+                call="",
             )
 
     def build(self) -> nn.Module:
@@ -142,15 +146,16 @@ class UserNetwork:
         told, function = user_code.short(self.source), _function(self.source)
         if user_code.code_of(user_code.file_of(self.source)) != self.code:
             raise BadModel(
-                f"model: the code of {told} has changed since the study began: put it back, or begin another study "
-                f"with another --out"
+                f"the code of {told} has changed since the study began",
+                remedy="put it back, or begin another study with another --out",
+                call="",
             )
         takes_seed = _SEED in user_code.arguments(function)
         arguments = {**self.options, **({_SEED: self.seed} if takes_seed else {})}
         with seeded(self.seed):
             network = user_code.guarded(lambda: function(**arguments), f"model: {told}")
         if not isinstance(network, nn.Module):
-            raise BadModel(f"model: {told} returned a {type(network).__name__}; it must return a torch.nn.Module")
+            raise BadModel(f"{told} returned a {type(network).__name__}; it must return a torch.nn.Module", call="")
         return network
 
 
@@ -160,10 +165,12 @@ def _function(spec: str) -> Any:
     found = load_seeded(spec, "model")
     if not user_code.is_current(user_code.file_of(spec)):
         raise BadModel(
-            f"model: the code of {user_code.short(spec)} has changed since this process read it: start it again"
+            f"the code of {user_code.short(spec)} has changed since this process read it",
+            remedy="start it again",
+            call="",
         )
     if isinstance(found, nn.Module) or not callable(found):
         raise BadModel(
-            f"model: {spec} is a {type(found).__name__}; a study needs a function that builds a new network each time"
+            f"{spec} is a {type(found).__name__}; a study needs a function that builds a new network each time", call=""
         )
     return found

@@ -124,7 +124,7 @@ def of_transformers(transformers: ModuleType, name: str, network: nn.Module) -> 
         if not folder.is_dir() and isinstance(error, OSError | ValueError | ImportError):
             return None  # not every repository has one
         told = one_line(error, 200)
-        raise BadModel(f"MODEL: hf:{name}: its preparation ({', '.join(files[:2])}) cannot be read: {told}") from error
+        raise BadModel(f"hf:{name}: its preparation ({', '.join(files[:2])}) cannot be read: {told}") from error
 
 
 def _of_processor(processor: Any, network: nn.Module, labels: Mapping[str, int]) -> ImagePreparation:
@@ -232,7 +232,7 @@ def load_model(spec: str, weights: Wanted = "trained") -> Named:
         hint = f"; there is no module {kind} in this folder or among the installed packages"
     if Path(spec).is_file():
         hint = "; a file of weights goes to --weights, beside a function that returns the network"
-    raise BadModel(f"MODEL: {spec!r} is none of: {_FORMS}{hint}")
+    raise BadModel(f"{spec!r} is none of: {_FORMS}{hint}")
 
 
 def _from_file(spec: str) -> nn.Module:
@@ -240,21 +240,19 @@ def _from_file(spec: str) -> nn.Module:
     if isinstance(named, nn.Module):
         return named
     if not callable(named):
-        raise BadModel(f"MODEL: {spec} is a {type(named).__name__}; it must be a function that returns the network")
+        raise BadModel(f"{spec} is a {type(named).__name__}; it must be a function that returns the network")
     needed = user_code.needed_arguments(named)
     if needed:
-        raise BadModel(
-            f"MODEL: {spec} needs the arguments {', '.join(needed)}, and is called without any: give defaults"
-        )
+        raise BadModel(f"{spec} needs the arguments {', '.join(needed)}, and is called without any: give defaults")
     model = user_code.guarded(lambda: named(), f"MODEL: {spec}")
     if not isinstance(model, nn.Module):
-        raise BadModel(f"MODEL: {spec} returned a {type(model).__name__}; it must return a torch.nn.Module")
+        raise BadModel(f"{spec} returned a {type(model).__name__}; it must return a torch.nn.Module")
     return model
 
 
 def _from_timm(written: str, weights: Wanted) -> Named:
-    spec = f"MODEL: timm:{written}"
-    timm = _extra("timm", "timm", f"timm:{written}")
+    spec = f"timm:{written}"
+    timm = _extra("timm", "timm", spec)
     name, options = _with_options(written, spec)
     architecture = name.partition(".")[0]
     if "/" not in name and ":" not in name:  # else a repository, or a folder, as timm spells them
@@ -270,8 +268,8 @@ def _from_timm(written: str, weights: Wanted) -> Named:
 
 
 def _from_transformers(written: str, weights: Wanted) -> Named:
-    spec = f"MODEL: hf:{written}"
-    transformers = _extra("transformers", "hf", f"hf:{written}")
+    spec = f"hf:{written}"
+    transformers = _extra("transformers", "hf", spec)
     name, options = (written, {}) if Path(written).is_dir() else _with_options(written, spec)
     local = Path(name).is_dir()
     if not local and (name[:1] in "./~" or name.count("/") > 1):  # no repository is called like that
@@ -385,10 +383,10 @@ def _built(make: Callable[[], Any], spec: str, *, hub: bool = False, what: str =
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         if not hub:
-            return user_code.guarded(make, spec)
+            return user_code.guarded(make, f"MODEL: {spec}")
         with from_the_hub() as there:
             try:
-                return user_code.guarded(make, f"{spec} (from the hub; --weights FILE reads a local file)")
+                return user_code.guarded(make, f"MODEL: {spec} (from the hub; --weights FILE reads a local file)")
             except BadInput as error:
                 if there:
                     raise
@@ -400,7 +398,7 @@ def _built(make: Callable[[], Any], spec: str, *, hub: bool = False, what: str =
 def _with_options(written: str, spec: str) -> tuple[str, dict[str, Any]]:
     """Return a name and its options in brackets: plain values by keyword.
 
-    >>> _with_options("resnet18(num_classes=10)", "MODEL: timm:resnet18(num_classes=10)")
+    >>> _with_options("resnet18(num_classes=10)", "timm:resnet18(num_classes=10)")
     ('resnet18', {'num_classes': 10})
     """
     name, bracket, rest = written.partition("(")
@@ -431,4 +429,4 @@ def _extra(package: str, extra: str, spec: str) -> ModuleType:
     except (RuntimeError, OSError) as error:  # a torchvision built for another torch: its operators are not there
         other = "torchvision" in one_line(error)
         mend = f": install the torchvision that fits torch {torch.__version__}" if other else ""
-        raise BadModel(f"MODEL: {spec}: {package} cannot be imported ({one_line(error)}){mend}") from error
+        raise BadModel(f"{spec}: {package} cannot be imported ({one_line(error)}){mend}") from error

@@ -68,10 +68,10 @@ def _resolved(path: Path) -> Path:
     if path.is_dir():
         found = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
         if found is None:
-            raise BadWeights(f"weights: the folder {path} holds none of {', '.join(IN_A_FOLDER)}: name the file itself")
+            raise BadWeights(f"the folder {path} holds none of {', '.join(IN_A_FOLDER)}", remedy="name the file itself")
         return found
     if not path.is_file():
-        raise BadWeights(f"weights: there is no file {str(path)!r}")
+        raise BadWeights(f"there is no file {str(path)!r}")
     return path
 
 
@@ -82,18 +82,18 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         if not shards or not all(isinstance(shard, str) for shard in shards):
             raise TypeError("file names are needed")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadWeights(f"weights: {index} is not the index of a sharded file (no readable weight_map)") from error
+        raise BadWeights(f"{index} is not the index of a sharded file (no readable weight_map)") from error
     state: dict[str, Tensor] = {}
     for shard in shards:
         if shard in ("", "..") or Path(shard).name != shard:  # an index must not lead out of its folder
-            raise BadWeights(f"weights: {index} names the shard {shard!r}, which is not in its own folder")
+            raise BadWeights(f"{index} names the shard {shard!r}, which is not in its own folder")
         if not (index.parent / shard).is_file():
-            raise BadWeights(f"weights: the shard {shard} that {index} names is missing ({len(shards)} shards in all)")
+            raise BadWeights(f"the shard {shard} that {index} names is missing ({len(shards)} shards in all)")
         state |= _read_file(index.parent / shard).tensors
     absent = sorted(set(places) - set(state))
     if absent:
         more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
-        raise BadWeights(f"weights: {index} lists {absent[0]}{more}, but no shard has it: download the files again")
+        raise BadWeights(f"{index} lists {absent[0]}{more}, but no shard has it", remedy="download the files again")
     return state
 
 
@@ -101,9 +101,9 @@ def _read_file(file: Path, key: str | None = None) -> Weights:
     with file.open("rb") as stream:
         start = stream.read(64)
     if not start:
-        raise BadWeights(f"weights: {file} is empty")
+        raise BadWeights(f"{file} is empty")
     if start.startswith(b"version https://git-lfs"):
-        raise BadWeights(f"weights: {file} is a Git LFS pointer, not the weights: run `git lfs pull`")
+        raise BadWeights(f"{file} is a Git LFS pointer, not the weights", remedy="run `git lfs pull`")
     # A safetensors file starts with the length of its JSON header (8 bytes), then the header.
     if start[8:9] == b"{" or (file.suffix == ".safetensors" and start[:1] not in (b"\x80", b"P")):
         return Weights(_read_safetensors(file))
@@ -117,7 +117,7 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file, device="cpu")
     except SafetensorError as error:
-        raise BadWeights(f"weights: {file} is damaged, cut short, or not a safetensors file ({error})") from error
+        raise BadWeights(f"{file} is damaged, cut short, or not a safetensors file ({error})") from error
 
 
 def _read_torch(file: Path, start: bytes) -> object:
@@ -129,8 +129,8 @@ def _read_torch(file: Path, start: bytes) -> object:
         # Bytes that are not a checkpoint make the reader fail in many ways: KeyError, EOFError, struct.error, ...
         except Exception as error:
             if start[:1] not in (b"P", b"\x80"):  # the first bytes of an archive and of a pickle
-                raise BadWeights(f"weights: {file} {_NO_WEIGHTS}") from error
-            raise BadWeights(f"weights: {file} {_refusal(str(error))}") from error
+                raise BadWeights(f"{file} {_NO_WEIGHTS}") from error
+            raise BadWeights(f"{file} {_refusal(str(error))}") from error
 
 
 def _require_sound(file: Path) -> None:
@@ -152,7 +152,7 @@ def _require_sound(file: Path) -> None:
     except Exception:  # no archive, or one that torch refuses in its own words
         return
     if broken and sound:
-        raise BadWeights(f"weights: {file} is damaged: {broken} in it does not have its checksum: copy it again")
+        raise BadWeights(f"{file} is damaged", remedy=f"{broken} in it does not have its checksum: copy it again")
 
 
 def _refusal(message: str) -> str:
@@ -178,7 +178,7 @@ def _tensors_of(payload: object, file: Path, key: str | None) -> Weights:
     chosen, others, rest = list[str](), list[str](), key or ""
     while isinstance(payload, Mapping):
         if any(payload is outer for outer in seen):
-            raise BadWeights(f"weights: {file} holds a dictionary that contains itself: save a state_dict instead")
+            raise BadWeights(f"{file} holds a dictionary that contains itself", remedy="save a state_dict instead")
         seen.append(payload)
         inner = _inner(payload, file, rest)
         others += [str(name) for name, value in payload.items() if name != inner and _is_state(value)]
@@ -190,7 +190,7 @@ def _tensors_of(payload: object, file: Path, key: str | None) -> Weights:
         payload = payload[inner]
     tensors = {str(k): v for k, v in payload.items() if isinstance(v, Tensor)} if isinstance(payload, Mapping) else {}
     if not tensors:
-        raise BadWeights(f"weights: {file} holds no tensors by name ({_describe(payload)}): save a state_dict")
+        raise BadWeights(f"{file} holds no tensors by name ({_describe(payload)})", remedy="save a state_dict")
     return Weights(tensors, ".".join(chosen), rest, tuple(others))
 
 
@@ -205,7 +205,7 @@ def _inner(payload: Mapping[Any, Any], file: Path, key: str) -> Any:
         return usual[0] if usual else None
     if len(states) > 1:
         held = ", ".join(map(str, states))
-        raise BadWeights(f"weights: {file} holds several networks ({held}): choose one, such as --prefix {states[0]}")
+        raise BadWeights(f"{file} holds several networks ({held})", remedy=f"choose one, such as --prefix {states[0]}")
     return states[0] if states else None
 
 
@@ -273,10 +273,10 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the network's weights and buffers, themselves and no copies, by their names in its state dict."""
-    with users_code(lambda line: BadWeights(f"weights: the network's own state_dict raised {line}")):
+    with users_code(lambda line: BadWeights(f"the network's own state_dict raised {line}")):
         state: object = model.state_dict(keep_vars=True)
     if not isinstance(state, Mapping):
-        raise BadWeights(f"weights: the network's own state_dict gives a {type(state).__name__}: it must be a dict")
+        raise BadWeights(f"the network's own state_dict gives a {type(state).__name__}", remedy="it must be a dict")
     return {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
 
 
@@ -286,7 +286,7 @@ def _put(model: nn.Module, tensors: Mapping[str, Tensor], own: Mapping[str, Tens
     Code of the network's own may load them: a `load_state_dict`, or a hook of it.
     """
     before = {k: v.detach().clone() for k, v in own.items()} if _loads_by_itself(model) else {}
-    refused = f"weights: {path} cannot be put into the network: its own load_state_dict"
+    refused = f"{path} cannot be put into the network: its own load_state_dict"
     try:
         with users_code(lambda line: BadWeights(f"{refused} raised {line}")):
             model.load_state_dict(dict(tensors), strict=False)
@@ -341,17 +341,16 @@ def _fitting_prefix(
     if prefix is not None and not _under(state, prefix):
         begun = ", ".join(sorted({name.partition(".")[0] + "." for name in state})[:_SHOWN])
         fits = "; without --prefix every name fits" * any(_fits(state, names, one) for one in _wrapper_prefixes(state))
-        raise BadWeights(
-            f"weights: no name in {path} begins with the prefix {prefix!r} (they begin with {begun}){fits}"
-        )
+        raise BadWeights(f"no name in {path} begins with the prefix {prefix!r} (they begin with {begun}){fits}")
     for candidate in candidates:
         if _fits(state, names, candidate):
             return candidate
     nearest = max(candidates, key=lambda p: len(names.known & _under(state, p).keys()))
     present = set(_under(state, nearest))
     raise BadWeights(
-        f"weights: {path} does not fit the network: {_misfit(names.missing(present), sorted(present - names.known))}"
-        f"{_mending(state, names) or _elsewhere(path, others, names)}"
+        f"{path} does not fit the network",
+        remedy=_misfit(names.missing(present), sorted(present - names.known))
+        + (_mending(state, names) or _elsewhere(path, others, names)),
     )
 
 
@@ -407,23 +406,21 @@ def _elsewhere(path: Path, others: Sequence[str], names: _Names) -> str:
 def _check_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
     odd = [k for k, tensor in tensors.items() if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta]
     if odd:
-        raise BadWeights(f"weights: {path} holds sparse, nested or empty (meta) tensors: {_some(odd)}: save dense ones")
+        raise BadWeights(f"{path} holds sparse, nested or empty (meta) tensors: {_some(odd)}: save dense ones")
     wrong = [k for k, tensor in tensors.items() if tensor.shape != own[k].shape]
     if wrong:
         each = [f"{k} is {tuple(tensors[k].shape)} in the file, {tuple(own[k].shape)} in the network" for k in wrong]
-        raise BadWeights(f"weights: {path} has other shapes than the network: {_some(each)}")
+        raise BadWeights(f"{path} has other shapes than the network", remedy=_some(each))
     codes = [k for k, tensor in tensors.items() if _is_code(tensor) and not _is_code(own[k])]
     if codes:
         kind = str(tensors[codes[0]].dtype).removeprefix("torch.")
         raise BadWeights(
-            f"weights: {path} holds integers ({kind}) where the network has floating numbers: {_some(codes)}: "
-            f"dequantise the network, then save its weights"
+            f"{path} holds integers ({kind}) where the network has floating numbers",
+            remedy=f"{_some(codes)}: dequantise the network, then save its weights",
         )
     complex_ones = [k for k, tensor in tensors.items() if tensor.is_complex() and not own[k].is_complex()]
     if complex_ones:
-        raise BadWeights(
-            f"weights: {path} holds complex numbers where the network has real ones: {_some(complex_ones)}"
-        )
+        raise BadWeights(f"{path} holds complex numbers where the network has real ones: {_some(complex_ones)}")
 
 
 def _is_code(tensor: Tensor) -> bool:
@@ -437,8 +434,8 @@ def _check_ties(chosen: Mapping[str, Tensor], ties: tuple[frozenset[str], ...], 
         for other in others:
             if not torch.allclose(chosen[first], chosen[other], rtol=0, atol=0, equal_nan=True):
                 raise BadWeights(
-                    f"weights: {path} has different values for {first} and {other}, but the network uses one tensor "
-                    f"for both (tied weights): build it without tying"
+                    f"{path} has different values for {first} and {other}, but the network uses one tensor for both "
+                    "(tied weights): build it without tying"
                 )
 
 

@@ -66,7 +66,7 @@ def in_float64(problem: Problem, model: nn.Module, needed_by: str) -> tuple[nn.M
     try:
         return copy_of(model, needed_by).to(torch.float64).eval(), batch[0].detach().to(torch.float64)
     except BadModel as error:
-        raise Refused(str(error).removeprefix("Problem(model=...): ")) from error
+        raise Refused(str(error.but(argument="", call=""))) from error
 
 
 def inputs_of(

@@ -60,7 +60,7 @@ def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, 
 def _require_labels(f: Tensor, y: object) -> None:
     """Refuse targets that are no tensor with one label per sample."""
     if not isinstance(y, Tensor) or len(y) != len(f):
-        raise BadInput("Problem(data=...): the targets must be a tensor with one label per sample")
+        raise BadInput("the targets must be a tensor with one label per sample", argument="data")
 
 
 @dataclass(frozen=True, eq=False)

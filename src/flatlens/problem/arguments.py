@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadInput, BadModel, UnknownName
+from flatlens.errors import BadInput, BadModel, Code, Give, UnknownName
 from flatlens.problem.batches import finite
 from flatlens.problem.data import Data
 from flatlens.problem.ranks import Ranks, in_one_piece
@@ -26,38 +26,34 @@ REDUCED_PRECISION = {
 def require_usable(model: object, dtype: object) -> None:
     """Refuse anything but a network that can be hooked and differentiated."""
     if not isinstance(model, nn.Module):
-        raise BadModel(f"Problem(model=...): a torch.nn.Module is needed, got {type(model).__name__}")
+        raise BadModel(f"a torch.nn.Module is needed, got {type(model).__name__}")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             where = f"{name!r} is a ScriptModule, which" if name else "a ScriptModule"
-            raise BadModel(f"Problem(model=...): {where} has no hooks: pass the nn.Module that it was compiled from")
+            raise BadModel(f"{where} has no hooks", remedy="pass the nn.Module that it was compiled from")
         if is_quantised(module):
             raise BadModel(
-                f"Problem(model=...): {repr(name) if name else 'the network'} ({type(module).__name__}) is quantised, "
-                f"and quantised weights have no derivatives: measure the network as it was before quantisation"
+                f"{repr(name) if name else 'the network'} ({type(module).__name__}) is quantised, and quantised "
+                "weights have no derivatives: measure the network as it was before quantisation"
             )
     for name, p in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(p, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
-            raise BadModel(f"Problem(model=...): {name!r} is not initialised: run the lazy model once on a batch first")
+            raise BadModel(f"{name!r} is not initialised", remedy="run the lazy model once on a batch first")
         if p.numel() == 0 and p.ndim > 1 and isinstance(p, nn.Parameter):
-            raise BadModel(f"Problem(model=...): {name!r}, of shape {tuple(p.shape)}, is empty: remove its layer")
+            raise BadModel(f"{name!r}, of shape {tuple(p.shape)}, is empty", remedy="remove its layer")
         if p.is_meta:
             raise BadModel(
-                f"Problem(model=...): {name!r} is on the meta device, where tensors have no values: make the model on "
-                f"a device (model.to_empty(device=...), then load weights into it)"
+                f"{name!r} is on the meta device, where tensors have no values",
+                remedy="make the model on a device (model.to_empty(device=...), then load weights into it)",
             )
         if p.is_floating_point() and p.element_size() == 1:
-            raise BadModel(
-                f"Problem(model=...): {name!r} is {p.dtype}, with which torch cannot compute: call model.float() first"
-            )
+            raise BadModel(f"{name!r} is {p.dtype}, with which torch cannot compute", remedy="call model.float() first")
         if p.layout != torch.strided and isinstance(p, nn.Parameter):
-            raise BadModel(f"Problem(model=...): {name!r} is sparse: hold it as a dense parameter, p.to_dense()")
+            raise BadModel(f"{name!r} is sparse", remedy="hold it as a dense parameter, p.to_dense()")
         if p.is_inference():
-            raise BadModel(
-                f"Problem(model=...): {name!r} was made under torch.inference_mode(): build the model outside it"
-            )
+            raise BadModel(f"{name!r} was made under torch.inference_mode()", remedy="build the model outside it")
     if dtype is not None and dtype not in (torch.float32, torch.float64):
-        raise BadInput(f"Problem(dtype={dtype!r}): None, torch.float32 or torch.float64 is needed")
+        raise BadInput("None, torch.float32 or torch.float64 is needed", argument="dtype", value=dtype)
     _require_real(model, dtype or measuring_dtype(model))
 
 
@@ -85,8 +81,8 @@ def _require_real(model: nn.Module, dtype: torch.dtype) -> None:
     for name, tensor in found.items():
         if tensor.is_complex():
             raise BadModel(
-                f"Problem(model=...): {name!r} is complex ({tensor.dtype}), and in {dtype} its imaginary part would be "
-                f"dropped: hold both parts in a real tensor (torch.view_as_real), and join them in forward()"
+                f"{name!r} is complex ({tensor.dtype}), and in {dtype} its imaginary part would be dropped",
+                remedy="hold both parts in a real tensor (torch.view_as_real), and join them in forward()",
             )
 
 
@@ -94,23 +90,21 @@ def require_numbers(outputs: Tensor) -> None:
     """Refuse outputs that are not dense real floating numbers, at least one per sample."""
     if outputs.is_complex():
         raise BadModel(
-            "Problem(model=...): the outputs are complex, but must be real: return, for instance, "
-            "torch.view_as_real(outputs).flatten(1)"
+            "the outputs are complex, but must be real: return, for instance, torch.view_as_real(outputs).flatten(1)"
         )
     if not outputs.is_floating_point():
         raise BadModel(
-            f"Problem(model=...): the outputs are {outputs.dtype}, but must be floating numbers: return them "
-            f"before argmax, rounding or comparison"
+            f"the outputs are {outputs.dtype}, but must be floating numbers",
+            remedy="return them before argmax, rounding or comparison",
         )
     if outputs.is_meta or outputs.layout != torch.strided:
         raise BadModel(
-            "Problem(model=...): the outputs are sparse, or on the meta device, but must be dense numbers: return, "
-            "for instance, outputs.to_dense()"
+            "the outputs are sparse, or on the meta device, but must be dense numbers",
+            remedy="return, for instance, outputs.to_dense()",
         )
     if outputs.ndim > 1 and 0 in outputs.shape[1:]:
         raise BadModel(
-            f"Problem(model=...): the outputs have shape {tuple(outputs.shape)}, with no entries per sample: at "
-            f"least one output is needed"
+            f"the outputs have shape {tuple(outputs.shape)}, with no entries per sample: at least one output is needed"
         )
 
 
@@ -122,8 +116,8 @@ def require_finite_weights(model: nn.Module) -> None:
         if tensor.is_floating_point() and not finite(tensor):
             bad = int(in_one_piece((~torch.isfinite(tensor)).sum()))
             raise BadModel(
-                f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf, as training that "
-                f"diverged or weights that were never set leave them: load a checkpoint without"
+                f"{bad} of {tensor.numel()} entries of {name!r} are NaN or inf, as training that diverged or weights "
+                "that were never set leave them: load a checkpoint without"
             )
 
 
@@ -131,7 +125,7 @@ def require_ranks(ranks: object) -> None:
     """Refuse anything but `Ranks`."""
     if not isinstance(ranks, Ranks):
         raise BadInput(
-            f"Problem(ranks={ranks!r}): give Ranks.joined() under torchrun; leave ranks out in a single process"
+            "give Ranks.joined() under torchrun; leave ranks out in a single process", argument="ranks", value=ranks
         )
 
 
@@ -140,19 +134,22 @@ def require_same_form(test: Data) -> None:
     next(test.chunks(1), None)
     if not test.labelled:
         raise BadInput(
-            "Problem(test=...): the data are dicts with labels, and the network says which output a label belongs to: "
-            "give the test data in the same form"
+            "the data are dicts with labels, and the network says which output a label belongs to",
+            argument="test",
+            remedy="give the test data in the same form",
         )
 
 
 def require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse a reduced precision that would have no effect, or would contradict `dtype`."""
     if arithmetic not in ("full", *REDUCED_PRECISION):
-        raise BadInput(f"Problem(arithmetic={arithmetic!r}): 'full', 'tf32' or 'bfloat16' is needed")
+        raise BadInput("'full', 'tf32' or 'bfloat16' is needed", argument="arithmetic", value=arithmetic)
     if arithmetic != "full" and dtype != torch.float32:
-        raise BadInput(f"Problem(arithmetic={arithmetic!r}): only for networks measured in float32, not in {dtype}")
+        raise BadInput(
+            f"only for networks measured in float32, not in {dtype}", argument="arithmetic", value=arithmetic
+        )
     if arithmetic == "tf32" and device.type != "cuda":
-        raise BadInput(f"Problem(arithmetic='tf32'): only for CUDA devices, and the network is on {device}")
+        raise BadInput(f"only for CUDA devices, and the network is on {device}", argument="arithmetic", value="tf32")
 
 
 def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset[str]:
@@ -160,15 +157,17 @@ def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset
     known = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     if isinstance(which, str):
         if which not in ("trainable", "all"):
-            raise BadInput(f"Problem(parameters={which!r}): 'trainable', 'all' or a list of parameter names is needed")
+            raise BadInput(
+                "'trainable', 'all' or a list of parameter names is needed", argument="parameters", value=which
+            )
         return frozenset(name for name, p in known.items() if which == "all" or p.requires_grad)
     if not isinstance(which, Iterable):
-        raise BadInput(f"Problem(parameters={which!r}): 'trainable', 'all' or a list of parameter names is needed")
+        raise BadInput("'trainable', 'all' or a list of parameter names is needed", argument="parameters", value=which)
     names = list(which)
     for name in names:
         if not isinstance(name, str):
             shown = type(name).__name__ if isinstance(name, Tensor) else repr(name)
-            raise BadInput(f"Problem(parameters=[{shown}]): a list of parameter names is needed")
+            raise BadInput("a list of parameter names is needed", argument="parameters", value=Code(f"[{shown}]"))
         if name not in known:
             raise UnknownName.among("parameter", name, known)
     return frozenset(names)
@@ -179,8 +178,10 @@ def require_present(model: nn.Module, names: Iterable[str]) -> None:
     known = [name for name, _ in model.named_parameters()]
     for name in sorted(set(names).difference(known)):
         raise BadModel(
-            f"Problem(parameters=[...]): {UnknownName.among('parameter', name, known)} (it had this name when the "
-            f"Problem was made; pruning, for instance, gives another: make a new Problem with the present names)"
+            f"{UnknownName.among('parameter', name, known)} (it had this name when the Problem was made; pruning, for "
+            "instance, gives another: make a new Problem with the present names)",
+            argument="parameters",
+            value=Code("[...]"),
         )
 
 
@@ -201,21 +202,20 @@ def in_bytes(memory: str | int) -> int:
     units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
     match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d*)?)\s*([KMGT]?I?)B?\s*", str(memory).upper())
     if match is None or match[2] not in units or float(match[1]) == 0:
-        raise BadInput(f"Problem(memory={memory!r}): a size is needed, such as '1GiB' or '500MB'")
+        raise BadInput("a size is needed, such as '1GiB' or '500MB'", argument="memory", value=memory)
     return min(int(float(match[1]) * units[match[2]]), _MOST)
 
 
 def require_ghosts(batchnorm: object, ghost_batch: object) -> None:
     """Refuse batchnorm='train' without ghost_batch, or the reverse."""
     if batchnorm not in ("eval", "train"):
-        raise BadInput(f"Problem(batchnorm={batchnorm!r}): 'eval' or 'train' is needed")
+        raise BadInput("'eval' or 'train' is needed", argument="batchnorm", value=batchnorm)
     if batchnorm == "eval" and ghost_batch is not None:
-        raise BadInput("Problem(ghost_batch=...): has an effect with batchnorm='train' only: set both or neither")
+        what = "has an effect with ", Give("batchnorm", "train"), " only"
+        raise BadInput(what, argument="ghost_batch", remedy="set both or neither")
     if batchnorm == "train" and not (isinstance(ghost_batch, int) and ghost_batch >= 2):
-        raise BadInput(
-            f"Problem(batchnorm='train', ghost_batch={ghost_batch!r}): the number of samples normalised together is "
-            f"needed, at least 2"
-        )
+        needed = "the number of samples normalised together is needed, at least 2"
+        raise BadInput(needed, argument="ghost_batch", value=ghost_batch)
 
 
 def drawing(generator: object, progress: object, where: str) -> torch.Generator:

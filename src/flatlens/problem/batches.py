@@ -77,14 +77,14 @@ def is_dicts(source: Any) -> bool:
     return isinstance(first, Mapping) and isinstance(last, Mapping) and set(first) == set(last)
 
 
-def collated(samples: list[Any], where: str = "data=...") -> Any:
+def collated(samples: list[Any], where: str = "data") -> Any:
     """Return samples as one batch: torch's collate, but dicts may hold lists of numbers of different lengths."""
     if not all(isinstance(sample, Mapping) for sample in samples):
         return default_collate(samples)
     first = samples[0]
     for number, sample in enumerate(samples):
         if set(sample) != set(first):
-            raise BadData(f"Problem({where}): sample {number} has the entries {sorted(sample)}, not {sorted(first)}")
+            raise BadData(f"sample {number} has the entries {sorted(sample)}, not {sorted(first)}", argument=where)
     numbers = {key: [_tensor(s[key], where) for s in samples] for key in first if _is_number(first[key])}
     others = {key: [s[key] for s in samples] for key in first if key not in numbers}
     return others | _padded(numbers, where)
@@ -134,7 +134,7 @@ def _padded(rows: dict[str, list[Tensor]], where: str) -> dict[str, Tensor]:
     return found
 
 
-def stacked(name: str, rows: list[Tensor], where: str = "data=...") -> Tensor:
+def stacked(name: str, rows: list[Tensor], where: str = "data") -> Tensor:
     """Return one sample per row, padded at the end to the longest: with -100 for whole-number labels, else with 0.
 
     >>> stacked("labels", [torch.tensor([1]), torch.tensor([2, 3])])
@@ -146,8 +146,9 @@ def stacked(name: str, rows: list[Tensor], where: str = "data=...") -> Tensor:
     if len({row.shape[1:] for row in rows}) > 1 or not all(row.ndim for row in rows):
         shapes = sorted({tuple(row.shape) for row in rows})
         raise BadData(
-            f"Problem({where}): {name!r} has the shapes {shapes[0]} and {shapes[-1]}: bring them to one shape, or "
-            f"give a DataLoader whose collate_fn returns them as a list"
+            f"{name!r} has the shapes {shapes[0]} and {shapes[-1]}",
+            argument=where,
+            remedy="bring them to one shape, or give a DataLoader whose collate_fn returns them as a list",
         )
     fill = -100 if name in LABELS and not rows[0].is_floating_point() else 0
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)
@@ -189,7 +190,7 @@ def _tensor(value: Any, where: str) -> Tensor:
     try:
         found: Tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadData(f"Problem({where}): a {type(value).__name__} is no tensor ({error}): give numbers") from error
+        raise BadData(f"a {type(value).__name__} is no tensor ({error}): give numbers", argument=where) from error
     return found
 
 
@@ -208,8 +209,8 @@ def size(batch: Batch) -> int:
         n = next((len(part) for part in lists if any(isinstance(leaf, Tensor) for leaf in tree_leaves(part))), None)
     if n is None:
         raise BadData(
-            f"Problem(data=...): a batch must consist of tensors whose first axis is the samples, got "
-            f"{type(batch).__name__}"
+            f"a batch must consist of tensors whose first axis is the samples, got {type(batch).__name__}",
+            argument="data",
         )
     return n
 
@@ -309,17 +310,17 @@ def require_dense(batch: Batch, where: str) -> None:
         if not isinstance(leaf, Tensor):
             continue
         if leaf.is_meta:
-            raise BadData(f"Problem({where}): a tensor on the meta device has no values: give the data itself")
+            raise BadData("a tensor on the meta device has no values", argument=where, remedy="give the data itself")
         if leaf.layout != torch.strided or leaf.is_nested or leaf.is_quantized:
             form = "nested" if leaf.is_nested else "quantised" if leaf.is_quantized else "sparse"
             mend = {"nested": "to_padded_tensor(0.0)", "quantised": "dequantize()", "sparse": "to_dense()"}[form]
-            raise BadData(f"Problem({where}): a {form} tensor cannot be split into samples: convert it with {mend}")
+            raise BadData(f"a {form} tensor cannot be split into samples: convert it with {mend}", argument=where)
         if leaf.is_floating_point() and leaf.element_size() == 1:
-            raise BadData(f"Problem({where}): torch cannot compute with {leaf.dtype}: convert it with .float()")
+            raise BadData(f"torch cannot compute with {leaf.dtype}", argument=where, remedy="convert it with .float()")
 
 
-def require_finite(batch: Batch, given: str) -> None:
-    """Refuse NaN and inf and name the first bad sample; `given` names the data in the error."""
+def require_finite(batch: Batch, argument: str, call: str = "Problem") -> None:
+    """Refuse NaN and inf in the data given as an argument, and name the first bad sample."""
     for part in tree_leaves(batch, is_leaf=is_list):
         if isinstance(part, Tensor) and _has_hole(part):
             bad = (~torch.isfinite(part)).reshape(len(part), -1).any(1).tolist() if part.ndim else [True]
@@ -331,8 +332,10 @@ def require_finite(batch: Batch, given: str) -> None:
             "of (outputs, (targets, mask)) (docs/recipes.md); else repair them" if missing else "repair or remove them"
         )  # fmt: skip
         raise BadData(
-            f"{given}: {sum(bad)} of {len(bad)} samples contain NaN or inf, the first at index {bad.index(True)} of "
-            f"this batch: {mend}"
+            f"{sum(bad)} of {len(bad)} samples contain NaN or inf, the first at index {bad.index(True)} of this batch",
+            argument=argument,
+            remedy=mend,
+            call=call,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from flatlens.errors import Code, Give, Words
 from flatlens.problem.data import seeded
 
 _Run = Callable[[], Tensor]
+_Cause = TypeVar("_Cause", bound=Words)
 """One pass of the network: its outputs, (n, N)."""
 
 _FIRST_AXES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.RNNBase)
@@ -101,7 +103,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return joined.join(each[:3]) + (", ..." if len(each) > 3 else "")
 
 
-def if_found(cause: Callable[[], str]) -> str:
+def if_found(cause: Callable[[], _Cause]) -> _Cause | str:
     """Return a cause in words; empty if looking for it fails, since the network is faulty already."""
     with suppress(Exception):
         return cause()
@@ -186,7 +188,7 @@ def training_in(function: Any) -> str:
     return next((name for name, one in known.items() if isinstance(one, nn.Module) and one.training), "")
 
 
-def why_coupled(model: nn.Module, whole: _Run, alone: _Run, rows: Tensor, n: int, ways: str) -> str:
+def why_coupled(model: nn.Module, whole: _Run, alone: _Run, rows: Tensor, n: int, ways: str) -> Words:
     """Return where a sample's outputs begin to depend on its batch, and the way on.
 
     Args:
@@ -211,10 +213,8 @@ def why_coupled(model: nn.Module, whole: _Run, alone: _Run, rows: Tensor, n: int
         return f"forward() takes them together: {ways}"
     module, place = found.module, first.place(found.name)
     if isinstance(module, _BatchNorm):
-        return (
-            f'{place} normalises over the batch: batchnorm="train" with ghost_batch=k measures the network in batches '
-            f"of k"
-        )
+        give = (Give("batchnorm", "train"), " with ", Give("ghost_batch", Code("k")))
+        return f"{place} normalises over the batch: ", *give, " measures the network in batches of k"
     if isinstance(module, _FIRST_AXES) and not getattr(module, "batch_first", _batch_first(module)):
         return f"{place} takes axis 0, that of the samples, for the tokens: make it with batch_first=True"
     if _observes(module):

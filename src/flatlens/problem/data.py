@@ -169,7 +169,7 @@ def kept(loader: DataLoader[Any]) -> Iterator[None]:
 
 @contextmanager
 def _sampling(where: str) -> Iterator[None]:
-    with users_code(lambda line: BadData(f"Problem({where}): its sampler failed ({line})")):
+    with users_code(lambda line: BadData(f"its sampler failed ({line})", argument=where)):
         yield
 
 
@@ -177,7 +177,7 @@ def _guarded(loader: DataLoader[Any], where: str) -> Iterator[Any]:
     """Yield the loader's batches; an exception while reading one names the sample."""
     batches, end, turn = None, object(), 0
     while True:
-        with users_code(lambda line: BadData(f"Problem({where}): {_culprit(loader, turn, line)}")):  # noqa: B023
+        with users_code(lambda line: BadData(f"{_culprit(loader, turn, line)}", argument=where)):  # noqa: B023
             batches = iter(loader) if batches is None else batches
             batch = next(batches, end)
         if batch is end:
@@ -242,8 +242,8 @@ def open_source(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch 
         n = size(x)
         if isinstance(y, Tensor) and (y.ndim == 0 or len(y) != n):
             raise BadData(
-                f"Problem({where}): x has {n} samples and y {len(y) if y.ndim else 'a single number'}: give as many of "
-                f"each"
+                f"x has {n} samples and y {len(y) if y.ndim else 'a single number'}: give as many of each",
+                argument=where,
             )
         return None, (x, y)
     if isinstance(source, Mapping):
@@ -252,8 +252,9 @@ def open_source(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch 
     if hasattr(source, "x") and hasattr(source, "y"):
         return open_source((source.x, source.y), where)
     raise BadData(
-        f"Problem({where}): a pair (x, y), a dict with labels, a list of dicts, a Dataset or a DataLoader is needed, "
-        f"got {type(source).__name__}"
+        "a pair (x, y), a dict with labels, a list of dicts, a Dataset or a DataLoader is needed, got "
+        f"{type(source).__name__}",
+        argument=where,
     )
 
 
@@ -261,9 +262,9 @@ def _require_no_batches(source: Any, where: str) -> None:
     """Refuse a list of batches or of samples: nothing in it says which of the two it holds."""
     if isinstance(source, Iterator):
         raise BadData(
-            f"Problem({where}): a {type(source).__name__} can be read only once: give DataLoader(list(data), "
-            f"batch_size=None) if each item is a batch, DataLoader(list(data), batch_size={BATCH_OF}) if each is a "
-            f"sample"
+            f"a {type(source).__name__} can be read only once: give DataLoader(list(data), batch_size=None) if each "
+            f"item is a batch, DataLoader(list(data), batch_size={BATCH_OF}) if each is a sample",
+            argument=where,
         )
     if not isinstance(source, list | tuple) or not source or not all(map(_may_be_batch, source)):
         return
@@ -271,9 +272,10 @@ def _require_no_batches(source: Any, where: str) -> None:
         return  # inputs and targets
     single = ", DataLoader([data], batch_size=None) if it is one batch of inputs and targets" * (len(source) == 2)
     raise BadData(
-        f"Problem({where}): a {type(source).__name__} of {len(source)} {type(source[0]).__name__}s may hold batches or "
-        f"samples: give DataLoader(data, batch_size=None) if each item is a batch, DataLoader(data, "
-        f"batch_size={BATCH_OF}) if each is a sample{single}"
+        f"a {type(source).__name__} of {len(source)} {type(source[0]).__name__}s may hold batches or samples",
+        argument=where,
+        remedy="give DataLoader(data, batch_size=None) if each item is a batch, "
+        f"DataLoader(data, batch_size={BATCH_OF}) if each is a sample{single}",
     )
 
 
@@ -310,8 +312,9 @@ def _as_tensors(part: Any, where: str) -> Any:
         return torch.as_tensor(array if array.flags.writeable else array.copy())  # torch warns about read-only memory
     except Exception as error:  # an object of unknown type may raise anything
         raise BadData(
-            f"Problem({where}): cannot read a {type(part).__name__} as a tensor ({typed_line(error, 200)}): give "
-            f"tensors or arrays of numbers, samples first; samples of several sizes are lists in a DataLoader's batches"
+            f"cannot read a {type(part).__name__} as a tensor ({typed_line(error, 200)}): give tensors or arrays of "
+            "numbers, samples first; samples of several sizes are lists in a DataLoader's batches",
+            argument=where,
         ) from error
 
 
@@ -523,8 +526,9 @@ class Data:
         known = self._held.setdefault(ranks, n)
         if known != n:
             raise BadData(
-                f"Problem({self.where}): the data has {n} samples now, and had {known} when first read, as a "
-                f"stream has: measure a fixed copy of the data"
+                f"the data has {n} samples now, and had {known} when first read, as a stream has",
+                argument=self.where,
+                remedy="measure a fixed copy of the data",
             )
 
     def _require_same(self, number: int, batch: Batch) -> int:
@@ -537,8 +541,9 @@ class Data:
         if (before, held) != (fingerprint, n):
             how = f"has {n} samples instead of {held}" if n != held else "differs"
             raise BadData(
-                f"Problem({self.where}): batch {number} {how} when read again, as augmentation, noise or a stream "
-                f"make it: measure a fixed copy of the data"
+                f"batch {number} {how} when read again, as augmentation, noise or a stream make it",
+                argument=self.where,
+                remedy="measure a fixed copy of the data",
             )
         return n
 

@@ -161,14 +161,13 @@ def _evaluating(model: nn.Module) -> None:
         model.eval()
     except Exception as error:
         raise BadModel(
-            f"Problem(model=...): eval() failed ({said(error)}): of a module of torch.export, pass the nn.Module that "
-            f"was exported"
+            f"eval() failed ({said(error)})", remedy="of a module of torch.export, pass the nn.Module that was exported"
         ) from error
 
 
 def hook_failed(line: str) -> ForwardFailed:
     """Return the error for user code that torch called during differentiation."""
-    return ForwardFailed(f"Problem(model=...): code of the network's own, such as a hook, failed ({line})")
+    return ForwardFailed(f"code of the network's own, such as a hook, failed ({line})")
 
 
 @contextmanager
@@ -207,16 +206,16 @@ def _require_untouched(
             written += [name] * moved
     if written:
         raise BadModel(
-            f"Problem(model=...): forward() changes the parameter {written[0]!r} in place (its old value was "
-            f"restored): do this in the training step, or only where self.training is true, which it is not here "
-            f"(F.embedding(..., max_norm=...) does it, too)"
+            f"forward() changes the parameter {written[0]!r} in place (its old value was restored)",
+            remedy="do this in the training step, or only where self.training is true, which it is not here "
+            "(F.embedding(..., max_norm=...) does it, too)",
         )
     if [(name, id(p)) for name, p in before] != [(name, id(p)) for name, p in now]:
         other = {name: id(p) for name, p in now}
         name = next((name for name, p in [*before, *now] if other.get(name) != id(dict(before).get(name))), "")
         raise BadModel(
-            f"Problem(model=...): forward() creates the parameter {name!r} or replaces it: create it in __init__, or "
-            f"run the model once on a batch first"
+            f"forward() creates the parameter {name!r} or replaces it",
+            remedy="create it in __init__, or run the model once on a batch first",
         )
 
 
@@ -247,8 +246,8 @@ def copy_of(model: nn.Module, needed_by: str, instead: str = "") -> nn.Module:
     except Exception as error:  # old weight_norm cannot be copied, and the user's modules may raise anything
         what, mend = _uncopied(model)
         raise BadModel(
-            f"Problem(model=...): {needed_by} needs a copy of the network, and {what} cannot be copied "
-            f"({one_line(error, 120)}): {instead}{mend}"
+            f"{needed_by} needs a copy of the network, and {what} cannot be copied ({one_line(error, 120)})",
+            remedy=f"{instead}{mend}",
         ) from error
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from flatlens.errors import BadData, ForwardFailed, LossFailed
+from flatlens.errors import FORWARD, BadData, ForwardFailed, LossFailed, Words
 from flatlens.problem.batches import counts_samples
 from flatlens.problem.eval_context import differentiable
 from flatlens.problem.loss import Loss
@@ -100,16 +100,17 @@ def convention_of(model: nn.Module, x: Any, y: Any) -> Convention:
         (slope,) = torch.autograd.grad(own.sum(), f, allow_unused=True)
     f = f.detach()
     if slope is None:
-        raise BadData(f"Problem(data=...): {_UNKNOWN}")
+        raise BadData(_UNKNOWN, argument="data")
     for shift in (0, 1):
         if _is_slope(slope, f, F.pad(y[rows], (0, shift), value=_IGNORED)[:, shift:]):
             return Convention(fed, bool(shift), by_token=True)
-    raise BadData(f"Problem(data=...): {_UNKNOWN}")
+    raise BadData(_UNKNOWN, argument="data")
 
 
 _UNKNOWN = (
     "the network's own loss of the labels is the cross-entropy neither of each token nor of the next token, so it is "
-    "not known which output belongs to which label: give forward=(model, batch) -> (outputs, targets)"
+    "not known which output belongs to which label: give ",
+    FORWARD,
 )
 
 
@@ -133,7 +134,7 @@ def losing(loss: Loss, where: str, f: Tensor, y: Any) -> Iterator[None]:
     """Raise any exception of the loss as one line that says where in the data it happened."""
 
     def failed(line: str) -> LossFailed:
-        return LossFailed(f"Problem(loss={loss}): the loss failed on {where} ({line}): {_mend_of_loss(line, f, y)}")
+        return LossFailed(f"the loss failed on {where} ({line})", value=loss, remedy=_mend_of_loss(line, f, y))
 
     with users_code(failed):
         try:
@@ -151,22 +152,24 @@ def forward_failed(
     """
 
     def failed(line: str) -> ForwardFailed:
+        what = "forward failed on ", where, f" ({line})"
         if NO_LOOP in line:
-            return ForwardFailed(f"Problem(model=...): forward failed on {where} ({line})")
+            return ForwardFailed(what)
         inputs = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         mend = _mend_of_forward(line, model, inputs, itself)
-        return ForwardFailed(f"Problem(model=...): forward failed on {where} ({line}): {mend}")
+        return ForwardFailed(what, remedy=mend)
 
     return failed
 
 
-def _mend_of_forward(line: str, model: nn.Module | None, inputs: list[Tensor], itself: Any) -> str:
+def _mend_of_forward(line: str, model: nn.Module | None, inputs: list[Tensor], itself: Any) -> Words:
     """Return the cause of an error of forward() as far as it can be told, and what to do."""
     name = getattr(getattr(type(model), "forward", None), "__qualname__", "")
     if name and f"{name}() " in line and re.match("TypeError: .*(missing|takes|unexpected)", line):
         return (
             "it does not take the inputs that the data give: give several as a tuple, ((x, mask), y), or in a dict by "
-            "their names, or call the network yourself: forward=(model, batch) -> (outputs, targets)"
+            "their names, or call the network yourself: ",
+            FORWARD,
         )
     given = f"inputs of {', '.join(map(_kind, inputs[:4]))}" if inputs else "the inputs"
     kinds = {kind.lower() for kind in re.findall(r"\b(BFloat16|Half|Float|Double|Long|Int)(?:Tensor)?\b", line, re.I)}
@@ -257,8 +260,9 @@ def retold(where: str | Callable[[], str]) -> Iterator[None]:
         yield
     except ForwardFailed as error:
         cause, place = error.__cause__ or error, where if isinstance(where, str) else where()
-        told, known = re.subn(r"(?<=forward failed on )[^(]*(?= \()", lambda _: place, str(error), count=1)
-        raise ForwardFailed(told) if known else forward_failed(place)(said(cause)) from cause
+        if isinstance(error.what, tuple):  # of `forward_failed`: what, where, line
+            raise error.but(what=(error.what[0], place, error.what[2])) from cause
+        raise forward_failed(place)(said(cause)) from cause
 
 
 def _kind(y: Any) -> str:

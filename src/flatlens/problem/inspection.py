@@ -18,7 +18,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, NotAlike
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, Give, NotAlike, Words
 from flatlens.problem.batches import FORWARD_CHUNK, Batch, checksum, finite, require_finite, select, size, spaced, take
 from flatlens.problem.causes import draws, if_found, training_in, why_coupled, why_not_finite, why_random
 from flatlens.problem.data import CHOICE, MOST_IN_BATCH, Data
@@ -99,9 +99,9 @@ class Seen:
             parts = size_of_parts(model, "a check", lambda moved: problem.run(moved, batch)[0].detach())
             if apart * float(f.detach().abs().max()) > allowed * parts:
                 raise BadModel(
-                    f"Problem(model=...): outputs of the samples in a chunk of {len(f)} differ from those in larger "
-                    f"chunks (by {apart:.2g} of their size), so per-sample derivatives do not exist: does forward() "
-                    f"gate, sort or count over the batch? Make the whole batch one sample, or gate each sample alone"
+                    f"outputs of the samples in a chunk of {len(f)} differ from those in larger chunks (by "
+                    f"{apart:.2g} of their size), so per-sample derivatives do not exist: does forward() gate, sort "
+                    "or count over the batch? Make the whole batch one sample, or gate each sample alone"
                 )
 
 
@@ -180,8 +180,8 @@ def require_same_everywhere(problem: Unchecked) -> None:
     require_all_processes(problem.model)
     if problem.sharded and problem.ranks.size > 1:
         raise BadInput(
-            "Problem(ranks=...): the network's parameters are spread over the processes, each of which reads all the "
-            "data: leave ranks out"
+            "the network's parameters are spread over the processes, each of which reads all the data: leave ranks out",
+            argument="ranks",
         )
     found = problem.peers.apart(lambda: dict(_facts(problem)))
     if found is None:
@@ -193,18 +193,17 @@ def require_same_everywhere(problem: Unchecked) -> None:
             "running statistics do where each process takes them from its own samples: broadcast rank 0's before "
             "measuring (for b in model.buffers(): torch.distributed.broadcast(b, 0)), or train with SyncBatchNorm"
         )  # fmt: skip
-        raise NotAlike(
-            f"Problem(model=...): the {of} of {others} differ from those of rank 0, the first in {name!r}: {cause}"
-        )
+        raise NotAlike(f"the {of} of {others} differ from those of rank 0, the first in {name!r}", remedy=cause)
     if name == CHOICE:
         raise BadData(
-            f"Problem({of}): the loader picks other samples in {others} than in rank 0, as a DistributedSampler, a "
-            f"loader of accelerate or an unseeded sampler does: give every process the data set itself, or a loader of "
-            f"all of it"
+            f"the loader picks other samples in {others} than in rank 0, as a DistributedSampler, a loader of "
+            "accelerate or an unseeded sampler does: give every process the data set itself, or a loader of all of it",
+            argument=of,
         )
     raise BadData(
-        f"Problem({of}): the {name} of {others} differ from those of rank 0: give every process all of the data, in "
-        f"the same order (set the seed before drawing or splitting it)"
+        f"the {name} of {others} differ from those of rank 0",
+        argument=of,
+        remedy="give every process all of the data, in the same order (set the seed before drawing or splitting it)",
     )
 
 
@@ -234,10 +233,10 @@ def check_first(problem: Unchecked, model: nn.Module) -> Loss:
     """
     first = next(problem.batches(256), None)
     if first is None or size(first) == 0:
-        raise BadData("Problem(data=...): the data is empty: at least one sample is needed")
+        raise BadData("the data is empty", argument="data", remedy="at least one sample is needed")
     for _ in problem.batches(256):  # read again from the start: the first batch must come back the same
         break
-    require_finite(first, f"Problem({problem.data.where})")
+    require_finite(first, problem.data.where)
     with retold("the first batch"):
         once, y = problem.run(model, problem.place(first))
     loss = of_form(problem.loss, y)
@@ -254,13 +253,14 @@ def check_first(problem: Unchecked, model: nn.Module) -> Loss:
         run = partial(_outputs, problem, model, first)
         why = if_found(lambda: why_random(model, run, lambda a, b: _largest_difference(a, b) <= 100 * eps * scale))
         raise BadModel(
-            f"Problem(model=...): the model gave different outputs for the same batch twice (max difference "
-            f"{apart:.2g}): {why or 'random numbers or a state in forward() are possible'}"
+            f"the model gave different outputs for the same batch twice (max difference {apart:.2g})",
+            remedy=why or "random numbers or a state in forward() are possible",
         )
     if problem.forward is not None and not same_targets(y, targets, 100):
         raise BadData(
-            f"Problem(forward=...): forward= returned different targets for the same batch twice: "
-            f"{_why_other_targets(problem, model, first)}"
+            "forward= returned different targets for the same batch twice",
+            argument="forward",
+            remedy=_why_other_targets(problem, model, first),
         )
     return loss
 
@@ -292,26 +292,29 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
     with problem.ranks.as_one():
         for turn, (number, raw) in enumerate(shared):
-            require_finite(raw, f"Problem({data.where})")
+            require_finite(raw, data.where)
             if own and turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8, ...
                 few[number] = spaced(raw, _PROBE)
             if own and problem.coupled and size(raw) < 2:
                 raise BadInput(
-                    f"Problem(ghost_batch={problem.ghost_batch}): the last ghost batch would have one sample alone: "
-                    f"leave this sample out, or choose another size"
+                    "the last ghost batch would have one sample alone: leave this sample out, or choose another size",
+                    argument="ghost_batch",
+                    value=problem.ghost_batch,
                 )
             with retold(partial(_failing_sample, problem, model, raw, n, given)):
                 f, y = problem.run(model, problem.place(raw))
             if not finite(f):
                 bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
                 raise BadModel(
-                    f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and "
-                    f"data are finite: {_why_not_finite(problem, model, raw, bad - n, f, y)}"
+                    f"the model's output for sample {bad} is NaN or inf, though weights and data are finite",
+                    argument=data.where,
+                    remedy=_why_not_finite(problem, model, raw, bad - n, f, y),
                 )
             if outputs not in (0, f.shape[1]) and not isinstance(y, Tokens):
                 raise BadModel(
-                    f"Problem({data.where}): the model gives {outputs} outputs for the samples before {n}, and "
-                    f"{f.shape[1]} for sample {n}: give every sample the same number"
+                    f"the model gives {outputs} outputs for the samples before {n}, and {f.shape[1]} for sample {n}",
+                    argument=data.where,
+                    remedy="give every sample the same number",
                 )
             _require_no_weights(problem, model, raw, n)
             seen.note(number, f)
@@ -334,11 +337,10 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     probes = problem.ranks.in_order(few) if own else []
     data.counted(n)
     if n == 0:
-        raise BadData(f"Problem({data.where}): the data is empty: at least one sample is needed")
+        raise BadData("the data is empty", argument=data.where, remedy="at least one sample is needed")
     if mass <= 0:
         raise BadData(
-            f"Problem({data.where}): every target is ignored (ignore_index) or has class weight 0: at least one must "
-            f"count"
+            "every target is ignored (ignore_index) or has class weight 0: at least one must count", argument=data.where
         )
     seen.join(problem.ranks)
     return Contents(n, outputs, mass, probes, seen)
@@ -397,9 +399,9 @@ def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: 
         whole = f[rows.to(f.device)]
         if alone.shape != whole.shape:
             raise BadModel(
-                f"Problem(model=...): a sample has {f.shape[1]} outputs among all {len(f)} samples of its batch, and "
-                f"{alone.shape[1]} among {len(rows)}: are sequences padded to the longest of the batch? Pad them to "
-                f"one length, as pad_packed_sequence(..., total_length=x.shape[1]) does"
+                f"a sample has {f.shape[1]} outputs among all {len(f)} samples of its batch, and {alone.shape[1]} "
+                f"among {len(rows)}: are sequences padded to the longest of the batch? Pad them to one length, as "
+                "pad_packed_sequence(..., total_length=x.shape[1]) does"
             )
         apart, allowed = _largest_difference(whole, alone), 1e4 * torch.finfo(f.dtype).eps
         if apart > allowed * (float(f.abs().max()) + 1e-30) and apart > allowed * of_parts():
@@ -407,15 +409,17 @@ def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: 
             every = partial(_outputs, problem, model, raw)
             why = if_found(partial(why_coupled, model, every, some, rows, len(f), _AS_ONE))
             raise BadModel(
-                f"Problem(model=...): a sample's outputs change with the other samples of its batch (difference "
-                f"{apart:.2g}), so per-sample derivatives do not exist: {why or _AS_ONE}"
+                f"a sample's outputs change with the other samples of its batch (difference {apart:.2g}), so "
+                "per-sample derivatives do not exist",
+                remedy=why or _AS_ONE,
             )
         if problem.forward is not None and not same_targets(y, targets, 1e4, rows, len(f)):
             name = if_found(lambda: training_in(problem.forward))
             eval_it = f"call eval() on {name}, which forward= uses in train mode, or " if name else ""
             raise BadData(
-                f"Problem(forward=...): a sample's targets change with the other samples of its batch: {eval_it}"
-                f"compute them on all the data beforehand, and give them with the data"
+                "a sample's targets change with the other samples of its batch",
+                argument="forward",
+                remedy=f"{eval_it}compute them on all the data beforehand, and give them with the data",
             )
 
 
@@ -427,12 +431,12 @@ def _together(n: int, some: int) -> Iterator[None]:
     except ForwardFailed as error:
         cause = error.__cause__ or error
         raise ForwardFailed(
-            f"Problem(model=...): forward takes {n} samples together, and fails on {some} of them ({said(cause)}): "
-            f"{_AS_ONE}; samples of different sizes are a list in the batch, with one item for each"
+            f"forward takes {n} samples together, and fails on {some} of them ({said(cause)})",
+            remedy=f"{_AS_ONE}; samples of different sizes are a list in the batch, with one item for each",
         ) from cause
 
 
-def _why_not_finite(problem: Unchecked, model: nn.Module, raw: Batch, bad: int, f: Tensor, y: Any) -> str:
+def _why_not_finite(problem: Unchecked, model: nn.Module, raw: Batch, bad: int, f: Tensor, y: Any) -> Words:
     """Return why the outputs of the chunk `raw` are not finite, the first at sample `bad` of it."""
     if any(not bool((~torch.isfinite(f) & ~ignored).any()) for ignored in ignored_outputs(problem.loss, f, y)):
         return (
@@ -448,7 +452,7 @@ def _why_not_finite(problem: Unchecked, model: nn.Module, raw: Batch, bad: int, 
     sample = select(raw, torch.tensor([bad]))
     narrow = f.dtype != torch.float64 and not problem.sharded
     if narrow and if_found(lambda: "yes" * finite(wide())):
-        return "activations overflow float32: dtype=torch.float64 measures it"
+        return "activations overflow float32: ", Give("dtype", torch.float64), " measures it"
     why = if_found(lambda: why_not_finite(model, partial(_outputs, problem, model, sample)))
     why = why or "numbers that overflow, or an operation without a finite result, are possible"
     return why + if_found(lambda: _instead_of_masks(problem.loss, f, y))
@@ -497,12 +501,14 @@ def _require_losses(problem: Unchecked, model: nn.Module, f: Tensor, y: Any, sta
             require_no_weights(loss.name, values, weights)
             values = values.detach()
     except BadData as error:
-        raise BadData(f"{str(error).replace('data=...', given, 1)} ({where})") from error
+        at = given if error.argument == "data" else error.argument
+        raise error.but(argument=at, where=f"({where})") from error
     if not finite(values):
         bad = start + int((~torch.isfinite(values)).nonzero()[0])
         raise BadLoss(
-            f"Problem(loss={loss}): the loss of sample {bad} is NaN or inf: do its target and the loss fit together? "
-            f"(A target that is ignored needs nn.CrossEntropyLoss.)"
+            f"the loss of sample {bad} is NaN or inf",
+            value=loss,
+            remedy="do its target and the loss fit together? (A target that is ignored needs nn.CrossEntropyLoss.)",
         )
     with losing(loss, where, f, y):
         loss.require_apart(f, y)

@@ -125,8 +125,8 @@ class Loss(ABC):
 
     def _without_fisher(self) -> BadLoss:
         return BadLoss(
-            f"Problem(loss={self.name}): the Fisher matrix needs a loss that is a negative log-likelihood "
-            f"(cross_entropy or a squared error)"
+            "the Fisher matrix needs a loss that is a negative log-likelihood (cross_entropy or a squared error)",
+            value=self.name,
         )
 
     def check(self, f: Tensor, y: Any) -> Tensor:
@@ -134,8 +134,9 @@ class Loss(ABC):
         values = self.values(f, y)
         if values.shape != (len(f),):
             raise BadLoss(
-                f"Problem(loss={self.name}): a loss must return one value per sample, shape ({len(f)},), but returned "
-                f"{tuple(values.shape)}: return losses of shape (n,), with no mean over the batch"
+                f"a loss must return one value per sample, shape ({len(f)},), but returned {tuple(values.shape)}",
+                value=self.name,
+                remedy="return losses of shape (n,), with no mean over the batch",
             )
         return values
 
@@ -187,8 +188,9 @@ def as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
         return smoothed(F.one_hot(class_labels(target, f.shape[1]), f.shape[1]).to(f.dtype), smoothing)
     if not one_each(f, target):
         raise BadData(
-            f"Problem(data=...): {name} needs targets of the outputs' shape {tuple(f.shape)} or integer labels of "
-            f"shape ({len(f)},), got {tuple(target.shape)} {target.dtype}"
+            f"{name} needs targets of the outputs' shape {tuple(f.shape)} or integer labels of shape ({len(f)},), got "
+            f"{tuple(target.shape)} {target.dtype}",
+            argument="data",
         )
     return target.reshape(f.shape).to(f.dtype)
 
@@ -216,6 +218,9 @@ def smoothed(y: Tensor, a: float) -> Tensor:
     """Return smoothed class probabilities (1 - a) y + a / N, (n, N)."""
     return y if a == 0 else (1 - a) * y + a / y.shape[1]
 
+
+ROW = "sample"
+"""What a row of the outputs is, in an error about its target."""
 
 _KNOWN = ContextVar("labels are known", default=False)
 
@@ -251,13 +256,19 @@ def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
         bad &= y != ignore
     if bad.any():
         first = int(bad.nonzero()[0])
-        raise BadData(
-            f"Problem(data=...): label {int(y[first])} at sample {first} of its batch is out of range: the model has "
-            f"{classes} outputs, so labels run from 0 to {classes - 1}: {_mend_of_labels(y, classes)}"
+        why, mend = (
+            (
+                f" is out of range: the model has {classes} outputs, so labels run from 0 to {classes - 1}",
+                _mend_of_labels(y, classes),
+            )
             if classes > 1
-            else f"Problem(data=...): label {int(y[first])} at sample {first} of its batch: the model has one output, "
-            f"which cannot tell classes apart: with labels 0 and 1 the loss is nn.BCEWithLogitsLoss()"
+            else (
+                ": the model has one output, which cannot tell classes apart",
+                "with labels 0 and 1 the loss is nn.BCEWithLogitsLoss()",
+            )
         )
+        what = f"label {int(y[first])} at ", ROW, f" {first} of its batch{why}"
+        raise BadData(what, argument="data", remedy=mend)
     return y.long()
 
 
@@ -269,9 +280,13 @@ def probabilities(y: Tensor, name: str) -> Tensor:
     if not _KNOWN.get() and bool((y < 0).any()):
         at = (y < 0).nonzero()[0]
         raise BadData(
-            f"Problem(data=...): {name} has a target of {float(y[tuple(at)]):.4g} for class {int(at[1])} at sample "
-            f"{int(at[0])} of its batch: class probabilities must not be negative: if these are logits, apply "
-            f"softmax(); if they are logarithms, apply exp()"
+            (
+                f"{name} has a target of {float(y[tuple(at)]):.4g} for class {int(at[1])} at ",
+                ROW,
+                f" {int(at[0])} of its batch: class probabilities must not be negative",
+            ),
+            argument="data",
+            remedy="if these are logits, apply softmax(); if they are logarithms, apply exp()",
         )
     return y
 

@@ -40,8 +40,9 @@ def require_no_weights(loss: str, values: Tensor, weights: list[tuple[str, Tenso
     for (name, _), slope in zip(weights, slopes, strict=True):
         if slope is not None and (slope.requires_grad or bool(slope.any())):
             raise BadLoss(
-                f"Problem(loss={loss}): the loss depends on the weights beside the outputs ({name}): return what it "
-                f"needs as an output of the network, detach() the targets, and leave penalties on weights out"
+                f"the loss depends on the weights beside the outputs ({name}): return what it needs as an output of "
+                "the network, detach() the targets, and leave penalties on weights out",
+                value=loss,
             )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatlens.errors import BadData, BadLoss, LossFailed, UnknownName
+from flatlens.errors import FORWARD, BadData, BadLoss, LossFailed, UnknownName
 from flatlens.problem.batches import picked
 from flatlens.problem.loss import Loss, as_vectors, class_labels, one_each, probabilities, slices_of_rows, smoothed
 from flatlens.problem.row_layout import HeadLosses
@@ -69,12 +69,10 @@ class CustomLoss(Loss):
     def _called(self, f: Any, y: Any, n: int) -> Tensor:
         if isinstance(y, Tensor) and y.is_floating_point() and isinstance(f, Tensor):
             y = y.to(f.dtype)
-        with users_code(lambda line: LossFailed(f"Problem(loss={self.name}): the loss failed on {n} samples ({line})")):
+        with users_code(lambda line: LossFailed(f"the loss failed on {n} samples ({line})", value=self.name)):
             values = self.function(f, y)
         if not isinstance(values, Tensor):
-            raise BadLoss(
-                f"Problem(loss={self.name}): a loss must return a tensor of shape ({n},), got {type(values).__name__}"
-            )
+            raise BadLoss(f"a loss must return a tensor of shape ({n},), got {type(values).__name__}", value=self.name)
         return values
 
     def settled(self, f: Any, y: Any) -> CustomLoss:
@@ -100,8 +98,9 @@ class CustomLoss(Loss):
                 how = "it is their sum" if summed else "the samples do not count alike, or influence each other"
                 mend = "" if summed else f"; {AS_ONE}"
                 raise BadLoss(
-                    f"Problem(loss={self.name}): the loss of {size} samples together is {batch:.6g}, the mean of their "
-                    f"own losses is {mean:.6g} ({how}), but the risk is a mean over samples: {_MEND}{mend}"
+                    f"the loss of {size} samples together is {batch:.6g}, the mean of their own losses is {mean:.6g} "
+                    f"({how}), but the risk is a mean over samples: {_MEND}{mend}",
+                    value=self.name,
                 )
 
 
@@ -151,7 +150,7 @@ def as_module(loss: object) -> nn.Module | None:
     try:
         found: nn.Module = kind(**options)
     except TypeError as error:
-        raise BadLoss(f"Problem(loss=...): {kind.__name__} does not take these options ({error})") from error
+        raise BadLoss(f"{kind.__name__} does not take these options ({error})") from error
     return found
 
 
@@ -165,21 +164,24 @@ def other_module(module: nn.Module) -> Loss:
     labels = isinstance(module, nn.NLLLoss) and type(module).forward is nn.NLLLoss.forward
     if type(module).__module__.startswith("torch.nn.") and any(True for _ in module.parameters()):
         raise BadLoss(
-            f"Problem(loss={name}): it holds the weights of a layer, which would not be measured: put the layer into "
-            f"the network, and use nn.CrossEntropyLoss()"
+            "it holds the weights of a layer, which would not be measured",
+            value=name,
+            remedy="put the layer into the network, and use nn.CrossEntropyLoss()",
         )
     if getattr(module, "weight", None) is not None and type(module) not in _WEIGHTED:
         raise BadLoss(
-            f"Problem(loss={name}): it is not known how its mean takes the class weights: pass a function (outputs, "
-            f"targets) -> losses of shape (n,)"
+            "it is not known how its mean takes the class weights",
+            value=name,
+            remedy="pass a function (outputs, targets) -> losses of shape (n,)",
         )
     if not hasattr(module, "reduction"):
         return CustomLoss(module, name, settings=settings)
     ignored: int = getattr(module, "ignore_index", -100)
     if ignored != -100 and not labels:
         raise BadLoss(
-            f"Problem(loss={name}): ignore_index is supported for CrossEntropyLoss and NLLLoss only: pass a function "
-            f"(outputs, targets) -> losses of shape (n,)"
+            "ignore_index is supported for CrossEntropyLoss and NLLLoss only",
+            value=name,
+            remedy="pass a function (outputs, targets) -> losses of shape (n,)",
         )
     each, summed = copy.deepcopy(module), module.reduction == "batchmean"
     each.reduction = "none"  # type: ignore[assignment]
@@ -214,8 +216,9 @@ def require_two_arguments(function: Callable[..., object], name: str) -> None:
     needed = needed_arguments(function)
     if len(needed) > 2 or (needed and not takes(function, 2)):  # a compiled function may tell no arguments
         raise BadLoss(
-            f"Problem(loss={name}): it is computed from ({', '.join(needed)}), not from (outputs, targets): pass a "
-            f"function (outputs, targets) -> losses of shape (n,) that calls it (targets may be a tuple)"
+            f"it is computed from ({', '.join(needed)}), not from (outputs, targets)",
+            value=name,
+            remedy="pass a function (outputs, targets) -> losses of shape (n,) that calls it (targets may be a tuple)",
         )
 
 
@@ -235,8 +238,9 @@ def _two(f: Any, name: str) -> tuple[Tensor, Tensor]:
     parts = tuple(f.values()) if isinstance(f, Mapping) else f
     if isinstance(parts, Tensor) or len(parts) != 2:
         raise BadLoss(
-            f"Problem(loss={name}): it needs two outputs, such as (mean, variance): return a tuple of two tensors from "
-            f"the network, or through forward=(model, batch) -> (outputs, targets)"
+            "it needs two outputs, such as (mean, variance)",
+            remedy=("return a tuple of two tensors from the network, or through ", FORWARD),
+            value=name,
         )
     return parts[0], parts[1]
 
@@ -246,9 +250,10 @@ def _require_no_weights_of_samples(module: nn.Module, f: Tensor) -> None:
     for name, weight in module.named_buffers():
         if weight.shape[: max(0, weight.ndim - (f.ndim - 1))].numel() > 1:
             raise BadLoss(
-                f"Problem(loss={type(module).__name__}): {name} of shape {tuple(weight.shape)} has a value for each "
-                f"sample of a batch (outputs {tuple(f.shape)}): give weights of samples as a second target, and a "
-                f"function (outputs, (targets, weights)) -> losses of shape (n,)"
+                f"{name} of shape {tuple(weight.shape)} has a value for each sample of a batch (outputs "
+                f"{tuple(f.shape)}): give weights of samples as a second target, and a function (outputs, (targets, "
+                "weights)) -> losses of shape (n,)",
+                value=type(module).__name__,
             )
 
 
@@ -275,8 +280,9 @@ def _shaped(f: Tensor, y: Any, module: nn.Module) -> Any:
     if labels and not _is_torchs(module):  # class labels, for a loss of the user's own
         return y
     raise BadLoss(
-        f"Problem(loss={type(module).__name__}): targets of shape {tuple(y.shape)} do not fit outputs of shape "
-        f"{tuple(f.shape)}: this loss needs one target for each output, so equal shapes"
+        f"targets of shape {tuple(y.shape)} do not fit outputs of shape {tuple(f.shape)}",
+        value=type(module).__name__,
+        remedy="this loss needs one target for each output, so equal shapes",
     )
 
 
@@ -389,10 +395,8 @@ class CrossEntropy(Loss):
 
     def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0) -> None:
         if weight is not None and not bool((fine := (weight >= 0) & weight.isfinite()).all()):
-            raise BadLoss(
-                f"Problem(loss=CrossEntropyLoss): class weights must be finite and not negative, got "
-                f"{float(weight[~fine][0]):.4g}"
-            )
+            got = f"{float(weight[~fine][0]):.4g}"
+            raise BadLoss(f"class weights must be finite and not negative, got {got}", value="CrossEntropyLoss")
         self.weight, self.ignore_index, self.label_smoothing = weight, ignore_index, label_smoothing
 
     @property
@@ -411,15 +415,15 @@ class CrossEntropy(Loss):
         if target.is_floating_point():
             if target.shape != f.shape:
                 raise BadData(
-                    f"Problem(data=...): cross_entropy needs integer labels of shape ({len(f)},) or class "
-                    f"probabilities of shape {tuple(f.shape)}, got {tuple(target.shape)} {target.dtype}"
-                    f"{_mending(target)}"
+                    f"cross_entropy needs integer labels of shape ({len(f)},) or class probabilities of shape "
+                    f"{tuple(f.shape)}, got {tuple(target.shape)} {target.dtype}{_mending(target)}",
+                    argument="data",
                 )
             return probabilities(target, self.name).to(f.dtype)
         if target.shape != (len(f),):
             raise BadData(
-                f"Problem(data=...): cross_entropy needs labels of shape ({len(f)},), got {tuple(target.shape)}"
-                f"{_mending(target)}"
+                f"cross_entropy needs labels of shape ({len(f)},), got {tuple(target.shape)}{_mending(target)}",
+                argument="data",
             )
         return class_labels(target, f.shape[1], self.ignore_index)
 
@@ -554,8 +558,9 @@ def _from_module(module: nn.Module) -> Loss:
     means = ("mean", "batchmean") if isinstance(module, nn.KLDivLoss) else ("mean",)
     if getattr(module, "reduction", "mean") not in means:
         raise BadLoss(
-            f"Problem(loss={name}(reduction={module.reduction!r})): the risk is a mean over samples: use "
-            f"reduction='mean', or pass a function (outputs, targets) -> losses of shape (n,)"
+            "the risk is a mean over samples",
+            value=f"{name}(reduction={module.reduction!r})",
+            remedy="use reduction='mean', or pass a function (outputs, targets) -> losses of shape (n,)",
         )
     if isinstance(module, nn.CrossEntropyLoss) and type(module).forward is nn.CrossEntropyLoss.forward:
         return CrossEntropy(module.weight, module.ignore_index, module.label_smoothing)
@@ -617,13 +622,13 @@ def as_loss(loss: object) -> Loss:
     if module is not None:
         return _from_module(module)
     if isinstance(loss, type):
-        raise BadLoss(f"Problem(loss={loss.__name__}): a class, not a loss: write {loss.__name__}()")
+        raise BadLoss("a class, not a loss", value=loss.__name__, remedy=f"write {loss.__name__}()")
     if callable(loss):
         name = getattr(loss, "__name__", type(loss).__name__)
         require_two_arguments(loss, name)
         return CustomLoss(loss, name, settings=settings_of_function(loss))
     raise BadLoss(
-        f"Problem(loss=...): a name ({', '.join(_OWN)}), a torch loss, a function (outputs, targets) -> losses, or a "
-        f"dict of these for several heads is needed, got {type(loss).__name__}"
-        f"{': the order is Problem(model, loss, data)' * isinstance(loss, Tensor)}"
+        f"a name ({', '.join(_OWN)}), a torch loss, a function (outputs, targets) -> losses, or a dict of these for "
+        "several heads is needed, got "
+        f"{type(loss).__name__}{': the order is Problem(model, loss, data)' * isinstance(loss, Tensor)}"
     )

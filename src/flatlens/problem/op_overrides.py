@@ -60,9 +60,9 @@ def _require_short_rows(name: str, table: nn.Embedding | nn.EmbeddingBag) -> Non
     long = int((torch.linalg.vector_norm(W, table.norm_type, 1) > most).sum())
     if long:
         raise BadModel(
-            f"Problem(model=...): {long} of {len(W)} rows of {name!r} exceed max_norm={table.max_norm:g}. Each lookup "
-            f"would rescale them in place and change the network. Rescale them first: "
-            f"{name}.data.renorm_({table.norm_type:g}, 0, {table.max_norm:g})"
+            f"{long} of {len(W)} rows of {name!r} exceed max_norm={table.max_norm:g}. Each lookup would rescale them "
+            "in place and change the network. Rescale them first",
+            remedy=f"{name}.data.renorm_({table.norm_type:g}, 0, {table.max_norm:g})",
         )
 
 

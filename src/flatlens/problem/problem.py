@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.deprecated_names import renamed
-from flatlens.errors import BadData, BadInput, BadModel, FlatlensError
+from flatlens.errors import FORWARD, BadData, BadInput, BadModel, FlatlensError
 from flatlens.estimate import Progress
 from flatlens.problem.arguments import (  # fmt: skip
     REDUCED_PRECISION,
@@ -121,12 +121,12 @@ class Problem:
         self.model = model
         self.loss = as_loss(loss)
         paired = forward is None
-        self.data = data if isinstance(data, Data) else Data(data, "data=...", paired)
-        self.test = test if test is None or isinstance(test, Data) else Data(test, "test=...", paired)
+        self.data = data if isinstance(data, Data) else Data(data, "data", paired)
+        self.test = test if test is None or isinstance(test, Data) else Data(test, "test", paired)
         if forward is not None and not callable(forward):
             raise BadInput(
-                f"Problem(forward=...): a function (model, batch) -> (outputs, targets) is needed, got "
-                f"{type(forward).__name__}"
+                f"a function (model, batch) -> (outputs, targets) is needed, got {type(forward).__name__}",
+                argument="forward",
             )
         self.forward = forward
         self._asked = parameters if isinstance(parameters, str) else None
@@ -325,8 +325,9 @@ class Problem:
             return self.model if self._in_place else copy_on_same_weights(self.model) or self.model
         if self.sharded:
             raise BadModel(
-                f"Problem(dtype=...): a network whose parameters are spread over processes is measured as it is, in "
-                f"float32 or float64: it cannot be copied to {str(self.dtype).removeprefix('torch.')}"
+                "a network whose parameters are spread over processes is measured as it is, in float32 or float64",
+                argument="dtype",
+                remedy=f"it cannot be copied to {str(self.dtype).removeprefix('torch.')}",
             )
         name = str(self.dtype).removeprefix("torch.")
         itself = f"call model.{'float' if self.dtype == torch.float32 else 'double'}() yourself, or "
@@ -378,8 +379,8 @@ class Problem:
                 found = self.forward(model, batch)
             if not isinstance(found, tuple | list) or len(found) not in (2, 3):
                 raise BadInput(
-                    f"Problem(forward=...): it must return (outputs, targets), or (outputs, targets, mask), got "
-                    f"{type(found).__name__}"
+                    f"it must return (outputs, targets), or (outputs, targets, mask), got {type(found).__name__}",
+                    argument="forward",
                 )
             outputs, targets, *mask = found
             return main_output(outputs), targets, mask[0] if mask else None
@@ -387,7 +388,7 @@ class Problem:
             told = "batches must be pairs (x, y) or dicts with labels"
             if isinstance(batch, Tensor) or (isinstance(batch, tuple) and len(batch) == 1):
                 told = "the data have no targets: give (x, x) for an autoencoder"
-            raise BadData(f"Problem(data=...): {told}; for others give forward=(model, batch) -> (outputs, targets)")
+            raise BadData((f"{told}; for others give ", FORWARD), argument="data")
         x, targets = batch
         with users_code(forward_failed(f"a batch of {size(batch)} samples", model, x, itself)):
             outputs = main_output(called(model, x, targets if self.convention.fed else None))

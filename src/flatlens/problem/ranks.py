@@ -345,8 +345,8 @@ def require_all_processes(model: nn.Module) -> None:
     over = max((p.device_mesh.size() for p in model.parameters() if hasattr(p, "device_mesh")), default=None)
     if over is not None and over != (size := dist.get_world_size()):
         raise BadModel(
-            f"Problem(model=...): its parameters are spread over {over} of the {size} processes of torch.distributed, "
-            f"and a network is measured by all of them: use a mesh of all, or measure a copy in one piece (full_tensor)"
+            f"its parameters are spread over {over} of the {size} processes of torch.distributed, and a network is "
+            "measured by all of them: use a mesh of all, or measure a copy in one piece (full_tensor)"
         )
 
 

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flatlens.errors import BadData, BadLoss, BadModel
-from flatlens.problem.loss import Loss, one_each
+from flatlens.errors import FORWARD, BadData, BadLoss, BadModel
+from flatlens.problem.loss import ROW, Loss, one_each
 from flatlens.problem.sample_independence import require_apart
 
 
@@ -281,9 +281,10 @@ class TokenWise(Loss):
         V = f.shape[1] // T
         if t.shape not in ((n, y.length), (n, y.length, V)):
             raise BadData(
-                f"Problem(data=...): outputs of shape {(n, y.length, V)} have one row per token, so labels of shape "
-                f"{(n, y.length)} or targets of shape {(n, y.length, V)} are needed, got {tuple(t.shape)}: pool the "
-                f"tokens in the model, or give every token a label"
+                f"outputs of shape {(n, y.length, V)} have one row per token, so labels of shape {(n, y.length)} or "
+                f"targets of shape {(n, y.length, V)} are needed, got {tuple(t.shape)}",
+                argument="data",
+                remedy="pool the tokens in the model, or give every token a label",
             )
         t = F.pad(t, (0, 0) * (t.ndim - 2) + (0, T - y.length))
         counted = y.counted.flatten()
@@ -298,7 +299,8 @@ class TokenWise(Loss):
         try:
             found = of(rows, t)
         except BadData as error:
-            raise BadData(str(error).replace("at sample", "at token")) from error
+            parts = error.what if isinstance(error.what, tuple) else (error.what,)
+            raise error.but(what=tuple("token" if part == ROW else part for part in parts)) from error
         return found.masked_fill(~counted, 0.0).reshape(y.counted.shape)
 
     def values(self, f: Tensor, y: Any) -> Tensor:
@@ -415,8 +417,9 @@ def matching(outputs: Any, targets: Any, n: int, *, any_targets: bool = False) -
             return None
         if missing:
             raise BadData(
-                f"Problem(data=...): there are targets for {missing[0]!r}, but the network's outputs are "
-                f"{', '.join(map(str, outputs))}: name the targets as the outputs"
+                f"there are targets for {missing[0]!r}, but the network's outputs are {', '.join(map(str, outputs))}",
+                argument="data",
+                remedy="name the targets as the outputs",
             )
         parts: list[Any] = list(named.values())
         told: Any = {name: targets[name] for name in named}
@@ -482,8 +485,8 @@ class HeadLosses(Loss):
     def values(self, f: Tensor, y: Any) -> Tensor:
         """Refuse outputs that are one tensor."""
         raise BadLoss(
-            f"Problem(loss=...): {len(self.each)} losses are given, but the network's outputs are one tensor, or the "
-            f"targets are: several heads need a dict or a tuple of outputs and one of targets"
+            f"{len(self.each)} losses are given, but the network's outputs are one tensor, or the targets are",
+            remedy="several heads need a dict or a tuple of outputs and one of targets",
         )
 
     def matched(self, targets: Any) -> list[Loss]:
@@ -494,7 +497,7 @@ class HeadLosses(Loss):
             return [self.each[self.names.index(name)] for name in targets]
         heads = ", ".join(map(str, targets)) if isinstance(targets, Mapping) else len(targets)
         given = len(self.each) if self.names is None else ", ".join(map(str, self.names))
-        raise BadLoss(f"Problem(loss=...): there are losses for the heads {given}, and targets for {heads}: match them")
+        raise BadLoss(f"there are losses for the heads {given}, and targets for {heads}", remedy="match them")
 
 
 @final
@@ -545,9 +548,9 @@ class OfHeads(Loss):
             loss.check(part, target)
             if not bool((loss.mass(part, target) == mass).all()):
                 raise BadLoss(
-                    f"Problem(loss={self.name}): some targets of a head are ignored, its classes are weighted, or its "
-                    f"tokens are masked: with several heads every sample must count alike: give a function (outputs, "
-                    f"targets) -> losses, (n,)"
+                    "some targets of a head are ignored, its classes are weighted, or its tokens are masked: with "
+                    "several heads every sample must count alike: give a function (outputs, targets) -> losses, (n,)",
+                    value=self.name,
                 )
         return super().check(f, y)
 
@@ -667,16 +670,16 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
         if loss.whole and (found := of_one_target(outputs, targets, n)) is not None:
             return found
         raise BadModel(
-            f"Problem(model=...): the network returned {_told(outputs)}; outputs must be a tensor of shape "
-            f"(batch, ...), or several heads with targets of the same structure: choose one through "
-            f"forward=(model, batch) -> (outputs, targets)"
+            f"the network returned {_told(outputs)}; outputs must be a tensor of shape (batch, ...), or several heads "
+            "with targets of the same structure",
+            remedy=("choose one through ", FORWARD),
         )
     if n == 1 and outputs.ndim < 2:  # a squeeze() in the network also takes the axis of a single sample
         outputs = outputs.reshape(1, -1) if outputs.numel() > 1 else outputs.reshape(1)
     if outputs.ndim == 0 or len(outputs) != n:
         raise BadModel(
-            f"Problem(model=...): outputs must have shape (batch, N) = ({n}, N), or (batch, ...), got "
-            f"{tuple(outputs.shape)}: {_mend_of_axes(outputs, n)}"
+            f"outputs must have shape (batch, N) = ({n}, N), or (batch, ...), got {tuple(outputs.shape)}",
+            remedy=_mend_of_axes(outputs, n),
         )
     if outputs.ndim == 2:
         return outputs, targets
@@ -695,9 +698,10 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
     if outputs.ndim > 1 and not (isinstance(targets, Tensor) and one_each(outputs, targets)):
         got = f"of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else f"a {type(targets).__name__}"
         raise BadData(
-            f"Problem(data=...): outputs of shape {tuple(outputs.shape)} need one target for each output, or class "
-            f"labels of shape {(n, *outputs.shape[2:])}, one for each place; the targets are {got}: flatten or pool "
-            f"the outputs, in the model or through forward=(model, batch) -> (outputs, targets)"
+            f"outputs of shape {tuple(outputs.shape)} need one target for each output, or class labels of shape "
+            f"{(n, *outputs.shape[2:])}, one for each place; the targets are {got}",
+            argument="data",
+            remedy=("flatten or pool the outputs, in the model or through ", FORWARD),
         )
     return outputs.reshape(n, -1), targets.reshape(n, -1) if outputs.ndim > 1 else targets
 

@@ -42,8 +42,9 @@ def require_apart(name: str, losses: Losses, f: Tensor, y: Any) -> None:
         together = losses(f.clone().requires_grad_(), y)
     if not together.requires_grad:
         raise BadLoss(
-            f"Problem(loss={name}): the losses do not depend differentiably on the outputs: use a differentiable loss, "
-            f"without argmax, comparison or detach()"
+            "the losses do not depend differentiably on the outputs",
+            value=name,
+            remedy="use a differentiable loss, without argmax, comparison or detach()",
         )
     try:
         for rows in torch.split(torch.arange(len(f)), max(2, ENTRIES // max(1, f[0].numel()))):
@@ -53,8 +54,8 @@ def require_apart(name: str, losses: Losses, f: Tensor, y: Any) -> None:
     except LossFailed as error:
         cause = error.__cause__ or error
         raise BadLoss(
-            f"Problem(loss={name}): the loss takes a batch of {len(f)} samples, but fails on parts of it "
-            f"({said(cause)}): {MEND}; {AS_ONE}"
+            f"the loss takes a batch of {len(f)} samples, but fails on parts of it ({said(cause)}): {MEND}; {AS_ONE}",
+            value=name,
         ) from cause
 
 
@@ -115,8 +116,9 @@ class _Batch:
             if draws(lambda: self.losses(self.f, self.y).detach(), torch.equal):
                 cause = "it draws random numbers"
             raise BadLoss(
-                f"Problem(loss={self.name}): the loss gave different values for the same batch twice (max difference "
-                f"{apart:.2g}): {cause}: {MEND}"
+                f"the loss gave different values for the same batch twice (max difference {apart:.2g})",
+                value=self.name,
+                remedy=f"{cause}: {MEND}",
             )
 
     def _require_same(self, found: list[Tensor], rows: Tensor) -> None:
@@ -133,8 +135,9 @@ class _Batch:
                 pair = torch.stack([one[first].flatten(), alone[first].flatten()])
                 a, b = pair[:, (pair[0] - pair[1]).abs().argmax()].tolist()
                 raise BadLoss(
-                    f"Problem(loss={self.name}): the {_ORDERS[order]} of a sample depends on the other samples of its "
-                    f"batch ({a:.6g} among some, {b:.6g} among others): {MEND}; {AS_ONE}"
+                    f"the {_ORDERS[order]} of a sample depends on the other samples of its batch ({a:.6g} among some, "
+                    f"{b:.6g} among others): {MEND}; {AS_ONE}",
+                    value=self.name,
                 )
 
 

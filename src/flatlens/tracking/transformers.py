@@ -102,7 +102,8 @@ class TrackerCallback(TrainerCallback):
         try:
             state = torch.load(path, weights_only=True)
         except Exception as error:  # torch may raise anything on a damaged file
-            raise BadWeights(f"{path}: not the saved state of a tracker ({type(error).__name__})") from error
+            what = f"not the saved state of a tracker ({type(error).__name__})"
+            raise BadWeights(what, argument=str(path)) from error
         self.tracker.load_state_dict(state)
 
 

@@ -33,10 +33,9 @@ class TrainingData:
     def __init__(self, model: nn.Module, data: Pair, settings: Training, what: str) -> None:
         x, y = data
         if len(x) != len(y) or not len(x):
-            raise BadData(
-                f"train({what}=...): {len(x)} inputs and {len(y)} targets: give as many of each, at least one"
-            )
-        require_finite((x, y), f"train({what}=...)")
+            counts = f"{len(x)} inputs and {len(y)} targets"
+            raise BadData(counts, argument=what, remedy="give as many of each, at least one", call="train")
+        require_finite((x, y), what, "train")
         device = next(model.parameters()).device
         self.model, self.loss = model, settings.objective
         self.x, self.y = x.to(device), y.to(device)
@@ -102,12 +101,14 @@ def pair(data: object, what: str) -> Pair:
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = f"{type(data).__name__}{f' of {len(data)}' if isinstance(data, tuple | list) else ''}"
         raise BadData(
-            f"train({what}=...): a pair (inputs, targets) is needed, got a {got}; a Split has .train and .test"
+            f"a pair (inputs, targets) is needed, got a {got}; a Split has .train and .test",
+            argument=what,
+            call="train",
         )
     try:
         x, y = (torch.as_tensor(part) for part in data)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadData(f"train({what}=...): tensors or arrays are needed ({one_line(error)})") from error
+        raise BadData(f"tensors or arrays are needed ({one_line(error)})", argument=what, call="train") from error
     return x, y
 
 
@@ -119,11 +120,11 @@ def first_outputs(model: nn.Module, x: Tensor, what: str) -> Tensor:
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         why = typed_line(error, 200)
         raise BadModel(
-            f"train(model=...): forward failed on the first sample of {what}=... ({why}): do its shape and dtype fit?"
+            f"forward failed on the first sample of {what}=... ({why}): do its shape and dtype fit?", call="train"
         ) from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise BadModel(f"train(model=...): outputs of shape (n, N) are needed, got {got}")
+        raise BadModel(f"outputs of shape (n, N) are needed, got {got}", call="train")
     return outputs
 
 
@@ -143,7 +144,7 @@ def require_trainable(model: nn.Module, data: Pair, settings: Training) -> None:
     if settings.mixup is not None and not x.is_floating_point():
         raise BadInput("Mixup: the inputs are not floating numbers and cannot be averaged: leave mixup out")
     if not any(p.requires_grad for p in model.parameters()):
-        raise BadModel("train(model=...): no parameter has requires_grad=True, so there is nothing to train")
+        raise BadModel("no parameter has requires_grad=True, so there is nothing to train", call="train")
     batch = min(settings.batch_size or n, n)
     last = n % batch or batch
     ghost = settings.ghost_batch or batch

@@ -74,14 +74,17 @@ class TrainingLoss:
             if self.label_smoothing:
                 raise BadData("Training(label_smoothing=...): needs integer class labels, and the targets are not")
             if y.numel() != len(y) * N:
-                raise BadData(f"train({what}=...): targets of shape {tuple(y.shape)} do not fit {N} outputs per sample")
+                fit = f"targets of shape {tuple(y.shape)} do not fit {N} outputs per sample"
+                raise BadData(fit, argument=what, call="train")
             return y.reshape(len(y), N).to(outputs.dtype)
         if y.ndim != 1 or (len(y) and not 0 <= int(y.min()) <= int(y.max()) < N):
             met = f"shape {tuple(y.shape)}" if y.ndim != 1 else f"{int(y.min())} to {int(y.max())}"
             raise BadData(
-                f"train({what}=...): labels from 0 to {N - 1} are needed, since the network has {N} outputs; got "
-                f"{met}. Whole numbers are class labels: y.float() makes them targets of a regression, y.argmax(1) "
-                f"turns one-hot rows into labels"
+                f"labels from 0 to {N - 1} are needed, since the network has {N} outputs; got {met}. Whole numbers are "
+                "class labels",
+                argument=what,
+                remedy="y.float() makes them targets of a regression, y.argmax(1) turns one-hot rows into labels",
+                call="train",
             )
         return smoothed(F.one_hot(y.long(), N).to(outputs.dtype), self.label_smoothing)
 
@@ -198,7 +201,7 @@ class RelativeFlatness:
         """Return the calls of the chosen layers."""
         known = list(dict.fromkeys(call.name for call in calls.values()))
         if not known:
-            raise BadModel("RelativeFlatness: the network has no linear layer")
+            raise BadModel("the network has no linear layer", argument="RelativeFlatness", call="")
         named = {"last": tuple(known[-1:]), "all": tuple(known)}
         names = named[self.layers] if isinstance(self.layers, str) else self.layers
         for name in names:
@@ -206,7 +209,10 @@ class RelativeFlatness:
                 raise UnknownName.among("linear layer", name, known)
             if f"{name}:1" in calls:
                 raise BadModel(
-                    f"RelativeFlatness: the layer {name!r} is used more than once in forward(): leave it out of layers="
+                    f"the layer {name!r} is used more than once in forward()",
+                    argument="RelativeFlatness",
+                    remedy="leave it out of layers=",
+                    call="",
                 )
         return [calls[name] for name in names]
 

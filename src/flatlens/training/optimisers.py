@@ -69,7 +69,9 @@ def solution(phi: Tensor, y: Tensor, penalty: float, *, bias: bool = True) -> tu
 def _last(model: nn.Module) -> nn.Linear:
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
-        raise BadModel("Training(Ridge()): the network has no nn.Linear whose weights can be computed")
+        raise BadModel(
+            "the network has no nn.Linear whose weights can be computed", argument="Training(Ridge())", call=""
+        )
     return layers[-1]
 
 
@@ -84,7 +86,7 @@ def _features(model: nn.Module, last: nn.Linear, x: Tensor) -> Tensor:
         handle.remove()
         model.train(was)
     if len(seen) != 2 or f.shape != seen[1].shape or not bool((f == seen[1]).all()):
-        raise BadModel("Training(Ridge()): the network must end in an nn.Linear, called once")
+        raise BadModel("the network must end in an nn.Linear, called once", argument="Training(Ridge())", call="")
     return seen[0]
 
 

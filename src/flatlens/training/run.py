@@ -110,9 +110,7 @@ def train(
         BadFolder: `save` cannot be written, is damaged, or belongs to another run.
     """
     if not isinstance(model, nn.Module):
-        raise BadModel(
-            f"train(model=...): a torch.nn.Module is needed, got {type(model).__name__}: call .build() first"
-        )
+        raise BadModel(f"a torch.nn.Module is needed, got {type(model).__name__}: call .build() first", call="train")
     where = None if save is None else Path(save)
     with as_found(model, settings.seed):
         if isinstance(settings.optimiser, Ridge):
@@ -346,7 +344,7 @@ class TrainingRun:
         _set_global_states(state["dropout"], self.data.x.device)
         if (self.watch is None) != (state["watch"] is None):
             had = "with a tracker: pass it again" if self.watch is None else "without a tracker: leave watch out"
-            raise BadInput(f"train(watch=...): the checkpoint was saved {had}")
+            raise BadInput(f"the checkpoint was saved {had}", argument="watch", call="train")
         if self.watch is not None:
             self.watch.load_state_dict(state["watch"])
         for name in _COUNTERS:
@@ -363,7 +361,9 @@ def _require_followed(watch: Watcher | None, model: nn.Module) -> None:
         own = {id(p) for p in model.parameters()}
         if not any(id(p) in own for p in followed.parameters()):
             raise BadInput(
-                "train(watch=...): the tracker measures another network: make its Problem with the model that you train"
+                "the tracker measures another network: make its Problem with the model that you train",
+                argument="watch",
+                call="train",
             )
 
 

@@ -111,7 +111,8 @@ class Transform:
         model = copied(problem)
         offer = self.offer(read_wiring(problem, model))
         if offer.refused:
-            raise BadModel(f"transform {self.name}: cannot be applied to this network: {offer.refused}")
+            what = f"cannot be applied to this network: {offer.refused}"
+            raise BadModel(what, argument=f"transform {self.name}", call="")
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         note = self.move(Moving(problem, model, offer.links, generator))
         difference = proved(self.name, problem, model)
