@@ -167,7 +167,7 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
     # samples that are coupled
     "BatchNorm without running statistics": (
         lambda s: make(of(lambda net, x: net.l(net.bn(x)), bn=nn.BatchNorm1d(4, track_running_stats=False)), drawn(s)),
-        r"'bn' \(BatchNorm1d\) normalises over the batch: batchnorm=\"train\"", "batch_first|mixes",
+        r"'bn' \(BatchNorm1d\) normalises over the batch: batchnorm='train'", "batch_first|mixes",
     ),
     "a mean over the batch": (
         lambda s: make(of(lambda net, x: net.l(x - x.mean(0))), drawn(s)),

@@ -87,7 +87,7 @@ def test_finite(values: list[float], is_so: bool) -> None:
 def test_the_first_bad_sample_is_named():
     x = X.clone()
     x[4, 1] = float("nan")
-    with pytest.raises(BadData, match=r"data: 1 of 6 samples contain NaN or inf, the first at index 4"):
+    with pytest.raises(BadData, match=r"Problem\(data=...\): 1 of 6 samples contain NaN or inf, the first at index 4"):
         require_finite((x, BATCH[1]), "data")
     require_finite(BATCH, "data")
 

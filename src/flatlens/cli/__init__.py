@@ -164,7 +164,7 @@ def in_options(error: FlatlensError) -> str:
         return str(error)
     if place := PLACES.get((error.call, error.argument)) or PLACES.get((error.call, "")):
         value = "" if error.value == "..." else f" {error.value}"
-        place = place.format(argument=error.argument.replace("_", "-"), value=value)
+        place = place.format(argument=error.argument.replace("_", "-"), value=value, file=error.value.strip("'"))
     return error.told(place, _option)
 
 
@@ -175,7 +175,7 @@ PLACES = {
     ("Problem", ""): OPTION,
     ("Lens", ""): OPTION,
     ("check_bounds", ""): OPTION,
-    ("Searches.load", ""): "--after{value}",
+    ("Searches.load", ""): "--after {file}",
     ("train", ""): "{argument}",
     ("", "weights"): "--weights",
 }

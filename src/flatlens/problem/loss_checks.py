@@ -105,7 +105,7 @@ def require_twice(loss: Loss, f: Tensor, y: Any) -> None:
 
 def _withhold(loss: Loss, why: str) -> None:
     """Let a loss, and those that it is made of, say why there is no second derivative."""
-    loss.no_curvature = f"Problem(loss=...): {why}"
+    loss.no_curvature = str(BadLoss(why))
     each = getattr(loss, "each", [])
     for part in each if isinstance(each, list) else [each]:
         _withhold(part, why)
