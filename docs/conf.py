@@ -26,7 +26,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["conventions", "site_parts", "tables", "tutorials"]
+exclude_patterns = ["conventions", "development", "site_parts", "tables", "tutorials"]
 suppress_warnings = ["config.cache", "ref.python"]  # gallery settings hold functions; words of attributes read as types
 
 myst_enable_extensions = ["dollarmath", "attrs_inline"]

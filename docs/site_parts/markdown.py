@@ -9,7 +9,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 _FORMULA = re.compile(r"\$`([^`]+)`\$")
 _OF_THE_ROOT = re.compile(r"^```\{include\} \.\./(\w+\.md)\n```$", re.M)
-_ABSENT = r"\[([^\]]+)\]\((?:%s[^)]*|tables|LOG\.md|LICENSE)\)"
+_ABSENT = r"\[([^\]]+)\]\((?:%s[^)]*|tables|development[^)]*|LICENSE)\)"
 """A link to what the site does not have: a file above docs/ (%s is the way there), or one of these."""
 
 
