@@ -14,7 +14,7 @@ import os
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -30,6 +30,19 @@ from flatlens.progress import beside
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
+
+Form: TypeAlias = Literal["IDX files", "binary files", "binary archive", "parquet files"]
+Part: TypeAlias = tuple[Tensor, Tensor]
+"""Pixels (n, channels, rows, columns) uint8, and labels (n,) int64."""
+
+VARIABLE = "FLATLENS_DATA"
+"""The environment variable that names the folder of all data sets."""
+RECORD = "fetched.json"
+"""The file beside the downloaded ones with their origin and their checksums."""
+UNSIGNED_BYTES = 0x08
+"""IDX's code for the type of its numbers; the only one these files use."""
+PICKLED = {"cifar10": "cifar-10", "cifar100": "cifar-100"}
+ANY = Preparation()
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,15 @@ class ImageSet:
     archive: str = ""  #: holds the folder, unpacked or not
     label_bytes: int = 1  #: before each image of a CIFAR file; the last one is the label
     md5: Mapping[str, str] = field(default_factory=dict, hash=False)  #: checksums; of IDX files uncompressed
+
+    def part(self, train: bool) -> tuple[tuple[str, ...], int]:
+        """Return the names of the original files of one part, and the number of its images."""
+        return (self.train_files, self.train) if train else (self.test_files, self.test)
+
+    @property
+    def mending(self) -> str:
+        """The advice for a file that cannot be used."""
+        return f"download it again: `flatlens data fetch {self.name}`"
 
 
 IDX_TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
@@ -79,20 +101,13 @@ MNIST = ImageSet(
     },
 )
 
-FASHION_MNIST = ImageSet(
+FASHION_MNIST = replace(
+    MNIST,
     name="fashion_mnist",
     title="FashionMNIST",
-    shape=(1, 28, 28),
-    classes=10,
-    train=60_000,
-    test=10_000,
     folder="FashionMNIST/raw",
-    train_files=IDX_TRAIN,
-    test_files=IDX_TEST,
     repository="zalando-datasets/fashion_mnist",
     hub_folder="fashion_mnist",
-    image_column="image",
-    label_column="label",
     md5={
         "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
         "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
@@ -127,19 +142,16 @@ CIFAR10 = ImageSet(
     },
 )
 
-CIFAR100 = ImageSet(
+CIFAR100 = replace(
+    CIFAR10,
     name="cifar100",
     title="CIFAR-100",
-    shape=(3, 32, 32),
     classes=100,
-    train=50_000,
-    test=10_000,
     folder="cifar-100-binary",
     train_files=("train.bin",),
     test_files=("test.bin",),
     repository="uoft-cs/cifar100",
     hub_folder="cifar100",
-    image_column="img",
     label_column="fine_label",
     archive="cifar-100-binary.tar.gz",
     label_bytes=2,  # the superclass, then the class
@@ -148,313 +160,6 @@ CIFAR100 = ImageSet(
 
 IMAGE_SETS: dict[str, ImageSet] = {s.name: s for s in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100)}
 """The sets that are read from a folder, by name."""
-
-
-UNSIGNED_BYTES = 0x08
-"""IDX's code for the type of its numbers; the only one these files use."""
-
-Part = tuple[Tensor, Tensor]
-"""Pixels (n, channels, rows, columns) uint8, and labels (n,) int64."""
-
-
-def read_idx(known: ImageSet, folder: Path, train: bool) -> Part:
-    """Return the images and the labels in two IDX files, gzipped or not.
-
-    Raises:
-        BadData: a file is damaged, or its contents do not fit its name.
-    """
-    images, labels = known.train_files if train else known.test_files
-    count = known.train if train else known.test
-    pixels = _idx(known, _plain_or_gz(folder, images), images, (count, *known.shape[1:]))
-    named = _plain_or_gz(folder, labels)
-    return pixels.unsqueeze(1), checked_labels(known, _idx(known, named, labels, (count,)), named)
-
-
-def _plain_or_gz(folder: Path, name: str) -> Path:
-    plain, zipped = folder / name, folder / f"{name}.gz"
-    return plain if plain.is_file() or not zipped.is_file() else zipped
-
-
-def _idx(known: ImageSet, path: Path, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return an IDX file: two zero bytes, type, number of dimensions, each size as a big-endian int32, the numbers."""
-    head = 4 + 4 * len(shape)
-    expected = head + int(np.prod(shape))
-    content = _content(known, path, expected)
-    if content[:4] != bytes((0, 0, UNSIGNED_BYTES, len(shape))):
-        raise BadData(
-            f"{path}: not an IDX file of {known.title} (it begins with {content[:4].hex()} instead of "
-            f"{bytes((0, 0, UNSIGNED_BYTES, len(shape))).hex()}); {mending(known)}"
-        )
-    found = struct.unpack(f">{len(shape)}I", content[4:head]) if len(content) >= head else ()
-    if found != shape:
-        raise BadData(
-            f"{path}: the file's shape is {_times(found)}; {known.title} has {_times(shape)}; {mending(known)}"
-        )
-    require_length(known, path, len(content), expected)
-    require_md5(known, path, name, content)
-    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy())
-
-
-def _content(known: ImageSet, path: Path, expected: int) -> bytes:
-    """Return the file's bytes, unzipped, and at most one more than expected, however large a damaged file is."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read(expected + 1)
-    except FileNotFoundError as error:
-        raise BadData(f"{path}: there is no such file, and {known.title} needs it; {mending(known)}") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadData(f"{path}: a damaged or truncated gzip file ({one_line(error)}); {mending(known)}") from error
-
-
-def read_binary(known: ImageSet, folder: Path, train: bool) -> Part:
-    """Return CIFAR's binary files: records of the label's bytes, then the red, green and blue planes, row by row.
-
-    Raises:
-        BadData: a file is missing or damaged, or its contents do not fit its name.
-    """
-    files = known.train_files if train else known.test_files
-    size = _file_size(known, train)
-    return _joined([_records(known, folder / f, f, _content(known, folder / f, size), size) for f in files])
-
-
-def read_archive(known: ImageSet, archive: Path, train: bool) -> Part:
-    """Return the same files from the .tar.gz that they are published in; nothing is unpacked to disk."""
-    files = known.train_files if train else known.test_files
-    size = _file_size(known, train)
-    parts: dict[str, Part] = {}
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            for member in tar:
-                name = member.name.removeprefix(f"{known.folder}/")
-                stream = tar.extractfile(member) if name in files and member.isfile() else None
-                if stream is not None:
-                    parts[name] = _records(known, archive / member.name, name, stream.read(size + 1), size)
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadData(f"{archive}: a damaged or truncated archive ({one_line(error)}); {mending(known)}") from error
-    for name in files:
-        if name not in parts:
-            raise BadData(f"{archive}: does not contain {known.folder}/{name}; {mending(known)}")
-    return _joined([parts[name] for name in files])
-
-
-def require_archive(known: ImageSet, archive: Path) -> None:
-    """Check the whole archive against its published checksum."""
-    with archive.open("rb") as file:
-        _compare(
-            known,
-            archive,
-            archive.name,
-            hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest(),
-        )
-
-
-def _file_size(known: ImageSet, train: bool) -> int:
-    images = known.train // len(known.train_files) if train else known.test // len(known.test_files)
-    return images * (known.label_bytes + int(np.prod(known.shape)))
-
-
-def _records(known: ImageSet, path: Path, name: str, content: bytes, size: int) -> Part:
-    require_length(known, path, len(content), size)
-    require_md5(known, path, name, content)
-    records = np.frombuffer(content, np.uint8).reshape(-1, known.label_bytes + int(np.prod(known.shape)))
-    labels = torch.from_numpy(records[:, known.label_bytes - 1].copy())
-    pixels = torch.from_numpy(records[:, known.label_bytes :].reshape(-1, *known.shape).copy())
-    return pixels, checked_labels(known, labels, path)
-
-
-def _joined(parts: list[Part]) -> Part:
-    return torch.cat([pixels for pixels, _ in parts]), torch.cat([labels for _, labels in parts])
-
-
-def checked_labels(known: ImageSet, labels: Tensor, path: Path) -> Tensor:
-    """Return the labels as int64, each below the number of classes."""
-    labels = labels.to(torch.int64)
-    wrong = labels[(labels < 0) | (labels >= known.classes)]
-    if len(wrong):
-        raise BadData(
-            f"{path}: the label {int(wrong[0])} is out of range: {known.title} has 0 to {known.classes - 1}; "
-            f"{mending(known)}"
-        )
-    return labels
-
-
-def require_length(known: ImageSet, path: Path, found: int, expected: int) -> None:
-    """Refuse a file that is too short, or too long by even one byte."""
-    if found != expected:
-        met = f"has {found}: truncated" if found < expected else "has more"
-        raise BadData(f"{path}: this file of {known.title} must have {expected} bytes; it {met}; {mending(known)}")
-
-
-def require_md5(known: ImageSet, path: Path, name: str, content: bytes) -> None:
-    """Check the content against the published checksum, if one is known; MD5 finds damage, not attacks."""
-    if name in known.md5:
-        _compare(known, path, name, hashlib.md5(content, usedforsecurity=False).hexdigest())
-
-
-def _compare(known: ImageSet, path: Path, name: str, found: str) -> None:
-    expected = known.md5.get(name, found)
-    if found != expected:
-        raise BadData(
-            f"{path}: not the published {known.title}: its MD5 is {found} instead of {expected}; {mending(known)}"
-        )
-
-
-def mending(known: ImageSet) -> str:
-    """Return the advice for a file of `known` that cannot be used."""
-    return f"download it again: `flatlens data fetch {known.name}`"
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "nothing"
-
-
-RECORD = "fetched.json"
-"""The file beside the downloaded ones with their origin and their checksums."""
-
-
-@dataclass(frozen=True)
-class RecordedFile:
-    """One file as the hub declared it."""
-
-    path: str  #: in the repository, and beside the record
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class FetchRecord:
-    """The downloaded files, with the repository and its revision."""
-
-    repository: str
-    revision: str
-    files: tuple[RecordedFile, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain dicts, lists and numbers; `read_record` reads them."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
-
-
-def read_record(folder: Path) -> FetchRecord | None:
-    """Return the record in `folder`, if there is one.
-
-    Raises:
-        BadData: it cannot be read.
-    """
-    try:
-        plain = json.loads((folder / RECORD).read_text())
-        files = tuple(RecordedFile(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in plain["files"])
-        return FetchRecord(str(plain["repository"]), str(plain["revision"]), files)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadData(f"{folder / RECORD}: a damaged record; delete it, and fetch the set again") from error
-
-
-def damage(path: Path, file: RecordedFile, checked: Callable[[int], None] | None = None) -> str:
-    """Return in words how a file on disk differs from the declared one; empty if it does not.
-
-    `checked` is called with the number of bytes of each piece that is done.
-    """
-    if not path.is_file():
-        return "it is missing"
-    if path.stat().st_size != file.bytes:
-        return f"it has {path.stat().st_size} bytes in place of {file.bytes}"
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(1 << 22):
-            digest.update(piece)
-            if checked is not None:
-                checked(len(piece))
-    return "" if digest.hexdigest() == file.sha256 else f"its SHA256 is not {file.sha256}"
-
-
-def read_parquet(known: ImageSet, files: list[Path], train: bool, progress: Progress | None = None) -> Part:
-    """Return the images and labels of one part of the set, in the files' order.
-
-    Raises:
-        BadData: a file is damaged, or holds another set.
-        BadInput: pyarrow or Pillow is not installed.
-    """
-    pixels = np.empty((known.train if train else known.test, *known.shape), np.uint8)
-    labels = np.empty(len(pixels), np.int64)
-    opened = [_opened(known, path) for path in files]
-    rows = sum(file.metadata.num_rows for file in opened)
-    if rows != len(pixels):
-        names = ", ".join(path.name for path in files)
-        raise BadData(
-            f"{files[0].parent}: {known.title} must have {len(pixels)} images here, and {names} "
-            f"{'hold' if len(files) > 1 else 'holds'} {rows}; {mending(known)}"
-        )
-    at = 0
-    for path, file in zip(files, opened, strict=True):
-        for batch in file.iter_batches(1024, columns=[known.image_column, known.label_column]):
-            images = batch.column(0).field("bytes").to_pylist()
-            for i, encoded in enumerate(images, start=at):
-                pixels[i] = _decoded(known, encoded, path)
-            labels[at : at + len(images)] = batch.column(1).to_numpy(zero_copy_only=False)
-            at += len(images)
-            if progress is not None:
-                progress(f"{known.title}: {'training' if train else 'test'} images", at, len(pixels))
-    return torch.from_numpy(pixels), checked_labels(known, torch.from_numpy(labels), files[0])
-
-
-def _opened(known: ImageSet, path: Path) -> pq.ParquetFile:
-    with needs("data", f"{path}: a parquet file"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise BadData(f"{path}: not a parquet file, or cut short; {mending(known)}") from error
-    kinds = {field.name: field.type for field in file.schema_arrow}
-    image, label = kinds.get(known.image_column), kinds.get(known.label_column)
-    has_bytes = image is not None and pa.types.is_struct(image) and "bytes" in {f.name for f in image}
-    if not has_bytes or label is None or not pa.types.is_integer(label):
-        raise BadData(
-            f"{path}: {known.title} has images in {known.image_column!r} and labels in {known.label_column!r}; "
-            f"the columns here are {', '.join(f'{n} ({k})' for n, k in kinds.items())}; {mending(known)}"
-        )
-    return file
-
-
-def _decoded(known: ImageSet, encoded: bytes | None, path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    channels, rows, columns = known.shape
-    mode = "L" if channels == 1 else "RGB"
-    with needs("data", f"{path}: a parquet file of images"):
-        from PIL import Image
-    try:
-        with Image.open(io.BytesIO(encoded or b""), formats=["PNG"]) as image:
-            if (image.mode, image.size) != (mode, (columns, rows)):
-                raise BadData(
-                    f"{path}: an image of {known.title} is {mode}, {columns} x {rows}; one here is {image.mode}, "
-                    f"{image.width} x {image.height}; {mending(known)}"
-                )
-            found = np.asarray(image)
-    except BadData:
-        raise
-    except Exception as error:  # damaged bytes, or a header that promises more pixels than memory, in any words
-        raise BadData(f"{path}: contains an image that is not a valid PNG; {mending(known)}") from error
-    return found.reshape(rows, columns, channels).transpose(2, 0, 1)
-
-
-Form: TypeAlias = Literal["IDX files", "binary files", "binary archive", "parquet files"]
-
-VARIABLE = "FLATLENS_DATA"
-"""The environment variable that names the folder of all data sets."""
-
-PICKLED = {"cifar10": "cifar-10", "cifar100": "cifar-100"}
-ANY = Preparation()
-
-
-@dataclass(frozen=True)
-class Found:
-    """Files of a set, and their form."""
-
-    form: Form
-    place: Path  #: the folder, or the archive
-    train: tuple[Path, ...] = ()  #: parquet files
-    test: tuple[Path, ...] = ()
 
 
 def default_root() -> Path:
@@ -520,15 +225,33 @@ def read_images(
     found = find(known, folder)
     if found is None:
         raise BadData(_nothing(known, folder))
-    if found.form == "binary archive":
-        require_archive(known, found.place)
     if found.form == "parquet files":
         found = _as_fetched(known, found, progress)
-    read = _reader(known, found, progress)
-    pixels, labels = read(True)
-    test_pixels, test_labels = read(False)
+        parts = [
+            _read_parquet(known, files, train, progress) for train, files in ((True, found.train), (False, found.test))
+        ]
+    elif found.form == "IDX files":
+        parts = [_read_idx(known, found.place, train) for train in (True, False)]
+    elif found.form == "binary files":
+        parts = [_read_binary(known, found.place, train) for train in (True, False)]
+    else:
+        with found.place.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
+        _require_md5(known, found.place, found.place.name, digest.hexdigest())
+        parts = [_read_archive(known, found.place, train) for train in (True, False)]
+    (pixels, labels), (test_pixels, test_labels) = parts
     source = f"{known.title} ({found.form})"
     return Images(known.name, pixels, labels, test_pixels, test_labels, known.classes, source)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Files of a set, and their form."""
+
+    form: Form
+    place: Path  #: the folder, or the archive
+    train: tuple[Path, ...] = ()  #: parquet files
+    test: tuple[Path, ...] = ()
 
 
 def find(known: ImageSet, root: Path) -> Found | None:
@@ -547,14 +270,252 @@ def find(known: ImageSet, root: Path) -> Found | None:
     return None
 
 
-def _reader(known: ImageSet, found: Found, progress: Progress | None) -> Callable[[bool], Part]:
-    if found.form == "IDX files":
-        return lambda train: read_idx(known, found.place, train)
-    if found.form == "binary files":
-        return lambda train: read_binary(known, found.place, train)
-    if found.form == "binary archive":
-        return lambda train: read_archive(known, found.place, train)
-    return lambda train: read_parquet(known, list(found.train if train else found.test), train, progress)
+def _nothing(known: ImageSet, root: Path) -> str:
+    """Return why no files of a set can be read: there are none, or CIFAR's Python version alone, unpacked or not."""
+    if stem := PICKLED.get(known.name):
+        folders = [root / f"{stem}-batches-py", root / f"{stem}-python"]
+        files = [root / f"{stem}-python.tar.gz", *(root / name.removesuffix(".bin") for name in known.train_files)]
+        for path in [*(p for p in folders if p.is_dir()), *(p for p in files if p.is_file())]:
+            return (
+                f"{path}: this is the Python version of {known.title}, which is pickled, and nothing is unpickled "
+                f"here; get the binary version ({known.archive}) into {root}, or `flatlens data fetch {known.name}`"
+            )
+    first = known.train_files[0] if known.archive else f"{known.train_files[0]}(.gz)"
+    return (
+        f"{known.name}: no {known.title} in {root}: neither {known.folder}/{first} nor {known.name}/**/train-*.parquet "
+        f"is there; `flatlens data fetch {known.name}` fetches it, {known.name}:ROOT or {VARIABLE} says where it is"
+    )
+
+
+def _read_idx(known: ImageSet, folder: Path, train: bool) -> Part:
+    """Return the images and the labels in two IDX files, gzipped or not."""
+    names, count = known.part(train)
+    read = []
+    for name, shape in zip(names, ((count, *known.shape[1:]), (count,)), strict=True):
+        zipped = folder / f"{name}.gz"
+        path = zipped if zipped.is_file() and not (folder / name).is_file() else folder / name
+        read.append(_idx(known, path, name, shape))
+    return read[0].unsqueeze(1), _checked_labels(known, read[1], path)
+
+
+def _idx(known: ImageSet, path: Path, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return an IDX file: two zero bytes, type, number of dimensions, each size as a big-endian int32, the numbers."""
+    head = 4 + 4 * len(shape)
+    expected = head + int(np.prod(shape))
+    content = _content(known, path, expected)
+    magic = bytes((0, 0, UNSIGNED_BYTES, len(shape)))
+    if content[:4] != magic:
+        raise BadData(
+            f"{path}: not an IDX file of {known.title} (it begins with {content[:4].hex()} instead of {magic.hex()}); "
+            f"{known.mending}"
+        )
+    found = struct.unpack(f">{len(shape)}I", content[4:head]) if len(content) >= head else ()
+    if found != shape:
+        has, wanted = (" x ".join(map(str, sizes)) or "nothing" for sizes in (found, shape))
+        raise BadData(f"{path}: the file's shape is {has}; {known.title} has {wanted}; {known.mending}")
+    _require_published(known, path, name, content, expected)
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy())
+
+
+def _content(known: ImageSet, path: Path, expected: int) -> bytes:
+    """Return the file's bytes, unzipped, and at most one more than expected, however large a damaged file is."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(expected + 1)
+    except FileNotFoundError as error:
+        raise BadData(f"{path}: there is no such file, and {known.title} needs it; {known.mending}") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadData(f"{path}: a damaged or truncated gzip file ({one_line(error)}); {known.mending}") from error
+
+
+def _read_binary(known: ImageSet, folder: Path, train: bool) -> Part:
+    """Return CIFAR's binary files: records of the label's bytes, then the red, green and blue planes, row by row."""
+    files, size = known.part(train)[0], _file_size(known, train)
+    return _joined([_records(known, folder / f, f, _content(known, folder / f, size), size) for f in files])
+
+
+def _read_archive(known: ImageSet, archive: Path, train: bool) -> Part:
+    """Return the same files from the .tar.gz that they are published in; nothing is unpacked to disk."""
+    files, size = known.part(train)[0], _file_size(known, train)
+    parts: dict[str, Part] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                name = member.name.removeprefix(f"{known.folder}/")
+                stream = tar.extractfile(member) if name in files and member.isfile() else None
+                if stream is not None:
+                    parts[name] = _records(known, archive / member.name, name, stream.read(size + 1), size)
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadData(f"{archive}: a damaged or truncated archive ({one_line(error)}); {known.mending}") from error
+    for name in files:
+        if name not in parts:
+            raise BadData(f"{archive}: does not contain {known.folder}/{name}; {known.mending}")
+    return _joined([parts[name] for name in files])
+
+
+def _file_size(known: ImageSet, train: bool) -> int:
+    files, count = known.part(train)
+    return count // len(files) * (known.label_bytes + int(np.prod(known.shape)))
+
+
+def _records(known: ImageSet, path: Path, name: str, content: bytes, size: int) -> Part:
+    _require_published(known, path, name, content, size)
+    records = np.frombuffer(content, np.uint8).reshape(-1, known.label_bytes + int(np.prod(known.shape)))
+    labels = torch.from_numpy(records[:, known.label_bytes - 1].copy())
+    pixels = torch.from_numpy(records[:, known.label_bytes :].reshape(-1, *known.shape).copy())
+    return pixels, _checked_labels(known, labels, path)
+
+
+def _joined(parts: list[Part]) -> Part:
+    return torch.cat([pixels for pixels, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def _checked_labels(known: ImageSet, labels: Tensor, path: Path) -> Tensor:
+    labels = labels.to(torch.int64)
+    wrong = labels[(labels < 0) | (labels >= known.classes)]
+    if len(wrong):
+        raise BadData(
+            f"{path}: the label {int(wrong[0])} is out of range: {known.title} has 0 to {known.classes - 1}; "
+            f"{known.mending}"
+        )
+    return labels
+
+
+def _require_published(known: ImageSet, path: Path, name: str, content: bytes, expected: int) -> None:
+    """Refuse a file that is too short, or too long by even one byte, or has another checksum than the published one."""
+    if (found := len(content)) != expected:
+        met = f"has {found}: truncated" if found < expected else "has more"
+        raise BadData(f"{path}: this file of {known.title} must have {expected} bytes; it {met}; {known.mending}")
+    _require_md5(known, path, name, hashlib.md5(content, usedforsecurity=False).hexdigest())
+
+
+def _require_md5(known: ImageSet, path: Path, name: str, found: str) -> None:
+    expected = known.md5.get(name, found)  # where it is known; MD5 finds damage, not attacks
+    if found != expected:
+        raise BadData(
+            f"{path}: not the published {known.title}: its MD5 is {found} instead of {expected}; {known.mending}"
+        )
+
+
+def _read_parquet(known: ImageSet, files: Sequence[Path], train: bool, progress: Progress | None) -> Part:
+    """Return the images and labels of one part of the set, in the files' order."""
+    pixels = np.empty((known.part(train)[1], *known.shape), np.uint8)
+    labels = np.empty(len(pixels), np.int64)
+    opened = [_opened(known, path) for path in files]
+    rows = sum(file.metadata.num_rows for file in opened)
+    if rows != len(pixels):
+        names = ", ".join(path.name for path in files)
+        raise BadData(
+            f"{files[0].parent}: {known.title} must have {len(pixels)} images here, and {names} "
+            f"{'hold' if len(files) > 1 else 'holds'} {rows}; {known.mending}"
+        )
+    at = 0
+    for path, file in zip(files, opened, strict=True):
+        for batch in file.iter_batches(1024, columns=[known.image_column, known.label_column]):
+            images = batch.column(0).field("bytes").to_pylist()
+            for i, encoded in enumerate(images, start=at):
+                pixels[i] = _decoded(known, encoded, path)
+            labels[at : at + len(images)] = batch.column(1).to_numpy(zero_copy_only=False)
+            at += len(images)
+            if progress is not None:
+                progress(f"{known.title}: {'training' if train else 'test'} images", at, len(pixels))
+    return torch.from_numpy(pixels), _checked_labels(known, torch.from_numpy(labels), files[0])
+
+
+def _opened(known: ImageSet, path: Path) -> pq.ParquetFile:
+    with needs("data", f"{path}: a parquet file"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise BadData(f"{path}: not a parquet file, or cut short; {known.mending}") from error
+    kinds = {field.name: field.type for field in file.schema_arrow}
+    image, label = kinds.get(known.image_column), kinds.get(known.label_column)
+    has_bytes = image is not None and pa.types.is_struct(image) and "bytes" in {f.name for f in image}
+    if not has_bytes or label is None or not pa.types.is_integer(label):
+        raise BadData(
+            f"{path}: {known.title} has images in {known.image_column!r} and labels in {known.label_column!r}; "
+            f"the columns here are {', '.join(f'{n} ({k})' for n, k in kinds.items())}; {known.mending}"
+        )
+    return file
+
+
+def _decoded(known: ImageSet, encoded: bytes | None, path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    channels, rows, columns = known.shape
+    mode = "L" if channels == 1 else "RGB"
+    with needs("data", f"{path}: a parquet file of images"):
+        from PIL import Image
+    try:
+        with Image.open(io.BytesIO(encoded or b""), formats=["PNG"]) as image:
+            if (image.mode, image.size) != (mode, (columns, rows)):
+                raise BadData(
+                    f"{path}: an image of {known.title} is {mode}, {columns} x {rows}; one here is {image.mode}, "
+                    f"{image.width} x {image.height}; {known.mending}"
+                )
+            found = np.asarray(image)
+    except BadData:
+        raise
+    except Exception as error:  # damaged bytes, or a header that promises more pixels than memory, in any words
+        raise BadData(f"{path}: contains an image that is not a valid PNG; {known.mending}") from error
+    return found.reshape(rows, columns, channels).transpose(2, 0, 1)
+
+
+@dataclass(frozen=True)
+class RecordedFile:
+    """One file as the hub declared it."""
+
+    path: str  #: in the repository, and beside the record
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class FetchRecord:
+    """The downloaded files, with the repository and its revision."""
+
+    repository: str
+    revision: str
+    files: tuple[RecordedFile, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain dicts, lists and numbers; `read_record` reads them."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+
+def read_record(folder: Path) -> FetchRecord | None:
+    """Return the record in `folder`, if there is one.
+
+    Raises:
+        BadData: it cannot be read.
+    """
+    try:
+        plain = json.loads((folder / RECORD).read_text())
+        files = tuple(RecordedFile(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in plain["files"])
+        return FetchRecord(str(plain["repository"]), str(plain["revision"]), files)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadData(f"{folder / RECORD}: a damaged record; delete it, and fetch the set again") from error
+
+
+def damage(path: Path, file: RecordedFile, checked: Callable[[int], None] | None = None) -> str:
+    """Return in words how a file on disk differs from the declared one; empty if it does not.
+
+    `checked` is called with the number of bytes of each piece that is done.
+    """
+    if not path.is_file():
+        return "it is missing"
+    if path.stat().st_size != file.bytes:
+        return f"it has {path.stat().st_size} bytes in place of {file.bytes}"
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 22):
+            digest.update(piece)
+            if checked is not None:
+                checked(len(piece))
+    return "" if digest.hexdigest() == file.sha256 else f"its SHA256 is not {file.sha256}"
 
 
 def _as_fetched(known: ImageSet, found: Found, progress: Progress | None) -> Found:
@@ -580,27 +541,3 @@ def _as_fetched(known: ImageSet, found: Found, progress: Progress | None) -> Fou
             f"`flatlens data fetch {known.name}` again"
         )
     return replace(found, train=train, test=test)
-
-
-def _nothing(known: ImageSet, root: Path) -> str:
-    pickled = _pickled(known, root)
-    if pickled is not None:
-        return (
-            f"{pickled}: this is the Python version of {known.title}, which is pickled, and nothing is unpickled here; "
-            f"get the binary version ({known.archive}) into {root}, or `flatlens data fetch {known.name}`"
-        )
-    first = known.train_files[0] if known.archive else f"{known.train_files[0]}(.gz)"
-    return (
-        f"{known.name}: no {known.title} in {root}: neither {known.folder}/{first} nor {known.name}/**/train-*.parquet "
-        f"is there; `flatlens data fetch {known.name}` fetches it, {known.name}:ROOT or {VARIABLE} says where it is"
-    )
-
-
-def _pickled(known: ImageSet, root: Path) -> Path | None:
-    """Return the path of the Python version of CIFAR, unpacked or not; None if it is not there."""
-    if known.name not in PICKLED:
-        return None
-    stem = PICKLED[known.name]
-    folders = (root / f"{stem}-batches-py", root / f"{stem}-python")
-    files = (root / f"{stem}-python.tar.gz", *(root / name.removesuffix(".bin") for name in known.train_files))
-    return next((p for p in folders if p.is_dir()), next((p for p in files if p.is_file()), None))

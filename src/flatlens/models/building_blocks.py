@@ -32,7 +32,6 @@ from flatlens.operations.layers import LinearLayer, is_linear
 
 Activation: TypeAlias = Literal["relu", "tanh", "gelu", "sigmoid", "silu", "gaussian"]
 
-
 VANISHING = 1e-30
 """Gaussian values below it become 0: subnormal numbers would make the next layers five times slower."""
 
@@ -69,24 +68,33 @@ ACTIVATIONS: dict[Activation, type[nn.Module]] = {
 }
 
 
-def require_known(setting: str, value: object, known: Iterable[object]) -> None:
-    """Refuse a value that is not among the known ones; `setting` reads `Class(name=...)`.
+def check(settings: object, sizes: Sequence[str] = (), **known: Iterable[object]) -> None:
+    """Refuse settings that are not among the known values, and `sizes` that are not whole numbers of at least 1.
 
-    >>> require_known("MLP(activation=...)", "sine", ["relu", "tanh"])
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Net:
+    ...     width: int
+    ...     activation: str
+    >>> check(Net(0, "sine"), ["width"])
     Traceback (most recent call last):
         ...
-    flatlens.errors.BadInput: MLP(activation='sine'): known are relu, tanh
+    flatlens.errors.BadInput: Net(width=...): every size must be a whole number of at least 1, not 0
+    >>> check(Net(2, "sine"), ["width"], activation=["relu", "tanh"])
+    Traceback (most recent call last):
+        ...
+    flatlens.errors.BadInput: Net(activation='sine'): known are relu, tanh
     """
-    known = list(known)
-    if value not in known:
-        raise BadInput(f"{setting.replace('...', repr(value))}: known are {', '.join(map(str, known))}")
-
-
-def require_sizes(setting: str, sizes: Sequence[object]) -> None:
-    """Refuse sizes that are not whole numbers of at least 1."""
-    if not all(isinstance(size, int) and size >= 1 for size in sizes):
-        shown = sizes[0] if len(sizes) == 1 else tuple(sizes)
-        raise BadInput(f"{setting}: every size must be a whole number of at least 1, not {shown}")
+    owner = type(settings).__name__
+    values = [getattr(settings, name) for name in sizes]
+    flat = [size for value in values for size in (value if isinstance(value, tuple) else (value,))]
+    if not all(isinstance(size, int) and size >= 1 for size in flat):
+        named = ", ".join(f"{name}=..." for name in sizes)
+        shown = flat[0] if len(flat) == 1 else tuple(flat)
+        raise BadInput(f"{owner}({named}): every size must be a whole number of at least 1, not {shown}")
+    for name, choices in known.items():
+        if (value := getattr(settings, name)) not in (listed := list(choices)):
+            raise BadInput(f"{owner}({name}={value!r}): known are {', '.join(map(str, listed))}")
 
 
 def scaled(owner: str, sizes: Sequence[int], width: float) -> list[int]:
@@ -120,6 +128,20 @@ Law: TypeAlias = Callable[[LinearLayer, Generator], None]
 Network = TypeVar("Network", bound=nn.Module)
 
 
+class Drawn:
+    """An architecture whose network is a sequence of modules, drawn by the law `init` with `seed`."""
+
+    seed: int
+    init: Init
+
+    def build(self) -> nn.Sequential:
+        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
+        return built(self._design, self.init, torch.Generator().manual_seed(self.seed))
+
+    def _design(self) -> nn.Sequential:
+        raise NotImplementedError
+
+
 def built(design: Callable[[], Network], init: Init, generator: Generator) -> Network:
     """Return the network that `design` makes, float32 on the CPU, drawn from `generator` alone.
 
@@ -130,73 +152,48 @@ def built(design: Callable[[], Network], init: Init, generator: Generator) -> Ne
     with torch.device("meta"):  # so that PyTorch's constructors draw nothing from the global generator
         network = design()
     network = network.float().to_empty(device="cpu")
-    initialise(network, init, generator)
+    with torch.no_grad():
+        for module in network.modules():
+            if is_linear(module):
+                LAWS[init](module, generator)
+            elif isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
+            else:  # a parameter without a law would stay uninitialised
+                assert not [*module.parameters(recurse=False), *module.buffers(recurse=False)], type(module)
     return network
 
 
-@torch.no_grad()
-def initialise(network: nn.Module, init: Init, generator: Generator) -> None:
-    """Draw the network's parameters again, in order, and reset the statistics of its BatchNorms."""
-    for module in network.modules():
-        if is_linear(module):
-            LAWS[init](module, generator)
-        elif isinstance(module, nn.BatchNorm2d):
-            module.reset_parameters()
-        else:  # a parameter without a law would stay uninitialised
-            assert not [*module.parameters(recurse=False), *module.buffers(recurse=False)], type(module)
-
-
-def torch_law(layer: LinearLayer, generator: Generator) -> None:
-    """Draw weight and bias by PyTorch's own law, Kaiming's with a = sqrt(5): U(+-1/sqrt(fan in))."""
-    bound = 1 / math.sqrt(layer.weight[0].numel())
+def _torch(layer: LinearLayer, generator: Generator) -> None:
+    bound = 1 / math.sqrt(layer.weight[0].numel())  # Kaiming's with a = sqrt(5)
     for parameter in layer.parameters(recurse=False):
         parameter.uniform_(-bound, bound, generator=generator)
 
 
-def _xavier_normal(layer: LinearLayer, generator: Generator) -> None:
-    nn.init.xavier_normal_(layer.weight, generator=generator)
-    _zero_bias(layer)
+def _every_parameter(draw: Callable[..., object], *numbers: float) -> Law:
+    def law(layer: LinearLayer, generator: Generator) -> None:
+        for parameter in layer.parameters(recurse=False):
+            draw(parameter, *numbers, generator=generator)
+
+    return law
 
 
-def _xavier_uniform(layer: LinearLayer, generator: Generator) -> None:
-    nn.init.xavier_uniform_(layer.weight, generator=generator)
-    _zero_bias(layer)
+def _biases_zero(draw: Callable[..., object], **options: str) -> Law:
+    def law(layer: LinearLayer, generator: Generator) -> None:
+        draw(layer.weight, generator=generator, **options)
+        if layer.bias is not None:
+            layer.bias.zero_()
+
+    return law
 
 
-def _kaiming_uniform(layer: LinearLayer, generator: Generator) -> None:
-    nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu", generator=generator)
-    _zero_bias(layer)
-
-
-def _uniform(layer: LinearLayer, generator: Generator) -> None:
-    for parameter in layer.parameters(recurse=False):
-        parameter.uniform_(-0.1, 0.1, generator=generator)
-
-
-def _normal(layer: LinearLayer, generator: Generator) -> None:
-    for parameter in layer.parameters(recurse=False):
-        parameter.normal_(0, math.sqrt(0.1), generator=generator)
-
-
-def _vgg(layer: LinearLayer, generator: Generator) -> None:
-    if isinstance(layer, nn.Linear):
-        torch_law(layer, generator)
-    else:
-        nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu", generator=generator)
-        _zero_bias(layer)
-
-
-def _zero_bias(layer: LinearLayer) -> None:
-    if layer.bias is not None:
-        layer.bias.zero_()
-
+_VGG_CONVOLUTION = _biases_zero(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu")
 
 LAWS: dict[Init, Law] = {
-    "torch": torch_law,
-    "xavier_normal": _xavier_normal,
-    "xavier_uniform": _xavier_uniform,
-    "kaiming_uniform": _kaiming_uniform,
-    "uniform": _uniform,
-    "normal": _normal,
-    "vgg": _vgg,
+    "torch": _torch,
+    "xavier_normal": _biases_zero(nn.init.xavier_normal_),
+    "xavier_uniform": _biases_zero(nn.init.xavier_uniform_),
+    "kaiming_uniform": _biases_zero(nn.init.kaiming_uniform_, nonlinearity="relu"),
+    "uniform": _every_parameter(Tensor.uniform_, -0.1, 0.1),
+    "normal": _every_parameter(Tensor.normal_, 0, math.sqrt(0.1)),
+    "vgg": lambda layer, generator: (_torch if isinstance(layer, nn.Linear) else _VGG_CONVOLUTION)(layer, generator),
 }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flatlens import user_code
 from flatlens.errors import BadInput, BadModel
-from flatlens.models.building_blocks import require_known
+from flatlens.models.building_blocks import check
 from flatlens.models.sources import load_model
 from flatlens.problem.data import load_seeded, seeded
 from flatlens.settings_json import Options
@@ -32,7 +32,7 @@ class Published:
     seed: int = 0  #: seed of random weights
 
     def __post_init__(self) -> None:
-        require_known("Published(weights=...)", self.weights, ("trained", "random"))
+        check(self, weights=("trained", "random"))
         if not self.name.startswith(("timm:", "hf:")):
             raise BadModel(
                 "timm:NAME, hf:NAME or hf:FOLDER is needed", argument="name", value=self.name, call="Published"

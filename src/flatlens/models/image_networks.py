@@ -12,24 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadInput
-from flatlens.models.building_blocks import (
-    ACTIVATIONS,
-    LAWS,
-    Activation,
-    Init,
-    built,
-    pooled,
-    require_known,
-    require_sizes,
-    scaled,
-)
+from flatlens.models.building_blocks import ACTIVATIONS, LAWS, Activation, Drawn, Init, check, pooled, scaled
 
 Pooling: TypeAlias = Literal["max", "average"]
 _POOLINGS: dict[Pooling, type[nn.Module]] = {"max": nn.MaxPool2d, "average": nn.AvgPool2d}
 
 
 @dataclass(frozen=True)
-class LeNet5:
+class LeNet5(Drawn):
     """Convolutions of 6 and 16 kernels of 5 x 5, each pooled by 2, then linear layers 120, 84, `classes`.
 
     The papers name the network and no more. What is common today is taken: ReLU, max pooling, every kernel of conv2 on
@@ -53,15 +43,8 @@ class LeNet5:
     init: Init = "torch"
 
     def __post_init__(self) -> None:
-        require_sizes("LeNet5(channels=..., classes=...)", (self.channels, self.classes))
-        require_known("LeNet5(image=...)", self.image, (28, 32))
-        require_known("LeNet5(activation=...)", self.activation, ACTIVATIONS)
-        require_known("LeNet5(pooling=...)", self.pooling, _POOLINGS)
-        require_known("LeNet5(init=...)", self.init, LAWS)
-
-    def build(self) -> nn.Sequential:
-        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
-        return built(self._design, self.init, torch.Generator().manual_seed(self.seed))
+        sizes = ("channels", "classes")
+        check(self, sizes, image=(28, 32), activation=ACTIVATIONS, pooling=_POOLINGS, init=LAWS)
 
     def _design(self) -> nn.Sequential:
         activation, pool = ACTIVATIONS[self.activation], _POOLINGS[self.pooling]
@@ -83,7 +66,7 @@ SMALL_PLAN: Plan = (16, "M", 16, "M", 32, "M", 64, 64, "M")
 
 
 @dataclass(frozen=True)
-class VGG11:
+class VGG11(Drawn):
     """Configuration A of Simonyan and Zisserman 2015: eight 3 x 3 convolutions in five stages, then linear layers.
 
     The form for CIFAR that sharpening B.2 cites: 512-512-`classes` behind the last pooling, where the original has
@@ -109,23 +92,19 @@ class VGG11:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))  # a list, when it comes from JSON
-        _check("VGG11", self.classes, self.channels, self.image, self.hidden, self.init, VGG11_PLAN)
+        _check(self, VGG11_PLAN)
+        check(self, ("hidden",))
         scaled("VGG11", [*_channels(VGG11_PLAN), *self.hidden], self.width)
 
-    def build(self) -> nn.Sequential:
-        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
+    def _design(self) -> nn.Sequential:
         sizes = iter(scaled("VGG11", _channels(VGG11_PLAN), self.width))
         plan: Plan = [next(sizes) if isinstance(step, int) else step for step in VGG11_PLAN]
-        hidden = scaled("VGG11", self.hidden, self.width)
-        return built(
-            lambda: _vgg(plan, self.channels, self.image, (*hidden, self.classes), self.batchnorm),
-            self.init,
-            torch.Generator().manual_seed(self.seed),
-        )
+        linear = (*scaled("VGG11", self.hidden, self.width), self.classes)
+        return _vgg(plan, self.channels, self.image, linear, self.batchnorm)
 
 
 @dataclass(frozen=True)
-class SmallVGG:
+class SmallVGG(Drawn):
     """Five 3 x 3 convolutions 16-16-32-64-64, then linear layers 128-`classes`; no BatchNorm.
 
     The compression paper calls its network VGG-11; the one its authors train has these layers and 97,018 parameters
@@ -143,15 +122,10 @@ class SmallVGG:
     init: Init = "torch"
 
     def __post_init__(self) -> None:
-        _check("SmallVGG", self.classes, self.channels, self.image, (), self.init, SMALL_PLAN)
+        _check(self, SMALL_PLAN)
 
-    def build(self) -> nn.Sequential:
-        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
-        return built(
-            lambda: _vgg(SMALL_PLAN, self.channels, self.image, (128, self.classes), batchnorm=False),
-            self.init,
-            torch.Generator().manual_seed(self.seed),
-        )
+    def _design(self) -> nn.Sequential:
+        return _vgg(SMALL_PLAN, self.channels, self.image, (128, self.classes), batchnorm=False)
 
 
 def _vgg(plan: Plan, channels: int, image: int, linear: Sequence[int], batchnorm: bool) -> nn.Sequential:
@@ -182,18 +156,16 @@ def _channels(plan: Plan) -> list[int]:
     return [step for step in plan if isinstance(step, int)]
 
 
-def _check(owner: str, classes: int, channels: int, image: int, hidden: Sequence[int], init: str, plan: Plan) -> None:
-    require_sizes(f"{owner}(classes=..., channels=..., image=...)", (classes, channels, image))
-    require_sizes(f"{owner}(hidden=...)", hidden)
-    require_known(f"{owner}(init=...)", init, LAWS)
-    pooled(owner, image, list(plan).count("M"))
+def _check(settings: VGG11 | SmallVGG, plan: Plan) -> None:
+    check(settings, ("classes", "channels", "image"), init=LAWS)
+    pooled(type(settings).__name__, settings.image, list(plan).count("M"))
 
 
 STAGES = (64, 128, 256, 512)
 
 
 @dataclass(frozen=True)
-class ResNet18:
+class ResNet18(Drawn):
     """A 3 x 3 convolution, then four stages of two residual blocks, the mean over positions, a linear layer.
 
     The form for CIFAR that sharpening B.2 cites: stride 1 and no pooling at the entrance, so that 32 x 32 images
@@ -214,13 +186,8 @@ class ResNet18:
     init: Init = "torch"
 
     def __post_init__(self) -> None:
-        require_sizes("ResNet18(classes=..., channels=...)", (self.classes, self.channels))
-        require_known("ResNet18(init=...)", self.init, LAWS)
+        check(self, ("classes", "channels"), init=LAWS)
         scaled("ResNet18", STAGES, self.width)
-
-    def build(self) -> nn.Sequential:
-        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
-        return built(self._design, self.init, torch.Generator().manual_seed(self.seed))
 
     def _design(self) -> nn.Sequential:
         stages = scaled("ResNet18", STAGES, self.width)
@@ -300,10 +267,8 @@ class ViT:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        sizes = (self.classes, self.channels, self.image, self.patch, self.width, self.depth, self.heads)
-        require_sizes("ViT(classes=..., channels=..., image=..., patch=..., width=..., depth=..., heads=...)", sizes)
-        require_known("ViT(pooling=...)", self.pooling, ("class", "mean"))
-        require_known("ViT(activation=...)", self.activation, ("gelu", "relu", "tanh"))
+        sizes = ("classes", "channels", "image", "patch", "width", "depth", "heads")
+        check(self, sizes, pooling=("class", "mean"), activation=("gelu", "relu", "tanh"))
         for name, whole, part in (("image", self.image, self.patch), ("width", self.width, self.heads)):
             if whole % part:
                 of = "patches" if name == "image" else "heads"

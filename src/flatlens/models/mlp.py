@@ -10,24 +10,15 @@ from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from flatlens.errors import BadInput
-from flatlens.models.building_blocks import (
-    ACTIVATIONS,
-    LAWS,
-    Activation,
-    GaussianActivation,
-    Init,
-    built,
-    require_known,
-    require_sizes,
-)
+from flatlens.models.building_blocks import ACTIVATIONS, LAWS, Activation, Drawn, GaussianActivation, Init, built, check
 from flatlens.training import Adam, Training, train
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(Drawn):
     """A fully connected network: linear layers fc1, fc2, ... with an activation after each but the last.
 
     `seed` draws the initial weights by the law `init`: by default PyTorch's own, uniform on +-1/sqrt(fan in).
@@ -49,9 +40,7 @@ class MLP:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", tuple(self.widths))  # a list, when it comes from JSON
-        require_sizes("MLP(inputs=..., widths=..., outputs=...)", self.sizes)
-        require_known("MLP(activation=...)", self.activation, ACTIVATIONS)
-        require_known("MLP(init=...)", self.init, LAWS)
+        check(self, ("inputs", "widths", "outputs"), activation=ACTIVATIONS, init=LAWS)
 
     @classmethod
     def feature_extractor(cls, seed: int = 0, *, init: Init = "xavier_normal") -> MLP:
@@ -71,13 +60,8 @@ class MLP:
         """Return the sizes of all layers of neurons, from the inputs to the outputs."""
         return (self.inputs, *self.widths, self.outputs)
 
-    def build(self) -> nn.Sequential:
-        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
-        return built(
-            lambda: dense(self.sizes, ACTIVATIONS[self.activation], last_activation=self.last_activation),
-            self.init,
-            torch.Generator().manual_seed(self.seed),
-        )
+    def _design(self) -> nn.Sequential:
+        return dense(self.sizes, ACTIVATIONS[self.activation], last_activation=self.last_activation)
 
 
 def dense(sizes: Sequence[int], activation: Callable[[], nn.Module], *, last_activation: bool = False) -> nn.Sequential:
@@ -130,9 +114,8 @@ class CoordinateNet:
     lr: float = 1e-4
 
     def __post_init__(self) -> None:
-        require_known("CoordinateNet(activation=...)", self.activation, ("gaussian", "relu"))
-        require_known("CoordinateNet(start=...)", self.start, ("high", "low"))
-        require_sizes("CoordinateNet(width=..., steps=..., points=...)", (self.width, self.steps, self.points))
+        check(self, activation=("gaussian", "relu"), start=("high", "low"))
+        check(self, ("width", "steps", "points"))
         for name in ("spread", "low_std", "lr"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
@@ -146,7 +129,10 @@ class CoordinateNet:
         generator = torch.Generator().manual_seed(self.seed)
         network = built(self._design, "torch", generator)
         if (self.activation, self.start) == ("gaussian", "low"):
-            _draw_weights(network, self.low_std, generator)
+            with torch.no_grad():
+                for module in network:
+                    if isinstance(module, nn.Linear):
+                        module.weight.normal_(0, self.low_std, generator=generator)
         if (self.activation, self.start) == ("relu", "high"):
             x = midpoints(self.points)
             how = Training(Adam(self.lr), loss="mse", max_steps=self.steps, check_every=self.steps)
@@ -170,10 +156,3 @@ def midpoints(count: int) -> Tensor:
     [[0.25], [0.75]]
     """
     return ((torch.arange(count, dtype=torch.float32) + 0.5) / count)[:, None]
-
-
-@torch.no_grad()
-def _draw_weights(network: nn.Module, std: float, generator: Generator) -> None:
-    for module in network.modules():
-        if isinstance(module, nn.Linear):
-            module.weight.normal_(0, std, generator=generator)
