@@ -162,4 +162,9 @@ def undefined(note: str) -> Estimate:
 
 def with_note(estimate: Estimate, note: str) -> Estimate:
     """Return the estimate with a further note."""
-    return replace(estimate, note="; ".join(part for part in (estimate.note, note) if part))
+    return replace(estimate, note=joined(estimate.note, note))
+
+
+def joined(*notes: str) -> str:
+    """Return those notes that say something as one."""
+    return "; ".join(note for note in notes if note)

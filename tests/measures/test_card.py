@@ -7,9 +7,8 @@ import torch
 
 import flatlens as fl
 from flatlens.errors import BadInput, BadOption, UnknownName
-from flatlens.measures import named
+from flatlens.measures import largest, named
 from flatlens.measures.definition import FUNCTION, comes_along, on_lens, per_sample
-from flatlens.measures.reductions import largest
 
 
 def test_the_catalogue_has_a_card_for_every_measure() -> None:

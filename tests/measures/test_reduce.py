@@ -8,15 +8,8 @@ import pytest
 import torch
 from builders import normal
 
-from flatlens.measures.reductions import (
-    Reduced,
-    by_probes,
-    largest,
-    mean,
-    mean_of_finite,
-    mean_of_logs,
-    mean_of_volumes,
-)
+from flatlens.measures.definition import Reduced, by_probes, largest, mean, mean_of_finite
+from flatlens.measures.volume import mean_of_logs, mean_of_volumes
 
 
 def test_mean_and_maximum() -> None:

@@ -17,8 +17,8 @@ from torch.utils.data import IterableDataset
 import flatlens as fl
 from flatlens.errors import BadData, BadLoss, FlatlensError
 from flatlens.grams import LayerGrams
+from flatlens.measures import mean
 from flatlens.measures.definition import per_sample
-from flatlens.measures.reductions import mean
 
 
 def made(make: Callable[[], nn.Module], seed: int = 0) -> Callable[[], nn.Module]:

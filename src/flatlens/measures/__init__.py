@@ -20,15 +20,17 @@ from flatlens.measures.definition import (
     Measure,
     NetworkMeasure,
     PassMeasure,
+    Reduced,
     Run,
     catalogue,
+    largest,
+    mean,
     named,
     on_lens,
     per_sample,
 )
 from flatlens.measures.lens import Lens
 from flatlens.measures.pipeline import about, measure
-from flatlens.measures.reductions import Reduced, largest, mean
 
 for _module in MEASURE_MODULES:  # each registers its measures
     import_module(f"flatlens.measures.{_module}")

@@ -40,20 +40,13 @@ def attempted(work: Callable[[], _T], what: str, peers: Ranks = ALONE, singular:
     try:
         return work()
     except Exception as error:
-        if _spoils_all(error) or (peers.size > 1 and _of_one_process(error)):
+        spoils_all = isinstance(error, FlatlensError | PlanBroken) and not isinstance(error, OF_ONE_NUMBER)
+        # torch's own errors are raised in all processes
+        of_one_process = out_of_memory(error) or not isinstance(error, RuntimeError | ArithmeticError)
+        if spoils_all or (peers.size > 1 and of_one_process):
             raise
         not_finite = isinstance(error, Overflows | torch.linalg.LinAlgError)  # type: ignore[attr-defined]
         return (not_finite and singular()) or reason_of(error, what)
-
-
-def _spoils_all(error: Exception) -> bool:
-    """Return whether an error says that no number would be right, or is a new plan's."""
-    return isinstance(error, FlatlensError | PlanBroken) and not isinstance(error, OF_ONE_NUMBER)
-
-
-def _of_one_process(error: Exception) -> bool:
-    """Return whether an error may have been met by this process alone (torch's own are raised in all of them)."""
-    return out_of_memory(error) or not isinstance(error, RuntimeError | ArithmeticError)
 
 
 def reason_of(error: Exception, what: str) -> str:
@@ -70,19 +63,16 @@ def reason_of(error: Exception, what: str) -> str:
         of_derivatives = _OF_DERIVATIVES.search(one_line(error))
         failed = "the network cannot be differentiated as this measure needs" if of_derivatives else "torch failed"
         return f"{failed} ({one_line(error, 120)})"
-    if _of_the_user(error):
+    frames = traceback.extract_tb(error.__traceback__)
+    files = [frame.filename for frame in frames]
+    # it arose in a file of the user's, or in what this file called
+    last = next((file for file in reversed(files) if file.startswith(OURS) or is_users(file)), OURS)
+    if not last.startswith(OURS):
         return f"the code that was given raised {said(error)}"
-    at = traceback.extract_tb(error.__traceback__)[-1]
+    at = frames[-1]
     told = f"an unexpected error, please report it ({typed_line(error, 120)}, in {at.name}, line {at.lineno})"
     warnings.warn(f"{what}: {told}", Unexpected, stacklevel=2)
     return told
-
-
-def _of_the_user(error: Exception) -> bool:
-    """Return whether an error arose in a file of the user's, or in what this file called."""
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    last = next((file for file in reversed(files) if file.startswith(OURS) or is_users(file)), OURS)
-    return not last.startswith(OURS)
 
 
 BY_ROUNDING = ".rounding"  #: at the end of a measure's key: how far rounding may move each sample's number
@@ -112,44 +102,36 @@ class Gatherer:
 
     def by_pass(self, measures: list[PassMeasure], sketch: Sketch | None = None) -> Gathered:
         """Return the measures from one pass over every output, or over a sketch's combinations of outputs."""
+        problem, ranks = self.problem, self.problem.ranks
         probes = 1 if sketch is None else sketch.probes
         kept: ChunkBuffer[tuple[Key, int]] = ChunkBuffer()
         ends: ChunkBuffer[str] = ChunkBuffer()  # losses, and whether samples are classified correctly
         totals: dict[tuple[Key, int], Tensor] = {}  # sums, added at once, as each may be as large as a weight
         failed: dict[Key, str] = {}
         needs = frozenset().union(*(measure.needs for measure in measures))
-        ranks = self.problem.ranks
-        walk = one_pass(self.problem, self.model, self.layout, self.scale, self.progress, needs, sketch, ranks)
-        with agreed(self.problem.ranks), closing(walk) as chunks:  # the generator is also closed when a measure raises
+        walk = one_pass(problem, self.model, self.layout, self.scale, self.progress, needs, sketch, ranks)
+        with agreed(ranks), closing(walk) as chunks:  # the generator is also closed when a measure raises
             for turn, chunk in enumerate(chunks):
                 probe = turn % probes
                 if probe == 0:
                     ends.add(chunk.number, as_rows(chunk.losses, chunk.correct))
                 for measure in measures:
-                    once: dict[int, Any] = {}  # the network's input may be that of its first layer
-                    for place, grams in _places(measure, chunk):
-                        if id(grams) not in once:
-                            once[id(grams)] = attempted(partial(measure.evaluate, grams), measure.key)
-                        at, value = ((measure.key, place), probe), once[id(grams)]
+                    for key, value in _values(measure, chunk):
+                        at = key, probe
                         if isinstance(value, str):
-                            failed.setdefault((measure.key, place), value)
-                            continue
-                        if isinstance(value, tuple):
-                            value, moved = value
-                            kept.add(chunk.number, {((measure.key + BY_ROUNDING, place), probe): moved})
-                        if measure.total:
+                            failed.setdefault(key, value)
+                        elif measure.total:
                             totals[at] = totals[at].add_(value) if at in totals else value.clone()
                         else:
                             kept.add(chunk.number, {at: value})
+        # what one process could not compute, none has
         for other in ranks.together(failed):
             failed = other | failed
-        n = self.problem.n
-        found = kept.joined(ranks) | {at: total.div_(n).cpu() for at, total in ranks.totals(totals).items()}
+        found = kept.joined(ranks) | {at: total.div_(problem.n).cpu() for at, total in ranks.totals(totals).items()}
         by_probe: dict[Key, list[Tensor]] = {}
         for (key, _), value in sorted(found.items(), key=lambda item: item[0][1]):
-            if (key[0].removesuffix(BY_ROUNDING), key[1]) in failed:
-                continue
-            by_probe.setdefault(key, []).append(value)
+            if (key[0].removesuffix(BY_ROUNDING), key[1]) not in failed:
+                by_probe.setdefault(key, []).append(value)
         del found, totals  # freed now: each may be as large as a weight, and is not held twice
         values = {key: each[0] if sketch is None else torch.stack(each) for key, each in emptied(by_probe)}
         return Gathered(values, from_rows(ends.joined(ranks)), failed=failed)
@@ -163,7 +145,7 @@ class Gatherer:
                 yield self._top(mine, wanted, softmax, generator)
 
     def _sought(self, measure: PassMeasure) -> list[CallOrInput]:
-        """Return the places: the network's input, or every call of a layer for measures that add layers up."""
+        # the network's input, or every call of a layer for measures that add layers up
         if measure.answer == "input":
             return [None] if self.layout.inputs else []
         return list(self.layout.batch_axis)
@@ -192,8 +174,20 @@ class Gatherer:
         return Gathered(values, residuals=residuals, products=max(self.problem.ranks.together(products)))
 
 
+def _values(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[Key, Tensor | str]]:
+    """Yield a measure's value, or why there is none, at each of its places; and how far rounding may move it."""
+    once: dict[int, Any] = {}  # the network's input may be that of its first layer
+    for place, grams in _places(measure, chunk):
+        if id(grams) not in once:
+            once[id(grams)] = attempted(partial(measure.evaluate, grams), measure.key)
+        value = once[id(grams)]
+        if isinstance(value, tuple):
+            value, moved = value
+            yield (measure.key + BY_ROUNDING, place), moved
+        yield (measure.key, place), value
+
+
 def _places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:
-    """Yield the places where a measure is evaluated."""
     if measure.place == "input":
         if measure.answer == "input" and chunk.input is not None:
             yield None, chunk.input

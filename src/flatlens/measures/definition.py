@@ -1,4 +1,4 @@
-"""What a measure is: a function, and a card with its meaning, source, cost and invariances; the catalogue of all.
+"""What a measure is: a function, a card with its meaning, source, cost and invariances, and a reduction from samples.
 
 A family of measures gives its decorator defaults, `of_input = partial(per_sample, place="input", ...)`, so that a
 measure is a function and the line above it. It registers itself when its module is imported.
@@ -10,18 +10,18 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from flatlens.curvature.probes import mean_of_forms
 from flatlens.deprecated_names import FORMER_OPTIONS, present_options
 from flatlens.errors import BadInput, BadOption, UnknownName
-from flatlens.estimate import Estimate, Progress
+from flatlens.estimate import Estimate, Kind, Progress
 from flatlens.grams import Weight
-from flatlens.measures.reductions import Reduced, mean
 from flatlens.registry import Registry, first_line
 
 LAYERWISE = "layerwise"  #: one layer times a, another one divided by a
@@ -89,6 +89,65 @@ class Card:
     unit: str
     cost: str
     invariant_under: frozenset[str]  #: transforms that leave the network's answer unchanged
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """A number reduced from samples, with their values and a note."""
+
+    value: float
+    samples: Tensor | None
+    note: str = ""
+    kind: Kind = "exact"
+    stderr: float = 0.0
+    probes: Tensor | None = None  #: the value from each of a sketch's probes, (probes,); their mean is the value
+    terms: Tensor | None = None  #: the terms of the sum, for measures with a `.max` at each layer
+    terms_probes: Tensor | None = None  #: the terms from each of a sketch's probes, (probes, terms)
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def mean(values: Tensor) -> Reduced:
+    """Return the mean over samples."""
+    return Reduced(float(values.mean()), values)
+
+
+def largest(values: Tensor) -> Reduced:
+    """Return the maximum over samples."""
+    return Reduced(float(values.max()), values)
+
+
+def by_probes(reduce: Callable[[Tensor], Reduced], values: Tensor) -> Reduced:
+    """Return the reduced mean over a sketch's probes, (probes, ...), with the probes' own error.
+
+    The error is a jackknife: a probe's share is the change when it is left out. For a measure linear in the probes that
+    is the probe's own value; for a root or a minimum it also removes the bias of first order.
+    """
+    k = len(values)
+    whole, total = reduce(values.mean(0)), values.sum(0)
+    if whole.kind == "undefined":
+        return whole
+    left_out = [reduce((total - value) / (k - 1)) for value in values]
+
+    probes = torch.tensor([k * whole.value - (k - 1) * part.value for part in left_out], dtype=torch.float64)
+    value, stderr = mean_of_forms(probes)
+    found = replace(whole, value=float(value), stderr=float(stderr), kind="estimate", probes=probes, arrays={})
+    if whole.terms is None:
+        return found
+    each = [k * whole.terms - (k - 1) * part.terms for part in left_out if part.terms is not None]
+    return replace(found, terms_probes=torch.stack(each))
+
+
+def mean_of_finite(values: Tensor, why: str) -> Reduced:
+    """Return the mean over the samples with a value; the note counts the others."""
+    there = torch.isfinite(values)
+    if not bool(there.any()):
+        return Reduced(math.nan, values, f"every sample is {why}", "undefined")
+    return Reduced(float(values[there].mean()), values, number_of(~there, f"{why}, left out"))
+
+
+def number_of(chosen: Tensor, what: str) -> str:
+    """Return a note on how many samples are something; empty if none is."""
+    return f"{int(chosen.sum())} of {len(chosen)} samples {what}" if bool(chosen.any()) else ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,12 +15,12 @@ from flatlens.measures.definition import (
     UNITS_AND_ORDER,
     Measure,
     Option,
+    Reduced,
     Run,
     per_sample,
     require_one_of,
 )
 from flatlens.measures.lens import Lens
-from flatlens.measures.reductions import Reduced
 
 # features in units of their standard deviation have no scale
 UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalized", "std"): UNITS_AND_ORDER}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from flatlens.curvature.probes import mean_of_forms
-from flatlens.estimate import Estimate, undefined
+from flatlens.estimate import Estimate, joined, undefined, with_note
 from flatlens.measures.definition import FUNCTION, on_lens, require_one_of
 from flatlens.measures.lens import Lens
 from flatlens.problem.sample_losses import Outcomes, forwards
@@ -124,7 +123,7 @@ def test_loss(lens: Lens) -> Estimate:
     if not lens.problem.test:
         return undefined(NO_TEST)
     found = held_out_risk(lens.outcomes("test"))
-    return replace(found, note="; ".join(filter(None, (found.note, *lens.problem.test.notes))))
+    return with_note(found, joined(*lens.problem.test.notes))
 
 
 @of_held_out(symbol="A_{test}", source="sharpening B.3", unit="share")

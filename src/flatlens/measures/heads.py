@@ -50,19 +50,18 @@ class HeadWeight:
         Behind a norm, W is taken with the norm's scale, and features as they are before scale and shift.
         """
         W = self.entries.of(values).to(torch.float64)
-        shift = scale = None
+        scale, shift = W.new_ones(W.shape[1]), W.new_zeros(W.shape[1])
         if self.norm is not None:
             scale = self.norm.scale.of(values)[:, 0].to(W)
-            shift = None if self.norm.shift is None else self.norm.shift.of(values)[:, 0].to(W)
+            shift = shift if self.norm.shift is None else self.norm.shift.of(values)[:, 0].to(W)
         total = torch.zeros((), dtype=torch.float64, device=W.device)
         for product, features in self.uses:
             phi, slope = seen.read[product], seen.slopes[product]
-            if not self.reads:
+            if self.reads:
+                M = seen.summed(product, slope[..., features], (phi - shift) / scale)
+                total = total + (W * scale).T @ M
+            else:
                 total = total + seen.summed(product, slope, phi[:, features] @ W)
-                continue
-            phi = phi if shift is None else phi - shift
-            M = seen.summed(product, slope[..., features], phi if scale is None else phi / scale)
-            total = total + (W if scale is None else W * scale).T @ M
         return total
 
     def directions(self, values: Mapping[str, Tensor]) -> HeadDirections:
@@ -92,7 +91,7 @@ class HeadDirections:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the shape of the coordinates."""
+        """The shape of the coordinates."""
         return self.L.shape[1], len(self.scale)
 
     def along(self, Z: Tensor) -> list[tuple[Entries, Tensor]]:
@@ -247,7 +246,7 @@ of_heads = partial(
     source="relative2021 Def. 3; symmetries2025",
     cost="N backward passes to the projections of attention",
 )
-def head_flatness_ggn(lens: Lens, run: Run) -> Parts:
+def head_flatness_ggn(lens: Lens, run: Run) -> Estimate | Parts:
     """Relative flatness of attention heads, Gauss-Newton part, in the metric that no change of basis moves; summed.
 
     A head acts through two products alone: W_q^T W_k, and W_o W_v. Each of its four weights is changed relatively, on
@@ -260,10 +259,10 @@ def head_flatness_ggn(lens: Lens, run: Run) -> Parts:
     is undefined, and rows of other heads are there.
     """
     try:
-        heads = _told(lens, run)
+        heads = _measured_heads(lens, run)
         sums = _gauss_newton(lens, run, heads.weights)
     except NotUnderstood as reason:
-        return {("", None): undefined(str(reason))}
+        return undefined(str(reason))
     return _parts(heads, lambda numbers: Estimate(float(sums[numbers].sum())))
 
 
@@ -272,7 +271,9 @@ def head_flatness_ggn(lens: Lens, run: Run) -> Parts:
     source="relative2021 Def. 3; symmetries2025",
     cost="N backward passes to the projections of attention, and probes of one Hessian product each",
 )
-def head_flatness(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False) -> Parts:
+def head_flatness(
+    lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False
+) -> Estimate | Parts:
     """Relative flatness of attention heads in the metric that no change of their basis moves; summed over heads.
 
     It is `head_flatness_ggn`, which describes the metric, plus the same trace of the functional Hessian, H - GGN.
@@ -283,30 +284,30 @@ def head_flatness(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | Non
     """
     effort = Effort(rtol, probes, exact)
     try:
-        heads = _told(lens, run)
+        heads = _measured_heads(lens, run)
         weights = heads.weights
-        shifted = [one for one in weights if one.norm is not None and one.norm.shift is not None]
-        for one in shifted:
-            if one.bias is None or not _measured(lens, run, one.bias):
+        for one in weights:
+            shifted = one.norm is not None and one.norm.shift is not None
+            if shifted and (one.bias is None or not _measured(lens, run, one.bias)):
                 raise NotUnderstood(NO_BIAS if one.bias is None else FROZEN_BIAS)
         sums = _gauss_newton(lens, run, weights)
     except NotUnderstood as reason:
-        return {("", None): undefined(str(reason))}
+        return undefined(str(reason))
     beyond = _functional_hessian(lens, run, weights, effort, float(sums.sum()))
 
     def part(numbers: list[int]) -> Estimate:
         return beyond.over([beyond.names[number] for number in numbers])
 
-    whole = list(range(len(weights)))
     parts = _parts(heads, lambda numbers: plus(Estimate(float(sums[numbers].sum())), part(numbers)))
     if parts["", None].kind != "undefined":
+        whole = part(list(range(len(weights))))
         parts["gauss_newton", None] = with_note(Estimate(float(sums.sum())), heads.left_out)
-        parts["functional_hessian", None] = with_note(replace(part(whole), arrays={}), heads.left_out)
+        parts["functional_hessian", None] = with_note(replace(whole, arrays={}), heads.left_out)
     return parts
 
 
 @dataclass(frozen=True, eq=False)
-class _Told:
+class _Heads:
     """The weights of the heads that are measured, and what is not."""
 
     weights: list[HeadWeight]
@@ -315,12 +316,11 @@ class _Told:
 
     @property
     def left_out(self) -> str:
-        """Return the note on frozen weights; empty if there are none."""
         layers = {one.entries.parameter for one in self.frozen}
         return f"{len(layers)} frozen layers left out" if layers else ""
 
 
-def _told(lens: Lens, run: Run) -> _Told:
+def _measured_heads(lens: Lens, run: Run) -> _Heads:
     """Return the weights of the network's heads.
 
     Raises:
@@ -335,7 +335,7 @@ def _told(lens: Lens, run: Run) -> _Told:
     weights = [one for one in every if _measured(lens, run, one.entries)]
     if not weights:
         raise NotUnderstood(FROZEN)
-    return _Told(weights, why, [one for one in every if one not in weights])
+    return _Heads(weights, why, [one for one in every if one not in weights])
 
 
 def _measured(lens: Lens, run: Run, entries: Entries) -> bool:
@@ -391,39 +391,33 @@ def _functional_hessian(
 
     def draw(probes: int) -> Tensor:
         like = torch.empty(0, dtype=torch.float64)
-        rows = []
-        for number in range(probes):
-            rows.append(forms({at: random_signs(shape, like, run.generator) for at, shape in enumerate(shapes)}))
-            if run.progress is not None:
-                run.progress(PRODUCTS, number + 1, probes)
-        return torch.stack(rows)
+        signs = partial(random_signs, like=like, generator=run.generator)
+        return torch.stack([forms(dict(enumerate(map(signs, shapes)))) for _ in run.counted(PRODUCTS, probes)])
 
     everything = sum(h * a for h, a in shapes)
     names = tuple(map(str, range(len(weights))))
     found = sampled(draw, effort, size, everything, run)
     if found is not None:
         return FunctionalHessianPart(names, *found, len(found[0]))
-    total, done = torch.zeros(len(weights), dtype=torch.float64), 0
-    for at, (h, a) in enumerate(shapes):
-        for unit in torch.eye(h * a, dtype=torch.float64):
-            total += forms({at: unit.reshape(h, a)})
-            done += 1
-            if run.progress is not None:
-                run.progress(PRODUCTS, done, everything)
+    total = torch.zeros(len(weights), dtype=torch.float64)
+    units = ((at, e.reshape(h, a)) for at, (h, a) in enumerate(shapes) for e in torch.eye(h * a, dtype=total.dtype))
+    for _, (at, unit) in zip(run.counted(PRODUCTS, everything), units, strict=True):
+        total += forms({at: unit})
     return FunctionalHessianPart(names, total, None, everything)
 
 
-def _parts(heads: _Told, of: Callable[[list[int]], Estimate]) -> dict[tuple[str, str | None], Estimate]:
+def _parts(heads: _Heads, of: Callable[[list[int]], Estimate]) -> dict[tuple[str, str | None], Estimate]:
     """Return the sum, the heads, and their two products; undefined where a head of some attention is not understood.
 
     `of(numbers)` is the sum over some weights.
     """
-    weights, why = heads.weights, heads.why
-    found: dict[tuple[str, str], list[int]] = {}
-    for number, one in enumerate(weights):
+    # each head's row, and those of its two products
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for number, one in enumerate(heads.weights):
         for part in ("", one.part):
-            found.setdefault((part, one.head), []).append(number)
-    rows = {key: of(numbers) for key, numbers in found.items()}
+            numbers.setdefault((part, one.head), []).append(number)
+    rows = {key: of(mine) for key, mine in numbers.items()}
+    # the largest head: of noisy values, its mean is biased
     heads_alone = [row for (part, _), row in rows.items() if not part]
     largest = max(heads_alone, key=lambda row: row.value)
     if any(row.stderr for row in heads_alone) and all(row.kind != "undefined" for row in heads_alone):
@@ -432,15 +426,15 @@ def _parts(heads: _Told, of: Callable[[list[int]], Estimate]) -> dict[tuple[str,
         value, stderr = largest_of(means, errors, draws)
         largest = replace(largest, value=value, stderr=stderr, kind="estimate", arrays={}, note=LARGEST_OF_NOISY)
     parts: dict[tuple[str, str | None], Estimate] = {
-        ("", None): of(list(range(len(weights)))),
+        ("", None): of(list(range(len(heads.weights)))),
         ("max", None): largest,
     }
     for part in ("query_key", "value_output"):
-        mine = [number for number, one in enumerate(weights) if one.part == part]
+        mine = [number for number, one in enumerate(heads.weights) if one.part == part]
         frozen = not mine and any(one.part == part for one in heads.frozen)
         parts[part, None] = undefined(FROZEN) if frozen else replace(of(mine), arrays={})
-        if part in why:
-            told = undefined(f"some heads cannot be told: {why[part]}")
-            parts |= dict.fromkeys([("", None), ("max", None), (part, None)], told)
+        if part in heads.why:
+            unknown = undefined(f"some heads cannot be told: {heads.why[part]}")
+            parts |= dict.fromkeys([("", None), ("max", None), (part, None)], unknown)
     parts = {key: with_note(whole, heads.left_out) for key, whole in parts.items()}
     return parts | {key: replace(row, arrays={}) for key, row in rows.items()}

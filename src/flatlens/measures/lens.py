@@ -130,7 +130,7 @@ class Lens:
 
     @property
     def gradient(self) -> dict[str, Tensor]:
-        """Return the gradient of the risk in each measured parameter, by name."""
+        """The gradient of the risk in each measured parameter, by name."""
         return self.risk_and_gradient[1]
 
     @cached_property
@@ -164,8 +164,9 @@ class Lens:
             return ""
         for f, y in forwards(problem, self.model):
             steepest = max(steepest, float(slopes_of_each(problem, f, y).abs().max()))
-        small = 0 < steepest < torch.finfo(problem.dtype).tiny * problem.mass
-        return f"the loss's slopes underflow {problem.dtype}: Problem(dtype=torch.float64) mends it" if small else ""
+        if not 0 < steepest < torch.finfo(problem.dtype).tiny * problem.mass:
+            return ""
+        return f"the loss's slopes underflow {problem.dtype}: Problem(dtype=torch.float64) mends it"
 
     @cached_property
     def vanishing(self) -> str:
@@ -246,7 +247,7 @@ class Lens:
             raise
 
     def attempted(self, work: Callable[[], _T], what: str) -> _T | str:
-        """Return the result of `work`, or why there is none, by the rule of `attempted`."""
+        """Return the result of `work`, or why there is none, by the rule of `measures.failing`."""
         return attempted(work, what, self._peers, lambda: self.singular)
 
     def forget_failures(self) -> None:
@@ -279,7 +280,7 @@ class Lens:
                 free = frozenset() if failing else FREE  # what fails is asked for by those alone that need it
                 missing += [measure for measure in comes_along(missing, free) if measure.key not in self._passed]
             needs = frozenset[str]().union(*(measure.needs for measure in missing))
-            self._once(needs, lambda: self.planned(lambda: self._walk(missing, progress, generator)))
+            self._once(needs, lambda: self.planned(lambda: self._gather(missing, progress, generator)))
         lost = [] if partly else [why for measure in measures for why in self.failed_at(measure).values()]
         if lost:
             raise NotDifferentiable(lost[0])
@@ -295,11 +296,23 @@ class Lens:
             return {}
         return {place: values for (key, place), values in self._values.items() if key == measure.key}
 
-    def _walk(self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None) -> None:
+    def _gather(
+        self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None
+    ) -> None:
         start = time.perf_counter()
         state = None if generator is None else generator.get_state()
+        scale = self.feature_scale() if any(m.scales_features for m in measures) else {}
+        gatherer = Gatherer(self.problem, self.model, self.layout, scale, progress)
         try:
-            self._gather(measures, progress, generator)
+            for found in self._passes(gatherer, measures, generator):
+                self._values |= found.values
+                self.failed |= found.failed
+                self._passed |= {key for key, _ in (*found.values, *found.failed)}
+                self.residuals |= found.residuals
+                self.products += found.products
+                if found.outcomes is not None and self.problem.arithmetic == "full":
+                    self._outcomes["data"] = found.outcomes
+                self.passes += 1
         except PlanBroken:
             if generator is not None and state is not None:
                 generator.set_state(state)  # the pass starts again with the same draws
@@ -307,28 +320,10 @@ class Lens:
         self._passed |= {measure.key for measure in measures}
         self.pass_seconds += time.perf_counter() - start
 
-    def _gather(
-        self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None
-    ) -> None:
-        scale = self.feature_scale() if any(m.scales_features for m in measures) else {}
-        gatherer = Gatherer(self.problem, self.model, self.layout, scale, progress)
-        for found in self._walks(gatherer, measures, generator):
-            self._values |= found.values
-            self.failed |= found.failed
-            self._passed |= {key for key, _ in (*found.values, *found.failed)}
-            self.residuals |= found.residuals
-            self.products += found.products
-            if found.outcomes is not None and self.problem.arithmetic == "full":
-                self._outcomes["data"] = found.outcomes
-            self.passes += 1
-
-    def _walks(
+    def _passes(
         self, gatherer: Gatherer, measures: list[PassMeasure], generator: torch.Generator | None
     ) -> Iterator[Gathered]:
-        """Yield one pass if every output is taken.
-
-        Else one for each kind of combination, and one for spectral norms.
-        """
+        """Yield one pass if every output is taken; else one for each kind of combination, and for spectral norms."""
         if self.probes is None:
             yield gatherer.by_pass(measures)
             return
@@ -342,18 +337,15 @@ class Lens:
         """Return losses and correctness on the data (free after a pass in full precision) or on the held-out data."""
         if which not in self._outcomes:
             self.require_fresh()
-            self._outcomes[which] = self._forward(which)
+            problem, model = self.problem, self.model
+            if which == "data":
+                state, mine = problem.measuring(model), problem.shared(FORWARD_CHUNK)
+            else:
+                assert problem.test is not None
+                state, mine = measuring(model), problem.test.shared(FORWARD_CHUNK, problem.ranks)
+            with state:
+                self._outcomes[which] = outcomes(problem, mine, lambda batch: problem.run(model, batch))
         return self._outcomes[which]
-
-    def _forward(self, which: Literal["data", "test"]) -> Outcomes:
-        problem, model = self.problem, self.model
-        if which == "data":
-            state, mine = problem.measuring(model), problem.shared(FORWARD_CHUNK)
-        else:
-            assert problem.test is not None
-            state, mine = measuring(model), problem.test.shared(FORWARD_CHUNK, problem.ranks)
-        with state:
-            return outcomes(problem, mine, lambda batch: problem.run(model, batch))
 
     def feature_scale(self) -> Mapping[str, Tensor]:
         """Return the spread over the data of the features that each linear layer reads, (g, m)."""
@@ -410,7 +402,7 @@ def _fingerprints(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _remembered(after: object, peers: Ranks) -> dict[Key, Remembered]:
-    """Return the eigenpairs that an earlier moment left for this one's searches, the first process's if they differ."""
+    # those of the first process, if they differ
     left = {} if after is None else after.remembered if isinstance(after, Lens) else after
     if not (isinstance(left, Mapping) and all(isinstance(pairs, Remembered) for pairs in left.values())):
         raise BadInput(
@@ -422,7 +414,6 @@ def _remembered(after: object, peers: Ranks) -> dict[Key, Remembered]:
 
 
 def _along(along: object, problem: Problem, model: nn.Module) -> Mapping[str, Tensor] | Problem | None:
-    """Return a direction whose parts have the shapes of the measured parameters; refuse anything else."""
     if isinstance(along, Problem) and along.model is not problem.model:
         raise BadInput(
             "the other problem has another network", argument="along", call="Lens", remedy="make it with the same one"
@@ -438,7 +429,6 @@ def _along(along: object, problem: Problem, model: nn.Module) -> Mapping[str, Te
 
 
 def _probes(outputs: object, N: int) -> int | None:
-    """Return how many combinations replace N outputs; None for every output."""
     if outputs is None:
         return None if N <= EXACT else PROBES
     if outputs == "exact":

@@ -17,7 +17,6 @@ from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.measures.definition import (
     PERMUTATION,
     UNITS_AND_ORDER,
-    Option,
     Parts,
     Run,
     on_lens,
@@ -29,20 +28,14 @@ from flatlens.measures.lens import Lens
 from flatlens.perturbation.searches import climb, first_crossing
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch
+from flatlens.progress import count_of
 
-_SCALES = ("curvature", "published46")
 LOOKS = 15  #: approximate number of noise levels that a search tries
 NO_LOSS = "the loss at moved weights is NaN or inf: a smaller radius is needed"
 
 
 def _units(elsewhere: Elsewhere, adaptive: bool) -> Tensor:
-    """Return the size of a unit step in each parameter, (P,): the parameter's absolute value, or 1."""
     return elsewhere.here.abs() if adaptive else torch.ones_like(elsewhere.here)
-
-
-# in units of the weights, a rescaling of them has no effect
-IN_UNITS_OF_WEIGHTS: dict[tuple[str, Option], frozenset[str]] = {("adaptive", True): UNITS_AND_ORDER}
-_PLAIN: dict[tuple[str, Option], frozenset[str]] = {("adaptive", False): frozenset({PERMUTATION})}
 
 
 of_moved_weights = partial(
@@ -50,7 +43,7 @@ of_moved_weights = partial(
     family="perturbation",
     unit="loss",
     invariant_under={PERMUTATION},
-    invariances=IN_UNITS_OF_WEIGHTS,
+    invariances={("adaptive", True): UNITS_AND_ORDER},  # in units of the weights, a rescaling has no effect
     works_coupled=True,
     on_request=True,
     differentiates=False,
@@ -63,7 +56,7 @@ of_moved_weights = partial(
     source="compression Eq. 38, 46",
     cost="two forward passes per probe",
     invariant_under=UNITS_AND_ORDER,
-    invariances=_PLAIN,
+    invariances={("adaptive", False): frozenset({PERMUTATION})},
 )
 def average_sharpness(
     lens: Lens, run: Run, *, rho: float = 0.1, adaptive: bool = True, scale: str = "curvature", probes: int = 32
@@ -78,19 +71,17 @@ def average_sharpness(
     """
     require_positive(rho=rho)
     require_count(2, probes=probes)
-    require_one_of(_SCALES, scale=scale)
+    require_one_of(("curvature", "published46"), scale=scale)
     elsewhere = Elsewhere(lens.problem, model=lens.model)
     here = elsewhere.outcomes(elsewhere.here).losses
     factor = 2 / rho**2 if scale == "curvature" else 1.0
     step = rho * _units(elsewhere, adaptive)
     changes, samples = torch.empty(probes, dtype=torch.float64), torch.zeros_like(here)
-    for probe in range(probes):
+    for probe in run.counted("moved weights", probes):
         d = step * torch.randn(len(step), generator=run.generator, dtype=step.dtype).to(step.device)
         both = (elsewhere.outcomes(elsewhere.here + d).losses + elsewhere.outcomes(elsewhere.here - d).losses) / 2
         changes[probe] = factor * (both - here).mean()
         samples += factor * (both - here) / probes
-        if run.progress is not None:
-            run.progress("moved weights", probe + 1, probes)
     if not bool(torch.isfinite(changes).all()):
         return undefined(NO_LOSS)
     return replace(of_draws(changes, factor * elsewhere.rounding()), samples=samples, arrays={"pairs": changes})
@@ -142,21 +133,19 @@ def worst_sharpness(
     elsewhere = Elsewhere(lens.problem, model=lens.model)
     groups = [None] if m is None or m >= lens.problem.n else lens.problem.data.in_batches_of(m)
     unit = _units(elsewhere, adaptive)
-    size = float((elsewhere.here / unit).nan_to_num(posinf=0.0, neginf=0.0).norm())
-    if why := lost_in_rounding("rho", rho, size, unit.dtype):
+    length = float((elsewhere.here / unit).nan_to_num(posinf=0.0, neginf=0.0).norm())
+    if why := lost_in_rounding("rho", rho, length, unit.dtype):
         return undefined(why)
-    total, done, reached = 0.0, 0, []
-    for group in groups:
+    size, total, reached = min(m or lens.problem.n, lens.problem.n), 0.0, []
+    for _, group in zip(run.counted("groups of samples", -(-lens.problem.n // size)), groups, strict=True):
         rise, mass, each = _worst_of(elsewhere, group, rho, unit, restarts, steps, run)
-        total, done = total + rise * mass, done + 1
+        total += rise * mass
         reached.append(each * mass)
-        if run.progress is not None:
-            run.progress("groups of samples", done, -(-lens.problem.n // (m or lens.problem.n)))
     if not math.isfinite(total):
         return undefined(NO_LOSS)
-    mass = lens.problem.mass
-    note = f"m = {lens.problem.n if m is None else min(m, lens.problem.n)}, {done} group{'s' * (done > 1)} of samples"
-    return of_searches(total / mass, torch.stack(reached).sum(0) / mass, elsewhere.rounding(), "rho", note)
+    mass, rises = lens.problem.mass, torch.stack(reached).sum(0)
+    note = f"m = {size}, {count_of(len(reached), 'group')} of samples"
+    return of_searches(total / mass, rises / mass, elsewhere.rounding(), "rho", note)
 
 
 def of_searches(value: float, reached: Tensor, rounding: float, distance: str, note: str = "") -> Estimate:
@@ -213,7 +202,7 @@ def _worst_of(
 )
 def pac_bayes_flatness(
     lens: Lens, run: Run, *, level: float = 0.1, of: str = "accuracy", adaptive: bool = False, probes: int = 16
-) -> Parts:
+) -> Estimate | Parts:
     """PAC-Bayes flatness: 1 / sigma^2, sigma the largest noise that costs no more than `level` of accuracy on average.
 
     The noise is normal with standard deviation sigma, or sigma |theta_j| with `adaptive=True`, where a weight at 0
@@ -229,7 +218,7 @@ def pac_bayes_flatness(
     unit = _units(elsewhere, adaptive)
     here = _score(elsewhere, elsewhere.here, of)
     if here is None:
-        return {("", None): undefined("the targets are not class labels: use of='loss'")}
+        return undefined("the targets are not class labels: use of='loss'")
     looks: list[float] = []
     seeds = torch.randint(2**62, (probes,), generator=run.generator).tolist()
 
@@ -248,7 +237,7 @@ def pac_bayes_flatness(
     size = 1.0 if adaptive else float(elsewhere.here.square().mean().sqrt()) or 1.0
     crossing = first_crossing(change, level, 0.05 * size)
     if crossing is None:
-        return {("", None): undefined(f"no noise changes the {of} by {level:g} on average while the losses are finite")}
+        return undefined(f"no noise changes the {of} by {level:g} on average while the losses are finite")
     sigma, relative = math.exp(crossing.log_sigma), crossing.stderr
     arrays = {"sigmas": crossing.sigmas, "changes": crossing.changes}
     unit_of_sigma = "share of the parameter" if adaptive else "parameter"

@@ -39,9 +39,16 @@ from torch.nn.functional import threshold
 from flatlens.errors import BadInput
 from flatlens.grams import LayerGrams, Weight
 from flatlens.grams.contractions import pieces
-from flatlens.measures.definition import LAYERWISE, PERMUTATION, UNITS_AND_ORDER, Measure, per_sample, require_positive
+from flatlens.measures.definition import (
+    LAYERWISE,
+    PERMUTATION,
+    UNITS_AND_ORDER,
+    Measure,
+    Reduced,
+    per_sample,
+    require_positive,
+)
 from flatlens.measures.notes import STOPPED
-from flatlens.measures.reductions import Reduced
 
 EPS = torch.finfo(torch.float64).eps
 DIRECT = 2048  #: largest number of rows for a direct solution of the Newton system; larger ones use conjugate gradients

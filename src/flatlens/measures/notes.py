@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from flatlens.estimate import Estimate
+from flatlens.estimate import Estimate, joined
 from flatlens.measures.lens import Lens
 from flatlens.operations.layers import is_linear
 from flatlens.problem.batches import is_list
@@ -38,13 +38,10 @@ def no_input(lens: Lens) -> str:
     """Return why there is no derivative in the network's input."""
     given = lens.problem.probes[0]
     fed = given if lens.problem.forward is not None or not isinstance(given, tuple) else given[0]
-    if any(is_list(part) and any(map(_floats, tree_leaves(part))) for part in tree_leaves(fed, is_leaf=is_list)):
+    lists = [part for part in tree_leaves(fed, is_leaf=is_list) if is_list(part)]
+    if any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(lists)):
         return "the inputs are lists with one item for each sample, of its own size: no derivative is taken in these"
     return f"the outputs depend differentiably on no input: {why_no_slope(given)}"
-
-
-def _floats(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def needs_every_output(lens: Lens) -> str:
@@ -73,12 +70,9 @@ def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> st
     for name, p in missing:
         cut = UNUSED if reads.get(name) == () else UNSEEN if id(p) in linear else NO_MATRIX
         causes.setdefault(UNCHOSEN if name in known else cut, []).append(name)
-    return "; ".join(f"left out, because {why}: {_listed(names)}" for why, names in causes.items())
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}"
+    more = {why: f" and {len(names) - NAMED} more" if len(names) > NAMED else "" for why, names in causes.items()}
+    listed = (f"{why}: {', '.join(names[:NAMED])}{more[why]}" for why, names in causes.items())
+    return "; ".join(f"left out, because {each}" for each in listed)
 
 
 def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> str:
@@ -98,7 +92,7 @@ def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> 
         which = f"of {layer}, one of several output layers"
     else:
         which = f"of {layer}" if others else ""
-    return "; ".join(part for part in (which, others) if part)
+    return joined(which, others)
 
 
 def lost_at(layers: Mapping[str, Estimate]) -> str:

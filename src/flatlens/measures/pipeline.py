@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flatlens.curvature.probes import largest_of, mean_of_forms
 from flatlens.errors import BadInput, UnknownName
-from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined, with_note
+from flatlens.estimate import Estimate, Key, Kind, Progress, Report, joined, undefined, with_note
 from flatlens.measures.accumulate import BY_ROUNDING
 from flatlens.measures.definition import (
     GRADIENTS_OF_SAMPLES,
@@ -29,7 +29,9 @@ from flatlens.measures.definition import (
     NetworkMeasure,
     Parts,
     PassMeasure,
+    Reduced,
     Run,
+    by_probes,
     named,
 )
 from flatlens.measures.leading_eigenvalues import rounded_up
@@ -45,7 +47,6 @@ from flatlens.measures.notes import (
     no_linear_layer,
     which_layer,
 )
-from flatlens.measures.reductions import Reduced, by_probes
 from flatlens.perturbation.autograd_check import other_derivative
 from flatlens.problem import Problem, measuring
 from flatlens.problem.arguments import drawing
@@ -491,7 +492,7 @@ def _doubts(lens: Lens) -> tuple[str, str]:
 
     def looked_for() -> tuple[str, str]:
         in_weights, in_inputs = zip(other_derivative(lens.problem, lens.model), lens.rounding, strict=True)
-        return "; ".join(filter(None, in_weights)), "; ".join(filter(None, in_inputs))
+        return joined(*in_weights), joined(*in_inputs)
 
     said = lens.attempted(looked_for, "the checks of derivatives")
     return (f"derivatives were not checked: {said}",) * 2 if isinstance(said, str) else said

@@ -16,6 +16,8 @@ from flatlens.measures.definition import (
     PERMUTATION,
     Parts,
     Run,
+    largest,
+    mean_of_finite,
     on_lens,
     per_sample,
     require_count,
@@ -24,7 +26,6 @@ from flatlens.measures.definition import (
 )
 from flatlens.measures.leading_eigenvalues import in_batches, of_jacobian
 from flatlens.measures.lens import Lens
-from flatlens.measures.reductions import largest, mean_of_finite
 from flatlens.perturbation.inputs import Refused, steepest_secants
 from flatlens.perturbation.variation import certified_variation, found_variation
 

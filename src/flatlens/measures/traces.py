@@ -38,6 +38,8 @@ from flatlens.measures.definition import (
     Parts,
     PassMeasure,
     Run,
+    by_probes,
+    mean,
     on_lens,
     per_sample,
     require_positive,
@@ -45,7 +47,6 @@ from flatlens.measures.definition import (
 from flatlens.measures.lens import Lens
 from flatlens.measures.normalised import adaptive_sharpness_ggn
 from flatlens.measures.notes import NO_PARAMETER
-from flatlens.measures.reductions import by_probes, mean
 from flatlens.progress import PRODUCTS, Watch
 
 of_parameters = partial(

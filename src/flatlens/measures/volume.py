@@ -9,10 +9,17 @@ import torch
 from torch import Tensor
 
 from flatlens.errors import BadOption
+from flatlens.estimate import joined
 from flatlens.grams import LayerGrams
-from flatlens.measures.definition import FUNCTION, PERMUTATION, per_sample
-from flatlens.measures.reductions import mean_of_dimensions, mean_of_logs, mean_of_volumes
+from flatlens.measures.definition import FUNCTION, PERMUTATION, Reduced, mean_of_finite, number_of, per_sample
 
+STATED = 1e-3
+"""Smallest relative error of a volume by rounding that is told."""
+DEFICIENT = "rank-deficient within rounding"
+WITHOUT = "without that many directions behind the closing softmax"
+IS_ROUNDING = "its error is rounding, which moves small singular values"
+TAKEN_OFF = "less the error by rounding"
+BEHIND_SOFTMAX = "the network ends in a softmax, so its outputs move in fewer directions than there are outputs"
 LOST = 0.1  #: share of a Jacobian that is rounding, from which on its shape is that of rounding
 LOST_BELOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  #: of G, which squares derivatives
 
@@ -77,6 +84,59 @@ def log_volumes(g: LayerGrams, top_k: int | None) -> tuple[Tensor, Tensor]:
         g.shared[key] = torch.where(overflow, math.nan, logs), torch.where(known, 0.0, moved)
     logs, moved = g.shared[key]
     return logs, moved
+
+
+def mean_of_dimensions(values: Tensor) -> Reduced:
+    """Return the mean over samples; NaN stands for no response, inf for one that is rounding, -inf for one unknown."""
+    if bool((values == -math.inf).any()):
+        return Reduced(math.nan, values)
+    lost, finite = values.isinf(), values.isfinite()
+    samples = values.where(~lost, torch.nan)
+    if int(lost.sum()) > int(finite.sum()):
+        why = f"the response of {int(lost.sum())} of {len(values)} samples is rounding"
+        return Reduced(math.nan, samples, why, "undefined")
+    return mean_of_finite(samples, f"without any response ({'rounding, or ' if lost.any() else ''}G = 0)")
+
+
+def mean_of_volumes(logs: Tensor, moved: Tensor) -> Reduced:
+    """Return the mean of exp(logs), computed in logarithms so that nothing overflows.
+
+    `moved`, (n,), is how far rounding may move each logarithm: infinite where it hides the rank, and the volume counts
+    as 0; 0 with a logarithm of -inf where the volume is known to be 0.
+    """
+    total, volumes = logs.logsumexp(0), logs.exp()
+    log, value = float(total) - math.log(len(logs)), float((total - math.log(len(logs))).exp())
+    known = (logs == -math.inf) & (moved == 0)
+    if bool(known.all()):
+        return Reduced(0.0, volumes, BEHIND_SOFTMAX)
+    beyond = f"float64, its logarithm is {log:.6g}: see log_volume"
+    if math.isfinite(log) and math.isinf(value):
+        return Reduced(math.nan, volumes, f"above {beyond}", "undefined")
+    error = float(torch.where(logs.isfinite(), (logs - total).exp() * moved, 0.0).sum())  # relative
+    hidden = number_of(moved.isinf(), f"{DEFICIENT}, their volume counted as 0")
+    none = number_of(known, f"{WITHOUT}, their volume is 0")
+    if math.isfinite(log) and value < torch.finfo(torch.float64).tiny:
+        return Reduced(0.0, volumes, joined(f"below {beyond}", hidden, none), "lower bound")
+    if hidden:
+        less = max(1 - error, 0.0) if error > STATED else 1.0
+        return Reduced(value * less, volumes, joined(hidden, none, TAKEN_OFF if less < 1 else ""), "lower bound")
+    if error > STATED:
+        return Reduced(value, volumes, joined(none, IS_ROUNDING), "estimate", value * error / 1.96)
+    return Reduced(value, volumes, none)
+
+
+def mean_of_logs(logs: Tensor, moved: Tensor) -> Reduced:
+    """Return the mean over the samples with a volume above 0; `moved` is that of `mean_of_volumes`."""
+    there = logs != -math.inf
+    known = ~there & (moved == 0)
+    if not bool(there.any()):
+        why = BEHIND_SOFTMAX if bool(known.all()) else f"every sample is {DEFICIENT}"
+        return Reduced(math.nan, logs, why, "undefined")
+    value, error = float(logs[there].mean()), float(moved[there].mean())
+    left_out = joined(number_of(moved.isinf(), f"{DEFICIENT}, left out"), number_of(known, f"{WITHOUT}, left out"))
+    if error > STATED:
+        return Reduced(value, logs, joined(left_out, IS_ROUNDING), "estimate", error / 1.96)
+    return Reduced(value, logs, left_out)
 
 
 of_input = partial(
