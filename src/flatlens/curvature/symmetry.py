@@ -29,14 +29,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from flatlens.curvature.space import dot
 from flatlens.errors import NotDifferentiable, out_of_memory
+from flatlens.grams.autograd import Runner, places_of
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import move
-from flatlens.problem.eval_context import copy_of, device_of, differentiable, elsewhere
+from flatlens.problem.eval_context import copy_of, device_of, differentiable
 
 STEP = 1e-5  #: step of central differences, relative to the root mean square of the tensor moved
 PERIOD = 65_537  #: number of random entries of a tensor after which they repeat
@@ -104,9 +106,9 @@ class SymmetryCheck:
             twin = _in_double(self._model)
             batch = move(batch, device_of(twin), torch.float64)
             with problem.measuring(twin), differentiable(twin.parameters()):
-                at = _floating(twin.parameters())
+                risk, at = _risk_at(problem, twin, batch), _floating(twin.parameters())
                 response = _response(problem, twin, batch, at)
-                found = faults(lambda: _risk(problem, twin, batch), at, response, differences=bool(foreign))
+                found = faults(risk, at, response, differences=bool(foreign))
                 suspect = _suspect(problem, twin, batch) if found > WRONG else ""
         except RuntimeError as error:  # no copy, or no float64: judge by the first error found
             if out_of_memory(error):
@@ -202,8 +204,10 @@ def asymmetry(rows: _Gradients, at: Sequence[Place], least: float = 0.0) -> floa
     return _relative(dot(u, Hv) - dot(v, Hu), Hu, Hv, least)
 
 
-def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0, *, differences: bool = True) -> float:
-    """Return the relative error of a scalar's derivatives, the largest of three.
+def faults(
+    value: Callable[[list[Tensor]], Tensor], at: list[Tensor], response: float = 0.0, *, differences: bool = True
+) -> float:
+    """Return the relative error of a scalar's derivatives at some tensors, the largest of three.
 
     `response`: the size of the derivative of the outputs, of which the scalar is a function with curvature of order 1.
     Derivatives below 1e-10 of what follows from it are rounding: a sample that is classified beyond doubt has slopes
@@ -214,30 +218,32 @@ def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0,
     if these converge. Without `differences` the last is left out: torch's own operations are trusted in it, and a
     network may cut its gradients on purpose (detach(), a `padding_idx`).
     """
-    along = [v * (float(p.detach().square().mean().sqrt()) or 1.0) for v, p in zip(random_like(at), at, strict=True)]
+    here = [p.detach() for p in at]
+    along = [v * (float(p.square().mean().sqrt()) or 1.0) for v, p in zip(random_like(here), here, strict=True)]
 
-    def gradient(twice: bool = True) -> _Gradients:
-        of = value()
-        return list(torch.autograd.grad(of, at, create_graph=twice, allow_unused=True)) if of.requires_grad else []
+    def gradient(point: list[Tensor], twice: bool = True) -> tuple[list[Tensor], _Gradients]:
+        leaves = [p.detach().requires_grad_() for p in point]
+        of = value(leaves)
+        if not of.requires_grad:
+            return leaves, [None] * len(leaves)
+        return leaves, list(torch.autograd.grad(of, leaves, create_graph=twice, allow_unused=True))
 
     def central(step: float) -> list[Tensor]:
-        ends = []
-        with elsewhere(at) as (here, put):
-            for sign in (1, -1):
-                put(was + sign * step * v for was, v in zip(here, along, strict=True))
-                ends.append(_dense(gradient(), at))
-        return [(plus - minus) / (2 * step) for plus, minus in zip(*ends, strict=True)]
+        ends = ([p + sign * step * v for p, v in zip(here, along, strict=True)] for sign in (1, -1))
+        ahead, behind = (_dense(gradient(end)[1], end) for end in ends)
+        return [(plus - minus) / (2 * step) for plus, minus in zip(ahead, behind, strict=True)]
 
-    rows = gradient()
-    if not rows:
-        return 0.0
-    once, slope = _dense(gradient(False), at), _dense(rows, at)
+    # the gradient with a graph must be the one without
+    leaves, rows = gradient(here)
+    once, slope = _dense(gradient(here, False)[1], here), _dense(rows, here)
     first = _relative(_length(_minus(once, slope)), once, slope, 1e-10 * response)
+    # the second derivative must be symmetric
     least = 1e-6 * _length(slope) + 1e-10 * response**2  # a second derivative of 0 is 0 up to rounding
-    first = max(first, asymmetry(rows, at, least))
+    first = max(first, asymmetry(rows, leaves, least))
     if not differences:
         return first
-    product = _product(rows, at, along)
+    # and it must be the limit of central differences, where these converge
+    product = _product(rows, leaves, along)
     wide, near = central(4 * STEP), central(STEP)
     rounding = torch.finfo(torch.float64).eps / STEP * (100 * _length(slope) + response)  # p - 1 is off by eps
     unsettled = _length(_minus(wide, near)) + rounding
@@ -269,23 +275,34 @@ def _suspect(problem: Problem, twin: nn.Module, batch: Batch) -> str:
 
 def _faults_alone(module: nn.Module, args: Any, kwargs: Any) -> float:
     """Return the `faults` of a scalar function of one module's outputs, in its floating inputs and parameters."""
-    inputs = [t.requires_grad_() for t in _floating(tree_leaves((args, kwargs)))]
+    leaves, form = tree_flatten((args, kwargs))
+    moved = [number for number, leaf in enumerate(leaves) if _is_floating(leaf)]
+    named = {name: p for name, p in module.named_parameters() if p.is_floating_point()}
 
-    def value() -> Tensor:
-        own_args, own_kwargs = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, (args, kwargs))
-        outputs = _floating(tree_leaves(module(*own_args, **own_kwargs)))
+    def value(at: list[Tensor]) -> Tensor:
+        given = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for number, leaf in zip(moved, at, strict=False):
+            given[number] = leaf.clone()
+        own_args, own_kwargs = tree_unflatten(given, form)
+        weights = places_of(module, dict(zip(named, at[len(moved) :], strict=True)))
+        outputs = _floating(tree_leaves(functional_call(module, weights, own_args, own_kwargs, tie_weights=False)))
         linear = random_like(outputs, seed=2)
         return torch.stack([(r * z + z.square() / 2).sum() for z, r in zip(outputs, linear, strict=True)]).sum()
 
     try:
-        return faults(value, [*inputs, *_floating(module.parameters())])
+        return faults(value, [*(leaves[number] for number in moved), *named.values()])
     except Exception:  # a module that cannot run alone is not named
         return 0.0
 
 
-def _risk(problem: Problem, model: nn.Module, batch: Batch) -> Tensor:
-    f, y = problem.run(model, batch)
-    return problem.loss.total(f, y)
+def _risk_at(problem: Problem, model: nn.Module, batch: Batch) -> Callable[[list[Tensor]], Tensor]:
+    runner, names = Runner(problem, model), [name for name, p in model.named_parameters() if p.is_floating_point()]
+
+    def value(at: list[Tensor]) -> Tensor:
+        f, y = runner.at(dict(zip(names, at, strict=True)), batch)
+        return problem.loss.total(f, y)
+
+    return value
 
 
 def _response(problem: Problem, model: nn.Module, batch: Batch, at: list[Tensor]) -> float:
@@ -303,7 +320,11 @@ def _in_double(model: nn.Module) -> nn.Module:
 
 
 def _floating(leaves: Iterable[Any]) -> list[Tensor]:
-    return [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
+    return [t for t in leaves if _is_floating(t)]
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _copied(leaf: Any) -> Any:

@@ -48,21 +48,26 @@ class Runner(nn.Module):
         return self.problem.run(self.model, batch)
 
     def at(self, values: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Any]:
-        """Return (outputs, targets) at other values of some named parameters.
-
-        A parameter of several modules is replaced in each. A module with several names is given under one: torch 2.13
-        restores it name by name, and leaves the values in place of the parameters that it met first.
-        """
-        known = dict(self.model.named_parameters())
-        given = {id(known[name]): value for name, value in values.items()}
-        places = {
-            f"model.{where}.{name}" if where else f"model.{name}": given[id(p)]
-            for where, module in self.model.named_modules()
-            for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
-            if id(p) in given
-        }
+        """(outputs, targets) at other values of some named parameters."""
+        places = {f"model.{place}": value for place, value in places_of(self.model, values).items()}
         found: tuple[Tensor, Any] = functional_call(self, places, (batch,), tie_weights=False)
         return found
+
+
+def places_of(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values of named parameters as `functional_call(..., tie_weights=False)` takes them.
+
+    A parameter of several modules is replaced in each. A module with several names is given under one: torch 2.13
+    restores it name by name, and leaves the values in place of the parameters that it met first.
+    """
+    known = dict(model.named_parameters())
+    given = {id(known[name]): value for name, value in values.items()}
+    return {
+        f"{where}.{name}" if where else name: given[id(p)]
+        for where, module in model.named_modules()
+        for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
+        if id(p) in given
+    }
 
 
 def sample_axes(batch: Batch, n: int) -> Batch:

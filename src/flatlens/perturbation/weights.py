@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, TypeAlias, final
@@ -195,6 +195,8 @@ class Landscape:
         self.problem = problem
         self.model = problem.measured() if model is None else model
         self.space = space_of(problem, self.model)
+        self._runner = Runner(problem, self.model)
+        self._moved: dict[str, Tensor] = {}  #: other values of some parameters, inside `walk`
         self.few = few  #: the batches that derivatives over spread parameters see; None: all the data
         self.forwards = 0  #: evaluations of the risk over all the data
         self.coarsest = self.space.dtype  #: type of the parameters in the last second derivative: FSDP2 may narrow them
@@ -237,12 +239,16 @@ class Landscape:
         part = self._risk_of(raw, mass)
         if self.problem.sharded:
             return float(part.detach()), self._gathered(part)
-        rows = torch.autograd.grad(part, self.space.tensors, allow_unused=True)
-        named = zip(self.space.parameters.items(), rows, strict=True)
+        at = {**self.space.parameters, **self._moved}
+        rows = torch.autograd.grad(part, list(at.values()), allow_unused=True)
+        named = zip(at.items(), rows, strict=True)
         return float(part.detach()), {name: p.new_zeros(p.shape) if row is None else row for (name, p), row in named}
 
+    def _run(self, batch: Batch) -> tuple[Tensor, Any]:
+        return self._runner.at(self._moved, batch) if self._moved else self.problem.run(self.model, batch)
+
     def _risk_of(self, raw: Batch, mass: float) -> Tensor:
-        f, y = self.problem.run(self.model, self.problem.place(raw))
+        f, y = self._run(self.problem.place(raw))
         return self.problem.loss.total(f, y) / mass
 
     def _gathered(self, part: Tensor) -> dict[str, Tensor]:
@@ -297,9 +303,7 @@ class Landscape:
         """Return the risk where the weights are."""
         self.forwards += 1
         with self.problem.measuring(self.model, twice=False):
-            found = outcomes(
-                self.problem, self.problem.shared(FORWARD_CHUNK), lambda b: self.problem.run(self.model, b)
-            )
+            found = outcomes(self.problem, self.problem.shared(FORWARD_CHUNK), self._run)
         return self._known(found.risk)
 
     def rounding(self, gradient: Direction) -> float:
@@ -328,13 +332,27 @@ class Landscape:
 
     @contextmanager
     def walk(self, direction: Direction) -> Iterator[Callable[[float], None]]:
-        """Give a function that moves the weights to theta - distance * direction; put them back, to the bit, after."""
+        """Give a function that moves the weights to theta - distance * direction; they are back at theta after.
+
+        The moved weights are new tensors, which the network's modules get for the time of a call. A network that is
+        measured in place may read its parameters elsewhere, too, or has them spread over processes: these parameters
+        themselves get other values for a time.
+        """
         there = {name: p for name, p in self.space.parameters.items() if name in direction}
-        with self.problem.measuring(self.model, twice=False), elsewhere(list(there.values())) as (kept, put):
+        with self.problem.measuring(self.model, twice=False), ExitStack() as stack:
+            if self.model is self.problem.model:
+                kept, put = stack.enter_context(elsewhere(list(there.values())))
+            else:
+                kept, put = [p.detach() for p in there.values()], None
+                stack.callback(self._moved.clear)
             along = [spread_like(direction[name], p) for name, p in zip(there, kept, strict=True)]
 
             def move(distance: float) -> None:
-                put(torch.add(p, part, alpha=-distance) for p, part in zip(kept, along, strict=True))
+                ends = (torch.add(p, part, alpha=-distance) for p, part in zip(kept, along, strict=True))
+                if put is not None:
+                    put(ends)
+                else:
+                    self._moved.update((name, end.requires_grad_()) for name, end in zip(there, ends, strict=True))
 
             yield move
 
