@@ -63,6 +63,7 @@ class Run:
     progress: Progress | None = None
     frozen: bool = False  #: whether layers whose weights are not measured get rows and count in sums
     layers: tuple[str, ...] | None = None  #: parts of the names of the layers that get curvature products; None: all
+    asked: bool = True  #: whether the measures were named
 
     def chosen(self, layer: str) -> bool:
         """Return whether a layer gets curvature products."""

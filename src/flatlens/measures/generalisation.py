@@ -97,8 +97,7 @@ def _least(lens: Lens) -> Tensor | None:
     parts: list[Tensor] = []
     with closing(forwards(problem, lens.model)) as found:
         for f, y in found:
-            part = problem.loss.least(f, y)
-            if part is None:
+            if (part := problem.loss.least(f, y)) is None:
                 return None
             parts.append(part.detach().cpu())
     return torch.cat(parts) * (problem.n / problem.mass)
@@ -147,16 +146,15 @@ def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
         return undefined(NO_TEST)
     train, test = lens.outcomes("data"), lens.outcomes("test")
     if convention == "accuracy":
-        a, b = _accuracy(train), held_out_accuracy(test)
-        if undefined_one := next((one for one in (a, b) if one.kind == "undefined"), None):
-            return undefined_one
-        return Estimate(a.value - b.value, b.stderr, "estimate", unit="share")
-    b = held_out_risk(test)
-    if b.kind == "undefined":
-        return b
-    if convention == "signed":
-        return Estimate(b.value - train.risk, stderr=b.stderr, kind="estimate")
-    if convention == "absolute":
-        return Estimate(abs(b.value - train.risk), stderr=b.stderr, kind="estimate")
-    held = 5 * len(test.losses)
-    return Estimate(held * b.value - len(train.losses) * train.risk, stderr=held * b.stderr, kind="estimate")
+        here, there = _accuracy(train), held_out_accuracy(test)
+        if "undefined" in (here.kind, there.kind):
+            return here if here.kind == "undefined" else there
+        return Estimate(here.value - there.value, there.stderr, "estimate", unit="share")
+    risk = held_out_risk(test)
+    if risk.kind == "undefined":
+        return risk
+    gap, factor = risk.value - train.risk, 1
+    if convention == "summed_x5":
+        factor = 5 * len(test.losses)
+        gap = factor * risk.value - len(train.losses) * train.risk
+    return Estimate(abs(gap) if convention == "absolute" else gap, factor * risk.stderr, "estimate")

@@ -48,7 +48,7 @@ from flatlens.measures.notes import (
     which_layer,
 )
 from flatlens.perturbation.autograd_check import other_derivative
-from flatlens.problem import Problem, measuring
+from flatlens.problem import measuring
 from flatlens.problem.arguments import drawing
 from flatlens.problem.batches import finite
 from flatlens.problem.eval_context import device_of
@@ -122,19 +122,25 @@ def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str
 def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] | None, run: Run) -> Report:
     """Return what `measure` does for a lens known to be fresh, with rows for frozen layers if the run includes them."""
     lens.problem.peers.same_draws(run.generator)
-    if isinstance(measures, Iterable) and not isinstance(measures, str | Measure):
-        measures = list(measures)
-    chosen = named(measures) if measures is not None else _default(lens)
-    answer = partial(_rows, lens, asked=measures is not None, run=run)
+    run = replace(run, asked=measures is not None)
+    given = [measures] if isinstance(measures, str | Measure) else measures
+    given = list(given) if isinstance(given, Iterable) else given
+    every = [m for m in MEASURES.values() if not m.on_request and (lens.problem.test is not None or not m.held_out)]
+    chosen = every if given is None else named(given)
+    spelled = {
+        each: one.key
+        for each, one in zip(given or (), chosen, strict=False)
+        if isinstance(each, str) and each != one.key
+    }
     lens.forget_failures()
     estimates: dict[Key, Estimate] = {}
     measured: dict[Key, Measure] = {}
     # also around measures of weights alone: in train mode, reading a spectral norm changes it
     with measuring(lens.model, twice=False):  # attention as it is: where there are second derivatives it is replaced
         # one pass for all; where it fails, each measure has one of its own, and says why if that fails, too
-        lens.attempted(partial(_one_pass, lens, chosen, measures is not None, run), "the pass")
+        lens.attempted(partial(_one_pass, lens, chosen, run), "the pass")
         for one in chosen:
-            rows = answer(one)
+            rows = _rows(lens, one, run)
             estimates |= rows
             measured |= dict.fromkeys(rows, one)
         derived = [key for key, one in measured.items() if _differentiates(one) and estimates[key].kind != "undefined"]
@@ -143,21 +149,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
     estimates |= _underflowing(lens, estimates, measured)
     for key in derived:
         estimates[key] = with_note(estimates[key], doubts[_of_inputs(measured[key])])
-    return Report(estimates, about(lens) | _spellings(measures, chosen))
-
-
-def _default(lens: Lens) -> list[Measure]:
-    exact = [m for m in MEASURES.values() if not m.on_request]
-    return [m for m in exact if lens.problem.test is not None or not m.held_out]
-
-
-def _spellings(measures: str | Measure | Iterable[str | Measure] | None, chosen: list[Measure]) -> dict[str, Any]:
-    """Return the names of the report's rows by the names that the user gave, where they differ."""
-    given = [measures] if isinstance(measures, str | Measure) else measures or []
-    other = {
-        each: one.key for each, one in zip(given, chosen, strict=False) if isinstance(each, str) and each != one.key
-    }
-    return {"spelled": other} if other else {}
+    return Report(estimates, about(lens) | ({"spelled": spelled} if spelled else {}))
 
 
 def _not_defined(lens: Lens, one: Measure) -> str:
@@ -173,23 +165,23 @@ def _not_defined(lens: Lens, one: Measure) -> str:
     return ""
 
 
-def _one_pass(lens: Lens, chosen: list[Measure], asked: bool, run: Run) -> None:
+def _one_pass(lens: Lens, chosen: list[Measure], run: Run) -> None:
     """Compute what one pass gives for some measures: if there is a pass at all, also what others read from one."""
     possible = [one for one in chosen if not _not_defined(lens, one)]
-    wanted = [one for one in possible if isinstance(one, PassMeasure) and not _omitted(lens, one, asked)]
+    wanted = [one for one in possible if isinstance(one, PassMeasure) and not _omitted(lens, one, run)]
     if wanted and lens.probes is None:
         reads = [other for one in possible if isinstance(one, NetworkMeasure) for other in one.reads]
         wanted += [other for other in reads if not _not_defined(lens, other)]
     lens.per_sample(wanted, run.progress, run.generator, partly=True)
 
 
-def _rows(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
+def _rows(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
     """Return all rows of a measure: finite or undefined, with its source, its unit and the time that it took."""
     if isinstance(run.progress, Watch):
         run.progress.begin(one.key)
     start, passed = time.perf_counter(), lens.pass_seconds
     found: dict[Key, Estimate] | str = _not_defined(lens, one)
-    found = found or lens.attempted(partial(_adjusted, lens, one, asked, run), one.key)
+    found = found or lens.attempted(partial(_adjusted, lens, one, run), one.key)
     rows = {(one.key, None): undefined(found)} if isinstance(found, str) else found
     seconds = time.perf_counter() - start - (lens.pass_seconds - passed)
     return {
@@ -203,9 +195,9 @@ def _rows(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate
     }
 
 
-def _adjusted(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
+def _adjusted(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
     """Return a measure's rows: undefined where arithmetic hides them, with a note where a linear loss makes them 0."""
-    rows = lens.planned(partial(_answer, lens, one, asked, run))
+    rows = lens.planned(partial(_answer, lens, one, run))
     # precision: in coarse arithmetic, small eigenvalues are rounding
     if lens.problem.arithmetic != "full" and isinstance(one, PassMeasure) and one.needs_full_precision:
         why = f"rounding in {lens.problem.arithmetic} hides small eigenvalues: arithmetic='full' is needed"
@@ -214,14 +206,15 @@ def _adjusted(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Esti
     if isinstance(one, NetworkMeasure) and one.differentiates and _all_zero(rows) and lens.underflow:
         rows = dict.fromkeys(rows, undefined(lens.underflow))
     # loss: without a second derivative in the outputs, its curvature is 0
-    if _of_curvature(one) and _all_zero(rows):
+    of_curvature = "C" in one.needs if isinstance(one, PassMeasure) else _differentiates(one) and not _of_inputs(one)
+    if of_curvature and _all_zero(rows):
         rows = {key: with_note(estimate, lens.linear_loss) for key, estimate in rows.items()}
     return rows
 
 
-def _answer(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
+def _answer(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
     if isinstance(one, PassMeasure):
-        return dict(_PassRows(lens, one, asked, run).rows())
+        return dict(_PassRows(lens, one, run).rows())
     assert isinstance(one, NetworkMeasure)
     if one.on_request and one.of_parameters and not lens.problem.parameters:
         return {(one.key, None): undefined(NO_PARAMETER)}
@@ -231,12 +224,12 @@ def _answer(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estima
     return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in in_order}
 
 
-def _omitted(lens: Lens, one: PassMeasure, asked: bool) -> str:
+def _omitted(lens: Lens, one: PassMeasure, run: Run) -> str:
     """Return why a measure is not computed; empty if it is.
 
     It cannot be estimated from combinations of outputs, or nobody has named it and it takes too long.
     """
-    if not asked and one.needs & GRADIENTS_OF_SAMPLES:
+    if not run.asked and one.needs & GRADIENTS_OF_SAMPLES:
         products = lens.layout.shared_products(lens.problem.outputs if lens.probes is None else lens.probes)
         if products > SHARED_PRODUCTS:
             return (
@@ -247,7 +240,7 @@ def _omitted(lens: Lens, one: PassMeasure, asked: bool) -> str:
         return ""
     if one.sketched == "never":
         return needs_every_output(lens)
-    return "" if asked or one.answer == "input" else "ask for it by name: many outputs need a search at every layer"
+    return "" if run.asked or one.answer == "input" else "ask for it by name: many outputs need a search at every layer"
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,16 +249,14 @@ class _PassRows:
 
     lens: Lens
     one: PassMeasure
-    asked: bool
     run: Run
 
     def rows(self) -> Iterator[tuple[Key, Estimate]]:
         """Yield the network's answer, its parts and every layer's value."""
         lens, one = self.lens, self.one
-        if why := _omitted(lens, one, self.asked):
+        if why := _omitted(lens, one, self.run):
             yield (one.key, None), undefined(why)
             return
-        lens.per_sample([one], self.run.progress, self.run.generator, partly=True)
         layers, parts, largest = self._by_layer()
         # the network's answer, and what is beside it
         if one.answer == "input":
@@ -307,7 +298,7 @@ class _PassRows:
         lens, one, layout = self.lens, self.one, self.lens.layout
         weights = layout.weights | layout.parts
         places = [at for at in self._values if at is not None and at not in self._frozen]
-        if isinstance(self.run.progress, Watch) and one.products is not None and self.asked:
+        if isinstance(self.run.progress, Watch) and one.products is not None and self.run.asked:
             curved = [at for at in places if at not in layout.affine and self.run.chosen(at)]
             self.run.progress.expect(sum(one.products(weights[at]) for at in curved))
         layers: dict[str, Estimate] = {}
@@ -335,12 +326,9 @@ class _PassRows:
         return {at: each for (key, at), each in values.items() if key == self.one.key}
 
     def _of_input(self) -> Estimate:
-        if None in self._values:
-            found = self._estimate(None, self._reduced(None, self._values[None]))
-        elif why := self.lens.failed_at(self.one).get(None):
-            return undefined(why)
-        else:
-            return undefined(no_input(self.lens))
+        if None not in self._values:
+            return undefined(self.lens.failed_at(self.one).get(None) or no_input(self.lens))
+        found = self._estimate(None, self._reduced(None, self._values[None]))
         return with_note(found, "to the first embedding's output" if self.lens.layout.input_is_embedded else "")
 
     def _at_layer(self, layer: str) -> tuple[Estimate, Estimate | None]:
@@ -350,7 +338,7 @@ class _PassRows:
         # the term of the literal definition where the outputs are curved in the pre-activation takes products
         if one.curvature is not None and layer not in lens.layout.affine:
             assert one.products is not None
-            if not self.asked:
+            if not self.run.asked:
                 return undefined(_by_name(lens, one.products(lens.layout.weight(layer)))), None
             if not self.run.chosen(layer):
                 return undefined("it takes curvature products, and is not among layers=..."), None
@@ -389,10 +377,8 @@ class _PassRows:
         return replace(with_note(found, note), kind="lower bound", arrays={"residuals": residuals})
 
     def _without(self, estimate: Estimate, others: str = "") -> Estimate:
-        """Return the estimate with a note on frozen layers and on other matrices that are left out."""
         frozen = f"{self._frozen_layers} frozen layers left out" if self._frozen_layers else ""
-        estimate = with_note(estimate, frozen)
-        return estimate if estimate.kind == "undefined" else with_note(estimate, others)
+        return with_note(with_note(estimate, frozen), "" if estimate.kind == "undefined" else others)
 
 
 def _by_name(lens: Lens, products: int) -> str:
@@ -482,9 +468,15 @@ def _underflowing(
     why = lens.attempted(lambda: lens.vanishing, "the search for underflow") if small else ""
     if not why:
         return {}
-    places = {key[1] for key in small if _reads_grams(rows[key])}
-    lost = [key for key, one in rows.items() if key in small or (_reads_grams(one) and key[1] in places)]
-    return {key: replace(undefined(why), source=estimates[key].source, unit=estimates[key].unit) for key in lost}
+    # with them all that reads eigenvalues of J J^T there, of any size, such as their ratios
+    reads_grams = {key for key, one in rows.items() if isinstance(one, PassMeasure) and "G" in one.needs}
+    places = {place for _, place in small & reads_grams}
+    lost = small | {key for key in reads_grams if key[1] in places}
+    return {
+        key: replace(undefined(why), source=estimates[key].source, unit=estimates[key].unit)
+        for key in rows
+        if key in lost
+    }
 
 
 def _doubts(lens: Lens) -> tuple[str, str]:
@@ -507,67 +499,39 @@ def _of_inputs(one: Measure) -> bool:
     return one.place == "input" if isinstance(one, PassMeasure) else not getattr(one, "of_parameters", True)
 
 
-def _of_curvature(one: Measure) -> bool:
-    """Return whether the number contains the loss's second derivative in the outputs."""
-    if isinstance(one, PassMeasure):
-        return "C" in one.needs
-    return isinstance(one, NetworkMeasure) and one.differentiates and one.of_parameters
-
-
 def _squares(one: Measure) -> bool:
     """Return whether a measure squares derivatives of the outputs, and does not only take slopes along something."""
     read = [one] if isinstance(one, PassMeasure) else list(getattr(one, "reads", ()))
     return _differentiates(one) and (not read or any(other.needs - {"along"} for other in read))
 
 
-def _reads_grams(one: Measure) -> bool:
-    """Return whether a measure reads eigenvalues of J J^T, of any size, such as their ratios."""
-    return isinstance(one, PassMeasure) and "G" in one.needs
-
-
 def about(lens: Lens) -> dict[str, Any]:
     """Return what was measured, where, and with which versions."""
-    problem = lens.problem
+    problem, kind = lens.problem, type(lens.problem.model)
+    layout = lens.layout if lens.laid_out else None  # the plan takes some backwards: not made for this alone
+    test = {} if problem.test is None else {"test": problem.test.told}
+    made_in_python = {"model": f"{kind.__module__}.{kind.__qualname__}", "data": problem.data.told, **test}
     return {
-        "model": type(problem.model).__name__,
+        "model": kind.__name__,
         "parameters": sum(p.numel() for name, p in problem.model.named_parameters() if name in problem.parameters),
-        "origin": dict(problem.origin) or _origin(problem),
+        "origin": dict(problem.origin) or made_in_python,
         "loss": problem.loss.description,
         "n": problem.n,
         "outputs": problem.outputs,
-        **_plan(lens),
+        "layers": [] if layout is None else list(layout.weights),
+        "piecewise_affine_above": [] if layout is None else sorted(layout.affine),
+        "by_autograd": [] if layout is None else list(layout.unexplained),
+        "attention_heads": {
+            "shown": lens.attention_heads,
+            "not_told": {} if layout is None else dict(layout.not_parted),
+        },
         "batchnorm": f"train, in batches of {problem.ghost_batch}" if problem.coupled else "eval",
         "dtype": str(problem.dtype).removeprefix("torch."),
         "arithmetic": problem.arithmetic,
         "device": str(device_of(problem.model)),
         "combinations_of_outputs": lens.probes,
         "passes": lens.passes,
-        "versions": {
-            "flatlens": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
+        "versions": {"flatlens": __version__, "python": platform.python_version(), "torch": torch.__version__},
         "threads": torch.get_num_threads(),
         "seconds": {"pass": lens.pass_seconds},
     }
-
-
-def _plan(lens: Lens) -> dict[str, Any]:
-    """Return what the pass knows of the layers; nothing if no measure needed its plan, which takes some backwards."""
-    if not lens.laid_out:
-        heads = {"shown": lens.attention_heads, "not_told": {}}
-        return {"layers": [], "piecewise_affine_above": [], "by_autograd": [], "attention_heads": heads}
-    layout = lens.layout
-    return {
-        "layers": list(layout.weights),
-        "piecewise_affine_above": sorted(layout.affine),
-        "by_autograd": list(layout.unexplained),
-        "attention_heads": {"shown": lens.attention_heads, "not_told": dict(layout.not_parted)},
-    }
-
-
-def _origin(problem: Problem) -> dict[str, str]:
-    """Return the origin of a problem that was made in Python: the class of the network, and the data in words."""
-    kind = type(problem.model)
-    test = {} if problem.test is None else {"test": problem.test.told}
-    return {"model": f"{kind.__module__}.{kind.__qualname__}", "data": problem.data.told, **test}

@@ -117,24 +117,25 @@ def _over_matrices(lens: Lens, run: Run, optimiser: torch.optim.Optimizer) -> Es
     return Estimate(peak.value / size, kind="lower bound", note=note, products=operator.products, arrays=arrays)
 
 
-def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool]:
-    """Return (a direction by parameter, whether it comes from the lens's own gradient).
+def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool] | str:
+    """Return (a direction by parameter, whether it comes from the lens's own gradient), or why there is none.
 
     "update": the lens's own direction, else its optimiser's next update, else the gradient. "gradient": the gradient.
-
-    Raises:
-        BadInput: the optimiser has no next update.
     """
     if along == "gradient" or (lens.along is None and lens.optimiser is None):
         return lens.gradient, True
     if isinstance(lens.along, Mapping):
         return dict(lens.along), False
-    if lens.along is not None:  # another loss, whose gradient the optimiser follows
-        _, gradient = Landscape(lens.along).risk_and_gradient()
-        update = gradient if lens.optimiser is None else next_update(lens.optimiser, lens.along.model, gradient)
-        return update, False
-    assert lens.optimiser is not None
-    return next_update(lens.optimiser, lens.problem.model, lens.gradient), True
+    try:
+        if lens.along is None:
+            assert lens.optimiser is not None
+            return next_update(lens.optimiser, lens.problem.model, lens.gradient), True
+        _, gradient = Landscape(lens.along).risk_and_gradient()  # of another loss, which the optimiser follows
+        return gradient if lens.optimiser is None else next_update(lens.optimiser, lens.along.model, gradient), False
+    except Overflows:
+        raise
+    except BadInput as error:
+        return str(error)
 
 
 @of_steps(
@@ -161,12 +162,11 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     by a fall goes unseen.
     """
     require_tolerance(rtol)
-    try:
-        direction, own = direction_of(lens, "update")
-    except Overflows:
-        raise
-    except BadInput as error:
-        return undefined(str(error))
+    # the direction, and the slope of the risk along it where that is known
+    chosen = direction_of(lens, "update")
+    if isinstance(chosen, str):
+        return undefined(chosen)
+    direction, own = chosen
     if not inner(direction, direction) > 0:
         return undefined(lens.underflow or "the direction is zero")
     slope = -inner(direction, lens.gradient) if own else None
@@ -174,6 +174,7 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
         return undefined("the risk has no slope along the next update")
     if slope is not None and not slope < 0:
         return undefined("the next update does not go downhill on this data: every small step raises the risk")
+    # the first step tried: the last one of an earlier lens, else a learning rate, but none that is lost in rounding
     landscape, key = Landscape(lens.problem, model=lens.model), ("critical_sharpness", None)
     here = landscape.risk() if slope is None else lens.risk_and_gradient[0]
     earlier = lens.remembered.get(key)
@@ -183,7 +184,6 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     if slope is not None:
         inside = landscape.rounding(lens.gradient)
         coarse = coarsest_inside(lens.problem, lens.model) != lens.problem.dtype
-        # a shorter step changes the risk by rounding alone
         first = max(first, 100 * rounding / -slope, 10 * inside / -slope if coarse else 0.0)
         rounding += 2 * inside  # of both ends of a difference
     with landscape.walk(direction) as move:
@@ -196,13 +196,12 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     arrays = {"steps": found.steps, "changes": found.changes}
     tried = f"{landscape.forwards} forwards"
     if found.step == 0:
-        least = float(found.steps[0])
-        return Estimate(
-            2 / least, kind="lower bound", note=f"the risk rose at the smallest step tried; {tried}", arrays=arrays
-        )
+        note = f"the risk rose at the smallest step tried; {tried}"
+        return Estimate(2 / float(found.steps[0]), kind="lower bound", note=note, arrays=arrays)
     if found.step == math.inf:
-        most = float(found.steps[-1])
-        return Estimate(2 / most, kind="upper bound", note=f"the risk rose at no step tried; {tried}", arrays=arrays)
+        note = f"the risk rose at no step tried; {tried}"
+        return Estimate(2 / float(found.steps[-1]), kind="upper bound", note=note, arrays=arrays)
+    # the value, and its error: of the search, of the tolerance, or of rounding
     lens.remember(key, Remembered(torch.tensor([found.step], dtype=torch.float64), torch.empty(1, 0)))
     lost = 0.0 if slope is None else rounding / (-slope * found.step)
     if lost > 0.5:
@@ -233,13 +232,10 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     operator = None if lens.problem.sharded else Hessian(lens.problem, model=lens.model)
     if operator and not lens.has_gradient and (along == "gradient" or lens.along is None):
         lens.risk_and_gradient = operator.risk_and_gradient()  # of the graphs that the product needs, too
-    try:
-        direction, _ = direction_of(lens, along)
-    except Overflows:
-        raise
-    except BadInput as error:
-        return undefined(str(error))
-    direction = {name: part for name, part in direction.items() if name in lens.problem.parameters}
+    chosen = direction_of(lens, along)
+    if isinstance(chosen, str):
+        return undefined(chosen)
+    direction = {name: part for name, part in chosen[0].items() if name in lens.problem.parameters}
     square = inner(direction, direction)
     if not square > 0:
         return undefined(lens.underflow or "the direction is zero")
