@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-HELD = 2**29
-"""Largest size in bytes of prepared images kept in memory; larger sets are prepared again at each reading."""
+HELD = 2**29  #: largest size in bytes of prepared images kept in memory; larger sets are prepared at each reading
 
 Prepared: TypeAlias = "tuple[Tensor | dict[str, Tensor], Any] | Dataset[Any]"
 
@@ -112,7 +111,7 @@ def prepare(raw: Raw, preparation: NetworkPreparation | None, argument: str) -> 
         return encoded, next_tokens(encoded) if preparation.next_tokens else raw.targets
     if isinstance(preparation, TextPreparation):
         raise BadData(f"{argument}: these are images, and the network reads texts: name a folder of .txt files")
-    known = preparation or ImagePreparation(_plain, PLAIN)
+    known = preparation or ImagePreparation(_as_tensor, PLAIN)
     opened = _Opened(raw, known)
     if preparation is not None and opened[0][0].nbytes * len(opened) > HELD:
         return opened
@@ -142,7 +141,7 @@ IGNORED = -100
 PLAIN = "red, green and blue between 0 and 1"
 
 
-def _plain(image: Image) -> Tensor:
+def _as_tensor(image: Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32) / 255
 
 
@@ -229,7 +228,15 @@ def _read(folder: Path, labels: Mapping[str, int], argument: str) -> tuple[Raw, 
     targets = torch.tensor([label for _, label in images or texts])
     if images:
         return RawImages([from_file(p, argument) for p, _ in images], targets), "images"
-    return RawTexts([_text(p, argument) for p, _ in texts], targets), "texts"
+    contents = []
+    for path, _ in texts:
+        try:
+            contents.append(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise BadData(f"{argument}: {path} is not UTF-8 ({error.reason} at byte {error.start})") from error
+        except OSError as error:
+            raise BadData(f"{argument}: {path} cannot be read ({error.strerror})") from error
+    return RawTexts(contents, targets), "texts"
 
 
 def _files(folder: Path, argument: str) -> list[Path]:
@@ -244,15 +251,6 @@ def _files(folder: Path, argument: str) -> list[Path]:
         return []
     walk = os.walk(folder, onerror=unreadable)
     return sorted(path for here, _, names in walk for name in names if (path := Path(here, name)).is_file())
-
-
-def _text(path: Path, argument: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BadData(f"{argument}: {path} is not UTF-8 ({error.reason} at byte {error.start})") from error
-    except OSError as error:
-        raise BadData(f"{argument}: {path} cannot be read ({error.strerror})") from error
 
 
 SHORT, SIDE = 256, 224
@@ -281,17 +279,15 @@ def imagenet(n: int = 100, test: int = 100, seed: int = 0, root: str | Path | No
             f"add images"
         )
     chosen = torch.randperm(there, generator=torch.Generator().manual_seed(seed))[: n + test]
-    x = torch.stack([_square(raw, int(index)) for index in chosen])
+    squares = []
+    for index in chosen:
+        image = raw.open[int(index)]().convert("RGB")
+        scale = SHORT / min(image.size)
+        image = image.resize((round(image.width * scale), round(image.height * scale)))
+        left, top = (image.width - SIDE) // 2, (image.height - SIDE) // 2
+        squares.append(_as_tensor(image.crop((left, top, left + SIDE, top + SIDE))))
+    x = torch.stack(squares)
     y = raw.targets[chosen]
     classes = int(raw.targets.max()) + 1
     told = f"{n} and {test} of {there} images, the middle {SIDE} x {SIDE} pixels of a shorter side of {SHORT}"
     return Split("imagenet", x[:n], y[:n], x[n:], y[n:], classes, told)
-
-
-def _square(raw: RawImages, index: int) -> Tensor:
-    image = raw.open[index]().convert("RGB")
-    scale = SHORT / min(image.size)
-    image = image.resize((round(image.width * scale), round(image.height * scale)))
-    left, top = (image.width - SIDE) // 2, (image.height - SIDE) // 2
-    pixels = np.array(image.crop((left, top, left + SIDE, top + SIDE)))
-    return torch.from_numpy(pixels).permute(2, 0, 1).to(torch.float32) / 255

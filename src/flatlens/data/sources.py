@@ -86,7 +86,7 @@ class DataSettings:
             raise UnknownName.among("data set to study", self.name, [*SYNTHETIC, *IMAGES])
         if self.classes is not None:
             object.__setattr__(self, "classes", tuple(self.classes))
-        known = self._known()
+        known = [f.name for f in fields(Preparation)] if self.name in IMAGES else list(SYNTHETIC[self.name][1])
         for name in self._given():
             if name not in known:
                 raise BadInput(f"DataSettings({name}=...): {self.name} takes {', '.join(known)}")
@@ -102,9 +102,6 @@ class DataSettings:
             return IMAGES[self.name](None, Preparation(**given))
         function, names = SYNTHETIC[self.name]
         return function(**{names[name]: value for name, value in given.items()})
-
-    def _known(self) -> list[str]:
-        return [f.name for f in fields(Preparation)] if self.name in IMAGES else list(SYNTHETIC[self.name][1])
 
     def _given(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
@@ -161,7 +158,9 @@ class Source:
             raise BadInput(f"--samples {count}: a number from 1 to {total}, the samples of the data, is needed")
         picked = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].sort().values
         some = f"{count} of {total} samples, drawn with seed {seed}"
-        part = _picked(data, picked, total) if isinstance(data, tuple) else Subset(data, picked.tolist())
+        if isinstance(data, tuple):
+            x, y = tree_map(lambda one: one[picked] if isinstance(one, Tensor) and len(one) == total else one, data)
+        part = (x, y) if isinstance(data, tuple) else Subset(data, picked.tolist())
         return replace(self, data=part, description=f"{self.description}; {some}" if self.description else some)
 
 
@@ -187,13 +186,16 @@ def load_data(
         BadInput: the user's file is missing or raises.
     """
     if user_code.is_userfile(spec):
-        return _source(_from_file(spec, argument), spec, argument, preparation)
+        return _from_file(spec, argument, preparation)
     name, colon, root = spec.partition(":")
     if name in MEANINGS:
         return _named(name, root if colon else None, argument, preparation)
     folder = Path(spec).expanduser()
     if folder.is_dir():
-        return _from_folder(folder, argument, preparation, classes)
+        found = read_folder(folder, {} if preparation is None else preparation.labels, argument, classes)
+        told = PLAIN if preparation is None else preparation.description
+        test = None if found.test is None else prepare(found.test, preparation, argument)
+        return Source(prepare(found.train, preparation, argument), test, found.description, told, found.labels)
     if folder.exists():
         raise BadData(
             f"{argument}: data files such as {spec!r} are not read: write file.py:NAME, a function that returns "
@@ -202,11 +204,6 @@ def load_data(
     if os.sep in name:
         raise BadData(f"{argument}: there is no folder or file {name}")
     raise UnknownName.among("data set (nor is it a folder, nor file.py:NAME)", name, MEANINGS)
-
-
-def _picked(data: tuple[Any, Any], picked: Tensor, total: int) -> tuple[Any, Any]:
-    x, y = tree_map(lambda part: part[picked] if isinstance(part, Tensor) and len(part) == total else part, data)
-    return x, y
 
 
 def _named(name: str, root: str | None, argument: str, preparation: NetworkPreparation | None) -> Source:
@@ -229,30 +226,18 @@ def _named(name: str, root: str | None, argument: str, preparation: NetworkPrepa
     return Source(split.train, split.test, split.description)
 
 
-def _from_folder(
-    folder: Path, argument: str, preparation: NetworkPreparation | None, classes: Mapping[str, int] | None
-) -> Source:
-    found = read_folder(folder, {} if preparation is None else preparation.labels, argument, classes)
-    told = PLAIN if preparation is None else preparation.description
-    test = None if found.test is None else prepare(found.test, preparation, argument)
-    return Source(prepare(found.train, preparation, argument), test, found.description, told, found.labels)
-
-
-def _from_file(spec: str, argument: str) -> object:
-    named = user_code.load(spec, argument)
-    if isinstance(named, Dataset | DataLoader) or not callable(named):
-        return named
-    needed = user_code.needed_arguments(named)
-    if needed:
-        raise BadData(
-            f"{argument}: {spec} needs the arguments {', '.join(needed)}, and is called without any: give defaults"
-        )
-    return user_code.guarded(lambda: named(), f"{argument}: {spec}")
-
-
-def _source(found: object, spec: str, argument: str, preparation: NetworkPreparation | None) -> Source:
+def _from_file(spec: str, argument: str, preparation: NetworkPreparation | None) -> Source:
+    """Return the data of file.py:NAME, in any form that users have it: see `_FORMS`."""
+    found = user_code.load(spec, argument)
+    if callable(found) and not isinstance(found, Dataset | DataLoader):
+        if needed := user_code.needed_arguments(found):
+            raise BadData(
+                f"{argument}: {spec} needs the arguments {', '.join(needed)}, and is called without any: give defaults"
+            )
+        found = user_code.guarded(found, f"{argument}: {spec}")
     told = f"what {user_code.short(spec)} gives"
-    if isinstance(found, DataLoader | Dataset) or _has_labels(found) or is_dicts(found):
+    has_labels = isinstance(found, Mapping) and any(name in found for name in LABELS)  # a batch as transformers have it
+    if isinstance(found, DataLoader | Dataset) or has_labels or is_dicts(found):
         return Source(cast(Samples, found), None, told)
     if isinstance(found, tuple | list) and len(found) == 2:
         data, how = _pair(found[0], found[1], spec, argument, preparation)
@@ -260,19 +245,14 @@ def _source(found: object, spec: str, argument: str, preparation: NetworkPrepara
     if hasattr(found, "x") and hasattr(found, "y"):
         data, how = _pair(found.x, found.y, spec, argument, preparation)
         test_x, test_y = getattr(found, "test_x", None), getattr(found, "test_y", None)
-        if test_x is None or test_y is None:
-            return Source(data, None, told, how)
-        return Source(data, _pair(test_x, test_y, f"{spec} (test)", argument, preparation)[0], told, how)
+        test = None
+        if test_x is not None and test_y is not None:
+            test = _pair(test_x, test_y, f"{spec} (test)", argument, preparation)[0]
+        return Source(data, test, told, how)
     shape = f" of {len(found)}" if isinstance(found, tuple | list | dict) else ""
-    several = "; several inputs of the network go into a tuple, ((x, z), y)" * (
-        isinstance(found, tuple) and len(found) > 2
-    )
-    raise BadData(f"{argument}: {spec} gave a {type(found).__name__}{shape}; it must give {_FORMS}{several}")
-
-
-def _has_labels(found: object) -> bool:
-    """Return whether this is a dict with labels: a batch as transformers have it."""
-    return isinstance(found, Mapping) and any(name in found for name in LABELS)
+    several = isinstance(found, tuple) and len(found) > 2
+    hint = "; several inputs of the network go into a tuple, ((x, z), y)" if several else ""
+    raise BadData(f"{argument}: {spec} gave a {type(found).__name__}{shape}; it must give {_FORMS}{hint}")
 
 
 def _pair(
@@ -298,28 +278,20 @@ def _raw(x: object, targets: object) -> Raw | None:
         return RawTexts(x, targets)
     pillow = sys.modules.get("PIL.Image")  # whoever made the images has imported it
     if pillow and all(isinstance(one, pillow.Image) for one in x):
-        return RawImages([partial(_same, one) for one in x], targets)
+        return RawImages([one.copy for one in x], targets)
     return None
-
-
-def _same(image: Any) -> Any:
-    return image
-
-
-def _is_text(values: object) -> bool:
-    """Return whether values are strings: a list, an array, or a column of a table."""
-    try:
-        found = np.asarray(values)
-    except (TypeError, ValueError):  # such as rows of different lengths
-        return False
-    return found.dtype.kind in "US" or (found.dtype.kind == "O" and any(isinstance(one, str) for one in found.flat))
 
 
 def _tensors(values: object, what: str) -> object:
     """Return arrays and lists as tensors; dicts and tuples, for networks of several inputs, are unchanged."""
     if isinstance(values, Tensor | dict | tuple):
         return values
-    if _is_text(values):
+    try:
+        found = np.asarray(values)
+        is_text = found.dtype.kind in "US" or (found.dtype.kind == "O" and any(isinstance(v, str) for v in found.flat))
+    except (TypeError, ValueError):  # such as rows of different lengths
+        is_text = False
+    if is_text:
         mend = "number the classes 0, 1, ..." if "targets" in what else "give a list of texts, or numbers"
         raise BadData(f"{what} are text: {mend}")
     try:
@@ -433,22 +405,17 @@ def _read(source: str, held_out: str | None) -> ReadSamples:
         return train, None
     with seeded(_SEED):
         others = _gathered(test, f"test: {user_code.short(held_out or source)}")
-    _require_alike(train[1], others[1], user_code.short(source))
+    y, test_y = train[1], others[1]
+    if y.dtype != test_y.dtype or y.shape[1:] != test_y.shape[1:]:
+        one, other = (
+            f"{'numbers' if part.is_floating_point() else 'class labels'} of shape {tuple(part.shape)}"
+            for part in (y, test_y)
+        )
+        raise BadData(
+            f"data: the targets of {user_code.short(source)} are {one}, those of the test data {other}: give both in "
+            f"one form, such as y.long() for labels or y.float() for a regression"
+        )
     return train, others
-
-
-def _require_alike(y: Tensor, test_y: Tensor, what: str) -> None:
-    """Raise BadData if training and test data have targets of different kinds."""
-    if y.dtype == test_y.dtype and y.shape[1:] == test_y.shape[1:]:
-        return
-    one, other = (
-        f"{'numbers' if part.is_floating_point() else 'class labels'} of shape {tuple(part.shape)}"
-        for part in (y, test_y)
-    )
-    raise BadData(
-        f"data: the targets of {what} are {one}, those of the test data {other}: give both in one form, such as "
-        f"y.long() for labels or y.float() for a regression"
-    )
 
 
 def _gathered(samples: Samples, what: str) -> Pair:

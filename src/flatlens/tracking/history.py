@@ -12,7 +12,7 @@ import pandas as pd
 from flatlens.column import Column
 from flatlens.csvfile import csv_of, unescaped
 from flatlens.errors import BadFolder, BadInput, one_line
-from flatlens.estimate import Report
+from flatlens.estimate import Report, undefined
 from flatlens.files import write_whole
 from flatlens.tracking.stability import Edge
 
@@ -49,10 +49,7 @@ class History:
     def skip(self, step: int, measures: list[str], edge: Edge, why: str) -> None:
         """Add one row for each measure that was due and skipped."""
         self._skipped += 1
-        for measure in measures:
-            beside = edge.beside(Column.parse(measure).name)
-            row: _Row = [step, edge.lr, beside, measure, "", math.nan, 0.0, "undefined", 0.0, 0]
-            self._rows.append([*row, why])
+        self.add(step, Report({(measure, None): undefined(why) for measure in measures}, {}), edge)
 
     def frame(self) -> pd.DataFrame:
         """Return the tidy table; `attrs` says whether the same run would give it again."""

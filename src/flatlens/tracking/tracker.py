@@ -233,27 +233,24 @@ class Tracker:
 
     def _measure(self, step: int, optimiser: torch.optim.Optimizer | None) -> Report:
         """Return the report of a step that is due; what cannot be measured is undefined, with the reason."""
+        moments, seen = self._rounding
+        lens = None
         try:
             lens = Lens(self.problem, outputs=self._outputs, after=self._warm, optimiser=optimiser, along=self._along)
-        except _UNMEASURABLE as error:
-            return Report({(m.key, None): undefined(one_line(error)) for m in self._measures}, {})
-        moments, seen = self._rounding
-        if moments % _LOOKS:
-            lens.rounding = seen
-        try:
-            report = self._report(lens, step)
+            if moments % _LOOKS:
+                lens.rounding = seen
+            shown = self._live is not None and self.problem.first and in_first_process()
+            watch = Watch(beside(ProgressLine(f"step {step}: ")) if shown else no_progress, limit=math.inf)
+            report = measure_with(lens, self._measures, Run(self._generator(step), watch))
         except _UNMEASURABLE as error:
             report = Report({(m.key, None): undefined(one_line(error)) for m in self._measures}, {})
+            if lens is None:
+                return report
         self._warm = lens.remembered
         self._rounding = [moments + 1, vars(lens).get("rounding", seen)]
         lost = any(e.kind == "undefined" for e in report.values())
         doubt = "training diverged? " if lost and not _finite_outputs(lens) else ""
         return Report({key: _undefined(e, doubt) for key, e in report.items()}, report.about)
-
-    def _report(self, lens: Lens, step: int) -> Report:
-        shown = self._live is not None and self.problem.first and in_first_process()
-        watch = Watch(beside(ProgressLine(f"step {step}: ")) if shown else no_progress, limit=math.inf)
-        return measure_with(lens, self._measures, Run(self._generator(step), watch))
 
     def _generator(self, step: int) -> torch.Generator:
         """Return the generator of one measurement: a resumed run draws the same numbers."""

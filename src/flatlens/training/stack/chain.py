@@ -14,8 +14,7 @@ from torch.nn import functional as F
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
     nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.Identity,
 )  # fmt: skip
-_ALIGNED = 16
-"""Entries to which the start of each parameter in a row is rounded: every address is then a multiple of 64 bytes."""
+_ALIGNED = 16  #: the start of each parameter in a row is rounded to it: every address is a multiple of 64 bytes
 
 Views: TypeAlias = list[tuple[Tensor, Tensor | None]]
 """For each linear layer: the weights, (L, out, in), and the biases, (L, 1, out)."""
@@ -35,12 +34,12 @@ class Linear:
     outputs: int
     weight: int
     bias: int | None
-    activations: tuple[nn.Module, ...]  #: elementwise, without parameters
+    activations: nn.Sequential  #: elementwise, without parameters
 
     @cached_property
     def rectifies(self) -> bool:
         """Return whether a single ReLU follows: its slope needs no graph."""
-        return len(self.activations) == 1 and type(self.activations[0]) is nn.ReLU
+        return [type(one) for one in self.activations] == [nn.ReLU]
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class LayerChain:
         self.layers = [
             Linear(
                 one.in_features, one.out_features, begins[id(one.weight)],
-                None if one.bias is None else begins[id(one.bias)], tuple(activations),
+                None if one.bias is None else begins[id(one.bias)], nn.Sequential(*activations),
             )
             for one, activations in found
         ]  # fmt: skip
@@ -115,8 +114,9 @@ class LayerChain:
             graph = None
             if layer.rectifies:
                 h.relu_()
-            elif layer.activations:
-                graph = h.requires_grad_(), _activated(layer.activations, h)
+            elif len(layer.activations):
+                with torch.enable_grad():
+                    graph = h.requires_grad_(), layer.activations(h)
                 h = graph[1].detach()
             graphs.append(graph)
         return ForwardRecord(inputs, graphs, h)
@@ -160,20 +160,8 @@ class LayerChain:
         """Return the outputs (L, B, N) for inputs x (L, B, in), without a record for a backward pass."""
         for layer, (weight, bias) in zip(self.layers, views, strict=True):
             x = self._linear(x, weight, bias)
-            if layer.rectifies:
-                x.relu_()
-            else:
-                for activation in layer.activations:
-                    x = activation(x)
+            x = x.relu_() if layer.rectifies else layer.activations(x)
         return x
-
-
-def _activated(activations: Sequence[nn.Module], z: Tensor) -> Tensor:
-    with torch.enable_grad():
-        h = z
-        for activation in activations:
-            h = activation(h)
-        return h
 
 
 def _linears(modules: Sequence[nn.Module]) -> list[tuple[nn.Linear, list[nn.Module]]]:

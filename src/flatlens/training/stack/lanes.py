@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,21 +33,23 @@ _Columns: TypeAlias = Mapping[str, Tensor]
 Numbers: TypeAlias = dict[str, list[float]]
 
 
-class Update(Protocol):
+class Update:
     """A kind of optimiser on rows."""
 
-    names: tuple[str, ...]
-    """Names of the tensors that torch keeps for each parameter, in its shape."""
-    fresh: float
-    """Their values before the first step."""
-    counts: bool
-    """Whether torch counts the steps, and the coefficients depend on the count."""
+    names: tuple[str, ...] = ()  #: of the tensors that torch keeps for each parameter, in its shape
+    fresh = 0.0  #: their values before the first step
+    counts = True  #: whether torch counts the steps, and the coefficients depend on the count
+
+    def __init__(self, settings: Stepping) -> None:
+        self.decays, self.remembers = settings.weight_decay > 0, getattr(settings, "momentum", 0.0) > 0
 
     def numbers(self, each: Sequence[Any], rates: Sequence[float], steps: Sequence[int]) -> Numbers:
         """Return the coefficients of every lane's next step, from learning rates and numbers of steps taken."""
+        raise NotImplementedError
 
     def step(self, theta: Tensor, grad: Tensor, state: _Columns, c: _Columns) -> None:
         """Move `theta`, (L, size), in place; `grad` is used up."""
+        raise NotImplementedError
 
 
 def kind_of(settings: Stepping) -> tuple[Hashable, ...]:
@@ -64,13 +66,13 @@ def update_of(settings: Stepping) -> Update:
     return _Adam(settings) if isinstance(settings, Adam) else _RMSProp(settings)
 
 
-class _SGD:
+class _SGD(Update):
     counts = False
     fresh = -0.0  # the first gradient itself is what torch keeps: -0.0 + g is g, also where g is -0.0
 
     def __init__(self, settings: SGD) -> None:
-        self.decays, self.remembers, self.nesterov = settings.weight_decay > 0, settings.momentum > 0, settings.nesterov
-        self.names: tuple[str, ...] = ("momentum_buffer",) if self.remembers else ()
+        super().__init__(settings)
+        self.nesterov, self.names = settings.nesterov, ("momentum_buffer",) if self.remembers else ()
 
     def numbers(self, each: Sequence[Any], rates: Sequence[float], steps: Sequence[int]) -> Numbers:
         return {
@@ -88,13 +90,12 @@ class _SGD:
         theta.addcmul_(grad, c["rate"])
 
 
-class _Adam:
-    counts = True
-    fresh = 0.0
-    names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+class _Adam(Update):
+    names = ("exp_avg", "exp_avg_sq")
 
     def __init__(self, settings: Adam) -> None:
-        self.decays, self.decoupled = settings.weight_decay > 0, settings.decoupled
+        super().__init__(settings)
+        self.decoupled = settings.decoupled
 
     def numbers(self, each: Sequence[Any], rates: Sequence[float], steps: Sequence[int]) -> Numbers:
         at = [float(step + 1) for step in steps]
@@ -119,13 +120,10 @@ class _Adam:
         theta.addcdiv_(mean * c["rate"], square.sqrt().div_(c["root"]).add_(c["eps"]))
 
 
-class _RMSProp:
-    counts = True
-    fresh = 0.0
-
+class _RMSProp(Update):
     def __init__(self, settings: RMSProp) -> None:
-        self.decays, self.remembers = settings.weight_decay > 0, settings.momentum > 0
-        self.names: tuple[str, ...] = ("square_avg", *(("momentum_buffer",) if self.remembers else ()))
+        super().__init__(settings)
+        self.names = ("square_avg", "momentum_buffer") if self.remembers else ("square_avg",)
 
     def numbers(self, each: Sequence[Any], rates: Sequence[float], steps: Sequence[int]) -> Numbers:
         return {
@@ -147,12 +145,8 @@ class _RMSProp:
             theta.addcdiv_(grad * c["rate"], root)
 
 
-_LOOKED_AT = 4
-"""Networks that are evaluated together on all data: the outputs of more of them leave the processor's cache."""
-
-_GATHERED = 2**16
-"""Numbers of all lanes' inputs that are gathered at once, for several small batches."""
-
+_LOOKED_AT = 4  #: networks evaluated together on all data: the outputs of more of them leave the processor's cache
+_GATHERED = 2**16  #: numbers of all lanes' inputs that are gathered at once, for several small batches
 _AT_MOST_ITS_INPUT = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.Identity)
 """Activations with |a(z)| <= |z|."""
 
@@ -262,7 +256,12 @@ class Lanes:
         tape = self.chain.forward(self.views, x)
         slope, losses = self._slope(tape.outputs, targets, n)
         self._columns()
-        self.chain.backward(self.views, tape, slope, self._update)
+
+        def move(number: int, gradient: Tensor) -> None:
+            theta, state = self.parts[number]
+            self.update.step(theta, gradient, state, self.columns)
+
+        self.chain.backward(self.views, tape, slope, move)
         last = self.last
         self.taken = 0 if last else self.taken + 1
         for row, (run, loss) in enumerate(zip(self.runs, losses, strict=True)):
@@ -273,31 +272,22 @@ class Lanes:
         if last:
             self.gathered = None
 
-    def _update(self, number: int, gradient: Tensor) -> None:
-        """Move one part of all lanes' weights, given the gradient there."""
-        theta, state = self.parts[number]
-        self.update.step(theta, gradient, state, self.columns)
-
     def _batch(self) -> tuple[Tensor, Tensor]:
-        L = len(self.runs)
+        L, begins = len(self.runs), self.taken * self.size
         if self.size >= self.n and self.runs[0].settings.batch_size is None:
             return self.x.expand(L, *self.x.shape), self.targets[:L]
-        begins = self.taken * self.size
+        # the samples of several batches are gathered at once, in the order of this epoch
         if self.gathered is None or begins >= self.gathered[2] + self.gathered[0].shape[1]:
-            self.gathered = self._gather(begins)
+            inputs = self.x.shape[1]
+            batches = max(1, _GATHERED // (L * self.size * inputs))
+            chosen = self.order[:L, begins : begins + batches * self.size]
+            x = self.x.index_select(0, chosen.reshape(-1)).view(L, -1, inputs)
+            chosen = (chosen + self.offsets).view(-1)
+            targets = self.targets.view(-1, self.targets.shape[2]).index_select(0, chosen)
+            self.gathered = x, targets.view(L, x.shape[1], -1), begins
         x, targets, first = self.gathered
         batch = slice(begins - first, begins - first + self.size)
         return x[:, batch], targets[:, batch]
-
-    def _gather(self, first: int) -> tuple[Tensor, Tensor, int]:
-        """Return the samples of some batches of this epoch, from number `first` of its order on."""
-        L, inputs = len(self.runs), self.x.shape[1]
-        batches = max(1, _GATHERED // (L * self.size * inputs))
-        chosen = self.order[:L, first : first + batches * self.size]
-        x = self.x.index_select(0, chosen.reshape(-1)).view(L, -1, inputs)
-        chosen = (chosen + self.offsets).view(-1)
-        targets = self.targets.view(-1, self.targets.shape[2]).index_select(0, chosen)
-        return x, targets.view(L, x.shape[1], -1), first
 
     def _slope(self, outputs: Tensor, targets: Tensor, n: int) -> tuple[Tensor, list[float]]:
         """Return the gradient of each lane's mean loss in its outputs, and the losses, 0 where no run asks for them."""
