@@ -75,6 +75,19 @@ _MODULES = (
 __all__ = [*_HOME, *_MODULES]
 
 
+class _FormerModules:
+    """Asked by Python where it finds no module of a name: earlier versions let extensions import from other modules."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> Any:
+        if not name.startswith("flatlens."):
+            return None
+        return import_module("flatlens.deprecated_names").former_module(name)
+
+
+sys.meta_path.append(_FormerModules)
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"flatlens.{name}")

@@ -8,6 +8,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from flatlens.errors import BadInput
@@ -41,7 +45,22 @@ FORMER_TRANSFORMS: Mapping[str, str] = {
 }
 """Transforms: the present name of each former one."""
 
+FORMER_MODULES: Mapping[str, str] = {
+    "flatlens.bounds.bound": "flatlens.bounds.definition",
+    "flatlens.bounds.claim": "flatlens.bounds.context",
+    "flatlens.measures.card": "flatlens.measures.definition",
+    "flatlens.measures.reduce": "flatlens.measures.reductions",
+    "flatlens.papers.predictions": "flatlens.papers.experiment",
+    "flatlens.transforms.moves": "flatlens.transforms.neurons",
+    "flatlens.transforms.permutation": "flatlens.transforms.neurons",
+    "flatlens.transforms.transform": "flatlens.transforms.definition",
+}
+"""Modules from which version 0.2 let extensions import: where their names are now. They go with the next version."""
+
 _NAMED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(\w+)(?==)""")
+
+
+_PASSED = ("flatlens", "importlib", "_frozen_importlib", "_frozen_importlib_external")
 
 
 class FormerName(DeprecationWarning):
@@ -51,9 +70,23 @@ class FormerName(DeprecationWarning):
 def warn(what: str, former: str, present: str) -> None:
     """Warn, at the caller's own line, that a name has changed."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "flatlens":
-        level, frame = level + 1, frame.f_back
+    while frame.f_back is not None and (module := frame.f_globals.get("__name__", "").partition(".")[0]) in _PASSED:
+        level, frame = level + (module == "flatlens"), frame.f_back  # warnings leaves out importlib, too
     warnings.warn(f"{what}: {former} is now called {present}", FormerName, stacklevel=level)
+
+
+def former_module(name: str) -> ModuleSpec | None:
+    """Return the spec of a module that has another name now; None for any other name."""
+    return ModuleSpec(name, _Renamed()) if name in FORMER_MODULES else None
+
+
+class _Renamed(Loader):
+    """Loads a module of `FORMER_MODULES`, with a warning: the names of the present one."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        present = import_module(FORMER_MODULES[module.__name__])
+        warn("import", module.__name__, present.__name__)
+        vars(module).update({name: value for name, value in vars(present).items() if not name.startswith("__")})
 
 
 def present_options(what: str, given: Mapping[str, Any], former: Mapping[str, str]) -> dict[str, Any]:

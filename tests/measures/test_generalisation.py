@@ -13,7 +13,7 @@ from torch import nn
 import flatlens as fl
 from flatlens.curvature.probes import mean_of_forms
 from flatlens.measures.generalisation import held_out_accuracy, held_out_risk
-from flatlens.problem.sample_losses import Outcomes
+from flatlens.problem.forward import Outcomes
 
 X = normal(8, 3, seed=3)
 

@@ -41,7 +41,7 @@ def test_a_walk_tells_how_far_it_is() -> None:
     x = torch.randn(10, 2)
     problem = fl.Problem(torch.nn.Linear(2, 2), "half_squared_error", (x, x))
     told: list[tuple[str, int, int]] = []
-    numbers = [n for n, _ in problem.walked(4, "walking", lambda *step: told.append(step))]
+    numbers = [n for n, _ in problem.shared(4, None, "walking", lambda *step: told.append(step))]
     assert len(numbers) == 3
     assert numbers == sorted(numbers)
     assert [what for what, _, _ in told] == ["walking"] * 3

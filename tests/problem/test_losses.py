@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import flatlens as fl
 from flatlens.errors import BadData, BadInput, BadLoss, UnknownName
 from flatlens.problem.loss import correct
+from flatlens.problem.loss_checks import require_apart
 from flatlens.problem.losses import MODULE_OF, as_loss
 
 G = torch.Generator().manual_seed(0)
@@ -92,7 +93,7 @@ def test_wrong_losses_are_refused() -> None:
     with pytest.raises(BadLoss, match=r"shape \(6,\).* returned \(\)"):
         as_loss(lambda f, y: f.sum()).check(F6, LABELS)
     with pytest.raises(BadLoss, match="other samples"):
-        as_loss(lambda f, y: f.sum(1) * f.sum()).require_apart(F6, LABELS)
+        require_apart(as_loss(lambda f, y: f.sum(1) * f.sum()), F6, LABELS)
     with pytest.raises(BadLoss, match="reduction='sum'"):
         as_loss(nn.MSELoss(reduction="sum"))
     with pytest.raises(UnknownName, match="did you mean cross_entropy"):

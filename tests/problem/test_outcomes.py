@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.problem.sample_losses import forwards, slopes_of_each
+from flatlens.problem.forward import forwards, slopes_of_each
 
 
 def fourth_power(f: Tensor, y: Tensor) -> Tensor:

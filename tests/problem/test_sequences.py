@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import flatlens as fl
 from flatlens.errors import BadData
 from flatlens.problem.losses import as_loss
-from flatlens.problem.row_layout import TokenWise, by_token, next_token, of_sequences
+from flatlens.problem.row_layout import OfRows, by_token, laid_out, next_token
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
 LABELS = torch.tensor([[0, 2, -100, 1], [1, 1, 2, 0], [-100, 0, 2, -100]])
@@ -179,13 +179,13 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_second_derivatives_are_those_of_the_values(name) -> None:
     """C by autodiff, its products, and E[rows^T B rows] over all 16 signs of two tokens with two outputs."""
-    loss = of_sequences(LOSSES[name])
-    assert isinstance(loss, TokenWise)
     outputs = torch.randn(3, 2, 2, generator=torch.Generator().manual_seed(0)).double()
     targets = torch.tensor([[0, 1], [1, -100], [0, 0]])
     if name == "module":
         targets = torch.rand(3, 2, 2).double() + 2
     f, y = by_token(outputs, targets, torch.tensor([[1, 1], [1, 1], [0, 1]]), -100)
+    loss = laid_out(LOSSES[name], y)
+    assert isinstance(loss, OfRows)
     C = loss.output_hessian(f, y)
     for i in range(3):
         whole = torch.autograd.functional.hessian(lambda g: loss.values(g, y).sum(), f)
@@ -201,8 +201,8 @@ def test_second_derivatives_are_those_of_the_values(name) -> None:
 
 @pytest.mark.parametrize("name", ["cross_entropy", "mse", "half_squared_error"])
 def test_drawn_targets_have_the_fisher_s_covariance(name) -> None:
-    loss = of_sequences(LOSSES[name])
     f, y = by_token(torch.randn(2, 2, 2).double(), torch.tensor([[0, 1], [1, -100]]), None, -100)
+    loss = laid_out(LOSSES[name], y)
     s = loss.draw_slopes(f, y, 20_000, torch.Generator().manual_seed(0))
     empirical = s.mT @ s / s.shape[1]
     exact = torch.stack([loss.fisher(f, y)(e.expand(2, 4)) for e in torch.eye(4).double()], 1)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import flatlens as fl
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel
 from flatlens.problem.losses import as_loss
-from flatlens.problem.row_layout import HeadLosses, in_rows, of_form
+from flatlens.problem.row_layout import HeadLosses, in_rows, laid_out
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(5, 3, generator=G).double()
@@ -159,7 +159,7 @@ def test_the_second_derivatives_of_heads_are_those_of_their_sum(shape: tuple[int
     kinds = KINDS if len(shape) == 1 else torch.randint(0, 2, (5, 1, 2) if len(shape) == 3 else (5, 2))
     heads = HeadLosses([as_loss("cross_entropy"), as_loss("half_squared_error")], ["a", "b"])
     f, y = in_rows({"a": a, "b": b}, {"a": kinds, "b": SIZES}, 5, heads, None, 0)
-    loss, N = of_form(heads, y), f.shape[1]
+    loss, N = laid_out(heads, y), f.shape[1]
     risk = F.cross_entropy(a, kinds) + 0.5 * (b - SIZES).square().sum(1).mean()
     assert float(loss.check(f, y).mean()) == pytest.approx(float(risk), rel=1e-12)
     C = loss.output_hessian(f, y)

@@ -33,7 +33,7 @@ from flatlens.measures.normalised import normalized_sharpness
 from flatlens.measures.sensitivity import input_invariant_mls, jacobian_frobenius, mls, normalized_mls
 from flatlens.measures.traces import interpolation_sharpness
 from flatlens.measures.volume import log_volume
-from flatlens.problem.sample_losses import forwards
+from flatlens.problem.forward import forwards
 
 POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}
 """The powers k of Eq. 6 that are checked, and their rows."""

@@ -22,9 +22,9 @@ from flatlens.errors import BadInput
 from flatlens.measures.sensitivity import jacobian_norm
 from flatlens.perturbation.inputs import Inputs, Refused, in_float64
 from flatlens.perturbation.variation import certified_variation, found_variation, unit
+from flatlens.problem.forward import forwards
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import CrossEntropy, SquaredError
-from flatlens.problem.sample_losses import forwards
 
 FAILURE = 0.05  #: eps of Def. 4.1: probability with which the covering may fail
 AT_ONCE = 4096  #: largest number of points in one call of the network

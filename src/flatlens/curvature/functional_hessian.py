@@ -48,8 +48,8 @@ from flatlens.operations.parameter_uses import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import has_lists, is_list, select, size
 from flatlens.problem.eval_context import differentiable
+from flatlens.problem.forward import slopes
 from flatlens.problem.ranks import ChunkBuffer
-from flatlens.problem.sample_losses import slopes
 from flatlens.progress import PRODUCTS
 
 

@@ -34,7 +34,7 @@ from flatlens.operations.operator_norm import SearchedNorm, power_of_two, search
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import size
 from flatlens.problem.eval_context import differentiable
-from flatlens.problem.row_layout import Tokens, onto_softmax, softmax_of
+from flatlens.problem.row_layout import onto_softmax, softmax_of, token_mask
 
 _STEPS = 40  #: largest number of Lanczos steps
 _CHUNK = 256  #: largest number of samples in a chunk
@@ -74,12 +74,11 @@ def jacobian_norms(
         basis = 8 * _STEPS * min(problem.outputs, layout.activation_entries)
         # 3: the graph of the backward pass is about as large again
         most = max(1, min(_CHUNK, problem.memory // (3 * each + basis)))
-        for number, raw in problem.walked(most, "spectral norms", progress):
+        for number, raw in problem.shared(most, what="spectral norms", progress=progress):
             own = torch.Generator().manual_seed(seed + number)  # the same on whichever process has the chunk
             batch = problem.place(raw)
             tape, inputs, f, y = run_recorded(problem, model, batch)
             problem.require_as_seen(model, batch, number, f)
-            tokens = y if isinstance(y, Tokens) else None
             layout.require_same(tape, inputs, model, batch)
             inputs = [inputs[number] for number in layout.inputs]
             grams, residuals, products = {}, {}, 0
@@ -87,7 +86,7 @@ def jacobian_norms(
             for place in places:
                 at, x = _at(tape, inputs, layout, place, len(f))
                 in_front = place is None or layout.batch_axis[place] == 0  # samples on the first axis of x
-                apply, shape = squared_jacobian(f, at, softmax, tokens, in_front)
+                apply, shape = squared_jacobian(f, at, softmax, token_mask(y), in_front)
                 values, residual, steps = top_of_each(apply, shape, rtol, own)
                 residuals[place] = residual / values.clamp(min=1e-300)
                 products += steps
@@ -119,7 +118,7 @@ def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: CallOrInput, n:
 
 
 def squared_jacobian(
-    f: Tensor, at: list[Tensor], softmax: bool, tokens: Tokens | None, in_front: bool
+    f: Tensor, at: list[Tensor], softmax: bool, counted: Tensor | None, in_front: bool
 ) -> tuple[Callable[[Tensor], Tensor], torch.Size]:
     """Return (the product with the matrix of each sample, the shape of its vectors).
 
@@ -127,10 +126,10 @@ def squared_jacobian(
     or the identity.
     """
     times, transposed = derivative_of(f, at)
-    p = softmax_of(f.detach(), tokens) if softmax else None
+    p = softmax_of(f.detach(), counted) if softmax else None
 
     def onto(u: Tensor) -> Tensor:
-        return u if p is None else onto_softmax(p, u.to(p), tokens)
+        return u if p is None else onto_softmax(p, u.to(p), counted)
 
     def back(u: Tensor) -> list[Tensor]:
         return [torch.zeros_like(x) if g is None else g for g, x in zip(transposed(u.to(f)), at, strict=True)]
@@ -238,7 +237,7 @@ def batch_jacobians(
 def _norm(
     f: Tensor, y: object, at: list[Tensor], softmax: bool, rtol: float, generator: torch.Generator
 ) -> JacobianNorm:
-    of_all, shape = squared_jacobian(f, at, softmax, y if isinstance(y, Tokens) else None, in_front=False)
+    of_all, shape = squared_jacobian(f, at, softmax, token_mask(y), in_front=False)
 
     def apply(u: Tensor) -> Tensor:
         return of_all(u.reshape(shape)).flatten()

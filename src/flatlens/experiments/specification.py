@@ -34,14 +34,13 @@ from typing import Any, TypeAlias, get_args
 import pandas as pd
 
 from flatlens import user_code
-from flatlens.csvfile import unescaped
 from flatlens.data import Split, UserData
 from flatlens.data.sources import IMAGES, SYNTHETIC, DataSettings, ReadSamples
 from flatlens.errors import BadData, BadInput, UnknownName, needs, one_line
 from flatlens.experiments.overrides import TOGETHER, last_field, split_values, value_of, vary
 from flatlens.experiments.quantities import STUDIED, quantities, setting
 from flatlens.experiments.settings import KNOWN, Axis, NetworkSettings, Study, StudyScale, facts, fitted
-from flatlens.files import contents_of
+from flatlens.files import contents_of, unescaped
 from flatlens.measures import named
 from flatlens.measures.definition import MEASURES
 from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG, UserNetwork

@@ -41,7 +41,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flatlens.csvfile import csv_of
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress, Report
 from flatlens.experiments.result import (
@@ -55,6 +54,7 @@ from flatlens.experiments.result import (
 from flatlens.experiments.settings import NetworkSettings, Study, settings_apart
 from flatlens.files import (
     PARTIAL,
+    csv_of,
     flush,
     flush_all,
     host,

@@ -31,10 +31,10 @@ from flatlens.grams.sketch import Sketch
 from flatlens.operations.graph import closing_softmax
 from flatlens.problem import Batch, Problem
 from flatlens.problem.eval_context import differentiable
+from flatlens.problem.forward import fisher_slopes
 from flatlens.problem.loss import labels_known
 from flatlens.problem.ranks import ALONE, Ranks
-from flatlens.problem.row_layout import Tokens
-from flatlens.problem.sample_losses import fisher_slopes
+from flatlens.problem.row_layout import token_mask
 
 ALL_GRAMS = ("C", "G", "K", "R")
 PASS_CHUNK = 256  #: samples of a chunk at most; more gain no speed (benchmarks/one_pass.py)
@@ -80,7 +80,7 @@ def one_pass(
             frozenset(needs),
             Checker(problem, model, layout),
         )
-        for number, raw in problem.walked(most, "one pass", progress, ranks):
+        for number, raw in problem.shared(most, ranks, "one pass", progress):
             yield from run.chunk(problem.place(raw), sketch, number)
             run.require_certificates(1)
         run.require_certificates(0)
@@ -126,11 +126,10 @@ class _Pass:
             losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
             correct = problem.loss.correct(outputs, y)
         if sketch is None:
-            tokens = y if isinstance(y, Tokens) else None
             with labels_known():
                 C = problem.loss.output_hessian(f, y) * per_mass if "C" in self.needs else _unknown(f)
                 slope = fisher_slopes(problem, f, y)
-            grams = self._grams(forward, f, C, tokens=tokens, slope=slope, softmax_size=closing_softmax(f))
+            grams = self._grams(forward, f, C, counted=token_mask(y), slope=slope, softmax_size=closing_softmax(f))
             yield ChunkGrams(number, losses, correct, *grams)
             return
         for probe, (rows, C) in enumerate(sketch.views(problem.loss, f, y, number)):
@@ -146,7 +145,7 @@ class _Pass:
         f: Tensor,
         C: Tensor,
         *,
-        tokens: Tokens | None = None,
+        counted: Tensor | None = None,
         slope: Tensor | None = None,
         softmax_size: int = 0,
         rows: Tensor | None = None,
@@ -158,7 +157,7 @@ class _Pass:
         With `rows` (n, r, N), f is rows times the network's outputs.
         """
         problem, layout, needs, tape = self.problem, self.layout, self.needs, forward.tape
-        live = None if tokens is None else _live_outputs(f, tokens)
+        live = None if counted is None else _live_outputs(f, counted)
         named: dict[str, Tensor] = dict(self.model.named_parameters())
         # weights were checked on the trials, see `proof`
         checked = (*layout.unexplained, *layout.small_parameters, *layout.made)
@@ -173,7 +172,7 @@ class _Pass:
             explicit = self.checker.unexplained(forward.batch, explicit, computed.certificate, rows)
         make_grams = partial(
             LayerGrams, C, f.detach().to(torch.float64), problem.precision,
-            tokens=tokens, slope=slope, softmax_size=softmax_size,
+            counted=counted, slope=slope, softmax_size=softmax_size,
         )  # fmt: skip
         convex = problem.loss.convex and rows is None
         chunk = ChunkJacobians(problem, tape, layout, named, computed.found, forward.saved, explicit, C, needs, convex)
@@ -218,7 +217,7 @@ def _unknown(f: Tensor) -> Tensor:
     return f.new_full((), torch.nan, dtype=torch.float64).expand(*f.shape, f.shape[1])
 
 
-def _live_outputs(f: Tensor, tokens: Tokens) -> list[bool]:
+def _live_outputs(f: Tensor, counted: Tensor) -> list[bool]:
     """Return for each output whether its token counts in at least one sample; all others have derivative 0."""
-    counts: list[bool] = tokens.counted.any(0).repeat_interleave(f.shape[1] // tokens.counted.shape[1]).tolist()
+    counts: list[bool] = counted.any(0).repeat_interleave(f.shape[1] // counted.shape[1]).tolist()
     return counts

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatlens.grams.contractions import RowProduct
 from flatlens.grams.weight_jacobians import DenseJacobian, ExplicitJacobian, SharedJacobian
-from flatlens.problem.row_layout import Tokens, onto_softmax, softmax_of
+from flatlens.problem.row_layout import onto_softmax, softmax_of
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class LayerGrams:
     has_derivative: bool = True  #: whether the derivative in the whole weight is known, so that R is that of the weight
     pure: bool = False  #: whether the layer's calls multiply, add the bias and do nothing else
     feature_scale: Tensor | None = None  #: spread of each feature over the data, (m,) or (g, m), if requested
-    tokens: Tokens | None = None  #: for outputs of tokens: which tokens count
+    counted: Tensor | None = None  #: for outputs of tokens: which tokens count, (n, T)
     slope: Tensor | None = None
     """dl_i/df_i, (n, N), scaled so that mean_i slope slope^T weighs samples as the risk does."""
     softmax_size: int = 0  #: outputs that share each softmax at the network's end, 0 without: see `closing_softmax`
@@ -71,18 +71,17 @@ class LayerGrams:
     @cached_property
     def softmax_eigenvalues(self) -> Tensor:
         """Return those of P G P, the Gram matrix of softmax(f), with P = diag(p) - p p^T."""
-        p = softmax_of(self.f, self.tokens)
-        half = onto_softmax(p, self.G.transpose(0, 1), self.tokens)  # rows of G, (N, n, N)
-        return _eigenvalues(onto_softmax(p, half.permute(2, 1, 0), self.tokens).transpose(0, 1))
+        p = softmax_of(self.f, self.counted)
+        half = onto_softmax(p, self.G.transpose(0, 1), self.counted)  # rows of G, (N, n, N)
+        return _eigenvalues(onto_softmax(p, half.permute(2, 1, 0), self.counted).transpose(0, 1))
 
     @cached_property
     def outputs(self) -> Tensor:
         """Return the number of outputs of each sample, (n,): N, less the outputs of masked tokens."""
         n, N = self.f.shape
-        if self.tokens is None:
+        if self.counted is None:
             return torch.full((n,), N, device=self.f.device)
-        counted = self.tokens.counted
-        return counted.sum(1) * (N // counted.shape[1])
+        return self.counted.sum(1) * (N // self.counted.shape[1])
 
     @cached_property
     def K_weight(self) -> Tensor:

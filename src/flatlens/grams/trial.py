@@ -24,7 +24,7 @@ from flatlens.grams.record import Call, Tape, made_reads, run_recorded
 from flatlens.operations.graph import Graph, Node, Place
 from flatlens.operations.parameter_uses import RESHAPING, Bias, Entrywise, GraphOperation, Product
 from flatlens.problem import Batch, Problem
-from flatlens.problem.causes import if_found, why_cut
+from flatlens.problem.diagnosis import if_found, why_cut
 from flatlens.problem.row_layout import unpadded
 
 

@@ -23,8 +23,8 @@ from flatlens.estimate import Key, Progress
 from flatlens.grams import ChunkGrams, LayerGrams, Layout, PlanBroken, Sketch, agreed, one_pass
 from flatlens.measures.definition import PassMeasure
 from flatlens.problem import Problem
+from flatlens.problem.forward import Outcomes, as_rows, from_rows
 from flatlens.problem.ranks import ALONE, ChunkBuffer, Ranks, emptied
-from flatlens.problem.sample_losses import Outcomes, as_rows, from_rows
 from flatlens.user_code import OURS, is_users, said
 
 _T = TypeVar("_T")

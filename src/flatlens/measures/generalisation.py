@@ -12,7 +12,7 @@ from flatlens.curvature.probes import mean_of_forms
 from flatlens.estimate import Estimate, joined, undefined, with_note
 from flatlens.measures.definition import FUNCTION, on_lens, require_one_of
 from flatlens.measures.lens import Lens
-from flatlens.problem.sample_losses import Outcomes, forwards
+from flatlens.problem.forward import Outcomes, forwards
 from flatlens.statistics.inference import clopper_pearson
 
 NO_TEST = "no held-out data: give Problem(test=...)"

@@ -355,7 +355,7 @@ def _gauss_newton(lens: Lens, run: Run, weights: list[HeadWeight]) -> Tensor:
         differentiable(model.parameters()),
         ignore_slow_batching_warning(),
     ):
-        for _, raw in problem.walked(most, "heads", run.progress):
+        for _, raw in problem.shared(most, what="heads", progress=run.progress):
             seen, C = seen_of(lens, problem.place(raw), wanted)
             for at, one in enumerate(weights):
                 D = one.derivatives(seen, values).flatten(2)  # (N, n, a a)

@@ -38,7 +38,7 @@ from flatlens.measures.lens import Lens
 from flatlens.measures.notes import NO_MEASURED_LAYER, left_out, lost_at, needs_every_output, which_layer
 from flatlens.perturbation.features import SEVERAL
 from flatlens.problem import Problem
-from flatlens.problem.sample_losses import forwards
+from flatlens.problem.forward import forwards
 from flatlens.progress import ROWS
 
 _NEGATIVE = 1e-9

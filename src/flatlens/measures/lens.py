@@ -29,10 +29,10 @@ from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.arguments import require_finite_weights
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
 from flatlens.problem.eval_context import differentiable, fingerprint, require_own_torch
+from flatlens.problem.forward import Outcomes, forwards, outcomes, slopes_of_each
 from flatlens.problem.inspection import require_same_everywhere
 from flatlens.problem.measured_copy import in_turn
 from flatlens.problem.ranks import Ranks, to_parts
-from flatlens.problem.sample_losses import Outcomes, forwards, outcomes, slopes_of_each
 
 EXACT = 128  #: number of outputs up to which every output gets its own backward pass
 PROBES = 16  #: number of random combinations beyond `EXACT` outputs

@@ -20,7 +20,7 @@ from flatlens.measures.leading_eigenvalues import of_norm
 from flatlens.measures.lens import Lens
 from flatlens.measures.notes import NO_PARAMETER, left_out, no_linear_layer
 from flatlens.operations.operator_norm import euclidean, largest_norm
-from flatlens.problem.sample_losses import fisher_slopes, forwards
+from flatlens.problem.forward import fisher_slopes, forwards
 
 WEIGHTLESS = "a sample has no weight and its loss a slope (smoothed labels of a class of weight 0): F is infinite"
 

@@ -11,7 +11,7 @@ from flatlens.estimate import Estimate, joined
 from flatlens.measures.lens import Lens
 from flatlens.operations.layers import is_linear
 from flatlens.problem.batches import is_list
-from flatlens.problem.causes import why_no_slope
+from flatlens.problem.diagnosis import why_no_slope
 
 NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured parameter"
 NO_PARAMETER = "no parameter is measured"

@@ -50,12 +50,12 @@ def _directions(g: LayerGrams) -> Tensor:
     if not size:
         return g.outputs
     less = g.outputs - g.outputs // size
-    if g.tokens is None:
+    if g.counted is None:
         return less
-    tokens = g.tokens.counted.shape[1]
+    tokens = g.counted.shape[1]
     if size * tokens == g.f.shape[1] and size != tokens:
         return less
-    return torch.where(g.tokens.counted.all(1), less, g.outputs)
+    return torch.where(g.counted.all(1), less, g.outputs)
 
 
 def log_volumes(g: LayerGrams, top_k: int | None) -> tuple[Tensor, Tensor]:

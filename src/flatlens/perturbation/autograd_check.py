@@ -20,7 +20,7 @@ from flatlens.perturbation.weights import Elsewhere, coarsest_inside
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import move, size
 from flatlens.problem.eval_context import copy_of, device_of, differentiable
-from flatlens.problem.sample_losses import slopes_of_each
+from flatlens.problem.forward import slopes_of_each
 
 _STEP = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Length of a step, relative to the length of the weights and to that of the inputs."""

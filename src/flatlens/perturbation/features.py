@@ -24,8 +24,8 @@ from flatlens.operations.layers import by_sample
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK
+from flatlens.problem.forward import Outcomes, outcomes
 from flatlens.problem.ranks import ALONE
-from flatlens.problem.sample_losses import Outcomes, outcomes
 
 ROTATION_LAWS = ("rotations", "ball", "truncated_normal")
 UNDERFLOW = 1e-250

@@ -17,7 +17,7 @@ from flatlens.grams.record import run_recorded
 from flatlens.grams.sketch import random_signs
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import counts_samples, has_lists, size
-from flatlens.problem.causes import why_no_slope
+from flatlens.problem.diagnosis import why_no_slope
 from flatlens.problem.eval_context import copy_of
 
 _NEARLY = 0.1  #: largest difference of outputs by rounding, relative to the largest output

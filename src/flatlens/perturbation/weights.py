@@ -32,8 +32,8 @@ from flatlens.operations.table import operation_of
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import FORWARD_CHUNK, size, take
 from flatlens.problem.eval_context import differentiable, elsewhere
+from flatlens.problem.forward import Outcomes, outcomes
 from flatlens.problem.ranks import in_one_piece, of_the_first, whole_parameters
-from flatlens.problem.sample_losses import Outcomes, outcomes
 
 _INSIDE = "the coarsest dtype inside"
 

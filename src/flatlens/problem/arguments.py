@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flatlens.errors import BadInput, BadModel, Code, Give, UnknownName
 from flatlens.problem.batches import finite
 from flatlens.problem.data import Data
+from flatlens.problem.measured_copy import in_turn
 from flatlens.problem.ranks import Ranks, in_one_piece
 
 HALF = (torch.float16, torch.bfloat16)
@@ -121,12 +122,23 @@ def require_finite_weights(model: nn.Module) -> None:
             )
 
 
-def require_ranks(ranks: object) -> None:
-    """Refuse anything but `Ranks`."""
+def require_forward(forward: Any) -> Any:
+    """Return forward=; refuse what cannot be called."""
+    if forward is not None and not callable(forward):
+        raise BadInput(
+            f"a function (model, batch) -> (outputs, targets) is needed, got {type(forward).__name__}",
+            argument="forward",
+        )
+    return forward
+
+
+def require_ranks(ranks: object) -> Ranks:
+    """Return ranks=; refuse anything but `Ranks`."""
     if not isinstance(ranks, Ranks):
         raise BadInput(
             "give Ranks.joined() under torchrun; leave ranks out in a single process", argument="ranks", value=ranks
         )
+    return ranks
 
 
 def require_same_form(test: Data) -> None:
@@ -140,8 +152,8 @@ def require_same_form(test: Data) -> None:
         )
 
 
-def require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse a reduced precision that would have no effect, or would contradict `dtype`."""
+def require_arithmetic(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device) -> Arithmetic:
+    """Return arithmetic=; refuse a reduced precision that would have no effect, or would contradict `dtype`."""
     if arithmetic not in ("full", *REDUCED_PRECISION):
         raise BadInput("'full', 'tf32' or 'bfloat16' is needed", argument="arithmetic", value=arithmetic)
     if arithmetic != "full" and dtype != torch.float32:
@@ -150,19 +162,17 @@ def require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.dev
         )
     if arithmetic == "tf32" and device.type != "cuda":
         raise BadInput(f"only for CUDA devices, and the network is on {device}", argument="arithmetic", value="tf32")
+    return arithmetic
 
 
 def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset[str]:
     """Return the names of the parameters that count in sums over parameters."""
-    known = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
-    if isinstance(which, str):
-        if which not in ("trainable", "all"):
-            raise BadInput(
-                "'trainable', 'all' or a list of parameter names is needed", argument="parameters", value=which
-            )
-        return frozenset(name for name, p in known.items() if which == "all" or p.requires_grad)
-    if not isinstance(which, Iterable):
+    if which not in ("trainable", "all") if isinstance(which, str) else not isinstance(which, Iterable):
         raise BadInput("'trainable', 'all' or a list of parameter names is needed", argument="parameters", value=which)
+    with in_turn(model):  # freezing differs while another thread measures it in place
+        known = {name: p.requires_grad for name, p in model.named_parameters() if p.is_floating_point()}
+    if isinstance(which, str):
+        return frozenset(name for name, trainable in known.items() if which == "all" or trainable)
     names = list(which)
     for name in names:
         if not isinstance(name, str):

@@ -21,14 +21,16 @@ from torch.utils.data import DataLoader, default_collate
 from flatlens.errors import BadData
 from flatlens.problem.ranks import in_one_piece
 
-LABELS = ("labels", "label", "label_ids")
-"""The names under which a dict holds targets; transformers' own Trainer knows the same."""
+Batch: TypeAlias = Any
+"""The batches of a loader: usually (x, y); tensors whose first axis counts samples, lists of one item each."""
 
-_NUMBERS = "biufc"
-"""The kinds of NumPy's numbers; an array of text stays as it is."""
+LABELS = ("labels", "label", "label_ids")  #: names of targets in a dict; transformers' own Trainer knows the same
+_NUMBERS = "biufc"  #: the kinds of NumPy's numbers; an array of text stays as it is
+BATCH_OF = 256  #: samples of a batch that flatlens makes itself
+FORWARD_CHUNK = 512
+"""Samples of a forward pass without a graph: with 1024, LeNet takes 1.5 times as long, with 256 small networks do."""
 
-BATCH_OF = 256
-"""Samples of a batch that flatlens makes itself."""
+# Dicts and lists of dicts, as people bring them
 
 
 def as_pair(batch: Any) -> Any:
@@ -58,8 +60,7 @@ def in_tensors(batch: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def loader_of(rows: Sequence[Mapping[str, Any]], where: str) -> DataLoader[Any]:
     """Return a loader of dicts: of samples, collated and padded, or of batches as they are."""
-    first = rows[0]
-    if _is_batch(first):
+    if _is_batch(rows[0]):
         return DataLoader(rows, batch_size=None, collate_fn=ready_made)  # type: ignore[arg-type]
     return DataLoader(rows, batch_size=BATCH_OF, collate_fn=partial(collated, where=where))  # type: ignore[arg-type]
 
@@ -125,12 +126,11 @@ def picked(batch: Any, samples: slice | Tensor, n: int, one_each: Callable[[Any]
 
 
 def _padded(rows: dict[str, list[Tensor]], where: str) -> dict[str, Tensor]:
-    """Return every entry as a tensor; token ids that are padded get an attention mask if they have none."""
     found = {key: stacked(key, each, where) for key, each in rows.items()}
+    # token ids that are padded get an attention mask if they have none
     lengths = [len(ids) for ids in rows.get("input_ids", []) if ids.ndim]
     if len(set(lengths)) > 1 and "attention_mask" not in rows:
-        at = torch.arange(max(lengths))
-        found["attention_mask"] = (at < torch.tensor(lengths)[:, None]).long()
+        found["attention_mask"] = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     return found
 
 
@@ -161,19 +161,17 @@ def _is_batch(row: Mapping[str, Any]) -> bool:
         return False
     if "input_ids" in row:
         return _axes(row["input_ids"]) > 1
-    sizes = {len(leaf) if leaf.ndim else 0 for leaf in tree_leaves(dict(row)) if isinstance(leaf, Tensor)}
+    sizes = {len(leaf) if leaf.ndim else 0 for leaf in tensors_in(dict(row))}
     return len(sizes) == 1 and 0 not in sizes
 
 
 def _axes(value: Any) -> int:
-    """Return the number of axes of nested lists or of an array."""
     if hasattr(value, "ndim"):
         return int(value.ndim)
     return 1 + _axes(value[0]) if isinstance(value, list | tuple) and value else int(isinstance(value, list | tuple))
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value is a number, an array, or nested lists of numbers."""
     if isinstance(value, Tensor | np.ndarray | np.generic | bool | int | float):
         return True
     return isinstance(value, list | tuple) and bool(value) and all(_is_number(part) for part in value[:2])
@@ -181,7 +179,7 @@ def _is_number(value: Any) -> bool:
 
 def _is_joined(rows: list[Any]) -> bool:
     """Return whether a list becomes a tensor: of numbers, or of token ids; other tensors keep their sizes."""
-    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(rows)):
+    if not tensors_in(rows):
         return _is_number(rows)
     return all(isinstance(row, Tensor) and row.ndim <= (not row.is_floating_point()) for row in rows)
 
@@ -194,11 +192,7 @@ def _tensor(value: Any, where: str) -> Tensor:
     return found
 
 
-Batch: TypeAlias = Any
-"""The batches of a loader: usually (x, y); tensors whose first axis counts samples, lists of one item each."""
-
-FORWARD_CHUNK = 512
-"""Samples of a forward pass without a graph: with 1024, LeNet takes 1.5 times as long, with 256 small networks do."""
+# The samples of a batch
 
 
 def size(batch: Batch) -> int:
@@ -206,7 +200,7 @@ def size(batch: Batch) -> int:
     n = row_count(batch)
     if n is None:
         lists = filter(is_list, tree_leaves(batch, is_leaf=is_list))
-        n = next((len(part) for part in lists if any(isinstance(leaf, Tensor) for leaf in tree_leaves(part))), None)
+        n = next((len(part) for part in lists if tensors_in(part)), None)
     if n is None:
         raise BadData(
             f"a batch must consist of tensors whose first axis is the samples, got {type(batch).__name__}",
@@ -273,10 +267,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
-    """Return a copy of the batch on a device, floating tensors in the model's dtype.
-
-    A copy, as a model may write to it.
-    """
+    """Return a copy of the batch, to which a model may write, on a device; floating tensors in the model's dtype."""
 
     def to(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -284,6 +275,11 @@ def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
         return leaf.detach().to(device, dtype if leaf.is_floating_point() else leaf.dtype, copy=True)
 
     return tree_map(to, batch)
+
+
+def tensors_in(batch: Batch) -> list[Tensor]:
+    """Return all tensors of a batch, those in lists, too."""
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
 def checksum(tensor: Tensor, start: int = 0) -> int:
@@ -306,9 +302,7 @@ def finite(tensor: Tensor) -> bool:
 
 def require_dense(batch: Batch, where: str) -> None:
     """Refuse tensors without values, or in a form that cannot be split into samples."""
-    for leaf in tree_leaves(batch):
-        if not isinstance(leaf, Tensor):
-            continue
+    for leaf in tensors_in(batch):
         if leaf.is_meta:
             raise BadData("a tensor on the meta device has no values", argument=where, remedy="give the data itself")
         if leaf.layout != torch.strided or leaf.is_nested or leaf.is_quantized:
@@ -326,7 +320,8 @@ def require_finite(batch: Batch, argument: str, call: str = "Problem") -> None:
             bad = (~torch.isfinite(part)).reshape(len(part), -1).any(1).tolist() if part.ndim else [True]
         elif not isinstance(part, list) or not any(bad := [any(map(_has_hole, tree_leaves(one))) for one in part]):
             continue
-        missing = isinstance(part, Tensor) and not bool(part.isinf().any()) and _is_target(part, batch)
+        beside_inputs = isinstance(batch, tuple) and any(part is one for one in tree_leaves(batch[1:]))
+        missing = beside_inputs and isinstance(part, Tensor) and not bool(part.isinf().any())
         mend = (
             "if NaN marks missing targets, give a mask as a second target, (y.nan_to_num(), ~y.isnan()), to a function "
             "of (outputs, (targets, mask)) (docs/recipes.md); else repair them" if missing else "repair or remove them"
@@ -339,14 +334,11 @@ def require_finite(batch: Batch, argument: str, call: str = "Problem") -> None:
         )
 
 
-def _is_target(part: Tensor, batch: Batch) -> bool:
-    """Return whether a tensor of a batch stands beside its inputs."""
-    return isinstance(batch, tuple) and any(part is one for one in tree_leaves(batch[1:]))
-
-
 def _has_hole(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point() and not finite(leaf)
 
+
+# Lists and tuples: inputs of every sample, or one item for each sample
 
 _Verdict: TypeAlias = Callable[[type], bool | None]
 """Whether a list or a tuple in doubt holds one item for each sample, as other batches show; None if none does."""
@@ -360,7 +352,11 @@ def plain(batch: Batch, verdict: _Verdict = lambda _: False) -> Batch:
     """
     if type(batch) is list:
         return batch
-    n = _samples(batch, verdict)
+    # the number of samples: lists that can be no inputs, or are none in other batches, count them
+    n, sequences = row_count(batch, (Mapping,)), _sequences(batch)
+    if n is None and sequences and (_uneven(batch) or verdict(type(sequences[0]))):
+        n = len(next((part for part in sequences if _ragged(part)), sequences[0]))
+    n = n or row_count(batch, (Mapping, tuple, list)) or 0
 
     def formed(part: Any) -> Any:
         if isinstance(part, Mapping):
@@ -394,7 +390,6 @@ def form_shown(batch: Batch) -> bool | None:
 
 
 def _shown(part: Any, n: int) -> bool | None:
-    """Return the same of one list or tuple, and of those inside it."""
     if not isinstance(part, list | tuple) or not _tensors(part):
         return None
     if (one_each := _one_each(part, n)) is not False:
@@ -404,17 +399,7 @@ def _shown(part: Any, n: int) -> bool | None:
     return next((verdict for item in part if (verdict := _shown(item, n)) is not None), None)
 
 
-def _samples(batch: Batch, verdict: _Verdict) -> int:
-    """Return the number of samples of a batch whose lists are not told apart yet; 0 if it has no tensors."""
-    n = row_count(batch, (Mapping,))
-    sequences = _sequences(batch)
-    if n is None and sequences and (_uneven(batch) or verdict(type(sequences[0]))):
-        return len(next((part for part in sequences if _ragged(part)), sequences[0]))
-    return n or row_count(batch, (Mapping, tuple, list)) or 0
-
-
 def _holds_samples(part: Sequence[Any], n: int, verdict: _Verdict) -> bool:
-    """Return whether a list or tuple has one item for each of n samples."""
     one_each = _one_each(part, n)
     if one_each is None and (one_each := verdict(type(part))) is None:
         return not all(_counting(part, n))
@@ -422,7 +407,7 @@ def _holds_samples(part: Sequence[Any], n: int, verdict: _Verdict) -> bool:
 
 
 def _one_each(part: Sequence[Any], n: int) -> bool | None:
-    """Return the same; None if its tensors could also be inputs of n samples, of which a tuple may have others, too."""
+    """Return whether a part has an item for each of n samples; None if its items could be inputs of n samples, too."""
     if len(part) != n or (isinstance(part, tuple) and not alike_in_form(part)):
         return False
     return None if (any if isinstance(part, tuple) else all)(_counting(part, n)) else True
@@ -471,12 +456,10 @@ def alike_in_form(part: Sequence[Any]) -> bool:
 
 
 def _sequences(batch: Batch) -> list[Sequence[Any]]:
-    """Return the lists and tuples of tensors in a batch, the outer ones of several."""
     return [part for part in _parts(batch) if type(part) in (list, tuple) and _tensors(part)]
 
 
 def _parts(batch: Batch) -> Iterator[Any]:
-    """Yield the parts of a batch, and those of its dicts."""
     for part in batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ():
         yield part
         if isinstance(part, Mapping):
@@ -484,4 +467,4 @@ def _parts(batch: Batch) -> Iterator[Any]:
 
 
 def _tensors(part: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+    return [leaf for leaf in tensors_in(part) if leaf.ndim > 0]

@@ -10,7 +10,7 @@ import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from itertools import islice
 from typing import Any, cast, final
 
@@ -41,62 +41,23 @@ from flatlens.problem.batches import (
     select,
     size,
     take,
+    tensors_in,
     unlisted,
 )
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.user_code import load, said, users_code
 
+CHOICE = "choice of samples"
+"""The fact of a loader that differs between processes where each gets its own part of the data."""
+
+MOST_IN_BATCH = 2**32
+"""More samples than any batch has: the number of a chunk is the batch's number times this, plus its first sample."""
+
+# Random states
+
 _LOCK = threading.Lock()
 _keepers: list[tuple[int, tuple[Any, ...]]] = []
 """By context that keeps the random states: its thread, and the states that it restores."""
-
-
-def read(loader: DataLoader[Any], ranks: Ranks, where: str) -> Iterator[tuple[int, Any]]:
-    """Yield a rank's batches with their numbers; a batch of another rank is not loaded if a sampler picks its samples.
-
-    Raises:
-        BadData: the user's code raised; `where` names the data in the error.
-    """
-    sampler = loader.batch_sampler
-    if ranks.size == 1 or sampler is None or isinstance(loader.dataset, IterableDataset):
-        yield from ((number, raw) for number, raw in enumerate(_guarded(loader, where)) if ranks.takes(number))
-        return
-    with _sampling(where):
-        mine = {number: list(picked) for number, picked in enumerate(sampler) if ranks.takes(number)}
-    yield from zip(mine, _guarded(_like(loader, batch_sampler=list(mine.values())), where), strict=True)
-
-
-def fixed_order(loader: DataLoader[Any], where: str) -> DataLoader[Any]:
-    """Return a loader of the same samples and collate, in index order; a sampler's choice is drawn once and kept."""
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:  # the latter: batches ready made
-        return _apart(loader)
-    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
-    with random_kept(), kept(loader), _sampling(where):
-        if loader.batch_size is None:
-            picked = sorted(index for batch in loader.batch_sampler for index in batch)
-        else:
-            picked = sorted(loader.sampler)
-    return _like(loader, batch_sampler=[picked[at : at + batch_size] for at in range(0, len(picked), batch_size)])
-
-
-def _apart(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a loader whose reading does not end another one's: workers that persist serve one reader at a time."""
-    if not loader.persistent_workers:
-        return loader
-    drawn = {} if isinstance(loader.dataset, IterableDataset) else {"sampler": loader.sampler}
-    return _like(loader, batch_size=loader.batch_size, drop_last=loader.drop_last, **drawn)
-
-
-def _like(loader: DataLoader[Any], **picking: Any) -> DataLoader[Any]:
-    """Return a loader of the same data set, collate and workers, which picks its samples otherwise."""
-    return DataLoader(
-        loader.dataset,
-        collate_fn=loader.collate_fn,
-        num_workers=loader.num_workers,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        **picking,
-    )
 
 
 @contextmanager
@@ -151,6 +112,52 @@ def load_seeded(spec: str, argument: str) -> Any:
     """
     with seeded(0):
         return load(spec, argument)
+
+
+# Loaders, read in a fixed order
+
+
+def read(loader: DataLoader[Any], ranks: Ranks, where: str) -> Iterator[tuple[int, Any]]:
+    """Yield a rank's batches with their numbers; a batch of another rank is not loaded if a sampler picks its samples.
+
+    Raises:
+        BadData: the user's code raised; `where` names the data in the error.
+    """
+    sampler = loader.batch_sampler
+    if ranks.size == 1 or sampler is None or isinstance(loader.dataset, IterableDataset):
+        yield from ((number, raw) for number, raw in enumerate(_guarded(loader, where)) if ranks.takes(number))
+        return
+    with _sampling(where):
+        mine = {number: list(picked) for number, picked in enumerate(sampler) if ranks.takes(number)}
+    yield from zip(mine, _guarded(_like(loader, batch_sampler=list(mine.values())), where), strict=True)
+
+
+def fixed_order(loader: DataLoader[Any], where: str) -> DataLoader[Any]:
+    """Return a loader of the same samples and collate, in index order; a sampler's choice is drawn once and kept."""
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:  # the latter: batches ready made
+        if not loader.persistent_workers:
+            return loader
+        # workers that persist serve one reader at a time: the reading of this loader must not end the user's own
+        drawn = {} if isinstance(loader.dataset, IterableDataset) else {"sampler": loader.sampler}
+        return _like(loader, batch_size=loader.batch_size, drop_last=loader.drop_last, **drawn)
+    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
+    with random_kept(), kept(loader), _sampling(where):
+        if loader.batch_size is None:
+            picked = sorted(index for batch in loader.batch_sampler for index in batch)
+        else:
+            picked = sorted(loader.sampler)
+    return _like(loader, batch_sampler=[picked[at : at + batch_size] for at in range(0, len(picked), batch_size)])
+
+
+def _like(loader: DataLoader[Any], **picking: Any) -> DataLoader[Any]:
+    return DataLoader(
+        loader.dataset,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        **picking,
+    )
 
 
 @contextmanager
@@ -221,6 +228,9 @@ def _form(sample: Any) -> str:
     return ", ".join(str(tuple(x.shape)) if hasattr(x, "shape") else type(x).__name__ for x in tree_leaves(sample))
 
 
+# Data as people bring it
+
+
 def open_source(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None]:
     """Return (loader, None) or (None, tensors)."""
     if isinstance(source, TensorDataset):
@@ -266,7 +276,12 @@ def _require_no_batches(source: Any, where: str) -> None:
             f"item is a batch, DataLoader(list(data), batch_size={BATCH_OF}) if each is a sample",
             argument=where,
         )
-    if not isinstance(source, list | tuple) or not source or not all(map(_may_be_batch, source)):
+
+    def may_be_batch(item: Any) -> bool:
+        arrays = isinstance(item, list) and any(isinstance(part, Tensor | np.ndarray) for part in item)
+        return arrays or isinstance(item, tuple) or as_pair(item) is not item
+
+    if not isinstance(source, list | tuple) or not source or not all(map(may_be_batch, source)):
         return
     if isinstance(source, tuple) and len(source) == 2 and not _one_form(*source):
         return  # inputs and targets
@@ -279,13 +294,6 @@ def _require_no_batches(source: Any, where: str) -> None:
     )
 
 
-def _may_be_batch(item: Any) -> bool:
-    """Return whether an item is a tuple, a list that holds tensors or arrays, or a dict with labels."""
-    if isinstance(item, list):
-        return any(isinstance(part, Tensor | np.ndarray) for part in item)
-    return isinstance(item, tuple) or as_pair(item) is not item
-
-
 def _one_form(one: Any, other: Any) -> bool:
     """Return whether the parts of two items are alike but for their number of rows, and are not the same tensors."""
     if isinstance(one, Mapping) or isinstance(other, Mapping):
@@ -296,13 +304,7 @@ def _one_form(one: Any, other: Any) -> bool:
     return all(alike_in_form(pair) and len({getattr(part, "shape", ())[1:] for part in pair}) == 1 for pair in pairs)
 
 
-def has_axis(leaf: Any) -> bool:
-    """Return whether this is a tensor with axes: its first one counts samples."""
-    return isinstance(leaf, Tensor) and leaf.ndim > 0
-
-
 def _as_tensors(part: Any, where: str) -> Any:
-    """Return a tensor or array as a tensor; a dict or tuple of inputs as it is."""
     if isinstance(part, Mapping | tuple):
         return plain(part)
     try:
@@ -316,13 +318,6 @@ def _as_tensors(part: Any, where: str) -> Any:
             "numbers, samples first; samples of several sizes are lists in a DataLoader's batches",
             argument=where,
         ) from error
-
-
-CHOICE = "choice of samples"
-"""The fact of a loader that differs between processes where each gets its own part of the data."""
-
-MOST_IN_BATCH = 2**32
-"""More samples than any batch has: the number of a chunk is the batch's number times this, plus its first sample."""
 
 
 @final
@@ -375,25 +370,19 @@ class Data:
 
     @cached_property
     def _values(self) -> str:
-        """Return the shapes and the checksum of tensors."""
-        leaves = [leaf for leaf in tree_leaves(self._tensors) if isinstance(leaf, Tensor)]
-        total = 0
-        for leaf in leaves:
-            total = checksum(leaf, total)
-        shapes = " and ".join(str(tuple(leaf.shape)) for leaf in leaves)
-        return f"tensors of shape {shapes}, checksum {total:08x}"
+        shapes = " and ".join(str(tuple(leaf.shape)) for leaf in tensors_in(self._tensors))
+        return f"tensors of shape {shapes}, checksum {_checksum_of_all(self._tensors):08x}"
 
     @cached_property
     def facts(self) -> dict[str, object]:
         """Return what has to be the same in all processes, by name; of a loader only its first batch is read."""
         if self._tensors is not None:
-            shapes = [tuple(leaf.shape) for leaf in tree_leaves(self._tensors) if isinstance(leaf, Tensor)]
-            return {"shapes": shapes, "values": self._values}
+            return {"shapes": [tuple(leaf.shape) for leaf in tensors_in(self._tensors)], "values": self._values}
         first = next(self.chunks(FORWARD_CHUNK), None)
         return {
             "numbers of samples": _length(self._source),
             CHOICE: self._drawn,
-            "first samples": [checksum(leaf) for leaf in tree_leaves(first) if isinstance(leaf, Tensor)],
+            "first samples": [checksum(leaf) for leaf in tensors_in(first)],
         }
 
     @property
@@ -449,10 +438,7 @@ class Data:
             yield joined(held)
 
     def picked(self, samples: Tensor) -> Data:
-        """Return the chosen samples as Data held in memory.
-
-        In the source's own batches where these cannot be joined.
-        """
+        """Return the chosen samples as Data held in memory, in the source's batches where these cannot be joined."""
         first, pieces = 0, []
         for _, batch in self._batches():
             mine = samples[(first <= samples) & (samples < first + size(batch))].sort().values - first
@@ -460,14 +446,13 @@ class Data:
             if len(mine):
                 pieces.append(select(batch, mine))
         with suppress(RuntimeError, ValueError):  # for example, batches padded to different lengths
-            if all(len(leaf) == size(piece) for piece in pieces for leaf in unlisted(piece) if has_axis(leaf)):
+            if all(len(leaf) == size(piece) for piece in pieces for leaf in unlisted(piece) if leaf.ndim > 0):
                 pieces = [joined(pieces)]
         some = Data(DataLoader(cast(Dataset[Any], pieces), batch_size=None, collate_fn=ready_made), self.where)
         some.labelled, some._ready = self.labelled, True
         return some
 
     def _batches(self, ranks: Ranks = ALONE) -> Iterator[tuple[int, Batch]]:
-        """Yield a rank's batches of the source with their numbers."""
         if self._tensors is not None:
             yield 0, self._tensors
             return
@@ -510,7 +495,6 @@ class Data:
             return next((verdict for verdict in found if verdict is not None), None)
 
     def _read(self, raw: Any) -> Batch:
-        """Return a batch of the source in the form that is measured."""
         if self._ready:
             return raw
         batch = plain(raw, self._holds_samples)
@@ -533,10 +517,7 @@ class Data:
 
     def _require_same(self, number: int, batch: Batch) -> int:
         """Return the number of samples in a batch; refuse a batch that differs from the first reading."""
-        fingerprint, n = 0, size(batch)
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, Tensor):
-                fingerprint = checksum(leaf, fingerprint)
+        fingerprint, n = _checksum_of_all(batch), size(batch)
         before, held = self._prints.setdefault(number, (fingerprint, n))
         if (before, held) != (fingerprint, n):
             how = f"has {n} samples instead of {held}" if n != held else "differs"
@@ -548,7 +529,10 @@ class Data:
         return n
 
 
+def _checksum_of_all(batch: Batch) -> int:
+    return reduce(lambda total, leaf: checksum(leaf, total), tensors_in(batch), 0)
+
+
 def _length(loader: DataLoader[Any] | None) -> int | None:
-    """Return the number of samples of a loader's data set, if it tells."""
     dataset = None if loader is None else loader.dataset
     return len(dataset) if isinstance(dataset, Sized) else None

@@ -6,7 +6,7 @@ import copy
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,12 +23,11 @@ from flatlens.problem.measured_copy import attributes_kept, catch_up, in_turn
 from flatlens.problem.op_overrides import (
     held_by_all,
     plain_autocast,
-    plain_control_flow,
     plain_embeddings,
     plain_gradients,
-    plain_norms,
     plain_operations,
     plain_weight_norms,
+    replaced,
 )
 from flatlens.problem.ranks import parts_between_calls
 from flatlens.user_code import said, users_code
@@ -60,25 +59,19 @@ def _is_compiled(model: object) -> bool:
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Run what torch.compile has compiled as it is written, and torch's control flow in Python.
+    """Run what torch.compile has compiled as it is written.
 
     Compiled code calls no hooks and has no second derivative.
     """
     compiled = "torch._dynamo" in sys.modules  # else nothing is compiled
     as_written = partial(torch.compiler.set_stance, "force_eager")
-    with plain_control_flow(), held_by_all("eager", as_written) if compiled else nullcontext():
+    with held_by_all("eager", as_written) if compiled else nullcontext():
         yield
 
 
-@contextmanager
-def modes_kept(model: nn.Module) -> Iterator[None]:
+def modes_kept(model: nn.Module) -> AbstractContextManager[None]:
     """Restore every module's mode, train or eval, afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    return replaced((module, "training", module.training) for module in model.modules())
 
 
 @contextmanager
@@ -87,8 +80,8 @@ def measuring(
 ) -> Iterator[None]:
     """Put the model in eval mode with gradients on, and restore all of its state afterwards, also after an error.
 
-    Operations that torch differentiates wrongly, or once only, are computed by plain ones (`problem.plain`; attention,
-    too, unless `twice` is False: its fast kernels can be differentiated once).
+    Operations that torch differentiates wrongly, or once only, are computed by plain ones (`problem.op_overrides`;
+    attention, too, unless `twice` is False: its fast kernels can be differentiated once).
 
     Float32 stays float32, also under autocast, the network's own included. On CUDA, torch convolves in TF32 by default,
     which keeps 10 of 23 bits; here it is off unless `tf32`. With `batch_statistics` every BatchNorm normalises by its
@@ -114,55 +107,50 @@ def measuring(
 
 @contextmanager
 def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool) -> Iterator[None]:
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm)] if batch_statistics else []
+    with (
+        _buffers_kept(model),
+        replaced((p, "grad", None) for p in model.parameters()),  # forward() may add to an existing gradient
+        users_code(hook_failed, hooks=True),
+        modes_kept(model),
+        random_kept(devices),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        held_by_all("math attention", partial(sdpa_kernel, SDPBackend.MATH)) if twice else nullcontext(),
+        _in_float32(device_of(model).type, tf32),
+        plain_embeddings(model),
+        plain_gradients(model),
+        plain_weight_norms(model),
+        held_by_all("plain operations", plain_operations),
+        eager(),
+    ):
+        try:
+            model.eval()
+        except Exception as error:
+            remedy = "of a module of torch.export, pass the nn.Module that was exported"
+            raise BadModel(f"eval() failed ({said(error)})", remedy=remedy) from error
+        # a BatchNorm's running statistics are neither used nor updated
+        as_trained = (("training", True), ("track_running_stats", False))
+        # attributes last: some of the others set them
+        with replaced((norm, *setting) for norm in norms for setting in as_trained), attributes_kept(model):
+            yield
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Restore buffers, to which forward() may write, or which it may replace by other tensors."""
     held = [(module, dict(module._buffers)) for module in model.modules()]
     buffers = [(buffer, buffer.detach(), buffer.detach().clone()) for buffer in model.buffers()]
-    grads = [(p, p.grad) for p in model.parameters()]
-    norms = [(module, module.track_running_stats) for module in model.modules() if isinstance(module, _BatchNorm)]
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     try:
-        for p, _ in grads:
-            p.grad = None  # forward() may add to an existing gradient
-        with (
-            users_code(hook_failed, hooks=True),
-            modes_kept(model),
-            random_kept(devices),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            held_by_all("math attention", partial(sdpa_kernel, SDPBackend.MATH)) if twice else nullcontext(),
-            _in_float32(device_of(model).type, tf32),
-            plain_embeddings(model),
-            plain_gradients(model),
-            plain_weight_norms(model),
-            plain_norms(model),
-            held_by_all("plain operations", plain_operations),
-            eager(),
-        ):
-            _evaluating(model)
-            for norm, _ in norms if batch_statistics else []:  # running statistics are neither used nor updated
-                norm.training, norm.track_running_stats = True, False
-            with attributes_kept(model):  # after the others: some of them set attributes
-                yield
+        yield
     finally:
         for module, own in held:
             module._buffers.clear()
-            module._buffers.update(own)  # forward() may replace a buffer by another tensor
-        for norm, tracked in norms:
-            norm.track_running_stats = tracked
-        for p, grad in grads:
-            p.grad = grad
+            module._buffers.update(own)
         with torch.no_grad():
             for buffer, memory, before in buffers:
                 _put_back(buffer, memory, before)
-
-
-def _evaluating(model: nn.Module) -> None:
-    """Put a network into evaluation mode; refuse one that cannot be."""
-    try:
-        model.eval()
-    except Exception as error:
-        raise BadModel(
-            f"eval() failed ({said(error)})", remedy="of a module of torch.export, pass the nn.Module that was exported"
-        ) from error
 
 
 def hook_failed(line: str) -> ForwardFailed:
@@ -177,11 +165,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     kept = [(name, p, p.detach(), p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()]
     try:
         yield
-    except Exception:
-        _require_untouched(model, modules, kept)  # this is the more useful error
-        raise
-    except BaseException:
-        with suppress(BadModel):
+    except BaseException as error:
+        with suppress(*() if isinstance(error, Exception) else (BadModel,)):  # this is the more useful error
             _require_untouched(model, modules, kept)
         raise
     _require_untouched(model, modules, kept)
@@ -358,17 +343,9 @@ def _on_processors(*names: str) -> list[Any]:
     return [place for place in places if hasattr(place, "fp32_precision")]
 
 
-@contextmanager
-def differentiable(parameters: Iterable[Tensor]) -> Iterator[None]:
+def differentiable(parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Make frozen parameters differentiable inside this context."""
-    frozen = [p for p in parameters if not p.requires_grad and p.is_floating_point()]
-    try:
-        for p in frozen:
-            p.requires_grad_()
-        yield
-    finally:
-        for p in frozen:
-            p.requires_grad_(False)
+    return replaced((p, "requires_grad", True) for p in parameters if not p.requires_grad and p.is_floating_point())
 
 
 @contextmanager
@@ -378,14 +355,11 @@ def elsewhere(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Callable[[I
     Each gets other memory for a time: nothing is written to its own, which a copy of a network shares with the user's.
     Graphs that hold a tensor stay valid. Only a tensor that is spread over processes is written to.
     """
-    spread = [hasattr(tensor, "to_local") for tensor in tensors]
-    here = [
-        tensor.detach().clone() if apart else tensor.detach() for tensor, apart in zip(tensors, spread, strict=True)
-    ]
+    here = [tensor.detach().clone() if hasattr(tensor, "to_local") else tensor.detach() for tensor in tensors]
 
     def put(values: Iterable[Tensor]) -> None:
-        for tensor, value, apart in zip(tensors, values, spread, strict=True):
-            if apart:
+        for tensor, value in zip(tensors, values, strict=True):
+            if hasattr(tensor, "to_local"):
                 tensor.data.copy_(value)
             else:
                 tensor.data = value

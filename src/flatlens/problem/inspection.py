@@ -7,45 +7,49 @@ the check compared, and shut in a smaller chunk.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
-from operator import add
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, Give, NotAlike, Words
 from flatlens.problem.batches import FORWARD_CHUNK, Batch, checksum, finite, require_finite, select, size, spaced, take
-from flatlens.problem.causes import draws, if_found, training_in, why_coupled, why_not_finite, why_random
 from flatlens.problem.data import CHOICE, MOST_IN_BATCH, Data
+from flatlens.problem.diagnosis import (
+    draws,
+    forward_failed,
+    if_found,
+    losing,
+    retold,
+    training_in,
+    why_coupled,
+    why_not_finite,
+    why_random,
+)
 from flatlens.problem.eval_context import copy_of, differentiable, size_of_parts
-from flatlens.problem.forward import Convention, convention_of, forward_failed, losing, retold
+from flatlens.problem.forward import Convention, NetworkOnData, convention_of
 from flatlens.problem.loss import Loss
-from flatlens.problem.loss_checks import require_no_weights, same_targets
+from flatlens.problem.loss_checks import require_apart, require_no_weights, same_targets
 from flatlens.problem.measured_copy import original_of
 from flatlens.problem.ranks import ALONE, Ranks, require_all_processes
-from flatlens.problem.row_layout import Tokens, by_rows, hidden_labels, ignored_outputs, in_doubt, of_form
+from flatlens.problem.row_layout import (
+    hidden_labels,
+    ignored_outputs,
+    in_doubt,
+    known_as_tokens,
+    laid_out,
+    token_mask,
+)
 from flatlens.user_code import said, users_code
 
 _AT_ONCE = 2**13  #: outputs of a sample that are combined together: many have no float64 copy
 _ROUNDING = 1e4  #: differences in units of machine epsilon that are rounding
-
-
-class Runs(Protocol):
-    """The part of a Problem that gives outputs."""
-
-    def shared(self, most: int, ranks: Ranks | None = None) -> Iterator[tuple[int, Batch]]:
-        """See `Problem.shared`."""
-
-    def place(self, batch: Batch) -> Batch:
-        """See `Problem.place`."""
-
-    def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
-        """See `Problem.run`."""
 
 
 @final
@@ -75,9 +79,12 @@ class Seen:
         if held is None or start + len(f) > len(held):
             return f.new_zeros((), dtype=torch.float64)
         known = held[start : start + len(f)].to(f.device)
-        return (combined(f.detach()) - known).abs().max() / _size(f)
+        largest = f.detach().abs().max().to(torch.float64) * math.sqrt(f.shape[1]) + 1e-300
+        return (combined(f.detach()) - known).abs().max() / largest
 
-    def require_same(self, problem: Runs, model: nn.Module, batch: Batch, number: int, f: Tensor, off: Tensor) -> None:
+    def require_same(
+        self, problem: NetworkOnData, model: nn.Module, batch: Batch, number: int, f: Tensor, off: Tensor
+    ) -> None:
         """Refuse outputs that are `off` by more than rounding from those of the same network in larger chunks.
 
         The network may have been trained since: then it is run once more.
@@ -112,53 +119,9 @@ def combined(f: Tensor) -> Tensor:
     return torch.stack([torch.mv(part.to(torch.float64), own) for part, own in parts]).sum(0)
 
 
-def _size(f: Tensor) -> Tensor:
-    return f.detach().abs().max().to(torch.float64) * math.sqrt(f.shape[1]) + 1e-300
-
-
 _PROBE = 8  #: samples in a probe
 _MASKED = -1e9  #: an output whose exp() is 0
 _AS_ONE = "samples that see each other, as the nodes of a graph do, are given as one sample, x[None] (docs/recipes.md)"
-
-
-class Unchecked(Protocol):
-    """A Problem that is being made: the part of it that the checks use."""
-
-    model: nn.Module
-    data: Data
-    test: Data | None
-    loss: Loss
-    forward: Callable[..., Any] | None
-    parameters: frozenset[str]
-    ranks: Ranks
-    ghost_batch: int | None
-
-    @property
-    def sharded(self) -> bool:
-        """See `Problem.sharded`."""
-
-    @property
-    def peers(self) -> Ranks:
-        """See `Problem.peers`."""
-
-    @property
-    def coupled(self) -> bool:
-        """See `Problem.coupled`."""
-
-    def batches(self, most: int) -> Iterator[Batch]:
-        """See `Problem.batches`."""
-
-    def shared(self, most: int) -> Iterator[tuple[int, Batch]]:
-        """See `Problem.shared`."""
-
-    def place(self, batch: Batch) -> Batch:
-        """See `Problem.place`."""
-
-    def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
-        """See `Problem.run`."""
-
-    def widened(self) -> Any:
-        """See `Problem.widened`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +135,7 @@ class Contents:
     seen: Seen  #: the outputs
 
 
-def require_same_everywhere(problem: Unchecked) -> None:
+def require_same_everywhere(problem: NetworkOnData) -> None:
     """Refuse a network or data that are not the same in all processes that measure together.
 
     Not compared: parameters that are spread over the processes and, of a loader's samples, all but the first batch.
@@ -207,7 +170,7 @@ def require_same_everywhere(problem: Unchecked) -> None:
     )
 
 
-def _facts(problem: Unchecked) -> Iterator[tuple[tuple[str, str], object]]:
+def _facts(problem: NetworkOnData) -> Iterator[tuple[tuple[str, str], object]]:
     """Yield what has to be the same in all processes, by what it is of and its name."""
     for of, named in (("weights", problem.model.named_parameters()), ("buffers", problem.model.named_buffers())):
         yield from (((of, name), checksum(tensor)) for name, tensor in named if not hasattr(tensor, "to_local"))
@@ -215,7 +178,7 @@ def _facts(problem: Unchecked) -> Iterator[tuple[tuple[str, str], object]]:
         yield from (((data.where, name), fact) for name, fact in data.facts.items())
 
 
-def first_convention(problem: Unchecked, model: nn.Module) -> Convention:
+def first_convention(problem: NetworkOnData, model: nn.Module) -> Convention:
     """Return how the network reads labels, from the first batch; in a pair (x, labels) they lie as they are given."""
     for raw in problem.batches(256):
         batch = problem.place(raw)
@@ -226,11 +189,8 @@ def first_convention(problem: Unchecked, model: nn.Module) -> Convention:
     return Convention()
 
 
-def check_first(problem: Unchecked, model: nn.Module) -> Loss:
-    """Refuse a model or data that differ when used twice, on the first batch; return the loss for its outputs.
-
-    For outputs with one row per token, the loss becomes one of sequences.
-    """
+def check_first(problem: NetworkOnData, model: nn.Module) -> Loss:
+    """Refuse a model or data that differ when used twice, on the first batch; return the loss for its outputs."""
     first = next(problem.batches(256), None)
     if first is None or size(first) == 0:
         raise BadData("the data is empty", argument="data", remedy="at least one sample is needed")
@@ -239,7 +199,7 @@ def check_first(problem: Unchecked, model: nn.Module) -> Loss:
     require_finite(first, problem.data.where)
     with retold("the first batch"):
         once, y = problem.run(model, problem.place(first))
-    loss = of_form(problem.loss, y)
+    loss = laid_out(problem.loss, y)
     with losing(loss, "the first batch", once, y):
         loss = loss.settled(once, y)
         loss.check(once, y)
@@ -265,11 +225,11 @@ def check_first(problem: Unchecked, model: nn.Module) -> Loss:
     return loss
 
 
-def _outputs(problem: Unchecked, model: nn.Module, batch: Batch) -> Tensor:
+def _outputs(problem: NetworkOnData, model: nn.Module, batch: Batch) -> Tensor:
     return problem.run(model, problem.place(batch))[0]
 
 
-def _why_other_targets(problem: Unchecked, model: nn.Module, batch: Batch) -> str:
+def _why_other_targets(problem: NetworkOnData, model: nn.Module, batch: Batch) -> str:
     """Return why forward= gives other targets for the same batch."""
     alike = partial(same_targets, roundings=100)
     if not if_found(lambda: "yes" * draws(lambda: problem.run(model, problem.place(batch))[1], alike)):
@@ -279,84 +239,110 @@ def _why_other_targets(problem: Unchecked, model: nn.Module, batch: Batch) -> st
     return "it draws random numbers: draw beforehand, and give the targets with the data"
 
 
-def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
+@dataclass(eq=False)
+class _Counts:
+    """What the chunks of this process add up to."""
+
+    n: int = 0  #: samples
+    outputs: int = 0
+    mass: float = 0.0
+    readings: set[str] = field(default_factory=set)
+    doubt: str = ""  #: the words on the first chunk whose shapes have two meanings
+    hidden: int = 0  #: tokens with a label that attention_mask hides
+    labelled: int = 0  #: all tokens with a label
+
+    def add(self, problem: NetworkOnData, f: Tensor, y: Any) -> None:
+        self.readings |= {y.reading} if token_mask(y) is not None else set()
+        self.doubt = self.doubt or in_doubt(y)
+        if problem.forward is None:
+            hidden, labelled = hidden_labels(y, problem.loss.ignore_index)
+            self.hidden, self.labelled = self.hidden + hidden, self.labelled + labelled
+        self.n, self.outputs = self.n + len(f), max(self.outputs, f.shape[1])
+        self.mass += float(problem.loss.mass(f, y).sum())
+
+    def of_all(self, ranks: Ranks) -> _Counts:
+        every = ranks.together(self)
+        return _Counts(
+            sum(one.n for one in every),
+            max(one.outputs for one in every),
+            sum(one.mass for one in every),
+            set().union(*(one.readings for one in every)),
+            next((one.doubt for one in every if one.doubt), ""),
+            sum(one.hidden for one in every),
+            sum(one.labelled for one in every),
+        )
+
+
+def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> Contents:
     """Run the model on all of `data` and return its size; refuse values, outputs and losses that are not finite."""
-    own = data is problem.data
-    given = "the data" if own else "the held-out data"
-    n, outputs, mass = 0, 0, 0.0
-    readings: set[str] = set()
-    reading = ""  # the words on the first chunk that is in doubt
-    hidden, labelled = 0, 0  # tokens with a label that attention_mask hides, and all with a label
+    own, seen, counts = data is problem.data, Seen(), _Counts()
     few: dict[int, Batch] = {}
-    seen = Seen()
-    shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
     with problem.ranks.as_one():
+        shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
         for turn, (number, raw) in enumerate(shared):
-            require_finite(raw, data.where)
+            f, y = _checked(problem, model, raw, counts, data)
+            seen.note(number, f)
+            counts.add(problem, f, y)
             if own and turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8, ...
                 few[number] = spaced(raw, _PROBE)
-            if own and problem.coupled and size(raw) < 2:
-                raise BadInput(
-                    "the last ghost batch would have one sample alone: leave this sample out, or choose another size",
-                    argument="ghost_batch",
-                    value=problem.ghost_batch,
-                )
-            with retold(partial(_failing_sample, problem, model, raw, n, given)):
-                f, y = problem.run(model, problem.place(raw))
-            if not finite(f):
-                bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
-                raise BadModel(
-                    f"the model's output for sample {bad} is NaN or inf, though weights and data are finite",
-                    argument=data.where,
-                    remedy=_why_not_finite(problem, model, raw, bad - n, f, y),
-                )
-            if outputs not in (0, f.shape[1]) and not isinstance(y, Tokens):
-                raise BadModel(
-                    f"the model gives {outputs} outputs for the samples before {n}, and {f.shape[1]} for sample {n}",
-                    argument=data.where,
-                    remedy="give every sample the same number",
-                )
-            _require_no_weights(problem, model, raw, n)
-            seen.note(number, f)
-            if len(f) > 1 and not problem.coupled:
-                _require_samples_apart(problem, model, raw, f, y)
-            _require_losses(problem, model, f.detach().to(torch.float64), y, n, data.where)
-            readings |= {y.reading} if isinstance(y, Tokens) else set()
-            reading = reading or in_doubt(y)
-            if problem.forward is None:
-                hidden, labelled = map(add, (hidden, labelled), hidden_labels(y, problem.loss.ignore_index))
-            n, outputs, mass = n + len(f), max(outputs, f.shape[1]), mass + float(problem.loss.mass(f, y).sum())
-    mine = (n, outputs, mass, readings, reading, hidden, labelled)
-    ns, widths, masses, each, doubts, *tokens = zip(*problem.ranks.together(mine), strict=True)
-    n, outputs, mass = sum(ns), max(widths), sum(masses)
-    data.hidden = _hidden(*map(sum, tokens))
-    data.reading = next(filter(None, doubts), "")
-    if "tokens" in set().union(*each):  # a sample of other data, or a batch of square outputs, need not show it
-        problem.loss = by_rows(problem.loss)
+    # all ranks go on with the same numbers
+    found = counts.of_all(problem.ranks)
+    data.hidden = "" if not found.hidden else (
+        f"{found.hidden} of {found.labelled} tokens with a label do not count, because attention_mask hides them as "
+        f"padding (the mean over all labels, such as a network's own loss, counts them)"
+    )  # fmt: skip
+    data.reading = found.doubt
+    if "tokens" in found.readings:  # a sample of other data, or a batch of square outputs, need not show it
+        problem.loss = known_as_tokens(problem.loss)
         data.reading = problem.data.reading = ""
     probes = problem.ranks.in_order(few) if own else []
-    data.counted(n)
-    if n == 0:
+    data.counted(found.n)
+    if found.n == 0:
         raise BadData("the data is empty", argument=data.where, remedy="at least one sample is needed")
-    if mass <= 0:
+    if found.mass <= 0:
         raise BadData(
             "every target is ignored (ignore_index) or has class weight 0: at least one must count", argument=data.where
         )
     seen.join(problem.ranks)
-    return Contents(n, outputs, mass, probes, seen)
+    return Contents(found.n, found.outputs, found.mass, probes, seen)
 
 
-def _hidden(hidden: int, labelled: int) -> str:
-    """Return in words that tokens with labels do not count."""
-    if not hidden:
-        return ""
-    return (
-        f"{hidden} of {labelled} tokens with a label do not count, because attention_mask hides them as padding (the "
-        f"mean over all labels, such as a network's own loss, counts them)"
-    )
+def _checked(problem: NetworkOnData, model: nn.Module, raw: Batch, before: _Counts, data: Data) -> tuple[Tensor, Any]:
+    """Return the outputs and targets of a chunk that comes after `before`; refuse what cannot be measured."""
+    own, n = data is problem.data, before.n
+    require_finite(raw, data.where)
+    if own and problem.coupled and size(raw) < 2:
+        raise BadInput(
+            "the last ghost batch would have one sample alone: leave this sample out, or choose another size",
+            argument="ghost_batch",
+            value=problem.ghost_batch,
+        )
+    given = "the data" if own else "the held-out data"
+    with retold(partial(_failing_sample, problem, model, raw, n, given)):
+        f, y = problem.run(model, problem.place(raw))
+    if not finite(f):
+        bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
+        raise BadModel(
+            f"the model's output for sample {bad} is NaN or inf, though weights and data are finite",
+            argument=data.where,
+            remedy=_why_not_finite(problem, model, raw, bad - n, f, y),
+        )
+    if before.outputs not in (0, f.shape[1]) and token_mask(y) is None:
+        raise BadModel(
+            f"the model gives {before.outputs} outputs for the samples before {n}, and {f.shape[1]} for sample {n}",
+            argument=data.where,
+            remedy="give every sample the same number",
+        )
+    # the loss depends on the weights through the outputs alone
+    _require_no_weights(problem, model, raw, n)
+    # the outputs of a sample do not depend on the others, and neither does its loss
+    if len(f) > 1 and not problem.coupled:
+        _require_samples_apart(problem, model, raw, f, y)
+    _require_losses(problem, model, f.detach().to(torch.float64), y, n, data.where)
+    return f, y
 
 
-def _require_no_weights(problem: Unchecked, model: nn.Module, raw: Batch, start: int) -> None:
+def _require_no_weights(problem: NetworkOnData, model: nn.Module, raw: Batch, start: int) -> None:
     """Refuse a loss that leads to weights through targets of forward=, or through what the network keeps of a pass.
 
     A graph shows it: that of two samples, as no more may fit. (Of a network in parts this pass might leave the parts
@@ -374,7 +360,7 @@ def _require_no_weights(problem: Unchecked, model: nn.Module, raw: Batch, start:
             require_no_weights(problem.loss.name, problem.loss.values(f, y), weights)
 
 
-def _weights(problem: Unchecked, model: nn.Module) -> list[tuple[str, Tensor]]:
+def _weights(problem: NetworkOnData, model: nn.Module) -> list[tuple[str, Tensor]]:
     """Return the measured parameters; where a copy in another dtype is measured, also the network's own.
 
     A loss may read them. Where it does beside a copy on the same weights, the network itself is measured.
@@ -383,7 +369,7 @@ def _weights(problem: Unchecked, model: nn.Module) -> list[tuple[str, Tensor]]:
     return [named for one in networks for named in one.named_parameters() if named[0] in problem.parameters]
 
 
-def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: Tensor, y: Any) -> None:
+def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch, f: Tensor, y: Any) -> None:
     """Refuse a batch whose outputs, or targets of forward=, differ from those of its two random halves, or of pairs.
 
     The pairs are those with the smallest outputs, and with the largest. Derivatives would not show a coupling through
@@ -436,7 +422,7 @@ def _together(n: int, some: int) -> Iterator[None]:
         ) from cause
 
 
-def _why_not_finite(problem: Unchecked, model: nn.Module, raw: Batch, bad: int, f: Tensor, y: Any) -> Words:
+def _why_not_finite(problem: NetworkOnData, model: nn.Module, raw: Batch, bad: int, f: Tensor, y: Any) -> Words:
     """Return why the outputs of the chunk `raw` are not finite, the first at sample `bad` of it."""
     if any(not bool((~torch.isfinite(f) & ~ignored).any()) for ignored in ignored_outputs(problem.loss, f, y)):
         return (
@@ -446,7 +432,8 @@ def _why_not_finite(problem: Unchecked, model: nn.Module, raw: Batch, bad: int, 
         )
 
     def wide() -> Tensor:
-        fine = problem.widened()
+        fine = copy.copy(problem)
+        fine.dtype = torch.float64
         return _outputs(fine, copy_of(model, "a cause").to(fine.dtype), sample)
 
     sample = select(raw, torch.tensor([bad]))
@@ -466,7 +453,7 @@ def _instead_of_masks(loss: Loss, f: Tensor, y: Any) -> str:
     return f"; if it masks outputs by -inf, a large negative number in its place, such as {_MASKED:g}, is finite"
 
 
-def _of_parts(problem: Unchecked, model: nn.Module, raw: Batch) -> float:
+def _of_parts(problem: NetworkOnData, model: nn.Module, raw: Batch) -> float:
     """Return the size of parts that may cancel in the outputs; 0 if it is not known."""
     if problem.sharded:
         return 0.0
@@ -475,7 +462,7 @@ def _of_parts(problem: Unchecked, model: nn.Module, raw: Batch) -> float:
     return 0.0
 
 
-def _failing_sample(problem: Unchecked, model: nn.Module, raw: Batch, start: int, given: str) -> str:
+def _failing_sample(problem: NetworkOnData, model: nn.Module, raw: Batch, start: int, given: str) -> str:
     """Return the sample of a chunk on which forward() fails, found by halving."""
     low, high, where = 0, size(raw), f"samples {start} to {start + size(raw) - 1} of {given}"
     while high - low > 1:
@@ -491,7 +478,7 @@ def _failing_sample(problem: Unchecked, model: nn.Module, raw: Batch, start: int
     return f"sample {start + low} of {given}"
 
 
-def _require_losses(problem: Unchecked, model: nn.Module, f: Tensor, y: Any, start: int, given: str) -> None:
+def _require_losses(problem: NetworkOnData, model: nn.Module, f: Tensor, y: Any, start: int, given: str) -> None:
     """Refuse losses that are not finite, read weights, or couple samples; the chunk begins at sample `start`."""
     loss, where = problem.loss, f"samples {start} to {start + len(f) - 1} of the data"
     weights = _weights(problem, model)
@@ -511,7 +498,7 @@ def _require_losses(problem: Unchecked, model: nn.Module, f: Tensor, y: Any, sta
             remedy="do its target and the loss fit together? (A target that is ignored needs nn.CrossEntropyLoss.)",
         )
     with losing(loss, where, f, y):
-        loss.require_apart(f, y)
+        require_apart(loss, f, y)
 
 
 def _largest_difference(one: Tensor, other: Tensor) -> float:

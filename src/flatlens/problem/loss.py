@@ -1,7 +1,7 @@
 """The interface of a loss: one value per sample, and its second derivative in the outputs.
 
-A risk is L = sum_i l_i / sum_i mass_i. The mass of a sample is 1, except where torch divides by something else
-(class weights, `ignore_index`): sums are accumulated over all data and divided once, never averaged over batches.
+A risk is L = sum_i l_i / sum_i mass_i. The mass of a sample is 1, except where torch divides by something else (class
+weights, `ignore_index`): sums are accumulated over all data and divided once, never averaged over batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadLoss, NotDifferentiable
-from flatlens.problem.sample_independence import require_apart
 
 
 class Loss(ABC):
@@ -36,7 +35,6 @@ class Loss(ABC):
     by_place: bool = False  #: whether outputs do not all count alike, so that it has to know the network's own shape
     no_curvature: str = ""  #: why there is no second derivative in the outputs; empty if there is one
     one_softmax: bool = True  #: whether the outputs of a sample, or of a token, are one vector that has a softmax
-    singly: bool = False  #: whether it is computed for each sample alone, from a callable that returns a batch's mean
 
     @property
     def settings(self) -> Mapping[str, object]:
@@ -140,11 +138,6 @@ class Loss(ABC):
             )
         return values
 
-    def require_apart(self, f: Tensor, y: Any) -> None:
-        """Refuse a loss that couples samples."""
-        if not self.apart:
-            require_apart(self.name, self.values, f, y)
-
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
         """Return whether each sample is classified correctly, (n,) float64, NaN where ignored.
 
@@ -219,9 +212,6 @@ def smoothed(y: Tensor, a: float) -> Tensor:
     return y if a == 0 else (1 - a) * y + a / y.shape[1]
 
 
-ROW = "sample"
-"""What a row of the outputs is, in an error about its target."""
-
 _KNOWN = ContextVar("labels are known", default=False)
 
 
@@ -236,6 +226,10 @@ def labels_known() -> Iterator[None]:
         yield
     finally:
         _KNOWN.reset(token)
+
+
+ROW = "sample"
+"""What a row of the outputs is, in an error about its target."""
 
 
 def _mend_of_labels(y: Tensor, classes: int) -> str:
@@ -256,17 +250,11 @@ def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
         bad &= y != ignore
     if bad.any():
         first = int(bad.nonzero()[0])
-        why, mend = (
-            (
-                f" is out of range: the model has {classes} outputs, so labels run from 0 to {classes - 1}",
-                _mend_of_labels(y, classes),
-            )
-            if classes > 1
-            else (
-                ": the model has one output, which cannot tell classes apart",
-                "with labels 0 and 1 the loss is nn.BCEWithLogitsLoss()",
-            )
-        )
+        why = f" is out of range: the model has {classes} outputs, so labels run from 0 to {classes - 1}"
+        mend = _mend_of_labels(y, classes)
+        if classes == 1:
+            why = ": the model has one output, which cannot tell classes apart"
+            mend = "with labels 0 and 1 the loss is nn.BCEWithLogitsLoss()"
         what = f"label {int(y[first])} at ", ROW, f" {first} of its batch{why}"
         raise BadData(what, argument="data", remedy=mend)
     return y.long()

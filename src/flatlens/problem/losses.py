@@ -17,12 +17,9 @@ from flatlens.errors import FORWARD, BadData, BadLoss, LossFailed, UnknownName
 from flatlens.problem.batches import picked
 from flatlens.problem.loss import Loss, as_vectors, class_labels, one_each, probabilities, slices_of_rows, smoothed
 from flatlens.problem.row_layout import HeadLosses
-from flatlens.problem.sample_independence import AS_ONE
 from flatlens.user_code import needed_arguments, takes, users_code
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
-
-_MEND = "return losses of shape (n,), one for each sample"
 
 
 @final
@@ -51,7 +48,7 @@ class CustomLoss(Loss):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """Return the module's options."""
+        """Return the options of the module or function."""
         return self._settings
 
     def values(self, f: Any, y: Any) -> Tensor:
@@ -59,14 +56,15 @@ class CustomLoss(Loss):
         if self.singly:
             n = samples_of(f)
             alone = [torch.tensor([i]) for i in range(n)]
-            return torch.stack([self._called(picked(f, i, n), picked(y, i, n), 1).reshape(()) for i in alone])
-        return self._called(f, y, samples_of(f))
+            return torch.stack([self.called(picked(f, i, n), picked(y, i, n), 1).reshape(()) for i in alone])
+        return self.called(f, y, samples_of(f))
 
     def mass(self, f: Tensor, y: Any) -> Tensor:
         """Return what each sample adds to the risk's denominator, (n,) float64."""
         return super().mass(f, y) if self.masses is None else self.masses(f, y).to(torch.float64)
 
-    def _called(self, f: Any, y: Any, n: int) -> Tensor:
+    def called(self, f: Any, y: Any, n: int) -> Tensor:
+        """Return what the callable returns for n samples."""
         if isinstance(y, Tensor) and y.is_floating_point() and isinstance(f, Tensor):
             y = y.to(f.dtype)
         with users_code(lambda line: LossFailed(f"the loss failed on {n} samples ({line})", value=self.name)):
@@ -77,31 +75,11 @@ class CustomLoss(Loss):
 
     def settled(self, f: Any, y: Any) -> CustomLoss:
         """Return the loss for outputs like these: one that returns the mean of a batch is called for each sample."""
-        if self.singly or self._called(f, y, samples_of(f)).ndim:
+        if self.singly or self.called(f, y, samples_of(f)).ndim:
             return self
-        return CustomLoss(self.function, self.name, by_row=self.by_row, singly=True, settings=self._settings)
-
-    def require_apart(self, f: Any, y: Any) -> None:
-        """Refuse a loss that couples samples, or whose value for a batch is not the mean of its samples' own."""
-        if not self.singly:
-            super().require_apart(f, y)
-            return
-        n = samples_of(f)
-        draw = torch.Generator().manual_seed(n)
-        alone = self.values(f, y).detach()
-        for size in sorted({n, -(-n // 2), min(n, 3), min(n, 2)}, reverse=True):
-            rows = torch.randperm(n, generator=draw)[:size].sort().values
-            batch = float(self._called(picked(f, rows, n), picked(y, rows, n), size))
-            mean = float(alone[rows.to(alone.device)].mean())
-            if abs(batch - mean) > 1e3 * torch.finfo(alone.dtype).eps * float(alone.abs().max()):
-                summed = abs(batch - size * mean) <= 1e-6 * abs(batch)
-                how = "it is their sum" if summed else "the samples do not count alike, or influence each other"
-                mend = "" if summed else f"; {AS_ONE}"
-                raise BadLoss(
-                    f"the loss of {size} samples together is {batch:.6g}, the mean of their own losses is {mean:.6g} "
-                    f"({how}), but the risk is a mean over samples: {_MEND}{mend}",
-                    value=self.name,
-                )
+        found = copy.copy(self)
+        found.singly = True
+        return found
 
 
 def samples_of(f: Any) -> int:

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from flatlens.deprecated_names import renamed
-from flatlens.errors import FORWARD, BadData, BadInput, BadModel, FlatlensError
-from flatlens.estimate import Progress
+from flatlens.errors import BadInput, BadModel, FlatlensError
 from flatlens.problem.arguments import (  # fmt: skip
-    REDUCED_PRECISION,
     Arithmetic,
     chosen_parameters,
     in_bytes,
     measuring_dtype,
     require_arithmetic,
     require_finite_weights,
+    require_forward,
     require_ghosts,
-    require_numbers,
     require_present,
     require_ranks,
     require_same_form,
     require_usable,
 )
-from flatlens.problem.batches import Batch, move, size, spaced
+from flatlens.problem.batches import Batch, spaced
 from flatlens.problem.data import Data
 from flatlens.problem.eval_context import copy_of, device_of, measuring, require_own_torch, untouched, unwrapped
-from flatlens.problem.forward import Convention, called, forward_failed, main_output
+from flatlens.problem.forward import Convention, Forward, NetworkOnData
 from flatlens.problem.inspection import Seen, check_all, check_first, first_convention, require_same_everywhere
 from flatlens.problem.loss import Loss
 from flatlens.problem.loss_checks import MOST_OUTPUTS, require_twice
@@ -43,20 +39,13 @@ from flatlens.problem.measured_copy import (
     copy_on_same_weights,
     holds,
     in_turn,
-    put_back,
     turn_together,
 )
-from flatlens.problem.op_overrides import in_bfloat16
 from flatlens.problem.ranks import ALONE, Ranks, to_parts
-from flatlens.problem.row_layout import attention_mask, in_rows
-from flatlens.user_code import users_code
-
-Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
-"""Maps (model, batch) to (outputs, targets), or to (outputs (n, T, N), targets, mask of counted tokens (n, T))."""
 
 
 @final
-class Problem:
+class Problem(NetworkOnData):
     """The problem to measure: the risk of `model` under `loss` on `data`.
 
     The constructor runs the model once over the data. Outputs must be finite, be the same when computed twice, and each
@@ -112,42 +101,34 @@ class Problem:
         ghost_batch: int | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
+        # a mistake in several arguments is told in this order
         require_own_torch()
         model = unwrapped(model)
         if isinstance(model, nn.Module):
             to_parts(model)
         require_usable(model, dtype)
         require_ghosts(batchnorm, ghost_batch)
-        self.model = model
-        self.loss = as_loss(loss)
-        paired = forward is None
-        self.data = data if isinstance(data, Data) else Data(data, "data", paired)
-        self.test = test if test is None or isinstance(test, Data) else Data(test, "test", paired)
-        if forward is not None and not callable(forward):
-            raise BadInput(
-                f"a function (model, batch) -> (outputs, targets) is needed, got {type(forward).__name__}",
-                argument="forward",
-            )
-        self.forward = forward
+        dtype, paired = dtype or measuring_dtype(model), forward is None
+        super().__init__(
+            model=model,
+            loss=as_loss(loss),
+            data=data if isinstance(data, Data) else Data(data, "data", paired),
+            test=test if test is None or isinstance(test, Data) else Data(test, "test", paired),
+            forward=require_forward(forward),
+            parameters=chosen_parameters(model, parameters),
+            dtype=dtype,
+            arithmetic=require_arithmetic(arithmetic, dtype, device_of(model)),
+            memory=in_bytes(memory),
+            ghost_batch=ghost_batch,
+            ranks=require_ranks(ranks),
+        )
         self._asked = parameters if isinstance(parameters, str) else None
-        with in_turn(model):  # freezing differs while another thread measures it in place
-            self.parameters = chosen_parameters(model, parameters)
-        self.dtype = dtype or measuring_dtype(model)
-        require_arithmetic(arithmetic, self.dtype, device_of(model))
-        self.arithmetic = arithmetic
-        self._works_in: Arithmetic = "full"
-        self.seen: Seen | None = None  #: the outputs of the first check; None where samples are coupled
-        self.probes: list[Batch] = []  #: a few samples from all over the data, for trials
-        self.memory = in_bytes(memory)
         self.facts: dict[Hashable, Any] = {}  #: found out about the network once, for a tracker that asks often
         self.origin: dict[str, str] = {}  #: origin of network and data, in words; every report repeats it
-        require_ranks(ranks)
-        self.ranks = ranks  #: the processes that share the samples
-        self.ghost_batch = ghost_batch  #: samples that BatchNorm normalises together; None if samples are not coupled
+        self.seen: Seen | None = None  #: the outputs of the first check; None where samples are coupled
+        self.probes: list[Batch] = []  #: a few samples from all over the data, for trials
         require_same_everywhere(self)
         require_finite_weights(model)
-        self.convention = Convention()  #: how the network reads labels
-        self.outputs = 0  #: N; with one row per token, N of the longest batch
         # whether the user's own modules are measured: what else is given reads or runs them
         self._in_place = holds([self.loss, forward], model, inside=True)
         try:
@@ -189,33 +170,9 @@ class Problem:
         )
 
     @property
-    def coupled(self) -> bool:
-        """Return whether samples depend on each other, through the statistics of their batch."""
-        return self.ghost_batch is not None
-
-    @property
-    def sharded(self) -> bool:
-        """Return whether a parameter is spread over processes: by fully_shard (FSDP2), or by tensor parallelism."""
-        return any(hasattr(p, "to_local") for p in self.model.parameters())
-
-    @property
-    def peers(self) -> Ranks:
-        """Return the processes that measure together: all over which parameters are spread, or those of `ranks`."""
-        return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size()) if self.sharded else self.ranks
-
-    @property
     def first(self) -> bool:
         """Return whether this process is the first of those that measure together: it alone prints and writes."""
         return self.peers.rank == 0
-
-    def measuring(self, model: nn.Module, *, twice: bool = True) -> AbstractContextManager[None]:
-        """Return the context in which the risk is differentiated, `twice` or once only."""
-        return measuring(model, batch_statistics=self.coupled, tf32=self._works_in == "tf32", twice=twice)
-
-    @property
-    def precision(self) -> float:
-        """Return the machine epsilon with which derivatives are computed."""
-        return REDUCED_PRECISION.get(self._works_in, torch.finfo(self.dtype).eps)
 
     def present(self) -> Problem:
         """Return the same problem, with the parameters that are trainable now if it measures the trainable ones.
@@ -225,8 +182,7 @@ class Problem:
         """
         if self._asked is None:
             require_present(self.model, self.parameters)
-        with in_turn(self.model):
-            now = self.parameters if self._asked is None else chosen_parameters(self.model, self._asked)
+        now = self.parameters if self._asked is None else chosen_parameters(self.model, self._asked)
         if now == self.parameters:
             return self
         changed = copy.copy(self)
@@ -236,41 +192,15 @@ class Problem:
     def as_asked(self) -> Problem:
         """Return the same problem in the requested arithmetic: for the pass and curvature products only."""
         asked = copy.copy(self)
-        asked._works_in = self.arithmetic
+        asked.works_in = self.arithmetic
         asked.seen = self.seen if self.arithmetic == "full" else None
         return asked
 
     def widened(self) -> Problem:
         """Return the same problem in float64, not checked again: for a copy of its network."""
         wide = copy.copy(self)
-        wide.dtype, wide.arithmetic, wide._works_in, wide.seen = torch.float64, "full", "full", None
+        wide.dtype, wide.arithmetic, wide.works_in, wide.seen = torch.float64, "full", "full", None
         return wide
-
-    def batches(self, most: int) -> Iterator[Batch]:
-        """Yield the data in chunks of at most `most` samples; in ghost batches where samples are coupled."""
-        return self.data.chunks(most) if self.ghost_batch is None else self.data.in_batches_of(self.ghost_batch)
-
-    def shared(self, most: int, ranks: Ranks | None = None) -> Iterator[tuple[int, Batch]]:
-        """Yield this process's share of `batches(most)` among `ranks` (default: the problem's).
-
-        Each chunk comes with a number that gives its position in the data.
-        """
-        ranks = self.ranks if ranks is None else ranks
-        if self.ghost_batch is None:
-            return self.data.shared(most, ranks)
-        whole = enumerate(self.data.in_batches_of(self.ghost_batch))
-        return ((number, batch) for number, batch in whole if ranks.takes(number))
-
-    def walked(
-        self, most: int, what: str, progress: Progress | None, ranks: Ranks | None = None
-    ) -> Iterator[tuple[int, Batch]]:
-        """Yield the same as `shared`, and report the progress of all ranks after each chunk."""
-        done, size_of_ranks = 0, (self.ranks if ranks is None else ranks).size
-        for number, raw in self.shared(most, ranks):
-            yield number, raw
-            done += size(raw) * size_of_ranks
-            if progress is not None:
-                progress(what, min(done, self.n), self.n)
 
     def in_ghost_batches(self, most: int) -> Problem:
         """Return the problem as in training: BatchNorm normalises over `most` samples, or all if there are fewer."""
@@ -335,23 +265,6 @@ class Problem:
         turn_together(copied, self.model)
         return copied
 
-    def place(self, batch: Batch) -> Batch:
-        """Return the batch on the model's device, floating tensors in the measured dtype."""
-        return move(batch, device_of(self.model), self.dtype)
-
-    def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
-        """Return (outputs (n, N), targets) of a placed batch, in the form of `problem.shapes`."""
-        n, coarse = size(batch), self._works_in == "bfloat16"
-        cast = in_bfloat16(device_of(model).type) if coarse else nullcontext()
-        put_back(model)
-        torch.clear_autocast_cache()  # weights may have moved since an autocast around this call kept casts of them
-        with cast:
-            outputs, targets, counted = self._forward(model, batch)
-        if isinstance(outputs, Tensor):
-            require_numbers(outputs)
-            outputs = outputs.to(self.dtype)
-        return in_rows(outputs, targets, n, self.loss, counted, self.outputs)
-
     def run_chunk(self, model: nn.Module, batch: Batch, number: int) -> tuple[Tensor, Any]:
         """Return what `run` does, of the chunk whose first sample has this number; require the outputs seen before.
 
@@ -370,42 +283,3 @@ class Problem:
             with torch.no_grad():
                 f = self.run(model, batch)[0] if f is None else f.detach()
             self.seen.require_same(self, model, batch, number, f, self.seen.off(number, f))
-
-    def _forward(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
-        """Return (outputs, targets, mask of counted tokens) as the network or forward= returns them."""
-        itself = None if model is self.model else partial(self._itself, batch)
-        if self.forward is not None:
-            with users_code(forward_failed(f"a batch of {size(batch)} samples", None, batch, itself)):
-                found = self.forward(model, batch)
-            if not isinstance(found, tuple | list) or len(found) not in (2, 3):
-                raise BadInput(
-                    f"it must return (outputs, targets), or (outputs, targets, mask), got {type(found).__name__}",
-                    argument="forward",
-                )
-            outputs, targets, *mask = found
-            return main_output(outputs), targets, mask[0] if mask else None
-        if not isinstance(batch, tuple) or len(batch) != 2:
-            told = "batches must be pairs (x, y) or dicts with labels"
-            if isinstance(batch, Tensor) or (isinstance(batch, tuple) and len(batch) == 1):
-                told = "the data have no targets: give (x, x) for an autoencoder"
-            raise BadData((f"{told}; for others give ", FORWARD), argument="data")
-        x, targets = batch
-        with users_code(forward_failed(f"a batch of {size(batch)} samples", model, x, itself)):
-            outputs = main_output(called(model, x, targets if self.convention.fed else None))
-        counted = self.mask(batch)
-        if self.convention.by_token and counted is None and isinstance(outputs, Tensor):
-            counted = torch.ones(outputs.shape[:2], dtype=torch.bool)
-        if not self.convention.shifted:
-            return outputs, targets, counted
-        return outputs[:, :-1], targets[:, 1:], None if counted is None else counted[:, 1:]
-
-    def _itself(self, batch: Batch) -> object:
-        """Run a copy of the network in the dtype that its owner gave it."""
-        model = copy_of(self.model, "a cause").eval()
-        batch = move(batch, device_of(model), next((p.dtype for p in model.parameters()), self.dtype))
-        with torch.no_grad():
-            return self.forward(model, batch) if self.forward is not None else called(model, batch[0])
-
-    def mask(self, batch: Batch) -> Tensor | None:
-        """Return the mask of a batch's tokens, (n, T), 0 at padding; None if there is none."""
-        return None if self.convention.fed else attention_mask(batch)

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatlens.errors import BadModel, LostRank, typed_line
+from flatlens.problem.op_overrides import replaced
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -288,15 +289,13 @@ def parts_between_calls(model: nn.Module) -> Iterator[None]:
     to_parts(model)
     groups = _groups(modules)
     waiting = [one for group in groups for one in _pending(group)]
-    with _set(groups, lambda group: {**_PLAIN, "post_forward_mesh_info": group.mesh_info}):
+    settings = [(group, name, value) for group in groups for name, value in _PLAIN.items()]
+    settings += [(group, "post_forward_mesh_info", group.mesh_info) for group in groups]
+    with replaced(settings), replaced((holder, name, None) for holder, name in waiting):
         try:
-            for holder, name, _ in waiting:
-                setattr(holder, name, None)
             yield
         finally:
             to_parts(model)
-            for holder, name, gradient in waiting:
-                setattr(holder, name, gradient)
 
 
 @contextmanager
@@ -311,7 +310,8 @@ def whole_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> Iter
     True
     """
     modules = _wrapped(model)
-    with _set(_groups(modules), lambda _: {"post_forward_mesh_info": None, "reshard_after_backward": False}):
+    settings = (("post_forward_mesh_info", None), ("reshard_after_backward", False))
+    with replaced((group, *setting) for group in _groups(modules) for setting in settings):
         try:
             for module in modules:
                 module.unshard()
@@ -363,24 +363,8 @@ def _groups(modules: list[Any]) -> list[Any]:
     return [group for group in found if group is not None]
 
 
-def _pending(group: Any) -> Iterator[tuple[Any, str, Tensor]]:
-    """Yield the gradients of a group that are not added up over the processes yet: where they are kept, and they."""
-    for one in group.fsdp_params:
-        for holder, name in ((one, "unsharded_accumulated_grad"), (getattr(one, "_unsharded_param", None), "grad")):
-            if (gradient := getattr(holder, name, None)) is not None:
-                yield holder, name, gradient
-
-
-@contextmanager
-def _set(groups: list[Any], wanted: Callable[[Any], Mapping[str, object]]) -> Iterator[None]:
-    """Set attributes of groups, those that this version of torch has, and restore them."""
-    earlier = [
-        (group, name, getattr(group, name)) for group in groups for name in wanted(group) if hasattr(group, name)
-    ]
-    try:
-        for group, name, _ in earlier:
-            setattr(group, name, wanted(group)[name])
-        yield
-    finally:
-        for group, name, kept in earlier:
-            setattr(group, name, kept)
+def _pending(group: Any) -> list[tuple[Any, str]]:
+    """Return where the gradients of a group lie that are not added up over the processes yet."""
+    found = [(one, "unsharded_accumulated_grad") for one in group.fsdp_params]
+    found += [(getattr(one, "_unsharded_param", None), "grad") for one in group.fsdp_params]
+    return [place for place in found if getattr(*place, None) is not None]

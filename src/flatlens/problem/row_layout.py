@@ -1,27 +1,29 @@
-"""Outputs of any shape as one row per sample: (n,), images of classes or numbers, sequences, several heads.
+"""Outputs of any shape as one row per sample, (n, N), and the losses of such rows.
+
+The outputs of a network are (n,), (n, N), images of classes or numbers, sequences, or several heads. `in_rows` puts
+them side by side, and `RowLayout` says which of these rows belong to which sample, and how they count.
 
 For outputs with one row per token, (n, T, V), a sample's output vector is its counted tokens' rows, one after
 another. The rows of masked tokens are zero, with no derivative, so they add nothing to any Gram matrix. A token is
 masked by its label (`ignore_index`), by the `attention_mask` fed to the model, or by forward=. With l_it the loss of
 a token,
 
-    cross_entropy, mse, torch modules    l_i = sum_t l_it, mass_i = sum_t mass_it: the risk is torch's mean over
-    tokens
+    cross_entropy, mse, torch modules    l_i = sum_t l_it, mass_i = sum_t mass_it: the risk is torch's mean over tokens
     half_squared_error                   l_i = 0.5 ||f_i - y_i||^2 over all rows, mass_i = 1: C = I
     a callable                           l_i = loss((n, T, V), targets), mass_i = 1
 
 The rows of places, whose classes lie in axis 1 of the outputs as torch's cross-entropy has it, are treated as tokens.
-The losses of several heads, a dict or a tuple of tensors with one target for each, are added.
+The losses of several heads (a dict or a tuple of outputs, with one target for each) are added.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -29,61 +31,110 @@ from torch.nn import functional as F
 
 from flatlens.errors import FORWARD, BadData, BadLoss, BadModel
 from flatlens.problem.loss import ROW, Loss, one_each
-from flatlens.problem.sample_independence import require_apart
-
-
-class OfForm(Loss):
-    """A callable of outputs in another form than rows; targets are dataclasses with the user's own in `targets`."""
-
-    def __init__(self, each: Loss) -> None:
-        self.each, self.name, self.whole = each, each.name, True
-
-    @abstractmethod
-    def form(self, f: Tensor, y: Any) -> Any:
-        """Return the outputs f, (n, N), as the network gives them."""
-
-    @property
-    def description(self) -> str:
-        """Return the callable's own."""
-        return self.each.description
-
-    def settled(self, f: Tensor, y: Any) -> Loss:
-        """Return the loss whose callable is settled."""
-        return type(self)(self.each.settled(self.form(f, y), y.targets))
-
-    def values(self, f: Tensor, y: Any) -> Tensor:
-        """Return the callable's losses, (n,)."""
-        return self.each.values(self.form(f, y), y.targets)
-
-    def by_sample(self, y: Any) -> tuple[Any, Callable[[Any], Any]]:
-        """Return (what y holds for each sample, a function that puts that of some samples in its place)."""
-        return y.targets, lambda targets: replace(y, targets=targets)
-
-    def require_apart(self, f: Tensor, y: Any) -> None:
-        """Refuse a callable that couples samples."""
-        if self.each.singly:
-            self.each.require_apart(self.form(f, y), y.targets)
-            return
-        held, of_some = self.by_sample(y)
-        require_apart(self.name, lambda f, some: self.values(f, of_some(some)), f, held)
-
-    def correct(self, f: Tensor, y: Any) -> Tensor | None:
-        """Return None: what the outputs mean is not known."""
-        return None
-
 
 Reading: TypeAlias = Literal["tokens", "places", "either"]
 """What outputs (n, A, B) with their targets are: A tokens, B places with A classes (torch's rule), or either."""
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
-    """The targets of outputs (n, T, V), with the mask and the length of the batch."""
+class RowLayout:
+    """The targets of a batch, and which of its outputs (n, N) belong to which row of a sample.
 
-    targets: Any  #: the targets as the user gave them
-    counted: Tensor  #: (n, T) bool, true where a token is an output row
-    length: int  #: tokens of this batch; positions beyond, up to the longest batch's T, are masked
+    Plain outputs (n, N) need none: there the targets stay as they are.
+    """
+
+    targets: Any  #: as the user gave them; of several heads in the order of the outputs
+    form: Callable[[Tensor], Any]  #: puts outputs (n, N) into the form in which the network gives them
+    counted: Tensor | None = None  #: (n, T) bool, true where a token is an output row; None if a sample is one row
+    length: int = 0  #: tokens of this batch; positions beyond, up to the longest batch's T, are masked
     reading: Reading = "tokens"
+    heads: tuple[tuple[slice, Any], ...] = ()  #: of several heads: columns of the outputs; targets or a layout
+
+
+def token_mask(y: Any) -> Tensor | None:
+    """Return which tokens count, (n, T); None for targets of other outputs than those of tokens."""
+    return y.counted if isinstance(y, RowLayout) else None
+
+
+# Outputs to rows
+
+
+def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_outputs: int) -> tuple[Tensor, Any]:
+    """Return (outputs (n, N), targets in the form that `laid_out` knows).
+
+    Args:
+        outputs: What the network returned.
+        targets: What the data gave.
+        n: The number of samples.
+        loss: The loss of these outputs, or the one they will get.
+        counted: Which tokens count, (n, T); ignored if it does not fit.
+        known_outputs: N as known so far: with one row per token, that of the longest batch; 0 if not known.
+    """
+    heads = None if isinstance(outputs, Tensor) else matching(outputs, targets, n, any_targets=loss.whole)
+    if heads is not None:
+        return _in_heads(outputs, *heads, n, loss, counted)
+    if not isinstance(outputs, Tensor):
+        if loss.whole and (found := _of_one_target(outputs, targets, n)) is not None:
+            return found
+        raise BadModel(
+            f"the network returned {_told(outputs)}; outputs must be a tensor of shape (batch, ...), or several heads "
+            "with targets of the same structure",
+            remedy=("choose one through ", FORWARD),
+        )
+    if n == 1 and outputs.ndim < 2:  # a squeeze() in the network also takes the axis of a single sample
+        outputs = outputs.reshape(1, -1) if outputs.numel() > 1 else outputs.reshape(1)
+    if outputs.ndim == 0 or len(outputs) != n:
+        raise BadModel(
+            f"outputs must have shape (batch, N) = ({n}, N), or (batch, ...), got {tuple(outputs.shape)}",
+            remedy=_mend_of_axes(outputs, n),
+        )
+    if outputs.ndim == 2:
+        return outputs, targets
+    if outputs.ndim == 3 and not _are_places(outputs, targets, loss, counted):
+        outputs = filled_up(outputs, targets, counted, loss.ignore_index)
+    counts = counted if isinstance(counted, Tensor) and counted.shape == outputs.shape[:2] else None
+    reading = _reading(outputs, targets, loss, counts) if isinstance(targets, Tensor) and not loss.whole else None
+    if outputs.ndim == 3 and reading in (None, "tokens"):
+        return by_token(outputs, targets, counts, loss.ignore_index, known_outputs // outputs.shape[2])
+    if reading is not None:
+        rows, labels = outputs.movedim(1, -1).flatten(1, -2), targets
+        labels = labels.movedim(1, -1).flatten(1, -2) if labels.shape == outputs.shape else labels.flatten(1)
+        return by_token(rows, labels, None, loss.ignore_index, known_outputs // outputs.shape[1], reading)
+    if loss.whole or loss.by_place:
+        shape = outputs.shape[1:]
+        return outputs.reshape(n, -1), RowLayout(targets, lambda f: f.reshape(-1, *shape))
+    if outputs.ndim > 1 and not (isinstance(targets, Tensor) and one_each(outputs, targets)):
+        got = f"of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else f"a {type(targets).__name__}"
+        raise BadData(
+            f"outputs of shape {tuple(outputs.shape)} need one target for each output, or class labels of shape "
+            f"{(n, *outputs.shape[2:])}, one for each place; the targets are {got}",
+            argument="data",
+            remedy=("flatten or pool the outputs, in the model or through ", FORWARD),
+        )
+    return outputs.reshape(n, -1), targets.reshape(n, -1) if outputs.ndim > 1 else targets
+
+
+def _mend_of_axes(outputs: Tensor, n: int) -> str:
+    if outputs.ndim > 1 and outputs.shape[1] == n:
+        return (
+            f"axis 1 has {n} entries: if these are the samples, put them first (batch_first=True, or transpose(0, 1))"
+        )
+    if outputs.ndim and len(outputs) % n == 0 and len(outputs):
+        rows = len(outputs) // n
+        return f"{rows} rows for each sample: if these follow each other, return outputs.reshape({n}, {rows}, ...)"
+    if outputs.numel() == 1:
+        return "one number for the whole batch: return the outputs before a mean, a sum or a loss is taken of them"
+    return "return one row for each sample, in the samples' order"
+
+
+def _told(outputs: Any) -> str:
+    kind = type(outputs).__name__
+    if isinstance(outputs, dict):
+        return f"a {kind} of {', '.join(map(str, outputs))}"
+    return f"a {kind} of {len(outputs)} parts" if isinstance(outputs, tuple | list) else f"a {kind}"
+
+
+# Tokens and places
 
 
 def by_token(
@@ -93,8 +144,8 @@ def by_token(
     ignore: int,
     longest: int = 0,
     reading: Reading = "tokens",
-) -> tuple[Tensor, Tokens]:
-    """Return (outputs (n, T V), their `Tokens`); `counted` (n, T) are the tokens that the model's own mask keeps.
+) -> tuple[Tensor, RowLayout]:
+    """Return (outputs (n, T V), their layout); `counted` (n, T) are the tokens that the model's own mask keeps.
 
     `longest`: the length of the longest batch; shorter ones are filled up with masked rows.
 
@@ -107,12 +158,12 @@ def by_token(
         counts = counts & counted.to(outputs.device).bool()
     if isinstance(targets, Tensor) and targets.shape == outputs.shape[:2] and not targets.is_floating_point():
         counts = counts & (targets.to(outputs.device) != ignore)
-    missing = max(0, longest - outputs.shape[1])
+    length, V = outputs.shape[1:]
+    missing = max(0, longest - length)
     rows = outputs * counts[..., None].to(outputs)
-    length = outputs.shape[1]
     if missing:  # else F.pad copies what may be the largest tensor
         rows, counts = F.pad(rows, (0, 0, 0, missing)), F.pad(counts, (0, missing))
-    return rows.flatten(1), Tokens(targets, counts, length, reading)
+    return rows.flatten(1), RowLayout(targets, lambda f: f.reshape(len(f), -1, V)[:, :length], counts, length, reading)
 
 
 def filled_up(outputs: Tensor, targets: Any, counted: Any, ignore: int) -> Tensor:
@@ -134,6 +185,54 @@ def filled_up(outputs: Tensor, targets: Any, counted: Any, ignore: int) -> Tenso
     return outputs if bool(counts[:, T:].any()) else F.pad(outputs, (0, 0, 0, counts.shape[1] - T))
 
 
+def _reading(outputs: Tensor, targets: Tensor, loss: Loss, counts: Tensor | None) -> Reading | None:
+    """Return what outputs (n, A, B, ...) are: places whose classes lie in axis 1, or tokens; None if they are neither.
+
+    Wherever torch's cross-entropy takes the shapes, axis 1 holds the classes, as in torch. So it is for class labels at
+    every other place, and for cross-entropy with probabilities of the outputs' shape. Labels of the shape (n, A) are
+    those of tokens if torch does not take them, if `counts` is a mask of tokens, or if another batch shows it.
+    """
+    n, A, *places = outputs.shape if outputs.ndim > 2 else (len(outputs), 0)
+    if targets.is_floating_point():
+        second = tokens = loss.name == "cross_entropy" and targets.shape == outputs.shape
+    else:
+        second, tokens = targets.shape == (n, *places), targets.shape == (n, A)
+    if outputs.ndim > 3 or not (second and tokens):
+        return "places" if second and places else "tokens" if tokens and places else None
+    known = counts is not None or not loss.places or _known_as_tokens(loss)
+    return "tokens" if known else "either"
+
+
+def _are_places(outputs: Tensor, targets: Any, loss: Loss, counted: Any) -> bool:
+    """Return whether the targets (n, B) are labels of the B places of outputs (n, A, B), not of more than A tokens."""
+    labels = isinstance(targets, Tensor) and targets.shape == (len(outputs), outputs.shape[2])
+    masked = labels and isinstance(counted, Tensor) and counted.shape == targets.shape
+    return labels and loss.places and not masked and not _known_as_tokens(loss)
+
+
+def _known_as_tokens(loss: Loss) -> bool:
+    return isinstance(loss, OfRows) and loss.tokens
+
+
+def in_doubt(y: Any) -> str:
+    """Return in words how outputs (n, A, B) of either meaning are read; empty where the targets leave no doubt.
+
+    Probabilities leave none unless they add up to 1 over tokens' classes alone.
+    """
+    if not isinstance(y, RowLayout) or y.reading != "either":
+        return ""
+    t: Tensor = y.targets
+    if t.is_floating_point():
+        adds_up = [torch.allclose(s, torch.ones_like(s), atol=1e-4) for s in (t.sum(1), t.sum(2))]
+        if adds_up != [True, False]:
+            return ""
+    classes, places = t.shape[2] if t.ndim == 3 else y.length, y.length
+    return (
+        f"outputs {(len(t), classes, places)} are read as torch's cross-entropy reads them, {classes} classes at "
+        f"{places} places; if they are tokens, say so by a mask: a third value of forward=, {(len(t), classes)}"
+    )
+
+
 def hidden_labels(y: Any, ignore: int) -> tuple[int, int]:
     """Return how many tokens with a label do not count, and how many tokens have one.
 
@@ -141,12 +240,24 @@ def hidden_labels(y: Any, ignore: int) -> tuple[int, int]:
     >>> hidden_labels(y, -100)
     (1, 2)
     """
-    if not isinstance(y, Tokens) or not isinstance(y.targets, Tensor) or y.targets.is_floating_point():
+    counted = token_mask(y)
+    if counted is None or not isinstance(y.targets, Tensor) or y.targets.is_floating_point():
         return 0, 0
-    labelled, counted = y.targets != ignore, y.counted[:, : y.length]
+    labelled, counted = y.targets != ignore, counted[:, : y.length]
     if labelled.shape != counted.shape:
         return 0, 0
     return int((labelled & ~counted.to(labelled.device)).sum()), int(labelled.sum())
+
+
+def ignored_outputs(loss: Loss, f: Tensor, y: Any) -> list[Tensor]:
+    """Return which outputs, (n, N), the labels or the mask ignore, in each possible reading of the outputs' axes."""
+    if (counted := token_mask(y)) is not None:
+        n, T = counted.shape
+        ignored = ~counted[..., None].expand(n, T, f.shape[1] // T)
+        return [one.reshape(n, -1) for one in ([ignored, ignored.mT] if y.reading == "either" else [ignored])]
+    if isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point():
+        return [(y.to(f.device) == loss.ignore_index)[:, None].expand_as(f)]
+    return []
 
 
 def attention_mask(batch: Any) -> Tensor | None:
@@ -174,201 +285,19 @@ def unpadded(x: Tensor, mask: Tensor | None) -> Tensor:
     return x * (mask != 0).reshape(*mask.shape, *(1,) * (x.ndim - 2)).to(x)
 
 
-def ignored_outputs(loss: Loss, f: Tensor, y: Any) -> list[Tensor]:
-    """Return which outputs, (n, N), the labels or the mask ignore, in each possible reading of the outputs' axes."""
-    if isinstance(y, Tokens):
-        n, T = y.counted.shape
-        ignored = ~y.counted[..., None].expand(n, T, f.shape[1] // T)
-        return [one.reshape(n, -1) for one in ([ignored, ignored.mT] if y.reading == "either" else [ignored])]
-    if isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point():
-        return [(y.to(f.device) == loss.ignore_index)[:, None].expand_as(f)]
-    return []
-
-
-def softmax_of(f: Tensor, tokens: Tokens | None) -> Tensor:
-    """Return the softmax of the outputs, (n, N) float64.
-
-    For outputs with one row per token, the softmax of each row.
-    """
+def softmax_of(f: Tensor, counted: Tensor | None) -> Tensor:
+    """Return the softmax of the outputs, (n, N) float64; of outputs of tokens, the softmax of each row."""
     rows = f.to(torch.float64)
-    if tokens is None:
-        return rows.softmax(1)
-    return rows.reshape(*tokens.counted.shape, -1).softmax(2).reshape(f.shape)
+    return rows.softmax(1) if counted is None else rows.reshape(*counted.shape, -1).softmax(2).reshape(f.shape)
 
 
-def onto_softmax(p: Tensor, u: Tensor, tokens: Tokens | None) -> Tensor:
+def onto_softmax(p: Tensor, u: Tensor, counted: Tensor | None) -> Tensor:
     """Return (diag(p) - p p^T) u per token, the softmax's Jacobian times u (..., n, N); p is from `softmax_of`."""
-    if tokens is None:
+    if counted is None:
         return p * (u - (p * u).sum(-1, keepdim=True))
-    n, T = tokens.counted.shape
+    n, T = counted.shape
     q, v = p.reshape(n, T, -1), u.reshape(*u.shape[:-2], n, T, -1)
     return (q * (v - (q * v).sum(-1, keepdim=True))).reshape(u.shape)
-
-
-def of_sequences(loss: Loss) -> Loss:
-    """Return the loss for outputs with one row per token, made from the loss for single rows."""
-    if isinstance(loss, TokenWise | OfSequence):
-        return loss
-    return OfSequence(loss) if loss.whole else TokenWise(loss)
-
-
-def in_doubt(y: Any) -> str:
-    """Return in words how outputs (n, A, B) of either meaning are read; empty where the targets leave no doubt.
-
-    Probabilities leave none unless they add up to 1 over tokens' classes alone.
-    """
-    if not isinstance(y, Tokens) or y.reading != "either":
-        return ""
-    t: Tensor = y.targets
-    if t.is_floating_point():
-        adds_up = [torch.allclose(s, torch.ones_like(s), atol=1e-4) for s in (t.sum(1), t.sum(2))]
-        if adds_up != [True, False]:
-            return ""
-    classes, places = t.shape[2] if t.ndim == 3 else y.length, y.length
-    return (
-        f"outputs {(len(t), classes, places)} are read as torch's cross-entropy reads them, {classes} classes at "
-        f"{places} places; if they are tokens, say so by a mask: a third value of forward=, {(len(t), classes)}"
-    )
-
-
-def by_rows(loss: Loss) -> Loss:
-    """Return the loss for outputs (n, A, B) that are A tokens, where their shapes could also mean B places."""
-    return TokenWise(loss.each, rows=True) if isinstance(loss, TokenWise) else loss
-
-
-@final
-class OfSequence(OfForm):
-    """A callable of whole sequences: (n, T, V) and the targets to losses (n,). Masked rows are zeros."""
-
-    def form(self, f: Tensor, y: Any) -> Tensor:
-        """Return the outputs, (n, T, V), of the tokens that the batch has."""
-        return f.reshape(*y.counted.shape, -1)[:, : y.length]
-
-    def by_sample(self, y: Any) -> tuple[Any, Callable[[Any], Any]]:
-        """Return the targets and the mask."""
-        return (y.targets, y.counted), lambda some: replace(y, targets=some[0], counted=some[1])
-
-    def correct(self, f: Tensor, y: Any) -> Tensor | None:
-        """Return the share of a sample's tokens that are correct, if every token has a label."""
-        labelled = isinstance(y.targets, Tensor) and y.targets.shape == (len(f), y.length)
-        return TokenWise(self.each).correct(f, y) if labelled else None
-
-
-@final
-class TokenWise(Loss):
-    """A loss per row, summed over the tokens that count: C is block-diagonal."""
-
-    def __init__(self, each: Loss, rows: bool = False) -> None:
-        self.rows = rows  #: whether the data show that outputs (n, A, B) are A tokens, not B places
-        self.each, self.name, self.ignore_index, self.places = each, each.name, each.ignore_index, each.places
-        self.half_square, self.apart = each.half_square, each.apart
-        self.convex, self.closed = each.convex, each.closed
-
-    @property
-    def description(self) -> str:
-        """Return the row's own."""
-        return self.each.description
-
-    def settled(self, f: Tensor, y: Any) -> Loss:
-        """Return the loss whose loss of a row is settled."""
-        rows, t, counted = self._rows(f, y)
-        return TokenWise(self.each.settled(rows[counted], t[counted]), self.rows) if bool(counted.any()) else self
-
-    def _rows(self, f: Tensor, y: Tokens) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (outputs (n T, V), targets with a valid value where masked, counted (n T,))."""
-        n, T = y.counted.shape
-        t: Tensor = torch.as_tensor(y.targets, device=f.device)
-        V = f.shape[1] // T
-        if t.shape not in ((n, y.length), (n, y.length, V)):
-            raise BadData(
-                f"outputs of shape {(n, y.length, V)} have one row per token, so labels of shape {(n, y.length)} or "
-                f"targets of shape {(n, y.length, V)} are needed, got {tuple(t.shape)}",
-                argument="data",
-                remedy="pool the tokens in the model, or give every token a label",
-            )
-        t = F.pad(t, (0, 0) * (t.ndim - 2) + (0, T - y.length))
-        counted = y.counted.flatten()
-        t = t.flatten(0, 1)
-        masked = ~counted if t.ndim == 1 else ~counted[:, None]
-        # the label of a masked token may be out of range or NaN; class 0 (or 0) has a finite loss, which does not count
-        return f.reshape(n * T, V), t.masked_fill(masked, 0), counted
-
-    def _per_token(self, f: Tensor, y: Tokens, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return one number per token, 0 where masked, (n, T)."""
-        rows, t, counted = self._rows(f, y)
-        try:
-            found = of(rows, t)
-        except BadData as error:
-            parts = error.what if isinstance(error.what, tuple) else (error.what,)
-            raise error.but(what=tuple("token" if part == ROW else part for part in parts)) from error
-        return found.masked_fill(~counted, 0.0).reshape(y.counted.shape)
-
-    def values(self, f: Tensor, y: Any) -> Tensor:
-        """Return the losses summed over tokens, (n,)."""
-        return self._per_token(f, y, self.each.values).sum(1)
-
-    def require_apart(self, f: Tensor, y: Any) -> None:
-        """Refuse a loss that couples tokens: C has no entries between them."""
-        rows, t, counted = self._rows(f, y)
-        if not self.apart and bool(counted.any()):
-            self.each.require_apart(rows[counted], t[counted])
-
-    def mass(self, f: Tensor, y: Any) -> Tensor:
-        """Return the mass of all tokens; for the half squared error 1, or 0 where no token counts."""
-        if self.half_square:
-            some: Tensor = y.counted.any(1)
-            return some.to(torch.float64)
-        return self._per_token(f, y, self.each.mass).sum(1)
-
-    def output_hessian(self, f: Tensor, y: Any) -> Tensor:
-        """Return C with one block per token, (n, T V, T V)."""
-        rows, t, counted = self._rows(f, y)
-        n, T = y.counted.shape
-        blocks = self.each.output_hessian(rows, t) * counted[:, None, None]
-        C = blocks.new_zeros(n, T, rows.shape[1], T, rows.shape[1])
-        C.diagonal(dim1=1, dim2=3).copy_(blocks.reshape(n, T, *blocks.shape[1:]).permute(0, 2, 3, 1))
-        return C.reshape(n, f.shape[1], f.shape[1])
-
-    def _block_wise(self, f: Tensor, y: Tokens, product: Callable[[Tensor, Any], Callable[[Tensor], Tensor]]) -> Any:
-        rows, t, counted = self._rows(f, y)
-        each = product(rows, t)
-        return lambda u: each(u.reshape(rows.shape)).mul_(counted[:, None]).reshape(u.shape)
-
-    def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """Return the product with C, token by token."""
-        found: Callable[[Tensor], Tensor] = self._block_wise(f, y, self.each.output_hessian_product)
-        return found
-
-    def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """Return the product for targets drawn separately for every token."""
-        found: Callable[[Tensor], Tensor] = self._block_wise(f, y, self.each.fisher)
-        return found
-
-    def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each token's own combinations, side by side; tokens have independent u."""
-        rows, t, counted = self._rows(f, y)
-        found, B = self.each.combine(rows, t, u.reshape(rows.shape))
-        found = found * counted[:, None, None]
-        if found.shape[1] == 1:  # B is one nonnegative number per token: multiply the row by its root
-            found, B = found * B.clamp(min=0).sqrt(), torch.ones_like(B)
-        n, T = y.counted.shape
-        return found.reshape(n, T, found.shape[1], -1).transpose(1, 2).flatten(2), B.reshape(n, T, *B.shape[1:])[:, 0]
-
-    def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
-        """Return gradients for targets drawn separately for every token, (n, draws, T V)."""
-        rows, t, counted = self._rows(f, y)
-        s = self.each.draw_slopes(rows, t, draws, generator) * counted[:, None, None]
-        return s.reshape(*y.counted.shape, draws, -1).transpose(1, 2).flatten(2)
-
-    def correct(self, f: Tensor, y: Any) -> Tensor | None:
-        """Return the share of a sample's tokens that are correct; NaN where none counts."""
-        rows, t, counted = self._rows(f, y)
-        hits = self.each.correct(rows, t)
-        if hits is None:
-            return None
-        seen = (counted & ~hits.isnan()).reshape(y.counted.shape)
-        right = hits.reshape(seen.shape).masked_fill(~seen, 0.0).sum(1)
-        return torch.where(seen.any(1), right / seen.sum(1).clamp(min=1), math.nan)
 
 
 def next_token(model: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -386,20 +315,7 @@ def next_token(model: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
     return getattr(outputs, "logits", outputs)[:, :-1], labels, labels != -100
 
 
-@dataclass(frozen=True, eq=False)
-class Heads:
-    """The targets of several heads, and where each head's outputs lie among all outputs."""
-
-    targets: Any  #: as the user gave them; but for a callable of all heads, in the structure of the outputs
-    forms: tuple[Any, ...]  #: each head's targets in the form that its loss takes
-    columns: tuple[slice, ...]
-    shapes: tuple[tuple[int, ...], ...]  #: of one sample's outputs
-    joined: Callable[[list[Tensor]], Any]  #: puts the heads' outputs into the structure that the network gives them
-
-    def structured(self, f: Tensor) -> Any:
-        """Return the outputs in the structure and the shapes that the network gives them."""
-        parts = [f[:, at].reshape(len(f), *shape) for at, shape in zip(self.columns, self.shapes, strict=True)]
-        return self.joined(parts)
+# Several heads
 
 
 def matching(outputs: Any, targets: Any, n: int, *, any_targets: bool = False) -> tuple[list[Tensor], Any] | None:
@@ -432,46 +348,84 @@ def matching(outputs: Any, targets: Any, n: int, *, any_targets: bool = False) -
     return parts, told
 
 
-def of_one_target(outputs: Any, targets: Any, n: int) -> tuple[Tensor, Heads] | None:
-    """Return (outputs side by side, targets as they are) for a callable of several outputs, as a mean and a variance.
+def _in_heads(
+    outputs: Any, parts: list[Tensor], targets: Any, n: int, loss: Loss, counted: Any
+) -> tuple[Tensor, RowLayout]:
+    """Return the heads' outputs side by side, each in rows, and their layout."""
+    given = list(zip(parts, targets.values() if isinstance(targets, Mapping) else targets, strict=True))
+    each, like = loss_of_each(loss, targets), targets if isinstance(targets, Mapping) else outputs
+    if each is None:
+        return _in_columns(parts, targets, [(part.reshape(n, -1), target) for part, target in given], like)
+    rows = [
+        (part.reshape(n, -1), target) if _flat(part, target) else in_rows(part, target, n, one, counted, 0)
+        for (part, target), one in zip(given, each, strict=True)
+    ]
+    return _in_columns(parts, targets, rows, like)
 
-    None if these are not several heads.
-    """
+
+def _flat(outputs: Tensor, targets: Any) -> bool:
+    """Return whether the targets hold one number for each output, in another shape than the outputs'."""
+    numbers = isinstance(targets, Tensor) and targets.is_floating_point() and one_each(outputs, targets)
+    return numbers and targets.shape not in (outputs.shape, outputs.shape[:2])
+
+
+def _of_one_target(outputs: Any, targets: Any, n: int) -> tuple[Tensor, RowLayout] | None:
+    """Return the same for a callable of several outputs with one target, as mean and variance; None if not heads."""
     given = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple | list) else ()
-    parts = [part for part in given if _is_head(part, n)]
-    if not parts or len(parts) < len(given):
+    heads = [isinstance(p, Tensor) and p.is_floating_point() and p.ndim > 0 and len(p) == n for p in given]
+    if not heads or not all(heads):
         return None
-    return in_columns(parts, targets, [(part.reshape(n, -1), None) for part in parts], outputs)
+    return _in_columns(list(given), targets, [(part.reshape(n, -1), None) for part in given], outputs)
 
 
-def _is_head(part: Any, n: int) -> bool:
-    return isinstance(part, Tensor) and part.is_floating_point() and part.ndim > 0 and len(part) == n
-
-
-def in_columns(parts: list[Tensor], targets: Any, each: list[tuple[Tensor, Any]], like: Any) -> tuple[Tensor, Heads]:
-    """Return (the heads' outputs side by side, (n, N); their targets) from each head's rows and form of its targets."""
+def _in_columns(
+    parts: list[Tensor], targets: Any, each: list[tuple[Tensor, Any]], like: Any
+) -> tuple[Tensor, RowLayout]:
+    """Return (the heads' outputs side by side, (n, N); their layout) from each head's rows and their targets."""
     ends = list(accumulate(rows.shape[1] for rows, _ in each))
-    columns = tuple(slice(end - rows.shape[1], end) for end, (rows, _) in zip(ends, each, strict=True))
-    forms, shapes = tuple(form for _, form in each), tuple(tuple(part.shape[1:]) for part in parts)
-    return torch.cat([rows for rows, _ in each], 1), Heads(targets, forms, columns, shapes, _joining(like))
+    columns = [slice(end - rows.shape[1], end) for end, (rows, _) in zip(ends, each, strict=True)]
+    shapes = [part.shape[1:] for part in parts]
+    names = tuple(like) if isinstance(like, Mapping) else ()  # not the tensors, which hold graphs
+    joined = (lambda parts: dict(zip(names, parts, strict=True))) if names else getattr(like, "_make", tuple)
 
+    def form(f: Tensor) -> Any:
+        return joined([f[:, at].reshape(len(f), *shape) for at, shape in zip(columns, shapes, strict=True)])
 
-def _joining(like: Any) -> Callable[[list[Tensor]], Any]:
-    """Return the function that puts heads into a structure like this: a dict, a tuple, or a tuple with names."""
-    if isinstance(like, Mapping):
-        names = tuple(like)  # not the tensors, which hold graphs
-        return lambda parts: dict(zip(names, parts, strict=True))
-    made: Callable[[list[Tensor]], Any] = getattr(like, "_make", tuple)
-    return made
+    heads = tuple(zip(columns, (target for _, target in each), strict=True))
+    return torch.cat([rows for rows, _ in each], 1), RowLayout(targets, form, heads=heads)
 
 
 def loss_of_each(loss: Loss, targets: Any) -> list[Loss] | None:
     """Return the heads' losses in the order of the targets; None for a callable of all heads."""
-    if isinstance(loss, OfHeads):
+    if isinstance(loss, OfRows):
         return loss.each
     if isinstance(loss, HeadLosses):
         return loss.matched(targets)
     return None if loss.whole else [loss] * len(targets)
+
+
+# The losses of rows
+
+
+def laid_out(loss: Loss, y: Any) -> Loss:
+    """Return the loss of outputs whose targets have this form; that of plain outputs (n, N) is the loss itself."""
+    if not isinstance(y, RowLayout) or isinstance(loss, OfRows | OfForm):
+        return loss
+    if not y.heads:
+        return OfForm(loss, y) if y.counted is None or loss.whole else OfRows([loss], y)
+    each = loss_of_each(loss, y.targets)
+    if each is None:
+        return OfForm(loss, y)
+    of_heads = [(one, laid_out(one, target)) for one, (_, target) in zip(each, y.heads, strict=True)]
+    return OfRows([found if isinstance(found, OfForm) else one for one, found in of_heads], y)
+
+
+def known_as_tokens(loss: Loss) -> Loss:
+    """Return the loss for outputs (n, A, B) that are A tokens, where their shapes could also mean B places."""
+    if isinstance(loss, OfRows):
+        loss = copy.copy(loss)
+        loss.tokens = True
+    return loss
 
 
 @final
@@ -501,52 +455,162 @@ class HeadLosses(Loss):
 
 
 @final
-class OfStructure(OfForm):
-    """A callable of all heads: it gets the outputs and the targets as the network and the data give them."""
+class OfForm(Loss):
+    """A callable of outputs in the form that the network gives them: (n,) losses. Masked rows are zeros."""
 
-    one_softmax = False
+    whole = True
 
-    def form(self, f: Tensor, y: Any) -> Any:
-        """Return the outputs in the network's structure."""
-        return y.structured(f)
+    def __init__(self, each: Loss, y: RowLayout) -> None:
+        self.each, self.name, self.one_softmax = each, each.name, y.counted is not None
+
+    @property
+    def description(self) -> str:
+        """Return the callable's own."""
+        return self.each.description
+
+    def settled(self, f: Tensor, y: Any) -> Loss:
+        """Return the loss whose callable is settled."""
+        return OfForm(self.each.settled(y.form(f), y.targets), y)
+
+    def values(self, f: Tensor, y: Any) -> Tensor:
+        """Return the callable's losses, (n,)."""
+        return self.each.values(y.form(f), y.targets)
+
+    def correct(self, f: Tensor, y: Any) -> Tensor | None:
+        """Return the share of a sample's tokens that are correct, if every token has a label; else None."""
+        labelled = isinstance(y.targets, Tensor) and y.targets.shape == (len(f), y.length)
+        return OfRows([self.each], y).correct(f, y) if y.counted is not None and labelled else None
+
+
+class _Head(NamedTuple):
+    """The outputs of one head as R rows of each sample, and its loss of a row."""
+
+    loss: Loss
+    at: slice  #: its columns of all outputs
+    rows: Tensor  #: (n R, V)
+    targets: Any  #: with a valid value where masked
+    counted: Tensor | None  #: which rows count, (n, R) bool; None if R = 1, and all count
+    share: int  #: what its loss is divided by: of several heads, each is the mean over its rows
+
+    def each(self, of: Callable[[Tensor, Any], Tensor]) -> Tensor:
+        """Return a number, or a matrix, for each row: (n, R, ...), 0 where masked."""
+        try:
+            found = of(self.rows, self.targets)
+        except BadData as error:
+            if self.counted is None:
+                raise
+            parts = error.what if isinstance(error.what, tuple) else (error.what,)
+            raise error.but(what=tuple("token" if part == ROW else part for part in parts)) from error
+        if self.counted is None:
+            return found[:, None]
+        masked = ~self.counted.flatten().reshape(-1, *(1,) * (found.ndim - 1))
+        return found.masked_fill(masked, 0.0).reshape(*self.counted.shape, *found.shape[1:])
+
+    def mass(self) -> Tensor:
+        """Return the mass of each sample; for the half squared error of tokens 1, or 0 where none counts."""
+        if self.counted is not None and self.loss.half_square:
+            return self.counted.any(1).to(torch.float64)
+        return self.each(self.loss.mass).sum(1)
+
+    def settled(self) -> Loss:
+        if self.counted is None:
+            return self.loss.settled(self.rows, self.targets)
+        counted = self.counted.flatten()
+        return self.loss.settled(self.rows[counted], self.targets[counted]) if bool(counted.any()) else self.loss
+
+    def multiplied(self, product: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+        """Return the product of each row's matrix with its part of u, (n, R V); `product` gives new tensors."""
+        found = product(u[:, self.at].reshape(self.rows.shape))
+        if self.counted is not None:
+            found.mul_(self.counted.reshape(-1, 1))
+        found = found.reshape(len(u), -1)
+        return found if self.share == 1 else found / self.share
+
+    def combined(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (rows' combinations side by side (n, r, R V), B (n, r, r)): rows have independent u."""
+        found, B = self.loss.combine(self.rows, self.targets, u[:, self.at].reshape(self.rows.shape))
+        if self.counted is not None:
+            found = found * self.counted.reshape(-1, 1, 1)
+            if found.shape[1] == 1:  # B is one nonnegative number per row: multiply the row by its root
+                found, B = found * B.clamp(min=0).sqrt(), torch.ones_like(B)
+            n, R = self.counted.shape
+            found = found.reshape(n, R, found.shape[1], -1).transpose(1, 2).flatten(2)
+            B = B.reshape(n, R, *B.shape[1:])[:, 0]
+        return found, B / self.share
+
+    def drawn(self, draws: int, generator: torch.Generator) -> Tensor:
+        """Return gradients for targets drawn separately for every row, (n, draws, R V)."""
+        s = self.loss.draw_slopes(self.rows, self.targets, draws, generator)
+        if self.counted is not None:
+            s = (s * self.counted.reshape(-1, 1, 1)).reshape(*self.counted.shape, draws, -1).transpose(1, 2).flatten(2)
+        return s / math.sqrt(self.share)
 
 
 @final
-class OfHeads(Loss):
-    """The sum of the heads' losses, that of tokens or places the mean over them: C is block-diagonal."""
+class OfRows(Loss):
+    """Losses of rows, summed over the rows of a sample that count, and over heads: C is block-diagonal."""
 
-    def __init__(self, each: list[Loss]) -> None:
-        self.each = each
+    def __init__(self, each: list[Loss], y: RowLayout) -> None:
+        self.each, self.heads = each, bool(y.heads)
+        self.tokens = False  #: whether the data show that outputs (n, A, B) are A tokens, not B places
         self.name = " + ".join(loss.name for loss in each)
         self.apart, self.convex = all(loss.apart for loss in each), all(loss.convex for loss in each)
-        self.one_softmax = len(each) == 1 and not isinstance(each[0], TokenWise | OfForm)
+        if self.heads:
+            whole = token_mask(y.heads[0][1]) is not None or isinstance(each[0], OfForm)
+            self.one_softmax = len(each) == 1 and not whole
+        else:
+            self.ignore_index, self.places = each[0].ignore_index, each[0].places
+            self.half_square, self.closed = each[0].half_square, each[0].closed
 
     @property
     def description(self) -> str:
         """Return the heads' own, added."""
         return " + ".join(loss.description for loss in self.each)
 
-    def _each(self, f: Tensor, y: Heads) -> Iterator[tuple[Loss, slice, Tensor, Any, int]]:
-        """Yield each head's loss, columns, outputs and targets, and the mass of a sample, by which it is divided."""
-        for loss, at, form in zip(self.each, y.columns, y.forms, strict=True):
-            places = form.counted.shape[1] if isinstance(loss, TokenWise) and not loss.half_square else 1
-            yield loss, at, f[:, at], form, places
+    def parts(self, f: Tensor, y: RowLayout) -> list[_Head]:
+        """Return the rows of each head."""
+        heads = zip(self.each, y.heads or ((slice(None), y),), strict=True)
+        return [self._head(loss, at, f[:, at], target) for loss, (at, target) in heads]
+
+    def _head(self, loss: Loss, at: slice, f: Tensor, y: Any) -> _Head:
+        counted = None if isinstance(loss, OfForm) else token_mask(y)
+        if counted is None:
+            return _Head(loss, at, f, y, None, 1)
+        n, T = counted.shape
+        t: Tensor = torch.as_tensor(y.targets, device=f.device)
+        V = f.shape[1] // T
+        if t.shape not in ((n, y.length), (n, y.length, V)):
+            raise BadData(
+                f"outputs of shape {(n, y.length, V)} have one row per token, so labels of shape {(n, y.length)} or "
+                f"targets of shape {(n, y.length, V)} are needed, got {tuple(t.shape)}",
+                argument="data",
+                remedy="pool the tokens in the model, or give every token a label",
+            )
+        t = F.pad(t, (0, 0) * (t.ndim - 2) + (0, T - y.length)).flatten(0, 1)
+        # the label of a masked token may be out of range or NaN; class 0 (or 0) has a finite loss, which does not count
+        t = t.masked_fill(~counted.reshape(-1, *(1,) * (t.ndim - 1)), 0)
+        return _Head(loss, at, f.reshape(n * T, V), t, counted, T if self.heads and not loss.half_square else 1)
 
     def settled(self, f: Tensor, y: Any) -> Loss:
-        """Return the loss whose heads' losses are settled."""
-        return OfHeads([loss.settled(part, target) for loss, _, part, target, _ in self._each(f, y)])
+        """Return the loss whose losses of a row are settled."""
+        found = OfRows([part.settled() for part in self.parts(f, y)], y)
+        found.tokens = self.tokens
+        return found
 
     def values(self, f: Tensor, y: Any) -> Tensor:
-        """Return the sum over heads, (n,)."""
-        return torch.stack([loss.values(part, target) / mass for loss, _, part, target, mass in self._each(f, y)]).sum(
-            0
-        )
+        """Return the sums over rows and heads, (n,)."""
+        return torch.stack([part.each(part.loss.values).sum(1) / part.share for part in self.parts(f, y)]).sum(0)
+
+    def mass(self, f: Tensor, y: Any) -> Tensor:
+        """Return the mass of all rows; with several heads 1 (`check` refuses others)."""
+        return super().mass(f, y) if self.heads else self.parts(f, y)[0].mass()
 
     def check(self, f: Tensor, y: Any) -> Tensor:
         """Return the losses; refuse heads whose samples do not all count alike."""
-        for loss, _, part, target, mass in self._each(f, y):
-            loss.check(part, target)
-            if not bool((loss.mass(part, target) == mass).all()):
+        for part in self.parts(f, y) if self.heads else ():
+            if part.counted is None:
+                part.loss.check(part.rows, part.targets)
+            if not bool((part.mass() == part.share).all()):
                 raise BadLoss(
                     "some targets of a head are ignored, its classes are weighted, or its tokens are masked: with "
                     "several heads every sample must count alike: give a function (outputs, targets) -> losses, (n,)",
@@ -554,224 +618,73 @@ class OfHeads(Loss):
                 )
         return super().check(f, y)
 
-    def require_apart(self, f: Tensor, y: Any) -> None:
-        """Refuse heads whose losses couple samples."""
-        for loss, _, part, target, _ in self._each(f, y):
-            loss.require_apart(part, target)
-
     def least(self, f: Tensor, y: Any) -> Tensor | None:
-        """Return the sum of the heads' least losses; None if one is not known."""
-        each = [(loss.least(part, target), mass) for loss, _, part, target, mass in self._each(f, y)]
-        known = [least / mass for least, mass in each if least is not None]
-        return torch.stack(known).sum(0) if len(known) == len(each) else None
+        """Return the sum of the heads' least losses; None if one is not known, as that of tokens."""
+        parts = self.parts(f, y)
+        each = [part.loss.least(part.rows, part.targets) for part in parts if part.counted is None]
+        known = [least for least in each if least is not None]
+        return torch.stack(known).sum(0) if len(known) == len(parts) else None
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
-        """Return C with one block per head, (n, N, N)."""
-        C = f.new_zeros(len(f), f.shape[1], f.shape[1], dtype=torch.float64)
-        for loss, at, part, target, mass in self._each(f, y):
-            C[:, at, at] = loss.output_hessian(part, target) / mass
+        """Return C with one block per row, (n, N, N)."""
+        C = torch.zeros(len(f), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device)
+        for part in self.parts(f, y):
+            blocks, own = part.each(part.loss.output_hessian), C[:, part.at, part.at]
+            R, V = blocks.shape[1:3]
+            own.view(len(f), R, V, R, V).diagonal(dim1=1, dim2=3).copy_(blocks.permute(0, 2, 3, 1))
+            own /= part.share
         return C
 
     def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """Return the product with C, head by head."""
-        return self._head_by_head(f, y, lambda loss, part, target: loss.output_hessian_product(part, target))
-
-    def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each head's own rows, zero at the other heads."""
-        rows, blocks = [], []
-        for loss, at, part, target, mass in self._each(f, y):
-            found, B = loss.combine(part, target, u[:, at])
-            wide = found.new_zeros(len(f), found.shape[1], f.shape[1])
-            wide[:, :, at] = found
-            rows.append(wide)
-            blocks.append(B / mass)
-        return torch.cat(rows, 1), _block_diagonal(blocks)
+        """Return the product with C, row by row."""
+        return _beside([(part, part.loss.output_hessian_product(part.rows, part.targets)) for part in self.parts(f, y)])
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """Return the product for targets drawn separately for every head."""
-        return self._head_by_head(f, y, lambda loss, part, target: loss.fisher(part, target))
+        """Return the product for targets drawn separately for every row."""
+        return _beside([(part, part.loss.fisher(part.rows, part.targets)) for part in self.parts(f, y)])
 
-    def _head_by_head(
-        self, f: Tensor, y: Any, product: Callable[[Loss, Tensor, Any], Callable[[Tensor], Tensor]]
-    ) -> Callable[[Tensor], Tensor]:
-        each = [(at, product(loss, part, target), mass) for loss, at, part, target, mass in self._each(f, y)]
-        return lambda u: torch.cat([of_head(u[:, at]) / mass for at, of_head, mass in each], 1)
+    def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each head's own combinations of its rows, zero at the other heads."""
+        parts = self.parts(f, y)
+        found = [part.combined(u) for part in parts]
+        if len(found) == 1:
+            return found[0]
+        wide = [rows.new_zeros(len(f), rows.shape[1], f.shape[1]) for rows, _ in found]
+        for part, (rows, _), whole in zip(parts, found, wide, strict=True):
+            whole[:, :, part.at] = rows
+        return torch.cat(wide, 1), _block_diagonal([B for _, B in found])
 
     def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
-        """Return gradients for targets drawn separately for every head, (n, draws, N)."""
-        each = [
-            loss.draw_slopes(part, target, draws, generator) / mass**0.5
-            for loss, _, part, target, mass in self._each(f, y)
-        ]
-        return torch.cat(each, 2)
+        """Return gradients for targets drawn separately for every row, (n, draws, N)."""
+        return torch.cat([part.drawn(draws, generator) for part in self.parts(f, y)], 2)
 
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
-        """Return None: several heads have no one class."""
-        return None
+        """Return the share of a sample's tokens that are correct, NaN where none counts; None with several heads."""
+        if self.heads:
+            return None
+        (part,) = self.parts(f, y)
+        hits = part.loss.correct(part.rows, part.targets)
+        if hits is None or part.counted is None:
+            return hits
+        seen = part.counted & ~hits.isnan().reshape(part.counted.shape)
+        right = hits.reshape(seen.shape).masked_fill(~seen, 0.0).sum(1)
+        return torch.where(seen.any(1), right / seen.sum(1).clamp(min=1), math.nan)
+
+
+def _beside(products: list[tuple[_Head, Callable[[Tensor], Tensor]]]) -> Callable[[Tensor], Tensor]:
+    """Return u -> the heads' products with their parts of u, side by side."""
+
+    def apply(u: Tensor) -> Tensor:
+        found = [part.multiplied(product, u) for part, product in products]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+    return apply
 
 
 def _block_diagonal(blocks: list[Tensor]) -> Tensor:
     """Return the batched blocks (n, r, r) along the diagonal of one matrix per sample."""
-    size = sum(block.shape[1] for block in blocks)
-    B, start = blocks[0].new_zeros(len(blocks[0]), size, size), 0
-    for block in blocks:
-        stop = start + block.shape[1]
-        B[:, start:stop, start:stop] = block
-        start = stop
+    ends = list(accumulate(block.shape[1] for block in blocks))
+    B = blocks[0].new_zeros(len(blocks[0]), ends[-1], ends[-1])
+    for block, end in zip(blocks, ends, strict=True):
+        B[:, end - len(block[0]) : end, end - len(block[0]) : end] = block
     return B
-
-
-@dataclass(frozen=True, eq=False)
-class Shaped:
-    """The targets of a callable that gets outputs in the network's own shape."""
-
-    targets: Any
-    shape: tuple[int, ...]  #: of one sample's outputs
-
-
-@final
-class OfShape(OfForm):
-    """A callable of outputs in the shape that the network gives them."""
-
-    one_softmax = False
-
-    def form(self, f: Tensor, y: Any) -> Tensor:
-        """Return the outputs in the network's shape."""
-        return f.reshape(-1, *y.shape)
-
-
-def of_form(loss: Loss, y: Any) -> Loss:
-    """Return the loss for targets of this form."""
-    if isinstance(y, Tokens):
-        return of_sequences(loss)
-    if isinstance(y, Heads) and not isinstance(loss, OfHeads | OfStructure):
-        each = loss_of_each(loss, y.targets)
-        if each is None:
-            return OfStructure(loss)
-        return OfHeads([of_form(*head) for head in zip(each, y.forms, strict=True)])
-    return OfShape(loss) if isinstance(y, Shaped) and not isinstance(loss, OfShape) else loss
-
-
-def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_outputs: int) -> tuple[Tensor, Any]:
-    """Return (outputs (n, N), targets in the form that `of_form` knows).
-
-    Args:
-        outputs: What the network returned.
-        targets: What the data gave.
-        n: The number of samples.
-        loss: The loss of these outputs, or the one they will get.
-        counted: Which tokens count, (n, T); ignored if it does not fit.
-        known_outputs: N as known so far: with one row per token, that of the longest batch; 0 if not known.
-    """
-    heads = None if isinstance(outputs, Tensor) else matching(outputs, targets, n, any_targets=loss.whole)
-    if heads is not None:
-        return _in_heads(outputs, *heads, n, loss, counted)
-    if not isinstance(outputs, Tensor):
-        if loss.whole and (found := of_one_target(outputs, targets, n)) is not None:
-            return found
-        raise BadModel(
-            f"the network returned {_told(outputs)}; outputs must be a tensor of shape (batch, ...), or several heads "
-            "with targets of the same structure",
-            remedy=("choose one through ", FORWARD),
-        )
-    if n == 1 and outputs.ndim < 2:  # a squeeze() in the network also takes the axis of a single sample
-        outputs = outputs.reshape(1, -1) if outputs.numel() > 1 else outputs.reshape(1)
-    if outputs.ndim == 0 or len(outputs) != n:
-        raise BadModel(
-            f"outputs must have shape (batch, N) = ({n}, N), or (batch, ...), got {tuple(outputs.shape)}",
-            remedy=_mend_of_axes(outputs, n),
-        )
-    if outputs.ndim == 2:
-        return outputs, targets
-    if outputs.ndim == 3 and not _are_places(outputs, targets, loss, counted):
-        outputs = filled_up(outputs, targets, counted, loss.ignore_index)
-    counts = counted if isinstance(counted, Tensor) and counted.shape == outputs.shape[:2] else None
-    reading = _reading(outputs, targets, loss, counts) if isinstance(targets, Tensor) and not loss.whole else None
-    if outputs.ndim == 3 and reading in (None, "tokens"):
-        return by_token(outputs, targets, counts, loss.ignore_index, known_outputs // outputs.shape[2])
-    if reading is not None:
-        rows, labels = outputs.movedim(1, -1).flatten(1, -2), targets
-        labels = labels.movedim(1, -1).flatten(1, -2) if labels.shape == outputs.shape else labels.flatten(1)
-        return by_token(rows, labels, None, loss.ignore_index, known_outputs // outputs.shape[1], reading)
-    if loss.whole or loss.by_place:
-        return outputs.reshape(n, -1), Shaped(targets, tuple(outputs.shape[1:]))
-    if outputs.ndim > 1 and not (isinstance(targets, Tensor) and one_each(outputs, targets)):
-        got = f"of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else f"a {type(targets).__name__}"
-        raise BadData(
-            f"outputs of shape {tuple(outputs.shape)} need one target for each output, or class labels of shape "
-            f"{(n, *outputs.shape[2:])}, one for each place; the targets are {got}",
-            argument="data",
-            remedy=("flatten or pool the outputs, in the model or through ", FORWARD),
-        )
-    return outputs.reshape(n, -1), targets.reshape(n, -1) if outputs.ndim > 1 else targets
-
-
-def _mend_of_axes(outputs: Tensor, n: int) -> str:
-    """Return what to do about outputs whose axis 0 does not count the n samples, as their shape shows it."""
-    if outputs.ndim > 1 and outputs.shape[1] == n:
-        return (
-            f"axis 1 has {n} entries: if these are the samples, put them first (batch_first=True, or transpose(0, 1))"
-        )
-    if outputs.ndim and len(outputs) % n == 0 and len(outputs):
-        rows = len(outputs) // n
-        return f"{rows} rows for each sample: if these follow each other, return outputs.reshape({n}, {rows}, ...)"
-    if outputs.numel() == 1:
-        return "one number for the whole batch: return the outputs before a mean, a sum or a loss is taken of them"
-    return "return one row for each sample, in the samples' order"
-
-
-def _in_heads(
-    outputs: Any, parts: list[Tensor], targets: Any, n: int, loss: Loss, counted: Any
-) -> tuple[Tensor, Heads]:
-    """Return the heads' outputs side by side, each in rows, and their targets."""
-    given = list(zip(parts, targets.values() if isinstance(targets, Mapping) else targets, strict=True))
-    each, like = loss_of_each(loss, targets), targets if isinstance(targets, Mapping) else outputs
-    if each is None:
-        return in_columns(parts, targets, [(part.reshape(n, -1), target) for part, target in given], like)
-    rows = [
-        (part.reshape(n, -1), target) if _flat(part, target) else in_rows(part, target, n, one, counted, 0)
-        for (part, target), one in zip(given, each, strict=True)
-    ]
-    return in_columns(parts, targets, rows, like)
-
-
-def _flat(outputs: Tensor, targets: Any) -> bool:
-    """Return whether the targets hold one number for each output, in another shape than the outputs'."""
-    numbers = isinstance(targets, Tensor) and targets.is_floating_point() and one_each(outputs, targets)
-    return numbers and targets.shape not in (outputs.shape, outputs.shape[:2])
-
-
-def _reading(outputs: Tensor, targets: Tensor, loss: Loss, counts: Tensor | None) -> Reading | None:
-    """Return what outputs (n, A, B, ...) are: places whose classes lie in axis 1, or tokens; None if they are neither.
-
-    Wherever torch's cross-entropy takes the shapes, axis 1 holds the classes, as in torch. So it is for class labels at
-    every other place, and for cross-entropy with probabilities of the outputs' shape. Labels of the shape (n, A) are
-    those of tokens if torch does not take them, if `counts` is a mask of tokens, or if another batch shows it.
-    """
-    n, A, *places = outputs.shape if outputs.ndim > 2 else (len(outputs), 0)
-    if targets.is_floating_point():
-        second = tokens = loss.name == "cross_entropy" and targets.shape == outputs.shape
-    else:
-        second, tokens = targets.shape == (n, *places), targets.shape == (n, A)
-    if outputs.ndim > 3 or not (second and tokens):
-        return "places" if second and places else "tokens" if tokens and places else None
-    known = counts is not None or not loss.places or _of_tokens(loss)
-    return "tokens" if known else "either"
-
-
-def _are_places(outputs: Tensor, targets: Any, loss: Loss, counted: Any) -> bool:
-    """Return whether the targets (n, B) are labels of the B places of outputs (n, A, B), not of more than A tokens."""
-    labels = isinstance(targets, Tensor) and targets.shape == (len(outputs), outputs.shape[2])
-    masked = labels and isinstance(counted, Tensor) and counted.shape == targets.shape
-    return labels and loss.places and not masked and not _of_tokens(loss)
-
-
-def _of_tokens(loss: Loss) -> bool:
-    return isinstance(loss, TokenWise) and loss.rows
-
-
-def _told(outputs: Any) -> str:
-    kind = type(outputs).__name__
-    if isinstance(outputs, dict):
-        return f"a {kind} of {', '.join(map(str, outputs))}"
-    return f"a {kind} of {len(outputs)} parts" if isinstance(outputs, tuple | list) else f"a {kind}"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from flatlens.csvfile import csv_of
 from flatlens.experiments.overrides import last_field
 from flatlens.experiments.quantities import in_words
+from flatlens.files import csv_of
 
 if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult

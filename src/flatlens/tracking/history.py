@@ -10,10 +10,9 @@ from typing import Any
 import pandas as pd
 
 from flatlens.column import Column
-from flatlens.csvfile import csv_of, unescaped
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Report, undefined
-from flatlens.files import write_whole
+from flatlens.files import csv_of, unescaped, write_whole
 from flatlens.tracking.stability import Edge
 
 TYPES = {

@@ -27,8 +27,8 @@ from flatlens.measures.pipeline import measure_with
 from flatlens.problem import Problem
 from flatlens.problem.batches import finite
 from flatlens.problem.data import random_kept
+from flatlens.problem.forward import forwards
 from flatlens.problem.ranks import in_first_process
-from flatlens.problem.sample_losses import forwards
 from flatlens.progress import Aside, ProgressLine, Watch, beside, no_progress
 from flatlens.result import of_report
 from flatlens.tracking.history import History, save_history

@@ -24,7 +24,7 @@ from flatlens.operations.weight_pairs import HeadOrder, WeightPair
 from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK, take
 from flatlens.problem.eval_context import size_of_parts
-from flatlens.problem.sample_losses import forwards
+from flatlens.problem.forward import forwards
 
 STAYS_WITHIN = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output, or of `terms`
 OUTPUTS_CHANGE = "the outputs change with it: something else reads these features, or tells the heads apart"

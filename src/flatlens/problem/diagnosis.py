@@ -1,9 +1,15 @@
-"""Causes of what a check has found, each tested before it is named, in further passes whose calls are watched."""
+"""What went wrong in the user's own code, in one line: its errors, and the causes of what a check has found.
+
+An error of the network's forward pass or of the loss is told with its likely cause and the way on. A cause of what a
+check has found (random outputs, coupled samples, NaN) is tested before it is named, in further passes whose calls are
+watched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,11 +19,152 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flatlens.errors import Code, Give, Words
+from flatlens.errors import FORWARD, Code, ForwardFailed, Give, LossFailed, Words
+from flatlens.problem.batches import tensors_in
 from flatlens.problem.data import seeded
+from flatlens.problem.loss import Loss
+from flatlens.problem.op_overrides import NO_LOOP
+from flatlens.user_code import said, users_code
+
+_Cause = TypeVar("_Cause", bound=Words)
+
+
+@contextmanager
+def losing(loss: Loss, where: str, f: Tensor, y: Any) -> Iterator[None]:
+    """Raise any exception of the loss as one line that says where in the data it happened."""
+
+    def failed(line: str) -> LossFailed:
+        return LossFailed(f"the loss failed on {where} ({line})", value=loss, remedy=_mend_of_loss(line, f, y))
+
+    with users_code(failed):
+        try:
+            yield
+        except LossFailed as error:
+            raise error.__cause__ or error from None
+
+
+def forward_failed(
+    where: str, model: nn.Module | None = None, batch: Any = None, itself: Callable[[], object] | None = None
+) -> Callable[[str], ForwardFailed]:
+    """Return the function that makes one line about an exception into the error of a failed forward().
+
+    `itself` runs the network in the dtype that its owner gave it, if that is another one.
+    """
+
+    def failed(line: str) -> ForwardFailed:
+        what = "forward failed on ", where, f" ({line})"
+        if NO_LOOP in line:
+            return ForwardFailed(what)
+        mend = _mend_of_forward(line, model, tensors_in(batch), itself)
+        return ForwardFailed(what, remedy=mend)
+
+    return failed
+
+
+def _mend_of_forward(line: str, model: nn.Module | None, inputs: list[Tensor], itself: Any) -> Words:
+    name = getattr(getattr(type(model), "forward", None), "__qualname__", "")
+    if name and f"{name}() " in line and re.match("TypeError: .*(missing|takes|unexpected)", line):
+        return (
+            "it does not take the inputs that the data give: give several as a tuple, ((x, mask), y), or in a dict by "
+            "their names, or call the network yourself: ",
+            FORWARD,
+        )
+    given = f"inputs of {', '.join(map(_kind, inputs[:4]))}" if inputs else "the inputs"
+    kinds = {kind.lower() for kind in re.findall(r"\b(BFloat16|Half|Float|Double|Long|Int)(?:Tensor)?\b", line, re.I)}
+    if len(kinds) > 1 and "type" in line:
+        if itself is not None and _works(itself):
+            return (
+                "the network runs in its own dtype, not in a copy of another one, in which it is measured: forward() "
+                "casts to a fixed dtype; cast to the weight's, as in x.to(self.layer.weight.dtype)"
+            )
+        if kinds & {"long", "int"}:
+            return f"it needs numbers of another type, floating ones or whole ones, and gets {given}: cast them"
+        if model is not None and (held := _held(model, lambda one, p: one.dtype != p.dtype)):
+            return f"the attribute {held} has another dtype than the weights: cast it in forward(), or make it a buffer"
+        return "forward() computes in several dtypes: cast to the weight's, as in x.to(self.layer.weight.dtype)"
+    if "device" in line:
+        if model is not None and (held := _held(model, lambda one, p: one.device != p.device)):
+            return f"the attribute {held} is on another device than the weights: make it a buffer (register_buffer)"
+        return "forward() makes a tensor on another device than its inputs: give it device=x.device"
+    if line.startswith("IndexError: index out of range in self"):
+        return f"an embedding has fewer rows than the largest index of {given} needs"
+    if re.search(_SHAPES, line):
+        return f"forward() gets {given}: does the network take these shapes?"
+    return f"its own code raised this, on {given}"
+
+
+def _works(call: Callable[[], object]) -> bool:
+    with suppress(Exception):
+        call()
+        return True
+    return False
+
+
+def _held(model: nn.Module, other: Callable[[Tensor, Tensor], bool]) -> str:
+    """Return the name of a floating tensor, a plain attribute or a buffer, that is other than the first parameter."""
+    first = next(model.parameters(), torch.zeros(()))
+    for name, module in model.named_modules():
+        for key, value in {**vars(module), **module._buffers}.items():
+            if isinstance(value, Tensor) and value.is_floating_point() and other(value, first):
+                return f"{key!r} of {repr(name) if name else 'the network'}"
+    return ""
+
+
+def _mend_of_loss(line: str, f: Tensor, y: Any) -> str:
+    if isinstance(y, list | tuple) and any(isinstance(one, str) for one in y):
+        return "the labels are text: number the classes 0, 1, ..."
+    if "'Tensor' object has no attribute" in line:
+        return (
+            "the loss gets .logits of what the network returns, where it has them (those of a Categorical are "
+            "normalised), else its tensor: compute the loss from a tensor"
+        )
+    given = f"outputs of shape {tuple(f.shape)}, and targets of {_kind(y)}"
+    whole = isinstance(y, Tensor) and not y.is_floating_point()
+    if f.ndim > 1 and whole and y.numel() and "out of bounds" in line:
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= f.shape[1]:
+            return f"the targets run from {low} to {high}, and {f.shape[1]} outputs are classes 0 to {f.shape[1] - 1}"
+    if re.search(r"\b(d?type|LongTensor|int64)\b", line):
+        if isinstance(y, Tensor) and (
+            re.search("to be Long|Expected dtype int|LongTensor|found (Double|Float)$", line) and not whole
+        ):
+            return "the targets are floating numbers where class numbers are needed: give y.long()"
+        if whole and re.search("output type Long|but found Long|Found dtype Long|got Long", line):
+            return "the targets are whole numbers where floating ones are needed: give y.float()"
+        if f.dtype == torch.float64:
+            return (
+                "the loss gets float64 outputs: cast its own tensors with .to(outputs.dtype), or, for class weights, "
+                "give nn.CrossEntropyLoss(weight=...)"
+            )
+    if "does not require grad" in line:
+        return "it is not differentiable: compute it from the outputs, without argmax, comparison or detach()"
+    if re.search(_SHAPES, line):
+        return f"it gets {given}: does it take these shapes?"
+    return f"its own code raised this, on {given}"
+
+
+@contextmanager
+def retold(where: str | Callable[[], str]) -> Iterator[None]:
+    """Add to the error of a failed forward() where in the data it happened."""
+    try:
+        yield
+    except ForwardFailed as error:
+        cause, place = error.__cause__ or error, where if isinstance(where, str) else where()
+        if isinstance(error.what, tuple):  # of `forward_failed`: what, where, line
+            raise error.but(what=(error.what[0], place, error.what[2])) from cause
+        raise forward_failed(place)(said(cause)) from cause
+
+
+def _kind(y: Any) -> str:
+    return f"shape {tuple(y.shape)} and {y.dtype}" if isinstance(y, Tensor) else f"type {type(y).__name__}"
+
+
+_SHAPES = r"shape|[Ss]ize|dimension|channels|[0-9]D|elements|unpack|\.dim\b|subscript|indices for tensor"
+"""Words of torch's and Python's errors about shapes."""
+
+# Causes of what a check has found
 
 _Run = Callable[[], Tensor]
-_Cause = TypeVar("_Cause", bound=Words)
 """One pass of the network: its outputs, (n, N)."""
 
 _FIRST_AXES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.RNNBase)
@@ -110,11 +257,16 @@ def if_found(cause: Callable[[], _Cause]) -> _Cause | str:
     return ""
 
 
-def why_random(model: nn.Module, run: _Run, alike: Callable[[Tensor, Tensor], bool]) -> str:
-    """Return why a network gives different outputs for the same batch, and the way on; `alike` compares outputs."""
-    watch = _Watch(model, values=False)
+def _watched(model: nn.Module, run: _Run, *, values: bool = True) -> _Watch:
+    watch = _Watch(model, values)
     with watch:
         run()
+    return watch
+
+
+def why_random(model: nn.Module, run: _Run, alike: Callable[[Tensor, Tensor], bool]) -> str:
+    """Return why a network gives different outputs for the same batch, and the way on; `alike` compares outputs."""
+    watch = _watched(model, run, values=False)
     mend = "draw them beforehand, and give them with the data as an input (docs/recipes.md)"
     if draws(run, alike):
         what = watch.places(watch.draws) if watch.draws else "forward()"
@@ -134,19 +286,12 @@ def why_random(model: nn.Module, run: _Run, alike: Callable[[Tensor, Tensor], bo
             f"forward() changes the buffer {written[0][0]!r}, on which its outputs depend, also in eval mode: change "
             f"it only where self.training is true"
         )
+    apart = _first_apart(_watched(model, run).calls, _watched(model, run).calls, None, 0)
+    where = f"the first to differ is {watch.place(apart.name)}" if apart else "forward() differs outside of its layers"
     return (
-        f"no buffer and no random numbers of torch, NumPy or Python cause it; {_kept(watch, model, run)}: a counter, a "
-        f"cache, a clock, or sums in an order that varies are possible"
+        f"no buffer and no random numbers of torch, NumPy or Python cause it; {where}: a counter, a cache, a clock, or "
+        f"sums in an order that varies are possible"
     )
-
-
-def _kept(watch: _Watch, model: nn.Module, run: _Run) -> str:
-    whole, again = _Watch(model), _Watch(model)
-    for one in (whole, again):
-        with one:
-            run()
-    first = _first_apart(whole.calls, again.calls, None, 0)
-    return f"the first to differ is {watch.place(first.name)}" if first else "forward() differs outside of its layers"
 
 
 def draws(call: Callable[[], object], alike: Callable[[Any, Any], bool]) -> bool:
@@ -160,9 +305,8 @@ def draws(call: Callable[[], object], alike: Callable[[Any, Any], bool]) -> bool
 
 def why_cut(model: nn.Module, run: _Run) -> str:
     """Return where outputs lose their graph, so that they depend differentiably on nothing."""
-    watch = _Watch(model, values=False)
-    with torch.enable_grad(), watch:
-        run()
+    with torch.enable_grad():
+        watch = _watched(model, run, values=False)
     if watch.without_graph:
         return f"torch.no_grad() or torch.inference_mode() is on in {watch.places(watch.without_graph)}"
     cut = next((call.name for call in watch.calls if not call.graded), None)
@@ -173,7 +317,7 @@ def why_cut(model: nn.Module, run: _Run) -> str:
 def why_no_slope(batch: Any) -> str:
     """Return why the outputs depend differentiably on no input of a batch."""
     x = batch[0] if isinstance(batch, tuple) and batch else batch
-    if any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(x)):
+    if any(map(torch.is_floating_point, tensors_in(x))):
         return "forward() does not use them, or cuts them off: detach(), rounding, a comparison or NumPy does"
     return "they are whole numbers"
 
@@ -199,11 +343,7 @@ def why_coupled(model: nn.Module, whole: _Run, alone: _Run, rows: Tensor, n: int
         n: The number of all samples.
         ways: The way on where the network means to take samples together.
     """
-    first, second = _Watch(model), _Watch(model)
-    with first:
-        whole()
-    with second:
-        alone()
+    first, second = _watched(model, whole), _watched(model, alone)
     found = _first_apart(first.calls, second.calls, rows, n)
     if found is None:
         one = next((call for call in reversed(first.calls) if call.name == ""), None)
@@ -215,7 +355,8 @@ def why_coupled(model: nn.Module, whole: _Run, alone: _Run, rows: Tensor, n: int
     if isinstance(module, _BatchNorm):
         give = (Give("batchnorm", "train"), " with ", Give("ghost_batch", Code("k")))
         return f"{place} normalises over the batch: ", *give, " measures the network in batches of k"
-    if isinstance(module, _FIRST_AXES) and not getattr(module, "batch_first", _batch_first(module)):
+    batch_first = getattr(module, "batch_first", getattr(getattr(module, "self_attn", None), "batch_first", True))
+    if isinstance(module, _FIRST_AXES) and not batch_first:
         return f"{place} takes axis 0, that of the samples, for the tokens: make it with batch_first=True"
     if _observes(module):
         return _observing(place)
@@ -236,16 +377,9 @@ def _observing(place: str) -> str:
     return f"{place} observes the range of each batch: model.apply(torch.ao.quantization.disable_observer) stops it"
 
 
-def _batch_first(module: nn.Module) -> bool:
-    attention = getattr(module, "self_attn", None)
-    return bool(getattr(attention, "batch_first", True))
-
-
 def why_not_finite(model: nn.Module, run: _Run) -> str:
     """Return where outputs begin that are not finite, also in float64."""
-    watch = _Watch(model)
-    with watch:
-        run()
+    watch = _watched(model, run)
     if not watch.broken:
         return "it begins with a number that is not finite in forward() itself"
     return f"it arises in {watch.places(watch.broken, ' or ')}"
@@ -279,18 +413,14 @@ def _same(one: Tensor, other: Tensor, rows: Tensor | None, n: int) -> bool:
         return False
     if not one.is_floating_point():
         return torch.equal(one, other)
-    return torch.allclose(one, other, rtol=0.0, atol=_allowed(one), equal_nan=True)
-
-
-def _allowed(one: Tensor) -> float:
     scale = float(one.abs().nan_to_num(0.0, 0.0, 0.0).max()) if one.numel() else 0.0
-    return 1e4 * torch.finfo(one.dtype).eps * scale
+    return torch.allclose(one, other, rtol=0.0, atol=1e4 * torch.finfo(one.dtype).eps * scale, equal_nan=True)
 
 
 def _tensors(values: Any) -> list[Tensor]:
     if not isinstance(values, Tensor | tuple | list | dict):
         values = vars(values) if hasattr(values, "__dict__") else values
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return tensors_in(values)
 
 
 def _copies(values: Any) -> list[Tensor]:

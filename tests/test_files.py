@@ -9,9 +9,9 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatlens.csvfile import csv_of, unescaped
 from flatlens.experiments.specification import _read
 from flatlens.experiments.store import Store
+from flatlens.files import csv_of, unescaped
 from flatlens.report.frames import csv_bytes
 from flatlens.tracking.history import TYPES, load_history, save_history
 

@@ -1,0 +1,27 @@
+"""Modules under their former names: extensions import from them for one more version."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from flatlens.deprecated_names import FORMER_MODULES, FormerName
+
+
+@pytest.mark.parametrize("name", FORMER_MODULES)
+def test_a_former_module_has_the_present_names_and_warns_where_it_is_imported(name: str) -> None:
+    sys.modules.pop(name, None)
+    with pytest.warns(FormerName, match=f"{name} is now called {FORMER_MODULES[name]}") as told:
+        found = importlib.import_module(name)
+    present = importlib.import_module(FORMER_MODULES[name])
+    assert {n: v for n, v in vars(found).items() if n[0] != "_"} == {
+        n: v for n, v in vars(present).items() if n[0] != "_"
+    }
+    assert told[0].filename == __file__
+
+
+def test_a_module_that_never_was_is_not_found() -> None:
+    with pytest.raises(ModuleNotFoundError, match="nothing"):
+        importlib.import_module("flatlens.nothing")
