@@ -228,7 +228,7 @@ def labels_known() -> Iterator[None]:
         _KNOWN.reset(token)
 
 
-ROW = "sample"
+SAMPLE = "sample"
 """What a row of the outputs is, in an error about its target."""
 
 
@@ -255,7 +255,7 @@ def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
         if classes == 1:
             why = ": the model has one output, which cannot tell classes apart"
             mend = "with labels 0 and 1 the loss is nn.BCEWithLogitsLoss()"
-        what = f"label {int(y[first])} at ", ROW, f" {first} of its batch{why}"
+        what = f"label {int(y[first])} at ", SAMPLE, f" {first} of its batch{why}"
         raise BadData(what, argument="data", remedy=mend)
     return y.long()
 
@@ -270,7 +270,7 @@ def probabilities(y: Tensor, name: str) -> Tensor:
         raise BadData(
             (
                 f"{name} has a target of {float(y[tuple(at)]):.4g} for class {int(at[1])} at ",
-                ROW,
+                SAMPLE,
                 f" {int(at[0])} of its batch: class probabilities must not be negative",
             ),
             argument="data",

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import FORWARD, BadData, BadLoss, BadModel
-from flatlens.problem.loss import ROW, Loss, one_each
+from flatlens.problem.loss import SAMPLE, Loss, one_each
 
 Reading: TypeAlias = Literal["tokens", "places", "either"]
 """What outputs (n, A, B) with their targets are: A tokens, B places with A classes (torch's rule), or either."""
@@ -500,7 +500,7 @@ class _Head(NamedTuple):
             if self.counted is None:
                 raise
             parts = error.what if isinstance(error.what, tuple) else (error.what,)
-            raise error.but(what=tuple("token" if part == ROW else part for part in parts)) from error
+            raise error.but(what=tuple("token" if part == SAMPLE else part for part in parts)) from error
         if self.counted is None:
             return found[:, None]
         masked = ~self.counted.flatten().reshape(-1, *(1,) * (found.ndim - 1))
