@@ -370,6 +370,7 @@ def _functional_hessian(
 
     A probe changes all weights together. Their signs are independent, so the terms between two weights have mean 0.
     """
+    # all weights' directions, and one operator for all parameters that these change
     values = dict(lens.model.named_parameters())
     directions = [one.directions(values) for one in weights]
     shapes = [one.shape for one in directions]
@@ -386,7 +387,7 @@ def _functional_hessian(
         own = torch.zeros(len(weights), dtype=torch.float64)
         for at, parts in moved.items():
             own[at] = sum(float((part * entries.of(Fv).cpu()).sum()) for entries, part in parts)
-        lens.count(1)
+        lens.products += 1
         return own
 
     def draw(probes: int) -> Tensor:
@@ -394,6 +395,7 @@ def _functional_hessian(
         signs = partial(random_signs, like=like, generator=run.generator)
         return torch.stack([forms(dict(enumerate(map(signs, shapes)))) for _ in run.counted(PRODUCTS, probes)])
 
+    # random signs, or every direction in turn where those are fewer
     everything = sum(h * a for h, a in shapes)
     names = tuple(map(str, range(len(weights))))
     found = sampled(draw, effort, size, everything, run)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature import GaussNewton, Hessian, Operator, lanczos
-from flatlens.curvature.functional_hessian import ShiftDirections, functional_hessian_along
+from flatlens.curvature.functional_hessian import ShiftDirections
 from flatlens.curvature.krylov import relative_residual
 from flatlens.curvature.spectral_norms import batch_jacobians, feature_norms
 from flatlens.curvature.spectrum import SMALL_MATRIX, row_block_maxima
@@ -223,15 +223,12 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Es
     shares = [0.0]
 
     def at(name: str, weight: Weight) -> Estimate:
+        # the largest eigenvalue of each row's block: of all rows together where one pass gives the blocks
         before = lens.products
         if name in blocks:
             D = blocks[name].row_curvatures()
             if name not in lens.layout.affine:  # the functional Hessian's part of D_i[s,s], (n, d)
-                beyond, products = functional_hessian_along(
-                    lens.problem, lens.model, lens.layout, name, ShiftDirections(), lambda forms: forms, run.progress
-                )
-                lens.count(products)
-                D = D + beyond.to(D)
+                D = D + lens.functional_hessian(name, ShiftDirections(), run, lambda forms: forms).to(D)
             maxima, share = row_block_maxima(D, blocks[name].phi, rtol, run.progress)
         else:
             maxima, share = _rows_one_by_one(lens, run, weight, rtol)
@@ -250,6 +247,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Es
         name: _attempted(lens, "maximal_relative_flatness", partial(at, name, weight))
         for name, weight in weights.items()
     }
+    # the network's rows
     last = next(reversed(weights))
     others, share = left_out(lens, weights), max(shares)
     return {
@@ -281,7 +279,7 @@ def _rows_one_by_one(lens: Lens, run: Run, weight: Weight, rtol: float) -> tuple
         found = lanczos(apply, start.to(operator.space.device, operator.dtype), rtol=rtol)
         maxima.append(found.values[0])
         share = max(share, relative_residual(float(found.residuals[0]), found.largest))
-    lens.count(operator.products)
+    lens.products += operator.products
     return torch.stack(maxima), share
 
 
@@ -305,7 +303,7 @@ def spectral_density(
     def of(names: list[str] | None) -> Estimate:
         operator = (GaussNewton if ggn else Hessian)(lens.problem, names, model=lens.model)
         found = density_of(operator, probes=probes, steps=steps, generator=run.generator, progress=run.progress)
-        lens.count(operator.products)
+        lens.products += operator.products
         arrays = {"grid": found.grid, "density": found.density, "stderr": found.stderr}
         return Estimate(found.rms, found.rms_stderr, "estimate", arrays=arrays, products=operator.products)
 

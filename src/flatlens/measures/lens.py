@@ -78,24 +78,25 @@ class Lens:
             raise BadInput(
                 f"Lens(...): a Problem is needed, got {type(problem).__name__}: Lens(Problem(model, loss, data))"
             )
+        # the network must be one that can be measured now, and the same in every process
         optimiser = plain_optimiser(optimiser, "Lens")
         to_parts(problem.model)
         require_same_everywhere(problem)
         require_own_torch()
         require_finite_weights(problem.model)
-        problem = problem.present()
-        self.problem = problem
+        self.problem = problem.present()
         self.optimiser = optimiser
-        self.model = problem.measured()
-        self.along = _along(along, problem, self.model)
+        self.model = self.problem.measured()
+        self.along = _along(along, self.problem, self.model)
         if not isinstance(attention_heads, bool):
             raise BadInput("True or False is needed", argument="attention_heads", value=attention_heads, call="Lens")
         self.attention_heads = attention_heads
-        self.probes = _probes(outputs, problem.outputs)  #: number of random combinations; None for every output
+        self.probes = _probes(outputs, self.problem.outputs)  #: number of random combinations; None for every output
+        # what measurements leave, for others and for the report
         self.passes = 0
         self.products = 0  #: products with curvature matrices over all the data, since the lens was made
         self.pass_seconds = 0.0  #: duration of all passes, which serve many measures each
-        self._peers = problem.peers  # asked for at every layer, and found by a look at all parameters
+        self._peers = self.problem.peers  # asked for at every layer, and found by a look at all parameters
         self.remembered = _remembered(after, self._peers)  #: leading eigenpairs, by search and layer
         self.residuals: dict[Key, Tensor] = {}  #: relative residuals of largest eigenvalues found matrix-free, (n,)
         self.failed: dict[Key, str] = {}  #: why a measure of a pass has no values at a place
@@ -106,7 +107,7 @@ class Lens:
         self._distrusted: frozenset[str] = frozenset()  #: places whose axis of samples differed from the plan
         self._outcomes: dict[str, Outcomes] = {}
         self._scale: dict[str, tuple[Tensor, int]] = {}
-        self._versions = _fingerprints(problem.model)
+        self._versions = _fingerprints(self.problem.model)
 
     @cached_property
     def layout(self) -> Layout:
@@ -357,26 +358,20 @@ class Lens:
         """Return how many features of a layer are constant over the data; 0 if no measure needed their spread."""
         return self._scale[layer][1] if layer in self._scale else 0
 
-    def functional_hessian(self, layer: str, directions: Directions, run: Run, *, each: bool = False) -> Tensor:
-        """Return the functional Hessian along directions of a weight.
+    def functional_hessian(
+        self, layer: str, directions: Directions, run: Run,
+        weigh: Callable[[Tensor], Tensor] = lambda forms: forms.sum(1),
+    ) -> Tensor:  # fmt: skip
+        """Return the functional Hessian's forms along directions of a weight, summed over directions, (n,).
 
-        Summed over directions, (n,); or with `each` summed over samples, (directions,).
+        Or what `weigh` makes of the forms of some samples, (samples, directions), for all of them.
         """
         self.require_fresh()
         rows, products = functional_hessian_along(
-            self.problem, self.model, self.layout, layer, directions,
-            lambda forms: forms.sum(0, keepdim=True) if each else forms.sum(1), run.progress,
-        )  # fmt: skip
+            self.problem, self.model, self.layout, layer, directions, weigh, run.progress
+        )
         self.products += products
-        return rows.sum(0) if each else rows
-
-    def count(self, products: int) -> None:
-        """Add to the number of products with curvature matrices."""
-        self.products += products
-
-    def remember(self, key: Key, found: Remembered) -> None:
-        """Keep leading eigenpairs for the search at a later moment of the network."""
-        self.remembered[key] = found
+        return rows
 
     def require_fresh(self) -> None:
         """Refuse to mix values of two networks: raise if the model has changed."""

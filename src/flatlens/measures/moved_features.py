@@ -97,6 +97,7 @@ def feature_robustness(
         return undefined(no_linear_layer(lens))
     shares = [(k + 1) / levels for k in range(levels)]
 
+    # by the law of A: each sample's own noise, the worst A, or pairs A and -A
     def of(weight: Weight) -> dict[str, Estimate]:
         if why := unmovable(weight, by_noise=over == "noise"):
             return {"": undefined(why)}
@@ -110,6 +111,7 @@ def feature_robustness(
         value, reached = features.worst(delta, restarts, steps, run.generator)
         return {"": of_searches(value, reached, features.rounding(), "delta") if value >= 0 else undefined(NO_LOSS)}
 
+    # the network's number is that of the last layer
     found = {name: of(weight) for name, weight in weights.items() if layers or name == last}
     parts = {(part, None): with_note(one, which_layer(lens, last)) for part, one in found[last].items()}
     return parts | {(part, name): one for name in found if layers for part, one in found[name].items()}

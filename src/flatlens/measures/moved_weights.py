@@ -130,12 +130,14 @@ def worst_sharpness(
             remedy="leave m out",
             call="worst_sharpness",
         )
+    # the ball, and whether a move of its size survives the weights' rounding
     elsewhere = Elsewhere(lens.problem, model=lens.model)
     groups = [None] if m is None or m >= lens.problem.n else lens.problem.data.in_batches_of(m)
     unit = _units(elsewhere, adaptive)
     length = float((elsewhere.here / unit).nan_to_num(posinf=0.0, neginf=0.0).norm())
     if why := lost_in_rounding("rho", rho, length, unit.dtype):
         return undefined(why)
+    # each group climbs on its own; the rises are averaged by their masses
     size, total, reached = min(m or lens.problem.n, lens.problem.n), 0.0, []
     for _, group in zip(run.counted("groups of samples", -(-lens.problem.n // size)), groups, strict=True):
         rise, mass, each = _worst_of(elsewhere, group, rho, unit, restarts, steps, run)
@@ -219,6 +221,7 @@ def pac_bayes_flatness(
     here = _score(elsewhere, elsewhere.here, of)
     if here is None:
         return undefined("the targets are not class labels: use of='loss'")
+    # the same noise at every level
     looks: list[float] = []
     seeds = torch.randint(2**62, (probes,), generator=run.generator).tolist()
 
@@ -234,6 +237,7 @@ def pac_bayes_flatness(
             run.progress("levels of noise", min(len(looks), LOOKS), LOOKS)
         return torch.tensor(found, dtype=torch.float64)
 
+    # the first level at which the mean change passes what is allowed
     size = 1.0 if adaptive else float(elsewhere.here.square().mean().sqrt()) or 1.0
     crossing = first_crossing(change, level, 0.05 * size)
     if crossing is None:

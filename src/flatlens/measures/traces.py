@@ -24,7 +24,6 @@ from flatlens.curvature.functional_hessian import (
     diagonal,
     exact_functional_hessian_trace,
     exact_products,
-    functional_hessian_along,
     functional_hessian_trace,
 )
 from flatlens.curvature.probes import mean_of_forms
@@ -213,7 +212,7 @@ def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool
         )
         exact = torch.tensor([values[name] for name in curved.names], dtype=torch.float64)
         found = FunctionalHessianPart(curved.names, exact, None, products)
-    lens.count(found.products)
+    lens.products += found.products
     return found if found.values.any() else replace(found, unknown=lens.underflow)
 
 
@@ -309,7 +308,7 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
 
     found = sampled(draw, effort, 0.0, operator.size, run)
     total = float(diagonal(operator, run.progress).sum()) if found is None else 0.0
-    lens.count(operator.products)
+    lens.products += operator.products
     return Estimate(total, products=operator.products) if found is None else of_probes(found[0][:, 0], found[1])
 
 
@@ -379,7 +378,7 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
     curved = curved_parameters(lens.problem, lens.layout)
     if curved.others:
         return undefined(f"{curved.others[0]!r} and others act outside one call of a linear layer")
-    total, products = 0.0, 0
+    total, before = 0.0, lens.products
     for layer in {**curved.weights, **curved.biases}:
         weight = lens.layout.weights[layer]
         W, b = weight.matrix.W, weight.matrix.b
@@ -396,10 +395,5 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
             def absolute(forms: Tensor, scale: Tensor | None = scale) -> Tensor:
                 return (forms.abs() if scale is None else forms.abs() * scale).sum(1)
 
-            sums, count = functional_hessian_along(
-                lens.problem, lens.model, lens.layout, layer, family, absolute, run.progress
-            )
-            total += float(sums.sum()) / lens.problem.n
-            products += count
-    lens.count(products)
-    return Estimate(total, products=products)
+            total += float(lens.functional_hessian(layer, family, run, absolute).sum()) / lens.problem.n
+    return Estimate(total, products=lens.products - before)
