@@ -89,7 +89,7 @@ class Layer:
         return float(torch.linalg.matrix_norm(J, 2).max())
 
     def _jacobian(self, X: Tensor, rows: int, fixed: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Return d bn(X)^i_j / d x^i_l at [i, j, l]; features do not depend on each other."""
+        """D bn(X)^i_j / d x^i_l at [i, j, l]; features do not depend on each other."""
         leaf = X.mT.clone().requires_grad_()
         mean, variance = fixed if fixed is not None else (None, None)
         out = F.batch_norm(leaf, mean, variance, self.gamma, None, fixed is None, 0.0, self.eps)
@@ -102,24 +102,21 @@ def _of_layer(context: Context, name: str, layer: Layer) -> Iterator[Claim]:
     sizes = [LEAST * 2**k for k in range(int(math.log2(min(MOST, columns) / LEAST)) + 1)]
     large = [columns // 2**k for k in range(_DOUBLINGS, -1, -1) if columns // 2**k >= LEAST]
     orders = torch.stack([_orders(layer, _shuffled(layer.x, context.generator), large) for _ in range(_DRAWS)])
+    # Both sides, and the operator norms, for each size of batch
     X = _shuffled(layer.x, context.generator)
     spread = layer.x.amax(1) - layer.x.amin(1)
-    left, right, norms, differences = [], [], [], []
-    for N in sizes:
+    left, right, norms, differences = (torch.empty(len(sizes), dtype=torch.float64) for _ in range(4))
+    for k, N in enumerate(sizes):
         D, s = layer.difference(X[:, :N], N), layer.s(X[:, :N])
-        left.append(N * float(D.abs().max()))
-        right.append(float((layer.gamma.abs() / s * (1 + (spread / s) ** 2)).max()))
-        differences.append(float(torch.linalg.matrix_norm(D, 2).max()))
-        norms.append(layer.fixed_norm(X[:, :N]))
+        left[k] = N * float(D.abs().max())
+        right[k] = float((layer.gamma.abs() / s * (1 + (spread / s) ** 2)).max())
+        differences[k] = float(torch.linalg.matrix_norm(D, 2).max())
+        norms[k] = layer.fixed_norm(X[:, :N])
     told = f"batches of {', '.join(map(str, sizes))}"
-    yield Claim(_each(left), _each(right), name, note=told)
+    yield Claim(left, right, name, note=told)
     yield _order_claim(name, orders, large)
-    shown = ", ".join(f"{value:.3g}" for value in differences)
-    yield Claim(_each(norms), _each(differences), name, "operator", note=f"{told}: {shown}")
-
-
-def _each(values: list[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+    shown = ", ".join(f"{value:.3g}" for value in differences.tolist())
+    yield Claim(norms, differences, name, "operator", note=f"{told}: {shown}")
 
 
 def _shuffled(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -127,7 +124,7 @@ def _shuffled(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _orders(layer: Layer, X: Tensor, sizes: list[int]) -> Tensor:
-    """Return -d log(largest entry of the first columns) / d log(N), by least squares over nested batches: (d,)."""
+    """-d log(largest entry of the first columns) / d log(N), by least squares over nested batches: (d,)."""
     entries = torch.stack([layer.difference(X[:, :N], LEAST)[:, :, :LEAST].abs().amax((1, 2)) for N in sizes])
     t = torch.tensor(sizes, dtype=torch.float64).log()
     t = t - t.mean()
@@ -135,10 +132,7 @@ def _orders(layer: Layer, X: Tensor, sizes: list[int]) -> Tensor:
 
 
 def _order_claim(name: str, orders: Tensor, sizes: list[int]) -> Claim:
-    """Return the claim |order - 1| <= 0.1, over draws (draws, d).
-
-    It is undecided otherwise, because no finite size refutes a limit.
-    """
+    """|order - 1| <= 0.1, over draws (draws, d); undecided otherwise, because no finite size refutes a limit."""
     seen = orders[:, torch.isfinite(orders).all(0)]
     if seen.numel() == 0:
         constant = Assumption("nonzero_slopes", False, "gamma is 0")
@@ -151,16 +145,14 @@ def _order_claim(name: str, orders: Tensor, sizes: list[int]) -> Claim:
 
 
 def _inputs(context: Context, layers: dict[str, _BatchNorm]) -> dict[str, Tensor]:
-    """Return the input of each BatchNorm in eval mode, (d, columns) float64, at most `KEPT` columns."""
+    """The input of each BatchNorm in eval mode, (d, columns) float64, at most `KEPT` columns."""
     found: dict[str, list[Tensor]] = {}
-
-    def keep(name: str, x: Tensor) -> None:
-        rows = x.detach().movedim(1, 0).flatten(1).to(torch.float64).cpu()
-        found.setdefault(name, []).append(rows[:, torch.randperm(rows.shape[1], generator=context.generator)[:KEPT]])
 
     def hook(name: str) -> torch.utils.hooks.RemovableHandle:
         def before(_: nn.Module, arguments: tuple[Tensor, ...], options: dict[str, Tensor]) -> None:
-            keep(name, arguments[0] if arguments else options["input"])
+            x = arguments[0] if arguments else options["input"]
+            rows = _shuffled(x.detach().movedim(1, 0).flatten(1).to(torch.float64).cpu(), context.generator)
+            found.setdefault(name, []).append(rows[:, :KEPT])
 
         return layers[name].register_forward_pre_hook(before, with_kwargs=True)
 

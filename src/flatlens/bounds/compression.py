@@ -27,7 +27,7 @@ from flatlens.bounds.context import (
     weight_spectral2,
 )
 from flatlens.bounds.definition import bound
-from flatlens.grams import LayerGrams, Weight, one_pass, quadratic
+from flatlens.grams import LayerGrams, one_pass, quadratic
 from flatlens.measures.flatness import relative_flatness_ggn
 from flatlens.measures.normalised import normalized_sharpness
 from flatlens.measures.sensitivity import input_invariant_mls, jacobian_frobenius, mls, normalized_mls
@@ -35,8 +35,7 @@ from flatlens.measures.traces import interpolation_sharpness
 from flatlens.measures.volume import log_volume
 from flatlens.problem.forward import forwards
 
-POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}
-"""The powers k of Eq. 6 that are checked, and their rows."""
+POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}  #: the powers k of Eq. 6 that are checked, and their rows
 
 
 @bound(
@@ -62,10 +61,12 @@ def linear_stability(context: Context) -> Iterator[Claim]:
         spectral, frobenius2 = context.each(mls, layer), context.each(jacobian_frobenius, layer)
         x2, slope2 = context.each(input_norm2, layer), context.each(weight_slope2, layer)
         premises, found = (context.unshared(layer), context.nonzero(layer, x2)), context.norm_found(layer)
+        large = int((weight.spectral_norm > x2.sqrt()).sum())
+        small = Assumption("weight_below_input", large == 0, f"||W||_2 > ||x|| for {large} of {len(x2)} samples")
         right = weight.spectral_norm * (slope2 / x2).sqrt()
         yield Claim(spectral, right, layer, "", (*premises, found))
         yield Claim(frobenius2.sqrt(), right, layer, "frobenius", (*premises, found))
-        yield Claim(spectral, slope2.sqrt(), layer, "middle", (*premises, _small(weight, x2), found))
+        yield Claim(spectral, slope2.sqrt(), layer, "middle", (*premises, small, found))
         if not weight.dense:
             norm = weight.spectral_norm if weight.adapter.token_wise else weight.kernel_norm
             yield Claim(spectral, norm * (slope2 / x2).sqrt(), layer, "published", premises)
@@ -73,12 +74,6 @@ def linear_stability(context: Context) -> Iterator[Claim]:
         yield Claim(spectral, sound, layer, "sound", (found,))
     for k, part in POWERS.items():
         yield of_the_mean(context, k, part)
-
-
-def _small(weight: Weight, x2: Tensor) -> Assumption:
-    """Return the assumption ||W||_2 <= ||x|| for all samples."""
-    large = int((weight.spectral_norm > x2.sqrt()).sum())
-    return Assumption("weight_below_input", large == 0, f"||W||_2 > ||x|| for {large} of {len(x2)} samples")
 
 
 def of_the_mean(context: Context, k: float, part: str) -> Claim:
@@ -139,17 +134,14 @@ def network_volume_bound(context: Context) -> Iterator[Claim]:
 
 
 def _lemma(frobenius2: Tensor, N: int) -> Tensor:
-    """Return the logarithm of Lemma 3.2's right side, (||df/dx||_F^2 / N)^(N/2)."""
+    # The logarithm of Lemma 3.2's right side, (||df/dx||_F^2 / N)^(N/2)
     return N / 2 * (frobenius2 / N).log()
 
 
 def _volume_claims(
     context: Context, volumes: dict[str, Tensor], layer: str | None, premises: tuple[Assumption, ...]
 ) -> Iterator[Claim]:
-    """Yield sum_l mean_i dVol <= (1/n) sqrt(sum_{l,i} (||W_l|| / ||x_i^l||)^{2N}) (n S / N)^{N/2}, and its links.
-
-    Both sides are logarithms.
-    """
+    """sum_l mean_i dVol <= (1/n) sqrt(sum_{l,i} (||W_l|| / ||x_i^l||)^{2N}) (n S / N)^{N/2} in logs, and its links."""
     N, n = context.outputs, context.n
     ratios, nonzero = [], []
     for name in volumes:
@@ -167,12 +159,8 @@ def _volume_claims(
 
 
 def _log_sum(layers: Iterable[Tensor]) -> Tensor:
-    """Return the logarithm of the sum over layers of the mean over samples."""
-    return torch.stack([_log_mean(values) for values in layers]).logsumexp(0)
-
-
-def _log_mean(logs: Tensor) -> Tensor:
-    return logs.logsumexp(0) - math.log(len(logs))
+    # The logarithm of the sum over layers of the mean over samples
+    return torch.stack([logs.logsumexp(0) - math.log(len(logs)) for logs in layers]).logsumexp(0)
 
 
 @bound(id="B3", symbol=r"A \leq B \leq C \leq D", source="compression Eq. 48, Prop. 3.8")
@@ -254,48 +242,37 @@ def matrix_normalized_bound(context: Context) -> Iterator[Claim]:
     divides both sides by the same number. The root mean square over samples is what Eq. 37's second line sums to. H is
     the diagonal of the Gauss-Newton matrix, so that C_i enters both sides; the paper prints C = I.
     """
-    rows = {layer: _matrix_normalized(context, layer) for layer in context.readable}
-    for layer, (left, *rights) in rows.items():
-        premises = (context.unshared(layer), context.nonzero(layer, context.each(input_norm2, layer)))
-        yield Claim(left, rights[0], layer, "", (*premises, context.norm_found(layer)))
-        yield Claim(left, rights[1], layer, "frobenius", premises)
-    nonzero = [context.nonzero(layer, context.each(input_norm2, layer)) for layer in rows]
-    together = (context.all_unshared(), *nonzero)
+    # Eq. 35 of each layer: xbar times MLS; ||W||_2 and ||W||_F times the rms of ||df/dW||
+    rows: dict[str, tuple[float, float, float]] = {}
+    nonzero = {layer: context.nonzero(layer, context.each(input_norm2, layer)) for layer in context.readable}
+    for layer, weight in context.readable.items():
+        mean_bar = (1 / context.each(input_norm2, layer)).mean().rsqrt()
+        slope = float(context.each(weight_slope2, layer).mean().sqrt())
+        frobenius = float(weight.matrix.W.square().sum().sqrt())
+        left = float(mean_bar * context.each(mls, layer).mean())
+        rows[layer] = left, weight.spectral_norm * slope, frobenius * slope
+        premises = (context.unshared(layer), nonzero[layer])
+        yield Claim(left, rows[layer][1], layer, "", (*premises, context.norm_found(layer)))
+        yield Claim(left, rows[layer][2], layer, "frobenius", premises)
+    # The sum over layers
+    together = (context.all_unshared(), *nonzero.values())
     if context.layers:
         left, *rights = (sum(side, 0.0) for side in zip(*rows.values(), strict=True)) if rows else [math.nan] * 3
         yield Claim(left, rights[0], None, "", (*together, *map(context.norm_found, rows)))
         yield Claim(left, rights[1], None, "frobenius", together)
-    yield from _inner(context)
-
-
-def _matrix_normalized(context: Context, layer: str) -> tuple[float, float, float]:
-    """Return three numbers of one layer: xbar times MLS; ||W||_2 and ||W||_F times the rms of ||df/dW||."""
-    weight = context.layers[layer]
-    mean_bar = (1 / context.each(input_norm2, layer)).mean().rsqrt()
-    slope = float(context.each(weight_slope2, layer).mean().sqrt())
-    frobenius = float(weight.matrix.W.square().sum().sqrt())
-    return float(mean_bar * context.each(mls, layer).mean()), weight.spectral_norm * slope, frobenius * slope
-
-
-def _inner(context: Context) -> Iterator[Claim]:
-    """Yield Eq. 37 for each layer applied once."""
-    H = {layer: _diagonal(context, layer) for layer in context.readable}
+    # Eq. 37 of each layer applied once
+    H = {layer: context.each(normalized_sharpness, layer) for layer in context.readable}
     convex = context.once(_convex)
     balanced = {layer: Balanced(context, layer, H[layer]) for layer in H if context.layers[layer].dense and convex}
     sides = _scaled_sensitivity(context, balanced)
     for layer in H:
-        premises = (
-            context.unshared(layer),
-            Assumption("convex_loss", convex, "" if convex else "the loss curves downwards at an output"),
-        )
-        if layer in balanced:
-            yield Claim(sides[layer], balanced[layer].objective, layer, "inner", premises)
-        else:
-            yield Claim(math.nan, math.nan, layer, "inner", premises)
+        curved = Assumption("convex_loss", convex, "the loss curves downwards at an output")
+        left, right = (sides[layer], balanced[layer].objective) if layer in balanced else (math.nan, math.nan)
+        yield Claim(left, right, layer, "inner", (context.unshared(layer), curved))
 
 
 def _convex(context: Context) -> bool:
-    """Return whether the loss's second derivative C_i has no negative eigenvalue at any sample."""
+    # Whether the loss's second derivative C_i has no negative eigenvalue at any sample
     problem = context.lens.problem
     if problem.loss.convex:
         return True
@@ -305,11 +282,6 @@ def _convex(context: Context) -> bool:
             if bool((eigenvalues[:, 0] < -context.rounding * eigenvalues[:, -1].abs()).any()):
                 return False
     return True
-
-
-def _diagonal(context: Context, layer: str) -> Tensor:
-    """Return the Gauss-Newton diagonal of a layer's weight, (d, m)."""
-    return context.each(normalized_sharpness, layer)
 
 
 class Balanced:
@@ -331,7 +303,7 @@ class Balanced:
 
 
 def _alive(H: Tensor, W2: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows and columns with entries in both matrices, after the others are removed."""
+    """The rows and columns with entries in both matrices, after the others are removed."""
     rows, columns = torch.ones(len(H), dtype=torch.bool), torch.ones(H.shape[1], dtype=torch.bool)
     while True:
         h, w = (torch.where(rows[:, None] & columns, x, 0.0) for x in (H, W2))
@@ -342,7 +314,7 @@ def _alive(H: Tensor, W2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict[str, float]:
-    """Return sqrt(mean_i ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2) of each layer; this takes a pass."""
+    """sqrt(mean_i ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2) of each layer; this takes a pass."""
     lens, total = context.lens, dict.fromkeys(balanced, 0.0)
     if balanced:
         walk = one_pass(lens.problem, lens.model, lens.layout, needs={"C", "G"}, progress=context.progress)
@@ -354,7 +326,7 @@ def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict
 
 
 def _product(g: LayerGrams, scales: Balanced) -> Tensor:
-    """Return ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2 per sample."""
+    """||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2 per sample."""
     assert g.x is not None
     kept = scales.columns.to(g.x.device)
     t2 = scales.scale.to(g.x.device)[kept]
@@ -414,9 +386,6 @@ def normalized_mls_bound(context: Context) -> Iterator[Claim]:
     yield Claim(left, right, layer, "", (context.unshared(layer), loss))
 
 
-_KEY = "interpolation_gap(exact=True, bound=True)"
-
-
 @bound(
     id="H7",
     symbol=r"|\mathrm{Tr}\,H - S| \leq \overline{\sum_j |\langle f - y, \partial^2 f/\partial\theta_j^2 \rangle|}",
@@ -435,9 +404,10 @@ def interpolation_bound(context: Context) -> Iterator[Claim]:
     if not context.half_squared_error.holds:
         yield Claim(math.nan, math.nan, assumptions=premises)
         return
-    gap, middle = context.measured(_KEY), context.measured(_KEY, part="bound")
+    key = "interpolation_gap(exact=True, bound=True)"
+    gap, middle = context.measured(key), context.measured(key, part="bound")
     finite = math.isfinite(middle.value)
-    bounded = Assumption("bounded_second_derivatives", finite, "" if finite else middle.note or "they are not finite")
+    bounded = Assumption("bounded_second_derivatives", finite, middle.note or "they are not finite")
     trace = abs(context.measured("hessian_trace(exact=True)").value)
     note = f"{middle.value / trace:.2g} of Tr H" if finite and trace > 0 else ""
     yield Claim(abs(gap.value), middle.value, None, "", (*premises, bounded), stderr=gap.stderr, note=note)

@@ -26,8 +26,14 @@ from flatlens.measures.definition import Run, per_sample
 from flatlens.measures.pipeline import measure_with
 from flatlens.measures.volume import positive
 
-_Side: TypeAlias = Tensor | float
-"""One number, or one per sample, (n,) float64."""
+DECLARABLE = (
+    "convex_support", "locally_constant_labels", "local_minimum", "iid_samples", "smooth_density", "bounded_loss",
+    "large_sample", "smooth",
+)  # fmt: skip
+"""Assumptions that no sample can check, or that the user may declare."""
+
+_Side: TypeAlias = Tensor | float  #: one number, or one per sample, (n,) float64
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Assumption:
 
     name: str
     holds: bool | None  #: None if it was neither checked nor declared
-    detail: str = ""
+    detail: str = ""  #: why it does not hold; not read where it does
     declared: bool = False  #: whether the user declared it, because no sample can check it
 
 
@@ -75,9 +81,8 @@ class Target:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise BadInput(
-                f"Target(function=...): a function of a batch of inputs is needed, got {type(self.function).__name__}"
-            )
+            got = type(self.function).__name__
+            raise BadInput(f"Target(function=...): a function of a batch of inputs is needed, got {got}")
         if self.lipschitz is None and not isinstance(self.function, nn.Module):
             raise BadInput(
                 "Target(lipschitz=None): only a network's Lipschitz constant is computed; for another function give "
@@ -106,10 +111,8 @@ class Target:
             y = self.function(x.to(next((p for p in parameters if p.is_floating_point()), x)))
         if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x):
             got = f"{(*y.shape,)}" if isinstance(y, Tensor) else type(y).__name__
-            raise BadInput(
-                f"Target(...): for inputs of shape {(*x.shape,)} the function must return shape ({len(x)}, N), got "
-                f"{got}"
-            )
+            needed = f"for inputs of shape {(*x.shape,)} the function must return shape ({len(x)}, N)"
+            raise BadInput(f"Target(...): {needed}, got {got}")
         return y.to(x.device, torch.float64)
 
 
@@ -179,21 +182,6 @@ MADE_TOGETHER = (input_norm2, weight_slope2, weight_spectral2, output_slope2, ra
 """Cheap quantities, made together in one pass with the first of them, or any measure, that a bound needs."""
 
 
-_T = TypeVar("_T")
-
-DECLARABLE = (
-    "convex_support",
-    "locally_constant_labels",
-    "local_minimum",
-    "iid_samples",
-    "smooth_density",
-    "bounded_loss",
-    "large_sample",
-    "smooth",
-)
-"""Assumptions that no sample can check, or that the user may declare."""
-
-
 @dataclass(eq=False)
 class Context:
     """Everything that bounds read of a network: its lens, and what the user declared."""
@@ -256,7 +244,7 @@ class Context:
 
     def total(self, quantity: PassMeasure) -> Tensor:
         """Return the sum over all places of parameters, per sample."""
-        found = [v for (key, at), v in list(self.ask(quantity).items()) if key == quantity.key and at is not None]
+        found = [v for (key, at), v in self.ask(quantity).items() if key == quantity.key and at is not None]
         return torch.stack(found).sum(0) if found else torch.zeros(self.n, dtype=torch.float64)
 
     def measured(self, key: str, layer: str | None = None, part: str = "") -> Estimate:
@@ -299,28 +287,24 @@ class Context:
     def counted(self, layers: Collection[str]) -> Assumption:
         """Return the assumption that these layers' weights are measured, so that S contains them."""
         missing = [name for name in layers if self.layers[name].parameter not in self.lens.problem.parameters]
-        detail = f"{missing[0]} is not measured" if missing else ""
-        return Assumption("weights_measured", not missing, detail)
+        return Assumption("weights_measured", not missing, f"{', '.join(missing[:1])} is not measured")
 
     def nonzero(self, layer: str, norms2: Tensor) -> Assumption:
         """Return the assumption that no sample's input to the layer is 0."""
         zero = int((norms2 < torch.finfo(norms2.dtype).tiny).sum())
-        return Assumption(
-            "nonzero_inputs", zero == 0, f"{zero} of {len(norms2)} inputs of {layer} are 0" if zero else ""
-        )
+        return Assumption("nonzero_inputs", zero == 0, f"{zero} of {len(norms2)} inputs of {layer} are 0")
 
     def norm_found(self, layer: str) -> Assumption:
         """Return the assumption that the search for ||W||_2 has met its tolerance; else its value is too small."""
         found = self.layers[layer].searched_spectral_norm.converged
         why = f"the search for ||W||_2 of {layer} stopped early: its value is a lower bound"
-        return Assumption("norm_found", found, "" if found else why)
+        return Assumption("norm_found", found, why)
 
     @property
     def half_squared_error(self) -> Assumption:
         """Return the assumption that the loss is the half squared error: C = I."""
         loss = self.lens.problem.loss
-        holds = loss.half_square
-        return Assumption("half_squared_error", holds, "" if holds else f"the loss is {loss.name}")
+        return Assumption("half_squared_error", loss.half_square, f"the loss is {loss.name}")
 
     def declare(self, name: str) -> Assumption:
         """Return an assumption that the user declares."""
@@ -342,11 +326,11 @@ class Context:
         if slope > 1e-3 * max(high, 0.0) * float(H.space.point().norm()):
             return Assumption("local_minimum", False, f"the gradient's norm is {slope:.2g}")
         curved = low < -1e-3 * max(high, 0.0)
-        return Assumption("local_minimum", not curved, f"a Ritz value of the Hessian is {low:.2g}" if curved else "")
+        return Assumption("local_minimum", not curved, f"a Ritz value of the Hessian is {low:.2g}")
 
 
 def _one_linear_call(layer: str, weight: Weight) -> Assumption:
-    """Return the assumption that a layer has one call, and that it is W x + b of the input that the pass records."""
+    """The assumption that a layer has one call, and that it is W x + b of the input that the pass records."""
     if not weight.explained:
         return Assumption("unshared_weights", False, f"{layer} also acts outside its calls")
     if len(weight.calls) > 1:

@@ -102,7 +102,7 @@ def weigh(one: Bound, claim: Claim) -> Verdict:
 
 
 def _tightness(lhs: Tensor, rhs: Tensor, logs: bool) -> Tensor:
-    """Return lhs / rhs, above 1 exactly where lhs is above rhs; NaN where both are 0, which says nothing."""
+    """Lhs / rhs, above 1 exactly where lhs is above rhs; NaN where both are 0, which says nothing."""
     if logs:
         nothing = torch.isinf(lhs) & (lhs < 0)  # the logarithm of 0
         return torch.where(nothing, torch.where(lhs == rhs, math.nan, 0.0), torch.exp(lhs - rhs))

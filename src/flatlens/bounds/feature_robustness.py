@@ -32,13 +32,11 @@ from flatlens.operations.graph import Graph, Node
 from flatlens.operations.table import SOFTPLUS_TAIL, operation_of
 from flatlens.perturbation.features import RotatedFeatures, unmovable
 
-_COMPARISONS = frozenset(
-    {
-        *("gt", "ge", "lt", "le", "eq", "ne", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum"),
-        *("sign", "sgn", "signbit", "copysign", "heaviside", "floor", "ceil", "round", "trunc", "searchsorted"),
-        *("argmax", "argmin", "argsort", "sort", "topk", "max", "min", "median", "kthvalue", "bucketize"),
-    }
-)
+_COMPARISONS = frozenset({
+    "gt", "ge", "lt", "le", "eq", "ne", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum",
+    "sign", "sgn", "signbit", "copysign", "heaviside", "floor", "ceil", "round", "trunc", "searchsorted",
+    "argmax", "argmin", "argsort", "sort", "topk", "max", "min", "median", "kthvalue", "bucketize",
+})  # fmt: skip
 """Functions whose results are constant between jumps, or that choose entries by their size."""
 _HIDING = frozenset({"detach", "item", "tolist", "__float__", "__int__", "__bool__", "int", "long", "bool"})
 """Ways to values without a gradient: a comparison of these is not seen. `float()` of a tensor keeps its gradient."""
@@ -71,6 +69,7 @@ def smooth(context: Context, layer: str) -> Assumption:
     that may have a kink (a norm, a square root, a user's own `torch.autograd.Function`) leaves the assumption open, as
     does one that hides values from autograd (`detach()`): the user may declare it.
     """
+    # The graph of one probe, and its nodes between the layer's outputs and the loss
     problem, model = context.lens.problem, context.lens.model
     with problem.measuring(model), torch.enable_grad(), record(model) as tape, _Compared() as compared:
         f, y = problem.run(model, problem.place(problem.probes[0]))
@@ -81,16 +80,14 @@ def smooth(context: Context, layer: str) -> Assumption:
         more = {reader for reader, _ in graph.read_by(waiting.pop())} - above
         above |= more
         waiting += more
-    nodes = [node for node in graph.nodes if node in above]
-    kinks = (
-        node.name()
-        for node in nodes
-        if getattr(operation_of(node.name()), "kinks", False) and node.name() != "WhereBackward0"
-    )  # which has none where its condition is fixed
-    of_layer = above.union(ends)
+    nodes, of_layer = [node for node in graph.nodes if node in above], above.union(ends)
+    # Kinks: of operations (torch.where has none where its condition is fixed), and of comparisons
+    names = [node.name() for node in nodes if node.name() != "WhereBackward0"]
+    kinks = (name for name in names if getattr(operation_of(name), "kinks", False))
     masks = (f"{name}Backward" for name, node in compared.found if _leads_to(node, of_layer))
     if bent := next(chain(kinks, masks), ""):
         return Assumption("smooth", False, f"{_called(bent)} acts above {layer}")
+    # What may have one
     hidden = (f"{name}Backward" for name, node in compared.hidden if _leads_to(node, of_layer))
     unproved = next(chain((node.name() for node in nodes if not _without_kinks(node)), hidden), "")
     if not unproved or "smooth" in context.declared:
@@ -99,7 +96,7 @@ def smooth(context: Context, layer: str) -> Assumption:
 
 
 def _leads_to(node: Any, wanted: set[Any]) -> bool:
-    """Return whether a node is made from one of the wanted; it need not lead to the loss."""
+    # Whether a node is made from one of the wanted; it need not lead to the loss
     waiting, seen = {node}, set[Any]()
     while waiting and not waiting & wanted:
         seen |= waiting
@@ -108,7 +105,7 @@ def _leads_to(node: Any, wanted: set[Any]) -> bool:
 
 
 def _without_kinks(node: Any) -> bool:
-    """Return whether a node of no known kink has none where it is defined."""
+    # Whether a node of no known kink has none where it is defined
     name = node.name()
     if name == "WhereBackward0":
         return False  # its condition may come from values by a way that is not recorded
@@ -191,9 +188,8 @@ class Expansion:
     @property
     def resolved(self) -> Assumption:
         """Return the assumption that the steps are small enough for the series, and large enough for the arithmetic."""
-        holds = self.error <= RESOLVED
-        why = "" if holds else f"at delta = {self.delta:.3g} the leading term is known to {self.error:.1g} of its size"
-        return Assumption("resolved_expansion", holds, why)
+        why = f"at delta = {self.delta:.3g} the leading term is known to {self.error:.1g} of its size"
+        return Assumption("resolved_expansion", self.error <= RESOLVED, why)
 
 
 def series(context: Context, features: RotatedFeatures, moves: Tensor, delta: float, exact: bool) -> Expansion:
@@ -233,17 +229,14 @@ def averaged(context: Context, features: RotatedFeatures) -> Expansion:
     moves = features.balanced(PAIRS, context.generator)
     exact = moves is not None
     if moves is None:
-        drawn = [features.draw(1.0, "rotations", 1.0, context.generator) for _ in range(_DRAWS)]
-        moves = torch.stack(drawn)
-    delta, best = first_step(context), None
-    for _ in range(4):
-        found = looked_at_twice(context, features, moves, series(context, features, moves, delta, exact))
-        best = found if best is None or found.error < best.error else best
-        if best.error <= RESOLVED / 100:
+        moves = torch.stack([features.draw(1.0, "rotations", 1.0, context.generator) for _ in range(_DRAWS)])
+    found: list[Expansion] = []
+    for smaller in (1, 4, 16, 64):
+        along = series(context, features, moves, first_step(context) / smaller, exact)
+        found.append(looked_at_twice(context, features, moves, along))
+        if found[-1].error <= RESOLVED / 100:
             break
-        delta /= 4
-    assert best is not None
-    return best
+    return min(found, key=lambda one: one.error)
 
 
 @dataclass(frozen=True)
@@ -270,7 +263,7 @@ def orders(context: Context, features: RotatedFeatures) -> tuple[Order, Order]:
             ahead, back = features.change(delta * move), features.change(-delta * move)
             even[k, number], single[k, number] = (ahead + back) / 2, ahead - delta * slope
     floors = rounding_of(context, features, 0.0) / deltas.square()
-    return tuple(order_of(part / deltas[:, None].square(), floors) for part in (even, single))  # type: ignore[return-value]
+    return order_of(even / deltas[:, None].square(), floors), order_of(single / deltas[:, None].square(), floors)
 
 
 def order_of(quotients: Tensor, floors: Tensor) -> Order:
@@ -291,15 +284,14 @@ def order_of(quotients: Tensor, floors: Tensor) -> Order:
     size = quotients.abs().amax(1)[1:]
     above = differences > 100 * (floors[1:] + torch.finfo(quotients.dtype).eps * size)
     count = len(above) if bool(above.all()) else int((~above).int().argmax())
-    if count == 0:
-        hidden = bool(100 * floors[1] > 1e-6 * size[0]) and bool(size.any())
-        return Order(math.inf, Assumption("settled_order", not hidden, "rounding hides the rest" if hidden else ""))
+    hidden = bool(100 * floors[1] > 1e-6 * size[0]) and bool(size.any())
+    if count < 3:  # nothing above rounding, or too little to read an order
+        shown = Assumption("settled_order", count == 0 and not hidden, "rounding hides the rest")
+        return Order(math.nan if count else math.inf, shown)
     seen = 2 + (differences[: count - 1] / differences[1:count]).log2()
-    if len(seen) < 2:
-        return Order(math.nan, Assumption("settled_order", False, "rounding hides the rest"))
     moved = abs(float(seen[-1] - seen[-2]))
-    why = "" if moved <= SETTLED else f"the order still changes by {moved:.2g} from delta to delta/2"
-    return Order(float(seen[-1]), Assumption("settled_order", not why, why))
+    why = f"the order still changes by {moved:.2g} from delta to delta/2"
+    return Order(float(seen[-1]), Assumption("settled_order", moved <= SETTLED, why))
 
 
 HAAR_ORDER = 3.5  #: smallest accepted order; the theory gives 4
@@ -350,35 +342,26 @@ def feature_robustness_bound(context: Context) -> Iterator[Claim]:
             yield Claim(math.nan, math.nan, layer, assumptions=(Assumption("movable_features", False, why),))
             continue
         features = RotatedFeatures(context.lens.problem, context.lens.model, weight)
+        # The theorem with the observed rest
         found, smoothly = averaged(context, features), smooth(context, layer)
         kappa = context.measured("relative_flatness", layer).value
-        sign = Assumption("nonnegative_flatness", kappa >= 0, "" if kappa >= 0 else f"kappa_Tr is {kappa:.3g}")
+        sign = Assumption("nonnegative_flatness", kappa >= 0, f"kappa_Tr is {kappa:.3g}")
+        right = mean_term(kappa, found.delta, features.m) + math.copysign(1.0, found.change) * found.rest
+        share = f"{abs(found.rest / found.change):.2g} of it" if found.change else ""
+        beyond = f"{share} beyond the leading term" if share else "nothing moves"
         yield Claim(
-            abs(found.change),
-            mean_term(kappa, found.delta, features.m) + math.copysign(1.0, found.change) * found.rest,
-            layer,
-            "",
-            (smoothly, sign, found.resolved),
-            stderr=2 * found.stderr,
-            rounding=_rounding(found),
-            note=f"delta = {found.delta:.3g}, labels kept; {_share(found.rest, found.change)}",
-        )
+            abs(found.change), right, layer, "", (smoothly, sign, found.resolved), 2 * found.stderr,
+            rounding=_rounding(found), note=f"delta = {found.delta:.3g}, labels kept; {beyond}",
+        )  # fmt: skip
+        # The orders of the rests
         paired, single = orders(context, features)
-        yield _order("order", HAAR_ORDER, paired, layer, smoothly)
-        yield _order("fixed_order", FIXED_ORDER, single, layer, smoothly)
-
-
-def _order(part: str, least: float, order: Order, layer: str, smoothly: Assumption) -> Claim:
-    note = "no rest beyond rounding" if math.isinf(order.value) else ""
-    return Claim(least, order.value, layer, part, (smoothly, order.settled), note=note)
+        for part, least, order in (("order", HAAR_ORDER, paired), ("fixed_order", FIXED_ORDER, single)):
+            note = "no rest beyond rounding" if math.isinf(order.value) else ""
+            yield Claim(least, order.value, layer, part, (smoothly, order.settled), note=note)
 
 
 def _rounding(found: Expansion) -> float:
     return max(1e-6, 2 * found.error)
-
-
-def _share(rest: float, whole: float) -> str:
-    return f"{abs(rest / whole):.2g} of it beyond the leading term" if whole else "nothing moves"
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,12 +381,8 @@ class Worst:
     @property
     def note(self) -> str:
         """Return delta and the term that is not the theorem's own, in words."""
-        own, beyond = self.uniform, self.gradient + self.dip + self.rest
-        return f"delta = {self.expansion.delta:.3g}, labels kept; slope and rest are {_part(beyond, own)} of the term"
-
-
-def _part(beyond: float, own: float) -> str:
-    return f"{beyond / own:.2g}" if own else "all"
+        beyond = f"{(self.gradient + self.dip + self.rest) / self.uniform:.2g}" if self.uniform else "all"
+        return f"delta = {self.expansion.delta:.3g}, labels kept; slope and rest are {beyond} of the term"
 
 
 @bound(
@@ -430,15 +409,8 @@ def uniform_robustness_bound(context: Context) -> Iterator[Claim]:
         found = worst_of(context, layer, weight)
         beyond, error = found.gradient + found.rest, _rounding(found.expansion)
         premises = (*found.assumptions, found.semidefinite)
-        yield Claim(
-            found.change,
-            found.uniform + found.dip + beyond,
-            layer,
-            "",
-            premises,
-            rounding=error,
-            note=found.note,
-        )
+        right = found.uniform + found.dip + beyond
+        yield Claim(found.change, right, layer, "", premises, rounding=error, note=found.note)
         yield Claim(found.change, found.spectral + beyond, layer, "spectral", found.assumptions, rounding=error)
 
 
@@ -456,21 +428,24 @@ def worst_of(context: Context, layer: str, weight: Weight) -> Worst:
     g, d, _ = features.W.shape
     norm2, kappa = float(features.W.square().sum()), context.measured("maximal_relative_flatness", layer)
     missed = 1.0 if kappa.kind == "exact" else 1.001  # the tolerance of kappa
+    low = float(pairs.values[-1])
+    indefinite = f"a Ritz value of the Hessian of {layer} is {low:.2g}, the largest {top:.2g}"
     return Worst(
         change=value,
-        gradient=delta * _nuclear(features.W, G),
+        # ||W^T G||_*, the largest <W A, G> over ||A|| <= 1; summed over groups
+        gradient=delta * float(torch.linalg.svdvals(row_factor(features.W) @ row_factor(G).mT).sum()),
         rest=value - delta * float((G * A).sum()) - delta**2 * expansion.leading,
         uniform=uniform_term(kappa.value * missed, delta, g * d),
         spectral=spectral_term(norm2, max(0.0, top), delta),
         dip=spectral_term(norm2, eps, delta) * (g * d - 1),
         expansion=expansion,
         assumptions=(smooth(context, layer), context.local_minimum, expansion.resolved),
-        semidefinite=_semidefinite(layer, top, float(pairs.values[-1])),
+        semidefinite=Assumption("positive_semidefinite", low >= -1e-3 * max(top, 0.0), indefinite),
     )
 
 
 def _settled(context: Context, features: RotatedFeatures, top: Tensor) -> tuple[Tensor, Expansion]:
-    """Return (W A, the series along it) of the worst A, at a delta small enough for its series."""
+    """W A and the series along it, of the worst A, at a delta small enough for its series."""
     delta, best = first_step(context) / 2, None
     while best is None or (best[1].error > RESOLVED / 10 and delta > SMALLEST):
         A = _search(context, features, top, delta)
@@ -482,7 +457,7 @@ def _settled(context: Context, features: RotatedFeatures, top: Tensor) -> tuple[
 
 
 def _search(context: Context, features: RotatedFeatures, top: Tensor, delta: float) -> Tensor:
-    """Return W A of the worst A found; searches start along the top eigenvector in both directions, and at random."""
+    """W A of the worst A found; searches start along the top eigenvector in both directions, and at random."""
     ahead = features.steepest(top)
     drawn = [features.draw(1.0, "rotations", 1.0, context.generator) for _ in range(RESTARTS - 1)]
     best, where = -math.inf, ahead
@@ -498,14 +473,3 @@ def _search(context: Context, features: RotatedFeatures, top: Tensor, delta: flo
                 break
             A = features.steepest(G)
     return where
-
-
-def _semidefinite(layer: str, top: float, low: float) -> Assumption:
-    holds = low >= -1e-3 * max(top, 0.0)
-    why = "" if holds else f"a Ritz value of the Hessian of {layer} is {low:.2g}, the largest {top:.2g}"
-    return Assumption("positive_semidefinite", holds, why)
-
-
-def _nuclear(W: Tensor, G: Tensor) -> float:
-    """Return ||W^T G||_*, the largest <W A, G> over ||A|| <= 1; summed over groups."""
-    return float(torch.linalg.svdvals(row_factor(W) @ row_factor(G).mT).sum())

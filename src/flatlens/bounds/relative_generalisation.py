@@ -106,12 +106,12 @@ def laplacian(distribution: Distribution, z: Tensor) -> Tensor:
     z = z.detach().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(distribution.log_density(z).sum(), z, create_graph=True)
-        laplacian = torch.zeros(len(z), dtype=z.dtype)
+        bent = torch.zeros(len(z), dtype=z.dtype)
         for j in range(z.shape[1]):
             if slope.requires_grad:
-                laplacian += torch.autograd.grad(slope[:, j].sum(), z, retain_graph=True)[0][:, j]
+                bent += torch.autograd.grad(slope[:, j].sum(), z, retain_graph=True)[0][:, j]
     z, slope = z.detach(), slope.detach()
-    bent = laplacian + slope.square().sum(1)
+    bent = bent + slope.square().sum(1)
     return z.square().sum(1) * bent + 4 * (z * slope).sum(1) + 2 * z.shape[1]
 
 
@@ -131,7 +131,7 @@ def _mean(values: Tensor) -> tuple[float, float]:
 
 
 def _root_terms(distribution: Distribution, z: Tensor, generator: torch.Generator) -> Tensor:
-    """Return terms whose mean is int sqrt(p / ||z||^m), by importance sampling from a mixture of two densities.
+    """Terms whose mean is int sqrt(p / ||z||^m), by importance sampling from a mixture of two densities.
 
     Half of the samples come from p; for Gaussian mixtures, with doubled covariances, because the square root of a
     Gaussian has these. The other half lie at distances r = R u^2 from 0, u uniform in [0, 1], which removes the
@@ -222,7 +222,8 @@ def relative_generalisation(context: Context) -> Iterator[Claim]:
     over s is an error, since kappa^phi contains it. `.kde` is the approximation of Figure 4, kernel densities of random
     splits beside kappa_Tr of the last linear layer. It is no bound, and is never reported to hold.
     """
-    gap, held_out = _gap(context)
+    gap = context.measured("generalisation_gap")
+    held_out = Assumption("held_out_data", gap.kind != "undefined", gap.note)
     yield from _known_density(context, gap, held_out)
     last = next(reversed(context.layers), None)
     if last is None:
@@ -232,68 +233,55 @@ def relative_generalisation(context: Context) -> Iterator[Claim]:
     yield _kde(context, last, gap, held_out, why)
 
 
-def _gap(context: Context) -> tuple[Estimate, Assumption]:
-    found = context.measured("generalisation_gap")
-    held = found.kind != "undefined"
-    return found, Assumption("held_out_data", held, "" if held else found.note)
-
-
 def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Iterator[Claim]:
-    """Yield Theorem 11, as printed and sharp."""
-    layer, density = context.first, _density(context)
-    smoothly = _smooth_density(context)
+    # Theorem 11 and Proposition 12 need the density, and the layer that reads the data
+    layer, density, smoothly = context.first, _density(context), _smooth_density(context)
     if layer is None or not density.holds or smoothly.holds is False:
-        missing = (density, smoothly) if layer is not None else (_no_first(), density)
-        for part in ("", "sharp"):
-            yield Claim(gap.value, math.nan, layer, part, missing)
-        for part in ("representativeness", "representativeness.sharp"):
-            yield Claim(math.nan, math.nan, layer, part, missing)
+        why = "the network's input is not read by exactly one linear layer"
+        missing = (density, smoothly) if layer else (Assumption("reads_the_input", False, why), density)
+        for part in ("", "sharp", "representativeness", "representativeness.sharp"):
+            left = math.nan if part.startswith("representativeness") else gap.value
+            yield Claim(left, math.nan, layer, part, missing)
         return
     assert context.distribution is not None
-    found, n = constants(context.distribution, context.generator), context.n
-    kappa, L = context.measured("relative_flatness", layer).value, _largest_loss(context)
-    premises = (held_out, density, smoothly, context.local_minimum, *_declared(context))
+    found, n, L = constants(context.distribution, context.generator), context.n, _largest_loss(context)
     first, second = found.first(L, sharp=True), found.second(L, sharp=True)
-    printed = printed_right(n, found.m, kappa, found.first(L), found.second(L))
-    sharp = sharp_right(n, found.m, kappa, first, second, found.tau, L)
     drawn = rate(n, found.m) * (
         first * found.laplacian_stderr / found.laplacian_integral + second * found.gamma_stderr / found.gamma
     )
-    note = _vacuous(printed, L, _infinite(found))
-    yield Claim(gap.value, printed, layer, "", (_finite(found), *premises), gap.stderr, note=note)
-    error = math.hypot(gap.stderr, drawn)
-    yield Claim(gap.value, sharp, layer, "sharp", premises, error, note=_vacuous(sharp, L))
+
+    def claims(left: float, error: float, kappa: float, part: str, premises: tuple[Assumption, ...]) -> Iterator[Claim]:
+        printed = printed_right(n, found.m, kappa, found.first(L), found.second(L))
+        sharp = sharp_right(n, found.m, kappa, first, second, found.tau, L)
+        infinite, note = _infinite(found), _vacuous(printed, L, _infinite(found))
+        finite = Assumption("finite_constants", not infinite, infinite)
+        yield Claim(left, printed, layer, part, (finite, *premises), error, note=note)
+        below, error = f"{part}.sharp" if part else "sharp", math.hypot(error, drawn)
+        yield Claim(left, sharp, layer, below, premises, error, note=_vacuous(sharp, L))
+
+    kappa = context.measured("relative_flatness", layer).value
+    premises = (held_out, density, smoothly, context.local_minimum, *_declared(context))
+    yield from claims(gap.value, gap.stderr, kappa, "", premises)
     left, spread = _representativeness(context, layer, found.m)
     premises = (held_out, density, smoothly, *_declared(context, labels=context.target is None))
-    printed = printed_right(n, found.m, 0.0, found.first(L), found.second(L))
-    sharp = sharp_right(n, found.m, 0.0, first, second, found.tau, L)
-    note = _vacuous(printed, L, _infinite(found))
-    yield Claim(left, printed, layer, "representativeness", (_finite(found), *premises), spread, note=note)
-    error = math.hypot(spread, drawn)
-    yield Claim(left, sharp, layer, "representativeness.sharp", premises, error, note=_vacuous(sharp, L))
+    yield from claims(left, spread, 0.0, "representativeness", premises)
 
 
 def _representativeness(context: Context, layer: str, m: int) -> tuple[float, float]:
-    """Return |E_Rep| of Proposition 12 for the uniform kernel, with its standard error; NaN without held-out data."""
+    """|E_Rep| of Proposition 12 for the uniform kernel, with its standard error; NaN without held-out data."""
     risk, delta = context.measured("test_loss"), math.sqrt(rate(context.n, m))
     if risk.kind == "undefined":
         return math.nan, 0.0
-    near = [
-        moved_risk(
-            context.lens.problem,
-            noise(delta, 1.0, context.generator, "ball"),
-            layer,
-            labels=context.target,
-            model=context.lens.model,
-        )
-        for _ in range(_MOVES)
-    ]
-    mean, stderr = student(torch.tensor(near, dtype=torch.float64))
+    lens, near = context.lens, torch.empty(_MOVES, dtype=torch.float64)
+    for k in range(_MOVES):
+        move = noise(delta, 1.0, context.generator, "ball")
+        near[k] = moved_risk(lens.problem, move, layer, labels=context.target, model=lens.model)
+    mean, stderr = student(near)
     return abs(risk.value - float(mean)), math.hypot(risk.stderr, float(stderr))
 
 
 def _density(context: Context) -> Assumption:
-    """Return the assumption that the data's density is known, and a layer's features are the data."""
+    # The data's density is known, and a layer's features are the data
     name, found, layer = "known_density", context.distribution, context.first
     if found is None:
         return Assumption(name, False, "no distribution was given: check_bounds(distribution=...)")
@@ -306,15 +294,8 @@ def _density(context: Context) -> Assumption:
     return Assumption(name, True)
 
 
-def _no_first() -> Assumption:
-    return Assumption("reads_the_input", False, "the network's input is not read by exactly one linear layer")
-
-
 def _smooth_density(context: Context) -> Assumption:
-    """Return the assumption of a smooth density: true for Gaussians, false for a cube.
-
-    For other distributions the user declares it.
-    """
+    # True for Gaussians, false for a cube; for other distributions the user declares it
     if isinstance(context.distribution, GaussianMixture):
         return Assumption("smooth_density", True)
     if isinstance(context.distribution, Cube):
@@ -322,19 +303,11 @@ def _smooth_density(context: Context) -> Assumption:
     return context.declare("smooth_density")
 
 
-def _finite(found: Constants) -> Assumption:
-    why = _infinite(found)
-    return Assumption("finite_constants", not why, why)
-
-
 def _infinite(found: Constants) -> str:
-    """Return which of the printed constants are infinite."""
-    reasons = []
-    if math.isinf(found.alpha):
-        reasons.append("int p/||z||^m diverges as p(0) > 0")
-    if math.isinf(found.volume):
-        reasons.append("the support's volume is infinite")
-    return ", ".join(reasons)
+    # Which of the printed constants are infinite
+    alpha = "int p/||z||^m diverges as p(0) > 0" if math.isinf(found.alpha) else ""
+    volume = "the support's volume is infinite" if math.isinf(found.volume) else ""
+    return ", ".join(filter(None, (alpha, volume)))
 
 
 def _declared(context: Context, *, labels: bool = True) -> tuple[Assumption, ...]:
@@ -350,14 +323,13 @@ def _largest_loss(context: Context) -> float:
 
 
 def _vacuous(right: float, L: float, why: str = "") -> str:
-    """Return a note if the bound exceeds every possible gap."""
     if not right >= L:
         return f"the largest loss is {L:.3g}"
     return f"vacuous: no gap exceeds the largest loss, {L:.3g}" + (f"; {why}" if why else "")
 
 
 def _uniform(context: Context, layer: str, gap: Estimate, held_out: Assumption) -> Iterator[Claim]:
-    """Yield Theorem 15, with one sum and with two. The held-out error is in both sides, and cancels in the slack."""
+    # Theorem 15, with one sum and with two. The held-out error is in both sides, and cancels in the slack
     found = worst_of(context, layer, context.layers[layer])
     g, d, _ = context.layers[layer].matrix.W.shape
     labels = context.declare("locally_constant_labels")
@@ -371,7 +343,7 @@ def _uniform(context: Context, layer: str, gap: Estimate, held_out: Assumption) 
 
 
 def _kde(context: Context, layer: str, gap: Estimate, held_out: Assumption, why: str) -> Claim:
-    """Return Figure 4's claim: |int (p - p_hat) l| of kernel densities + |S|^(-2/(4+m)) kappa_Tr / (2 m)."""
+    """Figure 4's claim: |int (p - p_hat) l| of kernel densities + |S|^(-2/(4+m)) kappa_Tr / (2 m)."""
     estimated = "p and p_hat are kernel densities of random splits: an approximation, no bound"
     premises = (Assumption("known_density", False, estimated), held_out)
     shift = context.measured("representativeness")

@@ -25,7 +25,7 @@ from flatlens.operations.table import Trace, asks
 
 @dataclass(frozen=True, eq=False)
 class ResidualBlock:
-    """A residual block, out = skip(x) + branch(x)."""
+    """A sum, out = skip(x) + branch(x)."""
 
     start: fx.Node  #: x
     end: fx.Node  #: out
@@ -57,7 +57,7 @@ class SkipGraph(Trace):
         return {node: turn for turn, node in enumerate(self.nodes)}
 
     def _leads(self, node: fx.Node, end: fx.Node) -> bool:
-        """Return whether a node's values lead to those of `end`; sizes do not count. What ran before it is not seen."""
+        # Whether a node's values lead to those of `end`; sizes do not count. What ran before it is not seen
         seen, waiting = {end}, [end]
         while waiting:
             one = waiting.pop()
@@ -70,7 +70,7 @@ class SkipGraph(Trace):
         return False
 
     def _passes(self, node: fx.Node) -> bool:
-        """Return whether the node changes the shape or order of its input at most: no norm changes."""
+        # Whether the node changes the shape or order of its input at most: no norm changes
         found = self.operation(node)
         return found is not None and found.moves
 
@@ -123,7 +123,7 @@ class SkipGraph(Trace):
         return ResidualBlock(start, end, tuple(str(node.target) for node in reversed(path)), tuple(readers))
 
     def _skip(self, skip: fx.Node, branch: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
-        """Return (the start of a skip, its modules, last first)."""
+        # The start of a skip, and its modules, last first
         path: list[fx.Node] = []
         node = self.source(skip)
         while node.op == "get_attr" or not self._leads(node, branch):  # a parameter is no input of a block
@@ -170,38 +170,28 @@ def residual_bound(context: Context) -> Iterator[Claim]:
     ||df/dW_l||_F / ||x_l||. `.mean` is its mean over samples, with S by Cauchy's inequality as in Eq. 33.
     """
     found = wiring(context.lens.model)
-    why = found if isinstance(found, str) else _no_block(found)
-    if isinstance(found, str) or not found.blocks:
-        yield _none(why)
-        return
-    norms = _norms(context, found)
-    if isinstance(norms, str):
-        yield _none(norms)
+    norms = found if isinstance(found, str) else _norms(context, found)
+    if isinstance(norms, str) or isinstance(found, str):
+        yield Claim(math.nan, math.nan, assumptions=(Assumption("identity_skips", False, str(norms)),))
         return
     for block in found.blocks:
         yield from _of_block(context, block, norms)
     yield from _telescoped(context, found, norms)
 
 
-def _no_block(found: SkipGraph) -> str:
-    """Return why no residual block is found."""
-    if found.closed:
+def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor] | str:
+    """||df/d(node)||_2 per sample, where blocks begin and end, (n,); or why there are none."""
+    if not found.blocks and found.closed:
         kinds = ", ".join(sorted(set(found.closed)))
         return f"no residual block is found: torch.fx does not look into {kinds}"
-    return "no residual block: nothing is added to what a linear layer reads"
-
-
-def _none(why: str) -> Claim:
-    return Claim(math.nan, math.nan, assumptions=(Assumption("identity_skips", False, why),))
-
-
-def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor] | str:
-    """Return ||df/d(node)||_2 per sample, where blocks begin and end, (n,); or why there are none."""
+    if not found.blocks:
+        return "no residual block: nothing is added to what a linear layer reads"
     lens, problem = context.lens, context.lens.problem
     nodes, watched = found.ends, found.in_place()
     gathered: dict[fx.Node, list[Tensor]] = {node: [] for node in nodes}
     most = max(1, min(PASS_CHUNK, problem.memory // max(1, 2 * lens.layout.bytes_per_sample(problem.outputs))))
     for raw in problem.data.chunks(most):
+        # The trace has to run, and to compute what the network computes
         found.kept.clear()
         try:
             f, _ = problem.run(watched, problem.place(raw))
@@ -210,6 +200,7 @@ def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor] | str:
         true = problem.run(lens.model, problem.place(raw))[0]
         if float((f - true).detach().abs().max()) > context.rounding * float(true.detach().abs().max()):
             return "its trace computes something else: forward() depends on the data or its arguments"
+        # Both ends of each block are tensors of samples, and the skip keeps its size
         if any(node not in found.kept for node in nodes):
             return "a skip begins at indices, which have no derivative"
         if any(len(found.kept[node]) != len(f) for node in nodes):
@@ -223,7 +214,7 @@ def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor] | str:
 
 
 def _spectral(f: Tensor, at: list[Tensor]) -> list[Tensor]:
-    """Return ||df/dx||_2 per sample for each tensor x, by one backward pass per output."""
+    """||df/dx||_2 per sample for each tensor x, by one backward pass per output."""
     n, N = f.shape
     slopes = [torch.autograd.grad(f[:, k].sum(), at, retain_graph=True, allow_unused=True) for k in range(N)]
     norms = []
@@ -235,26 +226,22 @@ def _spectral(f: Tensor, at: list[Tensor]) -> list[Tensor]:
 
 
 def _called(node: fx.Node) -> str:
-    """Return a module's own name, or the node's name for another operation."""
     return str(node.target) if node.op == "call_module" else node.name
 
 
 def _premises(context: Context, block: ResidualBlock) -> tuple[Assumption, Assumption]:
-    """Return the assumptions: an identity skip, and a branch that begins with a linear layer with two known sides."""
+    # An identity skip, and a branch that begins with a linear layer with two known sides
     through = f"the skip at {block.end.name} goes through {', '.join(block.through)}"
     names = ", ".join(_called(node) for node in block.readers)
     layer = block.layer(context.layers)
     why = f"the branch of {block.end.name} begins with {names or 'nothing'}, not with one linear layer"
     begins = layer is not None and layer in context.readable
-    why = why if layer is None or begins else context.unshared(layer).detail
-    return (
-        Assumption("identity_skips", not block.through, through if block.through else ""),
-        Assumption("branch_begins_linear", begins, "" if begins else why),
-    )
+    why = why if layer is None else context.unshared(layer).detail
+    return Assumption("identity_skips", not block.through, through), Assumption("branch_begins_linear", begins, why)
 
 
 def _added(context: Context, layer: str) -> Tensor:
-    """Return ||W||_2 ||df/dW||_F / ||x|| per sample."""
+    """||W||_2 ||df/dW||_F / ||x|| per sample."""
     slope2, x2 = context.each(weight_slope2, layer), context.each(input_norm2, layer)
     return context.layers[layer].spectral_norm * (slope2 / x2).sqrt()
 
@@ -274,19 +261,21 @@ def _of_block(context: Context, block: ResidualBlock, norms: dict[fx.Node, Tenso
 
 def _telescoped(context: Context, found: SkipGraph, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
     blocks = found.blocks
+    # Blocks that begin with one linear layer, follow each other, and end in one
     premises = [one for block in blocks for one in _premises(context, block)]
     layers = [layer for block in blocks if (layer := block.layer(context.readable)) is not None]
     if len(layers) < len(blocks):
         yield Claim(math.nan, math.nan, None, "sum", tuple(premises))
         return
     gaps = [after.start.name for before, after in pairwise(blocks) if after.start is not before.end]
-    premises.append(Assumption("consecutive_blocks", not gaps, f"{gaps[0]} does not follow a sum" if gaps else ""))
-    last = found.last(context.layers)
-    why = "" if last else "what follows the last block is more than one linear layer"
-    premises.append(Assumption("ends_in_linear", last is not None, why))
+    premises.append(Assumption("consecutive_blocks", not gaps, f"{''.join(gaps[:1])} does not follow a sum"))
+    ends = found.last(context.layers) is not None
+    why = "what follows the last block is more than one linear layer"
+    premises.append(Assumption("ends_in_linear", ends, why))
     premises += [context.unshared(layer) for layer in layers]
     premises += [context.nonzero(layer, context.each(input_norm2, layer)) for layer in layers]
     premises += map(context.norm_found, layers)
+    # The sum per sample, and its mean with S by Cauchy's inequality
     first, end = norms[blocks[0].start], norms[blocks[-1].end]  # the latter is ||W_L||_2, unless forward= goes on
     yield Claim(first, end + sum(_added(context, layer) for layer in layers), None, "sum", tuple(premises))
     squares = [(context.layers[one].spectral_norm ** 2 / context.each(input_norm2, one)).mean() for one in layers]

@@ -52,11 +52,8 @@ class Covered:
             N = self.network.outputs(self.x[:1]).shape[1]
         if y.shape[1] != N or not bool(torch.isfinite(y).all()):
             got = f"{y.shape[1]} values" if y.shape[1] != N else "NaN or inf"
-            raise BadInput(
-                f"the target must return {N} finite values for each input, got {got}",
-                argument="target",
-                call="check_bounds",
-            )
+            needed = f"the target must return {N} finite values for each input, got {got}"
+            raise BadInput(needed, argument="target", call="check_bounds")
         return y
 
     @property
@@ -77,7 +74,7 @@ def covered(context: Context) -> Covered | Assumption:
 
 
 def _read(context: Context) -> tuple[Inputs, tuple[int, ...]]:
-    """Return a float64 copy of the network as a function of flat points, and the shape of its input."""
+    # A float64 copy of the network as a function of flat points, and the shape of its input
     problem = context.lens.problem
     exact, x = in_float64(problem, context.lens.model, "a covering bound")
     shape = tuple(x.shape[1:])
@@ -91,7 +88,7 @@ def _read(context: Context) -> tuple[Inputs, tuple[int, ...]]:
 
 
 def _radius(context: Context, x: Tensor) -> tuple[tuple[Assumption, ...], float, str]:
-    """Return (the assumption that the balls cover the support, their radius, how it is known)."""
+    """The assumptions that the balls cover the support, their radius, and how it is known."""
     law = context.distribution
     inside = () if law is None else (in_support(law, x),)
     if context.delta is not None:
@@ -109,16 +106,12 @@ def _radius(context: Context, x: Tensor) -> tuple[tuple[Assumption, ...], float,
 def in_support(law: Distribution, x: Tensor) -> Assumption:
     """Return the assumption that all samples lie in the distribution's support."""
     if x.shape[1] != law.dimension:
-        raise BadInput(
-            f"its samples have {law.dimension} entries, the data's {x.shape[1]}",
-            argument="distribution",
-            value=law,
-            call="check_bounds",
-        )
+        sizes = f"its samples have {law.dimension} entries, the data's {x.shape[1]}"
+        raise BadInput(sizes, argument="distribution", value=law, call="check_bounds")
     if isinstance(law, PushForward):
         return Assumption("samples_in_support", True)  # no sample is known to lie outside the image
     outside = int(torch.isinf(law.log_density(x)).sum())
-    return Assumption("samples_in_support", outside == 0, f"{outside} of {len(x)} lie outside" if outside else "")
+    return Assumption("samples_in_support", outside == 0, f"{outside} of {len(x)} lie outside")
 
 
 def convex_support(context: Context) -> Assumption:
@@ -132,7 +125,7 @@ def convex_support(context: Context) -> Assumption:
 
 
 def _certified(context: Context, delta: float, x: Tensor) -> tuple[Tensor, Assumption]:
-    """Return upper bounds of V_{B(x_i, delta)}(Jf)."""
+    """Upper bounds of V_{B(x_i, delta)}(Jf)."""
     why = "no radius"
     if not math.isnan(delta):
         try:
@@ -199,6 +192,7 @@ def lipschitz_bound(context: Context) -> Iterator[Claim]:
         yield Claim(math.nan, math.nan, assumptions=(seen,))
         return
     slopes, premises = context.each(jacobian_norm), (*seen.premises, seen.certified)
+    # The theorem, and its two forms for supports that are not convex
     left, right = _steepest_secant(context, seen), float((slopes + seen.variation).max())
     convex = convex_support(context)
     yield Claim(left, right, None, "", (*premises, convex), note=seen.note)
@@ -211,57 +205,42 @@ def lipschitz_bound(context: Context) -> Iterator[Claim]:
 
 
 def _steepest_secant(context: Context, seen: Covered) -> float:
-    """Return the slope of the steepest secant: between data, new samples, and steps along the steepest directions."""
+    # Between data and new samples, less the possible rounding error
     law, x = context.distribution, seen.x[spread(seen.x, _PAIRED)]
     if law is not None:
         fresh = [law.extreme_points(_PAIRED // 4, context.generator), law.sample(_PAIRED // 4, context.generator)]
         x = torch.cat([x, *(points.to(x) for points in fresh)])
-    found = _secants(seen, x)
+    with torch.no_grad():
+        f = seen.network.outputs(x)
+    found = max(0.0, steepest(x, f, ROUNDING * float(f.norm(dim=1).max())))
     if law is not None and law.support_is_convex and math.isfinite(law.diameter):
         found = max(found, _aligned(context, law, seen))
     return found
 
 
-def _secants(seen: Covered, x: Tensor) -> float:
-    """Return the largest slope of a secant between two of the points, minus the possible rounding error."""
-    with torch.no_grad():
-        f = seen.network.outputs(x)
-    return max(0.0, steepest(x, f, ROUNDING * float(f.norm(dim=1).max())))
-
-
 def _aligned(context: Context, law: Distribution, seen: Covered) -> float:
-    """Return the largest slope of secants from the samples with the largest Jacobians along their top direction.
-
-    Both ends lie in the support.
-    """
+    # From the samples with the largest Jacobians along their top direction; both ends lie in the support
     x = seen.x[context.each(jacobian_norm).topk(min(ALIGNED, context.n)).indices.to(seen.x.device)]
-    v = _directions(seen, x)[1]
+    v = _directions(seen, x)
     found = 0.0
     for step in (law.diameter * 0.5**k * sign for k in range(LENGTHS) for sign in (1, -1)):
         ends = x + step * v
         inside = torch.isfinite(law.log_density(ends)) & torch.isfinite(law.log_density(x))
         if bool(inside.any()):
-            found = max(found, _paired(seen, x[inside], ends[inside]))
+            with torch.no_grad():
+                f, g = seen.network.outputs(x[inside]), seen.network.outputs(ends[inside])
+            rise = (f - g).norm(dim=1) - ROUNDING * (f.norm(dim=1) + g.norm(dim=1))
+            found = max(found, float((rise / (x[inside] - ends[inside]).norm(dim=1)).max()))
     return found
 
 
-def _paired(seen: Covered, x: Tensor, ends: Tensor) -> float:
-    """Return the largest slope of the secants from x[i] to ends[i]."""
-    with torch.no_grad():
-        f, g = seen.network.outputs(x), seen.network.outputs(ends)
-    rise = (f - g).norm(dim=1) - ROUNDING * (f.norm(dim=1) + g.norm(dim=1))
-    return float((rise / (x - ends).norm(dim=1)).max())
-
-
-def _directions(seen: Covered, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ||Jf||_2 at each point, (n,), and its right singular vector, (n, M)."""
-    J = seen.network.jacobians(x)
-    _, sigma, V = torch.linalg.svd(J, full_matrices=False)
-    return sigma[:, 0], V[:, 0]
+def _directions(seen: Covered, x: Tensor) -> Tensor:
+    """The first right singular vector of Jf at each point, (n, M)."""
+    return torch.linalg.svd(seen.network.jacobians(x), full_matrices=False)[2][:, 0]
 
 
 def _latent(context: Context, law: PushForward, seen: Covered, right: float) -> Claim:
-    """Return the claim ||f o g||_{Lip} <= Lip(g) max_i(...): a straight line in the base maps into the support."""
+    """||f o g||_{Lip} <= Lip(g) max_i(...): a straight line in the base maps into the support."""
     state = context.generator.get_state()
     z = law.base.sample(_PAIRED // 4, context.generator)
     context.generator.set_state(state)
@@ -276,7 +255,7 @@ def _latent(context: Context, law: PushForward, seen: Covered, right: float) -> 
 
 
 def _searched(context: Context, seen: Covered, left: float, slopes: Tensor, convex: Assumption) -> Claim:
-    """Return the claim with the variation that a search finds; undecided at best."""
+    # With the variation that a search finds: undecided at best
     if math.isnan(seen.delta):
         return Claim(left, math.nan, None, "searched", (*seen.premises, convex))
     lens, generator = context.lens, context.generator
@@ -284,15 +263,14 @@ def _searched(context: Context, seen: Covered, left: float, slopes: Tensor, conv
         found = found_variation(lens.problem, lens.model, seen.delta, restarts=2, steps=10, generator=generator)
     except Refused as why:
         return Claim(left, math.nan, None, "searched", (Assumption("one_floating_input", False, str(why)),))
-    note = (
-        "a search found the variation, which may be below the supremum: a larger left side may still obey the theorem"
-    )
+    below = "a search found the variation, which may be below the supremum"
+    note = f"{below}: a larger left side may still obey the theorem"
     right = float((slopes + found).max())
     return Claim(left, right, None, "searched", (*seen.premises, convex), stderr=math.inf, note=note)
 
 
 def _remark(context: Context, seen: Covered, slopes: Tensor) -> Claim:
-    """Return the claim V_S(f) <= 2 delta ||f|S||_Lip for each ball S, by a lower bound of V and an upper of the norm.
+    """V_S(f) <= 2 delta ||f|S||_Lip for each ball S, by a lower bound of V and an upper of the norm.
 
     A ball is convex, so no assumption on the support is needed.
     """
@@ -306,9 +284,9 @@ def _remark(context: Context, seen: Covered, slopes: Tensor) -> Claim:
 
 
 def _varied(context: Context, seen: Covered, x: Tensor) -> Tensor:
-    """Return max ||f(x + delta w) - f(x - delta w)|| over a few unit vectors w, (n,); w includes the steepest."""
+    """Max ||f(x + delta w) - f(x - delta w)|| over a few unit vectors w, (n,); w includes the steepest."""
     drawn = torch.randn(len(x), OPPOSITE, x.shape[1], generator=context.generator, dtype=torch.float64).to(x)
-    w = seen.delta * torch.cat([_directions(seen, x)[1][:, None], unit(drawn)[1]], 1)
+    w = seen.delta * torch.cat([_directions(seen, x)[:, None], unit(drawn)[1]], 1)
     with torch.no_grad():
         ahead, behind = (seen.network.outputs((x[:, None] + s * w).flatten(0, 1)) for s in (1, -1))
     found: Tensor = (ahead - behind).norm(dim=1).reshape(len(x), -1).max(1).values
@@ -342,52 +320,35 @@ def jacobian_generalisation(context: Context) -> Iterator[Claim]:
         return
     L, slopes = target.steepness(seen.shape), context.each(jacobian_norm)
     right = seen.delta * (L + float((slopes + seen.variation).max()))
-    missed, size = _missed(seen, target, seen.x), float(seen.told(target, seen.x).norm(dim=1).max())
-    off = float(missed.max())
+    # How far f is from f* on the samples, and on fresh ones; how far apart values of f* are
+    off, size = float(_missed(seen, target, seen.x).max()), float(seen.told(target, seen.x).norm(dim=1).max())
     fresh = law.sample(DRAWN, context.generator).to(seen.x)
     error = _missed(seen, target, fresh)
-    wide = _widest(seen.told(target, torch.cat([seen.x[spread(seen.x, 512)], fresh[:512]])))
-    premises = (*seen.premises, seen.certified, _steep_enough(seen, target, L))
     expected, stderr = float(error.mean()), float(error.std()) / math.sqrt(DRAWN)
-    fits = (*premises, _interpolates(context, off, size))
-    for part, rhs, assumed in (("", right, fits), ("corrected", right + off, premises)):
-        yield Claim(expected, rhs, None, part, assumed, stderr, note=_weighed(seen, rhs, wide))
+    values = seen.told(target, torch.cat([seen.x[spread(seen.x, 512)], fresh[:512]]))
+    wide = float(torch.cdist(values, values).max())
+    # f and f* agree on the samples up to rounding, and no secant of f* exceeds its declared constant
+    agrees = off <= max(1e-6, context.rounding) * (1 + size)
+    fits = Assumption("interpolation", agrees, f"the outputs are up to {off:.3g} from the target's")
+    x = seen.x[spread(seen.x, _PAIRED)]
+    y = seen.told(target, x)
+    met = steepest(x, y, 1e-6 * float(y.norm(dim=1).max()))
+    why = f"it is at least {met:.4g}, but {L:.4g} was declared"
+    steep = Assumption("target_lipschitz", not met > L, why, declared=target.lipschitz is not None)
+    premises = (*seen.premises, seen.certified, steep)
+    for part, rhs, assumed in (("", right, (*premises, fits)), ("corrected", right + off, premises)):
+        vacuous = "" if rhs < wide else f"vacuous: the values of f* differ by at most {wide:.4g}"
+        note = "; ".join(filter(None, (seen.note, vacuous)))
+        yield Claim(expected, rhs, None, part, assumed, stderr, note=note)
 
 
 def _missed(seen: Covered, target: Target, x: Tensor) -> Tensor:
-    """Return ||f(x) - f*(x)||, (n,)."""
-    with torch.no_grad():
+    with torch.no_grad():  # ||f(x) - f*(x)||, (n,)
         found: Tensor = (seen.network.outputs(x) - seen.told(target, x)).norm(dim=1)
     return found
 
 
-def _widest(y: Tensor) -> float:
-    """Return the largest distance between two values."""
-    return float(torch.cdist(y, y).max())
-
-
-def _interpolates(context: Context, off: float, size: float) -> Assumption:
-    """Return the assumption that f and f* agree on the samples, up to rounding."""
-    agrees = off <= max(1e-6, context.rounding) * (1 + size)
-    return Assumption("interpolation", agrees, "" if agrees else f"the outputs are up to {off:.3g} from the target's")
-
-
-def _steep_enough(seen: Covered, target: Target, L: float) -> Assumption:
-    """Return the assumption that no secant of f* between samples exceeds its declared constant."""
-    x = seen.x[spread(seen.x, _PAIRED)]
-    y = seen.told(target, x)
-    met = steepest(x, y, 1e-6 * float(y.norm(dim=1).max()))
-    why = f"it is at least {met:.4g}, but {L:.4g} was declared" if met > L else ""
-    return Assumption("target_lipschitz", not why, why, declared=target.lipschitz is not None)
-
-
-def _weighed(seen: Covered, right: float, wide: float) -> str:
-    """Return a note on how the radius is known, and whether the bound is vacuous."""
-    vacuous = "" if right < wide else f"vacuous: the values of f* differ by at most {wide:.4g}"
-    return "; ".join(part for part in (seen.note, vacuous) if part)
-
-
-_PAIRED_GROWTH = 4096  #: samples of which all pairs are compared
+_PAIRED_TARGETS = 4096  #: samples of which all pairs are compared
 BENT = math.sqrt(2) / (3 * math.sqrt(3))
 """Upper bound of the third derivatives of log-sum-exp along unit vectors. Each is the third central moment of numbers
 whose range is at most sqrt(2), and a third central moment is at most range^3 / (6 sqrt 3)."""
@@ -442,7 +403,7 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
     if softmaxed:
         V = of_softmax(goal.outputs, context.each(jacobian_norm), V, seen.delta)
     premises, convex = (*seen.premises, seen.certified), convex_support(context)
-    at = spread(seen.x, _PAIRED_GROWTH)
+    at = spread(seen.x, _PAIRED_TARGETS)
 
     def claim(part: str, quotient: float, reach: float, *shape: Assumption) -> Claim:
         left = quotient - float(V.max())
@@ -460,7 +421,7 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
 
 
 def _goal(context: Context) -> Goal | Assumption:
-    """Return targets and costs if alpha is known for the loss, otherwise the assumption that fails."""
+    # Targets and costs if alpha is known for the loss, otherwise the assumption that fails
     problem = context.lens.problem
     loss = problem.loss
     if not isinstance(loss, SquaredError | CrossEntropy):
@@ -477,18 +438,15 @@ def _goal(context: Context) -> Goal | Assumption:
     if isinstance(loss, CrossEntropy):
         apart = float((target.sum(1) - 1).abs().max()) + float(target.clamp(max=0).abs().max())
         if apart > 1e-6:
-            return Assumption(
-                "labels_are_distributions",
-                False,
-                f"a label is not a distribution: it is off by {apart:.2g}",
-            )
+            why = f"a label is not a distribution: it is off by {apart:.2g}"
+            return Assumption("labels_are_distributions", False, why)
         return Goal(target, cost, 0.5, 1.0, f)
     alpha = 0.5 if loss.name == "half_squared_error" else 1 / problem.outputs
     return Goal(target, cost, alpha, alpha, f)
 
 
 def _targets(loss: Loss, f: Tensor, y: object) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (f*, c, f) of one chunk. The target comes from the gradient: f - C^-1 dl/df, or softmax(f) - dl/df."""
+    """(f*, c, f) of one chunk. The target comes from the gradient: f - C^-1 dl/df, or softmax(f) - dl/df."""
     leaf = f.requires_grad_()
     values = loss.values(leaf, y)
     (slope,) = torch.autograd.grad(values.sum(), leaf)

@@ -8,13 +8,6 @@ from flatlens.distributions.push_forward import PushForward, lipschitz_product
 from flatlens.distributions.sphere import Sphere
 
 __all__ = [
-    "RULES",
-    "Cube",
-    "Distribution",
-    "GaussianMixture",
-    "PushForward",
-    "Rule",
-    "Sphere",
-    "covering_radius_of",
+    "RULES", "Cube", "Distribution", "GaussianMixture", "PushForward", "Rule", "Sphere", "covering_radius_of",
     "lipschitz_product",
-]
+]  # fmt: skip

@@ -27,35 +27,12 @@ from flatlens.transforms.neurons import (
 from flatlens.transforms.wiring import OUTPUTS, Link, Reader, Wiring, read_wiring
 
 __all__ = [
-    "OUTPUTS",
-    "TRANSFORMS",
-    "Applied",
-    "Cell",
-    "InvarianceReport",
-    "Link",
-    "Moved",
-    "Reader",
-    "Transform",
-    "Wiring",
-    "batchnorm_folding",
-    "batchnorm_scale",
-    "check_invariance",
-    "feature_by_feature",
-    "feature_normalization",
-    "gate_scale",
-    "head_permutation",
-    "layerwise",
-    "neuronwise",
-    "norm_folding",
-    "norm_scale",
-    "order_reader",
-    "order_source",
-    "permutation",
-    "query_key_basis",
-    "read_wiring",
-    "transform",
+    "OUTPUTS", "TRANSFORMS", "Applied", "Cell", "InvarianceReport", "Link", "Moved", "Reader", "Transform",
+    "Wiring", "batchnorm_folding", "batchnorm_scale", "check_invariance", "feature_by_feature",
+    "feature_normalization", "gate_scale", "head_permutation", "layerwise", "neuronwise", "norm_folding",
+    "norm_scale", "order_reader", "order_source", "permutation", "query_key_basis", "read_wiring", "transform",
     "value_output_basis",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
