@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Self, overload
 
 import pandas as pd
@@ -107,43 +108,34 @@ def check_bounds(
         generator: Draws the random numbers; seeded with 0 if None.
         progress: Called with (what, done, total); None shows a line if stderr is a terminal.
     """
+    # The lens: every output of each sample by itself, in full precision
+    refused = partial(BadInput, call="check_bounds")
     if not isinstance(lens, Lens):
         raise BadInput(f"check_bounds(...): a Lens is needed, got {type(lens).__name__}: check_bounds(Lens(problem))")
     lens.require_fresh()
-    if lens.problem.coupled or lens.probes is not None:
-        why = (
-            (Give("batchnorm", "train"), " makes samples depend on each other: use ", Give("batchnorm", "eval"))
-            if lens.problem.coupled
-            else ("this lens uses random combinations of the outputs: use Lens(problem, outputs='exact')",)
-        )
-        what = "bounds are checked sample by sample and need every output, but "
-        raise BadInput((what, *why), call="check_bounds")
+    needs_all = "bounds are checked sample by sample and need every output, but "
+    if lens.problem.coupled:
+        train, other = Give("batchnorm", "train"), Give("batchnorm", "eval")
+        raise refused((needs_all, train, " makes samples depend on each other: use ", other))
+    if lens.probes is not None:
+        raise refused(f"{needs_all}this lens uses random combinations of the outputs: use "
+                      "Lens(problem, outputs='exact')")  # fmt: skip
     if lens.problem.arithmetic != "full":
-        mend = "make the Problem without ", Give("arithmetic")
-        raise BadInput("bounds need full precision", remedy=mend, call="check_bounds")
+        raise refused("bounds need full precision", remedy=("make the Problem without ", Give("arithmetic")))
+    # The bounds, and what they read beside the lens
     unasked = [one for one in BOUNDS.values() if not one.on_request]
     chosen = unasked if bounds is None else BOUNDS.named(bounds, "check_bounds(bounds=...)")
     if not chosen:
-        raise BadInput(
-            "name at least one bound, or leave bounds out to check all that need the pass alone",
-            argument="bounds",
-            value=[],
-            call="check_bounds",
-        )
+        needed = "name at least one bound, or leave bounds out to check all that need the pass alone"
+        raise refused(needed, argument="bounds", value=[])
     generator = drawing(generator, progress, "check_bounds")
     lens.problem.peers.same_draws(generator)
     watch = Watch(or_line(progress), math.inf if anyway else LIMIT, "check_bounds", LESS_OF_A_BOUND)
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
-        raise BadInput(
-            "a radius in the input's units is needed, above 0 and finite",
-            argument="delta",
-            value=delta,
-            call="check_bounds",
-        )
+        raise refused("a radius in the input's units is needed, above 0 and finite", argument="delta", value=delta)
     for name, given, kind in (("distribution", distribution, Distribution), ("target", target, Target)):
         if given is not None and not isinstance(given, kind):
-            got = f"a {kind.__name__} is needed, got {type(given).__name__}"
-            raise BadInput(got, argument=name, call="check_bounds")
+            raise refused(f"a {kind.__name__} is needed, got {type(given).__name__}", argument=name)
     if rule not in RULES:
         raise UnknownName.among("rule for the covering radius", str(rule), RULES)
     context = Context(lens, declared(assume), distribution, generator, watch, target, delta, rule)

@@ -236,7 +236,8 @@ def _aligned(context: Context, law: Distribution, seen: Covered) -> float:
 
 def _directions(seen: Covered, x: Tensor) -> Tensor:
     """The first right singular vector of Jf at each point, (n, M)."""
-    return torch.linalg.svd(seen.network.jacobians(x), full_matrices=False)[2][:, 0]
+    V: Tensor = torch.linalg.svd(seen.network.jacobians(x), full_matrices=False)[2]
+    return V[:, 0]
 
 
 def _latent(context: Context, law: PushForward, seen: Covered, right: float) -> Claim:

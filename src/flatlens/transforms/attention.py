@@ -8,20 +8,16 @@ import torch
 
 from flatlens.operations.pair_finders import NormScale
 from flatlens.transforms.definition import Moving, Offer, transform
-from flatlens.transforms.symmetries import OfKind, Symmetries, move_symmetry
+from flatlens.transforms.symmetries import OfKind, move_symmetry
 from flatlens.transforms.wiring import Wiring
 
 NO_ATTENTION = "no attention is found"
-NO_ORDER = "no attention of several heads is found"
 NO_NORM = "no norm with a scale that matrix products read is found"
-NO_GATE = "no gated layer is found"
 
 
-def _offered(of: Callable[[Symmetries], OfKind], otherwise: str) -> Callable[[Wiring], Offer]:
-    """Return the function that offers the symmetries of one kind."""
-
+def _offered(kind: str, otherwise: str) -> Callable[[Wiring], Offer]:
     def where(wiring: Wiring) -> Offer:
-        found = of(wiring.symmetries)
+        found: OfKind = getattr(wiring.symmetries, kind)
         return Offer(found.symmetries, found.left or ({} if found.symmetries else {"": otherwise}))
 
     return where
@@ -33,8 +29,9 @@ def _move_all(moving: Moving) -> str:
     return ""
 
 
-@transform(id="R6", source="symmetries2025", where=_offered(lambda found: found.queries, NO_ATTENTION),
-           declared_as="headwise", traced=False)  # fmt: skip
+@transform(
+    id="R6", source="symmetries2025", where=_offered("queries", NO_ATTENTION), declared_as="headwise", traced=False
+)
 def query_key_basis(moving: Moving) -> str:
     """Another basis for each head's queries and keys: A W_q, A^-T W_k, A random with singular values in [5, 25].
 
@@ -45,8 +42,9 @@ def query_key_basis(moving: Moving) -> str:
     return _move_all(moving)
 
 
-@transform(id="R7", source="symmetries2025", where=_offered(lambda found: found.values, NO_ATTENTION),
-           declared_as="headwise", traced=False)  # fmt: skip
+@transform(
+    id="R7", source="symmetries2025", where=_offered("values", NO_ATTENTION), declared_as="headwise", traced=False
+)
 def value_output_basis(moving: Moving) -> str:
     """Another basis for each head's values: A W_v, and W_o A^-1 in the columns that read it, A as above.
 
@@ -55,8 +53,8 @@ def value_output_basis(moving: Moving) -> str:
     return _move_all(moving)
 
 
-@transform(id="R8", source="definition of attention", where=_offered(lambda found: found.orders, NO_ORDER),
-           declared_as="permutation", traced=False)  # fmt: skip
+@transform(id="R8", source="definition of attention", declared_as="permutation", traced=False,
+           where=_offered("orders", "no attention of several heads is found"))  # fmt: skip
 def head_permutation(moving: Moving) -> str:
     """Random order of the heads of each attention: rows of W_q, W_k, W_v, columns of W_o.
 
@@ -67,15 +65,14 @@ def head_permutation(moving: Moving) -> str:
 
 def foldable(wiring: Wiring) -> Offer:
     """Return the norms whose scale and shift the layers that read them can take."""
-    found = wiring.symmetries.norms
-    links, left = [], dict(found.left)
+    found, folds = wiring.symmetries.norms, {}
     for one in found.symmetries:
         assert isinstance(one, NormScale)
-        if one.shift is not None and any(bias is None for _, bias in one.readers):
-            left[str(one)] = "a layer that reads its features has no bias to take the shift"
-        else:
-            links.append(one)
-    return Offer(tuple(links), left or ({} if links else {"": NO_NORM}))
+        unbiased = one.shift is not None and any(bias is None for _, bias in one.readers)
+        folds[str(one)] = one, "a layer that reads its features has no bias to take the shift" if unbiased else ""
+    offer = Offer.of(folds)
+    left = {**found.left, **offer.left}
+    return Offer(offer.links, left or ({} if offer.links else {"": NO_NORM}))
 
 
 @transform(id="R9", source="LayerNorm's definition", where=foldable, declared_as=None, traced=False)
@@ -99,8 +96,9 @@ def norm_folding(moving: Moving) -> str:
     return ""
 
 
-@transform(id="R9", source="LayerNorm's definition", where=_offered(lambda found: found.norms, NO_NORM),
-           declared_as="neuronwise", traced=False)  # fmt: skip
+@transform(
+    id="R9", source="LayerNorm's definition", where=_offered("norms", NO_NORM), declared_as="neuronwise", traced=False
+)
 def norm_scale(moving: Moving) -> str:
     """Scale moved out of the layers that read a LayerNorm or RMSNorm: gamma and beta times random factors in [5, 25].
 
@@ -109,7 +107,7 @@ def norm_scale(moving: Moving) -> str:
     return _move_all(moving)
 
 
-@transform(id="R10", source="definition of a gated layer", where=_offered(lambda found: found.gates, NO_GATE),
+@transform(id="R10", source="definition of a gated layer", where=_offered("gates", "no gated layer is found"),
            declared_as="neuronwise", traced=False)  # fmt: skip
 def gate_scale(moving: Moving) -> str:
     """Factor of each gated product times random factors in [5, 25], the columns that read the product divided.

@@ -28,6 +28,12 @@ class Offer:
     links: tuple[Any, ...]  #: links, or symmetries of heads, norms and gates
     left: Mapping[str, str]  #: layers whose features do not move, with the reason
 
+    @classmethod
+    def of(cls, found: Mapping[str, tuple[Any, str]]) -> Offer:
+        """Return the offer of links by layer, each with the reason why it is left, or without one."""
+        links = tuple(link for link, why in found.values() if not why)
+        return cls(links, {name: why for name, (_, why) in found.items() if why})
+
     @property
     def refused(self) -> str:
         """Return why nothing can be moved; empty if something can."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Self, overload
 
@@ -66,12 +67,9 @@ class Cell:
     after: float
     change: float  #: relative to `before`
     stderr: float  #: standard error of after - before
-    unchanged: (
-        bool | None
-    )  #: whether before and after agree within rounding and error; None if a number is missing or unreliable
-    declared: (
-        bool | None
-    )  #: whether it must be unchanged, by the literature and the measure's card; None: they do not say
+    unchanged: bool | None
+    """Whether before and after agree within rounding and error; None if a number is missing or unreliable."""
+    declared: bool | None  #: whether it must be unchanged, by the literature and the measure's card; None: not said
     agrees: bool | None
     """Whether the number does what is declared.
 
@@ -165,29 +163,28 @@ class InvarianceReport(Result, Sequence[Cell]):
 
 def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estimate, dtype: torch.dtype) -> Cell:
     """Return the cell of one number, before (a) and after (b)."""
-    stderr = math.hypot(a.stderr, b.stderr)
-    must = declared(one, row, transform)
+    stderr, must = math.hypot(a.stderr, b.stderr), declared(one, row, transform)
+    cell = Cell(row, transform.name, a.value, b.value, math.nan, math.nan, None, must, None)
     if a.kind == "undefined" or b.kind == "undefined":
         lost = (a.kind == "undefined") != (b.kind == "undefined")
         note = f"undefined{' on one side only' if lost else ''}: {a.note or b.note}"
-        agrees = False if lost and must else None
-        return Cell(row, transform.name, a.value, b.value, math.nan, math.nan, None, must, agrees, note)
-    eps = torch.finfo(dtype).eps
-    searched = max(_left_open(one, a), _left_open(one, b))
+        return replace(cell, agrees=False if lost and must else None, note=note)
+    # Unchanged is what differs by rounding, by what a search leaves open, or by standard errors
+    eps, searched = torch.finfo(dtype).eps, max(_left_open(one, a), _left_open(one, b))
     slack = max(64 * eps**0.5, searched)
     off = abs(b.value - a.value)
     size = 0.0 if math.isinf(off) else max(abs(a.value), abs(b.value))
     rounding = 0.0 if must is False else 8 * eps  # of a number that is 0 on both sides, and must be
     unchanged = a.value == b.value or off <= slack * size + rounding + STDERRS * stderr
-    change = _change(a.value, b.value)
+    cell = replace(cell, change=_change(a.value, b.value), stderr=stderr)
+    # Small changes of what must stay may come from a search, or from the smallest eigenvalues
     if must and not unchanged and searched and off <= _SHORT * size:
-        return Cell(row, transform.name, a.value, b.value, change, stderr, None, must, None, UNDECIDED)
+        return replace(cell, note=UNDECIDED)
     if must and not unchanged and one.card.family == "compression" and (off <= _SEARCHED * size or math.isinf(off)):
-        return Cell(row, transform.name, a.value, b.value, change, stderr, None, must, None, ILL)
-    stays = unchanged and must is False
-    note = "unchanged here, but not in general" if stays else ""
-    agrees = None if must is None or stays else unchanged == must
-    return Cell(row, transform.name, a.value, b.value, change, stderr, unchanged, must, agrees, note)
+        return replace(cell, note=ILL)
+    if unchanged and must is False:
+        return replace(cell, unchanged=True, note="unchanged here, but not in general")
+    return replace(cell, unchanged=unchanged, agrees=None if must is None else unchanged == must)
 
 
 def declared(one: Measure, row: str, transform: Transform) -> bool | None:
@@ -205,14 +202,14 @@ def declared(one: Measure, row: str, transform: Transform) -> bool | None:
 
 
 def _left_open(one: Measure, estimate: Estimate) -> float:
-    """Return the relative error at which a search or an iteration stops."""
+    # The relative error at which a search or an iteration stops
     rtol = dict(one.options).get("rtol")
     found = max(_SEARCHED, 2 * rtol) if isinstance(rtol, float) else _SEARCHED
     return 0.0 if estimate.kind in ("exact", "estimate") else found
 
 
 def _change(before: float, after: float) -> float:
-    """Return the change relative to the value before.
+    """The change relative to the value before.
 
     >>> _change(2.0, 3.0), _change(0.0, 0.0), _change(0.0, -1.0)
     (0.5, 0.0, -inf)
@@ -258,14 +255,18 @@ def check_invariance(
     lens.require_fresh()
     asked, moves = None if measures is None else named(measures), named_transforms(transforms)
     if asked == []:
-        raise BadInput(
-            "check_invariance(measures=[]): name at least one measure, or leave measures out for all of one pass"
-        )
+        needed = "name at least one measure, or leave measures out for all of one pass"
+        raise BadInput(needed, argument="measures", value=[], call="check_invariance")
     draws, progress = drawing(generator, progress, "check_invariance"), or_line(progress)
     lens.problem.peers.same_draws(draws)
     seeds = [int(torch.randint(2**40, (), generator=draws)) for _ in range(2)]
     numbers = partial(_numbers, lens, seed=seeds[0], anyway=anyway, progress=progress)
-    problem = in_double(lens.problem)
+    # In float64 if possible: in float32, a change of a percent could pass as rounding
+    problem = lens.problem
+    if problem.dtype != torch.float64:
+        with suppress(BadInput):  # forward() may need its own precision
+            problem = with_model(problem, copied(problem).double(), torch.float64)
+    # Transforms that are valid in this network, and its numbers before and after each
     wiring = read_wiring(problem, copied(problem))
     left_out = {one.name: why for one in moves if (why := one.offer(wiring).refused)}
     moves = [one for one in moves if one.name not in left_out]
@@ -282,28 +283,14 @@ def check_invariance(
         if progress is not None:
             progress("transforms", done, len(moves))
     cells = [cell for of_row in found.values() for cell in of_row]
-    return InvarianceReport(cells, applied, left_out, about(lens) | _precision(problem))
-
-
-def in_double(problem: Problem) -> Problem:
-    """Return the problem in float64 if possible: in float32, a change of a percent could pass as rounding."""
-    if problem.dtype == torch.float64:
-        return problem
-    try:
-        return with_model(problem, copied(problem).double(), torch.float64)
-    except BadInput:  # forward() needs its own precision
-        return problem
-
-
-def _precision(measured: Problem) -> dict[str, str]:
-    """Return what `about` says of precision, of the problem that was measured in place of the lens's own."""
-    return {"dtype": str(measured.dtype).removeprefix("torch."), "arithmetic": measured.arithmetic}
+    precision = {"dtype": str(problem.dtype).removeprefix("torch."), "arithmetic": problem.arithmetic}
+    return InvarianceReport(cells, applied, left_out, about(lens) | precision)
 
 
 def _numbers(
     lens: Lens, problem: Problem, asked: list[Measure] | None, *, seed: int, anyway: bool, progress: Progress | None
 ) -> dict[str, tuple[Measure, Estimate]]:
-    """Return the network's answers, and their parts with a declaration, by row.
+    """The network's answers, and their parts with a declaration, by row.
 
     Each side looks afresh and draws afresh, so that neither searches from where the other ended.
     """
@@ -317,20 +304,7 @@ def _numbers(
         draw = torch.Generator().manual_seed(seed)
         report = measure(fresh, each, anyway=anyway, generator=draw, progress=progress)
         for (row, layer), estimate in report.items():
-            one = _measure_of(row, known)
-            if layer is None and (row == one.key or _is_declared(one, row)):
+            one = known[Column.parse(row).measure]
+            if layer is None and (row == one.key or declared(one, row, TRANSFORMS["layerwise"]) is not None):
                 found[row] = one, estimate
     return found
-
-
-def _measure_of(row: str, known: dict[str, Measure]) -> Measure:
-    """Return the measure that a row is a part of.
-
-    >>> _measure_of("kappa_trace.max", MEASURES).key
-    'kappa_trace'
-    """
-    return known[Column.parse(row).measure]
-
-
-def _is_declared(one: Measure, row: str) -> bool:
-    return declared(one, row, TRANSFORMS["layerwise"]) is not None

@@ -28,7 +28,7 @@ def rescale_source(module: nn.Module, factors: Tensor) -> None:
     weight, bias = _tensors(module)
     a = factors.to(weight)
     with torch.no_grad():
-        weight.mul_(_along(a, weight))
+        weight.mul_(a.reshape(-1, *(1,) * (weight.ndim - 1)))
         if bias is not None:
             bias.mul_(a)
 
@@ -88,25 +88,20 @@ def _tensors(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     return weight, bias
 
 
-def _along(a: Tensor, weight: Tensor) -> Tensor:
-    return a.reshape(-1, *(1,) * (weight.ndim - 1))
-
-
-NORM_FIRST = "{} comes before the next layer and absorbs the scale: batchnorm_scale moves it"
-UNREAD = "nothing reads its features"
+def _reason(link: Link) -> str:
+    # Why the features of a link stay, whatever the transform
+    return link.refused or ("" if link.readers else "nothing reads its features")
 
 
 def between_layers(wiring: Wiring) -> Offer:
     """Return the linear layers read by linear layers only, with only positively homogeneous operations between."""
-    links, left = [], {}
+    found = {}
     for name in wiring.orders:
         link = wiring.scales[name]
-        norm = next((reader.name for reader in link.readers if reader.name not in wiring.orders), None)
-        if link.refused or not link.readers or norm is not None:
-            left[name] = link.refused or (UNREAD if norm is None else NORM_FIRST.format(norm))
-        else:
-            links.append(link)
-    return Offer(tuple(links), left)
+        norm = next((reader.name for reader in link.readers if reader.name not in wiring.orders), "")
+        first = f"{norm} comes before the next layer and absorbs the scale: batchnorm_scale moves it" if norm else ""
+        found[name] = link, _reason(link) or first
+    return Offer.of(found)
 
 
 def rescale(moving: Moving, link: Link, factors: Tensor) -> None:
@@ -143,20 +138,17 @@ def one_to_one(wiring: Wiring) -> Offer:
     """Return the layers and norms whose features one linear layer reads, each once: its inputs can have any unit."""
     if wiring.coupled:
         return Offer((), {"": "batchnorm='train' couples the samples: features have no spread of their own"})
-    links, left = [], {}
+    found = {}
     for name, link in wiring.scales.items():
-        readers = link.readers
-        if link.refused or not readers:
-            left[name] = link.refused or UNREAD
-        elif len(readers) > 1:
-            left[name] = f"{' and '.join(reader.name for reader in readers)} read its features, each at its own spread"
-        elif readers[0].name in wiring.scales and readers[0].name not in wiring.orders:
-            left[name] = f"{readers[0].name} normalises its features already"
-        elif len(readers[0].owner) != link.features:
-            left[name] = f"each of its channels becomes several inputs of {readers[0].name}, with different spreads"
-        else:
-            links.append(link)
-    return Offer(tuple(links), left)
+        why, names = _reason(link), [reader.name for reader in link.readers]
+        if not why and len(names) > 1:
+            why = f"{' and '.join(names)} read its features, each at its own spread"
+        elif not why and names[0] in wiring.scales and names[0] not in wiring.orders:
+            why = f"{names[0]} normalises its features already"
+        elif not why and len(link.readers[0].owner) != link.features:
+            why = f"each of its channels becomes several inputs of {names[0]}, with different spreads"
+        found[name] = link, why
+    return Offer.of(found)
 
 
 @transform(id="R5", source="relative2021 Thm 4, Cor. 8", where=one_to_one, declared_as="neuronwise")
@@ -197,9 +189,7 @@ def _normalise(moving: Moving, power: int) -> str:
 
 def feature_by_feature(wiring: Wiring) -> Offer:
     """Return the linear layers with only operations on single features between them and their readers."""
-    links = {name: link for name, link in wiring.orders.items() if link.readers and not link.refused}
-    left = {name: link.refused or UNREAD for name, link in wiring.orders.items() if name not in links}
-    return Offer(tuple(links.values()), left)
+    return Offer.of({name: (link, _reason(link)) for name, link in wiring.orders.items()})
 
 
 @transform(id="R3", source="relative2021 section 4", where=feature_by_feature, declared_as="permutation")
@@ -222,17 +212,13 @@ _NONE = "the network has no BatchNorm with running statistics"
 
 def folds(wiring: Wiring) -> Offer:
     """Return the linear layers that one BatchNorm alone reads, with nothing between."""
-    links, left = [], {}
-    norms = wiring.scales.keys() - wiring.orders.keys()
-    for name in wiring.orders:
-        link = wiring.scales[name]
-        if not any(reader.name in norms for reader in link.readers):
-            continue
-        if link.refused or len(link.readers) > 1 or not link.direct:
-            left[name] = link.refused or "something lies between it and its BatchNorm, or reads it, too"
-        else:
-            links.append(link)
-    return Offer(tuple(links), left if norms else {"": _NONE})
+    found, norms = {}, wiring.scales.keys() - wiring.orders.keys()
+    for link in (wiring.scales[name] for name in wiring.orders):
+        if any(reader.name in norms for reader in link.readers):
+            apart = len(link.readers) > 1 or not link.direct
+            why = "something lies between it and its BatchNorm, or reads it, too" if apart else ""
+            found[link.source] = link, link.refused or why
+    return Offer.of(found if norms else {"": (None, _NONE)})
 
 
 @transform(id="R4", source="BatchNorm's definition in eval mode", where=folds, declared_as=None)
@@ -242,8 +228,7 @@ def batchnorm_folding(moving: Moving) -> str:
     W' = S W, b' = S (b - mu) + beta, S = diag(gamma / sqrt(sigma^2 + eps)).
     """
     for link in moving.links:
-        layer, name = moving.module(link.source), link.readers[0].name
-        norm = moving.module(name)
+        layer, norm = moving.module(link.source), moving.module(link.readers[0].name)
         assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
         assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
         _fold(layer, norm)
@@ -272,13 +257,11 @@ def around_norms(wiring: Wiring) -> Offer:
     """Return BatchNorms and their readers, and layers with the BatchNorms that read them."""
     norms = wiring.scales.keys() - wiring.orders.keys()
     near = {
-        name: link
+        name: (link, _reason(link))
         for name, link in wiring.scales.items()
         if name in norms or any(reader.name in norms for reader in link.readers)
     }
-    links = {name: link for name, link in near.items() if link.readers and not link.refused}
-    left = {name: link.refused or UNREAD for name, link in near.items() if name not in links}
-    return Offer(tuple(links.values()), left if norms else {"": _NONE})
+    return Offer.of(near if norms else {"": (None, _NONE)})
 
 
 @transform(id="R4", source="BatchNorm's definition in eval mode", where=around_norms, declared_as="neuronwise")

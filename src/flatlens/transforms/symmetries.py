@@ -97,7 +97,7 @@ class _Read:
 
 
 def _once(found: Iterable[_S]) -> list[_S]:
-    """Return each set of weights once; where it acts several times, with all operations through which it does."""
+    # Each set of weights once; where it acts several times, with all operations through which it does
     unique: dict[object, _S] = {}
     for one in found:
         known = unique.get(one.key)
@@ -106,25 +106,18 @@ def _once(found: Iterable[_S]) -> list[_S]:
 
 
 def _alone(graph: Graph, model: nn.Module, found: list[_S]) -> tuple[list[_S], dict[str, str]]:
-    """Return those whose weights act nowhere else, and why the others are left."""
+    """Those whose weights act nowhere else, and why the others are left."""
     parameters, kept, left = dict(model.named_parameters()), [], {}
     for one in found:
-        shared = next(
-            (entries.parameter for entries in one.entries
-             if any(node not in one.nodes and _overlap(graph, edge, entries.at)
-                    for node, edge in graph.acting(parameters[entries.parameter]))),
-            None,
-        )  # fmt: skip
-        if shared is None:
-            kept.append(one)
+        for entries in one.entries:
+            acting = graph.acting(parameters[entries.parameter])
+            leaves = [graph.leaf_of(edge) for node, edge in acting if node not in one.nodes]
+            if any(leaf is None or bool(torch.isin(entries.at, leaf[1]).any()) for leaf in leaves):
+                left[str(one)] = f"{entries.parameter} acts elsewhere, too"
+                break
         else:
-            left[str(one)] = f"{shared} acts elsewhere, too"
+            kept.append(one)
     return kept, left
-
-
-def _overlap(graph: Graph, edge: tuple[object, int], at: Tensor) -> bool:
-    known = graph.leaf_of(edge)
-    return known is None or bool(torch.isin(at, known[1]).any())
 
 
 class _Trial:
@@ -136,11 +129,9 @@ class _Trial:
 
     @cached_property
     def terms(self) -> float:
-        """Return `terms` of the weights as they are."""
-        return terms(self.problem, self.model)
+        return terms(self.problem, self.model)  # of the weights as they are
 
     def kept(self, read: _Read) -> OfKind:
-        """Return what keeps the outputs."""
         found, left = read.alone
         stay = list(found)
         if not self._stays(stay):
@@ -149,7 +140,7 @@ class _Trial:
         return OfKind(tuple(stay), {**read.refused, **left, **changed})
 
     def _stays(self, several: Sequence[Symmetry]) -> bool:
-        """Return whether the outputs stay when these symmetries are moved together."""
+        # Whether the outputs stay when these symmetries are moved together
         if not several:
             return True
         generator, terms = torch.Generator().manual_seed(0), self.terms
@@ -167,7 +158,7 @@ class _Trial:
                     parameters[name].copy_(values)
 
     def _outputs(self) -> Generator[Tensor]:
-        """Yield the outputs on two samples, then on all that the memory holds: most of what changes shows on two."""
+        # On two samples, then on all that the memory holds: most of what changes shows on two
         few, left = take(self.problem.probes[0], 0, READ_ON), self.problem.memory // 16
         batches = chain([few], self.problem.batches(FORWARD_CHUNK))
         with closing(forwards(self.problem, self.model, batches)) as found:
@@ -179,7 +170,7 @@ class _Trial:
 
 
 def _same(f: Tensor, expected: Tensor, terms: float) -> bool:
-    """Return whether outputs differ by rounding alone."""
+    # Whether outputs differ by rounding alone
     apart = float((f - expected).abs().max().nan_to_num(nan=float("inf")))
     return apart <= STAYS_WITHIN * torch.finfo(f.dtype).eps * max(float(expected.abs().max()), terms)
 

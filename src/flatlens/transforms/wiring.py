@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from flatlens.errors import typed_line
-from flatlens.operations.table import Trace, hooked, operation_of
+from flatlens.operations.table import ARITHMETIC, Effect, Operation, Trace, hooked, operation_of
 from flatlens.problem import Problem
-from flatlens.transforms import rules
 from flatlens.transforms.symmetries import STAYS_WITHIN, Symmetries, read_symmetries
 
 OUTPUTS = "its features are the network's outputs"
@@ -144,27 +143,33 @@ class _Reader(Trace):
         return out
 
     def _linear(self, n: fx.Node, module: Any, tags: dict[fx.Node, _Tag], out: Tensor) -> None:
-        """Note that a layer reads its input's features, and makes features of its own."""
-        name, why = str(n.target), self.reasons.get(id(module), "")
+        # A layer reads its input's features, and makes features of its own
+        name, why, grouped = str(n.target), self.reasons.get(id(module), ""), getattr(module, "groups", 1) > 1
         for fed in tags.values():
-            owner = rules.read(module, fed.ids)
+            owner = _features_read(module, fed.ids)
             if why or owner is None:
                 fed.refuse(f"{name} reads them: {why or 'some of its inputs are several features in turn'}")
                 continue
             for link in {id(one): one for one in (fed.order, fed.scale) if one is not None}.values():
                 link.readers.append(Reader(name, owner))
-            if fed.order is not None:
-                _refuse_order(fed.order, name, module, owner)
+            if fed.order is not None and grouped:
+                fed.order.refuse(f"{name} reads them in groups")
+            elif fed.order is not None:
+                features = fed.order.features
+                if bool((torch.bincount(owner, minlength=features) * features != len(owner)).any()):
+                    fed.order.refuse(f"{name} reads some of them more often than others")
         order, scale = (Link(name, len(module.weight), refused=why) for _ in range(2))
-        if getattr(module, "groups", 1) > 1:
+        if grouped:
             order.refuse("its groups of channels cannot be mixed")
         self.wiring.orders.setdefault(name, order)
         self.wiring.scales.setdefault(name, scale)
         if not why:
-            self.tags[n] = _Tag(order, scale, rules.given(module, out))
+            axis = _feature_axis(module, out)
+            ids = torch.arange(out.shape[axis]).reshape(-1, *(1,) * (out.ndim - 1 - axis)).expand(out.shape)
+            self.tags[n] = _Tag(order, scale, ids)
 
     def _norm(self, n: fx.Node, module: Any, tags: dict[fx.Node, _Tag], out: Tensor) -> None:
-        """Note that a BatchNorm takes its input's scale and sets its own; the order of features passes through."""
+        # A BatchNorm takes its input's scale and sets its own; the order of features passes through
         name, why = str(n.target), self.reasons.get(id(module), "")
         if self.wiring.coupled or module.running_mean is None:
             why = "it normalises by the samples of a batch"
@@ -188,19 +193,21 @@ class _Reader(Trace):
     def _passed(
         self, n: fx.Node, tags: dict[fx.Node, _Tag], rest: tuple[Any, ...], options: dict[str, Any], out: Any
     ) -> _Tag | None:
-        """Return the features after an operation on one tensor; None, with a reason at the source, if it stops them."""
+        # The features after an operation on one tensor; None, with a reason at the source, if it stops them
         called, found = self.called(n), self.operation(n)
-        if len(tags) > 1 or any(node not in tags and node not in self.sizes for node in n.all_input_nodes):
-            _refuse_all(tags, f"they meet another tensor at {called}")
-            return None
         feeds = tags.get(n.args[0]) if n.args and isinstance(n.args[0], fx.Node) else None
-        done, homogeneous = rules.effect(found, rest, options)
-        if feeds is None or found is None or done is None or not isinstance(out, Tensor):
-            _refuse_all(tags, f"{called} is not known to act on each feature separately")
-            return None
-        ids = rules.moved(feeds.ids, found, self.what(n), rest, options, out)
-        if ids is None:
-            _refuse_all(tags, f"{called} mixes them")
+        done, homogeneous = _effect(found, rest, options)
+        ids = None
+        if len(tags) > 1 or any(node not in tags and node not in self.sizes for node in n.all_input_nodes):
+            why = f"they meet another tensor at {called}"
+        elif feeds is None or found is None or done is None or not isinstance(out, Tensor):
+            why = f"{called} is not known to act on each feature separately"
+        else:
+            why = f"{called} mixes them"
+            ids = _moved(feeds.ids, done, found.axes, self.what(n), rest, options, out)
+        if ids is None or feeds is None:
+            for tag in tags.values():
+                tag.refuse(why)
             return None
         if feeds.scale is not None:
             feeds.scale.direct = False
@@ -210,24 +217,12 @@ class _Reader(Trace):
 
 
 def _is_closed(module: nn.Module) -> bool:
-    """Return whether a module that is one step of the graph has layers inside, as torch's transformers have."""
+    # Whether a module that is one step of the graph has layers inside, as torch's transformers have
     return isinstance(module, nn.RNNBase) or any(True for _ in module.children())
 
 
-def _refuse_order(link: Link, name: str, module: Any, owner: Tensor) -> None:
-    if getattr(module, "groups", 1) > 1:
-        link.refuse(f"{name} reads them in groups")
-    elif bool((torch.bincount(owner, minlength=link.features) * link.features != len(owner)).any()):
-        link.refuse(f"{name} reads some of them more often than others")
-
-
-def _refuse_all(tags: dict[fx.Node, _Tag], why: str) -> None:
-    for tag in tags.values():
-        tag.refuse(why)
-
-
 def _reasons(trace: Trace, model: nn.Module) -> dict[int, str]:
-    """Return why a layer must stay as it is, by the id of its module; nothing for one that may change."""
+    """Why a layer must stay as it is, by the id of its module; nothing for one that may change."""
     calls = Counter(id(trace.what(n)) for n in trace.nodes if n.op == "call_module")
     holders = Counter(id(p) for m in model.modules() for p in {id(p): p for p in m._parameters.values()}.values())
     bare = {id(trace.fetch_attr(str(n.target))) for n in trace.nodes if n.op == "get_attr"}
@@ -245,3 +240,64 @@ def _reasons(trace: Trace, model: nn.Module) -> dict[int, str]:
         elif hooked(module):
             found[id(module)] = "a hook may change what it reads or gives"
     return found
+
+
+def _effect(found: Operation | None, rest: tuple[Any, ...], options: dict[str, Any]) -> tuple[Effect | None, bool]:
+    """What an operation does to its first argument (None: unknown), and whether it is positively homogeneous."""
+    if found is None:
+        return None, False
+    if found.name in ARITHMETIC and not options and len(rest) == 1 and isinstance(rest[0], int | float):
+        return "each", found.name in ARITHMETIC[2:] and rest[0] > 0
+    return found.effect, found.homogeneous
+
+
+def _moved(
+    ids: Tensor, done: Effect, axes: int, what: Any, rest: tuple[Any, ...], options: dict[str, Any], out: Tensor
+) -> Tensor | None:
+    """The feature of each entry of the output from those of the input, int64; None if an entry mixes several.
+
+    The operation is run by `what`, a module, a function or a method's name; `rest` and `options` are its arguments
+    after the input.
+    """
+    if done in ("identity", "each"):
+        return ids.reshape(out.shape)
+    if done == "window":
+        return _pooled(ids, axes, out)
+    if done == "average":
+        given = {name: options[name] for name in ("dim", "keepdim") if name in options}
+        low, high = (torch.as_tensor(pick(*rest, **given)) for pick in (ids.amin, ids.amax))
+        return low if low.shape == out.shape and torch.equal(low, high) else None
+    if done == "shape":
+        if isinstance(what, nn.Module):
+            return torch.as_tensor(what(ids))
+        name = what if isinstance(what, str) else what.__name__
+        return torch.as_tensor(getattr(ids, "reshape" if name == "view" else name)(*rest, **options))
+    return None
+
+
+def _pooled(ids: Tensor, axes: int, out: Tensor) -> Tensor | None:
+    # None if a window spans several features
+    if out.ndim != ids.ndim or ids.ndim <= axes:
+        return None
+    corner = ids
+    for axis in range(ids.ndim - axes, ids.ndim):
+        corner = corner.narrow(axis, 0, 1)
+    return corner.expand(out.shape) if bool((ids == corner).all()) else None
+
+
+def _features_read(module: nn.Module, ids: Tensor) -> Tensor | None:
+    """The feature of each input of a layer, or each channel of a norm; None if it reads several as one."""
+    rows = ids.movedim(_feature_axis(module, ids), -1)
+    first = rows[(0,) * (rows.ndim - 1)]
+    return first.clone() if bool((rows == first).all()) else None
+
+
+def _feature_axis(module: nn.Module, x: Tensor) -> int:
+    """The axis of neurons or channels; convolutions may have no sample axis.
+
+    >>> _feature_axis(nn.Conv2d(1, 2, 3), torch.ones(5, 1, 8, 8)), _feature_axis(nn.Linear(8, 2), torch.ones(5, 3, 8))
+    (1, 2)
+    """
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return x.ndim - 1 - len(module.kernel_size)
+    return x.ndim - 1 if isinstance(module, nn.Linear) else 1
