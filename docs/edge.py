@@ -24,7 +24,7 @@ import flatlens as fl
 from flatlens.data import digits
 from flatlens.models import MLP
 from flatlens.report.figures import tracked_figure
-from flatlens.report.page import write_figure
+from flatlens.report.page import write_figures
 from flatlens.training import SGD, Adam, RMSProp, Training, train
 from flatlens.training.optimisers import Stepping
 
@@ -77,7 +77,7 @@ def main() -> None:
     pd.DataFrame(runs, columns=columns).to_csv(TABLE, index=False, float_format="%.4g")
     whole = alt.concat(*panels, columns=2).resolve_scale(color="independent", x="shared")
     drawn = replace(figure, name="edge_of_stability", data=pd.concat(data), whole=whole, panels=tuple(panels))
-    for path in write_figure(drawn, Path(__file__).parent / "images", max(map(len, OPTIMISERS.values()))):
+    for path in write_figures([(drawn, Path(__file__).parent / "images")], max(map(len, OPTIMISERS.values()))):
         if path.suffix != ".png":
             path.unlink()
         else:

@@ -112,7 +112,7 @@ class Report(Result, Mapping[Key, Estimate]):
         return of_report("pictures.picture")(self)
 
     def _repr_html_(self) -> str:
-        html: str = of_report("folded.folded")(self)
+        html: str = of_report("measure.folded")(self)
         return html
 
     def frame(self) -> pd.DataFrame:

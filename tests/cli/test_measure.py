@@ -375,7 +375,7 @@ def test_samples_that_a_loader_gives_otherwise_are_noted_once_and_in_the_head(ne
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(
     ("option", "file", "writer", "status"),
-    [("--save", "x.safetensors", "flatlens.result", 2), ("--page", "x.html", "flatlens.report.measured", 0)],
+    [("--save", "x.safetensors", "flatlens.result", 2), ("--page", "x.html", "flatlens.report.page", 0)],
 )
 def test_a_disk_that_fills_during_the_work_takes_no_numbers(
     net, option, file, writer, status, as_json, monkeypatch, capsys

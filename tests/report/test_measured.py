@@ -15,8 +15,7 @@ from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate, Report, undefined
 from flatlens.measures import catalogue
 from flatlens.report.figures.measured import depth_figure, depth_frame
-from flatlens.report.measure import measure_screen
-from flatlens.report.measured import write_measure_page
+from flatlens.report.measure import measure_screen, write_measure_page
 
 PARTS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 LAYERS = ["stem<b>", *(f"blocks.{i}.{part}" for i in range(30) for part in PARTS), "head"]

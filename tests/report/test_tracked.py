@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from flatlens.report.figures import tracked_figure, tracked_frame
-from flatlens.report.page import write_figure
+from flatlens.report.page import write_figures
 
 
 def history(lr=0.1, steps=(0, 10, 20)):
@@ -42,7 +42,7 @@ def test_the_figure_has_a_panel_a_measure_and_can_be_drawn(tmp_path):
     figure = tracked_figure({"a": history(0.1), "b": history(0.2)})
     assert len(figure.panels) == 2
     alt.ConcatChart.from_dict(figure.whole.to_dict())
-    files = write_figure(figure, tmp_path, 2)
+    files = write_figures([(figure, tmp_path)], 2)
     assert {p.suffix for p in files} == {".svg", ".png", ".pdf", ".csv"}
     svg = (tmp_path / "tracked.svg").read_text()
     for word in ("sharpness", "hessian_trace", "step", "stroke-dasharray"):

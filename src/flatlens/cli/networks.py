@@ -6,7 +6,8 @@ Each reads its inputs, announces what the work will cost, runs it, and shows a s
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -40,11 +41,25 @@ from flatlens.progress import no_progress
 if TYPE_CHECKING:
     from flatlens.comparing import Comparison
     from flatlens.distributions import Distribution
+    from flatlens.measures import Lens
     from flatlens.problem import Problem
     from flatlens.statistics import Statistic
 
 
-PART = "part of a layer's name"
+@contextmanager
+def _reading(models: Sequence[str], how: How, page: Path | None) -> Iterator[Bar]:
+    """Refuse what cannot work before anything is read, and show the progress of what follows."""
+    require_page(page)
+    require_trust(models, how.trust)
+    with stdout_to_stderr(), Bar(stage=READING) as bar:
+        yield bar
+
+
+def _announce(bar: Bar, lens: Lens, work: Callable[..., object], how: How, times: int = 1) -> None:
+    """Announce what `times` such measurements will take, from trials on a few samples."""
+    bar.stage(TRYING)
+    announce(lens, partial(work, progress=no_progress), times=times, anyway=how.anyway)
+    bar.stage(MEASURING)
 
 
 def measure(
@@ -97,11 +112,10 @@ def measure(
     require_own(save, "--save")
     if after is not None:
         require_writable(after, f"--after {after}")
-    require_page(page)
-    require_trust([model], inputs.how.trust)
-    with stdout_to_stderr(), Bar(stage=READING) as bar:
+    with _reading([model], inputs.how, page) as bar:
         import flatlens as fl
         from flatlens.measures.leading_eigenvalues import Searches
+        from flatlens.report.measure import measure_screen, write_measure_page
 
         earlier = None if after is None or not after.exists() else Searches.load(after).pairs
         problem = inputs.problem(model)
@@ -109,10 +123,8 @@ def measure(
         _require_layers(problem, layers)
         lens = fl.Lens(problem, outputs=_combinations(outputs), after=earlier, attention_heads=attention_heads)
         generator = generator_of(seed)
-        bar.stage(TRYING)
         work = partial(fl.measure, measures=names or None, layers=layers)
-        announce(lens, partial(work, progress=no_progress), anyway=inputs.how.anyway)
-        bar.stage(MEASURING)
+        _announce(bar, lens, work, inputs.how)
         found = work(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
         if problem.ranks.rank:  # only the first process writes and prints
             return 0
@@ -122,20 +134,15 @@ def measure(
         if after is not None:
             searches = Searches(lens.remembered, {"model": found.about["model"], "origin": found.about["origin"]})
             kept &= written("--after", lambda: searches.save(after))
-        if page is not None:
-            from flatlens.report.measured import write_measure_page
-
-            write_page(page, bar, lambda: write_measure_page(found, fl.catalogue(), page))
+        write_page(page, bar, partial(write_measure_page, found, fl.catalogue()))
     if as_json:
         about = {name: value for name, value in found.about.items() if name != "seconds"}
         rows = found.frame()
         seconds = {**found.about["seconds"], **rows[rows["seconds"] > 0].set_index("measure")["seconds"].to_dict()}
         estimates = rows.drop(columns="seconds").to_dict("records")
         show_json({"about": about, "estimates": estimates, "seconds": seconds})
-        return 0 if kept else 2
-    from flatlens.report.measure import measure_screen
-
-    show(measure_screen(found, fl.catalogue(), layers or ""))
+    else:
+        show(measure_screen(found, fl.catalogue(), layers or ""))
     return 0 if kept else 2
 
 
@@ -144,15 +151,13 @@ def _require_layers(problem: Problem, wanted: str | None) -> None:
     model = problem.model
     known = [name for name, _ in (*model.named_modules(), *model.named_parameters()) if name]
     if wanted is not None and not any(wanted in name for name in known):
-        raise UnknownName(f"--layers: {UnknownName.among(PART, wanted, known)}")
+        raise UnknownName.among("part of a layer's name", wanted, known, argument="--layers", call="")
 
 
 def _combinations(outputs: str | None) -> Literal["exact"] | int | None:
     """Return the `outputs` argument of `Lens`."""
-    if outputs is None:
-        return None
-    if outputs == "exact":
-        return "exact"
+    if outputs is None or outputs == "exact":
+        return None if outputs is None else "exact"
     if not outputs.isdecimal() or len(outputs) > 9:
         raise BadInput(f"--outputs {outputs}: 'exact' or a number of combinations, such as 16, is needed")
     return int(outputs)
@@ -193,10 +198,9 @@ def bounds(
         strict: Exit with 1 if a bound is violated.
         as_json: Print JSON.
     """
-    require_page(page)
-    require_trust([model], inputs.how.trust)
-    with stdout_to_stderr(), Bar(stage=READING) as bar:
+    with _reading([model], inputs.how, page) as bar:
         import flatlens as fl
+        from flatlens.report.bounds import bounds_screen, write_bounds_page
 
         problem = inputs.problem(model)
         lens, generator = fl.Lens(problem, outputs="exact"), generator_of(seed)
@@ -207,19 +211,12 @@ def bounds(
             distribution=_law(distribution, problem),
             delta=delta,
         )
-        bar.stage(TRYING)
-        announce(lens, partial(check, progress=no_progress), anyway=inputs.how.anyway)
-        bar.stage(MEASURING)
+        _announce(bar, lens, check, inputs.how)
         found = check(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
-        if page is not None:
-            from flatlens.report.bounds import write_bounds_page
-
-            write_page(page, bar, lambda: write_bounds_page(found, page))
+        write_page(page, bar, partial(write_bounds_page, found))
     if as_json:
         show_json({"about": found.about, "bounds": found.frame().to_dict("records")})
     else:
-        from flatlens.report.bounds import bounds_screen
-
         show(bounds_screen(found))
     return 1 if strict and found.violated else 0
 
@@ -271,31 +268,22 @@ def invariance(
         strict: Exit with 1 if a number changes that is declared to stay: an error in flatlens, or in a theorem.
         as_json: Print JSON.
     """
-    require_page(page)
-    require_trust([model], inputs.how.trust)
-    with stdout_to_stderr(), Bar(stage=READING) as bar:
+    with _reading([model], inputs.how, page) as bar:
         import flatlens as fl
+        from flatlens.report.invariance import invariance_screen, write_invariance_page
         from flatlens.transforms import TRANSFORMS
 
         problem = inputs.problem(model)
         lens, generator = fl.Lens(problem), generator_of(seed)
         asked, moves = all_names(measures, "--measures") or None, all_names(transforms, "--transforms") or None
-        bar.stage(TRYING)
-        work = partial(fl.measure, measures=asked, progress=no_progress)
-        announce(lens, work, times=1 + len(moves or TRANSFORMS), anyway=inputs.how.anyway)
-        bar.stage(MEASURING)
+        _announce(bar, lens, partial(fl.measure, measures=asked), inputs.how, 1 + len(moves or TRANSFORMS))
         found = fl.check_invariance(lens, asked, moves, anyway=inputs.how.anyway, generator=generator, progress=bar)
-        if page is not None:
-            from flatlens.report.invariance import write_invariance_page
-
-            write_page(page, bar, lambda: write_invariance_page(found, page))
+        write_page(page, bar, partial(write_invariance_page, found))
     if as_json:
         applied = {name: asdict(one) for name, one in found.moved.items()}
         rows = found.frame().to_dict("records")
         show_json({"about": found.about, "transforms": applied, "left_out": found.left_out, "cells": rows})
     else:
-        from flatlens.report.invariance import invariance_screen
-
         show(invariance_screen(found))
     return 1 if strict and found.disagreeing else 0
 
@@ -404,30 +392,21 @@ def compare(
         seed: Seed of the random numbers of estimates, the same for every network.
         as_json: Print JSON.
     """
-    require_page(page)
-    require_trust(models, compared.how.trust)
-    with stdout_to_stderr(), Bar(stage=READING) as bar:
+    with _reading(models, compared.how, page) as bar:
         import flatlens as fl
+        from flatlens.report.compare import compare_screen, write_compare_page
 
         problems = compared.problems(models)
         lenses = {name: fl.Lens(problem) for name, problem in problems.items()}
         generator = generator_of(seed)
-        bar.stage(TRYING)
-        names, anyway = all_names(measures, "--measures") or None, compared.how.anyway
-        work = partial(fl.measure, measures=names, progress=no_progress)
-        announce(next(iter(lenses.values())), work, times=len(lenses), anyway=anyway)
-        bar.stage(MEASURING)
-        found = fl.compare(lenses, names, anyway=anyway, generator=generator, progress=bar)
-        if page is not None:
-            from flatlens.report.compare import write_compare_page
-
-            write_page(page, bar, lambda: write_compare_page(found, page))
+        names = all_names(measures, "--measures") or None
+        _announce(bar, next(iter(lenses.values())), partial(fl.measure, measures=names), compared.how, len(lenses))
+        found = fl.compare(lenses, names, anyway=compared.how.anyway, generator=generator, progress=bar)
+        write_page(page, bar, partial(write_compare_page, found))
     if as_json:
         show_json(_json(found))
-        return
-    from flatlens.report.compare import compare_screen
-
-    show(compare_screen(found))
+    else:
+        show(compare_screen(found))
 
 
 def unique(labels: Sequence[str]) -> list[str]:

@@ -194,10 +194,11 @@ PAUSE = 15.0
 """Seconds between two lines where stderr is not a terminal (a log file)."""
 
 
-def write_page(page: Path, bar: Bar, write: Callable[[], Path]) -> None:
-    """Write the page beside a command's numbers, which are shown also if that fails."""
-    bar.stage(DRAWING)
-    Aside(f"--page {page}", lambda: note(f"page written: {write()}"))()
+def write_page(page: Path | None, bar: Bar, write: Callable[[Path], Path]) -> None:
+    """Write the page beside a command's numbers, if it is asked for; they are shown also if that fails."""
+    if page is not None:
+        bar.stage(DRAWING)
+        Aside(f"--page {page}", lambda: note(f"page written: {write(page)}"))()
 
 
 class Bar:

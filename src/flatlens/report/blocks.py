@@ -5,13 +5,27 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import groupby
+from typing import TypeVar
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 CALL = re.compile(r":\d+$")
 PARAMETER = re.compile(r"\.(weight|bias)$")
 NUMBER = re.compile(r"(?<![^.\s])\d+(?=\.)")
 BARS = "▁▂▃▄▅▆▇█"
+
+
+def by_key(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """Return the second parts of pairs by the first, in their order.
+
+    >>> by_key([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    found: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def blocks(names: Sequence[str]) -> dict[str, str]:
@@ -56,9 +70,7 @@ def grouped(names: Sequence[str]) -> list[tuple[str, list[str]]]:
     [('', ['stem']), ('h.0', ['h.0.a', 'h.0.b', 'h.0.norm.weight']), ('h.1', ['h.1.a', 'h.1.b']), ('', ['head'])]
     """
     found = blocks(names)
-    together: dict[str, list[str]] = {}
-    for name in names:
-        together.setdefault(found[name] or f" {name}", []).append(name)
+    together = by_key((found[name] or f" {name}", name) for name in names)
     return [("" if key.startswith(" ") else key, members) for key, members in together.items()]
 
 
@@ -72,14 +84,15 @@ def summed_up(names: Iterable[str], between: str = ", ", most: int | None = None
     >>> summed_up(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
-    patterns: dict[str, list[int]] = {}
-    for name in names:
-        numbers = [int(n) for n in NUMBER.findall(name)]
-        first = numbers[0] if numbers else 0
-        pattern = NUMBER.sub(partial(_slot, first), name)
-        patterns.setdefault(pattern, []).append(first)
+
+    def slotted(name: str) -> tuple[str, int]:
+        """Return a name with one mark in place of its first number, another in place of the next one; the first."""
+        first = int((NUMBER.findall(name) or ["0"])[0])
+        slots = {first: "\0", first + 1: "\1"}
+        return NUMBER.sub(lambda number: slots.get(int(number[0]), number[0]), name), first
+
     words = []
-    for pattern, firsts in patterns.items():
+    for pattern, firsts in by_key(map(slotted, names)).items():
         each = (_ranges(firsts), _ranges([n + 1 for n in firsts]))
         here, following = each if len(set(firsts)) == 1 else (f"{{{runs}}}" for runs in each)
         words.append(pattern.replace("\0", here).replace("\1", following))
@@ -93,19 +106,10 @@ def by_reason(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
     >>> by_reason({"h.0.fc": "tied", "h.1.fc": "tied", "head": "last"})
     [('tied', 'h.{0-1}.fc'), ('last', 'head')]
     """
-    found: dict[str, list[str]] = {}
-    for name, why in reasons.items():
-        found.setdefault(why, []).append(name)
-    return [(why, summed_up(names)) for why, names in found.items()]
-
-
-def _slot(first: int, number: re.Match[str]) -> str:
-    """Return one mark in place of the first number, another mark in place of the next one."""
-    return {first: "\0", first + 1: "\1"}.get(int(number[0]), number[0])
+    return [(why, summed_up(names)) for why, names in by_key((why, name) for name, why in reasons.items()).items()]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return ranges of numbers in words: '0-2,5'."""
     counted = sorted(set(numbers))
     runs = [[n for _, n in run] for _, run in groupby(enumerate(counted), lambda at: at[1] - at[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from flatlens.comparing import Agreement, Comparison, direction
-from flatlens.files import write_whole
+from flatlens.report.blocks import by_key
 from flatlens.report.cards import SIGNS
-from flatlens.report.screen import Fitted, head_of_page, head_of_screen
+from flatlens.report.screen import Fitted, head_of_screen
 from flatlens.statistics import Statistic
 
 ACROSS = 6  #: largest number of networks with a column each on a screen
@@ -43,10 +43,8 @@ def headings(comparison: Comparison) -> list[str]:
 
 
 def _networks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
-    table = Fitted("The networks", between=1)
     numbered = list(heads) != comparison.models
-    if numbered:
-        table.column("")
+    table = Fitted("The networks", values=[""] * numbered, between=1)
     table.column("network", "name")
     rows = comparison.networks()
     shown = {"loss": "loss", "accuracy": "accuracy", "test_loss": "test loss", "generalisation_gap": "gap ± 95%"}
@@ -54,23 +52,19 @@ def _networks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
     for name in [*(shown[column] for column in columns), "mean rank", "without *"]:
         table.column(name)
     for head, row in zip(heads, rows.to_dict("records"), strict=True):
-        cells = [_gap(row) if name == "generalisation_gap" else number(row[name]) for name in columns]
+        cells = [number(row[name], 2 if name == "generalisation_gap" else 3) for name in columns]
+        if "generalisation_gap" in columns:
+            cells[-1] += f" ± {number(1.96 * row['gap_stderr'], 1)}"
         means = [number(row[name], 2) for name in ("mean_rank", "mean_rank_surviving")]
         table.row(*([head] if numbered else []), str(row["model"]), *cells, *means)
     return table
 
 
-def _gap(row: dict[Any, Any]) -> str:
-    return f"{number(row['generalisation_gap'], 2)} ± {number(1.96 * row['gap_stderr'], 1)}"
-
-
 def _ranks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
     """Return the ranks by each measure, the measures by group."""
     gap = comparison.agreement().gap.set_index("measure")
-    columns = [*heads, *(["τ gap", "p"] if len(gap) else [])]
-    table = Fitted("Ranks: 1 is the smallest value", between=1)
-    table.column("measure", "name")
-    for column in columns:
+    table = Fitted("Ranks: 1 is the smallest value", names=["measure"], between=1)
+    for column in [*heads, *(["τ gap", "p"] if len(gap) else [])]:
         table.column(column, least=5)
     for heading, names in _grouped(comparison).items():
         table.section(heading)
@@ -83,11 +77,14 @@ def _ranks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
 
 def _grouped(comparison: Comparison) -> dict[str, list[str]]:
     """Return the measures by group: survive a rescaling, change with it, have no known direction."""
-    found: dict[str, list[str]] = {SURVIVE: [], CHANGE: [], NO_DIRECTION: []}
-    for name, one in comparison.measures.items():
-        pointing = SURVIVE if comparison.survives(name) else CHANGE
-        found[pointing if direction(one.card) else NO_DIRECTION].append(name)
-    return {heading: names for heading, names in found.items() if names}
+
+    def heading(name: str) -> str:
+        if not direction(comparison.measures[name].card):
+            return NO_DIRECTION
+        return SURVIVE if comparison.survives(name) else CHANGE
+
+    found = by_key((heading(name), name) for name in comparison.measures)
+    return {group: found[group] for group in (SURVIVE, CHANGE, NO_DIRECTION) if group in found}
 
 
 def marked(comparison: Comparison, name: str) -> str:
@@ -105,10 +102,7 @@ def rank_text(rank: float, undecided: bool) -> str:
 
 
 def _values(comparison: Comparison, heads: Sequence[str]) -> Fitted:
-    table = Fitted("Values", between=1)
-    table.column("measure", "name")
-    for head in heads:
-        table.column(head)
+    table = Fitted("Values", names=["measure"], values=heads, between=1)
     digits = 3 if len(heads) < 5 else 2
     for name in (name for names in _grouped(comparison).values() for name in names):
         signs = [SIGNS.get(e.kind, "") for e in comparison.estimates(name).values()]
@@ -182,45 +176,39 @@ def told(w: Statistic) -> str:
 
 def _left_out(agreement: Agreement) -> dict[str, list[str]]:
     """Return the measures that are not counted, by reason; none where no measure tells the networks apart."""
-    found: dict[str, list[str]] = {}
-    for name, why in ({} if agreement.equal else agreement.left_out).items():
-        found.setdefault(why, []).append(name)
-    return found
+    return {} if agreement.equal else by_key((why, name) for name, why in agreement.left_out.items())
 
 
 def _undefined(comparison: Comparison) -> dict[str, list[str]]:
     """Return the measures that are undefined, and on which networks, by reason."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for name in comparison.measures:
-        for model, e in comparison.estimates(name).items():
-            if e.kind == "undefined":
-                found.setdefault(e.note, {}).setdefault(name, []).append(model)
-    everywhere = {
-        why: [name for name, models in at.items() if models == comparison.models] for why, at in found.items()
-    }
-    return {
-        why: [
-            *([f"{', '.join(everywhere[why])} on every network"] if everywhere[why] else []),
-            *(f"{name} on {', '.join(models)}" for name, models in at.items() if name not in everywhere[why]),
-        ]
-        for why, at in found.items()
-    }
+    places = by_key(
+        (e.note, (name, model))
+        for name in comparison.measures
+        for model, e in comparison.estimates(name).items()
+        if e.kind == "undefined"
+    )
+    told = {}
+    for why, pairs in places.items():
+        at = by_key(pairs)
+        everywhere = [name for name, models in at.items() if models == comparison.models]
+        told[why] = [f"{', '.join(everywhere)} on every network"] if everywhere else []
+        told[why] += [f"{name} on {', '.join(models)}" for name, models in at.items() if name not in everywhere]
+    return told
 
 
 def write_compare_page(comparison: Comparison, path: Path) -> Path:
     """Write one HTML file that needs no network: the ranks as a picture, the networks, the agreement, every value."""
-    from flatlens.report.figures.figure import in_page_colours
     from flatlens.report.figures.measured import ranks_figure, taus_figure  # not above: the screen draws nothing
-    from flatlens.report.page import environment, svg_of
-    from flatlens.report.prose import cited
+    from flatlens.report.page import write_page
 
     agreement = comparison.agreement()
-    figures = [ranks_figure(comparison), *([taus_figure(comparison)] if len(agreement.taus) > 1 else [])]
-    html = environment().get_template("compare.html.j2").render(
-        about=next(iter(comparison.reports.values())).about,
-        **head_of_page(comparison.about),
+    return write_page(
+        "compare",
+        path,
+        comparison.about,
+        figures=[ranks_figure(comparison), *([taus_figure(comparison)] if len(agreement.taus) > 1 else [])],
+        cards={name: one.card for name, one in comparison.measures.items()},
         models=comparison.models,
-        figures=[(figure, in_page_colours(svg_of(figure))) for figure in figures],
         networks=_records(comparison.networks()),
         agreement=agreement,
         told=_of_rankings(agreement),
@@ -229,13 +217,10 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         notes=(*comparison.answer, *comparison.notes),
         gap=_records(agreement.gap),
         rows=_records(comparison.frame()),
-        measures={name: one.card for name, one in comparison.measures.items()},
-        papers=cited(one.card.source for one in comparison.measures.values()),
         marked={name: marked(comparison, name) for name in comparison.measures},
         number=number,
         rank_text=rank_text,
-    )  # fmt: skip
-    return write_whole(path, html)
+    )
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -7,11 +7,10 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from flatlens.files import write_whole
-from flatlens.report.blocks import by_reason, summed_up
+from flatlens.report.blocks import by_key, by_reason, summed_up
 from flatlens.report.cards import MOVES, spelling
 from flatlens.report.measure import ANSWERS_DOWN, RISK
-from flatlens.report.screen import Fitted, head_of_page, head_of_screen
+from flatlens.report.screen import Fitted, head_of_screen, remark
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
 
 _MOST = 8  #: number of remarks on a transform that a screen shows
@@ -38,21 +37,18 @@ CELLS = (
 
 def invariance_screen(report: InvarianceReport) -> RenderableType:
     """Return the screen of `flatlens invariance`: a row for each measure, a column for each transform."""
-    parts: list[RenderableType] = [*head_of_screen({"": report.about})]
-    if report.moved:
-        parts.append(_table(report))
-    parts.append(_transforms(report))
-    parts.append(_key(report))
-    return Group(*parts)
+    tables = [_table(report)] if report.moved else []
+    return Group(*head_of_screen({"": report.about}), *tables, _transforms(report), _key(report))
 
 
 def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
     """Write one HTML file that needs no network: the table, what each transform did, and the proof."""
-    from flatlens.report.page import environment  # not above: the screen draws nothing
+    from flatlens.report.page import write_page  # not above: the screen draws nothing
 
-    html = environment().get_template("invariance.html.j2").render(
-        about=report.about,
-        **head_of_page({"": report.about}),
+    return write_page(
+        "invariance",
+        path,
+        {"": report.about},
         wrong=[f"{cell.measure} under {cell.transform}" for cell in report.disagreeing],
         transforms=list(report.moved),
         rows=[
@@ -64,29 +60,21 @@ def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
         ],
         left_out=report.left_out,
         meaning=CELLS,
-    )  # fmt: skip
-    return write_whole(path, html)
+    )
 
 
 def _rows(report: InvarianceReport) -> dict[str, list[Cell]]:
-    """Return the cells of each measure."""
-    rows: dict[str, list[Cell]] = {}
-    for cell in report:
-        rows.setdefault(cell.measure, []).append(cell)
-    return rows
+    return by_key((cell.measure, cell) for cell in report)
 
 
 def _kind(cell: Cell) -> str:
-    """Return the style of a cell of the page."""
     if cell.agrees is False:
         return "wrong"
     return {True: "stays", False: "moves", None: "open"}[cell.unchanged]
 
 
 def _table(report: InvarianceReport) -> Fitted:
-    table = Fitted("Does the number stay?")
-    table.column("measure", "name")
-    table.column("before")
+    table = Fitted("Does the number stay?", names=["measure"], values=["before"])
     for name in report.moved:
         table.column(SHORT.get(name, name), left=True)
     rows = _rows(report)
@@ -146,10 +134,10 @@ def _transforms(report: InvarianceReport) -> Text:
 
 
 def _key(report: InvarianceReport) -> Text:
-    text = Text("yes, no: ", style="bold").append(
+    text = remark(
+        "yes, no: ",
         f"whether the number stays the same, within rounding and 4 standard errors, when the weights change and the "
         f"function does not; x: the factor by which it changes. {CELLS}",
-        style="not bold",
     )
     wrong = report.disagreeing
     if wrong:

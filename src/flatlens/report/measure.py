@@ -1,174 +1,72 @@
-"""A report as one terminal screen: the numbers, how far to trust them, which survive a rescaling of the weights."""
+"""The report of one network: as a terminal screen, as a page, and as a notebook shows it.
+
+Each shows the numbers, how far to trust them, and which of them survive a rescaling of the weights.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
-from rich.console import Group, RenderableType
+import pandas as pd
+from rich.console import Group as Lines
+from rich.console import RenderableType
 from rich.text import Text
 
 from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate, Report
 from flatlens.measures import Card
 from flatlens.progress import count_of
-from flatlens.report.blocks import CALL, grouped, role
-from flatlens.report.cards import MOVES, card_of, spelling, survives, with_error
-from flatlens.report.screen import Fitted, Profile, head_of_screen
+from flatlens.report.blocks import CALL, by_key, grouped, heights, role
+from flatlens.report.cards import FAMILIES, MOVES, card_of, spelling, survives, with_error
+from flatlens.report.screen import Fitted, Profile, head_of_screen, remark
+from flatlens.result import MOST_ROWS
 
 LAYERS_ACROSS = 5  #: largest number of layers with a column each
 BLOCKS = 4  #: smallest number of blocks with a profile
 ANSWERS_DOWN = 32  #: with more rows, parts such as `relative_flatness.max` are not shown
 RISK = frozenset({"loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap"})
+TINTS = 6  #: number of tints from the smallest value of a column to the largest
+
+Values: TypeAlias = Mapping[tuple[str, str], Estimate]
+"""The values of measures at layers."""
 
 
-def measure_screen(report: Report, cards: Sequence[Card], layers: str = "") -> RenderableType:
-    """Return the screen of `flatlens measure`.
+class Answer(NamedTuple):
+    """One of the network's numbers."""
 
-    Args:
-        report: The measured numbers.
-        cards: The catalogue's cards; a measure without one is shown without its invariances.
-        layers: Show every value of the layers whose names hold this.
-
-    Returns:
-        Something for a rich console: what was measured, the network's answers, the layers' values, a key.
-    """
-    whole, report = report, _without_parts(report)
-    parts: list[RenderableType] = [*head_of_screen({"": report.about})]
-    parts.append(_network_table(report, cards))
-    parts += _layer_tables(report, layers)
-    notes = _notes(report)
-    if notes:
-        parts.append(notes)
-    parts.append(_key(report, cards))
-    if len(report) < len(whole):
-        parts.append(
-            Text("Parts such as .sum and .max are in --json and --save, and shown of measures asked for by name.")
-        )
-    return Group(*parts)
+    name: str
+    estimate: Estimate
+    kept: tuple[bool, ...]  #: whether it survives each of MOVES; empty where that is not known
 
 
-def _without_parts(report: Report) -> Report:
-    """Return the measures' main numbers alone, if a screen would not hold the others."""
-    if sum(layer is None for _, layer in report) <= ANSWERS_DOWN:
-        return report
-    return Report({key: estimate for key, estimate in report.items() if key[0] == spelling(key[0])}, report.about)
+def answers(report: Report, cards: Sequence[Card]) -> dict[str, list[Answer]]:
+    """Return the network's numbers by family, the risk first; families come in the order asked for."""
+    found: dict[str, list[Answer]] = {"risk": []}
+    for (name, layer), estimate in report.items():
+        if layer is not None:
+            continue
+        card = card_of(name, cards)
+        risk = spelling(name) in RISK
+        kept = survives(name, card) if card and not risk else ()
+        found.setdefault("risk" if risk else card.family if card else "other", []).append(Answer(name, estimate, kept))
+    return {family: rows for family, rows in found.items() if rows}
 
 
-def _network_table(report: Report, cards: Sequence[Card]) -> Fitted:
-    """Return one row for each measure: the risk first, then families, and their measures in the order asked for."""
-    table = Fitted("The network")
-    table.column("measure", "name")
-    table.column("value")
-    table.column("95% ±")
-    table.column("kind", left=True)
-    for _, short, _ in MOVES:
-        table.column(short, "extra", left=True)
-    answers = [(name, estimate) for (name, layer), estimate in report.items() if layer is None]
-    group = None
-    rows = [(_group(name, cards), name, estimate) for name, estimate in answers]
-    families = list(dict.fromkeys(["risk", *(heading for heading, _, _ in rows)]))
-    for heading, name, estimate in sorted(rows, key=lambda row: families.index(row[0])):
-        if heading != group:
-            table.section(heading)
-            group = heading
-        table.row(f"  {name}", _value(estimate), _error(estimate), _kind(estimate), *_badges(name, cards))
-    return table
-
-
-def _group(name: str, cards: Sequence[Card]) -> str:
-    if spelling(name) in RISK:
-        return "risk"
-    card = card_of(name, cards)
-    return card.family if card else "other"
-
-
-def _badges(name: str, cards: Sequence[Card]) -> list[Text]:
-    card = card_of(name, cards)
-    if card is None or spelling(name) in RISK:
-        return [Text("") for _ in MOVES]
-    return [Text("yes", style="green") if yes else Text("no", style="yellow") for yes in survives(name, card)]
-
-
-def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
-    """Return the layers' values: all if they fit or are wanted, else ranges and profiles over the blocks."""
+def by_layer(report: Report) -> tuple[Values, list[str], list[str]]:
+    """Return the values at layers, the layers in the order of execution, and the measures."""
     values = {(name, layer): estimate for (name, layer), estimate in report.items() if layer is not None}
     layers = execution_order(report, list(dict.fromkeys(layer for _, layer in values)))
-    names = list(dict.fromkeys(name for name, _ in values))
-    if wanted:
-        matching = [layer for layer in layers if wanted in layer]
-        if not matching:
-            raise UnknownName.among("part of a layer's name", wanted, layers)
-        return [_wanted_table(values, matching, names, wanted)]
-    if not values:
-        return []
-    if len(layers) <= LAYERS_ACROSS:
-        return [_across(values, layers, names)]
-    groups = [(block, members) for block, members in grouped(layers) if block]
-    ranges = _range_table(report, values, layers, names, len(groups))
-    return [ranges, _profile_table(values, groups, names)] if len(groups) >= BLOCKS else [ranges]
+    return values, layers, list(dict.fromkeys(name for name, _ in values))
 
 
-def _across(values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str]) -> Fitted:
-    table = Fitted("Layer by layer")
-    table.column("measure", "name")
-    for layer in layers:
-        table.column(layer)
-    for name in names:
-        table.row(f"  {name}", *(_cell(values.get((name, layer))) for layer in layers))
-    return table
-
-
-def _wanted_table(
-    values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str], wanted: str
-) -> Fitted:
-    """Return a table with a row for each layer, under its block, and a column for each measure."""
-    names = [name for name in names if any((name, layer) in values for layer in layers)]
-    table = Fitted(f"Layers with {wanted!r} in their name")
-    table.column("layer", "name")
-    for name in names:
-        table.column(name)
-    for block, members in grouped(layers):
-        if block:
-            table.section(block)
-        for layer in members:
-            table.row(f"{'  ' if block else ''}{role(layer, block)}", *(_cell(values.get((n, layer))) for n in names))
-    return table
-
-
-def _profile_table(
-    values: Mapping[tuple[str, str], Estimate], groups: list[tuple[str, list[str]]], names: list[str]
-) -> Fitted:
-    """Return each measure over the blocks as a row of bars."""
-    blocks = f"From {groups[0][0]} to {groups[-1][0]}"
-    table = Fitted(f"{blocks}: the largest in each block (by logarithm where positive)")
-    table.column("measure", "name")
-    table.column("", "picture")
-    for name in names:
-        found = [[values[name, layer].value for layer in members if (name, layer) in values] for _, members in groups]
-        largest = [max((v for v in block if v == v), default=float("nan")) for block in found]
-        if any(value == value for value in largest):
-            table.row(f"  {name}", Profile(largest))
-    return table
-
-
-def _range_table(
-    report: Report, values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str], blocks: int
-) -> Fitted:
-    """Return a deep network's extremes of each measure, and their layers."""
-    size = f"{layers_and_others(report, layers)}{f' in {blocks} blocks' if blocks >= BLOCKS else ''}"
-    table = Fitted(f"Over {size} (every value: --layers NAME, --page, --json or --save)")
-    table.column("measure", "name")
-    for heading in ("smallest", "in layer", "largest", "in layer"):
-        table.column(heading, "name" if heading == "in layer" else "value")
-    for name in names:
-        found = {layer: values[name, layer] for layer in layers if (name, layer) in values}
-        defined = [layer for layer, estimate in found.items() if estimate.value == estimate.value]
-        if not defined:
-            table.row(f"  {name}", Text("undefined", style="dim"))
-            continue
-        low, high = (pick(defined, key=lambda layer: found[layer].value) for pick in (min, max))
-        table.row(f"  {name}", _cell(found[low]), low, _cell(found[high]), high)
-    return table
+def execution_order(report: Report, met: list[str]) -> list[str]:
+    """Return the layers in the order of execution, if the report knows it; parameters outside any layer come last."""
+    known = [str(layer) for layer in report.about.get("layers", [])]
+    return sorted(met, key=lambda layer: known.index(layer) if layer in known else len(known))
 
 
 def layers_and_others(report: Report, met: list[str]) -> str:
@@ -183,10 +81,52 @@ def layers_and_others(report: Report, met: list[str]) -> str:
     return f"{told} and {count_of(others, 'other parameter')}" if others else told
 
 
-def execution_order(report: Report, met: list[str]) -> list[str]:
-    """Return the layers in the order of execution, if the report knows it; parameters outside any layer come last."""
-    known = [str(layer) for layer in report.about.get("layers", [])]
-    return sorted(met, key=lambda layer: known.index(layer) if layer in known else len(known))
+def measure_screen(report: Report, cards: Sequence[Card], layers: str = "") -> RenderableType:
+    """Return the screen of `flatlens measure`.
+
+    Args:
+        report: The measured numbers.
+        cards: The catalogue's cards; a measure without one is shown without its invariances.
+        layers: Show every value of the layers whose names hold this.
+
+    Returns:
+        Something for a rich console: what was measured, the network's answers, the layers' values, a key.
+    """
+    whole = report
+    if sum(layer is None for _, layer in whole) > ANSWERS_DOWN:  # a screen would not hold the parts
+        report = Report({key: e for key, e in whole.items() if key[0] == spelling(key[0])}, whole.about)
+    parts = [*head_of_screen({"": report.about}), _network_table(report, cards), *_layer_tables(report, layers)]
+    notes = by_key((estimate.note, name) for (name, layer), estimate in report.items() if layer is None)
+    if lines := [f"{', '.join(names)}: {note}" for note, names in notes.items() if note]:
+        parts.append(remark("\nNotes\n", "\n".join(lines)))
+    parts.append(_key(report, cards))
+    if len(report) < len(whole):
+        parts.append(
+            Text("Parts such as .sum and .max are in --json and --save, and shown of measures asked for by name.")
+        )
+    return Lines(*parts)
+
+
+def _network_table(report: Report, cards: Sequence[Card]) -> Fitted:
+    table = Fitted("The network", names=["measure"])
+    table.column("value")
+    table.column("95% ±")
+    table.column("kind", left=True)
+    for _, short, _ in MOVES:
+        table.column(short, "extra", left=True)
+    for family, rows in answers(report, cards).items():
+        table.section(family)
+        for name, e, kept in rows:
+            badges = [Text("yes", style="green") if yes else Text("no", style="yellow") for yes in kept]
+            error, kind = f"{1.96 * e.stderr:.2g}" if e.stderr else "", e.kind if e.kind != "undefined" else ""
+            table.row(f"  {name}", _value(e), error, kind, *badges)
+    return table
+
+
+def _value(estimate: Estimate) -> Text:
+    if estimate.kind == "undefined" or estimate.value != estimate.value:
+        return Text("undefined", style="dim")
+    return Text(f"{estimate.value:.4g}")
 
 
 def _cell(estimate: Estimate | None) -> Text:
@@ -197,44 +137,185 @@ def _cell(estimate: Estimate | None) -> Text:
     return value if estimate.value != estimate.value else Text(with_error(estimate, value.plain))
 
 
-def _value(estimate: Estimate) -> Text:
-    if estimate.kind == "undefined" or estimate.value != estimate.value:
-        return Text("undefined", style="dim")
-    return Text(f"{estimate.value:.4g}")
+def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
+    """Return the layers' values: all if they fit or are wanted, else ranges and profiles over the blocks."""
+    values, layers, names = by_layer(report)
+    if wanted:
+        matching = [layer for layer in layers if wanted in layer]
+        if not matching:
+            raise UnknownName.among("part of a layer's name", wanted, layers)
+        return [_wanted_table(values, matching, names, wanted)]
+    if not values:
+        return []
+    if len(layers) <= LAYERS_ACROSS:
+        table = Fitted("Layer by layer", names=["measure"], values=layers)
+        for name in names:
+            table.row(f"  {name}", *(_cell(values.get((name, layer))) for layer in layers))
+        return [table]
+    groups = [(block, members) for block, members in grouped(layers) if block]
+    ranges = _range_table(report, values, layers, names, len(groups))
+    return [ranges, _profile_table(values, groups, names)] if len(groups) >= BLOCKS else [ranges]
 
 
-def _error(estimate: Estimate) -> str:
-    return f"{1.96 * estimate.stderr:.2g}" if estimate.stderr else ""
+def _wanted_table(values: Values, layers: list[str], names: list[str], wanted: str) -> Fitted:
+    """Return a table with a row for each layer, under its block, and a column for each measure."""
+    names = [name for name in names if any((name, layer) in values for layer in layers)]
+    table = Fitted(f"Layers with {wanted!r} in their name", names=["layer"], values=names)
+    for block, members in grouped(layers):
+        if block:
+            table.section(block)
+        for layer in members:
+            table.row(f"{'  ' if block else ''}{role(layer, block)}", *(_cell(values.get((n, layer))) for n in names))
+    return table
 
 
-def _kind(estimate: Estimate) -> str:
-    return estimate.kind if estimate.kind != "undefined" else ""
+def _profile_table(values: Values, groups: list[tuple[str, list[str]]], names: list[str]) -> Fitted:
+    """Return each measure over the blocks as a row of bars."""
+    blocks = f"From {groups[0][0]} to {groups[-1][0]}"
+    table = Fitted(f"{blocks}: the largest in each block (by logarithm where positive)", names=["measure"])
+    table.column("", "picture")
+    for name in names:
+        found = [[values[name, layer].value for layer in members if (name, layer) in values] for _, members in groups]
+        largest = [max((v for v in block if v == v), default=float("nan")) for block in found]
+        if any(value == value for value in largest):
+            table.row(f"  {name}", Profile(largest))
+    return table
 
 
-def _notes(report: Report) -> Text | None:
-    """Return the network's notes; equal ones once."""
-    said: dict[str, list[str]] = {}
-    for (name, layer), estimate in report.items():
-        if layer is None and estimate.note:
-            said.setdefault(estimate.note, []).append(name)
-    if not said:
-        return None
-    lines = [f"{', '.join(names)}: {note}" for note, names in said.items()]
-    return Text("\nNotes\n", style="bold").append("\n".join(lines), style="not bold")
+def _range_table(report: Report, values: Values, layers: list[str], names: list[str], blocks: int) -> Fitted:
+    """Return a deep network's extremes of each measure, and their layers."""
+    size = f"{layers_and_others(report, layers)}{f' in {blocks} blocks' if blocks >= BLOCKS else ''}"
+    table = Fitted(f"Over {size} (every value: --layers NAME, --page, --json or --save)", names=["measure"])
+    for heading in ("smallest", "in layer", "largest", "in layer"):
+        table.column(heading, "name" if heading == "in layer" else "value")
+    for name in names:
+        found = {layer: values[name, layer] for layer in layers if (name, layer) in values}
+        defined = [layer for layer, estimate in found.items() if estimate.value == estimate.value]
+        if not defined:
+            table.row(f"  {name}", Text("undefined", style="dim"))
+            continue
+        low, high = (pick(defined, key=lambda layer: found[layer].value) for pick in (min, max))
+        table.row(f"  {name}", _cell(found[low]), low, _cell(found[high]), high)
+    return table
 
 
 def _key(report: Report, cards: Sequence[Card]) -> Text:
     """Return the meaning of the last columns, and the measures that any two networks can be compared by."""
     names = dict.fromkeys(name for name, layer in report if layer is None and spelling(name) not in RISK)
     met = {spelling(name): card for name in names if (card := card_of(name, cards))}
-    survive = [name for name, card in met.items() if all(survives(name, card)[:2])]  # both rescalings
-    key = Text(f"\n{', '.join(short for _, short, _ in MOVES)}: ", style="bold")
-    key.append(
+    key = remark(
+        f"\n{', '.join(short for _, short, _ in MOVES)}: ",
         f"does the network's value survive {', '.join(in_words for _, _, in_words in MOVES)}? All of these leave the "
         "network's function as it is.",
-        style="not bold",
     )
     if met:
+        survive = [name for name, card in met.items() if all(survives(name, card)[:2])]  # both rescalings
         key.append("\nSurvive any rescaling of the weights: ", style="bold")
         key.append(", ".join(survive) if survive else "none of these", style="not bold")
     return key
+
+
+def folded(report: Report) -> str:
+    """Return the HTML of a report's table: the network's numbers, and each block's below its name."""
+    table = report.frame()
+
+    def html(rows: pd.DataFrame) -> str:
+        return rows.to_html(float_format="{:.6g}".format, border=0)
+
+    if len(table) <= MOST_ROWS:
+        return html(table)
+    parts = [html(table[table["layer"] == ""])]
+    for block, members in grouped(list(dict.fromkeys(layer for layer in table["layer"] if layer))):
+        rows = table[table["layer"].isin(members)]
+        layers = f"{len(members)} layers, " if len(members) > 1 else ""
+        told = f"{escape(block or members[0])} ({layers}{len(rows)} numbers)"
+        parts.append(f"<details><summary>{told}</summary>{html(rows)}</details>")
+    return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """A value in the table of layers of a page."""
+
+    text: str  #: the value with its sign and error; "–" if undefined
+    exact: str  #: tooltip: all digits, the kind and the note; the reason if undefined
+    tint: int  #: colour class, 0 to TINTS - 1; -1 if there is no value
+
+
+class _Row(NamedTuple):
+    name: str
+    label: str
+    cells: list[MeasuredCell]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A block, or a layer outside any ("")."""
+
+    block: str
+    rows: list[_Row]
+    largest: list[MeasuredCell]  #: the block's largest value in each column
+
+
+def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Path:
+    """Write one HTML file that needs no network."""
+    from flatlens.report.figures.measured import deep_measures, depth_figure  # not above: the screen draws nothing
+    from flatlens.report.page import write_page
+
+    values, layers, columns = by_layer(report)
+    drawn = [depth_figure(report)] if len(layers) > 1 else []
+    families = answers(report, cards)
+    order = ["risk", *FAMILIES]
+    met = {card.name: card for name in report.measures() if (card := card_of(name, cards))}
+    return write_page(
+        "measure",
+        path,
+        {"": report.about},
+        figures=[figure for figure in drawn if deep_measures(figure.data)],
+        cards=met,
+        families={f: families[f] for f in sorted(families, key=lambda f: order.index(f) if f in order else 99)},
+        moves=[(short, in_words) for _, short, in_words in MOVES],
+        columns=columns,
+        groups=page_groups(values, layers, columns),
+        total=layers_and_others(report, layers),
+    )
+
+
+def page_groups(values: Values, layers: list[str], columns: list[str]) -> list[Group]:
+    """Return the blocks of a page's table with their layers, whose cells are tinted from small to large values."""
+    groups = grouped(layers)
+    known = {key: e for key, e in values.items() if e.value == e.value}
+    rank: dict[str, dict[str, float]] = {}  # of layers, 0 to 1: by values, extreme biases would hide all other layers
+    best: dict[str, dict[str, str]] = {}  # by block: the layer with the largest value
+    peaks: dict[str, dict[str, float]] = {}
+    for name in columns:
+        of = {layer: known[name, layer].value for layer in layers if (name, layer) in known}
+        rank[name] = {layer: at / max(1, len(of) - 1) for at, layer in enumerate(sorted(of, key=of.__getitem__))}
+        there = {block: [layer for layer in members if layer in of] for block, members in groups if block}
+        best[name] = {block: max(members, key=of.__getitem__) for block, members in there.items() if members}
+        peaks[name] = heights({block: of[layer] for block, layer in best[name].items()})
+
+    found = []
+    for block, members in groups:
+        rows = [
+            _Row(layer, role(layer, block), [_tinted(values.get((n, layer)), rank[n].get(layer)) for n in columns])
+            for layer in members
+        ]
+        largest = [
+            _tinted(known[n, best[n][block]], peaks[n].get(block, 1.0), f"the largest of the block, {best[n][block]}: ")
+            if block in best[n]
+            else _tinted(None, None)
+            for n in columns
+        ]
+        found.append(Group(block, rows, largest))
+    return found
+
+
+def _tinted(estimate: Estimate | None, place: float | None, before: str = "") -> MeasuredCell:
+    if estimate is None:
+        return MeasuredCell("", "", -1)
+    if place is None:
+        return MeasuredCell("–", estimate.note, -1)
+    told = "; ".join(part for part in (estimate.kind, estimate.note) if part)
+    exact = f"{before}{with_error(estimate, repr(estimate.value))} ({told})"
+    return MeasuredCell(with_error(estimate, f"{estimate.value:.3g}"), exact, round(place * (TINTS - 1)))

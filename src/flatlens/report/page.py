@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from flatlens.column import Column
 from flatlens.errors import needs
@@ -26,47 +25,51 @@ from flatlens.progress import beside
 from flatlens.report import blocks, prose
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
-from flatlens.report.figures.figure import MODES, level_colours, theme
+from flatlens.report.figures.figure import MODES, in_page_colours, level_colours, theme
 from flatlens.report.figures.plots import crossed
 from flatlens.report.frames import NETWORK, NOT_MEASURES, csv_bytes, measures_of, spoken
+from flatlens.report.screen import Abouts, head_of_page
 from flatlens.training import REACHED
+
+with needs("study", "a page"):
+    import vl_convert
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
 
-
-with needs("study", "a picture"):
-    import vl_convert
-
 PIXELS_PER_POINT = 2  # sharp on a phone and in print
 LARGEST_SIDE = 6000  # pixels; a picture of hundreds of panels must not take gigabytes
+PAGE = "report.html"
+TABLES = ("table.csv", "relations.csv", "gap.csv", "study.json")  # written by the study, linked where they are
 
 
 def svg_of(figure: Figure, colours: int = 1) -> str:
-    """Return the picture as the text of an SVG file, in light colours; `colours` as for `palette.theme`."""
+    """Return the picture as the text of an SVG file, in light colours; `colours` as for `theme`."""
     spec = json.dumps({"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **figure.spec})
     svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", colours), allowed_base_urls=[])
     return svg
 
 
-def write_figure(figure: Figure, folder: Path, colours: int) -> list[Path]:
-    """Write `folder/<name>.svg`, `.pdf`, `.png` and `.csv`: the picture three times, and its data."""
-    svg = svg_of(figure, colours)
-    png: bytes = vl_convert.svg_to_png(svg, scale=_scale(svg))
-    pdf: bytes = vl_convert.svg_to_pdf(svg)
-    return [
-        write_whole(folder / f"{figure.name}.svg", svg.encode()),
-        write_whole(folder / f"{figure.name}.pdf", pdf),
-        write_whole(folder / f"{figure.name}.png", png),
-        write_whole(folder / f"{figure.name}.csv", csv_bytes(figure.data)),
-    ]
-
-
-def _scale(svg: str) -> float:
-    """Return the pixels per point: two, less for a huge picture."""
-    head = svg[: svg.index(">")]
-    sides = [float(head.split(f' {side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")]
-    return min(PIXELS_PER_POINT, LARGEST_SIDE / max(*sides, 1.0))
+def write_figures(drawn: Sequence[tuple[Figure, Path]], colours: int, progress: Progress | None = None) -> list[Path]:
+    """Write `folder/<name>.svg`, `.pdf`, `.png` and `.csv` of every figure: the picture three times, and its data."""
+    written = []
+    for done, (figure, folder) in enumerate(drawn):
+        if progress:
+            progress("drawing figures", done, len(drawn))
+        folder.mkdir(parents=True, exist_ok=True)
+        svg = svg_of(figure, colours)
+        # two pixels a point, fewer for a huge picture
+        sides = [float(svg.split(f' {side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")]
+        scale = min(PIXELS_PER_POINT, LARGEST_SIDE / max(*sides, 1.0))
+        contents = {
+            "svg": svg.encode(),
+            "pdf": vl_convert.svg_to_pdf(svg),
+            "png": vl_convert.svg_to_png(svg, scale=scale),
+            "csv": csv_bytes(figure.data),
+        }
+        written += [write_whole(folder / f"{figure.name}.{kind}", content) for kind, content in contents.items()]
+    return written
 
 
 def script_json(value: Any) -> str:
@@ -91,126 +94,6 @@ def _without_nan(value: Any) -> Any:
     return value
 
 
-with needs("study", "a page"):
-    import vl_convert
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-
-
-PAGE = "report.html"
-TABLES = ("table.csv", "relations.csv", "gap.csv", "study.json")  # written by the study, linked where they are
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """A column of the table of networks."""
-
-    name: str
-    by_layer: bool  #: a value of one layer; its column is hidden until the reader shows it
-    numeric: bool
-
-
-def write_study_page(result: StudyResult, out: Path, *, progress: Progress | None = None) -> list[Path]:
-    """Write `out/report.html` and `out/figures/`; the same result gives the same page, byte for byte.
-
-    Args:
-        result: The study, complete or not.
-        out: Its folder; made if it is not there.
-        progress: Called once a figure.
-
-    Returns:
-        The files written, the page first.
-    """
-    progress, folder = beside(progress), Path(out) / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    figures = study_figures(result)
-    colours = Grid.of(result).known_colours
-    written: list[Path] = []
-    for done, figure in enumerate(figures):
-        if progress:
-            progress("drawing figures", done, len(figures))
-        written += write_figure(figure, folder, colours)
-    tables = [name for name in TABLES if (Path(out) / name).exists()]
-    html = study_html(result, figures, catalogue(), tables)
-    page = write_whole(Path(out) / PAGE, html)
-    if progress:
-        progress("drawing figures", len(figures), len(figures))
-    return [page, *written]
-
-
-def study_html(
-    result: StudyResult, figures: Sequence[Figure], cards: Sequence[Card], tables: Sequence[str] = TABLES
-) -> str:
-    """Return the page's text; `tables` are the files beside it that it may link."""
-    grid = Grid.of(result)
-    columns, measured = table_columns(result), measure_rows(result, cards)
-    return environment().get_template("study.html.j2").render(
-        title=prose.title(result),
-        summary=prose.what_was_run(result),
-        answers=result.answers,
-        picture=_picture(result, figures),
-        findings=result.findings,
-        caveats=prose.caveats(result),
-        figures=figures,
-        grid=grid,
-        reached=REACHED,
-        searched=[name for name in dict.fromkeys([*NETWORK[1:], *result.varied]) if name in result.networks],
-        spoken=spoken,
-        swatches={mode: level_colours(grid.known_colours, mode) for mode in MODES},
-        shapes=[prose.SIGNS_OF_SHAPES[shape] for shape in grid.signs],
-        against=against_rows(result),
-        measures=measured,
-        moves=[in_words for _, _, in_words in MOVES],
-        papers=prose.cited(row["source"] for row in measured),
-        columns=columns,
-        rows=result.networks[[c.name for c in columns]].to_dict("records"),
-        settings=prose.flatten(result.settings),
-        versions=result.versions,
-        excluded=result.excluded,
-        failed=result.failed,
-        tables=tables,
-        specs=script_json({f"{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)}),
-        themes=script_json({mode: theme(mode, grid.known_colours) for mode in MODES}),
-        bundle=bundle(),
-    )  # fmt: skip
-
-
-def _picture(result: StudyResult, figures: Sequence[Figure]) -> str | None:
-    """Return the name of the panel of the measure that goes most closely with the gap; None without one."""
-    names = [q.name for q in measures_of(result)]
-    best = closest(names, result.relations)
-    shown = next((f for f in figures if f.name == GAP_PANELS and len(f.panels) == len(names)), None)
-    return None if best is None or shown is None else f"{GAP_PANELS}-{names.index(best)}"
-
-
-def table_columns(result: StudyResult) -> list[_Shown]:
-    """Return the table's columns in the order of the study; those by layer have brackets in their names."""
-    networks = result.networks
-    return [
-        _Shown(name, by_layer=Column.parse(name).layer is not None, numeric=networks[name].dtype.kind in "iuf")
-        for name in map(str, networks.columns)
-    ]
-
-
-def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
-    """Return the rows of `gap_correlations` by kind, measure and coefficient; `sure` if the interval excludes zero."""
-    rows: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
-    sure = (result.gap_correlations["low"] > 0) | (result.gap_correlations["high"] < 0)
-    for record in result.gap_correlations.assign(sure=sure).to_dict("records"):
-        row = {str(name): value for name, value in record.items()}
-        rows.setdefault(row["kind"], {}).setdefault(row["quantity"], {})[row["coefficient"]] = row
-    return rows
-
-
-def measure_rows(result: StudyResult, cards: Sequence[Card]) -> list[dict[str, Any]]:
-    """Return the measures of this study, once each: name, meaning, source, and whether they survive each move."""
-    names = dict.fromkeys(spelling(str(column)) for column in result.networks.columns)
-    met = [(name, card) for name in names if (card := card_of(name, cards)) and name not in NOT_MEASURES]
-    return [
-        {"name": name, "meaning": card.meaning, "source": card.source, "survives": survives(name, card)}
-        for name, card in met
-    ]
-
-
 @lru_cache(maxsize=1)  # a constant of the installed version that takes a second to make
 def bundle() -> str:
     """Return the script that draws the charts."""
@@ -231,13 +114,146 @@ def environment() -> Environment:
     script = files("flatlens.report").joinpath("templates", "groups.js").read_text(encoding="utf-8")
     environment.globals["script"] = script  # the only one that a page of a single network or a comparison may run
     environment.globals["script_hash"] = f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"
-    environment.filters["summed_up"] = blocks.summed_up
-    environment.filters["by_reason"] = blocks.by_reason
-    environment.filters["shown"] = prose.shown
-    environment.filters["exact"] = prose.exact
-    environment.filters["crossed"] = crossed
-    environment.filters["breakable"] = prose.breakable
-    environment.filters["threshold"] = prose.threshold
-    environment.filters["coded"] = prose.coded
-    environment.filters["quoted"] = prose.quoted
+    for function in (
+        blocks.summed_up, blocks.by_reason, crossed, prose.shown, prose.exact, prose.breakable, prose.threshold,
+        prose.coded, prose.quoted,
+    ):  # fmt: skip
+        environment.filters[function.__name__] = function
     return environment
+
+
+class Explained(Protocol):
+    """What a page explains: the card of a measure, or a bound."""
+
+    @property
+    def meaning(self) -> str:
+        """What it says."""
+
+    @property
+    def source(self) -> str:
+        """The place in a paper."""
+
+
+def write_page(
+    template: str,
+    path: Path,
+    abouts: Abouts,
+    *,
+    figures: Sequence[Figure] = (),
+    cards: Mapping[str, Explained] | None = None,
+    **facts: Any,
+) -> Path:
+    """Write the page of one network or a comparison: what was measured, the figures, what the names mean, the facts."""
+    html = environment().get_template(f"{template}.html.j2").render(
+        about=next(iter(abouts.values())),
+        **head_of_page(abouts),
+        figures=[(figure, in_page_colours(svg_of(figure))) for figure in figures],
+        cards=cards or {},
+        papers=prose.cited(card.source for card in (cards or {}).values()),
+        **facts,
+    )  # fmt: skip
+    return write_whole(path, html)
+
+
+def drawing_page(template: str, specs: Mapping[str, Any], colours: int, **facts: Any) -> str:
+    """Return the text of a page that draws charts itself, from their Vega-Lite JSON by slot."""
+    return environment().get_template(f"{template}.html.j2").render(
+        specs=script_json(specs),
+        themes=script_json({mode: theme(mode, colours) for mode in MODES}),
+        bundle=bundle(),
+        **facts,
+    )  # fmt: skip
+
+
+def write_study_page(result: StudyResult, out: Path, *, progress: Progress | None = None) -> list[Path]:
+    """Write `out/report.html` and `out/figures/`; the same result gives the same page, byte for byte.
+
+    Args:
+        result: The study, complete or not.
+        out: Its folder; made if it is not there.
+        progress: Called once a figure.
+
+    Returns:
+        The files written, the page first.
+    """
+    progress, folder = beside(progress), Path(out) / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = study_figures(result)
+    written = write_figures([(figure, folder) for figure in figures], Grid.of(result).known_colours, progress)
+    tables = [name for name in TABLES if (Path(out) / name).exists()]
+    page = write_whole(Path(out) / PAGE, study_html(result, figures, catalogue(), tables))
+    if progress:
+        progress("drawing figures", len(figures), len(figures))
+    return [page, *written]
+
+
+class _Shown(NamedTuple):
+    """A column of the table of networks."""
+
+    name: str
+    by_layer: bool  #: a value of one layer; its column is hidden until the reader shows it
+    numeric: bool
+
+
+def study_html(
+    result: StudyResult, figures: Sequence[Figure], cards: Sequence[Card], tables: Sequence[str] = TABLES
+) -> str:
+    """Return the page's text; `tables` are the files beside it that it may link."""
+    grid, networks = Grid.of(result), result.networks
+    names = [q.name for q in measures_of(result)]
+    best = closest(names, result.relations)
+    panels = next((f for f in figures if f.name == GAP_PANELS and len(f.panels) == len(names)), None)
+    columns = [
+        _Shown(name, by_layer=Column.parse(name).layer is not None, numeric=networks[name].dtype.kind in "iuf")
+        for name in map(str, networks.columns)
+    ]
+    measured = measure_rows(result, cards)
+    return drawing_page(
+        "study",
+        {f"{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)},
+        grid.known_colours,
+        title=prose.title(result),
+        summary=prose.what_was_run(result),
+        answers=result.answers,
+        picture=None if best is None or panels is None else f"{GAP_PANELS}-{names.index(best)}",
+        findings=result.findings,
+        caveats=prose.caveats(result),
+        figures=figures,
+        grid=grid,
+        reached=REACHED,
+        searched=[name for name in dict.fromkeys([*NETWORK[1:], *result.varied]) if name in networks],
+        spoken=spoken,
+        swatches={mode: level_colours(grid.known_colours, mode) for mode in MODES},
+        shapes=[prose.SIGNS_OF_SHAPES[shape] for shape in grid.signs],
+        against=against_rows(result),
+        measures=measured,
+        moves=[in_words for _, _, in_words in MOVES],
+        papers=prose.cited(row["source"] for row in measured),
+        columns=columns,
+        rows=networks[[c.name for c in columns]].to_dict("records"),
+        settings=prose.flatten(result.settings),
+        versions=result.versions,
+        excluded=result.excluded,
+        failed=result.failed,
+        tables=tables,
+    )
+
+
+def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
+    """Return the rows of `gap_correlations` by kind, measure and coefficient; `sure` if the interval excludes zero."""
+    rows: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    sure = (result.gap_correlations["low"] > 0) | (result.gap_correlations["high"] < 0)
+    for record in result.gap_correlations.assign(sure=sure).to_dict("records"):
+        row = {str(name): value for name, value in record.items()}
+        rows.setdefault(row["kind"], {}).setdefault(row["quantity"], {})[row["coefficient"]] = row
+    return rows
+
+
+def measure_rows(result: StudyResult, cards: Sequence[Card]) -> list[dict[str, Any]]:
+    """Return the measures of this study, once each: name, meaning, source, and whether they survive each move."""
+    names = dict.fromkeys(spelling(str(column)) for column in result.networks.columns)
+    met = [(name, card) for name in names if (card := card_of(name, cards)) and name not in NOT_MEASURES]
+    return [
+        {"name": name, "meaning": card.meaning, "source": card.source, "survives": survives(name, card)}
+        for name, card in met
+    ]

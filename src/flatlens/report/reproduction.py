@@ -13,10 +13,9 @@ from flatlens.papers.experiment import MARKS, WEAK
 from flatlens.papers.reproduction import HALVES, IN_WORDS
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
 from flatlens.report import prose
-from flatlens.report.figures.figure import MODES, Figure, ordered_colours, theme
+from flatlens.report.figures.figure import MODES, Figure, ordered_colours
 from flatlens.report.figures.plots import plot_figure
-from flatlens.report.page import PAGE, bundle, environment, script_json, write_figure
-from flatlens.report.prose import cited
+from flatlens.report.page import PAGE, drawing_page, write_figures
 
 if TYPE_CHECKING:
     from flatlens.papers.reproduction import Reproduction
@@ -42,18 +41,14 @@ def write_atlas(
         The files written, the page first.
     """
     drawn = [[plot_figure(plot, one.results) for plot in one.plots] for one in found]
-    total, done, written = sum(map(len, drawn)), 0, []
-    for figures, folder in zip(drawn, folders, strict=True):
+    for folder in folders:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
-        for figure in figures:
-            if progress:
-                progress("drawing figures", done, total)
-            written += write_figure(figure, folder / "figures", DRAWN_COLOURS)
-            done += 1
+    files = [(figure, at / "figures") for figures, at in zip(drawn, folders, strict=True) for figure in figures]
+    written = write_figures(files, DRAWN_COLOURS, progress)
     places = [folder.relative_to(out).as_posix() for folder in folders]
     page = write_whole(Path(out) / PAGE, atlas_html(found, drawn, places))
     if progress:
-        progress("drawing figures", total, total)
+        progress("drawing figures", len(files), len(files))
     return [page, *written]
 
 
@@ -65,9 +60,14 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
         for one, predicted, figures, place in zip(found, summary, drawn, places, strict=True)
     ]
     every = [row for each in summary for row in each]
-    specs = {slot: spec for row in rows for slot, spec in row["specs"].items()}
-    return environment().get_template("atlas.html.j2").render(
-        title=_title(found),
+    experiments = [one.experiment for one in found]
+    claims = [prediction.source for experiment in experiments for prediction in experiment.predictions]
+    only = experiments[0]
+    return drawing_page(
+        "atlas",
+        {slot: spec for row in rows for slot, spec in row["specs"].items()},
+        DRAWN_COLOURS,
+        title=f"{only.id}: {only.title}" if len(found) == 1 else "Atlas: the papers' figures and claims, reproduced",
         kinds=counted_by_kind(every),
         chance=by_chance(every),
         marks=MARKS,
@@ -76,25 +76,9 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
         rows=rows,
         again=IN_WORDS,
         halves=HALVES,
-        papers=cited(_sources(found)),
+        papers=prose.cited([*(experiment.reproduces for experiment in experiments), *claims]),
         swatches={mode: ordered_colours(DRAWN_COLOURS, mode) for mode in MODES},
-        specs=script_json(specs),
-        themes=script_json({mode: theme(mode, DRAWN_COLOURS) for mode in MODES}),
-        bundle=bundle(),
-    )  # fmt: skip
-
-
-def _sources(found: Sequence[Reproduction]) -> list[str]:
-    """Return the places in the papers that the page names."""
-    experiments = [one.experiment for one in found]
-    claims = [prediction.source for experiment in experiments for prediction in experiment.predictions]
-    return [*(experiment.reproduces for experiment in experiments), *claims]
-
-
-def _title(found: Sequence[Reproduction]) -> str:
-    if len(found) == 1:
-        return f"{found[0].experiment.id}: {found[0].experiment.title}"
-    return "Atlas: the papers' figures and claims, reproduced"
+    )
 
 
 def _row(one: Reproduction, predicted: Sequence[Row], figures: Sequence[Figure], place: str) -> dict[str, Any]:

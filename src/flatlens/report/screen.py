@@ -6,8 +6,8 @@ In a narrow table names fold, extra columns go, value columns continue below; no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rich.cells import cell_len
@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatlens.progress import count_of
-from flatlens.report.blocks import profile
+from flatlens.report.blocks import by_key, profile
 
 _Role = Literal["name", "value", "extra", "picture"]
 _NAME = 24
@@ -35,7 +35,6 @@ class _Column(NamedTuple):
     least: int  #: least width, in characters
 
 
-@dataclass(eq=False)
 class Fitted:
     """A table for a screen of any width.
 
@@ -43,10 +42,17 @@ class Fitted:
     column is shown whole or not at all, the last one goes first; a `picture` draws itself in the width that it gets.
     """
 
-    title: str = ""
-    between: int = 2  #: spaces between columns
-    _columns: list[_Column] = field(default_factory=list)
-    _rows: list[tuple[RenderableType, ...] | str] = field(default_factory=list)  #: a text is a section's heading
+    def __init__(
+        self, title: str = "", names: Iterable[str] = (), values: Iterable[str] = (), *, between: int = 2
+    ) -> None:
+        self.title = title
+        self.between = between  #: spaces between columns
+        self._columns: list[_Column] = []
+        self._rows: list[tuple[RenderableType, ...] | str] = []  #: a text is a section's heading
+        for heading in names:
+            self.column(heading, "name")
+        for heading in values:
+            self.column(heading)
 
     def column(self, heading: str, role: _Role = "value", *, left: bool = False, least: int = 0) -> None:
         """Add a column; numbers are on the right, unless `left`; at least `least` characters wide."""
@@ -71,10 +77,13 @@ class Fitted:
             own = sum(min(widths[at], least) if roles[at] == "name" else widths[at] for at in shown)
             return own + self.between * (len(shown) - 1)
 
+        # extra columns go first, from the last one on
         shown, left_out = list(range(len(roles))), list[int]()
         while extras and taken(shown, _NAME) > options.max_width:
             left_out.insert(0, extras.pop())
             shown.remove(left_out[0])
+
+        # what then does not fit beside the names continues below them
         blocks, rest = [], [at for at in shown if at not in names]
         while rest:
             many = len(rest)
@@ -92,8 +101,7 @@ class Fitted:
         """Return the width of a column that shows everything; of pictures the smallest that they can be drawn in."""
         heading, role, _, least = self._columns[at]
         wide = options.update(max_width=10_000)
-        rows = [row for row in self._rows if not isinstance(row, str)]
-        cells = [Measurement.get(console, wide, row[at]) for row in rows if row[at]]
+        cells = [Measurement.get(console, wide, row[at]) for row in self._rows if not isinstance(row, str) and row[at]]
         found = [cell.minimum if role == "picture" else cell.maximum for cell in cells]
         heading = heading if role in ("name", "picture") else str(name_in_lines(heading, _LEAST))
         return max([*map(cell_len, heading.split("\n")), least, *found])
@@ -115,16 +123,14 @@ class Fitted:
         table = self._empty(block, rooms, headed=True)
         for row in self._rows:
             if not isinstance(row, str):
-                table.add_row(*(self._cell(row, at, rooms[at]) for at in block))
+                named = {at: self._columns[at].role == "name" for at in block}
+                table.add_row(*(name_in_lines(row[at], rooms[at]) if named[at] else row[at] for at in block))
             elif first:  # columns that continue below do not repeat the sections' headings
                 if table.row_count or table.show_header:
                     yield table
                 yield Text(row, style="italic dim")
                 table = self._empty(block, rooms, headed=False)
         yield table
-
-    def _cell(self, row: tuple[RenderableType, ...], at: int, room: int) -> RenderableType:
-        return name_in_lines(row[at], room) if self._columns[at].role == "name" else row[at]
 
     def _empty(self, block: Sequence[int], rooms: Mapping[int, int], headed: bool) -> Table:
         table = Table(
@@ -160,18 +166,18 @@ def name_in_lines(cell: RenderableType, room: int) -> RenderableType:
         return Text(str(name_in_lines(cell.plain, room)), style=cell.style)
     if not isinstance(cell, str) or cell_len(cell) <= room:
         return cell
-    return "\n".join(_lines(cell, room))
+    indent = " " * (len(cell) - len(cell.lstrip()))
+    lines = [indent]
+    for piece in _BETWEEN.split(cell.lstrip()):
+        if lines[-1].strip() and cell_len(lines[-1] + piece.rstrip()) > room:
+            lines.append(indent * 2)
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
 
 
-def _lines(name: str, room: int) -> Iterator[str]:
-    indent = " " * (len(name) - len(name.lstrip()))
-    line = indent
-    for piece in _BETWEEN.split(name.lstrip()):
-        if line.strip() and cell_len(line + piece.rstrip()) > room:
-            yield line.rstrip()
-            line = indent * 2
-        line += piece
-    yield line.rstrip()
+def remark(head: str, words: str) -> Text:
+    """Return a line of a screen that explains the numbers above it, with its subject in bold."""
+    return Text(head, style="bold").append(words, style="not bold")
 
 
 Abouts: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -184,14 +190,14 @@ MOST = 6
 """Number of lines on different weights that a screen shows at most."""
 
 
-def head_of_screen(abouts: Abouts) -> list[Text]:
+def head_of_screen(abouts: Abouts) -> list[RenderableType]:
     """Return the first lines of a screen; those on untrained weights are highlighted."""
-    lines = [Text(measured_facts(abouts), style="bold")]
-    lines += [
-        Text(f"{what}: {words}", style="bold yellow" if words.startswith(UNTRAINED) else "dim")
-        for what, words in origins(abouts, MOST)
+    styles = {True: "bold yellow", False: "dim"}
+    return [
+        Text(measured_facts(abouts), style="bold"),
+        *(Text(f"{what}: {words}", styles[words.startswith(UNTRAINED)]) for what, words in origins(abouts, MOST)),
+        *(Text(line, style="bold yellow") for line in _untrained(abouts)),
     ]
-    return [*lines, *(Text(line, style="bold yellow") for line in _untrained(abouts))]
 
 
 def head_of_page(abouts: Abouts) -> dict[str, Any]:
@@ -230,17 +236,15 @@ def origins(abouts: Abouts, most: int | None = None) -> list[tuple[str, str]]:
     ...          "b": {"origin": {"weights": "b.pt", "data": "digits"}}})
     [('weights of a', 'a.pt'), ('weights of b', 'b.pt'), ('data', 'digits')]
     """
-    found: dict[str, dict[str, list[str]]] = {}
-    for name, about in abouts.items():
-        for what, words in about.get("origin", {}).items():
-            found.setdefault(what, {}).setdefault(words, []).append(name)
+    told = ((name, what, words) for name, about in abouts.items() for what, words in about.get("origin", {}).items())
     lines = []
-    for what, each in found.items():
-        if most is not None and len(each) > most:
-            lines.append((what, f"{len(each)} different ones: --page and --json list them"))
+    for what, origin in by_key((what, (words, name)) for name, what, words in told).items():
+        names = by_key(origin)
+        if most is not None and len(names) > most:
+            lines.append((what, f"{len(names)} different ones: --page and --json list them"))
             continue
-        for words, names in each.items():
-            lines.append((what if len(names) == len(abouts) else f"{what} of {', '.join(names)}", words))
+        for words, of in names.items():
+            lines.append((what if len(of) == len(abouts) else f"{what} of {', '.join(of)}", words))
     return lines
 
 
