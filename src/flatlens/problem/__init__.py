@@ -8,12 +8,4 @@ from flatlens.problem.problem import Problem
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.row_layout import next_token
 
-__all__ = [
-    "Batch",
-    "Data",
-    "Loss",
-    "Problem",
-    "Ranks",
-    "measuring",
-    "next_token",
-]
+__all__ = ["Batch", "Data", "Loss", "Problem", "Ranks", "measuring", "next_token"]

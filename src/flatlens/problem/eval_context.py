@@ -45,28 +45,10 @@ def unwrapped(model: _T) -> _T:
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
-        elif _is_compiled(model):
-            model = model._orig_mod  # type: ignore[attr-defined]
+        elif (dynamo := sys.modules.get("torch._dynamo")) and isinstance(model, dynamo.OptimizedModule):
+            model = model._orig_mod
         else:
             return model
-
-
-def _is_compiled(model: object) -> bool:
-    """Return whether torch.compile made this; without its module, whose import takes a second, nothing is compiled."""
-    dynamo = sys.modules.get("torch._dynamo")
-    return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
-
-
-@contextmanager
-def eager() -> Iterator[None]:
-    """Run what torch.compile has compiled as it is written.
-
-    Compiled code calls no hooks and has no second derivative.
-    """
-    compiled = "torch._dynamo" in sys.modules  # else nothing is compiled
-    as_written = partial(torch.compiler.set_stance, "force_eager")
-    with held_by_all("eager", as_written) if compiled else nullcontext():
-        yield
 
 
 def modes_kept(model: nn.Module) -> AbstractContextManager[None]:
@@ -109,6 +91,8 @@ def measuring(
 def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool) -> Iterator[None]:
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm)] if batch_statistics else []
+    compiled = "torch._dynamo" in sys.modules  # its import takes a second; without it nothing is compiled
+    as_written = partial(torch.compiler.set_stance, "force_eager")
     with (
         _buffers_kept(model),
         replaced((p, "grad", None) for p in model.parameters()),  # forward() may add to an existing gradient
@@ -118,12 +102,17 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
         torch.inference_mode(False),
         torch.enable_grad(),
         held_by_all("math attention", partial(sdpa_kernel, SDPBackend.MATH)) if twice else nullcontext(),
-        _in_float32(device_of(model).type, tf32),
+        # in float32 under any autocast, or in TF32
+        torch.autocast(device_of(model).type, enabled=False),
+        plain_autocast(),
+        _tf32(tf32),
+        torch.autograd.set_detect_anomaly(False),  # its search for NaN cannot look into batched derivatives
         plain_embeddings(model),
         plain_gradients(model),
         plain_weight_norms(model),
         held_by_all("plain operations", plain_operations),
-        eager(),
+        # compiled code calls no hooks and has no second derivative
+        held_by_all("eager", as_written) if compiled else nullcontext(),
     ):
         try:
             model.eval()
@@ -172,17 +161,12 @@ def untouched(model: nn.Module) -> Iterator[None]:
     _require_untouched(model, modules, kept)
 
 
-def _require_untouched(
-    model: nn.Module,
-    modules: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]],
-    kept: list[tuple[str, nn.Parameter, Tensor, Tensor, bool]],
-) -> None:
+def _require_untouched(model: nn.Module, modules: list[Any], kept: list[Any]) -> None:
     before, now = [(name, p) for name, p, *_ in kept], list(model.named_parameters())
     for module, children, parameters in modules:
-        module._modules.clear()
-        module._modules.update(children)
-        module._parameters.clear()
-        module._parameters.update(parameters)
+        for own, was in ((module._modules, children), (module._parameters, parameters)):
+            own.clear()
+            own.update(was)
     written = []
     with torch.no_grad():
         for name, p, memory, values, trainable in kept:
@@ -218,10 +202,9 @@ def _put_back(tensor: Tensor, memory: Tensor, before: Tensor) -> bool:
     moved = tensor.data_ptr() != memory.data_ptr() or tensor.shape != memory.shape
     if moved:
         tensor.data = memory
-    if torch.equal(memory, before):
-        return moved
-    tensor.copy_(before)
-    return True
+    if written := not torch.equal(memory, before):
+        tensor.copy_(before)
+    return moved or written
 
 
 def copy_of(model: nn.Module, needed_by: str, instead: str = "") -> nn.Module:
@@ -291,56 +274,27 @@ def require_own_torch() -> None:
 
 
 @contextmanager
-def _in_float32(kind: str, tf32: bool) -> Iterator[None]:
-    """Compute in float32 on devices of this kind, under any autocast; in TF32 if `tf32`.
-
-    Autograd's search for NaN is off, too: it cannot look into batched derivatives.
-    """
-    with (
-        torch.autocast(kind, enabled=False),
-        plain_autocast(),
-        _tf32(tf32),
-        torch.autograd.set_detect_anomaly(False),
-    ):
-        yield
-
-
-@contextmanager
 def _tf32(on: bool) -> Iterator[None]:
     """Set the precision of float32's products by the one of torch's two interfaces that was used before.
 
     Torch refuses to mix them. Convolutions and recurrences on a processor have the newer one alone.
     """
-    cudnn: Any = torch.backends.cudnn
-    how, newer = "tf32" if on else "ieee", "fp32_precision"
-    switches = [_switch(place, newer, "ieee") for place in _on_processors("conv", "rnn")]
+    cudnn, newer, processors = torch.backends.cudnn, "fp32_precision", torch.backends.mkldnn
+    places = [(getattr(processors, name, None), newer, "ieee") for name in ("conv", "rnn")]
     try:
-        older = [(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high" if on else "highest"),
-                 _switch(cudnn, "allow_tf32", on)]  # fmt: skip
-        before = [get() for get, _, _ in (*switches, *older)]
-        switches += older
+        matmul, _ = torch.get_float32_matmul_precision(), cudnn.allow_tf32
     except RuntimeError:
-        switches += [_switch(place, newer, how) for place in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)]
-        switches += [_switch(place, newer, "ieee") for place in _on_processors("matmul")]
-        before = [get() for get, _, _ in switches]
-    try:
-        for _, put, wanted in switches:
-            put(wanted)
-        yield
-    finally:
-        for (_, put, _), was in zip(switches, before, strict=True):
-            put(was)
-
-
-def _switch(place: Any, name: str, wanted: object) -> tuple[Callable[[], Any], Callable[[Any], None], Any]:
-    """Return (what reads a setting, what sets it, the setting wanted)."""
-    return partial(getattr, place, name), partial(setattr, place, name), wanted
-
-
-def _on_processors(*names: str) -> list[Any]:
-    """Return the kinds of operation whose precision on processors torch lets one set."""
-    places = [getattr(torch.backends.mkldnn, name, None) for name in names]
-    return [place for place in places if hasattr(place, "fp32_precision")]
+        how = "tf32" if on else "ieee"
+        places += [(place, newer, how) for place in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)]  # type: ignore[attr-defined]
+        with replaced([*places, (getattr(processors, "matmul", None), newer, "ieee")]):
+            yield
+        return
+    with replaced([*places, (cudnn, "allow_tf32", on)]):
+        torch.set_float32_matmul_precision("high" if on else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(matmul)
 
 
 def differentiable(parameters: Iterable[Tensor]) -> AbstractContextManager[None]:

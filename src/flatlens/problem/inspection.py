@@ -38,14 +38,7 @@ from flatlens.problem.loss import Loss
 from flatlens.problem.loss_checks import require_apart, require_no_weights, same_targets
 from flatlens.problem.measured_copy import original_of
 from flatlens.problem.ranks import ALONE, Ranks, require_all_processes
-from flatlens.problem.row_layout import (
-    hidden_labels,
-    ignored_outputs,
-    in_doubt,
-    known_as_tokens,
-    laid_out,
-    token_mask,
-)
+from flatlens.problem.row_layout import hidden_labels, ignored_outputs, in_doubt, known_as_tokens, laid_out, token_mask
 from flatlens.user_code import said, users_code
 
 _AT_ONCE = 2**13  #: outputs of a sample that are combined together: many have no float64 copy

@@ -18,7 +18,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
 from types import FunctionType, MethodType, ModuleType
@@ -64,7 +64,8 @@ class _Turn:
                 self.thread = None
 
 
-def in_turn(model: nn.Module) -> AbstractContextManager[None]:
+@contextmanager
+def in_turn(model: nn.Module) -> Iterator[None]:
     """Wait until no other thread measures this network; contexts of one thread may be nested.
 
     >>> net = nn.Linear(2, 1)
@@ -72,13 +73,8 @@ def in_turn(model: nn.Module) -> AbstractContextManager[None]:
     ...     pass
     """
     own = _turns.get(model)
-    return nullcontext() if own is not None and own.thread == threading.get_ident() else _taken(model)
-
-
-@contextmanager
-def _taken(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
-        for turn in _of(model):
+        for turn in _of(model) if own is None or own.thread != threading.get_ident() else ():
             stack.enter_context(turn.held())
         yield
 
@@ -102,8 +98,7 @@ def _of(model: nn.Module) -> list[_Turn]:
 
 
 def _begin_anew() -> None:
-    """Forget the turns in a forked process: the threads that had them are not there."""
-    global _LOCK
+    global _LOCK  # of a forked process: the threads that had turns are not there
     _LOCK = threading.Lock()
     for turn in list(_turns.values()):
         turn.lock, turn.thread = threading.Lock(), None
@@ -113,9 +108,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
 
 
-_OF_ALL = frozenset(vars(nn.Module()))
-"""The attributes that every module has."""
+# What forward() keeps in attributes
 
+_OF_ALL = frozenset(vars(nn.Module()))  #: the attributes that every module has
 _Held = list[tuple[nn.Module, dict[str, tuple[Any, Any]]]]
 _held: WeakKeyDictionary[nn.Module, _Held] = WeakKeyDictionary()
 """By network that is measured: each module's attributes, and copies of the content of lists, dicts and sets."""
@@ -131,7 +126,11 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
     put_back(model)
     outer = _held.get(model)
     own = [module for module in model.modules() if not type(module).__module__.startswith("torch.nn.")]
-    _held[model] = [(module, {name: _copied(vars(module)[name]) for name in _names(module)}) for module in own]
+
+    def content(value: Any) -> Any:
+        return value.copy() if type(value) in (list, dict, set) else None
+
+    _held[model] = [(m, {name: (vars(m)[name], content(vars(m)[name])) for name in _names(m)}) for m in own]
     try:
         yield
     finally:
@@ -169,24 +168,16 @@ def _names(module: nn.Module) -> set[str]:
     return vars(module).keys() - _OF_ALL - computed
 
 
-def _copied(value: Any) -> tuple[Any, Any]:
-    return value, value.copy() if type(value) in (list, dict, set) else None
-
+# The copy
 
 _LEFT = torch.optim.Optimizer, DataLoader, Dataset
 """Attributes that are no part of the network, and may be large: a copy has them in common with its original."""
-
 _VALUES = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
 """Attributes of a tensor that give its values; the others, such as its shape, tell nothing about them."""
-
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 """Types of attributes that hold nothing else."""
-
-_MOST = 100_000
-"""Most objects in the attributes of a network's modules that are looked at."""
-
-_originals: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
-"""By copy: the user's network."""
+_MOST = 100_000  #: most objects in the attributes of a network's modules that are looked at
+_originals: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()  #: by copy: the user's network
 
 
 def copy_on_same_weights(model: nn.Module) -> nn.Module | None:
@@ -200,7 +191,11 @@ def copy_on_same_weights(model: nn.Module) -> nn.Module | None:
     spread = any(hasattr(module, "_get_fsdp_state") for module in model.modules())
     if spread or any(type(p) is not nn.Parameter for p in model.parameters()):
         return None
-    known: dict[int, Any] = {id(p): _alias(p) for p in model.parameters()}
+    known: dict[int, Any] = {}
+    for p in model.parameters():  # another parameter on the same memory, with what else the user has noted on it
+        with torch.inference_mode(False):
+            known[id(p)] = alias = nn.Parameter(p.detach(), p.requires_grad)
+        vars(alias).update(vars(p))
     attributes = [one for module in model.modules() for one in vars(module).values() if type(one) not in _PLAIN]
     known |= {id(one): one for one in attributes if isinstance(one, _LEFT)}
     # most are empty, and deepcopy takes longest for these
@@ -233,33 +228,19 @@ def catch_up(copied: nn.Module) -> None:
     original = _originals.get(copied)
     if original is None or is_measured(copied):
         return
-    theirs = dict(original.named_modules())
     with torch.inference_mode(False), torch.no_grad():
-        for name, module in copied.named_modules():
-            if (source := theirs.get(name)) is not None:
-                for own, now in _pairs(module._parameters, source._parameters):
-                    if _place(own) != _place(now):
-                        own.data = now.detach()
-                for own, now in _pairs(module._buffers, source._buffers):
-                    own.data = now.detach().clone()
-
-
-def _pairs(own: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the tensors that both have under one name."""
-    both = ((tensor, theirs.get(name)) for name, tensor in own.items())
-    return ((tensor, other) for tensor, other in both if tensor is not None and other is not None)
+        theirs: dict[str, Tensor] = dict(original.named_parameters(remove_duplicate=False))
+        for name, own in copied.named_parameters(remove_duplicate=False):
+            now = theirs.get(name, own)
+            if _place(own) != _place(now):
+                own.data = now.detach()
+        theirs = dict(original.named_buffers(remove_duplicate=False))
+        for name, kept in copied.named_buffers(remove_duplicate=False):
+            kept.data = theirs.get(name, kept).detach().clone()
 
 
 def _place(p: Tensor) -> tuple[object, ...]:
     return p.data_ptr(), p.shape, p.stride(), p.dtype, p.device
-
-
-def _alias(p: nn.Parameter) -> nn.Parameter:
-    """Return another parameter on the same memory, with what else the user has noted on it."""
-    with torch.inference_mode(False):
-        alias = nn.Parameter(p.detach(), p.requires_grad)
-    vars(alias).update(vars(p))
-    return alias
 
 
 class _Copying(TorchFunctionMode):
@@ -273,32 +254,27 @@ class _Copying(TorchFunctionMode):
 
 def _is_apart(copied: nn.Module, model: nn.Module) -> bool:
     """Return whether a copy has all that its original has, and other modules and tensors under the same names."""
-    theirs = {id(one) for one in (*model.modules(), *model.parameters(), *model.buffers())}
-    own = (*copied.modules(), *copied.parameters(), *copied.buffers())
-    if _names_copies(copied) != _names_copies(model) or any(id(one) in theirs for one in own):
+    names = [
+        [[name for name, _ in named] for named in (m.named_modules(), m.named_parameters(), m.named_buffers())]
+        for m in (copied, model)
+    ]
+    if names[0] != names[1] or _ids(copied) & _ids(model):
         return False
     pairs = zip(model.modules(), copied.modules(), strict=True)
-    return not any(
-        value is not None and vars(copy_of_it).get(name) is None
-        for module, copy_of_it in pairs
-        for name, value in vars(module).items()
-    )
+    return all(vars(own).get(k) is not None for one, own in pairs for k, v in vars(one).items() if v is not None)
 
 
-def _names_copies(model: nn.Module) -> list[list[str]]:
-    named = model.named_modules(), model.named_parameters(), model.named_buffers()
-    return [[name for name, _ in each] for each in named]
+def _ids(model: nn.Module) -> set[int]:
+    return {id(one) for one in (*model.modules(), *model.parameters(), *model.buffers())}
 
 
 def holds(given: Iterable[object], model: nn.Module, *, inside: bool = False) -> bool:
     """Return whether a function in some objects holds modules, parameters or buffers of a network.
 
-    With `inside`, whether the objects themselves do, too: they are not copied with it.
-
-    Functions are not copied: a patched forward(), a hook or a loss that holds a module of the user's
-    would run or read this one.
+    With `inside`, whether the objects themselves do, too: they are not copied with it. Functions are not copied: a
+    patched forward(), a hook or a loss that holds a module of the user's would run or read this one.
     """
-    theirs = {id(one) for one in (*model.modules(), *model.parameters(), *model.buffers())}
+    theirs = _ids(model)
     waiting = [(one, inside) for one in given]
     seen: set[tuple[int, bool]] = set()
     while waiting:
@@ -355,35 +331,27 @@ def apart_from_original(copied: nn.Module) -> Iterator[None]:
     if (original := original_of(copied)) is None:
         yield
         return
-    with _reaching(original) as reached:
-        try:
-            yield
-        except Exception as error:
-            if reached:
-                raise ReachesOriginal from None
-            if isinstance(error, BadModel):  # a part of the network may be missing in its copy
-                raise ReachesOriginal from error
-            raise
-    if reached:
-        raise ReachesOriginal
-
-
-@contextmanager
-def _reaching(model: nn.Module) -> Iterator[list[None]]:
-    """Give a list that is empty as long as this thread runs no module and reads no tensor of a network."""
-    found: list[None] = []
-    modules, here = {id(module) for module in model.modules()}, threading.get_ident()
+    reached: list[None] = []  # not empty once this thread has run a module or read a tensor of the original
+    modules, here = {id(module) for module in original.modules()}, threading.get_ident()
 
     def note(module: nn.Module, given: Any) -> None:
         if id(module) in modules and threading.get_ident() == here:
-            found.append(None)
+            reached.append(None)
 
     hook = register_module_forward_pre_hook(note)
     try:
-        with _Reading({id(tensor) for tensor in (*model.parameters(), *model.buffers())}, found):
-            yield found
+        with _Reading({id(tensor) for tensor in (*original.parameters(), *original.buffers())}, reached):
+            yield
+    except Exception as error:
+        if reached:
+            raise ReachesOriginal from None
+        if isinstance(error, BadModel):  # a part of the network may be missing in its copy
+            raise ReachesOriginal from error
+        raise
     finally:
         hook.remove()
+    if reached:
+        raise ReachesOriginal
 
 
 class _Reading(TorchFunctionMode):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def _table() -> list[tuple[Any, str, object]]:
     """Return (owner, name, what replaces it) of torch's own, for every network."""
     return [
         *_WEIGHT_NORMS,
-        *((F, name, partial(_in_order, norm, name == "instance_norm")) for name, norm in _NORMS.items()),
+        *((F, name, _in_order(norm, name == "instance_norm")) for name, norm in _NORMS.items()),
         # torch's own has no second derivative, and its first derivative rounds 1/6 to float32
         (F, "hardsigmoid", lambda input, inplace=False: F.relu6(input + 3) / 6),
         *((torch._VF, name, partial(_without_backends, fast)) for name, fast in _RECURRENCES.items()),
@@ -146,8 +146,8 @@ def plain_weight_norms(model: nn.Module) -> Iterator[None]:
 _NORMS = {name: getattr(F, name) for name in ("batch_norm", "instance_norm")}
 
 
-def _in_order(norm: Callable[..., Tensor], always: bool, input: Tensor, *given: Any, **options: Any) -> Tensor:
-    """Give a norm contiguous inputs and gradients.
+def _in_order(norm: Callable[..., Tensor], always: bool) -> Callable[..., Tensor]:
+    """Return a norm that gets contiguous inputs and gradients.
 
     Where an axis has length 1 (a batch of one sample), torch 2.13 misreads the channels-last memory format, and the
     first derivative is already wrong. An instance norm makes such an axis itself.
@@ -156,10 +156,14 @@ def _in_order(norm: Callable[..., Tensor], always: bool, input: Tensor, *given: 
     def laid_out(t: Tensor) -> Tensor:
         return t.contiguous() if always or 1 in t.shape else t
 
-    z = norm(laid_out(input), *given, **options)
-    if z.requires_grad:
-        z.register_hook(laid_out)  # type: ignore[no-untyped-call]
-    return z
+    @wraps(norm)
+    def plain(input: Tensor, *given: Any, **options: Any) -> Tensor:
+        z = norm(laid_out(input), *given, **options)
+        if z.requires_grad:
+            z.register_hook(laid_out)  # type: ignore[no-untyped-call]
+        return z
+
+    return plain
 
 
 _RECURRENCES = {name: getattr(torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}

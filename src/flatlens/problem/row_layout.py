@@ -138,12 +138,7 @@ def _told(outputs: Any) -> str:
 
 
 def by_token(
-    outputs: Tensor,
-    targets: Any,
-    counted: Tensor | None,
-    ignore: int,
-    longest: int = 0,
-    reading: Reading = "tokens",
+    outputs: Tensor, targets: Any, counted: Tensor | None, ignore: int, longest: int = 0, reading: Reading = "tokens"
 ) -> tuple[Tensor, RowLayout]:
     """Return (outputs (n, T V), their layout); `counted` (n, T) are the tokens that the model's own mask keeps.
 
