@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-_PATIENCE = 5.0
-"""Seconds to wait for a connection."""
+_PATIENCE = 5.0  #: seconds to wait for a connection
 
 
 def reachable() -> bool:
@@ -257,7 +256,11 @@ def _from_timm(written: str, weights: Wanted) -> Named:
     architecture = name.partition(".")[0]
     if "/" not in name and ":" not in name:  # else a repository, or a folder, as timm spells them
         if not timm.is_model(architecture):
-            raise UnknownName.among("network of timm", architecture, _near(architecture, timm.list_models()))
+            # of more than a thousand names the nearest, or those with the same beginning if none is near
+            known = timm.list_models()
+            near = difflib.get_close_matches(architecture, known, n=5, cutoff=0.5)
+            near = near or [one for one in known if one[:3] == architecture[:3]][:5] or known[:5]
+            raise UnknownName.among("network of timm", architecture, near)
         exists = timm.is_model_pretrained(name)
     else:
         exists = True
@@ -275,24 +278,25 @@ def _from_transformers(written: str, weights: Wanted) -> Named:
     if not local and (name[:1] in "./~" or name.count("/") > 1):  # no repository is called like that
         raise BadModel(f"{spec}: there is no folder {name}")
     with _quiet():
-        return _of_transformers(transformers, name, options, weights, spec)
-
-
-def _of_transformers(transformers: ModuleType, name: str, options: dict[str, Any], weights: Wanted, spec: str) -> Named:
-    local = Path(name).is_dir()
-    config, remark = _configured(transformers, name, options, weights, spec)
-    kind = _architecture(transformers, config, spec)
-    exists = not local or any((Path(name) / file).is_file() for file in IN_A_FOLDER)
-    if weights == "trained" and exists:
-        network, remark = _trained(kind, name, config, spec, hub=not local)
-        source = f"of {Path(name).resolve().name if local else name}"
-    else:
-        network, source = _built(lambda: kind(config), spec), RANDOM
-        if weights == "trained":
-            remark = f"the folder {name} holds no weights: they are {RANDOM}"
-    with from_the_hub():
-        preparation = of_transformers(transformers, name, network)
-    return Named(network, source, preparation, remark)
+        config, remark = _configured(transformers, name, options, weights, spec)
+        # the class of transformers' own networks that the configuration names
+        wanted = getattr(config, "architectures", None)
+        wanted = wanted[0] if isinstance(wanted, list | tuple) and wanted else wanted or ""
+        known = isinstance(wanted, str) and wanted.isidentifier()
+        kind: Any = getattr(transformers, wanted, None) if known else None
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            raise BadModel(f"{spec}: transformers knows no architecture {wanted!r} (from its config.json)")
+        # its network, with its weights if there are any
+        if weights == "trained" and (not local or any((Path(name) / file).is_file() for file in IN_A_FOLDER)):
+            network, remark = _trained(kind, name, config, spec, hub=not local)
+            source = f"of {Path(name).resolve().name if local else name}"
+        else:
+            network, source = _built(lambda: kind(config), spec), RANDOM
+            if weights == "trained":
+                remark = f"the folder {name} holds no weights: they are {RANDOM}"
+        with from_the_hub():
+            preparation = of_transformers(transformers, name, network)
+        return Named(network, source, preparation, remark)
 
 
 def _configured(
@@ -304,7 +308,12 @@ def _configured(
     try:
         built = partial(_built, spec=spec, hub=not Path(name).is_dir(), what="settings")
         plain, _ = built(partial(transformers.PretrainedConfig.get_config_dict, name, **options))
-        _require_no_code(transformers, plain, spec)
+        # refuse the content of a config.json that only Python code beside it can read
+        if not isinstance(plain, dict):
+            raise BadModel(f"{spec}: its config.json is a {type(plain).__name__}, and must be a JSON object")
+        kind = plain.get("model_type")
+        if "auto_map" in plain and not (isinstance(kind, str) and kind in transformers.CONFIG_MAPPING):
+            raise BadModel(f"{spec}: its config.json names Python code of its own (auto_map): {_NO_CODE}")
         return built(partial(transformers.AutoConfig.from_pretrained, name, **NO_CODE, **options)), ""
     except BadModel:
         kinds = transformers.CONFIG_MAPPING
@@ -318,25 +327,6 @@ def _configured(
             config.architectures = [(head[0] if isinstance(head, tuple) else head).__name__]
             break
     return config, f"the hub cannot be reached: transformers' default configuration of a {name} is taken"
-
-
-def _require_no_code(transformers: ModuleType, plain: Any, spec: str) -> None:
-    """Refuse the content of a config.json that only Python code beside it can read."""
-    if not isinstance(plain, dict):
-        raise BadModel(f"{spec}: its config.json is a {type(plain).__name__}, and must be a JSON object")
-    kind = plain.get("model_type")
-    if "auto_map" in plain and not (isinstance(kind, str) and kind in transformers.CONFIG_MAPPING):
-        raise BadModel(f"{spec}: its config.json names Python code of its own (auto_map): {_NO_CODE}")
-
-
-def _architecture(transformers: ModuleType, config: Any, spec: str) -> Any:
-    """Return the class of transformers' own networks that a configuration names."""
-    named = getattr(config, "architectures", None)
-    name = named[0] if isinstance(named, list | tuple) and named else named or ""
-    kind = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        raise BadModel(f"{spec}: transformers knows no architecture {name!r} (from its config.json)")
-    return kind
 
 
 def _trained(kind: Any, name: str, config: Any, spec: str, *, hub: bool) -> tuple[nn.Module, str]:
@@ -414,12 +404,6 @@ def _with_options(written: str, spec: str) -> tuple[str, dict[str, Any]]:
         raise BadModel(
             f"{spec}: write options as NAME=VALUE with plain values, such as timm:resnet18(num_classes=10)"
         ) from error
-
-
-def _near(name: str, known: list[str]) -> list[str]:
-    """Return the nearest of more than a thousand names, or those with the same beginning if none is near."""
-    near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
-    return near or [one for one in known if one[:3] == name[:3]][:5] or known[:5]
 
 
 def _extra(package: str, extra: str, spec: str) -> ModuleType:

@@ -58,21 +58,15 @@ def read_weights(path: str | os.PathLike[str], key: str | None = None) -> Weight
     Raises:
         BadWeights: missing, empty, cut short, foreign, or only to be read by unpickling objects, which is never done.
     """
-    file = _resolved(Path(path))
-    if file.name.endswith(INDEX_SUFFIX):
-        return Weights(_read_shards(file))
-    return _read_file(file, key)
-
-
-def _resolved(path: Path) -> Path:
-    if path.is_dir():
-        found = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
+    file = Path(path)
+    if file.is_dir():
+        found = next((file / name for name in IN_A_FOLDER if (file / name).is_file()), None)
         if found is None:
             raise BadWeights(f"the folder {path} holds none of {', '.join(IN_A_FOLDER)}", remedy="name the file itself")
-        return found
-    if not path.is_file():
+        file = found
+    elif not file.is_file():
         raise BadWeights(f"there is no file {str(path)!r}")
-    return path
+    return Weights(_read_shards(file)) if file.name.endswith(INDEX_SUFFIX) else _read_file(file, key)
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -106,31 +100,23 @@ def _read_file(file: Path, key: str | None = None) -> Weights:
         raise BadWeights(f"{file} is a Git LFS pointer, not the weights", remedy="run `git lfs pull`")
     # A safetensors file starts with the length of its JSON header (8 bytes), then the header.
     if start[8:9] == b"{" or (file.suffix == ".safetensors" and start[:1] not in (b"\x80", b"P")):
-        return Weights(_read_safetensors(file))
-    return _tensors_of(_read_torch(file, start), file, key)
-
-
-_NO_WEIGHTS = "is not a weights file: give a safetensors file, or a state_dict saved by torch.save"
-
-
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(file, device="cpu")
-    except SafetensorError as error:
-        raise BadWeights(f"{file} is damaged, cut short, or not a safetensors file ({error})") from error
-
-
-def _read_torch(file: Path, start: bytes) -> object:
+        try:
+            return Weights(load_file(file, device="cpu"))
+        except SafetensorError as error:
+            raise BadWeights(f"{file} is damaged, cut short, or not a safetensors file ({error})") from error
     _require_sound(file)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch.load warns of ends in an error here, or does not matter
         try:
-            return torch.load(file, map_location="cpu", weights_only=True)
+            payload: object = torch.load(file, map_location="cpu", weights_only=True)
         # Bytes that are not a checkpoint make the reader fail in many ways: KeyError, EOFError, struct.error, ...
         except Exception as error:
-            if start[:1] not in (b"P", b"\x80"):  # the first bytes of an archive and of a pickle
-                raise BadWeights(f"{file} {_NO_WEIGHTS}") from error
-            raise BadWeights(f"{file} {_refusal(str(error))}") from error
+            pickled = start[:1] in (b"P", b"\x80")  # the first bytes of an archive and of a pickle
+            raise BadWeights(f"{file} {_refusal(str(error)) if pickled else _NO_WEIGHTS}") from error
+    return _tensors_of(payload, file, key)
+
+
+_NO_WEIGHTS = "is not a weights file: give a safetensors file, or a state_dict saved by torch.save"
 
 
 def _require_sound(file: Path) -> None:
@@ -162,15 +148,20 @@ def _refusal(message: str) -> str:
             f"holds pickled code or objects ({blocked[1]}), which are never loaded: save the state_dict alone, "
             "best as safetensors (safetensors.torch.save_model)"
         )
-    if "TorchScript" in message:
-        return "is a TorchScript archive, not a state_dict: save the network's state_dict as safetensors"
-    if "data.pkl: file not found" in message:
-        return "is an archive of another kind, such as torch.export's, not a state_dict: save the network's state_dict"
-    if "WeightsUnpickler" in message or "Weights only" in message:
-        return "is a pickle file, which flatlens never loads: save the tensors again as safetensors"
-    if "PytorchStreamReader" in message or "Ran out of input" in message:
-        return "is damaged or cut short: copy or download it again"
-    return _NO_WEIGHTS
+    return next((words for sign, words in _REFUSALS.items() if sign in message), _NO_WEIGHTS)
+
+
+_PICKLE = "is a pickle file, which flatlens never loads: save the tensors again as safetensors"
+_CUT = "is damaged or cut short: copy or download it again"
+_REFUSALS = {
+    "TorchScript": "is a TorchScript archive, not a state_dict: save the network's state_dict as safetensors",
+    "data.pkl: file not found": "is an archive of another kind, such as torch.export's, not a state_dict: save the "
+    "network's state_dict",
+    "WeightsUnpickler": _PICKLE,
+    "Weights only": _PICKLE,
+    "PytorchStreamReader": _CUT,
+    "Ran out of input": _CUT,
+}  #: by what torch's message contains, the first that fits
 
 
 def _tensors_of(payload: object, file: Path, key: str | None) -> Weights:
@@ -190,7 +181,10 @@ def _tensors_of(payload: object, file: Path, key: str | None) -> Weights:
         payload = payload[inner]
     tensors = {str(k): v for k, v in payload.items() if isinstance(v, Tensor)} if isinstance(payload, Mapping) else {}
     if not tensors:
-        raise BadWeights(f"{file} holds no tensors by name ({_describe(payload)})", remedy="save a state_dict")
+        keys = ", ".join(map(str, list(payload)[:5])) if isinstance(payload, Mapping) else ""
+        empty = "it is an empty dictionary" if payload == {} else f"it is a {type(payload).__name__}"
+        met = f"its keys are {keys}" if keys else empty
+        raise BadWeights(f"{file} holds no tensors by name ({met})", remedy="save a state_dict")
     return Weights(tensors, ".".join(chosen), rest, tuple(others))
 
 
@@ -219,12 +213,6 @@ def _has_tensors(value: object) -> bool:
     return isinstance(value, Mapping) and any(isinstance(v, Tensor) and v.is_floating_point() for v in value.values())
 
 
-def _describe(payload: Any) -> str:
-    if isinstance(payload, Mapping):
-        return f"its keys are {', '.join(map(str, list(payload)[:5]))}" if payload else "it is an empty dictionary"
-    return f"it is a {type(payload).__name__}"
-
-
 WRAPPERS = ("module.", "model.")
 """Prefixes that DataParallel, DistributedDataParallel and Lightning leave on every name."""
 
@@ -237,12 +225,24 @@ class _Names:
     """The names of a network's weights; those tied to one that is present, and batch counters, may be absent."""
 
     known: frozenset[str]
-    ties: tuple[frozenset[str], ...]
+    ties: tuple[frozenset[str], ...]  #: groups of names that stand for one and the same tensor
+
+    @classmethod
+    def of(cls, own: Mapping[str, Tensor]) -> _Names:
+        groups: dict[int, set[str]] = {}
+        for name, tensor in own.items():
+            groups.setdefault(id(tensor), set()).add(name.replace(COMPILED, ""))
+        known = frozenset(name.replace(COMPILED, "") for name in own)
+        return cls(known, tuple(frozenset(group) for group in groups.values() if len(group) > 1))
 
     def missing(self, present: set[str]) -> list[str]:
         given_by_ties = {name for tie in self.ties if tie & present for name in tie}
         absent = self.known - present - given_by_ties
         return sorted(n for n in absent if not n.endswith("num_batches_tracked"))
+
+    def fit(self, state: Mapping[str, Tensor], prefix: str) -> bool:
+        present = set(_under(state, prefix))
+        return bool(present) and present <= self.known and not self.missing(present)
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | None = None) -> list[str]:
@@ -260,8 +260,8 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     if key is not None and read.key and not _under(read.tensors, prefix or ""):  # it has chosen the state dict
         prefix = read.rest or None
     state = _uncompiled(read)
-    own = _own_tensors(model)
-    names = _Names(frozenset(k.replace(COMPILED, "") for k in own), _ties(own))
+    own = _own_tensors(model)  # themselves and no copies
+    names = _Names.of(own)
     used = _fitting_prefix(state, names, Path(path), prefix, read.others)
     chosen = _under(state, used)
     tensors = {k: chosen[k.replace(COMPILED, "")] for k in own if k.replace(COMPILED, "") in chosen}
@@ -272,7 +272,6 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the network's weights and buffers, themselves and no copies, by their names in its state dict."""
     with users_code(lambda line: BadWeights(f"the network's own state_dict raised {line}")):
         state: object = model.state_dict(keep_vars=True)
     if not isinstance(state, Mapping):
@@ -281,16 +280,22 @@ def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _put(model: nn.Module, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> list[str]:
-    """Put tensors, whose names and shapes fit, into the network, all or nothing; return remarks.
-
-    Code of the network's own may load them: a `load_state_dict`, or a hook of it.
-    """
-    before = {k: v.detach().clone() for k, v in own.items()} if _loads_by_itself(model) else {}
+    """Put tensors, whose names and shapes fit, into the network, all or nothing; return remarks."""
+    # code of the network's own may load them: its `load_state_dict`, or a hook of it
+    by_itself = any(
+        type(part).load_state_dict is not nn.Module.load_state_dict
+        or not type(part)._load_from_state_dict.__module__.startswith("torch.")
+        or part._load_state_dict_pre_hooks
+        or part._load_state_dict_post_hooks
+        for part in model.modules()
+    )
+    before = {k: v.detach().clone() for k, v in own.items()} if by_itself else {}
     refused = f"{path} cannot be put into the network: its own load_state_dict"
     try:
         with users_code(lambda line: BadWeights(f"{refused} raised {line}")):
             model.load_state_dict(dict(tensors), strict=False)
-        unlike = [k for k in before if k in tensors and not _holds(own[k], tensors[k])]
+        # the file's values may have been rounded to the network's own precision
+        unlike = [k for k in before if k in tensors and not _equal(own[k].detach(), tensors[k].to(own[k]))]
         if left := [k for k in unlike if torch.equal(own[k], before[k])]:
             raise BadWeights(f"{refused} left weights as they were: {_some(left)}")
     except BadWeights:
@@ -301,20 +306,8 @@ def _put(model: nn.Module, tensors: Mapping[str, Tensor], own: Mapping[str, Tens
     return [f"the network's own load_state_dict changed weights of the file: {_some(unlike)}"] if unlike else []
 
 
-def _loads_by_itself(model: nn.Module) -> bool:
-    """Return whether code of the network's own takes part when a state dict is loaded into it."""
-    return any(
-        type(part).load_state_dict is not nn.Module.load_state_dict
-        or not type(part)._load_from_state_dict.__module__.startswith("torch.")
-        or part._load_state_dict_pre_hooks
-        or part._load_state_dict_post_hooks
-        for part in model.modules()
-    )
-
-
-def _holds(own: Tensor, tensor: Tensor) -> bool:
-    """Return whether a tensor of the network has the values of one of the file, rounded to its own precision."""
-    return torch.allclose(own.detach(), tensor.to(own), rtol=0, atol=0, equal_nan=True)
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def _uncompiled(read: Weights) -> dict[str, Tensor]:
@@ -325,14 +318,6 @@ def _under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def _ties(own: Mapping[str, Tensor]) -> tuple[frozenset[str], ...]:
-    """Return the groups of names that stand for one and the same tensor."""
-    groups: dict[int, set[str]] = {}
-    for name, tensor in own.items():
-        groups.setdefault(id(tensor), set()).add(name.replace(COMPILED, ""))
-    return tuple(frozenset(group) for group in groups.values() if len(group) > 1)
-
-
 def _fitting_prefix(
     state: Mapping[str, Tensor], names: _Names, path: Path, prefix: str | None, others: Sequence[str]
 ) -> str:
@@ -340,23 +325,21 @@ def _fitting_prefix(
     candidates = [start + one for start in starts for one in _wrapper_prefixes(_under(state, start))]
     if prefix is not None and not _under(state, prefix):
         begun = ", ".join(sorted({name.partition(".")[0] + "." for name in state})[:_SHOWN])
-        fits = "; without --prefix every name fits" * any(_fits(state, names, one) for one in _wrapper_prefixes(state))
+        fits = "; without --prefix every name fits" * any(names.fit(state, one) for one in _wrapper_prefixes(state))
         raise BadWeights(f"no name in {path} begins with the prefix {prefix!r} (they begin with {begun}){fits}")
     for candidate in candidates:
-        if _fits(state, names, candidate):
+        if names.fit(state, candidate):
             return candidate
+    # none fits: say what the nearest one lacks, and what would make every name fit
     nearest = max(candidates, key=lambda p: len(names.known & _under(state, p).keys()))
     present = set(_under(state, nearest))
-    raise BadWeights(
-        f"{path} does not fit the network",
-        remedy=_misfit(names.missing(present), sorted(present - names.known))
-        + (_mending(state, names) or _elsewhere(path, others, names)),
-    )
-
-
-def _fits(state: Mapping[str, Tensor], names: _Names, prefix: str) -> bool:
-    present = set(_under(state, prefix))
-    return bool(present) and present <= names.known and not names.missing(present)
+    parts = []
+    if missing := names.missing(present):
+        parts.append(f"the network needs {_some(missing)}, which the file does not have")
+    if unexpected := sorted(present - names.known):
+        parts.append(f"the file has {_some(unexpected)}, which the network does not know")
+    misfit = "; ".join(parts) or "no name fits"
+    raise BadWeights(f"{path} does not fit the network", remedy=misfit + _advice(state, path, others, names))
 
 
 def _wrapper_prefixes(names: Collection[str]) -> list[str]:
@@ -371,10 +354,11 @@ def _wrapper_prefixes(names: Collection[str]) -> list[str]:
     return found
 
 
-def _mending(state: Mapping[str, Tensor], names: _Names) -> str:
+def _advice(state: Mapping[str, Tensor], path: Path, others: Sequence[str], names: _Names) -> str:
     """Return the advice that would make every name fit, if there is one."""
     if prefix := _longer_prefix(state, names):
         return f"; every name fits without {prefix!r}: give --prefix {prefix}"
+    # the file may hold a part of the network
     anchor = max(state, key=len)
     for name in names.known:
         prefix = name.removesuffix(anchor)
@@ -383,6 +367,12 @@ def _mending(state: Mapping[str, Tensor], names: _Names) -> str:
                 f"; every name would fit with {prefix!r} in front: the file holds only the network's part "
                 f"{prefix[:-1]!r}: load it into that part in your own function"
             )
+    # another state dict of the file may fit
+    for other in others:
+        state = _uncompiled(read_weights(path, other))
+        wrapped = any(names.fit(state, prefix) for prefix in _wrapper_prefixes(state))
+        if wrapped or (prefix := _longer_prefix(state, names)):
+            return f"; {other!r} in the file fits: give --prefix {other if wrapped else f'{other}.{prefix}'}"
     return ""
 
 
@@ -390,17 +380,7 @@ def _longer_prefix(state: Mapping[str, Tensor], names: _Names) -> str:
     """Return a prefix of the user's own without which every name fits; empty if there is none."""
     probe = max(names.known, key=len, default="")
     prefixes = (name.removesuffix(probe) for name in state if name.endswith(probe))
-    return next((prefix for prefix in prefixes if prefix and _fits(state, names, prefix)), "")
-
-
-def _elsewhere(path: Path, others: Sequence[str], names: _Names) -> str:
-    """Return the advice to choose another state dict of the file, if one fits."""
-    for other in others:
-        state = _uncompiled(read_weights(path, other))
-        wrapped = any(_fits(state, names, prefix) for prefix in _wrapper_prefixes(state))
-        if wrapped or (prefix := _longer_prefix(state, names)):
-            return f"; {other!r} in the file fits: give --prefix {other if wrapped else f'{other}.{prefix}'}"
-    return ""
+    return next((prefix for prefix in prefixes if prefix and names.fit(state, prefix)), "")
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
@@ -411,7 +391,8 @@ def _check_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], pat
     if wrong:
         each = [f"{k} is {tuple(tensors[k].shape)} in the file, {tuple(own[k].shape)} in the network" for k in wrong]
         raise BadWeights(f"{path} has other shapes than the network", remedy=_some(each))
-    codes = [k for k, tensor in tensors.items() if _is_code(tensor) and not _is_code(own[k])]
+    inexact = {k for k in tensors if own[k].is_floating_point() or own[k].is_complex()}
+    codes = [k for k in tensors if k in inexact and not (tensors[k].is_floating_point() or tensors[k].is_complex())]
     if codes:
         kind = str(tensors[codes[0]].dtype).removeprefix("torch.")
         raise BadWeights(
@@ -423,16 +404,11 @@ def _check_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], pat
         raise BadWeights(f"{path} holds complex numbers where the network has real ones: {_some(complex_ones)}")
 
 
-def _is_code(tensor: Tensor) -> bool:
-    """Return whether a tensor holds whole numbers or booleans."""
-    return not (tensor.is_floating_point() or tensor.is_complex())
-
-
 def _check_ties(chosen: Mapping[str, Tensor], ties: tuple[frozenset[str], ...], path: Path) -> None:
     for tie in ties:
         first, *others = sorted(tie & chosen.keys()) or [""]
         for other in others:
-            if not torch.allclose(chosen[first], chosen[other], rtol=0, atol=0, equal_nan=True):
+            if not _equal(chosen[first], chosen[other]):
                 raise BadWeights(
                     f"{path} has different values for {first} and {other}, but the network uses one tensor for both "
                     "(tied weights): build it without tying"
@@ -455,16 +431,6 @@ def _remarks(
         kinds = f"{tensors[rounded[0]].dtype} in the file, {own[rounded[0]].dtype} in the network"
         remarks.append(f"weights rounded to fit ({kinds}): {_some(rounded)}".replace("torch.", ""))
     return remarks
-
-
-def _misfit(missing: list[str], unexpected: list[str]) -> str:
-    """Return the names that only one of network and file has, in words."""
-    parts = []
-    if missing:
-        parts.append(f"the network needs {_some(missing)}, which the file does not have")
-    if unexpected:
-        parts.append(f"the file has {_some(unexpected)}, which the network does not know")
-    return "; ".join(parts) or "no name fits"
 
 
 def _some(names: list[str]) -> str:

@@ -90,7 +90,7 @@ class TrainingLoss:
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each sample, (n,), for targets as `targets` makes them."""
-        return self._plain.values(outputs, targets)
+        return _PLAIN[self.name].values(outputs, targets)
 
     def curved(self, outputs: Tensor, u: Tensor) -> Tensor:
         """Return R u, differentiable in the outputs, with R R^T = C, the loss's Hessian in the outputs.
@@ -101,10 +101,6 @@ class TrainingLoss:
             return u * (1.0 if self.name == "half_squared_error" else (2 / outputs.shape[1]) ** 0.5)
         root = (0.5 * F.log_softmax(outputs, 1)).exp()
         return root * u - root.square() * (root * u).sum(1, keepdim=True)
-
-    @property
-    def _plain(self) -> Loss:
-        return _PLAIN[self.name]
 
 
 _PLAIN: dict[str, Loss] = {
@@ -136,33 +132,49 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class InputJacobian:
+class _JacobianPenalty:
+    coefficient: float
+    form: PenaltyForm = "mean_square"
+
+    def __post_init__(self) -> None:
+        _require_coefficient(self)
+        if self.form not in ("mean_square", "published"):
+            raise BadInput(f"{type(self).__name__}(form={self.form!r}): 'mean_square' or 'published' is needed")
+
+    def value(self, seen: Pass, generator: Generator) -> Tensor:
+        """Return the penalty on a batch, without its coefficient; differentiable.
+
+        ||u^T J||^2 / n for random signs u, or ||u^T J|| for u on the unit sphere.
+        """
+        f = seen.outputs
+        if self.form == "published":
+            u = torch.randn(f.shape, generator=generator, dtype=torch.float64)
+            u = (u / u.norm()).to(f)
+        else:
+            u = random_signs(tuple(f.shape), f, generator)
+        rows = torch.autograd.grad(f, self._at(seen), u, create_graph=True, allow_unused=True)
+        squares = [row.square().sum() for row in rows if row is not None]
+        square = torch.stack(squares).sum() if squares else f.new_zeros(())  # without a derivative there is no penalty
+        if self.form == "mean_square":
+            return square / len(f)
+        return square.clamp(min=torch.finfo(square.dtype).tiny).sqrt()  # at 0 the root has no slope
+
+    def _at(self, seen: Pass) -> Sequence[Tensor]:
+        raise NotImplementedError
+
+
+class InputJacobian(_JacobianPenalty):
     """Penalty on the Jacobian of the outputs with respect to the inputs."""
 
-    coefficient: float
-    form: PenaltyForm = "mean_square"
-
-    def __post_init__(self) -> None:
-        _require(self, self.coefficient, self.form)
-
-    def value(self, seen: Pass, generator: Generator) -> Tensor:
-        """Return the penalty on a batch, without its coefficient; differentiable."""
-        return _jacobian_penalty(self.form, seen, [seen.x], generator)
+    def _at(self, seen: Pass) -> Sequence[Tensor]:
+        return [seen.x]
 
 
-@dataclass(frozen=True)
-class ParameterJacobian:
+class ParameterJacobian(_JacobianPenalty):
     """Penalty on the Jacobian of the outputs with respect to the trainable parameters."""
 
-    coefficient: float
-    form: PenaltyForm = "mean_square"
-
-    def __post_init__(self) -> None:
-        _require(self, self.coefficient, self.form)
-
-    def value(self, seen: Pass, generator: Generator) -> Tensor:
-        """Return the penalty on a batch, without its coefficient; differentiable."""
-        return _jacobian_penalty(self.form, seen, seen.parameters, generator)
+    def _at(self, seen: Pass) -> Sequence[Tensor]:
+        return seen.parameters
 
 
 @dataclass(frozen=True)
@@ -185,7 +197,7 @@ class RelativeFlatness:
                 raise BadInput("RelativeFlatness(layers=()): name at least one layer, or 'last', or 'all'")
         elif self.layers not in ("last", "all"):
             raise BadInput(f"RelativeFlatness(layers={self.layers!r}): 'last', 'all' or a tuple of names is needed")
-        _require(self, self.coefficient)
+        _require_coefficient(self)
 
     def value(self, seen: Pass, generator: Generator) -> Tensor:
         """Return the penalty on a batch, without its coefficient; differentiable."""
@@ -198,7 +210,6 @@ class RelativeFlatness:
         return torch.stack(found).sum() / len(u)
 
     def _chosen(self, calls: Mapping[str, Call]) -> list[Call]:
-        """Return the calls of the chosen layers."""
         known = list(dict.fromkeys(call.name for call in calls.values()))
         if not known:
             raise BadModel("the network has no linear layer", argument="RelativeFlatness", call="")
@@ -220,22 +231,6 @@ class RelativeFlatness:
 Penalty: TypeAlias = InputJacobian | ParameterJacobian | RelativeFlatness
 
 
-def _jacobian_penalty(form: PenaltyForm, seen: Pass, at: Sequence[Tensor], generator: Generator) -> Tensor:
-    """Return ||u^T J||^2 / n for random signs u, or ||u^T J|| for u on the unit sphere."""
-    f = seen.outputs
-    if form == "published":
-        u = torch.randn(f.shape, generator=generator, dtype=torch.float64)
-        u = (u / u.norm()).to(f)
-    else:
-        u = random_signs(tuple(f.shape), f, generator)
-    rows = torch.autograd.grad(f, at, u, create_graph=True, allow_unused=True)
-    squares = [row.square().sum() for row in rows if row is not None]
-    square = torch.stack(squares).sum() if squares else f.new_zeros(())  # without a derivative there is no penalty
-    if form == "mean_square":
-        return square / len(f)
-    return square.clamp(min=torch.finfo(square.dtype).tiny).sqrt()  # at 0 the root has no slope
-
-
 def _squared_norm(call: Call, slope: Tensor, n: int) -> Tensor:
     """Return sum_i ||W^T M_i||_F^2 with M_i = sum_p slope_ip (x) phi_ip; no m x m product is formed."""
     assert is_linear(call.module)
@@ -248,9 +243,6 @@ def _squared_norm(call: Call, slope: Tensor, n: int) -> Tensor:
     return (M * torch.einsum("gde,ngem->ngdm", W @ W.mT, M)).sum()
 
 
-def _require(penalty: Penalty, coefficient: float, form: str = "mean_square") -> None:
-    name = type(penalty).__name__
-    if not (0 <= coefficient < math.inf):
-        raise BadInput(f"{name}(coefficient={coefficient}): it must not be negative")
-    if form not in ("mean_square", "published"):
-        raise BadInput(f"{name}(form={form!r}): 'mean_square' or 'published' is needed")
+def _require_coefficient(penalty: Penalty | _JacobianPenalty) -> None:
+    if not (0 <= penalty.coefficient < math.inf):
+        raise BadInput(f"{type(penalty).__name__}(coefficient={penalty.coefficient}): it must not be negative")

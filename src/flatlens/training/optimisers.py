@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +45,23 @@ def solve(model: nn.Module, x: Tensor, targets: Tensor, penalty: float) -> None:
     Raises:
         BadModel: the network does not end in an `nn.Linear`.
     """
-    last = _last(model)
-    W, b = solution(_features(model, last, x).double(), targets.double(), penalty, bias=last.bias is not None)
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise BadModel(
+            "the network has no nn.Linear whose weights can be computed", argument="Training(Ridge())", call=""
+        )
+    # the input features of the last one, whose outputs must be the network's
+    last, was = layers[-1], model.training
+    seen: list[Tensor] = []
+    handle = last.register_forward_hook(lambda _, inputs, outputs: seen.extend((inputs[0], outputs)))
+    try:
+        f = model.eval()(x)
+    finally:
+        handle.remove()
+        model.train(was)
+    if len(seen) != 2 or f.shape != seen[1].shape or not bool((f == seen[1]).all()):
+        raise BadModel("the network must end in an nn.Linear, called once", argument="Training(Ridge())", call="")
+    W, b = solution(seen[0].double(), targets.double(), penalty, bias=last.bias is not None)
     last.weight.copy_(W)
     if last.bias is not None:
         last.bias.copy_(b)
@@ -66,32 +81,36 @@ def solution(phi: Tensor, y: Tensor, penalty: float, *, bias: bool = True) -> tu
     return W, level - W @ centre
 
 
-def _last(model: nn.Module) -> nn.Linear:
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not layers:
-        raise BadModel(
-            "the network has no nn.Linear whose weights can be computed", argument="Training(Ridge())", call=""
-        )
-    return layers[-1]
+class _Stepping:
+    """An optimiser of torch by its settings."""
 
+    lr: float
+    weight_decay: float
+    _rates: ClassVar[tuple[str, ...]]  #: settings between 0 and 1
+    _kind: ClassVar[type[torch.optim.Optimizer]]
 
-def _features(model: nn.Module, last: nn.Linear, x: Tensor) -> Tensor:
-    """Return the layer's input features, (n, m)."""
-    seen: list[Tensor] = []
-    handle = last.register_forward_hook(lambda _, inputs, outputs: seen.extend((inputs[0], outputs)))
-    was = model.training
-    try:
-        f = model.eval()(x)
-    finally:
-        handle.remove()
-        model.train(was)
-    if len(seen) != 2 or f.shape != seen[1].shape or not bool((f == seen[1]).all()):
-        raise BadModel("the network must end in an nn.Linear, called once", argument="Training(Ridge())", call="")
-    return seen[0]
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise BadInput(f"{name}(lr={self.lr}): the learning rate must be positive")
+        if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
+            raise BadInput(f"{name}(weight_decay={self.weight_decay}): it must not be negative")
+        for rate in self._rates:
+            if not 0 <= (value := getattr(self, rate)) < 1:
+                raise BadInput(f"{name}({rate}={value}): it must be at least 0 and below 1")
+
+    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """Build the torch optimiser."""
+        # foreach: for small networks the loop over parameters is what costs
+        options = {"lr": self.lr, "weight_decay": self.weight_decay, "foreach": True, **self._options()}
+        return self._kind(parameters, **options)
+
+    def _options(self) -> dict[str, Any]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(_Stepping):
     """(Stochastic) gradient descent with heavy-ball momentum; weight decay adds decay * w to the gradient.
 
     >>> SGD(lr=0.1).build([torch.nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
@@ -102,26 +121,19 @@ class SGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    _rates, _kind = ("momentum",), torch.optim.SGD
 
     def __post_init__(self) -> None:
-        _require(self, lr=self.lr, weight_decay=self.weight_decay, rates={"momentum": self.momentum})
+        super().__post_init__()
         if self.nesterov and self.momentum == 0:
             raise BadInput("SGD(nesterov=True): it needs a momentum")
 
-    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Build the torch optimiser."""
-        return torch.optim.SGD(
-            parameters,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            nesterov=self.nesterov,
-            foreach=True,  # for small networks the loop over parameters is what costs
-        )
+    def _options(self) -> dict[str, Any]:
+        return {"momentum": self.momentum, "nesterov": self.nesterov}
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(_Stepping):
     """Adam (Kingma & Ba); with `decoupled` AdamW, whose weight decay is not scaled as the gradient is."""
 
     lr: float = 1e-3
@@ -130,25 +142,18 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False
+    _rates = ("beta1", "beta2")
 
-    def __post_init__(self) -> None:
-        _require(self, lr=self.lr, weight_decay=self.weight_decay, rates={"beta1": self.beta1, "beta2": self.beta2})
+    @property
+    def _kind(self) -> type[torch.optim.Optimizer]:  # type: ignore[override]
+        return torch.optim.AdamW if self.decoupled else torch.optim.Adam
 
-    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Build the torch optimiser."""
-        kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
-        return kind(
-            parameters,
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            foreach=True,
-        )
+    def _options(self) -> dict[str, Any]:
+        return {"betas": (self.beta1, self.beta2), "eps": self.eps}
 
 
 @dataclass(frozen=True)
-class RMSProp:
+class RMSProp(_Stepping):
     """RMSProp (Hinton), as in torch; `alpha` is the decay rate of the mean square."""
 
     lr: float = 1e-2
@@ -156,39 +161,14 @@ class RMSProp:
     eps: float = 1e-8
     momentum: float = 0.0
     weight_decay: float = 0.0
+    _rates, _kind = ("alpha", "momentum"), torch.optim.RMSprop
 
-    def __post_init__(self) -> None:
-        _require(
-            self, lr=self.lr, weight_decay=self.weight_decay, rates={"alpha": self.alpha, "momentum": self.momentum}
-        )
-
-    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Build the torch optimiser."""
-        return torch.optim.RMSprop(
-            parameters,
-            lr=self.lr,
-            alpha=self.alpha,
-            eps=self.eps,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            foreach=True,
-        )
+    def _options(self) -> dict[str, Any]:
+        return {"alpha": self.alpha, "eps": self.eps, "momentum": self.momentum}
 
 
 Stepping: TypeAlias = SGD | Adam | RMSProp
 Optimiser: TypeAlias = Stepping | Ridge
-
-
-def _require(settings: Stepping, *, lr: float, weight_decay: float, rates: dict[str, float]) -> None:
-    """Refuse learning rates, decays and rates outside their ranges."""
-    name = type(settings).__name__
-    if not (lr > 0 and math.isfinite(lr)):
-        raise BadInput(f"{name}(lr={lr}): the learning rate must be positive")
-    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
-        raise BadInput(f"{name}(weight_decay={weight_decay}): it must not be negative")
-    for rate, value in rates.items():
-        if not 0 <= value < 1:
-            raise BadInput(f"{name}({rate}={value}): it must be at least 0 and below 1")
 
 
 Unit: TypeAlias = Literal["epochs", "steps"]
@@ -203,8 +183,25 @@ class Constant:
         return 1.0
 
 
+class _Timed:
+    """A schedule in epochs or steps."""
+
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("epochs", "steps"):
+            raise BadInput(f"{type(self).__name__}(unit={self.unit!r}): 'epochs' or 'steps' is needed")
+
+    def factor(self, step: int, epoch: int) -> float:
+        """Return the factor on the learning rate at step `step` of epoch `epoch`, both counted from 0."""
+        return self._at(epoch if self.unit == "epochs" else step)
+
+    def _at(self, now: int) -> float:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Steps:
+class Steps(_Timed):
     """A factor that is multiplied by `factor_each` after each time in `at`.
 
     >>> drop = Steps(at=(50, 80), factor_each=0.1)
@@ -222,16 +219,14 @@ class Steps:
             raise BadInput(f"Steps(at={self.at}): give increasing numbers of {self.unit}, such as (50, 80)")
         if not self.factor_each > 0:
             raise BadInput(f"Steps(factor_each={self.factor_each}): it must be positive")
-        _require_unit(self.unit, "Steps")
+        super().__post_init__()
 
-    def factor(self, step: int, epoch: int) -> float:
-        """Return the factor on the learning rate at step `step` of epoch `epoch`, both counted from 0."""
-        now = epoch if self.unit == "epochs" else step
+    def _at(self, now: int) -> float:
         return float(self.factor_each ** sum(now >= at for at in self.at))
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(_Timed):
     """Half a period of the cosine, from 1 down to `floor` over `length`; after that, `floor`.
 
     >>> [round(Cosine(length=10, unit="steps").factor(step, 0), 3) for step in (0, 5, 10, 20)]
@@ -247,20 +242,14 @@ class Cosine:
             raise BadInput(
                 f"Cosine(length={self.length}, floor={self.floor}): length must be at least 1, and floor from 0 to 1"
             )
-        _require_unit(self.unit, "Cosine")
+        super().__post_init__()
 
-    def factor(self, step: int, epoch: int) -> float:
-        """Return the factor on the learning rate at step `step` of epoch `epoch`, both counted from 0."""
-        share = min((epoch if self.unit == "epochs" else step) / self.length, 1.0)
+    def _at(self, now: int) -> float:
+        share = min(now / self.length, 1.0)
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * share))
 
 
 LearningRateSchedule: TypeAlias = Constant | Steps | Cosine
-
-
-def _require_unit(unit: str, name: str) -> None:
-    if unit not in ("epochs", "steps"):
-        raise BadInput(f"{name}(unit={unit!r}): 'epochs' or 'steps' is needed")
 
 
 @dataclass(frozen=True)
@@ -295,10 +284,9 @@ class ASAM:
         units = [p.detach().abs() + self.eta for p in parameters]
         scaled = [T * g for T, g in zip(units, slopes, strict=True)]
         length = norm(scaled)
-        return [
-            T * s * (self.rho / length) if length > 0 else torch.zeros_like(s)
-            for T, s in zip(units, scaled, strict=True)
-        ]
+        if not length > 0:
+            return [torch.zeros_like(s) for s in scaled]
+        return [T * s * (self.rho / length) for T, s in zip(units, scaled, strict=True)]
 
 
 Ascent: TypeAlias = SAM | ASAM
