@@ -7,9 +7,8 @@ photographs.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,10 +25,8 @@ def digit_images() -> Images:
     >>> digit_images().pixels.shape
     torch.Size([600, 1, 8, 8])
     """
-    x, y = _bundled()
-    order = torch.randperm(TOTAL, generator=torch.Generator().manual_seed(0))
-    pixels = (torch.from_numpy(x)[order] * (255 / 16)).round().to(torch.uint8).reshape(-1, 1, 8, 8)
-    labels = torch.from_numpy(y).to(torch.int64)[order]
+    x, labels = _shuffled(0)
+    pixels = (x * (255 / 16)).round().to(torch.uint8).reshape(-1, 1, 8, 8)
     source = "scikit-learn's digits, 600 of 1797 images to train on and the other 1197 to test"
     return Images("digits", pixels[:600], labels[:600], pixels[600:], labels[600:], 10, source)
 
@@ -53,10 +50,7 @@ def digits(train: int = 600, seed: int = 0, flat: bool = True, scale: float = 1.
         )
     if not (math.isfinite(scale) and scale > 0):
         raise BadInput(f"digits(scale={scale}): a positive number is needed")
-    pixels, labels = _bundled()
-    order = torch.randperm(TOTAL, generator=torch.Generator().manual_seed(seed))
-    x = torch.from_numpy(pixels)[order]
-    y = torch.from_numpy(labels).to(torch.int64)[order]
+    x, y = _shuffled(seed)
     x = x - x[:train].mean(0)
     x = (x / x[:train].square().mean().sqrt() * scale).to(torch.float32)
     x = x if flat else x.reshape(-1, 1, 8, 8)
@@ -75,19 +69,18 @@ def digits(train: int = 600, seed: int = 0, flat: bool = True, scale: float = 1.
     )
 
 
-def _bundled() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return all pixels, shape (1797, 64), between 0 and 16, and all labels."""
+def _shuffled(seed: int) -> tuple[Tensor, Tensor]:
+    """Return all pixels, shape (1797, 64), float64 between 0 and 16, and all labels, in random order."""
     with needs("study", "the data set digits"):
         from sklearn.datasets import load_digits
-    pixels, labels = load_digits(return_X_y=True)
-    return pixels, labels
+    order = torch.randperm(TOTAL, generator=torch.Generator().manual_seed(seed))
+    pixels, labels = (torch.from_numpy(part)[order] for part in load_digits(return_X_y=True))
+    return pixels, labels.to(torch.int64)
 
 
 SIDE = 32
 ROWS, COLUMNS = 427, 640
-STRIP = 80
-"""Columns of a strip; a photograph has eight."""
-
+STRIP = 80  #: columns of a strip; a photograph has eight
 TEST_STRIPS = (2, 5)
 TRAIN_STRIPS = (0, 1, 3, 4, 6, 7)
 FEWEST = 10
@@ -123,7 +116,9 @@ def patch_images(train: int = 600, test: int = 600, seed: int = 0) -> Images:
         most = 2 * len(strips) * (STRIP - SIDE + 1) * (ROWS - SIDE + 1)
         if not FEWEST <= size <= most:
             raise BadInput(f"patches({name}={size}): between {FEWEST} and {most} patches are needed")
-    photographs = _photographs()
+    with needs("study", "the data set patches"):
+        from sklearn.datasets import load_sample_images
+    photographs = [torch.tensor(p).permute(2, 0, 1) for p in load_sample_images().images]  # (3, 427, 640) uint8 each
     generator = torch.Generator().manual_seed(seed)
     pixels, labels = _drawn(photographs, train, TRAIN_STRIPS, generator)
     test_pixels, test_labels = _drawn(photographs, test, TEST_STRIPS, generator)
@@ -152,10 +147,3 @@ def _drawn(
     labels = torch.cat([torch.full((len(part),), i) for i, part in enumerate(found)])
     order = torch.randperm(count, generator=generator)
     return torch.cat(found)[order], labels[order]
-
-
-def _photographs() -> list[Tensor]:
-    """Return the two photographs, (3, 427, 640) uint8 each."""
-    with needs("study", "the data set patches"):
-        from sklearn.datasets import load_sample_images
-    return [torch.tensor(p).permute(2, 0, 1) for p in load_sample_images().images]

@@ -60,8 +60,7 @@ class Split:
         return self.test if len(self.test_x) else None
 
 
-_IMAGES_TOGETHER = 2048
-"""Images that are held in float64 at a time."""
+_IMAGES_TOGETHER = 2048  #: images that are held in float64 at a time
 
 STEPS = {
     "component": "each pixel of each channel centred and divided by its standard deviation",
@@ -136,9 +135,8 @@ class Preparation:
                     f"Preparation(classes={self.classes}): {images.name} has the classes 0 to {images.classes - 1}"
                 )
             candidates = candidates[torch.isin(labels, torch.tensor(self.classes))]
-        shuffled = torch.randperm(
-            len(candidates), generator=generator
-        )  # drawn even if unused, so that the test images stay the same
+        # drawn even if unused, so that the test images stay the same
+        shuffled = torch.randperm(len(candidates), generator=generator)
         if size is None:
             return candidates
         if size > len(candidates):
@@ -164,18 +162,16 @@ class Preparation:
         return inputs.flatten(1) if self.flat else inputs
 
     def _description(self, images: Images, train: int, test: int) -> str:
-        parts = (("train", self.train, train), ("test", self.test, test))
-        sizes = [self._how_many(size, f"{count} {_WORDS[part]} images") for part, size, count in parts]
+        sizes = []
+        for part, asked, count in (("train", self.train, train), ("test", self.test, test)):
+            told = f"{count} {_WORDS[part]} images"
+            drawn = f"the first {told}" if self.order == "first" else f"{told} drawn with seed {self.seed}"
+            sizes.append(f"all {told}" if asked is None else drawn)
         kept = "" if self.classes is None else f", of the classes {', '.join(map(str, self.classes))}"
         of = "the training images used" if self.statistics == "used" else "all training images of the set"
         by = "" if self.standardise == "none" else f" (of {of})"
         scaled = "" if self.scale == 1 else f"; times {self.scale:g}"
         return f"{images.source}, {' and '.join(sizes)}{kept}; {STEPS[self.standardise]}{by}{scaled}"
-
-    def _how_many(self, size: int | None, images: str) -> str:
-        if size is None:
-            return f"all {images}"
-        return f"the first {images}" if self.order == "first" else f"{images} drawn with seed {self.seed}"
 
 
 _WORDS = {"train": "training", "test": "test"}

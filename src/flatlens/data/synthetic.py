@@ -109,26 +109,14 @@ def _uniform(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     return 2 * torch.rand(rows, columns, generator=generator, dtype=torch.float64) - 1
 
 
-REACH = 0.9
-"""The largest feature, in absolute value, once they are scaled: atanh(0.9) is 1.5."""
-
-BOX = 0.95
-"""Hidden values are sought within this; at 1 atanh is infinite."""
-
-AIM = 0.9
-"""The sweeps project onto [-AIM, AIM], a little inside the box: they then end within it, on a solution."""
-
-SHRINK = 0.8
-"""The factor of the features where some sample has no hidden values in the box."""
-
-SHRINKS = 20
-"""0.8^20 is 0.01: beyond, it is the biases that leave no room."""
-
+REACH = 0.9  #: the largest feature, in absolute value, once they are scaled: atanh(0.9) is 1.5
+BOX = 0.95  #: hidden values are sought within this; at 1 atanh is infinite
+AIM = 0.9  #: the sweeps project onto [-AIM, AIM], a little inside the box: they then end within it, on a solution
+SWEEPS = 300  #: projections onto the box and back; those that have an inner point in common meet long before
+SHRINK = 0.8  #: the factor of the features where some sample has no hidden values in the box
+SHRINKS = 20  #: 0.8^20 is 0.01: beyond, it is the biases that leave no room
 CLUSTER_SCALE = 1 / 256
 """The scale of the clusters' features in `inverted_clusters`: the same for every seed, and far within reach of tanh."""
-
-SWEEPS = 300
-"""Projections onto the box and back; those that have an inner point in common meet long before."""
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
@@ -174,23 +162,45 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH, scal
         raise BadInput(f"inverted(reach={reach}): a number between 0 and 1 is needed")
     layers = _layers(network)
     wanted = torch.cat([features.x, features.test_x]).double()
-    _check(wanted, next(m for m in reversed(layers) if isinstance(m, nn.Linear)))
+    last = next(m for m in reversed(layers) if isinstance(m, nn.Linear))
+    if wanted.ndim != 2 or wanted.shape[1] != last.out_features:
+        raise BadInput(
+            f"inverted(features=...): features of shape (n, {last.out_features}) are needed, the network's outputs; "
+            f"these are {tuple(wanted.shape)}"
+        )
+    if not wanted.isfinite().all():
+        raise BadInput("inverted(features=...): some features are NaN or inf")
     largest, ends = float(wanted.abs().max()), isinstance(layers[-1], nn.Tanh)
     back = _Backwards(layers)
-    if scale is not None:
+    if scale is not None:  # as it is, or refused
         if ends and largest * scale >= 1:
             raise BadInput(f"inverted(scale={scale:g}): {largest:g} times it is no output of a tanh; set less")
-        inputs, clipped = back(wanted * scale)
+        used, scaled = scale, wanted * scale
+        inputs, clipped = back(scaled)
         if clipped.any():
             raise BadInput(f"inverted(scale={scale:g}): out of reach for {int(clipped.sum())} samples; set less")
-        return _result(features, network, inputs, wanted * scale, scale, 0)
-    scale = min(1.0, reach / largest) if ends else 1.0
-    for shrunk in range(SHRINKS + 1):
-        inputs, clipped = back(wanted * scale * SHRINK**shrunk)
-        if not clipped.any():
-            return _result(features, network, inputs, wanted * scale * SHRINK**shrunk, scale * SHRINK**shrunk, 0)
-    inputs, clipped = back(wanted * scale)
-    return _result(features, network, inputs, wanted * scale, scale, int(clipped.sum()))
+    else:  # lowered until no sample is clipped; if none does, the first one
+        first = min(1.0, reach / largest) if ends else 1.0
+        for factor in (*(SHRINK**shrunk for shrunk in range(SHRINKS + 1)), 1.0):
+            used, scaled = first * factor, wanted * first * factor
+            inputs, clipped = back(scaled)
+            if not clipped.any():
+                break
+    # the errors are those of the network in its own precision
+    like, n = next(network.parameters()), len(features.x)
+    x, scaled = inputs.to(like.dtype), scaled.to(like.dtype)
+    with torch.no_grad():
+        error = network(x.to(like.device)).cpu().double() - scaled.double()
+    made = f"{features.description}{'' if used == 1 else f'; multiplied by {used:.3g}'}"
+    inputs_of = f"inputs that a network of {len(network)} layers maps to these features: {made}"
+    return Inversion(
+        split=replace(features, name=f"inverted {features.name}", x=x[:n], test_x=x[n:], description=inputs_of),
+        features=replace(features, x=scaled[:n], test_x=scaled[n:], description=made),
+        scale=used,
+        max_error=float(error.abs().max()),
+        rms_error=float(error.square().mean().sqrt()),
+        clipped=int(clipped.sum()),
+    )
 
 
 def inverted_clusters(
@@ -209,22 +219,19 @@ def inverted_clusters(
     """
     features = clusters(separation, n, test, seed)
     if fold is not None:
-        features = _other_fold(features, fold)
+        total = n + test
+        if total % test or not 0 <= fold < total // test:
+            raise BadInput(
+                f"inverted_clusters(fold={fold}): {total} samples in parts of {test} give the folds 0 to "
+                f"{total // test - 1}"
+            )
+        x, y = torch.cat([features.test_x, features.x]), torch.cat([features.test_y, features.y])
+        held = torch.zeros(total, dtype=torch.bool)
+        held[fold * test : (fold + 1) * test] = True
+        said = f"{features.description}; fold {fold} held out"
+        features = replace(features, x=x[~held], y=y[~held], test_x=x[held], test_y=y[held], description=said)
     network = MLP.feature_extractor(seed, init="xavier_uniform").build()
     return inverted(features, network, scale=CLUSTER_SCALE).split
-
-
-def _other_fold(split: Split, fold: int) -> Split:
-    n, size = len(split.x) + len(split.test_x), len(split.test_x)
-    if n % size or not 0 <= fold < n // size:
-        raise BadInput(
-            f"inverted_clusters(fold={fold}): {n} samples in parts of {size} give the folds 0 to {n // size - 1}"
-        )
-    x, y = torch.cat([split.test_x, split.x]), torch.cat([split.test_y, split.y])
-    held = torch.zeros(n, dtype=torch.bool)
-    held[fold * size : (fold + 1) * size] = True
-    said = f"{split.description}; fold {fold} held out"
-    return replace(split, x=x[~held], y=y[~held], test_x=x[held], test_y=y[held], description=said)
 
 
 def _layers(network: nn.Sequential) -> list[nn.Module]:
@@ -241,27 +248,14 @@ def _layers(network: nn.Sequential) -> list[nn.Module]:
     return layers
 
 
-def _check(wanted: Tensor, last: nn.Linear) -> None:
-    if wanted.ndim != 2 or wanted.shape[1] != last.out_features:
-        raise BadInput(
-            f"inverted(features=...): features of shape (n, {last.out_features}) are needed, the network's outputs; "
-            f"these are {tuple(wanted.shape)}"
-        )
-    if not wanted.isfinite().all():
-        raise BadInput("inverted(features=...): some features are NaN or inf")
-
-
 class _Backwards:
     """The network from its outputs to its inputs; the factorisations are kept."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
+        below = [None, *layers]
         self._steps = [
-            (
-                _Solver(layer, boxed=i > 0 and isinstance(layers[i - 1], nn.Tanh))
-                if isinstance(layer, nn.Linear)
-                else None
-            )
-            for i, layer in enumerate(layers)
+            _Solver(layer, boxed=isinstance(under, nn.Tanh)) if isinstance(layer, nn.Linear) else None
+            for under, layer in zip(below, layers, strict=False)
         ]
 
     def __call__(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -304,26 +298,6 @@ class _Solver:
         for _ in range(2):
             x = x + (z - self._b - x @ self._W.T) @ self._inverse.T
         return x
-
-
-def _result(
-    features: Split, network: nn.Sequential, inputs: Tensor, scaled: Tensor, scale: float, clipped: int
-) -> Inversion:
-    like = next(network.parameters())
-    n = len(features.x)
-    x, scaled = inputs.to(like.dtype), scaled.to(like.dtype)
-    with torch.no_grad():
-        error = network(x.to(like.device)).cpu().double() - scaled.double()
-    made = f"{features.description}{'' if scale == 1 else f'; multiplied by {scale:.3g}'}"
-    inputs_of = f"inputs that a network of {len(network)} layers maps to these features: {made}"
-    return Inversion(
-        split=replace(features, name=f"inverted {features.name}", x=x[:n], test_x=x[n:], description=inputs_of),
-        features=replace(features, x=scaled[:n], test_x=scaled[n:], description=made),
-        scale=scale,
-        max_error=float(error.abs().max()),
-        rms_error=float(error.square().mean().sqrt()),
-        clipped=clipped,
-    )
 
 
 POINTS = 8

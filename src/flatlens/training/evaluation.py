@@ -18,8 +18,7 @@ from flatlens.training.objective import InputJacobian, accuracy
 from flatlens.training.optimisers import norm
 from flatlens.training.settings import Training
 
-EVALUATED_TOGETHER = 1024
-"""Samples that a look at the loss sends through the network at a time."""
+EVALUATED_TOGETHER = 1024  #: samples that a look at the loss sends through the network at a time
 HARD = 8  #: an eighth of the samples is tried first, to see whether a look at all data could end a run
 LOSS_MARGIN = 1e-3  #: relative; a sample's loss has other rounding errors in another batch
 LOSS_ROUNDING = 1e-4  #: mean loss, for outputs of size 1, above which those errors are well below `LOSS_MARGIN`
@@ -58,7 +57,8 @@ class TrainingData:
         Losses are not negative, so their sum over n is at most the loss over all data. If they proved nothing when they
         were last seen, they are not tried.
         """
-        if self.hardest is None or not self.shown > bound or _by_batch(self.model):
+        by_batch = any(isinstance(m, _BatchNorm) and m.running_mean is None for m in self.model.modules())
+        if self.hardest is None or not self.shown > bound or by_batch:
             return False
         with evaluating(self.model), torch.no_grad():
             outputs = self.model(self.x[self.hardest])
@@ -85,15 +85,8 @@ class TrainingData:
 
     def _pieces(self) -> Iterator[Pair]:
         """Yield (inputs, targets) in chunks; the inputs are copies, because a network may write to its input."""
-        for x, targets in zip(
-            torch.split(self.x, EVALUATED_TOGETHER), torch.split(self.targets, EVALUATED_TOGETHER), strict=True
-        ):
-            yield x.clone(), targets
-
-
-def _by_batch(model: nn.Module) -> bool:
-    """Return whether a sample's outputs depend on its batch in eval mode, too."""
-    return any(isinstance(module, _BatchNorm) and module.running_mean is None for module in model.modules())
+        parts = (torch.split(each, EVALUATED_TOGETHER) for each in (self.x, self.targets))
+        yield from ((x.clone(), targets) for x, targets in zip(*parts, strict=True))
 
 
 def pair(data: object, what: str) -> Pair:

@@ -95,37 +95,32 @@ class Training:
     def __post_init__(self) -> None:
         several = self.penalties if isinstance(self.penalties, tuple | list) else (self.penalties,)
         object.__setattr__(self, "penalties", tuple(several))
-        self._require_types()
+        parts: list[tuple[str, object, tuple[type, ...]]] = [
+            ("optimiser", self.optimiser, get_args(Optimiser)),
+            ("schedule", self.schedule, get_args(LearningRateSchedule)),
+            ("until", self.until, (Until,)),
+            ("augmentation", self.augmentation, get_args(Augmentation | None)),
+            ("mixup", self.mixup, get_args(Mixup | None)),
+            ("ascent", self.ascent, get_args(Ascent | None)),
+            *(("penalties", each, get_args(Penalty)) for each in self.penalties),
+        ]
+        for name, value, kinds in parts:
+            if not isinstance(value, kinds):
+                known = ", ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+                raise BadInput(f"Training({name}={value!r}): one of {known} is needed")
         TrainingLoss(self.loss, self.label_smoothing)
         for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is None and name in MAY_BE_NONE:
+            size = getattr(self, name)
+            if size is None and name in MAY_BE_NONE:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise BadInput(f"Training({name}={value!r}): a whole number, at least {least} is needed")
+            if isinstance(size, bool) or not isinstance(size, int) or size < least:
+                raise BadInput(f"Training({name}={size!r}): a whole number, at least {least} is needed")
         if self.max_steps is None and self.max_epochs is None:
             raise BadInput("Training: give max_steps or max_epochs, so that training always ends")
         if isinstance(self.optimiser, Ridge) and (self.loss == "cross_entropy" or self.penalties):
             raise BadInput(
                 "Training(Ridge()): works for the squared error only: set loss='half_squared_error' and no penalties"
             )
-
-    def _require_types(self) -> None:
-        """Refuse settings of the wrong type."""
-        wanted: dict[str, tuple[type, ...]] = {
-            "optimiser": get_args(Optimiser),
-            "schedule": get_args(LearningRateSchedule),
-            "until": (Until,),
-            "augmentation": get_args(Augmentation | None),
-            "mixup": get_args(Mixup | None),
-            "ascent": get_args(Ascent | None),
-        }
-        parts = [(name, getattr(self, name), kinds) for name, kinds in wanted.items()]
-        parts += [("penalties", each, get_args(Penalty)) for each in self.penalties]
-        for name, value, kinds in parts:
-            if not isinstance(value, kinds):
-                known = ", ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-                raise BadInput(f"Training({name}={value!r}): one of {known} is needed")
 
     @property
     def objective(self) -> TrainingLoss:
