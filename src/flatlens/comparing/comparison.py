@@ -29,13 +29,8 @@ from flatlens.progress import or_line
 from flatlens.result import Result, of_report
 
 SMALL = {
-    "sharpness": "flat",
-    "flatness": "flat",
-    "normalised": "flat",
-    "hessian": "flat",
-    "perturbation": "flat",
-    "sensitivity": "compressed",
-    "compression": "compressed",
+    **dict.fromkeys(("sharpness", "flatness", "normalised", "hessian", "perturbation"), "flat"),
+    **dict.fromkeys(("sensitivity", "compression"), "compressed"),
 }
 """The meaning of a small value, by family. For norms and the sample's own properties there is none."""
 NEITHER = frozenset({"interpolation_gap", "gradient_noise_scale"})  # a difference of traces; no curvature
@@ -52,10 +47,8 @@ def direction(card: Card) -> str:
     return "" if card.name in NEITHER else SMALL.get(card.family, "")
 
 
-_TIMES = 2.0
-"""Ratio of training losses beyond which the larger one is not as good a fit."""
-_POINTS = 0.02
-"""Difference of accuracies beyond which the smaller one is not as good a fit."""
+_TIMES = 2.0  #: ratio of training losses beyond which the larger one is not as good a fit
+_POINTS = 0.02  #: difference of accuracies beyond which the smaller one is not as good a fit
 
 
 @dataclass(frozen=True)
@@ -80,16 +73,11 @@ def not_ranked(reports: Mapping[str, Report]) -> dict[str, NotRanked]:
     if not known:
         return {}
     best = min(known, key=lambda name: known[name])
-    found = {}
-    for name, report in reports.items():
-        reason = _reason(report, reports[best], best)
-        if reason:
-            found[name] = NotRanked(name, reason, losses[name], _accuracy(report))
-    return found
+    reasons = {name: _reason(report, reports[best], best) for name, report in reports.items()}
+    return {name: NotRanked(name, why, losses[name], _accuracy(reports[name])) for name, why in reasons.items() if why}
 
 
 def _reason(report: Report, best: Report, name: str) -> str:
-    """Return why a network does not fit as well as the best one; "" if it does."""
     mine, its = report["loss"], best["loss"]
     if not math.isfinite(mine.value):
         return f"training loss {mine.value:g}"
@@ -140,11 +128,8 @@ class Comparison(Result):
     @cached_property
     def places(self) -> dict[str, dict[str, Place]]:
         """Return each network's rank by each measure, and the networks whose order to it is open."""
-        return {name: self._places(name) for name in self.measures}
-
-    def _places(self, measure: str) -> dict[str, Place]:
-        found = places(self._ranked_estimates(measure), self.rounding)
-        return {name: found.get(name, Place(math.nan)) for name in self.reports}
+        found = {name: places(self._ranked_estimates(name), self.rounding) for name in self.measures}
+        return {name: {model: of.get(model, Place(math.nan)) for model in self.reports} for name, of in found.items()}
 
     def _ranked_estimates(self, measure: str) -> dict[str, Estimate]:
         return {name: self.reports[name][measure] for name in self.ranked}
@@ -303,7 +288,7 @@ def _as_plain(one: Measure) -> dict[str, Any]:
 
 
 def _from_plain(name: str, row: Mapping[str, Any]) -> Measure:
-    """Return the measure that flatlens knows, or one without a function that has the card of the user's own."""
+    # The measure that flatlens knows, or one without a function that has the card of the user's own
     card = Card(**{**row["card"], "invariant_under": frozenset(row["card"]["invariant_under"])})
     with suppress(BadInput):
         known = named(name)[0]
@@ -317,14 +302,7 @@ def _lost(*_arguments: object, **_options: object) -> Estimate:
     raise BadInput("this measure comes from a saved comparison, which has its values and not its function")
 
 
-SAME = {
-    "loss": "they must be measured under one loss",
-    "samples": "they must be measured on the same data",
-    "outputs": "they must answer the same task",
-    "held-out data": "give the same test data to all, or to none",
-    "batchnorm": "give all the same batchnorm and ghost_batch",
-}
-"""The facts that must be equal, and the advice if they are not."""
+SAME_LOSS = "they must be measured under one loss"
 
 
 def require_alike(lenses: Mapping[str, Lens]) -> None:
@@ -343,23 +321,28 @@ def require_alike(lenses: Mapping[str, Lens]) -> None:
             )
     (a, first), *others = lenses.items()
     for b, lens in others:
-        mine, theirs = _facts(first.problem), _facts(lens.problem)
-        for what, advice in SAME.items():
-            if mine[what] != theirs[what]:
-                raise BadInput(f"compare(...): {what} of {a}: {mine[what]}, of {b}: {theirs[what]}; {advice}")
+        for (what, mine, advice), (_, theirs, _) in zip(_facts(first.problem), _facts(lens.problem), strict=True):
+            if mine != theirs:
+                raise BadInput(f"compare(...): {what} of {a}: {mine}, of {b}: {theirs}; {advice}")
     _require_same_data(lenses)
     _require_same_loss(lenses)
 
 
-def _facts(problem: Problem) -> dict[str, object]:
+def _facts(problem: Problem) -> list[tuple[str, object, str]]:
+    # What must be equal, its value, and the advice if it is not
     ghost = "eval" if problem.ghost_batch is None else f"train, ghost_batch={problem.ghost_batch}"
     held_out = "none" if problem.test is None else "given"
-    facts: list[object] = [problem.loss.description, problem.n, problem.outputs, held_out, ghost]
-    return dict(zip(SAME, facts, strict=True))
+    return [
+        ("loss", problem.loss.description, SAME_LOSS),
+        ("samples", problem.n, "they must be measured on the same data"),
+        ("outputs", problem.outputs, "they must answer the same task"),
+        ("held-out data", held_out, "give the same test data to all, or to none"),
+        ("batchnorm", ghost, "give all the same batchnorm and ghost_batch"),
+    ]
 
 
 def _require_same_data(lenses: Mapping[str, Lens]) -> None:
-    """Require the same bytes in the same order; a shared data object is read once."""
+    # The same bytes in the same order; a shared data object is read once
     for which, name in (("data", "data"), ("test", "held-out data")):
         (a, first), *others = ((model, getattr(lens.problem, which)) for model, lens in lenses.items())
         print_of_first: int | None = None
@@ -372,7 +355,7 @@ def _require_same_data(lenses: Mapping[str, Lens]) -> None:
 
 
 def _require_same_loss(lenses: Mapping[str, Lens]) -> None:
-    """Require the same losses of the first network's outputs: a description does not tell two functions apart."""
+    # The same losses of the first network's outputs: a description does not tell two functions apart
     (a, first), *others = lenses.items()
     problem = first.problem
     with problem.measuring(first.model), torch.no_grad():
@@ -385,7 +368,7 @@ def _require_same_loss(lenses: Mapping[str, Lens]) -> None:
                 at = int((mine - theirs).abs().argmax())
                 raise BadInput(
                     f"compare(...): the losses of {a} and {b} differ: {float(mine[at]):.6g} and "
-                    f"{float(theirs[at]):.6g} for the same outputs of a sample; {SAME['loss']}"
+                    f"{float(theirs[at]):.6g} for the same outputs of a sample; {SAME_LOSS}"
                 )
 
 
@@ -447,16 +430,20 @@ def compare(
     """
     require_alike(lenses)
     draws = drawing(generator, progress, "compare")
-    chosen = None if measures is None else _ranking(named(measures))
+    chosen = None if measures is None else named(measures)
+    if chosen is not None and all(one.card.family == RISK_FAMILY for one in chosen):
+        asked = ", ".join(one.key for one in chosen) or "none"
+        raise BadInput(f"compare(measures=...): {asked} gives nothing to rank by: name at least one other measure; "
+                       f"loss, accuracy and gap are always shown")  # fmt: skip
     progress = or_line(progress)
     seed = 0 if generator is None else int(torch.randint(2**40, (), generator=draws))
     reports = {}
     for done, (name, lens) in enumerate(lenses.items()):
         if progress:
             progress("networks", done, len(lenses))
-        asked = None if chosen is None else [*chosen, *_beside(chosen, lens)]
+        together = None if chosen is None else [*chosen, *_beside(chosen, lens)]
         draw = torch.Generator().manual_seed(seed)
-        reports[name] = measure(lens, asked, anyway=anyway, generator=draw, progress=progress)
+        reports[name] = measure(lens, together, anyway=anyway, generator=draw, progress=progress)
     if progress:
         progress("networks", len(lenses), len(lenses))
     keys = {key for report in reports.values() for key, layer in report if layer is None}
@@ -464,17 +451,8 @@ def compare(
     return Comparison(reports, {one.key: one for one in ranked if one.key in keys}, remarks(lenses))
 
 
-def _ranking(chosen: list[Measure]) -> list[Measure]:
-    """Return the requested measures; refuse a list with nothing to rank by."""
-    if all(one.card.family == RISK_FAMILY for one in chosen):
-        asked = ", ".join(one.key for one in chosen) or "none"
-        raise BadInput(f"compare(measures=...): {asked} gives nothing to rank by: name at least one other measure; "
-                       f"loss, accuracy and gap are always shown")  # fmt: skip
-    return chosen
-
-
 def _beside(chosen: list[Measure], lens: Lens) -> list[Measure]:
-    """Return the risk and, with held-out data, the gap, which are always shown."""
+    # The risk and, with held-out data, the gap, which are always shown
     keys = {one.key for one in chosen}
     risk = [one for one in MEASURES.values() if one.card.family == RISK_FAMILY]
     return [one for one in risk if one.key not in keys and (lens.problem.test is not None or not one.held_out)]

@@ -71,11 +71,9 @@ def _reach(one: Estimate) -> float:
 
 
 PERMUTED = 9999
-_FEW = 5
-"""Fewer networks than this can hardly show agreement beyond chance."""
+_FEW = 5  #: fewer networks than this can hardly show agreement beyond chance
 ALL_EQUAL = ("All networks have equal values: are these the same weights?",)
-_Table = Mapping[str, Mapping[str, Estimate]]
-"""Estimates by measure and network."""
+_Table = Mapping[str, Mapping[str, Estimate]]  #: estimates by measure and network
 
 
 @dataclass(frozen=True, eq=False)  # == would compare tables
@@ -133,7 +131,7 @@ def agreement(
 
 
 def _left_out(estimates: _Table, pointing: Collection[str], rounding: float) -> dict[str, str]:
-    """Return the measures that do not count as a ranking of their own, with the reason."""
+    # The measures that do not count as a ranking of their own, with the reason
     found: dict[str, str] = {}
     before: dict[str, Array] = {}
     for name, row in estimates.items():
@@ -156,13 +154,12 @@ def _left_out(estimates: _Table, pointing: Collection[str], rounding: float) -> 
 
 
 def _equal(row: Mapping[str, Estimate], rounding: float) -> bool:
-    """Return whether a measure has the same value, or none, on all of several networks."""
+    # The same value, or none, on all of several networks
     values = np.array([e.value for e in row.values()])
     return len(values) > 1 and bool(np.isnan(values).all() or np.allclose(values, values[0], rtol=rounding, atol=0))
 
 
 def _proportional(a: Array, b: Array, rounding: float) -> bool:
-    """Return whether two measures are proportional."""
     if not (np.isfinite(a).all() and np.isfinite(b).all() and a.any() and b.any()):
         return False
     at = int(np.abs(a).argmax())
@@ -176,13 +173,13 @@ def _w(ranks: pd.DataFrame, name: str) -> Statistic:
 
 
 def _tau(a: Array, b: Array) -> float:
-    """Return Kendall's tau-b of two orders, given as the signs of all differences."""
+    # Kendall's tau-b of two orders, given as the signs of all differences
     both, in_a, in_b = (np.array([signs.sum()]) for signs in (a * b, a**2, b**2))
     return float(ratio(both, in_a, in_b)[0])
 
 
 def _with_gap(signs: Mapping[str, Array], gaps: Mapping[str, Estimate], rounding: float) -> pd.DataFrame:
-    """Return each measure's tau with the measured gap, and its p from permuted gaps, over networks that have a gap."""
+    # Each measure's tau with the measured gap, and its p from permuted gaps, over networks that have a gap
     rows = []
     values = np.array([gap.value for gap in gaps.values()])
     known = np.flatnonzero(np.isfinite(values))
@@ -198,7 +195,6 @@ def _with_gap(signs: Mapping[str, Array], gaps: Mapping[str, Estimate], rounding
 
 
 def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
-    """Return remarks on how much W says."""
     if w.value != w.value:
         return [f"How far the rankings agree cannot be said: {w.note}."]
     told = [
@@ -218,7 +214,7 @@ def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
 
 
 def _about_gaps(gaps: Mapping[str, Estimate], rounding: float) -> list[str]:
-    """Return remarks on networks without a gap, and on how many pairs of gaps the held-out data can order."""
+    # Networks without a gap, and how many pairs of gaps the held-out data can order
     if not gaps:
         return []
     known = [gap for gap in gaps.values() if np.isfinite(gap.value)]

@@ -31,8 +31,10 @@ RULES: tuple[Rule, ...] = ("exact", "published", "tight")
 
 _KNOWN = 1e-10  #: error of log Phi: a ball of larger log measure is treated as one of this little less than all
 THEOREM = "sharpening Thm 4.2"
-TRIED = 20  #: values of s tried before the best is refined
 _STEP = 2**-0.5  #: ratio of each value of s to the one before
+FRACTIONS = [
+    0.75 * _STEP**k for k in range(20)
+]  #: values of s / R tried before the best is refined; (*) holds for each
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class SmallestBall:
         if self.diameter <= R:
             return -math.inf
         bounds = [0.0]
-        for s in (R * fraction for fraction in fractions()):
+        for s in (R * fraction for fraction in FRACTIONS):
             held = math.exp(min(self.log_measure(R - s), -_KNOWN))
             bounds.append(samples * math.log1p(-held) - self.log_measure(s))
         return min(bounds)
@@ -73,11 +75,6 @@ class SmallestBall:
     def proves(self, R: float, samples: int, failure: float) -> bool:
         """Return whether (*) shows P[rho(X_N) > R] <= eps for some s; searches for s if the first few fail."""
         return self.log_failure(R, samples) <= math.log(failure) or tight_radius(self, samples, failure).value <= R
-
-
-def fractions() -> list[float]:
-    """Return values of s / R to choose from; (*) holds for each."""
-    return [0.75 * _STEP**k for k in range(TRIED)]
 
 
 def checked(samples: int, failure: float, rule: str) -> None:
@@ -112,12 +109,15 @@ def tight_radius(ball: SmallestBall, samples: int, failure: float) -> Estimate:
         return s + ball.radius(math.log(-math.expm1((math.log(failure) + ball.log_measure(s)) / samples)))
 
     start = math.log(min(ball.diameter, 2 * ball.radius(log_share(samples, failure))))
-    tried = [start + math.log(fraction) for fraction in fractions()]
+    tried = [start + math.log(fraction) for fraction in FRACTIONS]
     best = min(tried, key=reaches)
     width = -math.log(_STEP)
     refined = minimize_scalar(reaches, bounds=(best - width, best + width), method="bounded", options={"maxiter": 20})
     R = min(reaches(best), float(refined.fun))
     return _bound(R, ball, "best split of the radius, exact measures", f"{THEOREM}, Eq. 16 with the best split")
+
+
+COMPUTED = {"exact": exact_radius, "tight": tight_radius}  #: the rules that need no printed formula
 
 
 def published_radius(R: float, equation: str, ball: SmallestBall, samples: int, failure: float) -> Estimate:

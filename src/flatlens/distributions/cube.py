@@ -69,7 +69,7 @@ def log_orthant(d: int) -> float:
 
 
 def _by_recursion(d: int, x: float) -> float:
-    """Return log F_d(x) from its polynomial on [k, k + 1]."""
+    # From the polynomial of F_d on [k, k + 1]
     k = min(math.floor(x), d - 1)
     angle = math.acos(2 * math.sqrt(x - k) - 1)
     return math.log(float(np.cos(angle * np.arange(NODES)) @ _coefficients(d)[k]))
@@ -77,13 +77,13 @@ def _by_recursion(d: int, x: float) -> float:
 
 @lru_cache(maxsize=64)
 def _coefficients(d: int) -> _Array:
-    """Return F_d on [k, k + 1] as a Chebyshev series in 2s - 1, k = 0..d-1: (d, nodes)."""
+    """F_d on [k, k + 1] as a Chebyshev series in 2s - 1, k = 0..d-1: (d, nodes)."""
     return np.asarray(_values(d) @ _analysis().T)
 
 
 @lru_cache(maxsize=64)
 def _values(d: int) -> _Array:
-    """Return F_d at x = k + s^2, s the nodes, k = 0..d-1: (d, nodes)."""
+    """F_d at x = k + s^2, s the nodes, k = 0..d-1: (d, nodes)."""
     s = _nodes()
     if d == 1:
         return s[None]
@@ -96,7 +96,7 @@ def _values(d: int) -> _Array:
 
 @lru_cache(maxsize=1)
 def _step() -> tuple[_Array, _Array]:
-    """Return the recursion at x = k + xi^2 as two matrices on values.
+    """The recursion at x = k + xi^2 as two matrices on values.
 
     The first acts on the values on [k, k+1], where u < xi, the second on those on [k-1, k], where u > xi. The argument
     is k + s^2 on the first part and k - 1 + s^2 on the second, with (u, s) on a circle of radius xi or sqrt(1 + xi^2).
@@ -118,23 +118,23 @@ def _step() -> tuple[_Array, _Array]:
 
 @lru_cache(maxsize=1)
 def _nodes() -> _Array:
-    """Return Chebyshev's points on [0, 1]."""
+    # Chebyshev's points on [0, 1]
     return np.asarray((chebyshev.chebpts1(NODES) + 1) / 2)
 
 
 def _interpolation(s: _Array) -> _Array:
-    """Return the matrix from values at the nodes to values at s: (*s.shape, nodes)."""
+    """The matrix from values at the nodes to values at s: (*s.shape, nodes)."""
     return np.asarray(chebyshev.chebvander(2 * s - 1, NODES - 1) @ _analysis())
 
 
 @lru_cache(maxsize=1)
 def _analysis() -> _Array:
-    """Return the matrix from values at the nodes to Chebyshev coefficients."""
+    # From values at the nodes to Chebyshev coefficients
     return np.asarray(np.linalg.inv(chebyshev.chebvander(chebyshev.chebpts1(NODES), NODES - 1)), dtype=np.float64)
 
 
 def _by_laplace(d: int, x: float) -> float:
-    """Return log F_d(x) = log (1/pi) int_0^inf Re[exp(z x) M(z)^d / z] dy, z = c + iy, summed at steps h.
+    """Log F_d(x) = log (1/pi) int_0^inf Re[exp(z x) M(z)^d / z] dy, z = c + iy, summed at steps h.
 
     By Poisson's formula the sum is F(x) + sum_{k > 0} F(x + 2 pi k / h) exp(-2 pi k c / h), with F <= 1; h follows
     from the error wanted. c is the saddle point, where no terms cancel.
@@ -155,7 +155,7 @@ def _by_laplace(d: int, x: float) -> float:
 
 
 def _transform(z: complex | NDArray[np.complexfloating]) -> NDArray[np.complex128]:
-    """Return M(z) = int_0^1 exp(-z u^2) du = sqrt(pi) erf(sqrt z) / (2 sqrt z)."""
+    """M(z) = int_0^1 exp(-z u^2) du = sqrt(pi) erf(sqrt z) / (2 sqrt z)."""
     root = np.sqrt(np.asarray(z, dtype=np.complex128))
     return np.asarray(math.sqrt(math.pi) / 2 * erf(root) / root)
 
@@ -172,6 +172,7 @@ class Cube(Distribution):
     0.2246
     """
 
+    support_is_convex = True
     d: int
 
     def __post_init__(self) -> None:
@@ -183,19 +184,9 @@ class Cube(Distribution):
         return self.d
 
     @property
-    def intrinsic(self) -> int:
-        """Return the d of [0, 1]^d."""
-        return self.d
-
-    @property
     def diameter(self) -> float:
         """Return sqrt(d), from corner to corner."""
         return math.sqrt(self.d)
-
-    @property
-    def support_is_convex(self) -> bool:
-        """Return True: a cube is convex."""
-        return True
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Return independent samples, (n, d) float64."""
@@ -221,10 +212,8 @@ class Cube(Distribution):
         """
         covering.checked(samples, failure, rule)
         ball = SmallestBall(lambda r: log_corner_measure(self.d, r), self.diameter)
-        if rule == "exact":
-            return covering.exact_radius(ball, samples, failure)
-        if rule == "tight":
-            return covering.tight_radius(ball, samples, failure)
+        if rule != "published":
+            return covering.COMPUTED[rule](ball, samples, failure)
         log_t = (covering.log_share(samples, failure) - log_orthant(self.d)) / self.d
         if log_t > 0:
             reach = f"delta/2 = {math.exp(log_t):.6g}" if log_t < 700 else "delta/2"

@@ -15,25 +15,22 @@ from flatlens.estimate import Estimate
 class Distribution(ABC):
     """A distribution P of inputs x in R^m, m = `dimension`. Classes derived from it are final."""
 
+    support_is_convex = False  #: whether the support is known to be convex, as sharpening Thm 4.3 needs
+
     @property
     @abstractmethod
     def dimension(self) -> int:
         """Return m, the dimension of the space that holds the samples."""
 
     @property
-    @abstractmethod
     def intrinsic(self) -> int:
         """Return the dimension of the support: covering it within delta takes about delta^-intrinsic samples."""
+        return self.dimension
 
     @property
     @abstractmethod
     def diameter(self) -> float:
         """Return the largest distance between two points of the support; infinite where it is unbounded."""
-
-    @property
-    @abstractmethod
-    def support_is_convex(self) -> bool:
-        """Return whether the support is known to be convex, as sharpening Thm 4.3 needs."""
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
@@ -56,9 +53,12 @@ class Distribution(ABC):
         of `covering` proves. All are upper bounds, and at most the diameter.
         """
 
-    @abstractmethod
     def extreme_points(self, most: int, generator: torch.Generator) -> Tensor:
-        """Return points of the support that samples are slow to reach, (k, dimension), 0 <= k <= most."""
+        """Return points of the support that samples are slow to reach, (k, dimension), 0 <= k <= most; none by default.
+
+        A sphere has none, as all its points are alike, nor has R^m: there is always a point further out.
+        """
+        return torch.zeros(0, self.dimension, dtype=torch.float64, device=generator.device)
 
 
 def drawable(n: int, generator: torch.Generator, argument: str) -> None:
@@ -106,18 +106,9 @@ def covering_radius_of(
     check_whole(probes, "covering_radius_of(probes")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     y = torch.cat([distribution.extreme_points(probes, generator), distribution.sample(probes, generator)]).to(x)
-    distances = torch.cat([_nearest(part, x) for part in torch.split(y, max(1, _ENTRIES // x.numel()))])
-    note = f"the furthest of {len(y)} points of the support"
-    furthest = y[int(distances.argmax())].cpu()
-    return Estimate(
-        float(distances.max()),
-        kind="lower bound",
-        note=note,
-        arrays={"furthest": furthest},
-        source="sharpening Def. 4.1",
-    )
-
-
-def _nearest(y: Tensor, x: Tensor) -> Tensor:
-    """Return min_i ||y_j - x_i||, (len y,); from differences, as products of vectors would cancel."""
-    return torch.cdist(y, x, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+    # From differences, as products of vectors would cancel
+    parts = torch.split(y, max(1, _ENTRIES // x.numel()))
+    distances = torch.cat([torch.cdist(part, x, compute_mode="donot_use_mm_for_euclid_dist").amin(1) for part in parts])
+    furthest = {"furthest": y[int(distances.argmax())].cpu()}
+    return Estimate(float(distances.max()), kind="lower bound", note=f"the furthest of {len(y)} points of the support",
+                    arrays=furthest, source="sharpening Def. 4.1")  # fmt: skip

@@ -26,6 +26,7 @@ class GaussianMixture(Distribution):
     True
     """
 
+    support_is_convex = True
     means: Tensor  #: (k, m)
     covariances: Tensor  #: (k, m, m), symmetric and positive definite
     weights: Tensor  #: (k,), not negative, with sum 1
@@ -59,19 +60,9 @@ class GaussianMixture(Distribution):
         return self.means.shape[1]
 
     @property
-    def intrinsic(self) -> int:
-        """Return the m of R^m."""
-        return self.means.shape[1]
-
-    @property
     def diameter(self) -> float:
         """Return infinity: the support is all of R^m."""
         return math.inf
-
-    @property
-    def support_is_convex(self) -> bool:
-        """Return True: R^m is convex."""
-        return True
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Return independent samples, (n, m) float64."""
@@ -103,20 +94,16 @@ class GaussianMixture(Distribution):
             "the support of a Gaussian mixture is unbounded: no finite sample covers it within any distance"
         )
 
-    def extreme_points(self, most: int, generator: torch.Generator) -> Tensor:
-        """Return no points: there is always a point further out."""
-        return torch.zeros(0, self.dimension, dtype=torch.float64, device=generator.device)
-
 
 def _finite(x: Tensor, name: str) -> Tensor:
-    """Return a copy in float64, detached from any graph; raise if it is not real and finite."""
+    """A copy in float64, detached from any graph; raise if it is not real and finite."""
     if not isinstance(x, Tensor) or x.is_complex() or not bool(torch.isfinite(x).all()):
         raise BadInput(f"GaussianMixture({name}=...): a real tensor with finite entries is needed")
     return x.detach().to(torch.float64, copy=True)
 
 
 def _cholesky(covariances: Tensor) -> Tensor:
-    """Return L with Sigma = L L^T, (k, m, m); raise if a matrix is not symmetric and positive definite."""
+    """L with Sigma = L L^T, (k, m, m); raise if a matrix is not symmetric and positive definite."""
     scale = covariances.abs().amax((1, 2), keepdim=True)
     uneven = (covariances - covariances.mT).abs() > 1e-6 * scale  # rounding of float32
     for number in uneven.any(2).any(1).nonzero().flatten().tolist():

@@ -49,13 +49,24 @@ def lipschitz_product(network: nn.Module, size: tuple[int, ...]) -> float:
                 product *= norm * (1 + _SLACK)
                 x = x.to(module.weight)
             else:
-                product *= _steepest(found, module, called)
-            x = _shown(module, x, called)
+                constant = found.lipschitz(module)
+                if constant is None:
+                    raise _refused(f"the constant of {called} is not known here")
+                if math.isnan(constant):
+                    raise _refused(f"{called} jumps at its threshold, so that it has no constant")
+                product *= constant
+            # The shape that the next layer reads
+            try:
+                x = module(x)
+            except RuntimeError as error:
+                raise BadInput(
+                    f"lipschitz_product(size=...): {called} fails on inputs of shape {(*x.shape,)} ({one_line(error)})"
+                ) from error
     return product
 
 
 def _steps(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, Operation]]:
-    """Yield the parts of an nn.Sequential in order, with their names; raise where a forward() is unknown."""
+    # The parts of an nn.Sequential in order, with their names
     called = f"{name or 'the network'} ({type(module).__name__})"
     if hooked(module):
         raise _refused(f"{called} has forward hooks, which may change its output")
@@ -68,28 +79,8 @@ def _steps(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, Opera
         yield called, module, found
 
 
-def _steepest(found: Operation, module: nn.Module, called: str) -> float:
-    constant = found.lipschitz(module)
-    if constant is None:
-        raise _refused(f"the constant of {called} is not known here")
-    if math.isnan(constant):
-        raise _refused(f"{called} jumps at its threshold, so that it has no constant")
-    return constant
-
-
 def _refused(why: str) -> BadInput:
     return BadInput(f"lipschitz_product(network=...): {why}: give the constant: PushForward(..., lipschitz=...)")
-
-
-def _shown(module: nn.Module, x: Tensor, name: str) -> Tensor:
-    """Return the module's output, used for its shape."""
-    try:
-        y: Tensor = module(x)
-    except RuntimeError as error:
-        raise BadInput(
-            f"lipschitz_product(size=...): {name} fails on inputs of shape {(*x.shape,)} ({one_line(error)})"
-        ) from error
-    return y
 
 
 BATCH = 4096  #: samples that the network runs at a time
@@ -148,11 +139,6 @@ class PushForward(Distribution):
         """Return at most Lip(g) times the base's."""
         return self.lipschitz * self.base.diameter if self.lipschitz else 0.0
 
-    @property
-    def support_is_convex(self) -> bool:
-        """Return False: it is not known, whatever the base's is."""
-        return False
-
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Return g of independent samples of the base, (n, dimension) float64."""
         drawable(n, generator, "PushForward.sample")
@@ -181,7 +167,7 @@ class PushForward(Distribution):
         return self._image(z) if len(z) else z.new_zeros(0, self._outputs)
 
     def _image(self, z: Tensor) -> Tensor:
-        """Return g(z), (n, dimension) float64, on z's device."""
+        # g(z), (n, dimension) float64, on z's device
         like = next((p for p in self.network.parameters() if p.is_floating_point()), z)
         network = copy_on_same_weights(self.network) or self.network
         with measuring(network), torch.no_grad():

@@ -42,7 +42,7 @@ def log_cap_measure(d: int, r: float) -> float:
 
 
 def _log_small(a: float, r: float) -> float:
-    """Return log I_x(a, 1/2) for a value that underflows, x = r^2 - r^4/4.
+    """Log I_x(a, 1/2) for a value that underflows, x = r^2 - r^4/4.
 
         I_x(a, 1/2) = x^a / (a B(a, 1/2)) int_0^inf e^-w (1 - x e^(-w/a))^(-1/2) dw,
 
@@ -95,11 +95,6 @@ class Sphere(Distribution):
         """Return 2, through the ball."""
         return 2.0
 
-    @property
-    def support_is_convex(self) -> bool:
-        """Return False: the surface lacks the ball's inside."""
-        return False
-
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Return independent samples, (n, d + 1) float64: Gaussian vectors, scaled to length 1."""
         drawable(n, generator, "Sphere.sample")
@@ -144,10 +139,8 @@ class Sphere(Distribution):
         if gamma is not None and not 0 < gamma < 1:
             raise BadInput(f"Sphere.covering_radius(gamma={gamma!r}): a number above 0 and below 1 is needed")
         ball = SmallestBall(lambda r: log_cap_measure(self.d, r), self.diameter)
-        if rule == "exact":
-            return covering.exact_radius(ball, samples, failure)
-        if rule == "tight":
-            return covering.tight_radius(ball, samples, failure)
+        if rule != "published":
+            return covering.COMPUTED[rule](ball, samples, failure)
         log_root = (math.log(2) + covering.log_share(samples, failure)) / self.d
         least = math.exp(2 * log_root) if log_root < 0 else math.inf
         gamma = _smallest_gamma(least) if gamma is None else gamma
@@ -159,13 +152,9 @@ class Sphere(Distribution):
         R = 2 * math.exp(log_root) / math.sqrt(1 - gamma)
         return covering.published_radius(R, f"Eq. 7 at gamma = {gamma:.6g}", ball, samples, failure)
 
-    def extreme_points(self, most: int, generator: torch.Generator) -> Tensor:
-        """Return no points: all points of a sphere are alike."""
-        return torch.zeros(0, self.dimension, dtype=torch.float64, device=generator.device)
-
 
 def _smallest_gamma(least: float) -> float:
-    """Return the least gamma with gamma - gamma^2 > `least`, to 1e-9; 1/2, the best, if there is none.
+    """The least gamma with gamma - gamma^2 > `least`, to 1e-9; 1/2, the best, if there is none.
 
     >>> round(_smallest_gamma(0.16), 6)
     0.2
