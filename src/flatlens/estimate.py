@@ -162,9 +162,9 @@ def undefined(note: str) -> Estimate:
 
 def with_note(estimate: Estimate, note: str) -> Estimate:
     """Return the estimate with a further note."""
-    return replace(estimate, note=joined(estimate.note, note))
+    return replace(estimate, note=joined_notes(estimate.note, note))
 
 
-def joined(*notes: str) -> str:
+def joined_notes(*notes: str) -> str:
     """Return those notes that say something as one."""
     return "; ".join(note for note in notes if note)

@@ -1,7 +1,7 @@
 """The measures, each a short function with a card; `Lens` and `measure` run them.
 
 A measure of the catalogue is an attribute of this package by its name: `flatlens.measures.mls`. What an own measure
-needs is here, too: the decorators `per_sample` and `on_lens`, reductions, and the checks of options.
+needs is here, too: the decorators `per_sample` and `on_lens`, and reductions from samples.
 """
 
 from importlib import import_module

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.probes import mean_of_forms
-from flatlens.estimate import Estimate, joined, undefined, with_note
+from flatlens.estimate import Estimate, joined_notes, undefined, with_note
 from flatlens.measures.definition import FUNCTION, on_lens, require_one_of
 from flatlens.measures.lens import Lens
 from flatlens.problem.forward import Outcomes, forwards
@@ -122,7 +122,7 @@ def test_loss(lens: Lens) -> Estimate:
     if not lens.problem.test:
         return undefined(NO_TEST)
     found = held_out_risk(lens.outcomes("test"))
-    return with_note(found, joined(*lens.problem.test.notes))
+    return with_note(found, joined_notes(*lens.problem.test.notes))
 
 
 @of_held_out(symbol="A_{test}", source="sharpening B.3", unit="share")

@@ -41,7 +41,7 @@ from flatlens.perturbation.labels import SeenFeatures, relabelled, seen
 from flatlens.perturbation.weights import Elsewhere
 
 FEW_LABELS = 20  #: labels of all that show how much another label can change the loss
-MOVED = "moved features"
+FEATURES_MOVED = "moved features"
 
 of_moved_features = partial(
     on_lens,
@@ -52,7 +52,7 @@ of_moved_features = partial(
     on_request=True,
     differentiates=False,
 )
-of_data = partial(of_moved_features, family="data")
+of_near_data = partial(of_moved_features, family="data")
 
 
 @of_moved_features(
@@ -122,7 +122,7 @@ def _by_rotations(
 ) -> dict[str, Estimate]:
     """Return the estimates from several pairs A and -A."""
     changes = torch.empty(len(shares), probes, dtype=torch.float64)
-    for number in run.counted(MOVED, probes):
+    for number in run.counted(FEATURES_MOVED, probes):
         WA = features.draw(delta, law, sigma, run.generator)
         for k, share in enumerate(shares):
             changes[k, number] = (features.change(share * WA) + features.change(-share * WA)) / 2
@@ -136,7 +136,7 @@ def _by_noise(
     problem, model, layout = lens.problem, lens.model, lens.layout
     here = lens.outcomes("data").losses
     changes, samples = torch.empty(len(shares), probes, dtype=torch.float64), torch.zeros_like(here)
-    for number in run.counted(MOVED, probes):
+    for number in run.counted(FEATURES_MOVED, probes):
         seed = int(torch.randint(2**62, (), generator=run.generator))
         for k, share in enumerate(shares):
             both = torch.zeros_like(here)
@@ -162,7 +162,7 @@ def _at_levels(changes: Tensor, rounding: float) -> dict[str, Estimate]:
     return found
 
 
-@of_data(
+@of_near_data(
     id="D3",
     symbol=r"\overline{|\ell(f', y[\phi']) - \ell(f', y)|}",
     source="relative2021 Def. 9",
@@ -187,7 +187,7 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, probes:
     except BadInput as error:
         return undefined(str(error))
     changes, changed = [], []
-    for _ in run.counted(MOVED, probes):
+    for _ in run.counted(FEATURES_MOVED, probes):
         move = noise(delta, 1.0, run.generator)
         found = relabelled(lens.problem, lens.model, lens.layout, weight, known.nearest, move)
         changes.append((found.told - found.kept).abs())
@@ -238,7 +238,7 @@ def _none_differs(lens: Lens, weight: Weight, known: SeenFeatures, move: Move, p
     }
 
 
-@of_data(
+@of_near_data(
     id="D2",
     symbol=r"\mathcal{E}_{Rep}",
     source="relative2021 Eq. 3, 5, section 6, C.1",
@@ -329,7 +329,7 @@ def _split_gap(
     held_out = lens.outcomes("test")
     features = RotatedFeatures(lens.problem, lens.model, weight)
     at_features, at_weights = torch.empty(2, probes, dtype=torch.float64)
-    for number in run.counted(MOVED, probes):
+    for number in run.counted(FEATURES_MOVED, probes):
         move = noise(delta, 1.0, run.generator, law, sigma)
         moved = with_moved_features(lens.problem, lens.model, lens.layout, weight, move)
         at_features[number] = moved.risk

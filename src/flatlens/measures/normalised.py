@@ -64,7 +64,7 @@ normalised = partial(
     cost="one pass, per-sample gradients of shared weights",
     invariant_under=UNITS_AND_ORDER,
 )
-of_jacobian = partial(normalised, needs={"K"}, cost="one pass, operator norms")
+of_weight_jacobian = partial(normalised, needs={"K"}, cost="one pass, operator norms")
 of_diagonal = partial(normalised, needs={"C", "diagonal"}, total=True)  # of the Gauss-Newton matrix
 
 
@@ -92,7 +92,7 @@ def _by_norm(traces: Tensor, weight: Weight, measure: Measure) -> Reduced:
     return Reduced(norm * root, None) if converged else Reduced(norm * root, None, STOPPED, "lower bound")
 
 
-@of_jacobian(
+@of_weight_jacobian(
     id="M13",
     symbol=r"\sum_l \|W_l\|_2 \sqrt{S(W_l)}",
     source="compression Eq. 35",

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from flatlens.estimate import Estimate, joined
+from flatlens.estimate import Estimate, joined_notes
 from flatlens.measures.lens import Lens
 from flatlens.operations.layers import is_linear
 from flatlens.problem.batches import is_list
@@ -92,7 +92,7 @@ def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> 
         which = f"of {layer}, one of several output layers"
     else:
         which = f"of {layer}" if others else ""
-    return joined(which, others)
+    return joined_notes(which, others)
 
 
 def lost_at(layers: Mapping[str, Estimate]) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flatlens.curvature.probes import largest_of, mean_of_forms
 from flatlens.errors import BadInput, UnknownName
-from flatlens.estimate import Estimate, Key, Kind, Progress, Report, joined, undefined, with_note
+from flatlens.estimate import Estimate, Key, Kind, Progress, Report, joined_notes, undefined, with_note
 from flatlens.measures.accumulate import BY_ROUNDING
 from flatlens.measures.definition import (
     GRADIENTS_OF_SAMPLES,
@@ -484,7 +484,7 @@ def _doubts(lens: Lens) -> tuple[str, str]:
 
     def looked_for() -> tuple[str, str]:
         in_weights, in_inputs = zip(other_derivative(lens.problem, lens.model), lens.rounding, strict=True)
-        return joined(*in_weights), joined(*in_inputs)
+        return joined_notes(*in_weights), joined_notes(*in_inputs)
 
     said = lens.attempted(looked_for, "the checks of derivatives")
     return (f"derivatives were not checked: {said}",) * 2 if isinstance(said, str) else said

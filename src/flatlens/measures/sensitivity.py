@@ -103,10 +103,10 @@ def normalized_mls(g: LayerGrams) -> Tensor:
     return g.x_norm2 * g.eigenvalues[:, -1]
 
 
-of_trace = partial(of_input, sketched="probes", cost="one pass")  # linear in G
+of_input_trace = partial(of_input, sketched="probes", cost="one pass")  # linear in G
 
 
-@of_trace(
+@of_input_trace(
     id="M8",
     symbol=r"\overline{\sum_p x_p^2 \|\partial f/\partial x_p\|^2}",
     source="compression Def. E.3",
@@ -123,7 +123,7 @@ def input_invariant_mls(g: LayerGrams) -> Tensor:
     return (g.input_squares * g.x.to(torch.float64).square()).sum(1)
 
 
-@of_trace(id="M18", symbol=r"\overline{\|Jf\|_F^2}", source="sharpening App. D", unit="output^2 / input^2")
+@of_input_trace(id="M18", symbol=r"\overline{\|Jf\|_F^2}", source="sharpening App. D", unit="output^2 / input^2")
 def jacobian_frobenius(g: LayerGrams) -> Tensor:
     """Squared Frobenius norm of the input-output Jacobian: mean_i ||df/dx_i||_F^2 = mean_i tr G_i."""
     return g.G.diagonal(dim1=1, dim2=2).sum(1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flatlens.errors import BadOption
-from flatlens.estimate import joined
+from flatlens.estimate import joined_notes
 from flatlens.grams import LayerGrams
 from flatlens.measures.definition import FUNCTION, PERMUTATION, Reduced, mean_of_finite, number_of, per_sample
 
@@ -116,12 +116,12 @@ def mean_of_volumes(logs: Tensor, moved: Tensor) -> Reduced:
     hidden = number_of(moved.isinf(), f"{DEFICIENT}, their volume counted as 0")
     none = number_of(known, f"{WITHOUT}, their volume is 0")
     if math.isfinite(log) and value < torch.finfo(torch.float64).tiny:
-        return Reduced(0.0, volumes, joined(f"below {beyond}", hidden, none), "lower bound")
+        return Reduced(0.0, volumes, joined_notes(f"below {beyond}", hidden, none), "lower bound")
     if hidden:
         less = max(1 - error, 0.0) if error > STATED else 1.0
-        return Reduced(value * less, volumes, joined(hidden, none, TAKEN_OFF if less < 1 else ""), "lower bound")
+        return Reduced(value * less, volumes, joined_notes(hidden, none, TAKEN_OFF if less < 1 else ""), "lower bound")
     if error > STATED:
-        return Reduced(value, volumes, joined(none, IS_ROUNDING), "estimate", value * error / 1.96)
+        return Reduced(value, volumes, joined_notes(none, IS_ROUNDING), "estimate", value * error / 1.96)
     return Reduced(value, volumes, none)
 
 
@@ -133,16 +133,18 @@ def mean_of_logs(logs: Tensor, moved: Tensor) -> Reduced:
         why = BEHIND_SOFTMAX if bool(known.all()) else f"every sample is {DEFICIENT}"
         return Reduced(math.nan, logs, why, "undefined")
     value, error = float(logs[there].mean()), float(moved[there].mean())
-    left_out = joined(number_of(moved.isinf(), f"{DEFICIENT}, left out"), number_of(known, f"{WITHOUT}, left out"))
+    left_out = joined_notes(
+        number_of(moved.isinf(), f"{DEFICIENT}, left out"), number_of(known, f"{WITHOUT}, left out")
+    )
     if error > STATED:
-        return Reduced(value, logs, joined(left_out, IS_ROUNDING), "estimate", error / 1.96)
+        return Reduced(value, logs, joined_notes(left_out, IS_ROUNDING), "estimate", error / 1.96)
     return Reduced(value, logs, left_out)
 
 
-of_input = partial(
+of_image = partial(
     per_sample, family="compression", place="input", needs={"G"}, answer="input", invariant_under=FUNCTION
 )
-of_volumes = partial(of_input, id="M5", reduce=mean_of_volumes, cost="one pass, eigenvalues", needs_full_precision=True)
+of_volumes = partial(of_image, id="M5", reduce=mean_of_volumes, cost="one pass, eigenvalues", needs_full_precision=True)
 
 
 @of_volumes(symbol=r"\overline{d\mathrm{Vol}}", source="compression Def. 3.1, 3.3", unit="(output / input)^N")
@@ -179,7 +181,7 @@ def network_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, 
     return log_volumes(g, top_k)
 
 
-@of_input(id="M6", symbol=r"D_{PR}", source="compression Eq. 15", unit="dimensions", reduce=mean_of_dimensions)
+@of_image(id="M6", symbol=r"D_{PR}", source="compression Eq. 15", unit="dimensions", reduce=mean_of_dimensions)
 def local_dimension(g: LayerGrams) -> Tensor:
     """Participation ratio of the image of a small ball: mean_i (tr G_i)^2 / tr(G_i^2), between 1 and N.
 
