@@ -181,7 +181,6 @@ def _sampling(where: str) -> Iterator[None]:
 
 
 def _guarded(loader: DataLoader[Any], where: str) -> Iterator[Any]:
-    """Yield the loader's batches; an exception while reading one names the sample."""
     batches, end, turn = None, object(), 0
     while True:
         with users_code(lambda line: BadData(f"{_culprit(loader, turn, line)}", argument=where)):  # noqa: B023
@@ -387,7 +386,6 @@ class Data:
 
     @property
     def _drawn(self) -> list[Any]:
-        """Return the indices of a loader's samples, as its sampler picks them."""
         batches = self._source.batch_sampler if isinstance(self._source, DataLoader) else None
         return [index for batch in batches for index in batch] if isinstance(batches, list) else []
 
@@ -469,7 +467,6 @@ class Data:
         self.counted(held, ranks)  # not reached when the caller stops early
 
     def _opened(self, raw: Any) -> Any:
-        """Return a loader's batch as a tuple of its parts; a list of samples as it is."""
         if not isinstance(raw, list) or (self._collates and is_samples(raw)):
             return raw
         return tuple(raw)

@@ -164,8 +164,7 @@ _SHAPES = r"shape|[Ss]ize|dimension|channels|[0-9]D|elements|unpack|\.dim\b|subs
 
 # Causes of what a check has found
 
-_Run = Callable[[], Tensor]
-"""One pass of the network: its outputs, (n, N)."""
+_Run = Callable[[], Tensor]  #: one pass of the network: its outputs, (n, N)
 
 _FIRST_AXES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.RNNBase)
 """Layers that read (tokens, samples, features) unless they are made with batch_first=True."""
@@ -386,7 +385,6 @@ def why_not_finite(model: nn.Module, run: _Run) -> str:
 
 
 def _first_apart(whole: list[Watched], alone: list[Watched], rows: Tensor | None, n: int) -> Watched | None:
-    """Return the first call that differs in its outputs, but not in its inputs."""
     for one, other in zip(whole, alone, strict=False):
         if one.name != other.name:
             return None

@@ -220,7 +220,6 @@ def copy_of(model: nn.Module, needed_by: str, instead: str = "") -> nn.Module:
 
 
 def _uncopied(model: nn.Module) -> tuple[str, str]:
-    """Return (what of a network cannot be copied, what to do)."""
     for name, module in model.named_modules():
         own = {key: value for key, value in vars(module).items() if key not in ("_modules", "_parameters", "_buffers")}
         for key, value in {**own, **module._parameters, **module._buffers}.items():

@@ -164,7 +164,6 @@ class NetworkOnData:
         return outputs[:, :-1], targets[:, 1:], None if counted is None else counted[:, 1:]
 
     def _itself(self, batch: Batch) -> object:
-        """Run a copy of the network in the dtype that its owner gave it."""
         model = copy_of(self.model, "a cause").eval()
         batch = move(batch, device_of(model), next((p.dtype for p in model.parameters()), self.dtype))
         with torch.no_grad():
@@ -254,7 +253,6 @@ def convention_of(model: nn.Module, x: Any, y: Any) -> Convention:
 
 
 def _is_slope(slope: Tensor, f: Tensor, labels: Tensor) -> bool:
-    """Return whether this is the derivative of the mean cross-entropy of these labels in the outputs."""
     counted = labels != _IGNORED
     if not bool(counted.any()):
         return False

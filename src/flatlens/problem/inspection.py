@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, final
 
@@ -117,17 +117,6 @@ _MASKED = -1e9  #: an output whose exp() is 0
 _AS_ONE = "samples that see each other, as the nodes of a graph do, are given as one sample, x[None] (docs/recipes.md)"
 
 
-@dataclass(frozen=True, eq=False)
-class Contents:
-    """The size of a data set, as found by running the model on all of it."""
-
-    n: int  #: samples
-    outputs: int  #: N; with one row per token, N of the longest batch
-    mass: float  #: sum of the samples' masses
-    probes: list[Batch]  #: a few samples from all over the data; empty for held-out data
-    seen: Seen  #: the outputs
-
-
 def require_same_everywhere(problem: NetworkOnData) -> None:
     """Refuse a network or data that are not the same in all processes that measure together.
 
@@ -223,7 +212,6 @@ def _outputs(problem: NetworkOnData, model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _why_other_targets(problem: NetworkOnData, model: nn.Module, batch: Batch) -> str:
-    """Return why forward= gives other targets for the same batch."""
     alike = partial(same_targets, roundings=100)
     if not if_found(lambda: "yes" * draws(lambda: problem.run(model, problem.place(batch))[1], alike)):
         return "not because of random numbers of torch, NumPy or Python: compute them once, and give them with the data"
@@ -232,54 +220,45 @@ def _why_other_targets(problem: NetworkOnData, model: nn.Module, batch: Batch) -
     return "it draws random numbers: draw beforehand, and give the targets with the data"
 
 
-@dataclass(eq=False)
-class _Counts:
-    """What the chunks of this process add up to."""
+@dataclass(frozen=True)
+class Counts:
+    """What chunks of a data set add up to."""
 
     n: int = 0  #: samples
-    outputs: int = 0
-    mass: float = 0.0
-    readings: set[str] = field(default_factory=set)
+    outputs: int = 0  #: N; with one row per token, N of the longest batch
+    mass: float = 0.0  #: sum of the samples' masses
+    readings: frozenset[str] = frozenset()  #: as what outputs of tokens are read
     doubt: str = ""  #: the words on the first chunk whose shapes have two meanings
     hidden: int = 0  #: tokens with a label that attention_mask hides
     labelled: int = 0  #: all tokens with a label
 
-    def add(self, problem: NetworkOnData, f: Tensor, y: Any) -> None:
-        self.readings |= {y.reading} if token_mask(y) is not None else set()
-        self.doubt = self.doubt or in_doubt(y)
-        if problem.forward is None:
-            hidden, labelled = hidden_labels(y, problem.loss.ignore_index)
-            self.hidden, self.labelled = self.hidden + hidden, self.labelled + labelled
-        self.n, self.outputs = self.n + len(f), max(self.outputs, f.shape[1])
-        self.mass += float(problem.loss.mass(f, y).sum())
-
-    def of_all(self, ranks: Ranks) -> _Counts:
-        every = ranks.together(self)
-        return _Counts(
-            sum(one.n for one in every),
-            max(one.outputs for one in every),
-            sum(one.mass for one in every),
-            set().union(*(one.readings for one in every)),
-            next((one.doubt for one in every if one.doubt), ""),
-            sum(one.hidden for one in every),
-            sum(one.labelled for one in every),
-        )
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.n + other.n, max(self.outputs, other.outputs), self.mass + other.mass, self.readings | other.readings,
+            self.doubt or other.doubt, self.hidden + other.hidden, self.labelled + other.labelled,
+        )  # fmt: skip
 
 
-def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> Contents:
-    """Run the model on all of `data` and return its size; refuse values, outputs and losses that are not finite."""
-    own, seen, counts = data is problem.data, Seen(), _Counts()
+def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> tuple[Counts, list[Batch], Seen]:
+    """Run the model on all of `data`; refuse values, outputs and losses that are not finite.
+
+    Returns the size of the data; a few samples from all over it, none of held-out data; the outputs.
+    """
+    own, seen, found = data is problem.data, Seen(), Counts()
     few: dict[int, Batch] = {}
     with problem.ranks.as_one():
         shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
         for turn, (number, raw) in enumerate(shared):
-            f, y = _checked(problem, model, raw, counts, data)
+            f, y = _checked(problem, model, raw, found, data)
             seen.note(number, f)
-            counts.add(problem, f, y)
+            hidden = hidden_labels(y, problem.loss.ignore_index) if problem.forward is None else (0, 0)
+            readings = frozenset() if token_mask(y) is None else frozenset({y.reading})
+            mass = float(problem.loss.mass(f, y).sum())
+            found += Counts(len(f), f.shape[1], mass, readings, in_doubt(y), *hidden)
             if own and turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8, ...
                 few[number] = spaced(raw, _PROBE)
     # all ranks go on with the same numbers
-    found = counts.of_all(problem.ranks)
+    found = sum(problem.ranks.together(found), Counts())
     data.hidden = "" if not found.hidden else (
         f"{found.hidden} of {found.labelled} tokens with a label do not count, because attention_mask hides them as "
         f"padding (the mean over all labels, such as a network's own loss, counts them)"
@@ -297,10 +276,10 @@ def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> Contents:
             "every target is ignored (ignore_index) or has class weight 0: at least one must count", argument=data.where
         )
     seen.join(problem.ranks)
-    return Contents(found.n, found.outputs, found.mass, probes, seen)
+    return found, probes, seen
 
 
-def _checked(problem: NetworkOnData, model: nn.Module, raw: Batch, before: _Counts, data: Data) -> tuple[Tensor, Any]:
+def _checked(problem: NetworkOnData, model: nn.Module, raw: Batch, before: Counts, data: Data) -> tuple[Tensor, Any]:
     """Return the outputs and targets of a chunk that comes after `before`; refuse what cannot be measured."""
     own, n = data is problem.data, before.n
     require_finite(raw, data.where)
@@ -439,7 +418,6 @@ def _why_not_finite(problem: NetworkOnData, model: nn.Module, raw: Batch, bad: i
 
 
 def _instead_of_masks(loss: Loss, f: Tensor, y: Any) -> str:
-    """Return what to write in place of -inf, if nothing else is amiss: with it, the losses are finite."""
     masked = f == -math.inf
     if not bool(masked.any()) or not finite(loss.values(f.to(torch.float64).masked_fill(masked, _MASKED), y)):
         return ""
@@ -447,7 +425,6 @@ def _instead_of_masks(loss: Loss, f: Tensor, y: Any) -> str:
 
 
 def _of_parts(problem: NetworkOnData, model: nn.Module, raw: Batch) -> float:
-    """Return the size of parts that may cancel in the outputs; 0 if it is not known."""
     if problem.sharded:
         return 0.0
     with suppress(BadModel, ForwardFailed):
@@ -456,7 +433,7 @@ def _of_parts(problem: NetworkOnData, model: nn.Module, raw: Batch) -> float:
 
 
 def _failing_sample(problem: NetworkOnData, model: nn.Module, raw: Batch, start: int, given: str) -> str:
-    """Return the sample of a chunk on which forward() fails, found by halving."""
+    # by halving
     low, high, where = 0, size(raw), f"samples {start} to {start + size(raw) - 1} of {given}"
     while high - low > 1:
         middle = (low + high) // 2

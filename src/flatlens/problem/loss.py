@@ -228,8 +228,7 @@ def labels_known() -> Iterator[None]:
         _KNOWN.reset(token)
 
 
-SAMPLE = "sample"
-"""What a row of the outputs is, in an error about its target."""
+SAMPLE = "sample"  #: what a row of the outputs is, in an error about its target
 
 
 def _mend_of_labels(y: Tensor, classes: int) -> str:

@@ -35,13 +35,11 @@ from flatlens.problem.losses import CustomLoss, samples_of
 from flatlens.problem.row_layout import OfForm, OfRows, RowLayout
 from flatlens.user_code import said
 
-Losses: TypeAlias = Callable[[Tensor, Any], Tensor]
-"""Maps outputs (n, N) and targets to losses, (n,)."""
+Losses: TypeAlias = Callable[[Tensor, Any], Tensor]  #: maps outputs (n, N) and targets to losses, (n,)
 
 ENTRIES = 2**22
 """Outputs compared at a time: the derivatives of many more would not fit in memory beside the network's own."""
-BASE = 8
-"""Parts of one division. More parts mean more calls; fewer parts need more divisions to separate all pairs."""
+BASE = 8  #: parts of one division. More parts mean more calls; fewer parts need more divisions to separate all pairs
 _ORDERS = ("loss", "derivative of the loss", "second derivative of the loss")
 MEND = "return losses of shape (n,), each computed from that sample's outputs and target alone"
 AS_ONE = "to a loss that compares samples, as a contrastive one does, give each batch as one sample (docs/recipes.md)"
@@ -111,8 +109,6 @@ def _require_parts_alike(name: str, losses: Losses, f: Tensor, y: Any) -> None:
 
 @dataclass(eq=False)
 class _Batch:
-    """A batch whose losses are computed as a whole, and then in parts."""
-
     name: str
     losses: Losses
     f: Tensor
@@ -210,7 +206,6 @@ def _orders(losses: Losses, f: Tensor, y: Any, u: Tensor, r: Tensor) -> list[Ten
 
 
 def _largest(rows: Tensor) -> Tensor:
-    """Return the largest absolute entry of each row, (n,)."""
     return rows.abs() if rows.ndim == 1 else rows.abs().amax(1)
 
 
@@ -260,7 +255,6 @@ def same_targets(once: Any, again: Any, roundings: float, rows: Tensor | None = 
 
 
 def _of_samples(y: Any, rows: Tensor | None = None, n: int = 0) -> Any:
-    """Return targets as the user gave them, with the mask of counted tokens if there is one; of all samples or some."""
     given = y
     if isinstance(y, RowLayout):
         given = y.targets if y.counted is None else (y.targets, y.counted)

@@ -152,6 +152,7 @@ def other_module(module: nn.Module) -> Loss:
             value=name,
             remedy="pass a function (outputs, targets) -> losses of shape (n,)",
         )
+    # the user's own module without a reduction is a function like any other
     if not hasattr(module, "reduction"):
         return CustomLoss(module, name, settings=settings)
     ignored: int = getattr(module, "ignore_index", -100)
@@ -161,6 +162,7 @@ def other_module(module: nn.Module) -> Loss:
             value=name,
             remedy="pass a function (outputs, targets) -> losses of shape (n,)",
         )
+    # a copy gives the losses of entries, which are added up or averaged over a sample's
     each, summed = copy.deepcopy(module), module.reduction == "batchmean"
     each.reduction = "none"  # type: ignore[assignment]
     arguments = _OF_TWO.get(type(module))
@@ -178,6 +180,7 @@ def other_module(module: nn.Module) -> Loss:
             return losses
         return losses.reshape(n, -1).sum(1) if summed else losses.reshape(n, -1).mean(1)
 
+    # it takes rows, unless its mean is over all of a sample's outputs, or its weights are of the network's own shape
     buffers = [buffer for buffer in module.buffers() if buffer.ndim]
     if summed or arguments is not None:  # over the tokens of a sequence, too
         return CustomLoss(values, name, settings=settings | ({"reduction": "batchmean"} if summed else {}))
@@ -212,7 +215,6 @@ _OF_TWO: dict[type[nn.Module], Callable[[tuple[Tensor, Tensor], Any], tuple[Any,
 
 
 def _two(f: Any, name: str) -> tuple[Tensor, Tensor]:
-    """Return the two outputs of a network."""
     parts = tuple(f.values()) if isinstance(f, Mapping) else f
     if isinstance(parts, Tensor) or len(parts) != 2:
         raise BadLoss(
@@ -268,8 +270,7 @@ def _is_torchs(module: nn.Module) -> bool:
     return type(module).__module__ == nn.MSELoss.__module__
 
 
-INDEXED = (nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
-"""torch losses whose targets are class numbers"""
+INDEXED = (nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)  #: torch losses whose targets are class numbers
 
 
 def settings_of_function(function: Any) -> dict[str, object]:
@@ -531,7 +532,6 @@ def _softmax_covariance(f: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]
 
 
 def _from_module(module: nn.Module) -> Loss:
-    """Return the Loss of a torch.nn module with its options."""
     name = type(module).__name__
     means = ("mean", "batchmean") if isinstance(module, nn.KLDivLoss) else ("mean",)
     if getattr(module, "reduction", "mean") not in means:

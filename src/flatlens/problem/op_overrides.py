@@ -82,8 +82,7 @@ def plain_operations() -> Iterator[None]:
 
 
 _LOCK = threading.RLock()
-_HELD: dict[Hashable, tuple[int, ExitStack]] = {}
-"""By what is held: (how many contexts hold it, what ends it)."""
+_HELD: dict[Hashable, tuple[int, ExitStack]] = {}  #: by what is held: (how many contexts hold it, what ends it)
 
 
 @contextmanager

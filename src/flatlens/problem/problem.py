@@ -149,9 +149,9 @@ class Problem(NetworkOnData):
                         self.convention = first_convention(self, network)
                     loss = check_first(self, network)
                 self.loss = loss
-                found = check_all(self, network, self.data)
-                self.n, self.outputs, self.mass, self.probes = found.n, found.outputs, found.mass, found.probes
-                self.seen = None if self.coupled else found.seen
+                found, self.probes, seen = check_all(self, network, self.data)
+                self.n, self.outputs, self.mass = found.n, found.outputs, found.mass
+                self.seen = None if self.coupled else seen
                 if not self.sharded and self.outputs <= MOST_OUTPUTS:
                     few = spaced(self.probes[0], max(1, MOST_OUTPUTS // self.outputs))
                     require_twice(self.loss, *self.run(network, self.place(few)))

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 K = TypeVar("K", bound=Hashable)
 GONE = "another process (rank) stopped before the work was finished: nothing was written; see its own message"
-_PATIENCE = timedelta(hours=1)
-"""Time that a rank waits for another one that is connected but sends nothing."""
+_PATIENCE = timedelta(hours=1)  #: time that a rank waits for another one that is connected but sends nothing
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,6 @@ def claimed(name: str) -> bool:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return an error that another process can read: itself, or else its words."""
     try:
         return error if isinstance(pickle.loads(pickle.dumps(error)), type(error)) else RuntimeError(typed_line(error))
     except Exception:  # an error of the user's code may hold anything
@@ -200,7 +198,6 @@ def backend() -> str:
 
 @contextmanager
 def _contact() -> Iterator[None]:
-    """Raise `LostRank`, in one line, when another rank is gone."""
     try:
         yield
     except RuntimeError as error:  # from any backend: a reset connection, a timeout, an abort

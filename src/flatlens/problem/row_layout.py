@@ -70,6 +70,7 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
         counted: Which tokens count, (n, T); ignored if it does not fit.
         known_outputs: N as known so far: with one row per token, that of the longest batch; 0 if not known.
     """
+    # a dict or a tuple of outputs: heads side by side
     heads = None if isinstance(outputs, Tensor) else matching(outputs, targets, n, any_targets=loss.whole)
     if heads is not None:
         return _in_heads(outputs, *heads, n, loss, counted)
@@ -90,6 +91,7 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
         )
     if outputs.ndim == 2:
         return outputs, targets
+    # the shapes of outputs and targets say whether each row is a token, or the classes of a place
     if outputs.ndim == 3 and not _are_places(outputs, targets, loss, counted):
         outputs = filled_up(outputs, targets, counted, loss.ignore_index)
     counts = counted if isinstance(counted, Tensor) and counted.shape == outputs.shape[:2] else None
@@ -100,6 +102,7 @@ def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, known_
         rows, labels = outputs.movedim(1, -1).flatten(1, -2), targets
         labels = labels.movedim(1, -1).flatten(1, -2) if labels.shape == outputs.shape else labels.flatten(1)
         return by_token(rows, labels, None, loss.ignore_index, known_outputs // outputs.shape[1], reading)
+    # neither: a callable gets the network's own form, and any other loss one target for each output
     if loss.whole or loss.by_place:
         shape = outputs.shape[1:]
         return outputs.reshape(n, -1), RowLayout(targets, lambda f: f.reshape(-1, *shape))
@@ -346,7 +349,6 @@ def matching(outputs: Any, targets: Any, n: int, *, any_targets: bool = False) -
 def _in_heads(
     outputs: Any, parts: list[Tensor], targets: Any, n: int, loss: Loss, counted: Any
 ) -> tuple[Tensor, RowLayout]:
-    """Return the heads' outputs side by side, each in rows, and their layout."""
     given = list(zip(parts, targets.values() if isinstance(targets, Mapping) else targets, strict=True))
     each, like = loss_of_each(loss, targets), targets if isinstance(targets, Mapping) else outputs
     if each is None:
@@ -376,7 +378,6 @@ def _of_one_target(outputs: Any, targets: Any, n: int) -> tuple[Tensor, RowLayou
 def _in_columns(
     parts: list[Tensor], targets: Any, each: list[tuple[Tensor, Any]], like: Any
 ) -> tuple[Tensor, RowLayout]:
-    """Return (the heads' outputs side by side, (n, N); their layout) from each head's rows and their targets."""
     ends = list(accumulate(rows.shape[1] for rows, _ in each))
     columns = [slice(end - rows.shape[1], end) for end, (rows, _) in zip(ends, each, strict=True)]
     shapes = [part.shape[1:] for part in parts]
@@ -677,7 +678,6 @@ def _beside(products: list[tuple[_Head, Callable[[Tensor], Tensor]]]) -> Callabl
 
 
 def _block_diagonal(blocks: list[Tensor]) -> Tensor:
-    """Return the batched blocks (n, r, r) along the diagonal of one matrix per sample."""
     ends = list(accumulate(block.shape[1] for block in blocks))
     B = blocks[0].new_zeros(len(blocks[0]), ends[-1], ends[-1])
     for block, end in zip(blocks, ends, strict=True):
