@@ -38,7 +38,12 @@ _SHOWN = 60
 
 
 class FlatlensError(Exception):
-    """The base class of all errors of flatlens."""
+    """The base class of all errors of flatlens.
+
+    >>> from flatlens.errors import BadInput
+    >>> issubclass(BadInput, FlatlensError)
+    True
+    """
 
     def __str__(self) -> str:  # a KeyError would show the repr, quotes and all
         return " ".join(str(part) for part in self.args)
@@ -207,7 +212,18 @@ class UnknownName(BadInput, KeyError):
 
 
 class StaleLens(FlatlensError, RuntimeError):
-    """The model changed after the lens was made: its cached numbers belong to another network."""
+    """The model changed after the lens was made: its cached numbers belong to another network.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> lens = fl.Lens(problem)
+    >>> _ = net.weight.data.add_(1)
+    >>> fl.measure(lens, ["mls"])  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    StaleLens: ...
+    """
 
 
 class LostRank(FlatlensError, RuntimeError):

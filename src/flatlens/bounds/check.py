@@ -30,7 +30,15 @@ _COLUMNS = [
 
 
 class BoundsReport(Result, Sequence[Verdict]):
-    """Verdicts, one a claim; `frame()` is the table, `about` tells what was measured and assumed."""
+    """Verdicts, one a claim; `frame()` is the table, `about` tells what was measured and assumed.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> fl.check_bounds(fl.Lens(problem), "linear_stability").violated
+    []
+    """
 
     _KIND = "bounds report"
 
@@ -94,6 +102,12 @@ def check_bounds(
     """Check inequalities on a network: those that need the pass alone, or the named ones.
 
     A bound whose products, searches or draws are expected to take more than 10 minutes is refused, unless `anyway`.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2)
+    >>> problem = fl.Problem(net, "half_squared_error", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> check_bounds(fl.Lens(problem), "linear_stability")[0].status
+    'holds'
 
     Args:
         lens: The network, with every output and in full precision.

@@ -38,7 +38,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Assumption:
-    """An assumption of a theorem, and whether it holds here."""
+    """An assumption of a theorem, and whether it holds here.
+
+    >>> Assumption("nonzero_inputs", False, "1 of 4 inputs of 0 are 0").holds
+    False
+    """
 
     name: str
     holds: bool | None  #: None if it was neither checked nor declared
@@ -51,6 +55,9 @@ class Claim:
     """The claim lhs <= rhs on this network: one row of the table.
 
     Sides with one number per sample make the claim for each; those in logarithms are compared as they are.
+
+    >>> Claim(1.0, 2.0, "0").layer
+    '0'
     """
 
     lhs: _Side

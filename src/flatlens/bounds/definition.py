@@ -22,7 +22,12 @@ Status: TypeAlias = Literal["holds", "violated", "undecided", "not applicable"]
 
 @dataclass(frozen=True)
 class Bound:
-    """A theorem, lemma or identity, with the function that makes its claims on a network."""
+    """A theorem, lemma or identity, with the function that makes its claims on a network.
+
+    >>> from flatlens.bounds import BOUNDS
+    >>> BOUNDS["linear_stability"].source
+    'compression Eq. 5, 6'
+    """
 
     name: str
     id: str  #: the catalogue's row
@@ -53,7 +58,15 @@ def bound(
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """The verdict on a claim, with the sides where they come nearest."""
+    """The verdict on a claim, with the sides where they come nearest.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2)
+    >>> problem = fl.Problem(net, "half_squared_error", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> verdict = fl.check_bounds(fl.Lens(problem), "linear_stability")[0]
+    >>> verdict.bound, verdict.status, verdict.lhs <= verdict.rhs
+    ('linear_stability', 'holds', True)
+    """
 
     bound: str
     layer: str | None

@@ -107,6 +107,13 @@ class Comparison(Result):
     """Networks ranked by each measure: `comparison["mls"]` has estimates by network, `["mls", "net"]` one of them.
 
     Networks that do not fit the data as well as the best one (`not_ranked`) have values, and no ranks.
+
+    >>> import torch, flatlens as fl
+    >>> nets = {"a": torch.nn.Linear(3, 2), "b": torch.nn.Linear(3, 2)}
+    >>> data = (torch.ones(4, 3), torch.zeros(4, 2))
+    >>> comparison = fl.compare({name: fl.Lens(fl.Problem(net, "mse", data)) for name, net in nets.items()}, "mls")
+    >>> sorted(comparison["mls"])
+    ['a', 'b']
     """
 
     _KIND = "comparison"
@@ -417,6 +424,13 @@ def compare(
 
     All must be measured under the same loss on the same data, and all or none have held-out data. Every network sees
     the same random draws, so that what they share does not tell them apart.
+
+    >>> import torch, flatlens as fl
+    >>> nets = {"a": torch.nn.Linear(3, 2), "b": torch.nn.Linear(3, 2)}
+    >>> data = (torch.ones(4, 3), torch.zeros(4, 2))
+    >>> comparison = compare({name: fl.Lens(fl.Problem(net, "mse", data)) for name, net in nets.items()}, "mls")
+    >>> comparison["mls", "a"].kind
+    'exact'
 
     Args:
         lenses: The networks by the names to show.

@@ -78,7 +78,15 @@ _Table = Mapping[str, Mapping[str, Estimate]]  #: estimates by measure and netwo
 
 @dataclass(frozen=True, eq=False)  # == would compare tables
 class Agreement:
-    """The agreement of rankings."""
+    """The agreement of rankings.
+
+    >>> import torch, flatlens as fl
+    >>> nets = {name: torch.nn.Linear(3, 2) for name in "abc"}
+    >>> data = (torch.ones(4, 3), torch.zeros(4, 2))
+    >>> lenses = {name: fl.Lens(fl.Problem(net, "mse", data)) for name, net in nets.items()}
+    >>> fl.compare(lenses, ["mls", "nmls"]).agreement().taus.shape[1] > 1
+    True
+    """
 
     overall: Statistic  #: Kendall's W of all counted measures
     surviving: Statistic  #: the same for the measures that both rescalings of the weights leave unchanged

@@ -48,7 +48,16 @@ class Remembered:
 
 @dataclass(frozen=True, eq=False)
 class Eigenpairs:
-    """Ritz values and vectors at the ends of a spectrum: the largest, descending, then the smallest, ascending."""
+    """Ritz values and vectors at the ends of a spectrum: the largest, descending, then the smallest, ascending.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> pairs = fl.curvature.eigenpairs(fl.curvature.Hessian(problem), top_k=2)
+    >>> [round(float(value), 9) for value in pairs.values]  # 1 + |x|^2, for each of the two outputs
+    [4.0, 4.0]
+    """
 
     values: Tensor  #: (k,) float64; the first is a lower bound of the largest eigenvalue
     vectors: Tensor  #: (k, P), rows of length 1

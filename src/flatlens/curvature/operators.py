@@ -219,7 +219,16 @@ Vectors = TypeVar("Vectors", Tensor, Mapping[str, Tensor])
 
 
 class Operator(ABC):
-    """A symmetric matrix over named parameters, known by its products."""
+    """A symmetric matrix over named parameters, known by its products.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> H = fl.curvature.Hessian(problem)
+    >>> isinstance(H, Operator), H.dtype
+    (True, torch.float64)
+    """
 
     def __init__(
         self, problem: Problem, parameters: str | Iterable[str] | None = None, *, model: nn.Module | None = None
@@ -382,7 +391,16 @@ def _gradients(of: Tensor, space: Space) -> list[Tensor | None]:
 
 @final
 class Hessian(Operator):
-    """The Hessian of the risk. The graph of the gradient is kept, so a product costs one backward pass."""
+    """The Hessian of the risk. The graph of the gradient is kept, so a product costs one backward pass.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> H = fl.curvature.Hessian(problem)
+    >>> H.size, round(float(H.matrix().trace()), 9)
+    (8, 8.0)
+    """
 
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
         """Return the risk and its gradient by parameter, of the graphs that the next products go through."""
@@ -412,7 +430,15 @@ class Hessian(Operator):
 
 @final
 class Residual(Operator):
-    """The functional Hessian: Hessian minus Gauss-Newton matrix."""
+    """The functional Hessian: Hessian minus Gauss-Newton matrix.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> float(fl.curvature.Residual(problem).matrix().norm())  # a linear network has none
+    0.0
+    """
 
     def _open(self, batch: Batch, number: int) -> VectorProduct:
         f, y = self.problem.run_chunk(self.model, batch, number)
@@ -491,7 +517,16 @@ def _any_row(f: Tensor) -> Tensor:
 
 @final
 class GaussNewton(_Squared):
-    """The Gauss-Newton matrix (1/mass) sum_i J_i^T C_i J_i; C_i is the output Hessian."""
+    """The Gauss-Newton matrix (1/mass) sum_i J_i^T C_i J_i; C_i is the output Hessian.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> G = fl.curvature.GaussNewton(problem).matrix()
+    >>> round(float(G.trace()), 9)  # two outputs, |x|^2 = 3, and the biases
+    8.0
+    """
 
     def _between(self, f: Tensor, y: object, number: int) -> Callable[[Tensor], Tensor]:
         return self.problem.loss.output_hessian_product(f, y)
@@ -505,6 +540,14 @@ class Fisher(_Squared):
     for plain cross-entropy and squared errors); "sampled": the mean over `draws` targets per sample, the same in every
     product; or "empirical": (1/mass) sum_i mass_i g_i g_i^T with the data's own targets, g_i the gradient of sample i's
     loss.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> F = fl.curvature.Fisher(problem, kind="empirical")
+    >>> F.size
+    8
     """
 
     def __init__(
@@ -547,7 +590,16 @@ def _require_shape(what: str, got: Tensor, shape: tuple[int, ...]) -> None:
 
 @final
 class ParameterJacobian:
-    """The Jacobian df/dtheta of all samples, (n N) x P."""
+    """The Jacobian df/dtheta of all samples, (n N) x P.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> J = fl.curvature.ParameterJacobian(problem)
+    >>> J.transposed_times(torch.ones(4, 2, dtype=torch.float64)).shape
+    torch.Size([8])
+    """
 
     def __init__(
         self, problem: Problem, parameters: str | Iterable[str] | None = None, *, model: nn.Module | None = None
@@ -585,7 +637,17 @@ class ParameterJacobian:
 
 @final
 class InputJacobian:
-    """The Jacobians df_i/dx_i of all samples: a block-diagonal matrix of n blocks N x M."""
+    """The Jacobians df_i/dx_i of all samples: a block-diagonal matrix of n blocks N x M.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> J = fl.curvature.InputJacobian(problem)
+    >>> v = torch.ones(4, 3, dtype=torch.float64)
+    >>> torch.allclose(J.times(v), v @ net.weight.T)
+    True
+    """
 
     def __init__(self, problem: Problem, *, model: nn.Module | None = None) -> None:
         if problem.coupled:

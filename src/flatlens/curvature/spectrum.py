@@ -61,6 +61,14 @@ def eigenpairs(
 
     Several are found with their multiplicity, which takes some ten products more (`flatlens.curvature.krylov.lanczos`).
 
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> pairs = eigenpairs(fl.curvature.Hessian(problem), top_k=2)
+    >>> [round(float(value), 9) for value in pairs.values], pairs.converged  # 1 + |x|^2, for each of two outputs
+    ([4.0, 4.0], True)
+
     Args:
         operator: The symmetric matrix, by its products.
         top_k: The number of largest eigenvalues.
@@ -155,7 +163,16 @@ def _warm_start(operator: Operator, generator: torch.Generator) -> tuple[Tensor,
 
 @dataclass(frozen=True, eq=False)
 class Density:
-    """A spectrum smoothed by a Gaussian of width `width`, with a standard error at each point of the grid."""
+    """A spectrum smoothed by a Gaussian of width `width`, with a standard error at each point of the grid.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> density = fl.curvature.spectral_density(fl.curvature.Hessian(problem))
+    >>> bool((density.density >= 0).all())
+    True
+    """
 
     grid: Tensor  #: (points,) float64
     density: Tensor  #: (points,) per unit of eigenvalue, integrates to 1
@@ -182,6 +199,14 @@ def spectral_density(
 
     It is the mean over random vectors of the Gauss quadrature from Lanczos steps; the standard error is over the
     vectors. The root mean square is that of ||H v|| over vectors of length 1, and needs no quadrature.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> density = spectral_density(fl.curvature.Hessian(problem))
+    >>> density.grid.shape == density.density.shape
+    True
 
     Args:
         operator: The symmetric matrix, by its products.

@@ -47,7 +47,12 @@ ANY = Preparation()
 
 @dataclass(frozen=True)
 class ImageSet:
-    """One set: the names of its files and what they must contain."""
+    """One set: the names of its files and what they must contain.
+
+    >>> from flatlens.data import IMAGE_SETS
+    >>> IMAGE_SETS["mnist"].classes
+    10
+    """
 
     name: str
     title: str

@@ -32,6 +32,11 @@ class Split:
     """Training and test data of one problem, classification or regression.
 
     `train` and `test` are the (inputs, targets) pairs that `flatlens.Problem` takes.
+
+    >>> from flatlens.data import digits
+    >>> split = digits(train=100)
+    >>> split.x.shape, split.classes
+    (torch.Size([100, 64]), 10)
     """
 
     name: str

@@ -13,7 +13,12 @@ from flatlens.estimate import Estimate
 
 
 class Distribution(ABC):
-    """A distribution P of inputs x in R^m, m = `dimension`. Classes derived from it are final."""
+    """A distribution P of inputs x in R^m, m = `dimension`. Classes derived from it are final.
+
+    >>> from flatlens.distributions import Cube
+    >>> Cube(3).dimension
+    3
+    """
 
     support_is_convex = False  #: whether the support is known to be convex, as sharpening Thm 4.3 needs
 

@@ -23,6 +23,9 @@ class Quantity:
     """A column of the table of networks, how to transform it, and the name to show.
 
     The role is "result" (to be predicted), "measure" (a candidate predictor) or "setting".
+
+    >>> Quantity("sharpness", "sharpness", "log10").name
+    'sharpness'
     """
 
     name: str

@@ -22,6 +22,17 @@ class LayerGrams:
     R), or both. The network's input has an input side only. A call of a linear layer has both, but a second call of the
     same weight has its input side only: the weight belongs to the first. A parameter outside linear layers has a
     parameter side only.
+
+    >>> import flatlens as fl, torch
+    >>> about = dict(id="own", family="compression", symbol="", source="", unit="")
+    >>> @fl.measures.per_sample(**about, place="input", needs={"G"})
+    ... def squares(g):
+    ...     return g.G.diagonal(dim1=1, dim2=2).sum(1)  # ||df/dx_i||_F^2
+    >>> net = torch.nn.Linear(3, 2)
+    >>> problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> report = fl.measure(fl.Lens(problem), [squares])
+    >>> abs(report["squares"].value - net.weight.square().sum().item()) < 1e-6
+    True
     """
 
     C: Tensor  #: output Hessians d2 l_i / df2, (n, N, N), scaled so that the risk is the mean of l_i

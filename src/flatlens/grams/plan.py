@@ -104,7 +104,14 @@ def agreed(ranks: Ranks) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A weight as a matrix: that of a linear layer, or of products outside layers, such as attention's projections."""
+    """A weight as a matrix: that of a linear layer, or of products outside layers, such as attention's projections.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2)
+    >>> problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> [(weight.value.shape, weight.dense) for weight in fl.Lens(problem).layout.weights.values()]
+    [(torch.Size([2, 3]), True)]
+    """
 
     layer: str  #: key of the layer's first call; outside layers the parameter's name
     calls: tuple[str, ...]  #: keys of the layer's calls; empty outside layers
@@ -195,7 +202,14 @@ _GRAM_BYTES = 2 * 5 * 8
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The plan of a pass over one network."""
+    """The plan of a pass over one network.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> list(fl.Lens(problem).layout.weights)
+    ['0', '2']
+    """
 
     structure: Structure  #: facts that the graph proves
     weights: dict[str, Weight]  #: weights of linear layers and of products outside layers, in execution order

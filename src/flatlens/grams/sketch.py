@@ -82,7 +82,11 @@ class SampleStream:
 
 @dataclass(frozen=True)
 class Sketch:
-    """The random combinations of the outputs."""
+    """The random combinations of the outputs.
+
+    >>> Sketch(probes=4, seed=0, weighted=False).probes
+    4
+    """
 
     probes: int  #: number of combinations; each takes a pass
     seed: int

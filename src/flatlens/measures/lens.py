@@ -47,6 +47,15 @@ class Lens:
     One pass serves all one-pass measures that read no more of it than the requested ones. A later measure that reads
     more runs another pass; `passes` counts them. If the model has changed since, `StaleLens` is raised.
 
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> lens = fl.Lens(problem)
+    >>> report = fl.measure(lens, ["mls", "nmls"])
+    >>> lens.passes
+    1
+
     Args:
         problem: The network, loss and data.
         outputs: "exact" runs one backward pass for each of the network's N outputs. A number runs passes over that

@@ -24,6 +24,9 @@ class Published:
 
     Images are resized (bilinear) to the size that the network was trained on and brought to its mean and standard
     deviation, so that many networks are measured on the same images; `sigmoid` puts the outputs between 0 and 1.
+
+    >>> Published("timm:resnet18", weights="random").weights
+    'random'
     """
 
     name: str  #: "timm:vit_tiny_patch16_224"

@@ -123,6 +123,13 @@ class LabelTerms:
 
     First order: gamma' = weights + labels; no measure of flatness contains the term `labels`. Second order: gamma'' =
     flatness + labels_squared + labels_bending + 2 mixed.
+
+    >>> import torch, flatlens as fl
+    >>> from flatlens.perturbation import label_change_terms
+    >>> net = torch.nn.Linear(3, 1, dtype=torch.float64)
+    >>> problem = fl.Problem(net, "half_squared_error", (torch.ones(4, 3).double(), torch.zeros(4, 1).double()))
+    >>> label_change_terms(problem, lambda x: x[:, :1], torch.eye(3).double()).labels.shape
+    torch.Size([4])
     """
 
     weights: Tensor  #: l_w . (w A)

@@ -326,6 +326,13 @@ class Data:
     Tensors are split as requested. A dataset or loader is read in its own batches (its collate, its batch size) but in
     index order. Each batch gets a checksum on the first reading, and one that differs later (augmentation, noise) is
     refused.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> [len(batch[0]) for batch in problem.data.chunks(3)]
+    [3, 1]
     """
 
     def __init__(self, source: Any, where: str, paired: bool = True) -> None:

@@ -22,7 +22,15 @@ from flatlens.errors import BadData, BadLoss, NotDifferentiable
 
 
 class Loss(ABC):
-    """l(f, y) per sample, for outputs f of shape (n, N) and targets y."""
+    """l(f, y) per sample, for outputs f of shape (n, N) and targets y.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> problem = fl.Problem(net, "half_squared_error", data)
+    >>> problem.loss.name
+    'half_squared_error'
+    """
 
     name: str
     ignore_index: int = -100  #: a label that counts as no sample

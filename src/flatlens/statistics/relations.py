@@ -87,7 +87,13 @@ USUAL_TARGET = "generalisation_gap"
 
 
 class Relations(Result):
-    """Correlations of every pair of columns; `frame()` is the table, `plot()` a picture of those with one of them."""
+    """Correlations of every pair of columns; `frame()` is the table, `plot()` a picture of those with one of them.
+
+    >>> import pandas as pd, flatlens as fl
+    >>> table = pd.DataFrame({"mls": [1.0, 2.0, 3.0, 4.0], "gap": [0.1, 0.2, 0.4, 0.3], "seed": [0, 1, 2, 3]})
+    >>> fl.relate(table, units="seed").of("gap")[["x", "pearson"]].round(9).to_dict("records")
+    [{'x': 'mls', 'pearson': 0.8}]
+    """
 
     _KIND = "table of relations"
 

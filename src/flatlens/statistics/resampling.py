@@ -97,7 +97,11 @@ _MORE = 2  #: points beyond those for a value that an interval needs: of 4, resa
 
 @dataclass(frozen=True)
 class Correlation:
-    """A coefficient with its 95% interval; NaN where undefined: a constant column, too few points."""
+    """A coefficient with its 95% interval; NaN where undefined: a constant column, too few points.
+
+    >>> Correlation(0.8, 0.5, 0.9, n=20).low
+    0.5
+    """
 
     value: float
     low: float

@@ -32,7 +32,16 @@ _PAUSE = 15.0
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A measurement of a training run."""
+    """A measurement of a training run.
+
+    >>> import pathlib, tempfile, torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2)
+    >>> problem = fl.Problem(net, "half_squared_error", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> moments = []
+    >>> _ = fl.Tracker(problem, "mls", every=1, log=moments.append, live=False).step(0)
+    >>> moments[0].step, moments[0].report["mls"].kind
+    (0, 'exact')
+    """
 
     step: int
     report: Report
@@ -40,7 +49,13 @@ class Moment:
 
 
 class Live:
-    """The default `live`: on a terminal one line that is rewritten in place, elsewhere a new line now and then."""
+    """The default `live`: on a terminal one line that is rewritten in place, elsewhere a new line now and then.
+
+    >>> import pathlib, tempfile, torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2)
+    >>> problem = fl.Problem(net, "half_squared_error", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> tracker = fl.Tracker(problem, "mls", every=1, live=Live())
+    """
 
     def __init__(self) -> None:
         self._spoke, self._moments = -float("inf"), 0
@@ -125,6 +140,14 @@ class CSVLog:
     A tracker that continues from a saved state (`load_state_dict`) first removes the rows after that state's step,
     which it measures again; a new run adds its own below those of an old one. Of several processes that train together
     and name the same file, the first one to write to it is the only one.
+
+    >>> import pathlib, tempfile, torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2)
+    >>> problem = fl.Problem(net, "half_squared_error", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> file = pathlib.Path(tempfile.mkdtemp(), "log.csv")
+    >>> _ = fl.Tracker(problem, "mls", every=1, log=CSVLog(file), live=False).step(0)
+    >>> file.read_text().splitlines()[0]
+    'step,name,value'
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -178,6 +201,14 @@ class TensorBoardLog:
     A run that is resumed adds to the folder, which then has some steps twice. To hide the first ones, give
     `SummaryWriter(folder, purge_step=step + 1)`, with the step of the saved state; it hides those of all other files in
     that folder, too.
+
+    >>> import pathlib, tempfile, torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2)
+    >>> problem = fl.Problem(net, "half_squared_error", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = fl.Tracker(problem, "mls", every=1, log=TensorBoardLog(folder), live=False).step(0)
+    >>> len(list(pathlib.Path(folder).iterdir()))
+    1
     """
 
     def __init__(self, where: Any) -> None:

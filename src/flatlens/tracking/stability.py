@@ -17,7 +17,11 @@ WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness")
 
 @dataclass(frozen=True)
 class Edge:
-    """A learning rate and its edge of stability; NaN where there is none, or more than one."""
+    """A learning rate and its edge of stability; NaN where there is none, or more than one.
+
+    >>> Edge(lr=0.1, value=20.0, formula="2 / lr").value
+    20.0
+    """
 
     lr: float = math.nan  #: the largest one, if groups of parameters have their own
     value: float = math.nan  #: the edge, in the unit of the measure `of`

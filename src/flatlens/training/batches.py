@@ -20,6 +20,10 @@ class Augmentation:
 
     The flip has probability 1/2. The standard choice for CIFAR is four pixels and horizontal flips (sharpening
     App. B.3). Images are (n, C, h, w).
+
+    >>> from flatlens.training import SGD, Training
+    >>> Training(SGD(lr=0.1), batch_size=16, max_epochs=5, augmentation=Augmentation(pad=2, flip=False)).augmentation.p
+    1.0
     """
 
     p: float = 1.0
@@ -63,6 +67,10 @@ class Mixup:
 
     Each batch has one theta. With beta = 1 it is uniform; with beta = 0, the limit, it is 0 or 1 with probability 1/2
     each. Sources: Zhang et al. 2018; sharpening App. B.3.
+
+    >>> from flatlens.training import SGD, Training
+    >>> Training(SGD(lr=0.1), batch_size=16, max_epochs=5, mixup=Mixup(beta=1.0)).mixup
+    Mixup(beta=1.0)
     """
 
     beta: float

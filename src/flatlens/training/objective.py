@@ -164,14 +164,24 @@ class _JacobianPenalty:
 
 
 class InputJacobian(_JacobianPenalty):
-    """Penalty on the Jacobian of the outputs with respect to the inputs."""
+    """Penalty on the Jacobian of the outputs with respect to the inputs.
+
+    >>> from flatlens.training import SGD, Training
+    >>> Training(SGD(lr=0.1), max_epochs=5, penalties=(InputJacobian(0.01),)).penalties[0].form
+    'mean_square'
+    """
 
     def _at(self, seen: Pass) -> Sequence[Tensor]:
         return [seen.x]
 
 
 class ParameterJacobian(_JacobianPenalty):
-    """Penalty on the Jacobian of the outputs with respect to the trainable parameters."""
+    """Penalty on the Jacobian of the outputs with respect to the trainable parameters.
+
+    >>> from flatlens.training import SGD, Training
+    >>> Training(SGD(lr=0.1), max_epochs=5, penalties=(ParameterJacobian(0.01),)).penalties[0].form
+    'mean_square'
+    """
 
     def _at(self, seen: Pass) -> Sequence[Tensor]:
         return seen.parameters
@@ -185,6 +195,10 @@ class RelativeFlatness:
     in the outputs, and M_v the gradient of <v, f> in the layer's weight. Then mean_i ||W^T M_v||_F^2 has the mean
     kappa_Tr = mean_i tr(C_i R_i^l) (relative2021 Def. 3). For a layer applied once it equals
     ||phi||^2 ||v^T df/dphi||^2. The penalty is differentiated through C, too. All layers share one backward pass.
+
+    >>> from flatlens.training import SGD, Training
+    >>> Training(SGD(lr=0.1), max_epochs=5, penalties=(RelativeFlatness(0.1, layers="all"),)).penalties[0].layers
+    'all'
     """
 
     coefficient: float

@@ -28,6 +28,10 @@ class Ridge:
 
     The other layers do not change. The bias has no penalty, as in scikit-learn. A run takes one step, whatever number
     of steps the settings give.
+
+    >>> from flatlens.training import Training
+    >>> Training(Ridge(0.5), loss="half_squared_error", max_steps=1).optimiser.penalty
+    0.5
     """
 
     penalty: float = 1.0
@@ -134,7 +138,12 @@ class SGD(_Stepping):
 
 @dataclass(frozen=True)
 class Adam(_Stepping):
-    """Adam (Kingma & Ba); with `decoupled` AdamW, whose weight decay is not scaled as the gradient is."""
+    """Adam (Kingma & Ba); with `decoupled` AdamW, whose weight decay is not scaled as the gradient is.
+
+    >>> from flatlens.training import Training
+    >>> Training(Adam(lr=0.01, decoupled=True, weight_decay=0.1), max_epochs=5).optimiser.beta1
+    0.9
+    """
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -154,7 +163,12 @@ class Adam(_Stepping):
 
 @dataclass(frozen=True)
 class RMSProp(_Stepping):
-    """RMSProp (Hinton), as in torch; `alpha` is the decay rate of the mean square."""
+    """RMSProp (Hinton), as in torch; `alpha` is the decay rate of the mean square.
+
+    >>> from flatlens.training import Training
+    >>> Training(RMSProp(lr=0.01), max_epochs=5).optimiser.alpha
+    0.99
+    """
 
     lr: float = 1e-2
     alpha: float = 0.99
@@ -176,7 +190,11 @@ Unit: TypeAlias = Literal["epochs", "steps"]
 
 @dataclass(frozen=True)
 class Constant:
-    """The same learning rate throughout."""
+    """The same learning rate throughout.
+
+    >>> Constant().factor(step=100, epoch=2)
+    1.0
+    """
 
     def factor(self, step: int, epoch: int) -> float:
         """Return 1."""
@@ -254,7 +272,12 @@ LearningRateSchedule: TypeAlias = Constant | Steps | Cosine
 
 @dataclass(frozen=True)
 class SAM:
-    """The largest loss in a ball of radius `rho`, to first order; with 0, plain descent."""
+    """The largest loss in a ball of radius `rho`, to first order; with 0, plain descent.
+
+    >>> from flatlens.training import SGD, Training
+    >>> Training(SGD(lr=0.1), batch_size=16, max_epochs=5, ascent=SAM(0.1)).ascent
+    SAM(rho=0.1)
+    """
 
     rho: float = 0.05
 
@@ -269,7 +292,12 @@ class SAM:
 
 @dataclass(frozen=True)
 class ASAM:
-    """The largest loss in an ellipsoid whose axes grow with the parameters; with 0, plain descent."""
+    """The largest loss in an ellipsoid whose axes grow with the parameters; with 0, plain descent.
+
+    >>> from flatlens.training import SGD, Training
+    >>> Training(SGD(lr=0.1), batch_size=16, max_epochs=5, ascent=ASAM(0.5)).ascent
+    ASAM(rho=0.5, eta=0.01)
+    """
 
     rho: float = 0.5
     eta: float = 0.01

@@ -60,7 +60,14 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
 class TrainingResult:
-    """The ending of a training run, and its curves."""
+    """The ending of a training run, and its curves.
+
+    >>> import torch
+    >>> from flatlens.training import SGD, Training, train
+    >>> net, data = torch.nn.Linear(2, 1), (torch.ones(4, 2), torch.zeros(4, 1))
+    >>> train(net, data, Training(SGD(lr=0.1), loss="half_squared_error", max_steps=3)).steps
+    3
+    """
 
     outcome: Ending
     steps: int

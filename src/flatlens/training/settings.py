@@ -149,6 +149,9 @@ class TrainedElsewhere:
 
     `known` has any facts by name: settings such as "lr" and "batch_size", and results such as "generalisation_gap",
     which take the place of those measured.
+
+    >>> TrainedElsewhere("a.pt", "sha256", known={"lr": 0.1}).known["lr"]
+    0.1
     """
 
     weights: str  #: the file, with its whole path

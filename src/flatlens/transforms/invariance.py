@@ -59,7 +59,15 @@ _TABLE_1 = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A number before and after a transform."""
+    """A number before and after a transform.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> cell = fl.check_invariance(fl.Lens(problem), ["mls"], transforms="permutation")[0]
+    >>> cell.measure, cell.unchanged, cell.agrees
+    ('mls', True, True)
+    """
 
     measure: str  #: name of the measure, with its part
     transform: str
@@ -81,7 +89,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Applied:
-    """The effect of a transform on the network, and the proof."""
+    """The effect of a transform on the network, and the proof.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> table = fl.check_invariance(fl.Lens(problem), ["mls"], transforms="permutation")
+    >>> table.moved["permutation"].links
+    ('0 -> 2',)
+    """
 
     difference: float  #: max |f' - f| over the data
     links: tuple[str, ...]  #: links whose features moved, as `fc1 -> fc2`
@@ -99,6 +115,12 @@ class InvarianceReport(Result, Sequence[Cell]):
 
     `moved` maps a transform to what it did, with the proof that the outputs stayed the same; `left_out` maps a
     transform that does not apply to this network to the reason; `about` says what was measured.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    >>> problem = fl.Problem(net, "half_squared_error", (torch.ones(4, 3).double(), torch.zeros(4, 2).double()))
+    >>> fl.check_invariance(fl.Lens(problem), ["mls"]).disagreeing
+    []
     """
 
     _KIND = "invariance report"

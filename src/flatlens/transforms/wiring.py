@@ -27,7 +27,12 @@ _LAYERS = ("linear", "convolution")
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A layer or norm that reads features of another."""
+    """A layer or norm that reads features of another.
+
+    >>> import torch
+    >>> Reader("2", torch.arange(4)).name
+    '2'
+    """
 
     name: str
     owner: Tensor  #: feature that each of its inputs belongs to, (inputs,)
@@ -35,7 +40,11 @@ class Reader:
 
 @dataclass(eq=False)
 class Link:
-    """A layer or norm, and everything that reads its features."""
+    """A layer or norm, and everything that reads its features.
+
+    >>> Link("0", features=4).readers
+    []
+    """
 
     source: str
     features: int
@@ -54,7 +63,15 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Wiring:
-    """The wiring of one network: whose features can be rescaled, and whose permuted."""
+    """The wiring of one network: whose features can be rescaled, and whose permuted.
+
+    >>> import torch, flatlens as fl
+    >>> from flatlens.transforms import read_wiring
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> [reader.name for reader in read_wiring(problem, net).scales["0"].readers]
+    ['2']
+    """
 
     scales: dict[str, Link] = field(default_factory=dict)  #: those of linear layers and BatchNorms, in execution order
     orders: dict[str, Link] = field(default_factory=dict)  #: those of linear layers
