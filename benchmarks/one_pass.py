@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import flatlens as fl
 from benchmarks import machine
 from benchmarks.timed import NETWORKS, OUTPUTS
-from flatlens.grams import Layout, lay_out, one_pass
+from flatlens.grams import Plan, lay_out, one_pass
 from flatlens.grams.data_pass import ALL_GRAMS, PASS_CHUNK
 
 DIAGONALS = (*ALL_GRAMS, "diagonal", "columns", "adaptive")
@@ -71,13 +71,13 @@ def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> Callabl
 def without_certificates() -> Iterator[None]:
     """Accept every chunk without a certificate."""
     module = sys.modules["flatlens.grams.data_pass"]
-    output_jacobians, require_same = module.output_jacobians, Layout.require_same
+    output_jacobians, require_same = module.output_jacobians, Plan.require_same
     module.output_jacobians = lambda *given, **options: output_jacobians(*given, **(options | {"certify": None}))
-    Layout.require_same = lambda *given: None
+    Plan.require_same = lambda *given: None
     try:
         yield
     finally:
-        module.output_jacobians, Layout.require_same = output_jacobians, require_same
+        module.output_jacobians, Plan.require_same = output_jacobians, require_same
 
 
 def on_trust(run: Callable[[], None]) -> Callable[[], None]:

@@ -97,10 +97,10 @@ def test_sums_over_parameters_are_those_of_explicit_jacobians(name: str, memory:
         torch.manual_seed(0)
         net = make().double().eval()
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (X, Y), memory=memory))
-    assert set(lens.layout.made) == made
+    assert set(lens.layout.derived) == made
     assert not lens.layout.unexplained
     report = fl.measure(lens, ["interpolation_sharpness", "ggn_trace", "adaptive_sharpness_ggn"])
-    assert set(lens.layout.made) == made  # the plan held on every chunk
+    assert set(lens.layout.derived) == made  # the plan held on every chunk
     p = net(X).detach().softmax(1)
     C = torch.diag_embed(p) - p[:, :, None] * p[:, None]
     S = trace = adaptive = 0.0
@@ -137,7 +137,7 @@ def test_a_tied_head_is_one_weight() -> None:
             net.embed.weight[0] = torch.randn(4)
     ids, y = torch.tensor([[1, 2, 2], [3, 0, 4], [4, 4, 1], [2, 1, 0]]), torch.tensor([1, 4, 0, 2])
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (ids, y)))
-    assert set(lens.layout.made) == {"embed.weight", "place.weight"}
+    assert set(lens.layout.derived) == {"embed.weight", "place.weight"}
     report = fl.measure(lens, ["interpolation_sharpness", "relative_flatness", "relative_flatness_ggn", "kappa_trace"])
     S = sum(float(M.square().sum((1, 2)).mean()) for M in jacobians(net, ids).values())
     assert report["interpolation_sharpness"].value == pytest.approx(S, rel=1e-10)
@@ -174,4 +174,4 @@ def test_a_chunk_of_one_sample_keeps_the_plan() -> None:
         batch = problem.place(raw)
         with problem.measuring(net):
             tape, inputs, _, _ = run_recorded(problem, net, batch)
-        layout.require_same(tape, inputs, net, batch)
+        layout.require_same(tape, inputs, batch)

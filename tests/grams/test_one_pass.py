@@ -93,7 +93,6 @@ def test_with_a_convex_loss_sums_over_outputs_are_literal(P: int, dtype: torch.d
     """By squares with a root of C, or in float32 by pairs of positions; C has the null vector of a cross-entropy."""
     jacobian, _ = shared(P, False, frozenset({"K", "R", "diagonal", "columns", "adaptive"}))
     J, W = jacobian.J.to(dtype), jacobian.weight.W
-    assert jacobian.phi is not None
     phi = jacobian.phi(slice(None)).to(dtype)
     C = torch.tensor([0.21, 0.0, 1e-12]).double()[:, None, None] * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double()
     own = replace(jacobian, J=J, phi=lambda piece: phi[piece], C=C, convex=True)
@@ -124,6 +123,14 @@ def test_squares_in_float32_keep_their_digits_in_any_unit(P: int, unit: float) -
     assert torch.allclose(own.adaptive(), (squares * weight.squares).sum((1, 2, 3)), rtol=1e-4, atol=0)
 
 
+CHEAPEST = SharedJacobian.__dict__["cheapest"].func
+
+
+def by_way(narrow: bool) -> property:
+    """M for Gram matrices is formed from the features' factor, or from the features, whatever takes less."""
+    return property(lambda self: CHEAPEST(self) | {"grams": "factor" if narrow else "features"})
+
+
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("P", [1, 2, 40])
 def test_all_ways_to_the_gram_of_a_shared_weight_are_literal(
@@ -135,7 +142,6 @@ def test_all_ways_to_the_gram_of_a_shared_weight_are_literal(
         J, W = jacobian.J, jacobian.weight.W
         if tokens:
             J, W = J[:, :, :1].mT.contiguous().mT, W[:1]
-        assert jacobian.phi is not None
         phi = jacobian.phi(slice(None))[:, : len(W)]
         units = torch.ones(W.shape[0], W.shape[2]).double() if scale is None else scale[: len(W)]
         M = torch.einsum("nkgdp,ngmp->nkgdm", J, phi)
@@ -143,7 +149,7 @@ def test_all_ways_to_the_gram_of_a_shared_weight_are_literal(
         at_x = torch.einsum("gdm,nkgdp->nkgmp", W, J)
         own = replace(jacobian, J=J, phi=phi.__getitem__, weight=WeightMatrix(W))
         for narrow in (True, False):
-            monkeypatch.setattr(SharedJacobian, "_narrow", narrow)
+            monkeypatch.setattr(SharedJacobian, "cheapest", by_way(narrow))
             for given in (None, at_x):
                 own = replace(own, at_x=given)
                 assert torch.allclose(own.gram(), torch.einsum("nkgdm,nlgdm->nkl", M, M), rtol=1e-11)
@@ -157,7 +163,7 @@ def test_a_large_weight_is_treated_in_slices_of_rows(
     bytes_at_once: int, narrow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The results do not depend on the scratch memory: it holds one row of a sample's gradient, three rows, or all."""
-    monkeypatch.setattr(SharedJacobian, "_narrow", narrow)
+    monkeypatch.setattr(SharedJacobian, "cheapest", by_way(narrow))
     monkeypatch.setattr("flatlens.grams.weight_jacobians.CACHE_BYTES", bytes_at_once)
     monkeypatch.setattr("flatlens.grams.contractions.SCRATCH_BYTES", bytes_at_once)
     jacobian, scale = shared(6, True, frozenset(get_args(GramKind)))

@@ -28,6 +28,7 @@ from flatlens.bounds.context import (
 )
 from flatlens.bounds.definition import bound
 from flatlens.grams import LayerGrams, one_pass, quadratic
+from flatlens.grams.weight_jacobians import DenseJacobian
 from flatlens.measures.flatness import relative_flatness_ggn
 from flatlens.measures.normalised import normalized_sharpness
 from flatlens.measures.sensitivity import input_invariant_mls, jacobian_frobenius, mls, normalized_mls
@@ -328,9 +329,10 @@ def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict
 def _product(g: LayerGrams, scales: Balanced) -> Tensor:
     """||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2 per sample."""
     assert g.x is not None
+    assert isinstance(g.weight, DenseJacobian)
     kept = scales.columns.to(g.x.device)
     t2 = scales.scale.to(g.x.device)[kept]
-    slopes = quadratic(g.C, g.linear.Jx[:, :, kept]) / t2  # type: ignore[union-attr]  # of a dense layer
+    slopes = quadratic(g.C, g.weight.Jx[:, :, kept]) / t2
     return slopes.sum(1) * (g.x.to(torch.float64).square()[:, kept] * t2).sum(1)
 
 

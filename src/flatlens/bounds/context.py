@@ -149,7 +149,7 @@ def weight_spectral2(g: LayerGrams) -> Tensor:
 @per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def output_slope2(g: LayerGrams) -> Tensor:
     """Return ||J||_F^2, J = df/dz of the layer's output, over all its positions."""
-    return g.linear.J.flatten(1).double().square().sum(1)
+    return g.at_output.flatten(1).double().square().sum(1)
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})

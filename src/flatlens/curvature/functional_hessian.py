@@ -31,7 +31,7 @@ from flatlens.curvature.operators import Operator, Residual
 from flatlens.curvature.symmetry import SymmetryCheck, random_like
 from flatlens.errors import out_of_memory
 from flatlens.estimate import Progress
-from flatlens.grams import Layout, Weight, agreed
+from flatlens.grams import Plan, Weight, agreed
 from flatlens.grams.autograd import (
     Runner,
     as_batch,
@@ -221,7 +221,7 @@ PRODUCT_OUTPUTS = 10  #: outputs of a pass that needs about as much memory as a 
 def functional_hessian_along(
     problem: Problem,
     model: nn.Module,
-    layout: Layout,
+    layout: Plan,
     layer: str,
     directions: Directions,
     of_chunk: Callable[[Tensor], Tensor],
@@ -264,7 +264,7 @@ def tell(problem: Problem, progress: Progress | None, products: int, seen: int, 
 class RecordedWeight:
     """A weight that acts through one product, with that product's tensors in one forward pass."""
 
-    def __init__(self, tape: Tape, layout: Layout, weight: Weight, n: int) -> None:
+    def __init__(self, tape: Tape, layout: Plan, weight: Weight, n: int) -> None:
         (slot,) = weight.products
         product = layout.operations(tape)[slot]
         assert isinstance(product, Product)
@@ -311,7 +311,7 @@ def _scaled(U: Tensor) -> tuple[Tensor, Tensor]:
 def _along_preactivation(
     problem: Problem,
     model: nn.Module,
-    layout: Layout,
+    layout: Plan,
     weight: Weight,
     batch: Batch,
     directions: Directions,
@@ -319,7 +319,7 @@ def _along_preactivation(
     told: Callable[[int], None],
 ) -> Tensor:
     tape, inputs, f, y = run_recorded(problem, model, batch)
-    layout.require_same(tape, inputs, model, batch)
+    layout.require_same(tape, inputs, batch)
     n, seen = len(f), RecordedWeight(tape, layout, weight, len(f))
     W = weight.cut(weight.adapter.matrix(weight.value))
     phi = seen.phi
@@ -499,7 +499,7 @@ class CurvedParameters:
         return (*self.weights.values(), *self.biases.values(), *self.others)
 
 
-def curved_parameters(problem: Problem, layout: Layout) -> CurvedParameters:
+def curved_parameters(problem: Problem, layout: Plan) -> CurvedParameters:
     """Return the parameters in which the network is not piecewise affine; for the others H = GGN."""
     curved = problem.parameters & layout.structure.curved
     once = {layer: weight for layer, weight in layout.weights.items() if len(weight.products) == 1}
@@ -511,7 +511,7 @@ def curved_parameters(problem: Problem, layout: Layout) -> CurvedParameters:
 def functional_hessian_trace(
     problem: Problem,
     model: nn.Module,
-    layout: Layout,
+    layout: Plan,
     curved: CurvedParameters,
     *,
     probes: int,
@@ -572,7 +572,7 @@ class _Chunk:
         self,
         problem: Problem,
         model: nn.Module,
-        layout: Layout,
+        layout: Plan,
         curved: CurvedParameters,
         batch: Batch,
         parameters: dict[str, Tensor],
@@ -580,7 +580,7 @@ class _Chunk:
         check: SymmetryCheck,
     ) -> None:
         tape, inputs, f, y = run_recorded(problem, model, batch)
-        layout.require_same(tape, inputs, model, batch)
+        layout.require_same(tape, inputs, batch)
         self.curved, self.weighted, self.dtype, self.device = curved, weighted, f.dtype, f.device
         self.layers = {layer: layout.weights[layer] for layer in {**curved.weights, **curved.biases}}
         self.others = {name: parameters[name] for name in curved.others}
@@ -670,7 +670,7 @@ def _is_curved(slope: Tensor | None) -> bool:
 def exact_functional_hessian_trace(
     problem: Problem,
     model: nn.Module,
-    layout: Layout,
+    layout: Plan,
     curved: CurvedParameters,
     *,
     weighted: bool,
@@ -720,7 +720,7 @@ def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
     return entries
 
 
-def exact_products(layout: Layout, curved: CurvedParameters, sizes: dict[str, int]) -> int:
+def exact_products(layout: Plan, curved: CurvedParameters, sizes: dict[str, int]) -> int:
     """Return the number of products that `exact_functional_hessian_trace` takes."""
     weights = 0
     for layer in curved.weights:

@@ -39,8 +39,7 @@ from flatlens.curvature.krylov import finite_gradient
 from flatlens.curvature.space import Space, dot, space_of
 from flatlens.curvature.symmetry import SymmetryCheck
 from flatlens.errors import BadInput, Give
-from flatlens.grams.autograd import require_second_derivative
-from flatlens.grams.plan import clear_autograd_errors
+from flatlens.grams.autograd import clear_autograd_errors, require_second_derivative
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import size, spaced, take

@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from flatlens.curvature.krylov import lanczos
 from flatlens.curvature.operators import bytes_saved, derivative_of
 from flatlens.estimate import Progress
-from flatlens.grams import LayerGrams, Layout, PlanBroken, features_read, require_told_apart
+from flatlens.grams import LayerGrams, Plan, PlanBroken, features_read, require_told_apart
 from flatlens.grams.contractions import CACHE_BYTES, norm2, pieces
 from flatlens.grams.plan import samples_coupled
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.trial import FRONT, Rows, coupled_places
-from flatlens.operations.layers import by_sample
 from flatlens.operations.operator_norm import SearchedNorm, power_of_two, searched_norm
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import size
@@ -54,7 +53,7 @@ class TopGrams:
 def jacobian_norms(
     problem: Problem,
     model: nn.Module,
-    layout: Layout,
+    layout: Plan,
     places: list[CallOrInput],
     *,
     softmax: bool,
@@ -79,7 +78,7 @@ def jacobian_norms(
             batch = problem.place(raw)
             tape, inputs, f, y = run_recorded(problem, model, batch)
             problem.require_as_seen(model, batch, number, f)
-            layout.require_same(tape, inputs, model, batch)
+            layout.require_same(tape, inputs, batch)
             inputs = [inputs[number] for number in layout.inputs]
             grams, residuals, products = {}, {}, 0
             _require_apart(tape, inputs, layout, places, f, batch)
@@ -95,7 +94,7 @@ def jacobian_norms(
 
 
 def _require_apart(
-    tape: Tape, inputs: list[Tensor], layout: Layout, places: list[CallOrInput], f: Tensor, batch: Batch
+    tape: Tape, inputs: list[Tensor], layout: Plan, places: list[CallOrInput], f: Tensor, batch: Batch
 ) -> None:
     """Refuse samples that depend on each other; raise PlanBroken if samples are not on the axis that the plan says."""
     at = {f"x:{key}": tape.linear[key].x for key in places if key is not None}
@@ -109,12 +108,12 @@ def _require_apart(
         raise PlanBroken([batch], failing)
 
 
-def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: CallOrInput, n: int) -> tuple[list[Tensor], Tensor]:
+def _at(tape: Tape, inputs: list[Tensor], layout: Plan, place: CallOrInput, n: int) -> tuple[list[Tensor], Tensor]:
     """Return (the tensors to differentiate with respect to, their values side by side (n, M))."""
     if place is None:
         return inputs, torch.cat([layout.unpadded(x.detach(), tape).flatten(1) for x in inputs], 1)
     call = tape.linear[place]
-    return [call.x], layout.unpadded(by_sample(call.read, layout.batch_axis[place]), tape).reshape(n, -1)
+    return [call.x], layout.unpadded(call.read.movedim(layout.batch_axis[place], 0), tape).reshape(n, -1)
 
 
 def squared_jacobian(
@@ -264,7 +263,7 @@ _TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the
 
 
 def feature_norms(
-    problem: Problem, model: nn.Module, layout: Layout, groups: Mapping[str, Collection[str]] | None = None
+    problem: Problem, model: nn.Module, layout: Plan, groups: Mapping[str, Collection[str]] | None = None
 ) -> dict[str, SearchedNorm]:
     """Return ||X_l||_2 of the features X_l (n x M_l) of each linear call and each weight outside layers.
 
@@ -350,9 +349,7 @@ def _squared(parts: list[Tensor], width: int) -> Tensor | None:
     return total if usable else None
 
 
-def _features(
-    problem: Problem, model: nn.Module, layout: Layout
-) -> tuple[list[dict[str, Tensor]], bool, dict[str, int]]:
+def _features(problem: Problem, model: nn.Module, layout: Plan) -> tuple[list[dict[str, Tensor]], bool, dict[str, int]]:
     """Return (the kept features by chunk, whether all chunks are kept, the largest number of features of each call)."""
     kept: list[dict[str, Tensor]] = []
     widths: dict[str, int] = {}
@@ -367,7 +364,7 @@ def _features(
     return kept, complete, widths
 
 
-def _walk(problem: Problem, model: nn.Module, layout: Layout, *, check: bool = False) -> Iterator[dict[str, Tensor]]:
+def _walk(problem: Problem, model: nn.Module, layout: Plan, *, check: bool = False) -> Iterator[dict[str, Tensor]]:
     """Yield the features of every linear call and of every weight outside layers, (n, M_l), chunk by chunk.
 
     With `check`, PlanBroken is raised where rows that are folded into the batch are not those of the planned samples.

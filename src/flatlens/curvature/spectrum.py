@@ -31,7 +31,7 @@ from flatlens.curvature.probes import mean_of_forms, skewed
 from flatlens.deprecated_names import renamed
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
-from flatlens.grams import Layout, one_pass, quadratic
+from flatlens.grams import Plan, one_pass, quadratic
 from flatlens.grams.weight_jacobians import DenseJacobian
 from flatlens.problem import Problem
 from flatlens.progress import PRODUCTS, ROWS
@@ -294,7 +294,7 @@ class DenseBlock:
         return lanczos(self, start.to(self.phi), rtol=rtol, progress=progress)
 
 
-def block_fits(problem: Problem, layout: Layout, layer: str) -> bool:
+def block_fits(problem: Problem, layout: Plan, layer: str) -> bool:
     """Return whether the layer is dense and its factors fit in half the problem's memory."""
     weight = layout.weights[layer]
     if not weight.dense:
@@ -305,7 +305,7 @@ def block_fits(problem: Problem, layout: Layout, layer: str) -> bool:
 
 
 def dense_blocks(
-    problem: Problem, model: nn.Module, layout: Layout, layers: list[str], progress: Progress | None = None
+    problem: Problem, model: nn.Module, layout: Plan, layers: list[str], progress: Progress | None = None
 ) -> dict[str, DenseBlock]:
     """Return the factors of some dense layers, from one pass."""
     gathered: dict[str, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}

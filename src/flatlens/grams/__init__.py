@@ -3,16 +3,14 @@
 Read the modules in this order:
 
     record            runs the network once, and keeps each linear layer's input and output and autograd's graph
-    structure         what the graph proves: which operations read a parameter, where the outputs are curved
-    rows              on which axis of a tensor the samples lie, and a test that no sample affects another
-    trial             a run on probe samples: the structure, and the possible positions of the samples
-    planner           makes the plan from the trials (`proof` checks it against autograd there)
-    layout            the plan itself, and the check that a chunk has its structure
-    one_pass          the loop over chunks
-    places            the places to which a chunk's outputs are differentiated
-    output_jacobians  the N backward passes of a chunk
-    certificate       the check that a chunk's Jacobians agree with the plan
+    trial             a run on probe samples: what the graph proves, and the possible positions of the samples
+    planner           makes the plan from the trials, and proves it against autograd there
+    plan              the plan itself, and the check that a chunk has its structure
+    data_pass         the loop over chunks
+    output_jacobians  the N backward passes of a chunk, and the check that they agree with the plan
     jacobians         Jacobians of parameters and inputs, from the output Jacobians
+    weight_jacobians  the Jacobian in a weight: dense, at many positions, explicit
+    layer_grams       the Gram matrices of one place, which measures read
 """
 
 from flatlens.grams.autograd import singular
@@ -20,7 +18,7 @@ from flatlens.grams.contractions import quadratic, trace
 from flatlens.grams.data_pass import one_pass
 from flatlens.grams.features import feature_spread, features_read, outside_keys, require_told_apart
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
-from flatlens.grams.plan import UNREAD_PRODUCT, Layout, PlanBroken, Weight, agreed
+from flatlens.grams.plan import UNREAD_PRODUCT, Plan, PlanBroken, Weight, agreed
 from flatlens.grams.planner import lay_out
 from flatlens.grams.sketch import Sketch
 from flatlens.grams.weight_jacobians import row_factor
@@ -29,7 +27,7 @@ __all__ = [
     "UNREAD_PRODUCT",
     "ChunkGrams",
     "LayerGrams",
-    "Layout",
+    "Plan",
     "PlanBroken",
     "Sketch",
     "Weight",

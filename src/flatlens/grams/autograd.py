@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 from torch.utils._pytree import tree_map
 
-from flatlens.errors import out_of_memory
+from flatlens.errors import FlatlensError, LossFailed, NotDifferentiable, one_line, out_of_memory
 from flatlens.grams.record import run_recorded
-from flatlens.operations.graph import Graph
+from flatlens.operations.graph import Graph, sources_of, walk
 from flatlens.operations.table import role_of
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import FORWARD_CHUNK, counts_samples, has_lists, is_list, size, take
@@ -127,66 +127,70 @@ def _batched(
         found = vmap(
             jacobian, in_dims=(sample_axes(batch, size(batch)), None if rows is None else 0), randomness="error"
         )(batch, rows)
-    return {name: _rows(found[name].detach()) for name in names}
-
-
-def _rows(gradients: Tensor) -> Tensor:
-    """Return gradients (n, N, ...) as (n, N, size) in float64."""
-    return gradients.reshape(*gradients.shape[:2], -1).to(torch.float64)
+    return {name: found[name].detach().reshape(*found[name].shape[:2], -1).to(torch.float64) for name in names}
 
 
 def _single_sample(
     problem: Problem, model: nn.Module, sample: Batch, names: tuple[str, ...], combined: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return df/dtheta of a batch of one sample, (N, size) each; with `combined` (r, N), that of combined f."""
+    """df/dtheta of a batch of one sample, (N, size) each; with `combined` (r, N), that of combined f."""
     chosen = {name: p for name, p in model.named_parameters() if name in names}
+    found: dict[str, list[Tensor]] = {name: [] for name in chosen}
     with differentiable(chosen.values()):
         f = problem.run(model, sample)[0][0]
         f = f if combined is None else combined.to(f) @ f
-        rows = [
-            torch.autograd.grad(f[k], list(chosen.values()), retain_graph=True, allow_unused=True)
-            for k in range(len(f))
-        ]
-    return {name: torch.stack([_flat(row[i], p) for row in rows]) for i, (name, p) in enumerate(chosen.items())}
+        for output in f:
+            rows = torch.autograd.grad(output, list(chosen.values()), retain_graph=True, allow_unused=True)
+            for (name, p), row in zip(chosen.items(), rows, strict=True):
+                row = torch.zeros_like(p) if row is None else row.to_dense() if row.is_sparse else row
+                found[name].append(row.flatten().to(torch.float64))
+    return {name: torch.stack(rows) for name, rows in found.items()}
 
 
-def _flat(gradient: Tensor | None, p: Tensor) -> Tensor:
-    """Return one row of a Jacobian in float64; zeros if the output does not depend on the parameter."""
-    dense = torch.zeros_like(p) if gradient is None else gradient.to_dense() if gradient.is_sparse else gradient
-    return dense.flatten().to(torch.float64)
+_IN_PLACE = "do not change tensors or frozen parameters in place"
+_MENDS = {
+    "inplace operation": _IN_PLACE,
+    "in-place operation": _IN_PLACE,
+    "torch.utils.checkpoint": "use checkpoint(..., use_reentrant=False)",
+    "derivative for": "write this operation by others, which torch differentiates as often as is needed",
+    "implement either the backward or vjp": "give the autograd.Function a backward() of torch operations",
+    "functorch": "write this part of forward() without torch.func",
+}
+"""Ways to mend autograd's own errors, by parts of their messages; other errors come from the network."""
 
 
-_ERROR_SUFFIX = "Error"  #: end of the names of autograd's nodes for a derivative that is not implemented
-
-
-def has_second_derivative(gradients: Iterable[Tensor | None]) -> bool:
-    """Return whether no operation in the graph of these gradients is marked `once_differentiable`.
-
-    Autograd may not raise for such an operation, but silently leave its branch out.
-    """
-    seen: set[Any] = set()
-    waiting: list[Any] = [g.grad_fn for g in gradients if g is not None and g.grad_fn is not None]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name().endswith(_ERROR_SUFFIX):
-            return False
-        waiting.extend(parent for parent, _ in node.next_functions)
-    return True
+@contextmanager
+def clear_autograd_errors() -> Iterator[None]:
+    """Raise errors of autograd as one clear line, `NotDifferentiable`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, FlatlensError) or not any(word in str(error) for word in _MENDS):
+            raise
+        if "loss" in str(error):  # a kernel of torch's for a loss
+            raise LossFailed(
+                f"the loss cannot be differentiated as often as is needed ({one_line(error, 160)})",
+                remedy="write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)",
+            ) from error
+        mend = next(mend for word, mend in _MENDS.items() if word in str(error))
+        raise NotDifferentiable(
+            f"the network cannot be differentiated ({one_line(error, 160)})", argument="model", remedy=mend
+        ) from error
 
 
 def require_second_derivative(gradients: Iterable[Tensor | None]) -> None:
-    """Raise RuntimeError if second derivatives would be silently wrong."""
-    if not has_second_derivative(gradients):
+    """Raise RuntimeError if an operation in the graph of these gradients is marked `once_differentiable`.
+
+    Autograd may not raise for such an operation, but silently leave its branch out.
+    """
+    starts = [g.grad_fn for g in gradients if g is not None and g.grad_fn is not None]
+    if any(node.name().endswith("Error") for node in walk(starts, sources_of)):
         raise RuntimeError("an operation of the network is marked once_differentiable")
 
 
 _Rows: TypeAlias = list[Tensor]
 _NAMED = 3  #: samples that the words list
 _PRODUCTS = ("linear", "piecewise linear", "bilinear")  #: roles of operations whose derivatives are finite
-_ORDERS = ("derivative", "second derivative")
 
 
 def singular(problem: Problem, model: nn.Module) -> str:
@@ -196,7 +200,7 @@ def singular(problem: Problem, model: nn.Module) -> str:
     """
     search = _Search(problem, model)
     with problem.measuring(model), differentiable(model.parameters()):
-        for order, name in enumerate(_ORDERS, 1):
+        for order, name in enumerate(("derivative", "second derivative"), 1):
             start, met, samples = 0, "", list[int]()
             for raw in problem.batches(FORWARD_CHUNK):
                 culprit = search.culprit(raw, order)
@@ -207,17 +211,13 @@ def singular(problem: Problem, model: nn.Module) -> str:
                 if len(samples) > _NAMED:
                     break
             if met:
-                return _words(name, met, samples)
+                listed = ", ".join(map(str, samples[:_NAMED])) + (", ..." if len(samples) > _NAMED else "")
+                at = f" at sample{'s' * (len(samples) > 1)} {listed}" if samples else ""
+                return (
+                    f"the {name} of {met} is NaN or infinite{at}: keep its argument away from there (add a small "
+                    f"number, or clamp it), or leave out such samples"
+                )
     return ""
-
-
-def _words(order: str, operation: str, samples: list[int]) -> str:
-    named = ", ".join(map(str, samples[:_NAMED])) + (", ..." if len(samples) > _NAMED else "")
-    at = f" at sample{'s' * (len(samples) > 1)} {named}" if samples else ""
-    return (
-        f"the {order} of {operation} is NaN or infinite{at}: keep its argument away from there (add a small number, or "
-        f"clamp it), or leave out such samples"
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.estimate import Progress
-from flatlens.grams.autograd import per_sample_gradients
-from flatlens.grams.jacobians import ChunkJacobians, Saved, network_input, saved_of
+from flatlens.grams.autograd import clear_autograd_errors, per_sample_gradients
+from flatlens.grams.jacobians import ChunkJacobians, ForwardPass
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.output_jacobians import Checker, ChunkCheck, Pool, output_jacobians, shown_rounding
-from flatlens.grams.plan import Layout, clear_autograd_errors
-from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.plan import Plan
+from flatlens.grams.record import run_recorded
 from flatlens.grams.sketch import Sketch
 from flatlens.operations.graph import closing_softmax
 from flatlens.problem import Batch, Problem
@@ -43,7 +43,7 @@ PASS_CHUNK = 256  #: samples of a chunk at most; more gain no speed (benchmarks/
 def one_pass(
     problem: Problem,
     model: nn.Module,
-    layout: Layout,
+    plan: Plan,
     feature_scale: Mapping[str, Tensor] | None = None,
     progress: Progress | None = None,
     needs: Collection[str] = ALL_GRAMS,
@@ -55,7 +55,7 @@ def one_pass(
     Args:
         problem: the problem.
         model: its network.
-        layout: the plan, from `lay_out`.
+        plan: the plan, from `lay_out`.
         feature_scale: spread of each layer's features over all data, for measures that normalise by it.
         progress: callback.
         needs: what will be read. Without "G" no input is differentiated to; all else is computed on first use.
@@ -68,17 +68,17 @@ def one_pass(
     """
     problem = problem.as_asked()
     outputs = problem.outputs if sketch is None else 2
-    most = min(PASS_CHUNK, layout.samples_at_once(problem.memory, outputs, needs))
+    most = min(PASS_CHUNK, plan.samples_at_once(problem.memory, outputs, needs))
     # differentiable: so that the graph also shows frozen parameters
     with clear_autograd_errors(), problem.measuring(model), differentiable(model.parameters()):
         run = _Pass(
             problem,
             model,
-            layout,
+            plan,
             feature_scale or {},
-            Pool(problem.memory, batched=layout.batched),
+            Pool(problem.memory, batched=plan.batched),
             frozenset(needs),
-            Checker(problem, model, layout),
+            Checker(problem, model, plan),
         )
         for number, raw in problem.shared(most, ranks, "one pass", progress):
             yield from run.chunk(problem.place(raw), sketch, number)
@@ -92,7 +92,7 @@ class _Pass:
 
     problem: Problem
     model: nn.Module
-    layout: Layout
+    plan: Plan
     scale: Mapping[str, Tensor]
     pool: Pool
     needs: frozenset[str]
@@ -112,112 +112,107 @@ class _Pass:
 
     def chunk(self, batch: Batch, sketch: Sketch | None, number: int) -> Iterator[ChunkGrams]:
         """Yield one chunk: once, or with a sketch once for each probe."""
-        problem = self.problem
+        problem, plan = self.problem, self.plan
         tape, inputs, f, y = run_recorded(problem, self.model, batch)
         if problem.seen is not None:
             self.compared.append((batch, number, f.detach(), problem.seen.off(number, f)))
-        self.layout.require_same(tape, inputs, self.model, batch)
-        forward = _ForwardPass(
-            tape, [inputs[number] for number in self.layout.inputs], batch, number, saved_of(self.layout, tape, len(f))
-        )
+        plan.require_same(tape, inputs, batch)
+        forward = ForwardPass.of(plan, tape, dict(self.model.named_parameters()), len(f))
         per_mass = problem.n / problem.mass
         outputs = f.detach().to(torch.float64)
         with labels_known():
             losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
             correct = problem.loss.correct(outputs, y)
+        chunk = _Chunk(batch, forward, [inputs[number] for number in plan.inputs], number, losses, correct)
         if sketch is None:
             with labels_known():
-                C = problem.loss.output_hessian(f, y) * per_mass if "C" in self.needs else _unknown(f)
+                unread = f.new_full((), torch.nan, dtype=torch.float64).expand(*f.shape, f.shape[1])
+                C = problem.loss.output_hessian(f, y) * per_mass if "C" in self.needs else unread
                 slope = fisher_slopes(problem, f, y)
-            grams = self._grams(forward, f, C, counted=token_mask(y), slope=slope, softmax_size=closing_softmax(f))
-            yield ChunkGrams(number, losses, correct, *grams)
+            yield self._grams(chunk, _Outputs(f, C, token_mask(y), slope, closing_softmax(f)))
             return
         for probe, (rows, C) in enumerate(sketch.views(problem.loss, f, y, number)):
             combined = (rows.to(f) @ f[..., None])[..., 0]
             C = C * per_mass if sketch.weighted else C
-            more = probe + 1 < sketch.probes
-            grams = self._grams(forward, combined, C, rows=rows, keep_graph=more, certify=probe == 0)
-            yield ChunkGrams(number, losses, correct, *grams)
+            last = probe + 1 == sketch.probes
+            yield self._grams(chunk, _Outputs(combined, C, rows=rows, first=probe == 0, last=last))
 
-    def _grams(
-        self,
-        forward: _ForwardPass,
-        f: Tensor,
-        C: Tensor,
-        *,
-        counted: Tensor | None = None,
-        slope: Tensor | None = None,
-        softmax_size: int = 0,
-        rows: Tensor | None = None,
-        keep_graph: bool = False,
-        certify: bool = True,
-    ) -> tuple[LayerGrams, LayerGrams | None, dict[str, LayerGrams], dict[str, LayerGrams], dict[str, LayerGrams]]:
-        """Return (outputs alone, network's input, layers, parameters outside them, parts of weights) for outputs f.
-
-        With `rows` (n, r, N), f is rows times the network's outputs.
-        """
-        problem, layout, needs, tape = self.problem, self.layout, self.needs, forward.tape
-        live = None if counted is None else _live_outputs(f, counted)
-        named: dict[str, Tensor] = dict(self.model.named_parameters())
-        # weights were checked on the trials, see `proof`
-        checked = (*layout.unexplained, *layout.small_parameters, *layout.made)
-        asked = {name: named[name] for name in checked}
-        generator = torch.Generator().manual_seed(forward.number) if certify else None
-        computed = output_jacobians(
-            f, tape, layout, forward.inputs, needs, self.pool,
-            live=live, keep_graph=keep_graph or bool(layout.made), certify=generator, parameters=asked,
+    def _grams(self, chunk: _Chunk, of: _Outputs) -> ChunkGrams:
+        """Return a chunk's Gram matrices of the network whose outputs are `of`."""
+        problem, plan, needs, tape = self.problem, self.plan, self.needs, chunk.forward.tape
+        # Differentiate to all places. Weights were checked on the trials, see `planner`; other parameters are here.
+        checked = (*plan.unexplained, *plan.small_parameters, *plan.derived)
+        found, certificate = output_jacobians(
+            of.f, tape, plan, chunk.inputs, needs, self.pool,
+            live=of.live, keep_graph=not of.last or bool(plan.derived),
+            certify=torch.Generator().manual_seed(chunk.number) if of.first else None,
+            parameters={name: chunk.forward.named[name] for name in checked},
         )  # fmt: skip
-        explicit = per_sample_gradients(problem, self.model, forward.batch, layout.unexplained, rows)
-        if computed.certificate is not None:
-            explicit = self.checker.unexplained(forward.batch, explicit, computed.certificate, rows)
+        explicit = per_sample_gradients(problem, self.model, chunk.batch, plan.unexplained, of.rows)
+        if certificate is not None:
+            explicit = self.checker.unexplained(chunk.batch, explicit, certificate, of.rows)
         make_grams = partial(
-            LayerGrams, C, f.detach().to(torch.float64), problem.precision,
-            counted=counted, slope=slope, softmax_size=softmax_size,
+            LayerGrams, of.C, of.f.detach().to(torch.float64), problem.precision,
+            counted=of.counted, slope=of.slope, softmax_size=of.softmax_size,
         )  # fmt: skip
-        convex = problem.loss.convex and rows is None
-        chunk = ChunkJacobians(problem, tape, layout, named, computed.found, forward.saved, explicit, C, needs, convex)
+        convex = problem.loss.convex and of.rows is None
+        jacobians = ChunkJacobians(
+            chunk.forward, found, explicit, of.C, needs, convex, problem.parameters, self.scale, make_grams
+        )
+        # Compare with the certificate; its flags are read later.
         apart: dict[str, Tensor] = {}
-        if computed.certificate is not None:
-            apart = computed.certificate.apart(computed.found)
-            rebuilt = chunk.rebuilt(computed.certificate.totals, weights=False)
-            rebuilt |= chunk.combined(computed.certificate.u)
+        if certificate is not None:
+            apart = certificate.apart(found)
+            rebuilt = chunk.forward.rebuilt(certificate.totals, weights=False) | jacobians.combined(certificate.u)
             batched = self.pool.batched is True
-            self.pending.append(self.checker.check(tape, forward.batch, apart, computed.certificate, rebuilt, batched))
-        layers = chunk.layers(make_grams, self.scale)
-        if layout.input_call is not None:
-            network: LayerGrams | None = layers[layout.input_call]
+            self.pending.append(self.checker.check(tape, chunk.batch, apart, certificate, rebuilt, batched))
+        layers = jacobians.layers()
+        if plan.input_call is not None:
+            network: LayerGrams | None = layers[plan.input_call]
         else:
-            read = [layout.unpadded(x.detach().to(f.dtype), tape) for x in forward.inputs]
-            network = network_input(computed.found, read, make_grams, needs) if "G" in needs else None
-        if "G" in needs and rows is None:
+            read = [plan.unpadded(x.detach().to(of.f.dtype), tape) for x in chunk.inputs]
+            network = jacobians.network_input(read) if "G" in needs else None
+        if "G" in needs and of.rows is None:
             for key, grams in layers.items():
                 at = f"x:{key}" if f"x:{key}" in apart else f"z:{key}"  # df/dx of a layer follows from df/dz
-                grams.rounding = shown_rounding(apart, computed.found, [at])
-            if network is not None and layout.input_call is None:
-                network.rounding = shown_rounding(
-                    apart, computed.found, [at for at in apart if at.startswith("input:")]
-                )
-        others = {name: make_grams(weight=J, counts_weight=True) for name, J in chunk.others().items()}
-        return make_grams(), network, layers, others, chunk.parts(layers, make_grams, self.scale)
+                grams.rounding = shown_rounding(apart, found, [at])
+            if network is not None and plan.input_call is None:
+                network.rounding = shown_rounding(apart, found, [at for at in apart if at.startswith("input:")])
+        return ChunkGrams(
+            chunk.number, chunk.losses, chunk.correct, make_grams(), network, layers,
+            jacobians.others(), jacobians.parts(layers),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class _ForwardPass:
+class _Chunk:
     """A chunk's forward pass."""
 
-    tape: Tape
-    inputs: list[Tensor]  #: inputs on which the outputs depend
     batch: Batch
+    forward: ForwardPass
+    inputs: list[Tensor]  #: inputs on which the outputs depend
     number: int
-    saved: Saved
+    losses: Tensor
+    correct: Tensor | None
 
 
-def _unknown(f: Tensor) -> Tensor:
-    """Return the output Hessians of a pass that does not read them, (n, N, N): NaN."""
-    return f.new_full((), torch.nan, dtype=torch.float64).expand(*f.shape, f.shape[1])
+@dataclass(frozen=True, eq=False)
+class _Outputs:
+    """Outputs that are differentiated: the network's own, or the combinations of a probe."""
 
+    f: Tensor  #: (n, N)
+    C: Tensor  #: output Hessians, (n, N, N)
+    counted: Tensor | None = None  #: for outputs of tokens: which tokens count, (n, T)
+    slope: Tensor | None = None
+    softmax_size: int = 0
+    rows: Tensor | None = None  #: (n, r, N): f is these times the network's outputs; None for its own
+    first: bool = True  #: whether the chunk's certificate is drawn
+    last: bool = True  #: whether the graph is not needed afterwards
 
-def _live_outputs(f: Tensor, counted: Tensor) -> list[bool]:
-    """Return for each output whether its token counts in at least one sample; all others have derivative 0."""
-    counts: list[bool] = counted.any(0).repeat_interleave(f.shape[1] // counted.shape[1]).tolist()
-    return counts
+    @property
+    def live(self) -> list[bool] | None:
+        """For each output whether its token counts in some sample: all others have derivative 0. None if all count."""
+        if self.counted is None:
+            return None
+        live: list[bool] = self.counted.any(0).repeat_interleave(self.f.shape[1] // self.counted.shape[1]).tolist()
+        return live

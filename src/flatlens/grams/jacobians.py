@@ -23,309 +23,307 @@ from torch import Tensor
 from flatlens.grams.autograd import ignore_slow_batching_warning
 from flatlens.grams.contractions import RowProduct, concatenated, norm2, row_products
 from flatlens.grams.layer_grams import LayerGrams
-from flatlens.grams.output_jacobians import (
-    along_follows,
-    follows_from_output,
-    input_products,
-    is_first_layer,
-    same_tokens,
-)
-from flatlens.grams.plan import Layout, MadePlaces, Weight
+from flatlens.grams.output_jacobians import input_products, input_route, same_tokens
+from flatlens.grams.plan import Plan, Weight
 from flatlens.grams.record import Tape
 from flatlens.grams.trial import Rows
-from flatlens.grams.weight_jacobians import DenseJacobian, ExplicitJacobian, GramKind, SharedJacobian
-from flatlens.operations.graph import Place
-from flatlens.operations.layers import by_sample
-from flatlens.operations.parameter_uses import RESHAPING, Derived, Entrywise, GraphOperation, Lookup, Product
-from flatlens.problem import Problem
+from flatlens.grams.weight_jacobians import (
+    DenseJacobian,
+    ExplicitJacobian,
+    GramKind,
+    SharedJacobian,
+    WeightJacobian,
+)
+from flatlens.operations.graph import LEAF, Place
+from flatlens.operations.parameter_uses import RESHAPING, Derived, Entrywise, GraphOperation, Lookup, Product, Read
 
-Saved: TypeAlias = dict[tuple[str, int], Tensor]
-"""The tensor that an operation combines with a parameter, samples in front: by (parameter or layer, k-th operation)."""
-
-
-def saved_of(layout: Layout, tape: Tape, n: int) -> Saved:
-    """Return the inputs of the plan's operations, from what autograd saved; the last backward pass frees them."""
-    found: Saved = {}
-    operations = layout.operations(tape)
-    reads: dict[tuple[str, int], tuple[GraphOperation, str]] = {
-        (name, k): place
-        for name in (*layout.small_parameters, *layout.embeddings, *layout.made)
-        for k, place in enumerate(layout.places(tape, name))
-    }
-    for weight in layout.weights.values():
-        reads |= {(weight.layer, k): (operations[place], place) for k, place in enumerate(weight.products)}
-    for at, (read, place) in reads.items():
-        if (tensor := read.kept()) is not None:
-            found[at] = layout.rows[place].in_front(tensor, n)
-    return found
+OutputJacobians: TypeAlias = Mapping[str, Tensor]
+"""df/d(place), (n, N, ...), by place."""
 
 
 @dataclass(frozen=True, eq=False)
-class ChunkJacobians:
-    """The output Jacobians of a chunk, and what is made of them."""
+class ForwardPass:
+    """A recorded forward pass, and how its outputs' derivatives in parameters follow from those at its operations."""
 
-    problem: Problem
+    plan: Plan
     tape: Tape
-    layout: Layout
     named: Mapping[str, Tensor]  #: the network's parameters
-    output_jacobians: dict[str, Tensor]  #: df/d(place), (n, N, ...), by place
-    saved: Saved
-    explicit: dict[str, Tensor]  #: per-sample gradients of unexplained parameters, (n, N, size), by name
-    C: Tensor  #: output Hessians, (n, N, N)
-    needs: frozenset[str]  #: quantities that measures will read
-    convex: bool = False  #: whether C is known to have no negative eigenvalue
+    n: int
+    saved: Mapping[GraphOperation, Tensor]  #: the tensor that an operation combines with a parameter, samples in front
 
-    def layers(self, make_grams: Callable[..., LayerGrams], scale: Mapping[str, Tensor]) -> dict[str, LayerGrams]:
-        """Return the calls of linear layers and the weights outside them; a weight belongs to its first call."""
-        layers, layout = {}, self.layout
-        for key in dict.fromkeys((*layout.structure.calls, *layout.weights)):
-            x = x_norm2 = None
-            if key in layout.batch_axis:
-                call = self.tape.linear[key]
-                read = layout.unpadded(by_sample(call.read, layout.batch_axis[key]), self.tape)
-                x = read.reshape(len(self.C), -1)
-                x_norm2 = norm2(x)
-            grams = make_grams(None, x, x_norm2)
-            if (weight := layout.weights.get(key)) is not None:
-                self._put_weight(grams, weight, scale.get(key))
-            if "G" in self.needs and x is not None:
-                grams.input_side = self._input_side(key, grams.weight, x)
-            layers[key] = grams
-        return layers
-
-    def parts(
-        self, layers: Mapping[str, LayerGrams], make_grams: Callable[..., LayerGrams], scale: Mapping[str, Tensor]
-    ) -> dict[str, LayerGrams]:
-        """Return the plan's parts of weights, from the whole weights in `layers`."""
-        found = {}
-        for name, part in self.layout.parts.items():
-            whole = layers[part.part_of]
-            if not whole.has_derivative:
-                continue
-            found[name] = grams = make_grams()
-            grams.weight = whole.linear.block(part.matrix, part.rows, part.columns)
-            grams.counts_weight, spread = whole.counts_weight, scale.get(name)
-            grams.feature_scale = spread.flatten() if part.dense and spread is not None else spread
-        return found
-
-    def _put_weight(self, grams: LayerGrams, weight: Weight, scale: Tensor | None) -> None:
-        if not weight.products and self._whole(weight.parameter) is None:
-            grams.has_derivative = False
-            return
-        grams.weight = self.jacobian(weight)
-        grams.has_derivative, grams.pure = weight.has_derivative, weight.pure
-        grams.counts_weight = weight.parameter in self.problem.parameters
-        grams.counts_bias = weight.bias in self.problem.parameters
-        grams.feature_scale = scale.flatten() if weight.dense and scale is not None else scale
-
-    def _input_side(self, key: str, jacobian: object, x: Tensor) -> Callable[[], Mapping[RowProduct, Tensor]]:
-        """Return a function that computes G at a call's input x, and what else measures need there."""
-        wanted = input_wanted(self.needs, along=along_follows(self.layout, key))
-        if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].pure and "columns" in self.needs:
-            return lambda: {what: jacobian.at_input(what) for what in wanted}  # its columns need df/dx, too
-        if isinstance(jacobian, SharedJacobian) and follows_from_output(self.layout, key, self.needs):
-            return lambda: {"gram": jacobian.gram_at_input()}
-        if is_first_layer(self.layout, key):
-            z = self.output_jacobians[f"z:{key}"]
-            return partial(input_products, self.layout.weights[key], z, self._shape(key)[2:], wanted, x)
-        return partial(row_products, self.output_jacobians[f"x:{key}"].flatten(2), wanted, x=x)
-
-    def _shape(self, key: str) -> torch.Size:
-        product = self.tape.linear[key].product
-        assert product is not None
-        return product.shape
-
-    def jacobian(self, weight: Weight) -> DenseJacobian | SharedJacobian:
-        """Return the Jacobian in a weight."""
-        layout = self.layout
-        wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in self.needs)
-        if not weight.products:
-            M = self._whole(weight.parameter)
-            assert M is not None
-            stored = M.reshape(*M.shape[:2], *weight.value.shape)
-            return SharedJacobian(
-                torch.vmap(torch.vmap(weight.adapter.matrix))(stored), None, weight.matrix, self.C, wanted, self.convex
-            )
-        n = len(self.C)
-        inputs = [self.saved[weight.layer, k] for k in range(len(weight.products))]
-        if weight.dense:
-            (place,) = weight.products
-            Jx = self.output_jacobians.get(f"x:{weight.layer}") if weight.pure else None
-            phi = layout.unpadded(inputs[0].reshape(n, -1), self.tape)
-            J = self.output_jacobians[place]
-            return DenseJacobian(J, weight.matrix, Jx, phi, norm2(phi), self.C, self.needs)
-
-        def phi_of(piece: slice) -> Tensor:
-            folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in inputs]
-            return concatenated([weight.adapter.patches(x.flatten(0, 1), len(x)) for x in folded], 3)
-
-        J = concatenated([self.output_jacobians[place] for place in weight.products], 4)
-        return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted, self.convex, self._at_tokens(weight))
-
-    def _whole(self, parameter: str | None) -> Tensor | None:
-        """Return the Jacobian in a parameter stored entry by entry, (n, N, size); None if it is not."""
-        if parameter in self.layout.made:
-            M, ids = self.made[parameter]
-            return M if ids is None else None
-        return None if parameter is None else self.explicit.get(parameter)
-
-    def _at_tokens(self, weight: Weight) -> Tensor | None:
-        """Return the Jacobian at the input of a layer's only call, (n, N, 1, m, P), if its tokens are in order."""
-        place = f"x:{weight.layer}"
-        Jx = self.output_jacobians.get(place)
-        if Jx is None or not same_tokens(self.layout, weight):
-            return None
-        return Jx.view(*Jx.shape[:2], 1, -1, weight.matrix.W.shape[2]).mT
-
-    def others(self) -> dict[str, ExplicitJacobian]:
-        """Return the Jacobians in all other parameters: those that are no weight of a product."""
-        layout, named, found = self.layout, self.named, dict[str, ExplicitJacobian]()
-        mine = {weight.parameter for weight in layout.weights.values()}
-        for name, M in self.explicit.items():
-            if name not in mine:
-                found[name] = ExplicitJacobian(M, named[name].detach().flatten().to(torch.float64), self.C)
-        for name in layout.small_parameters:
-            found[name] = self._small(name, named[name].detach())
-        for name in (name for name in layout.made if name not in mine):
-            found[name] = as_explicit(*self.made[name], named[name].detach(), self.C)
-        for name in layout.embeddings:
-            parts: list[tuple[GraphOperation | None, Tensor, Tensor]] = [
-                (read, self.saved[name, k].reshape(len(self.C), -1), self.output_jacobians[place])
-                for k, (read, place) in enumerate(layout.places(self.tape, name))
-            ]
-            found[name] = embedding_jacobian(named[name].detach(), parts, self.C)
-        return found
-
-    def _small(self, name: str, theta: Tensor) -> ExplicitJacobian:
-        """Return the Jacobian in a small parameter; one column of zeros if no operation reads it."""
-        M = self._entries(name, self.output_jacobians)
-        if M is None:
-            M, theta = self.C.new_zeros(*self.C.shape[:2], 1), theta.new_zeros(1)
-        return ExplicitJacobian(M, theta.flatten().to(torch.float64), self.C)
-
-    def _entries(self, name: str, output_jacobians: Mapping[str, Tensor]) -> Tensor | None:
-        parts = [
-            entrywise_jacobian(read, self.layout.rows[place], output_jacobians[place], self.saved.get((name, k)))
-            for k, (read, place) in enumerate(self.layout.places(self.tape, name))
+    @classmethod
+    def of(cls, plan: Plan, tape: Tape, named: Mapping[str, Tensor], n: int) -> ForwardPass:
+        """Keep what autograd saved for the plan's operations: the last backward pass frees it."""
+        operations = plan.operations(tape)
+        uses: list[tuple[GraphOperation, str]] = [
+            use for name in (*plan.small_parameters, *plan.embeddings, *plan.derived) for use in plan.uses(tape, name)
         ]
-        return None if not parts else parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+        uses += [(operations[place], place) for weight in plan.weights.values() for place in weight.products]
+        kept = ((read, place, read.kept()) for read, place in uses)
+        saved = {read: plan.rows[place].in_front(tensor, n) for read, place, tensor in kept if tensor is not None}
+        return cls(plan, tape, named, n, saved)
 
-    @cached_property
-    def made(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Return (M, ids) of each parameter that other tensors are made from, see `made_jacobian`."""
-        return self._made(self.output_jacobians)
+    def inputs(self, weight: Weight) -> list[Tensor]:
+        """Inputs of a weight's products, a sample's rows side by side."""
+        operations = self.plan.operations(self.tape)
+        return [self.saved[operations[place]] for place in weight.products]
 
-    def _made(self, output_jacobians: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor | None]]:
-        given = self.layout, self.tape
-        return {
-            name: made_jacobian(*given, name, self.named[name], output_jacobians, self.saved)
-            for name in self.layout.made
-        }
+    def through(
+        self, read: Read, place: str, output_jacobians: OutputJacobians, shape: torch.Size | None = None
+    ) -> Tensor:
+        """df/dw through one operation that reads w, (n, N, size) float64; `shape` is that of a table w."""
+        J, kept = output_jacobians[place], self.saved.get(read)
+        if isinstance(read, Product):
+            assert kept is not None
+            return _through_product(read, J, kept)
+        if isinstance(read, Lookup):
+            assert kept is not None
+            assert shape is not None
+            return _through_lookup(read, J, kept, shape[0])
+        if isinstance(read, Entrywise):
+            return _through_entries(read, self.plan.rows[place], J, kept)
+        return (J if J.ndim == 3 else J.sum(4).flatten(2)).to(torch.float64)  # the bias of a product
 
-    def combined(self, u: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the gradients of sum_ik u_ik f_ik in parameters that tensors are made from, with their terms' size."""
-        found = {}
-        for name, (M, ids) in self.made.items():
-            gradient = torch.einsum("nk,nkp->p", u.to(M), M)
-            size = (u.to(M) * torch.linalg.vector_norm(M, dim=2)).norm()
-            found[name] = whole_gradient(gradient, ids, self.named[name]), size
-        return found
+    def entries(self, name: str, output_jacobians: OutputJacobians) -> Tensor | None:
+        """Jacobian in a small parameter, (n, N, size) float64; None if no operation reads it."""
+        uses = self.plan.uses(self.tape, name)
+        return _sum([self.through(read, place, output_jacobians) for read, place in uses]) if uses else None
+
+    def derived(self, name: str, output_jacobians: OutputJacobians) -> tuple[Tensor, Tensor | None]:
+        """(M, ids) of a parameter from which the network derives other tensors: M is df/dtheta, (n, N, size) float64.
+
+        `ids` is None; for a table M is the part of its rows `ids` (T,) alone.
+        """
+        parameter, lookups = self.named[name], lookups_of(self.tape, name)
+        n, N = next(iter(output_jacobians.values())).shape[:2]
+        goals: list[Place] = [lookup.edge for lookup in lookups] or [parameter]
+        found: list[list[Tensor]] = [[] for _ in goals]  # derivatives at each goal, which add up
+        behind: list[tuple[Derived, Tensor]] = []  # derivatives that autograd takes back to the goals
+        for derived, uses in self.plan.derived_uses(self.tape, name):
+            M = _sum([self.through(read, place, output_jacobians, derived.shape) for read, place in uses])
+            goal = _same_entries(derived, goals)
+            if goal is None:
+                behind.append((derived, M))
+            else:
+                found[goal].append(M)
+        if behind:
+            onto = [M.reshape(-1, *derived.shape).to(derived.dtype) for derived, M in behind]
+            with ignore_slow_batching_warning():
+                taken_back = torch.autograd.grad(
+                    [derived.edge for derived, _ in behind], goals, onto,
+                    retain_graph=True, allow_unused=True, is_grads_batched=True,
+                )  # fmt: skip
+            for parts, M in zip(found, taken_back, strict=True):
+                parts += [] if M is None else [M.reshape(n, N, -1).to(torch.float64)]
+        sizes = [lookup.shape.numel() for lookup in lookups] or [parameter.numel()]
+        whole = [
+            _sum(parts) if parts else torch.zeros(n, N, size, dtype=torch.float64, device=parameter.device)
+            for parts, size in zip(found, sizes, strict=True)
+        ]
+        if not lookups:
+            return whole[0], None
+        M, ids = torch.cat(whole, 2), torch.cat([lookup.kept().flatten() for lookup in lookups])
+        if lookups[0].padding >= 0:
+            M = (M.reshape(n, N, len(ids), -1) * torch.ne(ids, lookups[0].padding)[:, None]).flatten(2)
+        return M, ids
 
     def rebuilt(self, totals: Mapping[str, Tensor], weights: bool) -> dict[str, tuple[Tensor, Tensor]]:
         """Return by parameter the gradient of a combination of the outputs, and the size of the terms that add to it.
 
         The gradient is computed as the Jacobians are, from the combination's derivatives `totals` at all places: for
-        small parameters, and with `weights` also for weights and their biases.
+        small parameters, and with `weights` also for weights, their biases and what tensors are derived from.
         """
-        layout, found = self.layout, dict[str, tuple[Tensor, Tensor]]()
-        for name in layout.small_parameters:
-            places = [place for _, place in layout.places(self.tape, name)]
-            if places and all(place in totals for place in places):
-                M = self._entries(name, {place: totals[place][:, None] for place in places})
-                assert M is not None
-                found[name] = (
-                    M.sum((0, 1)),
-                    norm2(torch.cat([totals[place].flatten()[None] for place in places], 1)).sqrt(),
-                )
-        if weights:
-            made = self._made({place: total[:, None] for place, total in totals.items()})
-            for name, (M, ids) in made.items():
-                found[name] = whole_gradient(M.sum((0, 1)), ids, self.named[name]), M.square().sum().sqrt()
-        for weight in layout.weights.values() if weights else ():
-            if weight.products and all(place in totals for place in weight.products):
-                found |= self._rebuilt_weight(weight, totals)
+        plan, found = self.plan, dict[str, tuple[Tensor, Tensor]]()
+        alone = {place: total[:, None] for place, total in totals.items()}
+        for name in plan.small_parameters:
+            places = [place for _, place in plan.uses(self.tape, name)]
+            if all(place in totals for place in places) and (M := self.entries(name, alone)) is not None:
+                size = norm2(torch.cat([totals[place].flatten()[None] for place in places], 1)).sqrt()
+                found[name] = M.sum((0, 1)), size
+        if not weights:
+            return found
+        for name in plan.derived:
+            M, ids = self.derived(name, alone)
+            found[name] = whole_gradient(M.sum((0, 1)), ids, self.named[name]), M.square().sum().sqrt()
+        for weight in plan.weights.values():
+            if not weight.products or not all(place in totals for place in weight.products):
+                continue
+            g, d = weight.matrix.W.shape[:2]
+            J = concatenated([totals[place].reshape(self.n, g, d, -1) for place in weight.products], 3)
+            J = J.to(torch.float64)
+            phi = concatenated([weight.adapter.patches(x, self.n) for x in self.inputs(weight)], 3).to(torch.float64)
+            if weight.parameter is not None:
+                W = weight.adapter.as_stored(torch.einsum("ngdp,ngmp->gdm", J, phi), weight.value.shape)
+                found[weight.parameter] = W.flatten(), (norm2(J) * norm2(phi)).sum().sqrt()
+            if weight.bias is not None:
+                found[weight.bias] = J.sum((0, 3)).flatten(), norm2(J).sum().sqrt()
         return found
 
-    def _rebuilt_weight(self, weight: Weight, totals: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-        n, g, d = len(self.C), *weight.matrix.W.shape[:2]
-        J = concatenated([totals[place].reshape(n, g, d, -1) for place in weight.products], 3).to(torch.float64)
-        kept = [self.saved[weight.layer, k] for k in range(len(weight.products))]
-        phi = concatenated([weight.adapter.patches(x, n) for x in kept], 3).to(torch.float64)
+
+@dataclass(frozen=True, eq=False)
+class ChunkJacobians:
+    """The output Jacobians of a chunk, and the Gram matrices that are made of them."""
+
+    forward: ForwardPass
+    found: OutputJacobians
+    explicit: dict[str, Tensor]  #: per-sample gradients of unexplained parameters, (n, N, size), by name
+    C: Tensor  #: output Hessians, (n, N, N)
+    needs: frozenset[str]  #: quantities that measures will read
+    convex: bool  #: whether C is known to have no negative eigenvalue
+    measured: Collection[str]  #: the measured parameters
+    scale: Mapping[str, Tensor]  #: spread of each layer's features, by layer
+    make_grams: Callable[..., LayerGrams]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the pass."""
+        return self.forward.plan
+
+    def layers(self) -> dict[str, LayerGrams]:
+        """Return the calls of linear layers and the weights outside them; a weight belongs to its first call."""
+        layers, plan, tape = {}, self.plan, self.forward.tape
+        for key in dict.fromkeys((*plan.structure.calls, *plan.weights)):
+            x = None
+            if key in plan.batch_axis:
+                x = tape.linear[key].read.movedim(plan.batch_axis[key], 0)
+                x = plan.unpadded(x, tape).reshape(len(self.C), -1)
+            layers[key] = grams = self.make_grams(None, x, None if x is None else norm2(x))
+            weight = plan.weights.get(key)
+            if weight is not None and not weight.products and self._stored(weight.parameter) is None:
+                grams.has_derivative = False
+            elif weight is not None:
+                grams.weight = self.jacobian(weight)
+                grams.has_derivative, grams.pure = weight.has_derivative, weight.pure
+                grams.counts_weight, grams.counts_bias = weight.parameter in self.measured, weight.bias in self.measured
+                grams.feature_scale = _by_feature(self.scale.get(key), weight)
+            if "G" in self.needs and x is not None:
+                grams.input_side = self._input_side(key, grams.weight, x)
+        return layers
+
+    def parts(self, layers: Mapping[str, LayerGrams]) -> dict[str, LayerGrams]:
+        """Return the plan's parts of weights, from the whole weights in `layers`."""
         found = {}
-        if weight.parameter is not None:
-            whole = weight.adapter.as_stored(torch.einsum("ngdp,ngmp->gdm", J, phi), weight.value.shape)
-            found[weight.parameter] = whole.flatten(), (norm2(J) * norm2(phi)).sum().sqrt()
-        if weight.bias is not None:
-            found[weight.bias] = J.sum((0, 3)).flatten(), norm2(J).sum().sqrt()
+        for name, part in self.plan.parts.items():
+            whole = layers[part.part_of]
+            if whole.has_derivative:
+                found[name] = grams = self.make_grams()
+                grams.weight = whole.linear.block(part.matrix, part.rows, part.columns)
+                grams.counts_weight, grams.feature_scale = whole.counts_weight, _by_feature(self.scale.get(name), part)
         return found
 
+    def others(self) -> dict[str, LayerGrams]:
+        """Return all other parameters: those that are no weight of a product."""
+        plan, named = self.plan, self.forward.named
+        mine = {weight.parameter for weight in plan.weights.values()}
+        stored: dict[str, tuple[Tensor | None, Tensor | None]] = {name: (M, None) for name, M in self.explicit.items()}
+        stored.update({name: (self.forward.entries(name, self.found), None) for name in plan.small_parameters})
+        stored.update(self.derived)
+        found = {}
+        for name, (M, ids) in stored.items():
+            theta = named[name].detach()
+            if name in mine:
+                continue
+            if M is None:  # no operation reads it: one column of zeros
+                M, theta = self.C.new_zeros(*self.C.shape[:2], 1), theta.new_zeros(1)
+            if ids is None:
+                found[name] = ExplicitJacobian(M, theta.flatten().to(torch.float64), self.C)
+            else:  # rows of a table that are looked up again are added up
+                rows = M.reshape(*M.shape[:2], len(ids), -1)
+                found[name] = embedding_jacobian(theta, [(ids.expand(len(M), -1), rows)], self.C)
+        for name in plan.embeddings:
+            lookups = []
+            for read, place in plan.uses(self.forward.tape, name):
+                ids, J = self.forward.saved[read].reshape(len(self.C), -1), self.found[place]
+                if isinstance(read, Lookup) and read.padding >= 0:
+                    J = J * torch.ne(ids, read.padding)[:, None, :, None].to(J)
+                lookups.append((ids, J))
+            found[name] = embedding_jacobian(named[name].detach(), lookups, self.C)
+        return {name: self.make_grams(weight=J, counts_weight=True) for name, J in found.items()}
 
-def input_wanted(needs: Collection[str], *, along: bool = False) -> tuple[RowProduct, ...]:
-    """Return what the input side of a place computes; `along`: whether df/dx x is a sum over a weight's entries."""
-    read: dict[RowProduct, bool] = {"gram": True, "squares": "squares" in needs, "along": along and "along" in needs}
-    return tuple(what for what, is_read in read.items() if is_read)
+    def network_input(self, inputs: list[Tensor]) -> LayerGrams | None:
+        """Return the input side of the network: all its floating inputs, flattened and joined; None without any."""
+        if not inputs:
+            return None
+        Jx = concatenated([self.found[f"input:{number}"] for number in range(len(inputs))], 2).flatten(2)
+        x = concatenated([x.reshape(len(Jx), -1) for x in inputs], 1)
+        return self.make_grams(partial(row_products, Jx, self._input_wanted()), x, norm2(x))
 
+    def jacobian(self, weight: Weight) -> WeightJacobian:
+        """Return the Jacobian in a weight."""
+        plan, n = self.plan, len(self.C)
+        if not weight.products:
+            M = self._stored(weight.parameter)
+            assert M is not None
+            M = torch.vmap(torch.vmap(weight.adapter.matrix))(M.reshape(*M.shape[:2], *weight.value.shape))
+            return ExplicitJacobian(M, weight.matrix.W, self.C, weight.matrix)
+        inputs, Jx = self.forward.inputs(weight), self.found.get(f"x:{weight.layer}")
+        if weight.dense:
+            phi = plan.unpadded(inputs[0].reshape(n, -1), self.forward.tape)
+            J = self.found[weight.products[0]]
+            at_x = Jx if weight.pure else None
+            return DenseJacobian(J, weight.matrix, at_x, phi, norm2(phi), self.C, self.needs)
 
-def network_input(
-    output_jacobians: dict[str, Tensor],
-    inputs: list[Tensor],
-    make_grams: Callable[..., LayerGrams],
-    needs: Collection[str],
-) -> LayerGrams | None:
-    """Return the input side of the network: all its floating inputs, flattened and concatenated; None without any."""
-    if not inputs:
-        return None
-    Jx = concatenated([output_jacobians[f"input:{number}"] for number in range(len(inputs))], 2)
-    x = concatenated([x.reshape(len(Jx), -1) for x in inputs], 1)
-    return make_grams(partial(row_products, Jx.flatten(2), input_wanted(needs)), x, norm2(x))
+        def phi_of(piece: slice) -> Tensor:
+            folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in inputs]
+            return concatenated([weight.adapter.patches(x.flatten(0, 1), len(x)) for x in folded], 3)
 
+        wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in self.needs)
+        J = concatenated([self.found[place] for place in weight.products], 4)
+        at_tokens = None
+        if Jx is not None and same_tokens(plan, weight):
+            at_tokens = Jx.view(*Jx.shape[:2], 1, -1, weight.matrix.W.shape[2]).mT
+        return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted, self.convex, at_tokens)
 
-Kept = Mapping[tuple[str, int], Tensor]
-"""The tensor that each operation combines with a made tensor, samples in front, by (parameter, k-th operation)."""
+    def combined(self, u: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the gradients of sum_ik u_ik f_ik in parameters with derived tensors, and the size of the terms."""
+        found = {}
+        for name, (M, ids) in self.derived.items():
+            gradient = torch.einsum("nk,nkp->p", u.to(M), M)
+            size = (u.to(M) * torch.linalg.vector_norm(M, dim=2)).norm()
+            found[name] = whole_gradient(gradient, ids, self.forward.named[name]), size
+        return found
 
+    @cached_property
+    def derived(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """(M, ids) of each parameter that tensors are derived from, see `ForwardPass.derived`."""
+        return {name: self.forward.derived(name, self.found) for name in self.plan.derived}
 
-def made_jacobian(
-    layout: Layout, tape: Tape, name: str, parameter: Tensor, output_jacobians: Mapping[str, Tensor], kept: Kept
-) -> tuple[Tensor, Tensor | None]:
-    """Return (M, ids): df/dtheta (n, N, size) float64, and None; for a table the part of its rows `ids` (T,) alone."""
-    places = layout.made_places(tape, name)
-    lookups = lookups_of(tape, name)
-    goals: list[Place] = [lookup.edge for lookup in lookups] or [parameter]
-    sizes = [lookup.shape for lookup in lookups] or [parameter.shape]
-    found = _taken_back(goals, sizes, places, name, layout, output_jacobians, kept)
-    if not lookups:
-        return found[0], None
-    M = torch.cat(found, 2)
-    ids = torch.cat([lookup.kept().flatten() for lookup in lookups])
-    padding = lookups[0].padding
-    if padding >= 0:
-        M = (M.reshape(*M.shape[:2], len(ids), -1) * torch.ne(ids, padding)[:, None]).flatten(2)
-    return M, ids
+    def _stored(self, parameter: str | None) -> Tensor | None:
+        """The Jacobian in a parameter stored entry by entry, (n, N, size); None if it is not."""
+        if parameter in self.plan.derived:
+            M, ids = self.derived[parameter]
+            return M if ids is None else None
+        return None if parameter is None else self.explicit.get(parameter)
+
+    def _input_side(
+        self, key: str, jacobian: WeightJacobian | None, x: Tensor
+    ) -> Callable[[], Mapping[RowProduct, Tensor]]:
+        """A function that computes G at a call's input x, and what else measures need there."""
+        plan, weight = self.plan, self.plan.weights.get(key)
+        # df/dx x equals <df/dW, W> if the weight acts there alone, on the whole input
+        along = weight is not None and weight.as_given and len(weight.products) == 1 and not plan.ignores_padding
+        wanted, route = self._input_wanted(along=along), input_route(plan, key, self.needs)
+        if isinstance(jacobian, DenseJacobian) and plan.weights[key].pure and "columns" in self.needs:
+            return lambda: {what: jacobian.at_input(what) for what in wanted}  # its columns need df/dx, too
+        if isinstance(jacobian, SharedJacobian) and route == "output":
+            return lambda: {"gram": jacobian.gram_at_input()}
+        if route == "first layer":
+            product = self.forward.tape.linear[key].product
+            assert product is not None
+            return partial(input_products, plan.weights[key], self.found[f"z:{key}"], product.shape[2:], wanted, x)
+        return partial(row_products, self.found[f"x:{key}"].flatten(2), wanted, x=x)
+
+    def _input_wanted(self, *, along: bool = False) -> tuple[RowProduct, ...]:
+        """What the input side of a place computes; `along`: whether df/dx x is a sum over a weight's entries."""
+        also: dict[RowProduct, bool] = {"squares": True, "along": along}
+        return ("gram", *(what for what, is_known in also.items() if is_known and what in self.needs))
 
 
 def lookups_of(tape: Tape, name: str) -> list[Lookup]:
     """Return the lookups in a table whose ids are the same for all samples; empty if it also acts otherwise."""
     reads = tape.reads[name] or ()
-    return [read for read in reads if isinstance(read, Lookup)] if all(isinstance(r, Lookup) for r in reads) else []
-
-
-def as_explicit(M: Tensor, ids: Tensor | None, parameter: Tensor, C: Tensor) -> ExplicitJacobian:
-    """Return the Jacobian with its parameter's values; rows of a table that are looked up again are added up."""
-    if ids is None:
-        return ExplicitJacobian(M, parameter.flatten().to(torch.float64), C)
-    n, N = M.shape[:2]
-    rows = M.reshape(n, N, len(ids), -1)
-    return embedding_jacobian(parameter, [(None, ids.expand(n, -1), rows)], C)
+    lookups = [read for read in reads if isinstance(read, Lookup)]
+    return lookups if len(lookups) == len(reads) else []
 
 
 def whole_gradient(M: Tensor, ids: Tensor | None, parameter: Tensor) -> Tensor:
@@ -336,109 +334,15 @@ def whole_gradient(M: Tensor, ids: Tensor | None, parameter: Tensor) -> Tensor:
     return rows.index_add_(0, ids, M.reshape(len(ids), -1)).flatten()
 
 
-def _taken_back(
-    goals: list[Place],
-    sizes: list[torch.Size],
-    places: MadePlaces,
-    name: str,
-    layout: Layout,
-    output_jacobians: Mapping[str, Tensor],
-    kept: Kept,
-) -> list[Tensor]:
-    """Return the derivatives at the goals, (n, N, size) float64 each, from those at the made tensors."""
-    found: list[Tensor | None] = [None] * len(goals)
-    like = next(iter(output_jacobians.values()))
-    n, N = like.shape[:2]
-    at: list[Place] = []
-    onto: list[Tensor] = []
-    k = 0
-    for made, reads in places:
-        parts = []
-        for read, place in reads:
-            J, factor = output_jacobians[place], kept.get((name, k))
-            if factor is not None and isinstance(read, Product):
-                parts.append(_product_jacobian(read, J, factor))
-            elif factor is not None and isinstance(read, Lookup):
-                parts.append(_lookup_jacobian(read, J, factor, made.shape[0]))
-            else:
-                entries = entrywise_jacobian(read, layout.rows[place], J, factor)
-                parts.append(entries.clone() if entries is J else entries)
-            k += 1
-        M = _sum(parts)
-        goal = _same_entries(made, goals)
-        if goal is not None:
-            found[goal] = _sum([found[goal], M])
-        else:
-            at.append(made.edge)
-            onto.append(M.reshape(-1, *made.shape).to(made.dtype))
-    if at:
-        with ignore_slow_batching_warning():
-            rows = torch.autograd.grad(at, goals, onto, retain_graph=True, allow_unused=True, is_grads_batched=True)
-        for number, row in enumerate(rows):
-            if row is not None:
-                found[number] = _sum([found[number], row.reshape(n, N, -1).to(torch.float64)])
-    return [
-        like.new_zeros(n, N, size.numel(), dtype=torch.float64) if M is None else M
-        for M, size in zip(found, sizes, strict=True)
-    ]
+def embedding_jacobian(weight: Tensor, lookups: list[tuple[Tensor, Tensor]], C: Tensor) -> ExplicitJacobian:
+    """Return the Jacobian in the embedding `weight` (V, D), without rows that a sample does not look up: those are 0.
 
+        df_k/dE_v = sum over the positions p with id v of df_k/dz_p
 
-def _sum(parts: Sequence[Tensor | None]) -> Tensor:
-    """Return the sum of new tensors, in the memory of the first: each may be N times as large as a weight."""
-    first, *others = [part for part in parts if part is not None]
-    for part in others:
-        first += part
-    return first
-
-
-def _product_jacobian(read: Product, J: Tensor, x: Tensor) -> Tensor:
-    """Return df/dW of a product, as it is stored, (n, N, size) float64; x is its input, samples in front."""
-    n = len(J)
-    phi = read.adapter.patches(x, n)
-    if J.ndim == 3:
-        J = J[:, :, None, :, None]
-    M = torch.einsum("nkgdp,ngmp->nkgdm", J, phi.to(J))
-    return read.adapter.as_stored(M, read.stored).reshape(*J.shape[:2], -1).to(torch.float64)
-
-
-def _lookup_jacobian(read: Lookup, J: Tensor, ids: Tensor, size: int) -> Tensor:
-    """Return df/dE of a table with `size` rows, (n, N, size D) float64, from J (n, N, T, D) at its rows `ids`."""
-    n, N, T, D = J.shape
-    ids = ids.reshape(n, T)
-    J = J.to(torch.float64) * (ids != read.padding)[:, None, :, None]
-    M = J.new_zeros(n, N, size, D)
-    return M.scatter_add_(2, ids[:, None, :, None].expand_as(J), J).flatten(2)
-
-
-def _same_entries(made: Derived, goals: list[Place]) -> int | None:
-    """Return the goal that a made tensor is, perhaps in another shape; None if it is another tensor."""
-    node = made.node
-    if made.number:
-        return None
-    while True:
-        for number, goal in enumerate(goals):
-            same = goal.node is node if not isinstance(goal, Tensor) else getattr(node, "variable", None) is goal
-            if same:
-                return number
-        if node.name() not in RESHAPING:
-            return None
-        node = node.next_functions[0][0]
-
-
-def embedding_jacobian(
-    weight: Tensor, lookups: list[tuple[GraphOperation | None, Tensor, Tensor]], C: Tensor
-) -> ExplicitJacobian:
-    """Return the Jacobian in the embedding `weight` (V, D), whose theta is each sample's own rows.
-
-    Each lookup comes with its ids (n, T) and the output Jacobian (n, N, T, D) at its output.
+    Each lookup has its ids (n, T) and the output Jacobian (n, N, T, D) at its output. A sample has at most T nonzero
+    rows: the row of an id is kept at the position where the id comes first. theta is each sample's own rows.
     """
-    ids = concatenated([mine for _, mine, _ in lookups], 1)
-    trained = [
-        J if not isinstance(lookup, Lookup) or lookup.padding < 0
-        else J * torch.ne(mine, lookup.padding)[:, None, :, None].to(J)
-        for lookup, mine, J in lookups
-    ]  # fmt: skip
-    J = concatenated(trained, 2)
+    ids, J = concatenated([ids for ids, _ in lookups], 1), concatenated([J for _, J in lookups], 2)
     first = (ids[:, :, None] == ids[:, None]).to(torch.uint8).argmax(2)  # first position of each id, (n, T)
     place = torch.nn.functional.one_hot(first, ids.shape[1]).to(J)  # (n, T, T)
     M = torch.einsum("nkpd,npq->nkqd", J, place)
@@ -447,17 +351,56 @@ def embedding_jacobian(
     return ExplicitJacobian(M.flatten(2).to(torch.float64), theta.flatten(1), C)
 
 
-def entrywise_jacobian(operation: GraphOperation, rows: Rows, J: Tensor, factor: Tensor | None) -> Tensor:
-    """Return df/dtheta through one operation, (n, N, size) float64, from the output Jacobian J at its output.
+def _through_product(read: Product, J: Tensor, x: Tensor) -> Tensor:
+    """df/dW of a product, as it is stored, (n, N, size) float64; x is its input, samples in front."""
+    phi = read.adapter.patches(x, len(J))
+    M = torch.einsum("nkgdp,ngmp->nkgdm", J[:, :, None, :, None] if J.ndim == 3 else J, phi.to(J))
+    return read.adapter.as_stored(M, read.stored).reshape(*J.shape[:2], -1).to(torch.float64)
 
-    J is (n, N, d) or (n, N, g, d, P) if theta is the bias of a product, else (n, N, w, other axes). `factor` is the
-    factor of theta, samples in front; None for 1.
+
+def _through_lookup(read: Lookup, J: Tensor, ids: Tensor, size: int) -> Tensor:
+    """df/dE of a table with `size` rows, (n, N, size D) float64, from J (n, N, T, D) at its rows `ids`."""
+    n, N, T, D = J.shape
+    ids = ids.reshape(n, T)
+    J = J.to(torch.float64) * (ids != read.padding)[:, None, :, None]
+    return J.new_zeros(n, N, size, D).scatter_add_(2, ids[:, None, :, None].expand_as(J), J).flatten(2)
+
+
+def _through_entries(read: Entrywise, rows: Rows, J: Tensor, factor: Tensor | None) -> Tensor:
+    """df/dtheta of an operation that acts entry by entry, (n, N, size) float64, from J (n, N, w, other axes).
+
+    `factor` is the factor of theta, samples in front; None for 1.
     """
-    if not isinstance(operation, Entrywise):
-        return (J if J.ndim == 3 else J.sum(4).flatten(2)).to(torch.float64)
     n, N = J.shape[:2]
     if factor is not None:
         J = J * factor.reshape(n, -1, *factor.shape[1:])[:, None].to(J)
-    kept = [size for axis, size in enumerate(operation.broadcast) if axis != rows.axis]
+    kept = [size for axis, size in enumerate(read.broadcast) if axis != rows.axis]
     repeated = [3 + axis for axis, size in enumerate(kept) if size == 1]
     return J.sum([2, *repeated]).reshape(n, N, -1).to(torch.float64)
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors, with one new one at most: each may be N times as large as a weight."""
+    if len(parts) == 1:
+        return parts[0]
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total
+
+
+def _same_entries(derived: Derived, goals: list[Place]) -> int | None:
+    """The goal that a derived tensor is, perhaps in another shape; None if it is another tensor."""
+    node = derived.node
+    while not derived.number:
+        for number, goal in enumerate(goals):
+            if (node.name() == LEAF and node.variable is goal) if isinstance(goal, Tensor) else goal.node is node:
+                return number
+        if node.name() not in RESHAPING:
+            return None
+        node = node.next_functions[0][0]
+    return None
+
+
+def _by_feature(scale: Tensor | None, weight: Weight) -> Tensor | None:
+    return scale.flatten() if weight.dense and scale is not None else scale

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.contractions import RowProduct
-from flatlens.grams.weight_jacobians import DenseJacobian, ExplicitJacobian, SharedJacobian
+from flatlens.grams.weight_jacobians import DenseJacobian, SharedJacobian, WeightJacobian
 from flatlens.problem.row_layout import onto_softmax, softmax_of
 
 
@@ -43,7 +43,7 @@ class LayerGrams:
     and "along": df/dx x, (n, N), where it equals <df/dW, W>."""
     x: Tensor | None = None  #: input of the place, (n, M)
     x_norm2: Tensor | None = None  #: ||x_i||^2, (n,)
-    weight: DenseJacobian | SharedJacobian | ExplicitJacobian | None = None
+    weight: WeightJacobian | None = None
     counts_weight: bool = False  #: whether the weight is among the measured parameters
     counts_bias: bool = False  #: whether the bias is
     has_derivative: bool = True  #: whether the derivative in the whole weight is known, so that R is that of the weight
@@ -97,14 +97,12 @@ class LayerGrams:
     @cached_property
     def K_weight(self) -> Tensor:
         """Return (df/dW)(df/dW)^T, (n, N, N)."""
-        assert self.weight is not None
-        return self.weight.gram()
+        return self.linear.gram()
 
     @cached_property
     def K_bias(self) -> Tensor:
         """Return (df/db)(df/db)^T, (n, N, N)."""
-        assert isinstance(self.weight, DenseJacobian | SharedJacobian)
-        return self.weight.bias_gram()
+        return self.linear.bias_gram()
 
     @cached_property
     def K(self) -> Tensor:
@@ -118,29 +116,32 @@ class LayerGrams:
     @cached_property
     def R(self) -> Tensor:
         """Return R_kk' = <W^T M_k, W^T M_k'> with M_k = df_k/dW, (n, N, N); for a dense layer ||phi||^2 G."""
-        if isinstance(self.linear, SharedJacobian):
-            return self.linear.relative_gram()
-        if self.input_side is None or not self.pure:
-            return self.linear.relative_gram()
-        return self.linear.phi_norm2[:, None, None] * self.G
+        if isinstance(self.weight, DenseJacobian) and self.pure and self.input_side is not None:
+            return self.weight.phi_norm2[:, None, None] * self.G
+        return self.linear.relative_gram()
 
     def relative_gram(self, scale: Tensor) -> Tensor:
         """Return R of the layer with weight W * scale and features phi / scale: the same function in other units."""
         return self.linear.relative_gram(scale)
 
     @property
-    def linear(self) -> DenseJacobian | SharedJacobian:
-        """Return the Jacobian in a linear layer's weight."""
-        assert isinstance(self.weight, DenseJacobian | SharedJacobian)
+    def linear(self) -> WeightJacobian:
+        """Return the Jacobian in the place's weight or parameter, which it has."""
+        assert self.weight is not None
         return self.weight
+
+    @property
+    def at_output(self) -> Tensor:
+        """Return df/dz of a linear layer's output, (n, N, d); (n, N, g, d, P) if it acts at several positions."""
+        assert isinstance(self.weight, DenseJacobian | SharedJacobian)
+        return self.weight.J
 
     @cached_property
     def adaptive(self) -> Tensor:
         """Return sum_j theta_j^2 ||C^(1/2) df/dtheta_j||^2 over the place's measured parameters, (n,)."""
-        assert self.weight is not None
         total = self.C.new_zeros(len(self.C))
         if self.counts_weight:
-            total = total + self.weight.adaptive()
+            total = total + self.linear.adaptive()
         if self.counts_bias:
             total = total + self.linear.adaptive_bias()
         return total
@@ -148,8 +149,6 @@ class LayerGrams:
     @property
     def along(self) -> Tensor:
         """Return sum_j theta_j df/dtheta_j over the place's measured parameters, (n, N)."""
-        if isinstance(self.weight, ExplicitJacobian):
-            return self.weight.along()
         known = self._input.get("along") if self.counts_weight and self.input_side is not None else None
         rest = self.linear.along(weight=self.counts_weight and known is None, bias=self.counts_bias)
         return rest if known is None else known + rest

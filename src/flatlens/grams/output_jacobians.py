@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,11 @@ from torch.nn import functional as F
 from flatlens.errors import out_of_memory
 from flatlens.grams.autograd import each_sample_alone, ignore_slow_batching_warning
 from flatlens.grams.contractions import RowProduct, norm2, pieces, row_products
-from flatlens.grams.plan import BATCHING, Layout, PlanBroken, Weight, samples_coupled
+from flatlens.grams.plan import BATCHING, Plan, PlanBroken, Weight, samples_coupled
 from flatlens.grams.record import Call, Tape, run_recorded
 from flatlens.grams.trial import FRONT, Rows, independent_rows, padding_ignored
-from flatlens.operations.graph import Place
-from flatlens.operations.layers import Adapter, Convolution, by_sample
+from flatlens.operations.graph import LEAF, Place
+from flatlens.operations.layers import Adapter, Convolution
 from flatlens.operations.parameter_uses import Bias, GraphOperation, Lookup, Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import take
@@ -51,22 +51,22 @@ class WatchedPlace:
 
 
 def watched_places(
-    tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]
+    tape: Tape, plan: Plan, inputs: list[Tensor], n: int, needs: Collection[str]
 ) -> dict[str, WatchedPlace]:
     """Return all places at which output Jacobians are needed, by name."""
-    dense = {place for w in layout.weights.values() if w.dense for place in w.products}
-    operations = layout.operations(tape)
-    watched = {name: _watched_place(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}
-    for key, axis in layout.batch_axis.items() if "G" in needs else ():
-        if not (is_first_layer(layout, key) or follows_from_output(layout, key, needs)):
+    dense = {place for w in plan.weights.values() if w.dense for place in w.products}
+    operations = plan.operations(tape)
+    watched = {name: _watched_place(operations[name], rows, n, name in dense) for name, rows in plan.rows.items()}
+    for key, axis in plan.batch_axis.items() if "G" in needs else ():
+        if input_route(plan, key, needs) == "place":
             x = tape.linear[key].x
             plain = f"z:{key}" in dense and axis == 0
 
             def flat(derivative: Tensor, axis: int = axis) -> Tensor:
-                return by_sample(derivative, axis).reshape(n, -1)
+                return derivative.movedim(axis, 0).reshape(n, -1)
 
             watched[f"x:{key}"] = WatchedPlace(x, x.shape, flat, plain)
-    if layout.input_call is None and "G" in needs:
+    if plan.input_call is None and "G" in needs:
         for number, x in enumerate(inputs):
             watched[f"input:{number}"] = WatchedPlace(x, x.shape, lambda derivative: derivative.reshape(n, -1), True)
     return watched
@@ -78,61 +78,43 @@ def _watched_place(operation: GraphOperation, rows: Rows, n: int, dense: bool) -
     (n, d) for a dense product, (n, g, d, P) for other products, (n, T, D) for an embedding lookup, (n, w, the other
     axes) for an operation that acts entry by entry.
     """
+    shape: Callable[[Tensor], Tensor]
+    tokens_first = False
     if dense:
-        return WatchedPlace(
-            operation.edge,
-            operation.shape,
-            lambda derivative: rows.in_front(derivative, n).reshape(n, -1),
-            rows == FRONT,
-        )
-    if isinstance(operation, Product | Bias):
-        adapter = operation.adapter
-        return WatchedPlace(
-            operation.edge,
-            operation.shape,
-            lambda derivative: adapter.by_position(rows.in_front(derivative, n), n),
-            tokens_first=adapter.token_wise,
-        )
-    if isinstance(operation, Lookup):
+        shape = lambda derivative: rows.in_front(derivative, n).reshape(n, -1)  # noqa: E731
+    elif isinstance(operation, Product | Bias):
+        adapter, tokens_first = operation.adapter, operation.adapter.token_wise
+        shape = lambda derivative: adapter.by_position(rows.in_front(derivative, n), n)  # noqa: E731
+    elif isinstance(operation, Lookup):
         width = operation.shape[-1]
-        return WatchedPlace(
-            operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n).reshape(n, -1, width)
-        )
-    return WatchedPlace(operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n))
+        shape = lambda derivative: rows.by_sample(derivative, n).reshape(n, -1, width)  # noqa: E731
+    else:
+        shape = lambda derivative: rows.by_sample(derivative, n)  # noqa: E731
+    return WatchedPlace(operation.edge, operation.shape, shape, dense and rows == FRONT, tokens_first)
 
 
-def same_tokens(layout: Layout, weight: Weight) -> bool:
+def same_tokens(plan: Plan, weight: Weight) -> bool:
     """Return whether a weight acts in one call, whose input has the tokens in the order of the product's output."""
     only = weight.pure and weight.adapter.token_wise and len(weight.products) == 1 == len(weight.calls)
-    return only and layout.batch_axis.get(weight.layer) == 0 and layout.rows[weight.products[0]] == FRONT
+    return only and plan.batch_axis.get(weight.layer) == 0 and plan.rows[weight.products[0]] == FRONT
 
 
-def follows_from_output(layout: Layout, key: str, needs: Collection[str]) -> bool:
-    """Return whether the Gram matrix at a call's input is made from the output Jacobian at its output, J W.
+def input_route(plan: Plan, key: str, needs: Collection[str]) -> Literal["first layer", "output", "place"]:
+    """Return from what G at a call's input is made.
 
-    That takes less where the layer has fewer outputs than inputs, and only that Gram matrix is needed.
+    first layer  the output Jacobian of the only reader of the network's input, faster than by autograd
+    output       J W, where the layer has fewer outputs than inputs, and only that Gram matrix is needed
+    place        the derivative at the input
     """
-    weight = layout.weights.get(key)
-    if weight is None or weight.dense or "squares" in needs or layout.ignores_padding:
-        return False
+    weight = plan.weights.get(key)
+    if weight is None:
+        return "place"
+    alone = key == plan.input_call and weight.pure and len(weight.calls) == 1
+    if alone and (weight.dense or _flips(weight.adapter)):
+        return "first layer"
     _, d, m = weight.matrix.W.shape
-    return d < m and same_tokens(layout, weight)
-
-
-def along_follows(layout: Layout, key: str) -> bool:
-    """Return whether df/dx x at a call's input equals <df/dW, W>: the weight acts there alone, on the whole input."""
-    weight = layout.weights.get(key)
-    return weight is not None and weight.as_given and len(weight.products) == 1 and not layout.ignores_padding
-
-
-def is_first_layer(layout: Layout, key: str) -> bool:
-    """Return whether a call is the only reader of the network's input, and df/dx there follows from df/dz."""
-    return key == layout.input_call and key in layout.weights and input_side_follows(layout.weights[key])
-
-
-def input_side_follows(weight: Weight) -> bool:
-    """Return whether `input_products` can compute the layer's input side."""
-    return weight.pure and len(weight.calls) == 1 and (weight.dense or _by_flipped_kernel(weight.adapter))
+    only_gram = not weight.dense and "squares" not in needs and not plan.ignores_padding
+    return "output" if only_gram and d < m and same_tokens(plan, weight) else "place"
 
 
 def input_products(
@@ -150,14 +132,11 @@ def input_products(
     return {what: torch.cat([part[what] for part in parts]) for what in wanted}
 
 
-def _by_flipped_kernel(adapter: Adapter) -> bool:
-    """Return whether it is a 2D convolution with stride 1, one group, and zero padding smaller than its kernel."""
+def _flips(adapter: Adapter) -> bool:
+    """Whether it is a 2D convolution with stride 1, one group, and zero padding smaller than its kernel."""
     return (
         isinstance(adapter, Convolution)
-        and len(adapter.kernel) == 2
-        and adapter.groups == 1
-        and adapter.stride == (1, 1)
-        and adapter.mode == "constant"
+        and (len(adapter.kernel), adapter.groups, adapter.stride, adapter.mode) == (2, 1, (1, 1), "constant")
         and adapter.pad[::2] == adapter.pad[1::2]
         and all(p >= 0 for p in _padding(adapter))
     )
@@ -211,45 +190,10 @@ class Pool:
         return self.take(name, (n, N, g, P, d), f).mT
 
 
-@dataclass(frozen=True, eq=False)
-class PassStart:
-    """The tensor from which the backward passes begin: there the derivative of output k is `rows[k]` for every sample.
-
-    It is f with the identity, or the input of the last layer with its weight.
-    """
-
-    at: Tensor  #: the tensor, (n, width)
-    rows: Tensor  #: derivatives of the outputs in it, (N, width)
-
-    def derivatives(self, wanted: list[Place], rows: slice, retain: bool) -> tuple[Tensor | None, ...]:
-        """Return the derivatives of several outputs in one batched backward pass, (count, ...) each."""
-        onto = self.rows[rows, None].expand(-1, *self.at.shape)
-        with ignore_slow_batching_warning():
-            return torch.autograd.grad(
-                self.at, wanted, onto, retain_graph=retain, allow_unused=True, is_grads_batched=True
-            )
-
-    def derivative(self, wanted: list[Place], k: int, retain: bool) -> tuple[Tensor | None, ...]:
-        """Return the derivatives of output k, summed over samples."""
-        onto = self.rows[k].repeat(len(self.at), 1)
-        return torch.autograd.grad(self.at, wanted, onto, retain_graph=retain, allow_unused=True)
-
-
-@dataclass(frozen=True, eq=False)
-class OutputJacobians:
-    """The output Jacobians of a chunk, and their certificate."""
-
-    found: dict[str, Tensor]  #: df/d(place), (n, N, ...), by place
-    certificate: Certificate | None  #: None if it was not requested
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.found[name]
-
-
 def output_jacobians(
     f: Tensor,
     tape: Tape,
-    layout: Layout,
+    plan: Plan,
     inputs: list[Tensor],
     needs: Collection[str],
     pool: Pool,
@@ -258,15 +202,16 @@ def output_jacobians(
     keep_graph: bool = False,
     certify: torch.Generator | None = None,
     parameters: dict[str, Tensor] | None = None,
-) -> OutputJacobians:
-    """Return the Jacobians df/d(place), (n, N, ...), in the network's dtype, at all places that the plan needs.
+) -> tuple[dict[str, Tensor], Certificate | None]:
+    """Return the Jacobians df/d(place), (n, N, ...), by place, at all places that the plan needs, and the certificate.
 
-    They are views or buffers of the pool: do not write to them, and do not read them after the next chunk.
+    They have the network's dtype. They are views or buffers of the pool: do not write to them, and do not read them
+    after the next chunk.
 
     Args:
         f: the outputs, (n, N).
         tape: the record of their forward pass.
-        layout: the plan.
+        plan: the plan.
         inputs: the network's inputs.
         needs: what measures will read; without "G" no input is differentiated to.
         pool: buffers.
@@ -275,42 +220,35 @@ def output_jacobians(
         certify: draws the certificate's combination; None for no certificate.
         parameters: parameters in which the certificate's combination is also differentiated.
     """
-    watched = watched_places(tape, layout, inputs, len(f), needs)
+    watched = watched_places(tape, plan, inputs, len(f), needs)
+    # The passes begin at f with the unit vectors; if a layer gives the outputs, at its input, with its matrix.
     units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
-    start, known = PassStart(f, units), {}
+    start, known = (f, units), {}
     head = _head(tape, f)
     if head is not None and f"z:{head[0].key}" in watched and watched[f"z:{head[0].key}"].plain:
         call, W = head
-        start, known = PassStart(call.x, W), {f"z:{call.key}": units, f"x:{call.key}": W}
+        start, known = (call.x, W), {f"z:{call.key}": units, f"x:{call.key}": W}
     asked = {name: watched[name] for name in watched if name not in known}
-    tested = {name: place for name, place in asked.items() if not _implied(name, tape, layout)}
+    # A pure call treats each sample separately: where samples are apart at its output, they are so at its input.
+    implied = {
+        f"x:{key}"
+        for key, call in tape.linear.items()
+        if call.pure and f"z:{key}" in plan.rows and not plan.ignores_padding
+    }
+    tested = {name: place for name, place in asked.items() if name not in implied}
     certificate = None if certify is None else certificate_of(f, tested, parameters or {}, certify)
     found = _all_outputs(asked, start, f, pool, live, keep_graph)
     found |= {name: rows.expand(len(f), *rows.shape) for name, rows in known.items() if name in watched}
-    return OutputJacobians(found, certificate)
-
-
-def _implied(name: str, tape: Tape, layout: Layout) -> bool:
-    """Return whether samples are certainly apart at a call's input, because they are so at its output.
-
-    A pure call treats each sample separately, so the certificate need not test its input, too.
-    """
-    kind, _, key = name.partition(":")
-    return kind == "x" and tape.linear[key].pure and f"z:{key}" in layout.rows and not layout.ignores_padding
+    return found, certificate
 
 
 def certificate_of(
-    f: Tensor,
-    watched: dict[str, WatchedPlace],
-    parameters: dict[str, Tensor],
-    generator: torch.Generator,
+    f: Tensor, watched: dict[str, WatchedPlace], parameters: dict[str, Tensor], generator: torch.Generator
 ) -> Certificate:
     """Return the derivatives of sum_ik u_ik f_ik, u random (n, N), at all places and in some parameters."""
     u = torch.randn(f.shape, generator=generator).to(f)
     wanted = [place.at for place in watched.values()] + list(parameters.values())
-    rows: tuple[Tensor | None, ...] = ()
-    if wanted:
-        rows = torch.autograd.grad(f, wanted, u, retain_graph=True, allow_unused=True)
+    rows = torch.autograd.grad(f, wanted, u, retain_graph=True, allow_unused=True) if wanted else ()
     totals = {
         name: place.shape(torch.zeros(place.size).to(f) if row is None else row)
         for (name, place), row in zip(watched.items(), rows, strict=False)
@@ -333,33 +271,34 @@ def _head(tape: Tape, f: Tensor) -> tuple[Call, Tensor] | None:
     if made is None or made.name() not in ("AddmmBackward0", "MmBackward0"):
         return None
     *bias, x, weight = [node for node, _ in made.next_functions]
-    if x is None or not all(_is_parameter(node) for node in (*bias, weight)) or getattr(made, "_saved_alpha", 1) != 1:
+    # Each parameter is a leaf, the weight perhaps transposed, or None where it is frozen.
+    if weight is not None and weight.name() == "TBackward0":
+        weight = weight.next_functions[0][0]
+    bare = all(node is None or node.name() == LEAF for node in (*bias, weight))
+    if x is None or not bare or getattr(made, "_saved_alpha", 1) != 1:
         return None
     there = (call for call in tape.linear.values() if call.z.grad_fn is made and call.x.grad_fn is x)
     return next(((call, made._saved_mat2.detach().T) for call in there), None)
 
 
-def _is_parameter(node: Any) -> bool:
-    """Return whether a node is a leaf, perhaps transposed, or None, as for a frozen parameter."""
-    if node is not None and node.name() == "TBackward0":
-        node = node.next_functions[0][0]
-    return node is None or node.name() == "torch::autograd::AccumulateGrad"
-
-
 def _all_outputs(
     watched: dict[str, WatchedPlace],
-    start: PassStart,
+    start: tuple[Tensor, Tensor],
     f: Tensor,
     pool: Pool,
     live: list[bool] | None,
     keep_graph: bool,
 ) -> dict[str, Tensor]:
-    """Return the Jacobians at the watched places, from batched backward passes where torch can batch the network."""
+    """The Jacobians at the watched places, from batched backward passes if torch can batch the network.
+
+    Passes begin at `start`: a tensor (n, width), and the outputs' derivatives in it, (N, width), alike for all samples.
+    """
+    n, N = f.shape
     if not watched:
         return {}
     if live is None and pool.batched is not False and all(place.plain for place in watched.values()):
         each = sum(place.size.numel() for place in watched.values()) * f.element_size()
-        count = min(f.shape[1], pool.batch_bytes // max(1, each))
+        count = min(N, pool.batch_bytes // max(1, each))
         if count > 1:
             try:
                 found = _several_outputs(watched, start, f, pool, count, keep_graph)
@@ -370,11 +309,22 @@ def _all_outputs(
             else:
                 pool.batched = True
                 return found
-    return _each_output_alone(watched, start, f, pool, live or [True] * f.shape[1], keep_graph)
+    # One backward pass for each live output; the others' rows are 0.
+    (at, units), wanted = start, [place.at for place in watched.values()]
+    found = {name: pool.for_place(name, place, f) for name, place in watched.items()}
+    outputs = [k for k in range(N) if live is None or live[k]]
+    for k in range(N):
+        derivatives: Sequence[Tensor | None] = [None] * len(wanted)
+        if live is None or live[k]:
+            retain = keep_graph or k < outputs[-1]
+            derivatives = torch.autograd.grad(at, wanted, units[k].repeat(n, 1), retain_graph=retain, allow_unused=True)
+        for place, buffer, derivative in zip(watched.values(), found.values(), derivatives, strict=True):
+            buffer[:, k] = 0 if derivative is None else place.shape(derivative)
+    return found
 
 
 def _several_outputs(
-    watched: dict[str, WatchedPlace], start: PassStart, f: Tensor, pool: Pool, count: int, keep_graph: bool
+    watched: dict[str, WatchedPlace], start: tuple[Tensor, Tensor], f: Tensor, pool: Pool, count: int, keep_graph: bool
 ) -> dict[str, Tensor]:
     """Return the Jacobians from batched backward passes of `count` outputs each.
 
@@ -386,7 +336,12 @@ def _several_outputs(
     for first in range(0, N, count):
         rows = slice(first, min(N, first + count))
         retain = keep_graph or rows.stop < N or pool.batched is None  # the first attempt may fail
-        derivatives = start.derivatives(wanted, rows, retain)
+        at, units = start
+        with ignore_slow_batching_warning():
+            derivatives = torch.autograd.grad(
+                at, wanted, units[rows, None].expand(-1, *at.shape),
+                retain_graph=retain, allow_unused=True, is_grads_batched=True,
+            )  # fmt: skip
         for (name, place), derivative in zip(watched.items(), derivatives, strict=True):
             derivative = f.new_zeros(rows.stop - first, *place.size) if derivative is None else derivative
             derivative = derivative.to(f.dtype).reshape(len(derivative), n, -1).transpose(0, 1)
@@ -394,20 +349,6 @@ def _several_outputs(
                 found[name] = derivative  # no copy: it would cost as much time as the Gram matrix
             else:
                 found[name][:, rows] = derivative
-    return found
-
-
-def _each_output_alone(
-    watched: dict[str, WatchedPlace], start: PassStart, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
-) -> dict[str, Tensor]:
-    """Return the Jacobians from one backward pass for each live output; the others' rows are 0."""
-    wanted = [place.at for place in watched.values()]
-    found = {name: pool.for_place(name, place, f) for name, place in watched.items()}
-    last = max((k for k, lives in enumerate(live) if lives), default=-1)
-    for k, lives in enumerate(live):
-        derivatives = start.derivative(wanted, k, keep_graph or k < last) if lives else [None] * len(wanted)
-        for place, buffer, derivative in zip(watched.values(), found.values(), derivatives, strict=True):
-            buffer[:, k] = 0 if derivative is None else place.shape(derivative)
     return found
 
 
@@ -427,21 +368,20 @@ class Certificate:
 
     def apart(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return ||sum_k u_ik J_ik - ds/d(row of sample i)||^2 at each place, (n,), with the Jacobians `found`."""
-        return {name: _apart(self.u, found[name], total) for name, total in self.totals.items()}
+        distances = {}
+        for name, total in self.totals.items():
+            J = found[name]
+            if J.ndim > 3 and J.stride(-2) == 1:  # in the order in which it is stored, so that nothing is copied
+                J, total = J.mT, total.mT
+            combined = (self.u[:, None].to(J) @ J.flatten(2))[:, 0]
+            distances[name] = norm2(combined - total.reshape(combined.shape))
+        return distances
 
     def holds(self, apart: dict[str, Tensor], rtol: float) -> Tensor:
         """Return a flag for each place: whether both derivatives are the same, to rounding; not of overflows."""
         within = {name: rtol**2 * norm2(total).max() for name, total in self.totals.items()}
         flags = [((apart[name] <= most) | ~apart[name].isfinite()).all() for name, most in within.items()]
         return torch.stack(flags) if flags else self.u.new_ones(0, dtype=torch.bool)
-
-
-def _apart(u: Tensor, J: Tensor, total: Tensor) -> Tensor:
-    """Return the squared distance of sum_k u_ik J_ik from sample i's row of `total`, (n,)."""
-    if J.ndim > 3 and J.stride(-2) == 1:  # in the order in which it is stored, so that nothing is copied
-        J, total = J.mT, total.mT
-    combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
-    return norm2(combined - total.reshape(combined.shape))
 
 
 def shown_rounding(apart: dict[str, Tensor], found: dict[str, Tensor], places: Iterable[str]) -> Tensor | None:
@@ -475,7 +415,7 @@ class Checker:
 
     problem: Problem
     model: nn.Module
-    layout: Layout
+    plan: Plan
 
     @property
     def rtol(self) -> float:
@@ -497,10 +437,10 @@ class Checker:
         """
         flags = torch.cat([certificate.holds(apart, self.rtol), *self.same_gradients(certificate, rebuilt)])
         padding_holds = flags.new_ones(())
-        if self.layout.ignores_padding and tape.mask is not None:
+        if self.plan.ignores_padding and tape.mask is not None:
             at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
             padding_holds = padding_ignored(tape.mask, at_inputs)
-        places = [*certificate.totals, *(_PARAMETER + self.place_of(tape, name) for name in rebuilt)]
+        places = [*certificate.totals, *(_PARAMETER + self.plan.uses(tape, name)[0][1] for name in rebuilt)]
         return ChunkCheck(batch, places, torch.cat([flags, padding_holds[None]]), batched)
 
     def same_gradients(self, certificate: Certificate, rebuilt: dict[str, tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
@@ -509,10 +449,6 @@ class Checker:
             true = certificate.parameters[name].to(torch.float64).flatten()
             off, scale = (gradient - true).norm(), torch.maximum(true.norm(), size.max())
             yield ((off <= self.rtol * scale) | ~off.isfinite())[None]
-
-    def place_of(self, tape: Tape, parameter: str) -> str:
-        """Return the first place where a parameter acts; if it is distrusted, the parameter becomes unexplained."""
-        return self.layout.places(tape, parameter)[0][1]
 
     def require(self, check: ChunkCheck) -> None:
         """Raise PlanBroken or BadModel if the check failed.
@@ -538,7 +474,7 @@ class Checker:
         wrong = self._wrong(certificate, explicit)
         if wrong:  # torch's batching rules are wrong for some operations
             explicit = explicit | each_sample_alone(self.problem, self.model, batch, wrong, rows)
-            inputs = [f"input:{number}" for number in range(len(self.layout.inputs))]
+            inputs = [f"input:{number}" for number in range(len(self.plan.inputs))]
             still = self._wrong(certificate, explicit)  # may be mere rounding, of derivatives that cancel
             if still and (self._alone_differ(batch) or self._coupled_places(batch, inputs)):
                 raise samples_coupled()
@@ -555,17 +491,17 @@ class Checker:
 
     def _coupled_places(self, batch: Batch, places: list[str]) -> list[str]:
         """Return those of the given places where samples do not lie as planned, or affect each other's outputs."""
-        layout = self.layout
+        plan = self.plan
         tape, inputs, f, _ = run_recorded(self.problem, self.model, batch)
-        operations, at, planned = layout.operations(tape), dict[str, Place](), dict[str, list[Rows]]()
+        operations, at, planned = plan.operations(tape), dict[str, Place](), dict[str, list[Rows]]()
         for name in places:
             kind, _, key = name.partition(":")
             if kind == "input":
-                at[name], planned[name] = inputs[layout.inputs[int(key)]], [FRONT]
+                at[name], planned[name] = inputs[plan.inputs[int(key)]], [FRONT]
             elif kind == "x":
-                at[name], planned[name] = tape.linear[key].x, [Rows(layout.batch_axis[key])]
+                at[name], planned[name] = tape.linear[key].x, [Rows(plan.batch_axis[key])]
             else:
-                at[name], planned[name] = operations[name].edge, [layout.rows[name]]
+                at[name], planned[name] = operations[name].edge, [plan.rows[name]]
         left = independent_rows(f, at, planned, torch.Generator().manual_seed(0))
         return [name for name in places if not left[name]]
 
@@ -574,8 +510,7 @@ class Checker:
         with torch.no_grad():
             together = self.problem.run(self.model, batch)[0]
             alone = [self.problem.run(self.model, take(batch, i, i + 1))[0] for i in range(len(together))]
-        off = (torch.cat(alone) - together).abs().max()
-        return float(off) > self.rtol * float(together.abs().max())
+        return float((torch.cat(alone) - together).abs().max()) > self.rtol * float(together.abs().max())
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadModel, FlatlensError, LossFailed, NotDifferentiable, one_line
+from flatlens.errors import BadModel
 from flatlens.grams.record import Tape
 from flatlens.grams.trial import Rows, Structure, operations_of, structure_of
 from flatlens.grams.weight_jacobians import WeightMatrix
@@ -49,37 +48,6 @@ def samples_coupled() -> BadModel:
         "in some batch a sample's outputs depend on other samples, so per-sample derivatives do not exist",
         remedy="a branch that few batches take, batch statistics, and attention over samples are possible causes",
     )
-
-
-_IN_PLACE = "do not change tensors or frozen parameters in place"
-_MENDS = {
-    "inplace operation": _IN_PLACE,
-    "in-place operation": _IN_PLACE,
-    "torch.utils.checkpoint": "use checkpoint(..., use_reentrant=False)",
-    "derivative for": "write this operation by others, which torch differentiates as often as is needed",
-    "implement either the backward or vjp": "give the autograd.Function a backward() of torch operations",
-    "functorch": "write this part of forward() without torch.func",
-}
-"""Ways to mend autograd's own errors, by parts of their messages; other errors come from the network."""
-
-
-@contextmanager
-def clear_autograd_errors() -> Iterator[None]:
-    """Raise errors of autograd as one clear line, `NotDifferentiable`."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, FlatlensError) or not any(word in str(error) for word in _MENDS):
-            raise
-        if "loss" in str(error):  # a kernel of torch's for a loss
-            raise LossFailed(
-                f"the loss cannot be differentiated as often as is needed ({one_line(error, 160)})",
-                remedy="write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)",
-            ) from error
-        mend = next(mend for word, mend in _MENDS.items() if word in str(error))
-        raise NotDifferentiable(
-            f"the network cannot be differentiated ({one_line(error, 160)})", argument="model", remedy=mend
-        ) from error
 
 
 @contextmanager
@@ -114,23 +82,22 @@ class Weight:
     """
 
     layer: str  #: key of the layer's first call; outside layers the parameter's name
-    calls: tuple[str, ...]  #: keys of the layer's calls; empty outside layers
     products: tuple[str, ...]  #: names of the products it acts through; empty if per-sample autograd measures it
     adapter: Adapter
     value: Tensor  #: the weight as stored
-    bias_value: Tensor | None
     parameter: str | None  #: the parameter's name; None if the weight is computed from other parameters
-    bias: str | None  #: the bias's name; None if it also acts elsewhere
     explained: bool  #: whether the weight acts through these calls and nothing else
-    dense: bool  #: whether it is applied once per sample, at one position
-    pure: bool  #: whether the layer's calls multiply, add the bias and do nothing else
-    as_given: bool  #: whether these are pure calls that multiply the very numbers of their inputs
     positions: int  #: positions per sample at which it is applied, over all its calls
+    calls: tuple[str, ...] = ()  #: keys of the layer's calls; empty outside layers
+    bias: str | None = None  #: the bias's name; None if it also acts elsewhere
+    bias_value: Tensor | None = None
+    pure: bool = False  #: whether the layer's calls multiply, add the bias and do nothing else
+    as_given: bool = False  #: whether these are pure calls that multiply the very numbers of their inputs
     module: nn.Module | None = None
     linear_map: tuple[Adapter, torch.Size] | None = None  #: the layer's linear map, and the size of one sample's input
     unplaced: str = ""  #: why the samples in the inputs of the layer's calls cannot be found; empty if they can
     measured: bool = True  #: whether it is among the problem's parameters (a frozen one is not)
-    part_of: str = ""  #: name of the weight that this is a part of (`grams.parts`)
+    part_of: str = ""  #: name of the weight that this is a part of (`planner.parts_of`)
     rows: Tensor | None = None  #: the part's rows of that weight; None for all
     columns: Tensor | None = None  #: the part's columns of that weight; None for all
 
@@ -153,6 +120,11 @@ class Weight:
         columns = torch.arange(whole.shape[-1]) if self.columns is None else self.columns
         whole[..., rows[:, None].to(V.device), columns.to(V.device)] = V
         return whole
+
+    @property
+    def dense(self) -> bool:
+        """Whether the weight is applied once per sample, at one position."""
+        return self.explained and self.adapter.token_wise and len(self.products) == 1 == self.positions
 
     @property
     def has_derivative(self) -> bool:
@@ -191,9 +163,6 @@ class Weight:
         return self.searched_spectral_norm.value
 
 
-MadePlaces: TypeAlias = list[tuple[Derived, list[tuple[Read, str]]]]
-"""The tensors made from a parameter, each with the operations that read it and their names in the plan."""
-
 UNREAD_PRODUCT = "its calls multiply other numbers than their inputs, by no product of a known form"
 
 _GRAM_BYTES = 2 * 5 * 8
@@ -201,7 +170,7 @@ _GRAM_BYTES = 2 * 5 * 8
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class Plan:
     """The plan of a pass over one network.
 
     >>> import torch, flatlens as fl
@@ -215,7 +184,7 @@ class Layout:
     weights: dict[str, Weight]  #: weights of linear layers and of products outside layers, in execution order
     small_parameters: tuple[str, ...]  #: parameters that act entry by entry
     embeddings: tuple[str, ...]  #: parameters used only in embedding lookups
-    made: tuple[str, ...]  #: parameters that act through tensors made from them, the same for all samples
+    derived: tuple[str, ...]  #: parameters that act through tensors made from them, the same for all samples
     unexplained: tuple[str, ...]  #: parameters measured by per-sample autograd
     rows: dict[str, Rows]  #: arrangement of the samples, by operation
     call_rows: dict[str, Rows]  #: arrangement of the samples in the input of each call, where it is known
@@ -228,11 +197,13 @@ class Layout:
     jacobian_bytes: int  #: bytes of one output's derivatives at all of these, per sample
     unexplained_size: int  #: entries of the unexplained parameters
     itemsize: int  #: bytes of a number in the network's arithmetic
-    parts: dict[str, Weight]  #: projections and heads of attention, where they are asked for (`grams.parts`)
-    not_parted: dict[str, str]  #: attentions whose projections and heads cannot be told, with the reason
     ignores_padding: bool  #: whether tokens outside the attention mask have no effect; then their features are left out
     batched: bool  #: whether several backward passes may run as one batched pass
     several_ends: bool  #: whether outputs come from other layers than the last, too, through no layer after these
+    parts: dict[str, Weight] = field(default_factory=dict)
+    """Projections and heads of attention, where they are asked for (`planner.parts_of`)."""
+    not_parted: dict[str, str] = field(default_factory=dict)
+    """Attentions whose projections and heads cannot be told, with the reason."""
 
     @cached_property
     def affine(self) -> frozenset[str]:
@@ -291,9 +262,9 @@ class Layout:
         """Return the last weight; None if there is none."""
         return next(reversed(self.weights), None)
 
-    def require_same(self, tape: Tape, inputs: list[Tensor], model: nn.Module, batch: Batch) -> None:
+    def require_same(self, tape: Tape, inputs: list[Tensor], batch: Batch) -> None:
         """Raise PlanBroken if the network does not do on this batch what the plan says."""
-        if not self.structure.covers(structure_of(tape, inputs, model)):
+        if not self.structure.covers(structure_of(tape, inputs)):
             raise PlanBroken([batch])
         n, operations = size(batch), self.operations(tape)
         if any(name not in operations for name in self.rows):
@@ -312,14 +283,15 @@ class Layout:
             tape.names = {operation.node: name for name, operation in tape.operations.items()}
         return tape.operations
 
-    def places(self, tape: Tape, parameter: str) -> list[tuple[Read, str]]:
+    def uses(self, tape: Tape, parameter: str) -> list[tuple[Read, str]]:
         """Return the operations through which a parameter acts in a forward pass, each with its name in the plan."""
-        if parameter in self.made:
-            return [place for _, places in self.made_places(tape, parameter) for place in places]
+        if parameter in self.derived:
+            return [use for _, uses in self.derived_uses(tape, parameter) for use in uses]
         self.operations(tape)
         return [(read, tape.names[read.node]) for read in tape.reads[parameter] or ()]
 
-    def made_places(self, tape: Tape, parameter: str) -> MadePlaces:
-        """Return the tensors made from a parameter, and the operations that read each, with their names in the plan."""
+    def derived_uses(self, tape: Tape, parameter: str) -> list[tuple[Derived, list[tuple[Read, str]]]]:
+        """Return the tensors derived from a parameter, each with the operations that read it and their names."""
         self.operations(tape)
-        return [(made, [(read, tape.names[read.node]) for read in made.reads]) for made in tape.made[parameter] or ()]
+        found = tape.derived[parameter] or ()
+        return [(derived, [(read, tape.names[read.node]) for read in derived.reads]) for derived in found]

@@ -1,6 +1,6 @@
 """The planner: makes the plan of a pass from trials on the problem's probe samples.
 
-The plan states only what all trials show (`AgreedFacts`). It is then compared with autograd's own gradients on the same
+The plan states only what all trials show. It is then compared with autograd's own gradients on the same
 trials (`unproved`); a place where they differ is distrusted, and the plan is made again without it. If a weight's
 arithmetic is right on some samples, it is right on all batches with the same structure, and the pass compares every
 chunk's structure with the plan's.
@@ -12,23 +12,24 @@ measures of weights have a value for it. Sums over weights do not count it, as t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from flatlens.grams.jacobians import ChunkJacobians, lookups_of, saved_of
+from flatlens.grams.autograd import clear_autograd_errors
+from flatlens.grams.jacobians import ForwardPass, lookups_of
 from flatlens.grams.output_jacobians import Checker, certificate_of, watched_places
-from flatlens.grams.plan import BATCHING, Layout, Weight, clear_autograd_errors
-from flatlens.grams.record import Call, made_reads
-from flatlens.grams.trial import Rows, Structure, Trial, common_structure
+from flatlens.grams.plan import BATCHING, Plan, Weight
+from flatlens.grams.record import Call, derived_reads
+from flatlens.grams.trial import Rows, Structure, Trial
 from flatlens.operations.graph import Node, sources_of, walk
 from flatlens.operations.layers import Adapter, layer_of
 from flatlens.operations.pair_finders import HeadFinder, HeadPairs
 from flatlens.operations.parameter_uses import Bias, Entrywise, Lookup, Product, Read, matrix_in_products
-from flatlens.operations.weight_pairs import Entries
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.eval_context import differentiable
 
@@ -40,7 +41,7 @@ def lay_out(
     distrusted: Collection[str] = (),
     *,
     attention_heads: bool = False,
-) -> Layout:
+) -> Plan:
     """Return the plan of a pass, from trials on the problem's probes.
 
     Args:
@@ -57,207 +58,162 @@ def lay_out(
         batches = [*(problem.place(probe) for probe in problem.probes), *also]
         trials = [Trial(problem, model, batch) for batch in batches]
 
-        def planned(structure: Structure, distrusted: Collection[str]) -> Layout:
+        def planned(structure: Structure, distrusted: Collection[str]) -> Plan:
             for trial in trials:
                 trial.find_rows(structure, generator)
-            layout = _plan(AgreedFacts(problem, model, trials, structure, distrusted))
-            # names of operations depend on the tensors made: where the plan drops one, names are given anew
-            same = layout.structure.made.keys() == structure.made.keys()
-            return layout if same else planned(layout.structure, distrusted)
+            plan = _Planner(problem, model, trials, structure, distrusted).plan()
+            # Names of operations depend on the derived tensors: where the plan drops one, names are given anew.
+            same = plan.structure.derived.keys() == structure.derived.keys()
+            return plan if same else planned(plan.structure, distrusted)
 
-        layout = planned(common_structure(trial.structure for trial in trials), distrusted)
-        wrong = {place for trial in trials for place in unproved(problem, model, layout, trial, generator)}
-        layout = layout if not wrong else planned(layout.structure, {*distrusted, *wrong})
-        return _with_heads(layout, trials[0], model) if attention_heads else layout
-
-
-def _with_heads(layout: Layout, trial: Trial, model: nn.Module) -> Layout:
-    """Return the plan with attention's projections and heads, found on one trial."""
-    found = HeadFinder(trial.tape.graph).run()
-    parts = parts_of(layout.weights, found)
-    more = sum(w.matrix.W.shape[1] * w.positions for w in parts.values()) * layout.itemsize
-    refused = {**found.refused_queries, **found.refused_values}
-    return replace(layout, parts=parts, not_parted=refused, jacobian_bytes=layout.jacobian_bytes + more)
+        plan = planned(reduce(Structure.common_with, (trial.structure for trial in trials)), distrusted)
+        wrong = {place for trial in trials for place in unproved(problem, model, plan, trial, generator)}
+        plan = plan if not wrong else planned(plan.structure, {*distrusted, *wrong})
+        if not attention_heads:
+            return plan
+        found = HeadFinder(trials[0].tape.graph).run()
+        parts = parts_of(plan.weights, found)
+        more = sum(w.matrix.W.shape[1] * w.positions for w in parts.values()) * plan.itemsize
+        refused = {**found.refused_queries, **found.refused_values}
+        return replace(plan, parts=parts, not_parted=refused, jacobian_bytes=plan.jacobian_bytes + more)
 
 
-def _plan(facts: AgreedFacts) -> Layout:
-    """Return the plan that follows from the facts."""
-    weights = planned_weights(facts)
-    first = facts.first
-    explained = {name for w in weights.values() if w.products for name in (w.parameter, w.bias) if name}
-    small: dict[str, tuple[str, ...]] = {}  # small parameters, with the names of their operations
-    embeddings: dict[str, tuple[str, ...]] = {}
-    made: dict[str, tuple[str, ...]] = {}  # parameters that other tensors are made from
-    for name in facts.parameters:
-        if name in explained or name not in facts.problem.parameters:
-            continue
-        operations = facts.acts_through(name)
-        kinds = {type(read) for read in first.tape.reads[name] or ()}
-        if operations is not None and kinds == {Lookup}:
-            embeddings[name] = operations
-        elif operations is not None and kinds <= {Bias, Entrywise}:
-            small[name] = operations
-        if name not in embeddings and name not in small and (through := facts.acts_through_made(name)) is not None:
-            made[name] = through
-    known = explained | small.keys() | embeddings.keys() | made.keys()
-    sizes = {name: p.numel() for name, p in facts.parameters.items() if name in facts.problem.parameters}
-    unexplained = tuple(name for name in sizes if name not in known)
-    needed = {operation for weight in weights.values() for operation in weight.products}
-    entries = (*small.values(), *embeddings.values(), *made.values())
-    needed |= {operation for operations in entries for operation in operations}
-    calls, n = first.tape.linear, first.n
-    shapes = [(op.shape, op.dtype) for name, op in first.operations.items() if name in needed]
-    shapes += [(calls[key].x.shape, calls[key].x.dtype) for key in facts.axes]
-    return Layout(
-        structure=replace(facts.structure, made={name: facts.structure.made[name] for name in made}),
-        weights=weights,
-        small_parameters=tuple(small),
-        embeddings=tuple(embeddings),
-        made=tuple(made),
-        unexplained=unexplained,
-        rows={name: rows for name, rows in facts.rows.items() if name in needed},
-        call_rows={key: facts.rows[f"x:{key}"] for key in facts.structure.calls if f"x:{key}" in facts.rows},
-        batch_axis=facts.axes,
-        unplaced=facts.unplaced,
-        inputs=tuple(sorted(facts.structure.inputs)),
-        input_is_embedded=any(trial.input_is_embedding for trial in facts.trials),
-        input_call=_input_call(facts, weights),
-        activation_entries=sum(shape.numel() for shape, _ in shapes) // n,
-        jacobian_bytes=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // n,
-        unexplained_size=sum(sizes[name] for name in unexplained)
-        + sum(facts.parameters[name].numel() for name in small)
-        + sum(facts.made_entries(name) for name in made),
-        itemsize=first.f.element_size(),
-        parts={},
-        not_parted={},
-        ignores_padding=all(trial.ignores_padding for trial in facts.trials),
-        batched=BATCHING not in facts.distrusted,
-        several_ends=_several_ends(facts, weights),
-    )
-
-
-def _several_ends(facts: AgreedFacts, weights: dict[str, Weight]) -> bool:
-    """Return whether outputs come from other layers than the last, too, through no layer after these."""
-    last, graph = next(reversed(weights.values()), None), facts.first.tape.graph
-    if last is None or not last.products:
-        return False
-    own = {facts.first.operations[name].node for name in last.products}
-
-    def behind(node: Node) -> list[Node]:
-        return [] if node in own or graph.is_layer(node) else sources_of(node)
-
-    reached = walk(graph.nodes[-1:], behind)
-    return len({node in own for node in reached if node in own or graph.is_layer(node)}) == 2
-
-
-def _input_call(facts: AgreedFacts, weights: dict[str, Weight]) -> str | None:
-    key = facts.structure.first
-    return key if key is not None and facts.axes.get(key) == 0 and key in weights else None
-
-
-class AgreedFacts:
-    """The facts on which all trials agree, less those of places that are distrusted."""
+class _Planner:
+    """The facts on which all trials agree, less those of places that are distrusted, and the plan that they give."""
 
     def __init__(
-        self,
-        problem: Problem,
-        model: nn.Module,
-        trials: list[Trial],
-        structure: Structure,
-        distrusted: Collection[str],
+        self, problem: Problem, model: nn.Module, trials: list[Trial], structure: Structure, distrusted: Collection[str]
     ) -> None:
-        self.problem, self.model = problem, model
         self.trials, self.first, self.structure = trials, trials[0], structure
-        self.distrusted = distrusted
+        self.distrusted, self.measured = distrusted, problem.parameters
         self.parameters = {name: p for name, p in model.named_parameters() if name in self.first.tape.reads}
-        places = [name for name in self.first.rows if not name.startswith("input:") and name not in distrusted]
-        found = {name: self._rows(name) for name in places}
-        self.rows = {name: rows for name, rows in found.items() if rows is not None}
-        self.axes, self.unplaced = self._axes()
-
-    def _rows(self, name: str) -> Rows | None:
-        """Return the first arrangement of a place's samples that is possible in every trial that has the place.
-
-        None if there is none, or if a sample has several rows at a call and nothing tells which.
-        """
-        there = [trial for trial in self.trials if name in trial.rows]
-        possible = [rows for rows in there[0].rows[name] if all(rows in trial.rows[name] for trial in there)]
-        unclear = any(trial.unclear(name, possible) for trial in there)
-        return possible[0] if possible and not unclear else None
-
-    def _axes(self) -> tuple[dict[str, int], dict[str, str]]:
-        """Return the axis of samples in each call's input, and for the other calls the reason why there is none."""
-        axes: dict[str, int] = {}
-        unplaced: dict[str, str] = {}
-        for key in (*self.structure.calls, *sorted(self.structure.varying_calls)):
-            rows = self.rows.get(f"x:{key}")
-            if key in self.structure.varying_calls:
-                unplaced[key] = "the layer is not called in the same way on every batch"
-            elif rows is None or rows.order != "outer":
-                unplaced[key] = "its calls do not have the samples of a batch separately along one axis"
-            else:
-                axes[key] = rows.axis
-        return axes, unplaced
-
-    def acts_through(self, parameter: str) -> tuple[str, ...] | None:
-        """Return the operations through which a parameter acts; None if one is unknown or has no known samples."""
-        if self.structure.reads[parameter] is None:
-            return None
-        return self._known(self.first.tape.reads[parameter] or ())
-
-    def acts_through_made(self, parameter: str) -> tuple[str, ...] | None:
-        """Return the operations that read the tensors made from a parameter; None if one has no known samples."""
-        if parameter not in self.structure.made:
-            return None
-        return self._known(made_reads(self.first.tape, parameter)) or None
-
-    def _known(self, reads: Iterable[Read]) -> tuple[str, ...] | None:
-        """Return the names of operations; None if one has no known samples."""
-        operations = tuple(self.first.names[read.node] for read in reads)
-        return operations if all(operation in self.rows for operation in operations) else None
-
-    def made_entries(self, parameter: str) -> int:
-        """Return the entries of a sample's derivatives in a parameter and in the tensors made from it."""
-        lookups = lookups_of(self.first.tape, parameter)
-        own = sum(lookup.shape.numel() for lookup in lookups) or self.parameters[parameter].numel()
-        return own + sum(made.shape.numel() for made in self.first.tape.made[parameter] or ())
-
-
-def planned_weights(facts: AgreedFacts) -> dict[str, Weight]:
-    """Return the weights by name, in the order in which they first multiply."""
-    return _Weights(facts).all()
-
-
-class _Weights:
-    def __init__(self, facts: AgreedFacts) -> None:
-        self.facts, self.first, self.structure = facts, facts.first, facts.structure
-        self.parameters, self.measured = facts.parameters, facts.problem.parameters
         self.names = {id(p): name for name, p in self.parameters.items()}
+        self.rows: dict[str, Rows] = {}  #: how the samples lie at each place
+        for name, allowed in self.first.rows.items():
+            if name.startswith("input:") or name in distrusted:
+                continue
+            # The first arrangement that is possible in every trial, if something tells which it is.
+            there = [trial for trial in trials if name in trial.rows]
+            possible = [rows for rows in allowed if all(rows in trial.rows[name] for trial in there)]
+            if possible and not any(trial.unclear(name, possible) for trial in there):
+                self.rows[name] = possible[0]
+        self.axes: dict[str, int] = {}  #: axis of the samples in each call's input
+        self.unplaced: dict[str, str] = {}  #: for the other calls the reason why there is none
+        for key in (*structure.calls, *sorted(structure.varying_calls)):
+            rows = self.rows.get(f"x:{key}")
+            if key in structure.varying_calls:
+                self.unplaced[key] = "the layer is not called in the same way on every batch"
+            elif rows is None or rows.order != "outer":
+                self.unplaced[key] = "its calls do not have the samples of a batch separately along one axis"
+            else:
+                self.axes[key] = rows.axis
 
-    def all(self) -> dict[str, Weight]:
-        return self._in_order({**self._weights(), **self._outside_layers()})
+    def plan(self) -> Plan:
+        """Return the plan that follows from the facts."""
+        first, structure, tape = self.first, self.structure, self.first.tape
+        weights = self._weights()
+        # Other parameters, by how they act, each with the names of its operations.
+        known = {name for w in weights.values() if w.products for name in (w.parameter, w.bias) if name}
+        small: dict[str, tuple[str, ...]] = {}
+        embeddings: dict[str, tuple[str, ...]] = {}
+        derived: dict[str, tuple[str, ...]] = {}
+        for name in self.parameters:
+            if name in known or name not in self.measured:
+                continue
+            uses, kinds = self._uses(name), {type(read) for read in tape.reads[name] or ()}
+            if uses is not None and kinds == {Lookup}:
+                embeddings[name] = uses
+            elif uses is not None and kinds <= {Bias, Entrywise}:
+                small[name] = uses
+            elif name in structure.derived and (uses := self._names(derived_reads(tape, name))):
+                derived[name] = uses
+        known |= small.keys() | embeddings.keys() | derived.keys()
+        sizes = {name: p.numel() for name, p in self.parameters.items() if name in self.measured}
+        unexplained = tuple(name for name in sizes if name not in known)
+        # Bytes of the derivatives at all places that the pass differentiates to, and of those kept entry by entry.
+        needed = {operation for weight in weights.values() for operation in weight.products}
+        needed.update(*small.values(), *embeddings.values(), *derived.values())
+        shapes = [(op.shape, op.dtype) for name, op in first.operations.items() if name in needed]
+        shapes += [(tape.linear[key].x.shape, tape.linear[key].x.dtype) for key in self.axes]
+        stored = sum(sizes[name] for name in (*unexplained, *small))
+        for name in derived:
+            stored += sum(lookup.shape.numel() for lookup in lookups_of(tape, name)) or sizes[name]
+            stored += sum(tensor.shape.numel() for tensor in tape.derived[name] or ())
+        key = structure.first
+        return Plan(
+            structure=replace(structure, derived={name: structure.derived[name] for name in derived}),
+            weights=weights,
+            small_parameters=tuple(small),
+            embeddings=tuple(embeddings),
+            derived=tuple(derived),
+            unexplained=unexplained,
+            rows={name: rows for name, rows in self.rows.items() if name in needed},
+            call_rows={key: self.rows[f"x:{key}"] for key in structure.calls if f"x:{key}" in self.rows},
+            batch_axis=self.axes,
+            unplaced=self.unplaced,
+            inputs=tuple(sorted(structure.inputs)),
+            input_is_embedded=any(trial.input_is_embedding for trial in self.trials),
+            input_call=key if key is not None and self.axes.get(key) == 0 and key in weights else None,
+            activation_entries=sum(shape.numel() for shape, _ in shapes) // first.n,
+            jacobian_bytes=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // first.n,
+            unexplained_size=stored,
+            itemsize=first.f.element_size(),
+            ignores_padding=all(trial.ignores_padding for trial in self.trials),
+            batched=BATCHING not in self.distrusted,
+            several_ends=self._several_ends(weights),
+        )
+
+    def _uses(self, parameter: str) -> tuple[str, ...] | None:
+        """The operations through which a parameter acts; None if one is unknown or has no known samples."""
+        known = self.structure.reads[parameter] is not None
+        return self._names(self.first.tape.reads[parameter] or ()) if known else None
+
+    def _names(self, reads: Iterable[Read]) -> tuple[str, ...] | None:
+        names = tuple(self.first.names[read.node] for read in reads)
+        return names if all(name in self.rows for name in names) else None
+
+    def _several_ends(self, weights: dict[str, Weight]) -> bool:
+        """Whether outputs come from other layers than the last, too, through no layer after these."""
+        last, graph = next(reversed(weights.values()), None), self.first.tape.graph
+        own = {self.first.operations[name].node for name in last.products} if last is not None else set()
+
+        def behind(node: Node) -> list[Node]:
+            return [] if node in own or graph.is_layer(node) else sources_of(node)
+
+        reached = walk(graph.nodes[-1:], behind) if own else ()
+        return len({node in own for node in reached if node in own or graph.is_layer(node)}) == 2
 
     def _weights(self) -> dict[str, Weight]:
-        """Return the weights of linear layers, in execution order; calls that share a tensor share a weight."""
-        together: dict[int, list[str]] = {}
-        for key, call in self.first.tape.linear.items():
+        """The weights of layers and of products outside them, by name, in the order in which they first multiply."""
+        tape = self.first.tape
+        calls: dict[int, list[str]] = {}  # calls that share a tensor share a weight
+        for key, call in tape.linear.items():
             kept = call.module._parameters.get("weight")
-            together.setdefault(id(call.module if kept is None else kept), []).append(key)
-        return {keys[0]: self._weight(keys) for keys in together.values()}
+            calls.setdefault(id(call.module if kept is None else kept), []).append(key)
+        turns = {keys[0]: tape.linear[keys[0]].began for keys in calls.values()}
+        found = {keys[0]: self._of_layer(keys) for keys in calls.values()}
+        for name, p in self.parameters.items():
+            if id(p) not in calls and (weight := self._outside_layers(name, p.detach())) is not None:
+                found[name] = weight
+                reads = (*(tape.reads[name] or ()), *derived_reads(tape, name))
+                turns[name] = min(read.turn for read in reads if isinstance(read, Product))
+        return {name: found[name] for name in sorted(found, key=turns.__getitem__)}
 
-    def _weight(self, keys: list[str]) -> Weight:
-        calls = [self.first.tape.linear[key] for key in keys]
+    def _of_layer(self, keys: list[str]) -> Weight:
+        calls, own = [self.first.tape.linear[key] for key in keys], tuple(f"z:{key}" for key in keys)
         module, parameter = calls[0].module, self.names.get(id(calls[0].module._parameters.get("weight")))
-        value = module.weight
+        value, bias = module.weight, module.bias
         assert isinstance(value, Tensor)
-        own = tuple(f"z:{key}" for key in keys)
-        products = self._products(parameter, value.shape) if parameter is not None else self._products_in_calls(keys)
+        if parameter is not None:
+            products = self._products(parameter, value.shape)
+        else:  # a weight that is computed from other parameters acts through the products in its layer's calls
+            known = all(self.structure.calls.get(key) is not None and f"z:{key}" in self.rows for key in keys)
+            adapters = {getattr(self.first.operations.get(product), "adapter", None) for product in own}
+            products = own if known and len(adapters) == 1 and None not in adapters else ()
         explained = bool(products) and set(products) == set(own)
+        operation = self.first.operations[products[0]] if products else None
+        adapter = operation.adapter if isinstance(operation, Product) else layer_of(module)
         pure = explained and all(call.pure for call in calls)
-        operations = [self.first.operations[product] for product in products]
-        adapter = operations[0].adapter if operations and isinstance(operations[0], Product) else layer_of(module)
-        bias = module.bias
-        positions = self._positions(products, adapter, value)
         return Weight(
             layer=keys[0],
             calls=tuple(keys),
@@ -268,104 +224,70 @@ class _Weights:
             parameter=parameter,
             bias=self._bias(calls, products) if explained else None,
             explained=explained,
-            dense=explained and adapter.token_wise and len(keys) == 1 and positions == 1,
             pure=pure,
             as_given=pure and self.structure.altered.isdisjoint(keys),
-            positions=positions,
+            positions=self._positions(products, adapter, value),
             module=module,
             linear_map=_linear_map(calls[0], adapter, self.first.n),
-            unplaced=next((self.facts.unplaced[key] for key in keys if key in self.facts.unplaced), ""),
+            unplaced=next((self.unplaced[key] for key in keys if key in self.unplaced), ""),
             measured=parameter is None or parameter in self.measured,
         )
 
-    def _positions(self, products: tuple[str, ...], adapter: Adapter, value: Tensor) -> int:
-        """Return the number of positions per sample at which the products act, the largest over trials."""
-        rows = max(1, adapter.matrix(value)[:, :, 0].numel())
-        each = [
-            sum(trial.operations[product].shape.numel() for product in products) // (trial.n * rows)
-            for trial in self.facts.trials
-        ]
-        return max(each)
-
-    def _products(self, parameter: str, stored: torch.Size) -> tuple[str, ...]:
-        """Return the products through which a weight acts; () if it also acts otherwise, or if their types differ."""
-        products, reads = self.facts.acts_through(parameter), self.first.tape.reads[parameter] or ()
-        kinds = {(read.adapter, read.stored) for read in reads if isinstance(read, Product)}
-        only = all(isinstance(read, Product) for read in reads) and len(kinds) == 1
-        return products if products and only and all(shape == stored for _, shape in kinds) else ()
-
-    def _products_in_calls(self, keys: list[str]) -> tuple[str, ...]:
-        """Return the products in the calls of a layer whose weight is computed from other parameters."""
-        products = tuple(f"z:{key}" for key in keys)
-        known = all(self.structure.calls.get(key) is not None and f"z:{key}" in self.facts.rows for key in keys)
-        operations = [self.first.operations.get(product) for product in products]
-        adapters = {op.adapter if isinstance(op, Product) else None for op in operations}
-        return products if known and len(adapters) == 1 and None not in adapters else ()
-
-    def _bias(self, calls: list[Call], products: tuple[str, ...]) -> str | None:
-        """Return the name of a layer's bias, if it is added to the layer's products and acts nowhere else."""
-        biases = {id(call.module._parameters.get("bias")) for call in calls}
-        name = self.names.get(biases.pop())
-        if name is None or biases or set(self.facts.acts_through(name) or ()) != set(products):
-            return None
-        return name if all(isinstance(read, Bias) for read in self.first.tape.reads[name] or ()) else None
-
-    def _outside_layers(self) -> dict[str, Weight]:
-        """Return the parameters that multiply outside calls of linear layers, as weights, by their names."""
-        of_layers = {id(call.module._parameters.get("weight")) for call in self.first.tape.linear.values()}
-        found = {name: self._outside(name) for name, p in self.parameters.items() if id(p) not in of_layers}
-        return {name: weight for name, weight in found.items() if weight is not None}
-
-    def _outside(self, name: str) -> Weight | None:
-        """Return a parameter that acts in products outside linear layers as a weight; None if it does not."""
+    def _outside_layers(self, name: str, value: Tensor) -> Weight | None:
+        """A parameter that acts in products outside linear layers as a weight; None if it does not."""
         reads = [read for read in self.first.tape.reads[name] or () if isinstance(read, Product)]
-        stored = reads[0].stored if reads else torch.Size()
-        products, parameter = self._products(name, stored) if reads else (), self.parameters[name]
-        value = parameter.detach()
+        products = self._products(name, reads[0].stored) if reads else ()
+        adapter: Adapter | None
+        size = torch.Size()  # of one sample's input
         if products:
-            value, adapter = value.reshape(stored), reads[0].adapter
-        elif name in self.structure.made and (side := matrix_in_products(self.first.tape.made[name] or ())) is not None:
-            adapter = side
+            value, adapter = value.reshape(reads[0].stored), reads[0].adapter
+            first = self.first.operations[products[0]]
+            size = first.kept().shape[1:] if isinstance(first, Product) else size
+        elif name in self.structure.derived:
+            adapter = matrix_in_products(self.first.tape.derived[name] or ())
         else:
+            adapter = None
+        if adapter is None:
             return None
-        positions = self._positions(products, adapter, value)
-        dense = adapter.token_wise and len(products) == 1 and positions == 1
-        first = self.first.operations[products[0]] if products else None
         return Weight(
             layer=name,
-            calls=(),
             products=products,
             adapter=adapter,
             value=value,
-            bias_value=None,
             parameter=name,
-            bias=None,
             explained=bool(products),
-            dense=dense,
-            pure=False,
-            as_given=False,
-            positions=positions,
-            linear_map=(adapter, first.kept().shape[1:] if isinstance(first, Product) else torch.Size()),
+            positions=self._positions(products, adapter, value),
+            linear_map=(adapter, size),
             unplaced="" if products else "its products read tensors made from the weight: their features are not known",
             measured=name in self.measured,
         )
 
-    def _in_order(self, weights: dict[str, Weight]) -> dict[str, Weight]:
-        """Return the weights in the order in which they first multiply."""
-        tape = self.first.tape
+    def _products(self, parameter: str, stored: torch.Size) -> tuple[str, ...]:
+        """The products through which a weight acts; () if it also acts otherwise, or if their types differ."""
+        uses, reads = self._uses(parameter), self.first.tape.reads[parameter] or ()
+        kinds = {(read.adapter, read.stored) if isinstance(read, Product) else None for read in reads}
+        alike = len(kinds) == 1 and all(kind is not None and kind[1] == stored for kind in kinds)
+        return uses if uses and alike else ()
 
-        def turn(weight: Weight) -> int:
-            if weight.calls:
-                return tape.linear[weight.calls[0]].began
-            assert weight.parameter is not None
-            reads = (*(tape.reads[weight.parameter] or ()), *made_reads(tape, weight.parameter))
-            return min(read.turn for read in reads if isinstance(read, Product))
+    def _positions(self, products: tuple[str, ...], adapter: Adapter, value: Tensor) -> int:
+        """The number of positions per sample at which the products act, the largest over trials."""
+        rows = max(1, adapter.matrix(value)[:, :, 0].numel())
+        return max(
+            sum(trial.operations[product].shape.numel() for product in products) // (trial.n * rows)
+            for trial in self.trials
+        )
 
-        return dict(sorted(weights.items(), key=lambda item: turn(item[1])))
+    def _bias(self, calls: list[Call], products: tuple[str, ...]) -> str | None:
+        """The name of a layer's bias, if it is added to the layer's products and acts nowhere else."""
+        biases = {id(call.module._parameters.get("bias")) for call in calls}
+        name = self.names.get(biases.pop())
+        if name is None or biases or set(self._uses(name) or ()) != set(products):
+            return None
+        return name if all(isinstance(read, Bias) for read in self.first.tape.reads[name] or ()) else None
 
 
 def _linear_map(call: Call, adapter: Adapter, n: int) -> tuple[Adapter, torch.Size]:
-    """Return the linear map that a layer applies, and the size of one sample's input to it.
+    """The linear map that a layer applies, and the size of one sample's input to it.
 
     Of a convolution it is the module's; of one in a user's own module, and of a transposed convolution, whose call may
     choose the output's size, it is the product's.
@@ -386,9 +308,16 @@ def parts_of(weights: Mapping[str, Weight], heads: HeadPairs) -> dict[str, Weigh
     """
     owners = {w.parameter: w for w in weights.values() if w.parameter is not None and w.adapter.token_wise}
     found: dict[str, dict[str, set[tuple[int, ...]]]] = {name: {} for name in weights}
-    for kind, entries in _entries(heads):
-        if (weight := owners.get(entries.parameter)) is not None and weight.has_derivative:
-            found[weight.layer].setdefault(kind, set()).add(_indices(weight, entries, kind))
+    sides = [("query", pair.left) for pair in heads.queries] + [("key", pair.right) for pair in heads.queries]
+    sides += [("value", pair.left) for pair in heads.values] + [("output", pair.right) for pair in heads.values]
+    for kind, side in sides:
+        for entries in side:
+            if (weight := owners.get(entries.parameter)) is not None and weight.has_derivative:
+                # the rows of the matrix that make a head's features, or the columns that read them
+                stored = torch.zeros(weight.value.shape, dtype=torch.bool)
+                stored.view(-1)[entries.at[:, 0].cpu()] = True
+                at = weight.adapter.matrix(stored)[0].any(int(kind != "output")).nonzero()[:, 0]
+                found[weight.layer].setdefault(kind, set()).add(tuple(at.tolist()))
     parts: dict[str, Weight] = {}
     for name, kinds in found.items():
         for kind, indices in kinds.items():
@@ -396,52 +325,26 @@ def parts_of(weights: Mapping[str, Weight], heads: HeadPairs) -> dict[str, Weigh
             named = {f"{name}/{kind}": tuple(sorted(set().union(*each)))}
             named |= {f"{name}/{kind}/{number}": one for number, one in enumerate(each)}
             axis = 2 if kind == "output" else 1
-            size = weights[name].matrix.W.shape[axis]
-            parts |= {
-                part: _part(weights[name], part, axis, torch.tensor(one))
-                for part, one in named.items()
-                if len(one) < size and not (part.endswith("/0") and len(each) == 1)
-            }
+            whole = replace(weights[name], part_of=name, bias=None, bias_value=None)
+            for part, one in named.items():
+                if len(one) < whole.matrix.W.shape[axis] and not (part.endswith("/0") and len(each) == 1):
+                    rows, columns = (torch.tensor(one), None) if axis == 1 else (None, torch.tensor(one))
+                    parts[part] = replace(whole, layer=part, rows=rows, columns=columns)
     return parts
 
 
-def _entries(heads: HeadPairs) -> Iterator[tuple[str, Entries]]:
-    """Yield the entries of every head, with what they make or read."""
-    for kind, pairs, side in (
-        ("query", heads.queries, "left"),
-        ("key", heads.queries, "right"),
-        ("value", heads.values, "left"),
-        ("output", heads.values, "right"),
-    ):
-        yield from ((kind, entries) for pair in pairs for entries in getattr(pair, side))
-
-
-def _indices(weight: Weight, entries: Entries, kind: str) -> tuple[int, ...]:
-    """Return the rows of the matrix that make a head's features, or the columns that read them, ascending."""
-    stored = torch.zeros(weight.value.shape, dtype=torch.bool)
-    stored.view(-1)[entries.at[:, 0].cpu()] = True
-    return tuple(weight.adapter.matrix(stored)[0].any(int(kind != "output")).nonzero()[:, 0].tolist())
-
-
-def _part(weight: Weight, name: str, axis: int, indices: Tensor) -> Weight:
-    """Return some rows (axis 1) or columns (axis 2) of a weight, as a weight."""
-    rows, columns = (indices, None) if axis == 1 else (None, indices)
-    return replace(weight, layer=name, part_of=weight.layer, rows=rows, columns=columns, bias=None, bias_value=None)
-
-
-def unproved(problem: Problem, model: nn.Module, layout: Layout, trial: Trial, generator: torch.Generator) -> list[str]:
+def unproved(problem: Problem, model: nn.Module, plan: Plan, trial: Trial, generator: torch.Generator) -> list[str]:
     """Return the places at which parameters act whose computed gradient is not autograd's on a trial."""
     f, tape, n = trial.f, trial.tape, trial.n
     named: dict[str, Tensor] = dict(model.named_parameters())
-    weights = [w for w in layout.weights.values() if w.products]
+    weights = [w for w in plan.weights.values() if w.products]
     names = dict.fromkeys(
-        (*layout.small_parameters, *layout.made, *(name for w in weights for name in (w.parameter, w.bias) if name))
+        (*plan.small_parameters, *plan.derived, *(name for w in weights for name in (w.parameter, w.bias) if name))
     )
-    watched = watched_places(tape, layout, [], n, ())
+    watched = watched_places(tape, plan, [], n, ())
     certificate = certificate_of(f, watched, {name: named[name] for name in names}, generator)
-    like = f.new_zeros(n, 1, 1, dtype=torch.float64)
-    jacobians = ChunkJacobians(problem, tape, layout, named, {}, saved_of(layout, tape, n), {}, like, frozenset())
-    rebuilt = jacobians.rebuilt(certificate.totals, weights=True)
-    checker = Checker(problem, model, layout)
+    rebuilt = ForwardPass.of(plan, tape, named, n).rebuilt(certificate.totals, weights=True)
+    checker = Checker(problem, model, plan)
     same = checker.same_gradients(certificate, rebuilt)
-    return [checker.place_of(tape, name) for name, right in zip(rebuilt, same, strict=True) if not bool(right)]
+    # if a parameter's first place is distrusted, the parameter becomes unexplained
+    return [plan.uses(tape, name)[0][1] for name, right in zip(rebuilt, same, strict=True) if not bool(right)]

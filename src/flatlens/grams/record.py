@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_map
-from torch.utils.hooks import RemovableHandle
 
 from flatlens.operations.graph import Graph, Node
 from flatlens.operations.layers import is_linear
@@ -76,53 +75,53 @@ class Tape:
     graph: Graph = field(init=False)  #: autograd's graph of the outputs
     reads: dict[str, tuple[Read, ...] | None] = field(default_factory=dict)
     """Operations that read each parameter, by its name; None if one of them is of an unknown type."""
-    made: dict[str, tuple[Derived, ...] | None] = field(default_factory=dict)
+    derived: dict[str, tuple[Derived, ...] | None] = field(default_factory=dict)
     """Tensors that are made from a parameter, where `reads` does not say how it acts; None if one read is unknown."""
-    operations: dict[str, GraphOperation] = field(default_factory=dict)  #: cache of `Layout.operations`
+    operations: dict[str, GraphOperation] = field(default_factory=dict)  #: cache of `Plan.operations`
     names: dict[Node, str] = field(default_factory=dict)  #: their names in the plan, by node
 
     def read_graph(self, f: Tensor, model: nn.Module, inputs: list[Tensor]) -> None:
-        """Find in the graph of f the operations that read each parameter, and the product of each call."""
+        """Find in the graph of f how each parameter acts, and the product of each call."""
         self.graph = graph = Graph(f, model)
-        self.reads = {name: reads_of(graph, p) for name, p in model.named_parameters() if p.is_floating_point()}
-        self._read_made(graph, model, inputs)
-        by_turn = sorted(
-            (product for node in graph.nodes if (product := product_of(node)) is not None),
-            key=lambda found: found[0].turn,
-        )
+        self.reads = {name: reads_of(graph, p) for name, p in graph.parameters.items() if p.is_floating_point()}
+        # Where reads do not tell all, a parameter may act through tensors derived from it without the network's input.
+        sources = [graph.leaves.get(id(x)) if x.grad_fn is None else x.grad_fn for x in inputs]
+        sampled = graph.behind([node for node in sources if node is not None])
+        for name, p in graph.parameters.items():
+            reads, leaf = self.reads.get(name, ()), graph.leaves.get(id(p))
+            kinds = {(type(read), read.adapter if isinstance(read, Product) else None) for read in reads or ()}
+            read_alike = reads is not None and len(kinds) <= 1 and all(read.node in sampled for read in reads)
+            if leaf is None or read_alike:
+                continue
+            if reads is not None and all(isinstance(read, Lookup) for read in reads):
+                found = [derived_from(graph, read.node, read.shape, sampled) for read in reads]
+                self.derived[name] = None if None in found else tuple(one for each in found for one in each or ())
+            else:
+                self.derived[name] = derived_from(graph, leaf, p.shape, sampled)
+        # A call's product is among those that ran between its start and its end.
+        products = (product for node in graph.nodes if (product := product_of(node)) is not None)
+        by_turn = sorted(products, key=lambda found: found[0].turn)
         turns = [product.turn for product, _ in by_turn]
-        own = {id(p): self.reads.get(name) for name, p in model.named_parameters()}
         for call in self.linear.values():
             inside = by_turn[bisect(turns, call.began) : bisect_left(turns, call.ended)]
-            call.product = _product_in(call, inside, own.get(id(call.module._parameters.get("weight"))))
+            weight = call.module._parameters.get("weight")
+            call.product = _product_in(call, inside, self.reads.get(graph.names.get(id(weight), "")))
             if call.product is not None:
                 node = call.product.node
                 call.pure = reaches(call.z.grad_fn, node) and reaches(call.product.source, call.x.grad_fn)
             known = call.product or (inside[0][0] if len(inside) == 1 else None)
-            call.as_given = _pads_itself(call.module) or (
+            # torch's own convolution reads its input through its padding
+            own = type(call.module).__module__.startswith("torch.nn.modules") and "forward" not in vars(call.module)
+            call.as_given = (own and getattr(call.module, "padding_mode", "zeros") != "zeros") or (
                 known is not None and _multiplies_input(call, known, self.rounded)
             )
 
-    def _read_made(self, graph: Graph, model: nn.Module, inputs: list[Tensor]) -> None:
-        """Find the tensors that are made from parameters without the network's input."""
-        sources = [graph.leaves.get(id(x)) if x.grad_fn is None else x.grad_fn for x in inputs]
-        sampled = graph.behind([node for node in sources if node is not None])
-        for name, p in model.named_parameters():
-            reads, leaf = self.reads.get(name, ()), graph.leaves.get(id(p))
-            if leaf is None or (reads is not None and _alike_reads(reads) and all(r.node in sampled for r in reads)):
-                continue
-            if reads is not None and all(isinstance(read, Lookup) for read in reads):
-                found = [derived_from(graph, read.node, read.shape, sampled) for read in reads]
-                self.made[name] = None if None in found else tuple(made for each in found for made in each or ())
-            else:
-                self.made[name] = derived_from(graph, leaf, p.shape, sampled)
-
 
 def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[Read, ...] | None) -> Product | None:
-    """Return the call's product with its weight, from the products inside the call; None unless there is exactly one.
+    """The call's product with its weight, from the products inside the call; None unless there is exactly one.
 
     A weight that is a parameter is found in the graph. A weight computed from other parameters (weight_norm) is
-    recognised by its value.
+    recognised by its value, to rounding.
     """
     if call.module._parameters.get("weight") is not None:
         mine = {read.node: read for read in reads or () if isinstance(read, Product)}
@@ -130,18 +129,18 @@ def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[R
     else:
         weight = call.module.weight
         assert isinstance(weight, Tensor)
-        found = [product for product, W in inside if W.shape == weight.shape and _alike(W, weight.detach())]
+        scale = float(weight.detach().abs().max()) if weight.numel() else 0.0
+        found = [
+            product
+            for product, W in inside
+            if W.shape == weight.shape
+            and torch.allclose(W, weight.detach().to(W), rtol=0, atol=100 * torch.finfo(W.dtype).eps * scale)
+        ]
     return found[0] if len(found) == 1 else None
 
 
-def _pads_itself(module: nn.Module) -> bool:
-    """Return whether it is torch's own convolution that reads its input through a padding other than zeros."""
-    own = type(module).__module__.startswith("torch.nn.modules") and "forward" not in vars(module)
-    return own and getattr(module, "padding_mode", "zeros") != "zeros"
-
-
 def _multiplies_input(call: Call, product: Product, rounded: bool) -> bool:
-    """Return whether a product in a call multiplies the call's input: no cast, no write that autograd misses.
+    """Whether a product in a call multiplies the call's input: no cast, no write that autograd misses.
 
     If `rounded`, the arithmetic that was asked for casts it.
     """
@@ -156,20 +155,9 @@ def _multiplies_input(call: Call, product: Product, rounded: bool) -> bool:
     return x.dtype == phi.dtype and torch.equal(x.flatten(), phi.flatten())
 
 
-def made_reads(tape: Tape, parameter: str) -> list[Read]:
-    """Return the operations that read the tensors made from a parameter."""
-    return [read for made in tape.made.get(parameter) or () for read in made.reads]
-
-
-def _alike_reads(reads: tuple[Read, ...]) -> bool:
-    """Return whether all reads are of one kind, products with one orientation of the weight."""
-    return len({(type(read), read.adapter if isinstance(read, Product) else None) for read in reads}) <= 1
-
-
-def _alike(W: Tensor, weight: Tensor) -> bool:
-    """Return whether two computations of a weight agree to rounding."""
-    scale = float(weight.abs().max()) if weight.numel() else 0.0
-    return bool(torch.allclose(W, weight.to(W), rtol=0, atol=100 * torch.finfo(W.dtype).eps * scale))
+def derived_reads(tape: Tape, parameter: str) -> list[Read]:
+    """Return the operations that read the tensors derived from a parameter."""
+    return [read for derived in tape.derived.get(parameter) or () for read in derived.reads]
 
 
 @contextmanager
@@ -187,13 +175,15 @@ def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] =
     names = {module: name for name, module in model.named_modules()}
     differentiating = torch.is_grad_enabled()
 
-    # Calls inside a torch.no_grad() of the model are not recorded: nothing is differentiated there.
-
+    # Not recorded are calls inside a torch.no_grad() of the model, where nothing is differentiated, those of other
+    # tensors than floating ones, and those inside a transform of torch.func.
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         named = "input" if "input" in kwargs else "x"
         x = args[0] if args else kwargs.get(named)
         inputs.setdefault(module, []).append(None)
-        if (differentiating and not torch.is_grad_enabled()) or not _is_recorded(x):
+        if differentiating and not torch.is_grad_enabled():
+            return args, kwargs
+        if not isinstance(x, Tensor) or not x.is_floating_point() or is_functorch_wrapped_tensor(x):
             return args, kwargs
         x = (x if x.requires_grad or not differentiating else x.detach().requires_grad_()).clone()
         inputs[module][-1] = x
@@ -226,28 +216,17 @@ def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] =
     with ExitStack() as hooks:
         for module in names:
             if is_linear(module):
-                _remove_at_exit(hooks, module.register_forward_pre_hook(enter, with_kwargs=True))
-                _remove_at_exit(hooks, module.register_forward_hook(leave, with_kwargs=True))
+                hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                _remove_at_exit(hooks, module.register_forward_hook(embed, with_kwargs=True))
+                hooks.callback(module.register_forward_hook(embed, with_kwargs=True).remove)
         yield tape
         tape.embedded += doubtful
-
-
-def _is_recorded(x: object) -> TypeGuard[Tensor]:
-    """Return whether a call's input is an ordinary floating tensor, not one inside a transform of torch.func."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _sequence_number(tensor: Tensor, otherwise: int) -> int:
     """Return autograd's sequence number of the operation that made a tensor."""
     return otherwise if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())
-
-
-def _remove_at_exit(hooks: ExitStack, handle: RemovableHandle) -> None:
-    hooks.callback(handle.remove)
 
 
 def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape, list[Tensor], Tensor, Any]:

@@ -11,17 +11,16 @@ structure that all trials have in common, and the pass compares each chunk's own
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadModel
-from flatlens.grams.record import Call, Tape, made_reads, run_recorded
-from flatlens.operations.graph import Graph, Node, Place
+from flatlens.grams.record import Tape, derived_reads, run_recorded
+from flatlens.operations.graph import Node, Place
 from flatlens.operations.parameter_uses import RESHAPING, Bias, Entrywise, GraphOperation, Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.diagnosis import if_found, why_cut
@@ -165,7 +164,7 @@ class Structure:
     if no single operation multiplies by the layer's weight."""
     varying_calls: frozenset[str]  #: calls that some batches do not have, or have in another form
     reads: Mapping[str, tuple[Signature, ...] | None]  #: operations that read each parameter; None if unknown
-    made: Mapping[str, tuple[Signature, ...]]  #: tensors made from parameters whose reads do not tell
+    derived: Mapping[str, tuple[Signature, ...]]  #: tensors made from parameters whose reads do not tell
     curved: frozenset[str]  #: parameters in which the outputs are not piecewise linear
     curved_calls: frozenset[str]  #: calls in whose product the outputs are not piecewise linear
     altered: frozenset[str]  #: calls that are not known to multiply the very numbers of their input
@@ -183,7 +182,7 @@ class Structure:
             same,
             self.varying_calls | other.varying_calls | missing,
             reads,
-            {name: found for name, found in self.made.items() if other.made.get(name) == found},
+            {name: found for name, found in self.derived.items() if other.derived.get(name) == found},
             self.curved | other.curved,
             self.curved_calls | other.curved_calls,
             self.altered | other.altered,
@@ -196,67 +195,44 @@ class Structure:
         return self.common_with(other) == self
 
 
-def common_structure(structures: Iterable[Structure]) -> Structure:
-    """Return the facts that hold on all of the structures (one or more)."""
-    return reduce(Structure.common_with, structures)
-
-
-def structure_of(tape: Tape, inputs: list[Tensor], model: nn.Module) -> Structure:
+def structure_of(tape: Tape, inputs: list[Tensor]) -> Structure:
     """Return the structure that one recorded forward pass shows."""
     graph = tape.graph
-    parameters = {name: p for name, p in model.named_parameters() if name in tape.reads}
-    sources: dict[Node, int] = {}
-    labels: list[tuple[bool, str]] = []  # for each bit: (whether it is a call, key of the call or parameter's name)
-    for name, p in parameters.items():
-        if (leaf := graph.leaves.get(id(p))) is not None:
-            sources[leaf] = 1 << len(labels)
-            labels.append((False, name))
-    for key, call in tape.linear.items():
-        if call.product is not None:
-            sources[call.product.node] = 1 << len(labels)
-            labels.append((True, key))
-    bits = graph.curved_in(sources)
-    curved = [what for number, what in enumerate(labels) if bits >> number & 1]
-    connected = frozenset(number for number, x in enumerate(inputs) if _node(graph, x) is not None)
+    # Where the outputs are curved: in each parameter, and in the product of each call.
+    leaves = {name: graph.leaves.get(id(graph.parameters[name])) for name in tape.reads}
+    products = {key: call.product.node for key, call in tape.linear.items() if call.product is not None}
+    nodes = [node for node in (*leaves.values(), *products.values()) if node is not None]
+    bits = {node: 1 << number for number, node in enumerate(dict.fromkeys(nodes))}
+    curved = graph.curved_in(bits)
+    # The inputs that the graph reads, and the pure call that alone reads the network's only input, perhaps reshaped.
+    read = {number: graph.leaves.get(id(x)) if x.grad_fn is None else x.grad_fn for number, x in enumerate(inputs)}
+    read = {number: node for number, node in read.items() if node is not None and graph.read_by(node)}
+    pure = {call.x.grad_fn: key for key, call in tape.linear.items() if call.pure}
+    node = next(iter(read.values())) if len(read) == 1 else None
+    while node is not None and node not in pure:
+        readers = graph.read_by(node)
+        node = readers[0][0] if len(readers) == 1 and readers[0][0].name() in RESHAPING else None
     return Structure(
-        {key: _call_signature(call) for key, call in tape.linear.items()},
-        frozenset(),
-        {
+        calls={
+            key: None if call.product is None else (*call.product.signature, call.pure)
+            for key, call in tape.linear.items()
+        },
+        varying_calls=frozenset(),
+        reads={
             name: None if found is None else tuple(read.signature for read in found)
             for name, found in tape.reads.items()
         },
-        {name: tuple(made.signature for made in found) for name, found in tape.made.items() if found is not None},
-        frozenset(key for is_call, key in curved if not is_call),
-        frozenset(key for is_call, key in curved if is_call),
-        frozenset(key for key, call in tape.linear.items() if not call.as_given),
-        connected,
-        _first_call(graph, tape, inputs, connected),
+        derived={
+            name: tuple(tensor.signature for tensor in found)
+            for name, found in tape.derived.items()
+            if found is not None
+        },
+        curved=frozenset(name for name, leaf in leaves.items() if leaf is not None and curved & bits[leaf]),
+        curved_calls=frozenset(key for key, node in products.items() if curved & bits[node]),
+        altered=frozenset(key for key, call in tape.linear.items() if not call.as_given),
+        inputs=frozenset(read),
+        first=None if node is None else pure[node],
     )
-
-
-def _call_signature(call: Call) -> Signature | None:
-    return None if call.product is None else (*call.product.signature, call.pure)
-
-
-def _node(graph: Graph, x: Tensor) -> Node | None:
-    """Return the node of a tensor, or None if nothing in the graph reads it."""
-    node = graph.leaves.get(id(x)) if x.grad_fn is None else x.grad_fn
-    return node if node is not None and graph.read_by(node) else None
-
-
-def _first_call(graph: Graph, tape: Tape, inputs: list[Tensor], connected: frozenset[int]) -> str | None:
-    """Return the pure call whose input is the network's only input, perhaps reshaped, if nothing else reads that."""
-    if len(connected) != 1:
-        return None
-    calls = {call.x.grad_fn: key for key, call in tape.linear.items() if call.pure}
-    (number,) = connected
-    node = _node(graph, inputs[number])
-    while node is not None:
-        if node in calls:
-            return calls[node]
-        readers = graph.read_by(node)
-        node = readers[0][0] if len(readers) == 1 and readers[0][0].name() in RESHAPING else None
-    return None
 
 
 def operations_of(tape: Tape, structure: Structure) -> dict[str, GraphOperation]:
@@ -277,7 +253,7 @@ def operations_of(tape: Tape, structure: Structure) -> dict[str, GraphOperation]
         for name, reads in tape.reads.items()
         for k, read in enumerate(reads or () if structure.reads[name] is not None else ())
     ]
-    claimed += [(f"{name}~{k}", read) for name in structure.made for k, read in enumerate(made_reads(tape, name))]
+    claimed += [(f"{name}~{k}", read) for name in structure.derived for k, read in enumerate(derived_reads(tape, name))]
     # Products first: a bias that is added in the same operation then shares the product's entry.
     for name, read in sorted(claimed, key=lambda one: not isinstance(one[1], Product)):
         if read.node not in known:
@@ -299,7 +275,7 @@ class Trial:
             )
         self.n = len(self.f)
         self.input_is_embedding = len(self.inputs) == 1 and any(self.inputs[0] is x for x in self.tape.embedded[:1])
-        self.structure = structure_of(self.tape, self.inputs, model)
+        self.structure = structure_of(self.tape, self.inputs)
         self.operations: dict[str, GraphOperation] = {}
         self.names: dict[Node, str] = {}
         self.rows: dict[str, list[Rows]] = {}  #: all possible arrangements of the samples, by place
@@ -308,10 +284,19 @@ class Trial:
         """Find the possible arrangements at all operations of the trials' common structure, and at inputs of calls."""
         self.operations = operations_of(self.tape, structure)
         self.names = {operation.node: name for name, operation in self.operations.items()}
-        at, shapes = self._places()
-        candidates = {name: self._candidates(name, shape) for name, shape in shapes.items()}
+        inputs = {f"x:{key}": call.x for key, call in self.tape.linear.items() if call.x.requires_grad}
+        inputs |= {f"input:{number}": x for number, x in enumerate(self.inputs)}
+        at: dict[str, Place] = {name: found.edge for name, found in self.operations.items()} | inputs
+        shapes = {name: operation.shape for name, operation in self.operations.items()}
+        shapes |= {name: x.shape for name, x in inputs.items()}
+        allowed = {name: [rows for rows in CANDIDATES if rows.fit(shape, self.n)] for name, shape in shapes.items()}
+        for name, operation in self.operations.items():
+            if isinstance(operation, Product | Bias):
+                allowed[name] = [rows for rows in allowed[name] if rows.axis == 0]
+            elif isinstance(operation, Entrywise):
+                allowed[name] = [rows for rows in allowed[name] if operation.broadcast[rows.axis] == 1]
         moving: set[str] = set()
-        self.rows = independent_rows(self.f, at, candidates, generator, moving)
+        self.rows = independent_rows(self.f, at, allowed, generator, moving)
         for name, possible in self.rows.items():  # where the outputs do not tell, as behind a gate that is shut
             if self.unclear(name, possible) or (name[:2] in ("x:", "z:") and name not in moving):
                 like = self.f.new_empty(shapes[name])
@@ -323,23 +308,6 @@ class Trial:
             return False
         shape = self.tape.linear[name[2:]].x.shape if name.startswith("x:") else self.operations[name].shape
         return shape[possible[0].axis] != self.n
-
-    def _places(self) -> tuple[dict[str, Place], dict[str, torch.Size]]:
-        at: dict[str, Place] = {name: found.edge for name, found in self.operations.items()}
-        shapes = {name: found.shape for name, found in self.operations.items()}
-        tensors = {f"x:{key}": call.x for key, call in self.tape.linear.items() if call.x.requires_grad}
-        tensors |= {f"input:{number}": x for number, x in enumerate(self.inputs)}
-        return at | tensors, shapes | {name: x.shape for name, x in tensors.items()}
-
-    def _candidates(self, name: str, shape: torch.Size) -> list[Rows]:
-        """Return the arrangements that a place's shape and operation allow."""
-        operation = self.operations.get(name)
-        fitting = [rows for rows in CANDIDATES if rows.fit(shape, self.n)]
-        if isinstance(operation, Product | Bias):
-            return [rows for rows in fitting if rows.axis == 0]
-        if isinstance(operation, Entrywise):
-            return [rows for rows in fitting if operation.broadcast[rows.axis] == 1]
-        return fitting
 
     @property
     def ignores_padding(self) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from flatlens.curvature.spectral_norms import CallOrInput, jacobian_norms
 from flatlens.errors import OF_ONE_NUMBER, FlatlensError, Overflows, Unexpected, one_line, out_of_memory, typed_line
 from flatlens.estimate import Key, Progress
-from flatlens.grams import ChunkGrams, LayerGrams, Layout, PlanBroken, Sketch, agreed, one_pass
+from flatlens.grams import ChunkGrams, LayerGrams, Plan, PlanBroken, Sketch, agreed, one_pass
 from flatlens.measures.definition import PassMeasure
 from flatlens.problem import Problem
 from flatlens.problem.forward import Outcomes, as_rows, from_rows
@@ -96,7 +96,7 @@ class Gatherer:
 
     problem: Problem
     model: nn.Module
-    layout: Layout
+    layout: Plan
     scale: Mapping[str, Tensor]  #: the features' spread, if a measure needs it
     progress: Progress | None
 

@@ -397,7 +397,7 @@ def _of_samples(
         for chunk in chunks:
             curvature.see(chunk.outputs.C)
             for name in above:
-                JJ = gram(chunk.layers[name].linear.J)
+                JJ = gram(chunk.layers[name].at_output)
                 above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
     return curvature, {name: Estimate(max(0.0, value) ** 0.5) for name, value in above.items()}
 

@@ -18,7 +18,7 @@ from flatlens.curvature.optimiser_geometry import plain_optimiser
 from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, StaleLens
 from flatlens.estimate import Key, Progress
-from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out, singular
+from flatlens.grams import Plan, PlanBroken, Sketch, feature_spread, lay_out, singular
 from flatlens.grams.record import run_recorded
 from flatlens.grams.sketch import random_signs
 from flatlens.measures.accumulate import Gathered, Gatherer, attempted, by_weighting
@@ -119,7 +119,7 @@ class Lens:
         self._versions = _fingerprints(self.problem.model)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> Plan:
         """Return the plan of the pass: which parameter acts where. It is made again if a chunk breaks it."""
         return self._once(None, lambda: lay_out(self.problem, self.model, attention_heads=self.attention_heads))
 

@@ -78,7 +78,7 @@ class Dense(Adapter):
     kernel = ()
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """Return W, (1, d, m)."""
+        """W, (1, d, m)."""
         return (weight.T if self.transposed else weight)[None]
 
     def as_stored(self, W: Tensor, like: torch.Size) -> Tensor:
@@ -206,23 +206,21 @@ def both_sides(padding: tuple[int, ...]) -> tuple[int, ...]:
 def adapter_of(module: nn.Module) -> Adapter | None:
     """Return the geometry of a linear layer of torch or of transformers' Conv1D, None for any other module.
 
-    A subclass counts as its base class: `operations.reads` checks whether its forward() does the same.
+    A subclass counts as its base class: `operations.parameter_uses` checks whether its forward() does the same.
     """
-    if isinstance(module, nn.Linear):
-        return Dense()
-    if _stores_transposed(module):
-        return Dense(transposed=True)
+    if not is_linear(module):
+        return None
     if isinstance(module, _PLAIN):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         pad = tuple(module._reversed_padding_repeated_twice)
         return Convolution(module.kernel_size, module.stride, pad, module.dilation, module.groups, mode)
     if isinstance(module, TRANSPOSED):
         assert not isinstance(module.padding, str)
-        pad = both_sides(module.padding)
         return TransposedConvolution(
-            module.kernel_size, module.stride, pad, module.dilation, module.groups, module.output_padding
-        )
-    return None
+            module.kernel_size, module.stride, both_sides(module.padding), module.dilation, module.groups,
+            module.output_padding,
+        )  # fmt: skip
+    return Dense(transposed=not isinstance(module, nn.Linear))
 
 
 def layer_of(module: nn.Module) -> Adapter:
@@ -234,17 +232,11 @@ def layer_of(module: nn.Module) -> Adapter:
 
 def is_linear(module: nn.Module) -> TypeGuard[LinearLayer]:
     """Return whether the module's type computes z = W phi + b and nothing else."""
-    return isinstance(module, (nn.Linear, *_PLAIN, *TRANSPOSED)) or _stores_transposed(module)
-
-
-def _stores_transposed(module: nn.Module) -> bool:
-    """Return whether it is transformers' Conv1D; known by its name, so that transformers is never imported."""
-    return any((c.__name__, c.__module__) == ("Conv1D", "transformers.pytorch_utils") for c in type(module).__mro__)
-
-
-def by_sample(tensor: Tensor, axis: int) -> Tensor:
-    """Return the tensor with its sample axis in front."""
-    return tensor.movedim(axis, 0)
+    # transformers' Conv1D is known by its name, so that transformers is never imported
+    conv1d = ("Conv1D", "transformers.pytorch_utils")
+    return isinstance(module, (nn.Linear, *_PLAIN, *TRANSPOSED)) or any(
+        (c.__name__, c.__module__) == conv1d for c in type(module).__mro__
+    )
 
 
 def _unfolded(x: Tensor, kernel: tuple[int, ...], dilation: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
@@ -253,10 +245,8 @@ def _unfolded(x: Tensor, kernel: tuple[int, ...], dilation: tuple[int, ...], str
         return F.unfold(x[:, :, None], (1, *kernel), (1, *dilation), 0, (1, *stride))
     if len(kernel) == 2:
         return F.unfold(x, kernel, dilation, 0, stride)
-    for axis, (reach, step) in enumerate(
-        zip(kernel, stride, strict=True)
-    ):  # F.unfold takes no volumes: windows by views
-        gap = dilation[axis]
+    # F.unfold takes no volumes: windows by views
+    for axis, (reach, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
         x = x.unfold(2 + axis, gap * (reach - 1) + 1, step)[..., ::gap]
     x = x.permute(0, 1, 5, 6, 7, 2, 3, 4)
     return x.reshape(len(x), -1, x.shape[5:].numel())

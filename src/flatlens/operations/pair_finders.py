@@ -164,7 +164,7 @@ class HeadFinder:
             refused[self._name(origins[operand].edges)] = str(why)
 
     def _sums_features(self, node: Node, operand: int) -> bool:
-        """Return whether a product sums over the features of an operand, as that of queries and keys does."""
+        """Whether a product sums over the features of an operand, as that of queries and keys does."""
         try:
             self.sides(node.next_functions[operand - 2], 1 if operand else 2, "features")
         except NotUnderstood:
@@ -198,7 +198,6 @@ class HeadFinder:
                 self._refuse_unread(scores, name)
 
     def _refuse_unread(self, scores: Node | None, name: str) -> None:
-        """Refuse the queries and keys of a product if neither comes from a matrix product."""
         if scores in self._unread:
             self.found.refused_queries[name] = f"its queries or keys {self._unread[scores]}"
 
@@ -210,11 +209,10 @@ class HeadFinder:
         for number, (some, others) in enumerate(together(heads)):
             free, turned = structure([*some, *others])
             name = _named(some[0].weights.parameter, others[0].weights.parameter, f"head {number}")
-            if {one.key for side in some for one in side.entries} & {o.key for side in others for o in side.entries}:
+            one, other = (tuple(entries for side in sides for entries in side.entries) for sides in (some, others))
+            if {entries.key for entries in one} & {entries.key for entries in other}:
                 raise NotUnderstood("its queries and keys share a weight")
-            self.found.queries.append(
-                WeightPair(name, _all(some), _all(others), free, turned, _nodes([*some, *others]))
-            )
+            self.found.queries.append(WeightPair(name, one, other, free, turned, _nodes([*some, *others])))
 
     def _read_values(self, node: Node, operand: int) -> None:
         """Read a product that weighs values: the axis of features passes through, and a matrix product reads it."""
@@ -245,11 +243,7 @@ class HeadFinder:
         self._read_order(node, self._scores.get(scores, []), sides, columns)
 
     def _read_order(
-        self,
-        node: Node,
-        heads: list[tuple[HeadSide, HeadSide]],
-        sides: list[HeadSide],
-        columns: dict[int, Entries],
+        self, node: Node, heads: list[tuple[HeadSide, HeadSide]], sides: list[HeadSide], columns: dict[int, Entries]
     ) -> None:
         """Read which heads may change places: those of the product of queries and keys from which the weights come."""
         if len(heads) != len(sides):
@@ -345,10 +339,6 @@ class HeadFinder:
         return found
 
 
-def _all(sides: list[HeadSide]) -> tuple[Entries, ...]:
-    return tuple(entries for side in sides for entries in side.entries)
-
-
 def _nodes(sides: list[HeadSide]) -> frozenset[Node]:
     return frozenset(node for side in sides for node in side.weights.nodes)
 
@@ -366,34 +356,20 @@ _NORMS = ("NativeLayerNormBackward0", "FusedRmsNormBackward0")
 
 
 @dataclass(frozen=True, eq=False)
-class NormScale:
-    """A norm's scale and shift, and the weights that read its features."""
+class NormScale(WeightPair):
+    """A norm's scale, perhaps with its shift, on the left, and the columns of the weights that read its features."""
 
-    name: str
-    scale: Entries
-    shift: Entries | None
     readers: tuple[tuple[Entries, Entries | None], ...]  #: (columns, the bias that may take the shift) of each reader
-    nodes: frozenset[Node]
 
     @property
-    def pair(self) -> WeightPair:
-        """Return the pair of scale and columns."""
-        left = (self.scale,) if self.shift is None else (self.scale, self.shift)
-        right = tuple(columns for columns, _ in self.readers)
-        return WeightPair(self.name, left, right, None, (), self.nodes)
-
-    def __str__(self) -> str:
-        return self.name
+    def scale(self) -> Entries:
+        """The norm's scale."""
+        return self.left[0]
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """Return what two uses of the same norm have in common."""
-        return self.pair.key
-
-    @property
-    def entries(self) -> tuple[Entries, ...]:
-        """Return the entries of the scale and the columns."""
-        return self.pair.entries
+    def shift(self) -> Entries | None:
+        """The norm's shift."""
+        return self.left[1] if len(self.left) > 1 else None
 
 
 @dataclass(eq=False)
@@ -438,7 +414,10 @@ class ScaleFinder:
         known = self.graph.leaf_of(edge)
         if known is not None:
             return Entries(known[0], known[1][:, None])
-        known, used = self.graph.leaf_of(edge, shifted=True), _used(node, operand)
+        # what the operand was in the forward pass, if autograd kept it
+        names = ("self", "other") if node.name() == "MulBackward0" else ("input", "weight", "bias")
+        used: Tensor | None = getattr(node, f"_saved_{names[operand]}", None)
+        known = self.graph.leaf_of(edge, shifted=True)
         if known is None or used is None:
             return None
         entries = Entries(known[0], known[1][:, None])
@@ -473,12 +452,7 @@ class ScaleFinder:
         return all(any(self._vector(one, operand) is not None for operand in range(2)) for one in (node, below))
 
     def _read_norm(
-        self,
-        out: GraphEdge,
-        scale: Entries,
-        shift: Entries | None,
-        nodes: frozenset[Node],
-        readers: list[Node],
+        self, out: GraphEdge, scale: Entries, shift: Entries | None, nodes: frozenset[Node], readers: list[Node]
     ) -> None:
         name, reading = scale.parameter, self.graph.readers_of(out)
         try:
@@ -494,7 +468,8 @@ class ScaleFinder:
             return
         read = tuple({columns.key: (columns, bias) for columns, bias in read}.values())
         told = f"{name} -> {', '.join(columns.parameter for columns, _ in read)}"
-        self.found.norms.append(NormScale(told, scale, shift, read, nodes))
+        left, right = (scale,) if shift is None else (scale, shift), tuple(columns for columns, _ in read)
+        self.found.norms.append(NormScale(told, left, right, None, (), nodes, read))
 
     def _columns(self, out: GraphEdge, reader: Node) -> tuple[Entries, Entries | None]:
         """Return the columns of a product in the order of the features that it reads, and its bias."""
@@ -520,43 +495,33 @@ class ScaleFinder:
                 if set(self.graph.readers_of(out)) != set(readers) or len(readers) != 1:
                     raise NotUnderstood("not one matrix product alone reads the gated features")
                 columns, _ = self._columns(out, readers[0])
-                self.found.gates.append(self._gate(weights, _output_of(edge, origin), columns, readers[0]))
+                rows = weights.rows(torch.tensor(_output_of(edge, origin)))
+                told, nodes = f"{name} -> {columns.parameter}", weights.nodes | {readers[0]}
+                self.found.gates.append(WeightPair(told, rows, (columns,), None, (), nodes))
             except NotUnderstood as why:
                 self.found.refused_gates[name] = str(why)
 
-    def _gate(self, weights: ProductWeights, features: list[int], columns: Entries, reader: Node) -> WeightPair:
-        rows = weights.rows(torch.tensor(features))
-        told = f"{weights.parameter} -> {columns.parameter}"
-        return WeightPair(told, rows, (columns,), None, (), weights.nodes | {reader})
-
-
-def _used(node: Node, operand: int) -> Tensor | None:
-    """Return what an operand of a product or a norm was in the forward pass; None if autograd does not keep it."""
-    names = ("self", "other") if node.name() == "MulBackward0" else ("input", "weight", "bias")
-    used: Tensor | None = getattr(node, f"_saved_{names[operand]}", None)
-    return used
-
 
 def _feature_of(edge: GraphEdge, out: GraphEdge) -> list[int]:
-    """Return the feature, on the last axis of `out`, that each column of (rows, columns) is."""
-    found = []
-    for c, back in unit_vectors(edge, out):
-        sizes = back.abs().flatten(0, -2).sum(0)
-        if int((sizes > 1e-9 * sizes.max()).sum()) != 1:
-            raise NotUnderstood(f"an input {c} of what reads them is several features, or none")
-        found.append(int(sizes.argmax()))
-    return found
+    """The feature, on the last axis of `out`, that each column of (rows, columns) is."""
+    why = "an input {} of what reads them is several features, or none"
+    return [_only(back.abs().flatten(0, -2).sum(0), why.format(c)) for c, back in unit_vectors(edge, out)]
 
 
 def _output_of(edge: GraphEdge, origin: GraphEdge) -> list[int]:
-    """Return the output of a matrix product that each feature on the last axis of a tensor is."""
+    """The output of a matrix product that each feature on the last axis of a tensor is."""
     shape = shape_of(edge)
     found = []
     for f in range(shape[-1]):
         u = torch.zeros(1, *shape, dtype=dtype_of(origin))
         u[..., f] = 1
         sizes = taken_back(edge, origin, u).abs().sum((0, 1))
-        if int((sizes > 1e-9 * sizes.max()).sum()) != 1:
-            raise NotUnderstood("a gated feature is several outputs of its weight, or none")
-        found.append(int(sizes.argmax()))
+        found.append(_only(sizes, "a gated feature is several outputs of its weight, or none"))
     return found
+
+
+def _only(sizes: Tensor, why: str) -> int:
+    """The only entry that is not rounding; raises NotUnderstood with the reason if there is another."""
+    if int((sizes > 1e-9 * sizes.max()).sum()) != 1:
+        raise NotUnderstood(why)
+    return int(sizes.argmax())

@@ -382,7 +382,11 @@ def derived_from(graph: Graph, leaf: Node, shape: torch.Size, sampled: Collectio
             if reader.next_functions[operand][1] != number:
                 continue
             read = None if is_complex(reader) else read_of(graph, reader, operand, shape)
-            if not (is_complex(reader) or reader in sampled or _repeats(read)):
+            # an expansion may repeat the tensor along the axis of the samples: in a chunk of one sample, too
+            repeats = isinstance(read, Entrywise) and (
+                read.broadcast != read.shape or reader.name() == "ExpandBackward0"
+            )
+            if not (is_complex(reader) or reader in sampled or repeats):
                 yield from ((reader, which, shape_of((reader, which))) for which in range(len(reader._input_metadata)))
             elif read is None or (isinstance(read, Lookup) and len(shape) != 2):
                 found.append(None)
@@ -422,10 +426,3 @@ def _side(node: Node, adapter: Adapter) -> Dense | None:
         transposed ^= transposes(node)
         node = node.next_functions[0][0]
     return Dense(transposed) if node.variable.ndim == 2 else None
-
-
-def _repeats(read: Read | None) -> bool:
-    """Return whether an operation repeats the tensor along an axis, which may be that of the samples."""
-    if not isinstance(read, Entrywise):
-        return False
-    return read.broadcast != read.shape or bool(read.node.name() == "ExpandBackward0")  # to a chunk of one sample, too

@@ -100,7 +100,8 @@ class WeightPair:
         A = torch.zeros(self.features, self.features, dtype=torch.float64)
         for block in self.free:
             at = torch.tensor(block)
-            left, right = (_orthogonal(len(block), generator) for _ in range(2))
+            normal = (torch.randn(len(block), len(block), generator=generator, dtype=torch.float64) for _ in range(2))
+            left, right = (torch.linalg.qr(one)[0] for one in normal)
             A[at[:, None], at] = left * factors(len(block), generator) @ right
         for i, j in self.turned:
             angle = 2 * math.pi * torch.rand((), generator=generator, dtype=torch.float64)
@@ -173,11 +174,6 @@ def _other_order(n: int, generator: torch.Generator) -> list[int]:
 def factors(n: int, generator: torch.Generator) -> Tensor:
     """Return random factors, (n,) float64: in [5, 25], as published."""
     return 5 + 20 * torch.rand(n, generator=generator, dtype=torch.float64)
-
-
-def _orthogonal(n: int, generator: torch.Generator) -> Tensor:
-    q: Tensor = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0]
-    return q
 
 
 NEGLIGIBLE = 1e-9  #: relative size of a coupling that is rounding, in float64

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.grams import Layout, Weight, lay_out, row_factor
-from flatlens.operations.layers import by_sample
+from flatlens.grams import Plan, Weight, lay_out, row_factor
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK
@@ -160,7 +159,7 @@ def unmovable(weight: Weight, *, by_noise: bool = False) -> str:
 
 def placed(
     problem: Problem, layer: str | None, model: nn.Module | None, where: str, *, by_noise: bool
-) -> tuple[nn.Module, Layout, Weight]:
+) -> tuple[nn.Module, Plan, Weight]:
     """Return the network, its plan, and the named layer (the last one for None), whose features can be moved.
 
     Raises:
@@ -180,13 +179,13 @@ def placed(
 
 
 @contextmanager
-def moved(weight: Weight, layout: Layout, move: Move) -> Iterator[None]:
+def moved(weight: Weight, layout: Plan, move: Move) -> Iterator[None]:
     """Give the layer's call the features that `move` returns, inside this context."""
     axis = layout.batch_axis[weight.layer]
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         x: Tensor = kwargs["input"] if not args else args[0]
-        x = move(by_sample(x, axis)).movedim(0, axis)
+        x = move(x.movedim(axis, 0)).movedim(0, axis)
         return (args, {**kwargs, "input": x}) if not args else ((x, *args[1:]), kwargs)
 
     assert weight.module is not None
@@ -197,7 +196,7 @@ def moved(weight: Weight, layout: Layout, move: Move) -> Iterator[None]:
         handle.remove()
 
 
-def with_moved_features(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, move: Move) -> Outcomes:
+def with_moved_features(problem: Problem, model: nn.Module, layout: Plan, weight: Weight, move: Move) -> Outcomes:
     """Return the outcomes over the data with moved features."""
     with problem.measuring(model), moved(weight, layout, move):
         whole = problem.shared(FORWARD_CHUNK, ALONE)  # a move may draw for one chunk after another

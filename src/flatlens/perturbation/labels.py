@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadInput
-from flatlens.grams import Layout, Weight
+from flatlens.grams import Plan, Weight
 from flatlens.grams.record import record
-from flatlens.operations.layers import by_sample
 from flatlens.perturbation.features import Move, RotatedFeatures, moved, placed, with_moved_features
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import size
@@ -39,7 +38,7 @@ class SeenFeatures:
         return self.y[torch.cdist(at.to(self.phi), self.phi).argmin(1)]
 
 
-def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, held_out: bool = False) -> SeenFeatures:
+def seen(problem: Problem, model: nn.Module, layout: Plan, weight: Weight, *, held_out: bool = False) -> SeenFeatures:
     """Return the features and targets from one forward over the data, or over the held-out data, too."""
     axis = layout.batch_axis[weight.layer]
     features, targets, counted = [], [], []
@@ -49,7 +48,7 @@ def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, 
                 with record(model) as tape:
                     f, y = problem.run(model, problem.place(raw))
                 _require_labels(f, y)
-                x = by_sample(tape.linear[weight.layer].x.detach(), axis)
+                x = tape.linear[weight.layer].x.detach().movedim(axis, 0)
                 features.append(x.reshape(len(f), -1).to(torch.float64))
                 targets.append(y)
                 counted.append(problem.loss.mass(f, y) > 0)
@@ -76,7 +75,7 @@ class Relabelled:
 
 
 def relabelled(
-    problem: Problem, model: nn.Module, layout: Layout, weight: Weight, labels: Labels, move: Move
+    problem: Problem, model: nn.Module, layout: Plan, weight: Weight, labels: Labels, move: Move
 ) -> Relabelled:
     """Return the losses at the features that `move` returns, with the samples' own labels and with those there."""
     kept: list[Tensor] = []
@@ -156,7 +155,7 @@ def label_change_terms(
 
 
 def _terms(
-    problem: Problem, model: nn.Module, layout: Layout, weight: Weight, labels: Labels, A: Tensor, raw: Batch
+    problem: Problem, model: nn.Module, layout: Plan, weight: Weight, labels: Labels, A: Tensor, raw: Batch
 ) -> tuple[Tensor, ...]:
     """Return the terms of one chunk: outputs at phi + a A phi, labels at phi + b A phi, c along their derivative."""
     batch = problem.place(raw)

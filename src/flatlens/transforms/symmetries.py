@@ -83,8 +83,7 @@ def move_symmetry(model: nn.Module, one: Symmetry, generator: torch.Generator) -
     if isinstance(one, HeadOrder):
         one.move(parameters, generator)
     else:
-        pair = one if isinstance(one, WeightPair) else one.pair
-        pair.move(parameters, pair.drawn(generator))
+        one.move(parameters, one.drawn(generator))
 
 
 @dataclass(frozen=True, eq=False)
