@@ -21,13 +21,8 @@ _DRAWS = 8  #: nested sequences of batches
 KEPT = 4096  #: largest number of columns of a layer's input
 
 
-@bound(
-    id="B15",
-    symbol=r"J bn_T = J bn_V + O(N^{-1})",
-    source="sharpening Thm A.2",
-    cost="one forward, Jacobians of the BatchNorm layers only",
-    on_request=True,
-)
+@bound(id="B15", symbol=r"J bn_T = J bn_V + O(N^{-1})", source="sharpening Thm A.2",
+       cost="one forward, Jacobians of the BatchNorm layers only", on_request=True)  # fmt: skip
 def batchnorm_limit(context: Context) -> Iterator[Claim]:
     r"""Each entry of a BatchNorm's Jacobian is in large batches as if its statistics were fixed; its norm is not.
 

@@ -39,11 +39,8 @@ from flatlens.problem.forward import forwards
 POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}  #: the powers k of Eq. 6 that are checked, and their rows
 
 
-@bound(
-    id="B1",
-    symbol=r"\|\partial f/\partial x\|_2 \leq \|W\|_2 \|\partial f/\partial W\|_F / \|x\|",
-    source="compression Eq. 5, 6",
-)
+@bound(id="B1", symbol=r"\|\partial f/\partial x\|_2 \leq \|W\|_2 \|\partial f/\partial W\|_F / \|x\|",
+       source="compression Eq. 5, 6")  # fmt: skip
 def linear_stability(context: Context) -> Iterator[Claim]:
     r"""Sensitivity to a layer's input is bounded by that to its weight: ||df/dx||_2 <= ||W||_2 ||df/dW||_F / ||x||.
 
@@ -88,11 +85,8 @@ def of_the_mean(context: Context, k: float, part: str) -> Claim:
     return Claim(context.each(mls, layer).pow(k).mean(), right, layer, part, premises)
 
 
-@bound(
-    id="B2",
-    symbol=r"dV_f \leq \frac{1}{n} \sqrt{\sum_i (\|W\|_2/\|x_i\|)^{2N}} (nS/N)^{N/2}",
-    source="compression Lemma 3.2, Prop. 3.4",
-)
+@bound(id="B2", symbol=r"dV_f \leq \frac{1}{n} \sqrt{\sum_i (\|W\|_2/\|x_i\|)^{2N}} (nS/N)^{N/2}",
+       source="compression Lemma 3.2, Prop. 3.4")  # fmt: skip
 def volume_bound(context: Context) -> Iterator[Claim]:
     """Sharpness bounds the local volumes: Proposition 3.4, and Lemma 3.2 per sample.
 
@@ -116,11 +110,8 @@ def volume_bound(context: Context) -> Iterator[Claim]:
     yield from _volume_claims(context, {layer: volumes}, layer, (context.unshared(layer),))
 
 
-@bound(
-    id="B2",
-    symbol=r"dV_{net} \leq \frac{1}{n} \sqrt{\sum_{l,i} (\|W_l\|_2/\|x_i^l\|)^{2N}} (nS/N)^{N/2}",
-    source="compression Prop. 3.6",
-)
+@bound(id="B2", symbol=r"dV_{net} \leq \frac{1}{n} \sqrt{\sum_{l,i} (\|W_l\|_2/\|x_i^l\|)^{2N}} (nS/N)^{N/2}",
+       source="compression Prop. 3.6")  # fmt: skip
 def network_volume_bound(context: Context) -> Iterator[Claim]:
     """Sharpness bounds the network's volumes, summed over layers: Proposition 3.6.
 
@@ -199,11 +190,8 @@ def mls_chain(context: Context) -> Iterator[Claim]:
     yield Claim(C, D, layer, "C_D", (nonzero, all_of_it))
 
 
-@bound(
-    id="B4",
-    symbol=r"\mathrm{NMLS} \leq \sqrt{\frac{1}{n} \sum_{i,l} \|W_l\|_2^2/\|x_i^l\|^2} S^{1/2}",
-    source="compression Prop. 3.10",
-)
+@bound(id="B4", symbol=r"\mathrm{NMLS} \leq \sqrt{\frac{1}{n} \sum_{i,l} \|W_l\|_2^2/\|x_i^l\|^2} S^{1/2}",
+       source="compression Prop. 3.10")  # fmt: skip
 def nmls_bound(context: Context) -> Iterator[Claim]:
     """Sharpness bounds the sensitivity to every layer's features together: Proposition 3.10."""
     layers = context.readable
@@ -222,12 +210,9 @@ def nmls_bound(context: Context) -> Iterator[Claim]:
     yield Claim(left, (inside * context.total(interpolation_sharpness).mean()).sqrt(), assumptions=tuple(premises))
 
 
-@bound(
-    id="B6",
-    symbol=r"\sum_l \bar x^l \mathrm{MLS}^l \leq \sum_l \|W_l\|_2 \sqrt{\overline{\|\partial f/\partial W_l\|_F^2}}",
-    source="compression Eq. 35, 37",
-    cost="two passes, a convex minimisation per layer",
-)
+@bound(id="B6",
+       symbol=r"\sum_l \bar x^l \mathrm{MLS}^l \leq \sum_l \|W_l\|_2 \sqrt{\overline{\|\partial f/\partial W_l\|_F^2}}",
+       source="compression Eq. 35, 37", cost="two passes, a convex minimisation per layer")  # fmt: skip
 def matrix_normalized_bound(context: Context) -> Iterator[Claim]:
     r"""Matrix-normalised sharpness bounds the layers' MLS in units of their inputs; so does normalised sharpness.
 
@@ -337,11 +322,9 @@ def _product(g: LayerGrams, scales: Balanced) -> Tensor:
 
 
 @bound(
-    id="B7",
+    id="B7", source="compression Prop. E.4", cost="one pass, per-sample gradients of shared weights",
     symbol=r"\sum_p x_p^2 \|\partial f/\partial x_p\|^2 / d \leq \sum_j \theta_j^2 \|\partial f/\partial\theta_j\|^2",
-    source="compression Prop. E.4",
-    cost="one pass, per-sample gradients of shared weights",
-)
+)  # fmt: skip
 def adaptive_bound(context: Context) -> Iterator[Claim]:
     """Adaptive sharpness bounds the sensitivity to each input, in units of that input: Proposition E.4.
 
@@ -364,11 +347,8 @@ def adaptive_bound(context: Context) -> Iterator[Claim]:
     yield Claim(left, context.total(adaptive_slope2).mean(), layer, "mean", premises)
 
 
-@bound(
-    id="B8",
-    symbol=r"\overline{\|x\|^2 \|\partial f/\partial x\|_2^2} \leq \kappa_{Tr}^1",
-    source="flatlens",
-)
+@bound(id="B8", symbol=r"\overline{\|x\|^2 \|\partial f/\partial x\|_2^2} \leq \kappa_{Tr}^1",
+       source="flatlens")  # fmt: skip
 def normalized_mls_bound(context: Context) -> Iterator[Claim]:
     """Relative flatness of the first layer bounds normalised MLS, for the half squared error.
 
@@ -388,13 +368,10 @@ def normalized_mls_bound(context: Context) -> Iterator[Claim]:
     yield Claim(left, right, layer, "", (context.unshared(layer), loss))
 
 
-@bound(
-    id="H7",
-    symbol=r"|\mathrm{Tr}\,H - S| \leq \overline{\sum_j |\langle f - y, \partial^2 f/\partial\theta_j^2 \rangle|}",
-    source="compression Lemma B.1",
-    cost="a Hessian product for every direction of curved parameters",
-    on_request=True,
-)
+@bound(id="H7",
+       symbol=r"|\mathrm{Tr}\,H - S| \leq \overline{\sum_j |\langle f - y, \partial^2 f/\partial\theta_j^2 \rangle|}",
+       source="compression Lemma B.1", cost="a Hessian product for every direction of curved parameters",
+       on_request=True)  # fmt: skip
 def interpolation_bound(context: Context) -> Iterator[Claim]:
     """Interpolation sharpness is near tr H if f nearly interpolates or its second derivatives are small: Lemma B.1.
 

@@ -315,13 +315,10 @@ def spectral_term(norm2: float, top: float, delta: float) -> float:
     return delta**2 * norm2 * top / 2
 
 
-@bound(
-    id="B12",
-    symbol=r"E_A[\mathcal{E}_F(f, S, \delta A)] \leq \frac{\delta^2}{2m} \kappa_{Tr} + O(\delta^3)",
-    source="relative2021 Thm 5, Cor. 10",
-    cost="6 forward passes per rotation, about 2 m N rotations per layer; relative flatness",
-    on_request=True,
-)
+@bound(id="B12", symbol=r"E_A[\mathcal{E}_F(f, S, \delta A)] \leq \frac{\delta^2}{2m} \kappa_{Tr} + O(\delta^3)",
+       source="relative2021 Thm 5, Cor. 10",
+       cost="6 forward passes per rotation, about 2 m N rotations per layer; relative flatness",
+       on_request=True)  # fmt: skip
 def feature_robustness_bound(context: Context) -> Iterator[Claim]:
     r"""Relative flatness bounds the mean change under rotated features: delta^2/(2m) kappa_Tr + O(delta^4).
 
@@ -385,13 +382,10 @@ class Worst:
         return f"delta = {self.expansion.delta:.3g}, labels kept; slope and rest are {beyond} of the term"
 
 
-@bound(
-    id="B13",
-    symbol=r"\max_{\|A\| \leq 1} \mathcal{E}_F(f, S, \delta A) \leq \frac{\delta^2 d}{2} \kappa^\phi + O(\delta^3)",
-    source="relative2021 Thm 14; reparam2019 C.1",
-    cost="a search of about 100 gradients per layer; Lanczos",
-    on_request=True,
-)
+@bound(id="B13",
+       symbol=r"\max_{\|A\| \leq 1} \mathcal{E}_F(f, S, \delta A) \leq \frac{\delta^2 d}{2} \kappa^\phi + O(\delta^3)",
+       source="relative2021 Thm 14; reparam2019 C.1", cost="a search of about 100 gradients per layer; Lanczos",
+       on_request=True)  # fmt: skip
 def uniform_robustness_bound(context: Context) -> Iterator[Claim]:
     r"""Maximal relative flatness bounds the worst change under moved features: delta^2 d/2 kappa^phi + O(delta^3).
 

@@ -192,13 +192,9 @@ def uniform_right(representativeness: float, term: float, repeats: int = 1) -> f
     return representativeness + repeats * term
 
 
-@bound(
-    id="B14",
-    symbol=r"\mathcal{E}_{gen} \lesssim |S|^{-\frac{2}{4+m}} (\kappa_{Tr}/(2m) + C_1 + C_2/\sqrt{\Delta})",
-    source="relative2021 Thm 6, 11, Prop. 12, Thm 15, section 6",
-    cost="draws of the density; a search of about 100 gradients; kernel densities",
-    on_request=True,
-)
+@bound(id="B14", symbol=r"\mathcal{E}_{gen} \lesssim |S|^{-\frac{2}{4+m}} (\kappa_{Tr}/(2m) + C_1 + C_2/\sqrt{\Delta})",
+       source="relative2021 Thm 6, 11, Prop. 12, Thm 15, section 6",
+       cost="draws of the density; a search of about 100 gradients; kernel densities", on_request=True)  # fmt: skip
 def relative_generalisation(context: Context) -> Iterator[Claim]:
     r"""Relative flatness and representativeness bound the generalisation gap.
 

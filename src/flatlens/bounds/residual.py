@@ -149,12 +149,8 @@ def wiring(model: nn.Module) -> SkipGraph | str:
         return f"torch.fx cannot trace it ({typed_line(error, 100)})"
 
 
-@bound(
-    id="B5",
-    symbol=r"\|\partial g/\partial x\|_2 \leq \|J\|_2 + \|W\|_2 \|\partial g/\partial W\|_F / \|x\|",
-    source="compression Eq. 17, App. A",
-    cost="N backward passes, where there are residual blocks",
-)
+@bound(id="B5", symbol=r"\|\partial g/\partial x\|_2 \leq \|J\|_2 + \|W\|_2 \|\partial g/\partial W\|_F / \|x\|",
+       source="compression Eq. 17, App. A", cost="N backward passes, where there are residual blocks")  # fmt: skip
 def residual_bound(context: Context) -> Iterator[Claim]:
     """Residual blocks add no more to the sensitivity than their weights allow.
 

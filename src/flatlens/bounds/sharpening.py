@@ -164,13 +164,9 @@ LOOKED_AT = 512  #: number of samples around which the variation of the outputs 
 DRAWN = 4096  #: number of new samples that estimate an expectation
 
 
-@bound(
-    id="B9",
-    symbol=r"\|f\|_{Lip} \leq \max_i (\|Jf(x_i)\|_2 + V_{B(x_i, \delta)}(Jf))",
-    source="sharpening Thm 4.3, Eq. 8",
-    cost="one pass, secants, variation by intervals and by search",
-    on_request=True,
-)
+@bound(id="B9", symbol=r"\|f\|_{Lip} \leq \max_i (\|Jf(x_i)\|_2 + V_{B(x_i, \delta)}(Jf))",
+       source="sharpening Thm 4.3, Eq. 8", cost="one pass, secants, variation by intervals and by search",
+       on_request=True)  # fmt: skip
 def lipschitz_bound(context: Context) -> Iterator[Claim]:
     r"""No secant is steeper than a sample's Jacobian norm plus its variation around the sample: Theorem 4.3.
 
@@ -294,13 +290,10 @@ def _varied(context: Context, seen: Covered, x: Tensor) -> Tensor:
     return found
 
 
-@bound(
-    id="B11",
-    symbol=r"E \|f - f^*\|_2 \leq \delta (\|f^*\|_{Lip} + \max_i (\|Jf(x_i)\|_2 + V_{B(x_i, \delta)}(Jf)))",
-    source="sharpening Thm 6.1, Eq. 10",
-    cost="one pass, variation by intervals, forwards of fresh samples",
-    on_request=True,
-)
+@bound(id="B11",
+       symbol=r"E \|f - f^*\|_2 \leq \delta (\|f^*\|_{Lip} + \max_i (\|Jf(x_i)\|_2 + V_{B(x_i, \delta)}(Jf)))",
+       source="sharpening Thm 6.1, Eq. 10", cost="one pass, variation by intervals, forwards of fresh samples",
+       on_request=True)  # fmt: skip
 def jacobian_generalisation(context: Context) -> Iterator[Claim]:
     """Test error between samples is bounded by how steep the network is: Theorem 6.1.
 

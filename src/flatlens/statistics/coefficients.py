@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[np.float64]
 GroupNumbers: TypeAlias = NDArray[np.int64]
 
-CONSTANT = 1e-13
-"""The variance below which values, scaled to variance 1, count as constant: it is rounding, which is some 1e-15."""
-_ROUNDING = 1e-12
-"""The share of a resample's sum of squares below which its variance is rounding."""
+CONSTANT = 1e-13  #: variance below which values, scaled to variance 1, count as constant: rounding is some 1e-15
+_ROUNDING = 1e-12  #: share of a resample's sum of squares below which its variance is rounding
 
 
 def pearson(x: Array, y: Array, counts: Array, groups: GroupNumbers | None = None) -> Array:

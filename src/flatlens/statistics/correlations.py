@@ -19,6 +19,7 @@ from flatlens.progress import count_of
 from flatlens.statistics.coefficients import (
     CONSTANT,
     Array,
+    GroupNumbers,
     centred_ranks,
     from_median,
     kendall,
@@ -33,12 +34,11 @@ from flatlens.statistics.resampling import (
     FEWEST_POINTS,
     Coefficient,
     Seed,
+    draws,
     generator,
     has_interval,
     is_every,
     no_interval,
-    permutations,
-    resamples,
     with_interval,
 )
 from flatlens.statistics.statistic import NAN, Retained, Statistic, as_columns, keep
@@ -93,10 +93,7 @@ def correlate(
         coefficient = partial(COEFFICIENTS[statistic], *columns)
         ordered = () if statistic == "pearson" else columns
         return over_units(_title(statistic, names), coefficient, kept, unit, undefined_because(pair), ordered=ordered)
-    rng = generator(seed)
-    counts = resamples(len(kept.table), rng, resampled)
-    orders = permutations(len(kept.table), rng, permuted)
-    return _related(kept.table, statistic, names, kept.excluded, counts, orders)
+    return _related(kept.table, statistic, names, kept.excluded, *draws(len(kept.table), seed, resampled, permuted))
 
 
 def of_units(x: Any, units: Any) -> dict[str, Any]:
@@ -143,19 +140,19 @@ def bootstrapped(
     note: str = "",
     *,
     of: str = "permutations",
-    every: bool,
+    groups: GroupNumbers | None = None,
     fewest: int = FEWEST_POINTS,
 ) -> Statistic:
     """Return a correlation with its BCa interval from resample counts (B, n), and its p from values `under_null`.
 
-    `of` says what the values under the null hypothesis are of, `every` that these are all orders.
+    `of` says what the values under the null hypothesis are of: orders of all points, or within `groups`.
     """
     found, drawn = with_interval(coefficient, counts, fewest), len(under_null)
     method = []
     if len(counts) and has_interval(found.n, fewest):
         method.append(f"95% interval: BCa bootstrap over networks, {len(counts)} resamples")
     if drawn:
-        method.append(f"p: two-sided, {f'all {drawn + 1}' if every else drawn} {of}")
+        method.append(f"p: two-sided, {f'all {drawn + 1}' if is_every(found.n, groups) else drawn} {of}")
     p = p_value(found.value, under_null)
     return Statistic(title, found.value, found.n, found.low, found.high, p, excluded, "; ".join(method), note)
 
@@ -191,8 +188,7 @@ def all_pairs(
         kept = keep(table, pair, [name for name in log if name in pair])
         n = len(kept.table)
         if n not in drawn:  # the same draws for all pairs with n networks
-            rng = generator(seed)
-            drawn[n] = resamples(n, rng, resampled), permutations(n, rng, permuted)
+            drawn[n] = draws(n, seed, resampled, permuted)
         for statistic in statistics:
             found = _related(kept.table, statistic, pair, kept.excluded, *drawn[n])
             rows.append((*pair, statistic, found.value, found.low, found.high, found.p, found.n, found.left_out,
@@ -219,7 +215,7 @@ def _related(
         return Statistic(title, NAN, len(x), excluded=excluded, note=why)
     coefficient, under_null = partial(COEFFICIENTS[statistic], x, y), permuted_values(statistic, x, y, orders)
     note = no_interval(len(counts), len(x))
-    return bootstrapped(title, coefficient, counts, under_null, excluded, note, every=is_every(len(x)))
+    return bootstrapped(title, coefficient, counts, under_null, excluded, note)
 
 
 def undefined_because(table: pd.DataFrame, fewest: int = FEWEST_POINTS) -> str:
@@ -320,11 +316,10 @@ def partial_correlation(
     if np.isnan(of_counts(np.ones((1, n)))[0]):
         return Statistic(title, NAN, n, excluded=kept.excluded, note=_EXPLAINED)
     # Interval and p from resamples and from permutations of the residuals
-    rng = generator(seed)
-    counts, orders = resamples(n, rng, resampled), permutations(n, rng, permuted)
+    counts, orders = draws(n, seed, resampled, permuted)
     return bootstrapped(
         title, of_counts, counts, _under_null(values, orders, ranked), kept.excluded, no_interval(resampled, n, fewest),
-        of="permutations of residuals (Freedman-Lane)", every=is_every(n), fewest=fewest,
+        of="permutations of residuals (Freedman-Lane)", fewest=fewest,
     )  # fmt: skip
 
 

@@ -18,15 +18,7 @@ from flatlens.errors import BadInput
 from flatlens.statistics.coefficients import Array, GroupNumbers, from_median, pearson, signs, standardised
 from flatlens.statistics.correlations import UNIT_LABELS, bootstrapped, of_units, over_units, require_counts
 from flatlens.statistics.relations import FEWEST_WITHIN
-from flatlens.statistics.resampling import (
-    FEWEST_POINTS,
-    Seed,
-    generator,
-    is_every,
-    no_interval,
-    permutations,
-    resamples,
-)
+from flatlens.statistics.resampling import FEWEST_POINTS, Seed, draws, generator, no_interval, permutations
 from flatlens.statistics.statistic import NAN, Statistic, as_columns, keep
 
 
@@ -66,13 +58,12 @@ def within_groups(
         note = f"{names[0]} or {names[1]} is constant within each group"
         return Statistic(title, NAN, n, excluded=kept.excluded, note=note)
     # Interval from resamples, p from orders of y within the groups
-    rng = generator(seed)
-    counts, orders = resamples(n, rng, resampled), permutations(n, rng, permuted, labels)
+    counts, orders = draws(n, seed, resampled, permuted, labels)
     sizes, near = np.bincount(labels), (from_median(v, labels) for v in (a, b))
     inside_a, inside_b = (standardised(v - (np.bincount(labels, v) / sizes)[labels]) for v in near)
     return bootstrapped(
         title, r, counts, inside_b[orders] @ inside_a / n, kept.excluded, f"{len(known)} groups",
-        of="permutations within groups", every=is_every(n, labels),
+        of="permutations within groups", groups=labels,
     )  # fmt: skip
 
 
@@ -132,7 +123,7 @@ def granulated_kendall(
     levels = {str(name): pd.factorize(kept.table[f"hyperparameter {name}"])[0] for name in axes}
     groupings = {name: _groups(levels, name) for name in levels}
     rng = generator(seed)
-    counts, orders = resamples(n, rng, resampled), permutations(n, rng, permuted)
+    counts, orders = draws(n, rng, resampled, permuted)
     # psi of each hyperparameter
     parts = {}
     for name, (groups, compared) in groupings.items():
@@ -143,7 +134,7 @@ def granulated_kendall(
         under_null = _permuted(a, b, [(groups, compared)], permutations(n, rng, permuted, groups))
         parts[name] = bootstrapped(
             along, psi, counts, under_null, kept.excluded, remark,
-            of="permutations within groups", every=is_every(n, groups),
+            of="permutations within groups", groups=groups,
         )  # fmt: skip
     # Psi, their mean over those that have one
     counted = [groupings[name] for name, part in parts.items() if part.value == part.value]
@@ -158,7 +149,7 @@ def granulated_kendall(
     if labels:
         return replace(over_units(title, whole, kept, unit, note=note), parts=parts)
     note, under_null = "; ".join(filter(None, [note, no_interval(resampled, n)])), _permuted(a, b, counted, orders)
-    found = bootstrapped(title, whole, counts, under_null, kept.excluded, note, every=is_every(n))
+    found = bootstrapped(title, whole, counts, under_null, kept.excluded, note)
     return replace(found, parts=parts)
 
 

@@ -19,8 +19,7 @@ from flatlens.statistics.correlations import undefined_because
 from flatlens.statistics.inference import FEWEST_DESCRIBED, clustered
 from flatlens.statistics.resampling import Coefficient
 
-FEWEST_WITHIN = 10
-"""The smallest number of points minus number of groups for which a correlation within groups is given."""
+FEWEST_WITHIN = 10  #: smallest number of points minus number of groups for a correlation within groups
 _NOTHING = (np.nan, np.nan, np.nan)
 
 
@@ -68,7 +67,7 @@ def relate_within(
 def _interval(
     coefficient: Coefficient, units: NDArray[np.object_], ordered: Sequence[Array] = ()
 ) -> tuple[float, float, float]:
-    """Return a correlation with its interval over units; `ordered`: the columns whose ranks it correlates."""
+    # `ordered`: the columns whose ranks it correlates
     found = clustered("", coefficient, units, fisher=True, fewest=FEWEST_DESCRIBED, ordered=ordered)
     return found.value, found.low, found.high
 
@@ -78,7 +77,7 @@ def _labels(table: pd.DataFrame, units: pd.Series | None) -> NDArray[np.object_]
 
 
 def _usable(table: pd.DataFrame, x: str, y: str, units: pd.Series | None) -> NDArray[np.bool_]:
-    """Return the rows with two finite numbers and, where units are given, a unit."""
+    # The rows with two finite numbers and, where units are given, a unit
     finite = np.isfinite(table[[x, y]].to_numpy(dtype=np.float64)).all(1)
     return np.asarray(finite if units is None else finite & units.notna().to_numpy())
 
@@ -160,7 +159,14 @@ def relate(table: pd.DataFrame, *, units: Any = None) -> Relations:
     column, labels = (None, None) if units is None else _units_of(table, units)
     columns = table if column is None else table.drop(columns=[column])
     numbers = columns.select_dtypes("number", exclude=["timedelta", "complex"])
-    left_out = {str(name): _no_numbers(one) for name, one in columns.items() if name not in numbers}
+    # Columns of other types have no correlations, nor have numbers that are stored as objects
+    left_out = {}
+    for name, one in columns.items():
+        if name not in numbers:
+            parsed = pd.to_numeric(one, errors="coerce") if one.dtype == object else pd.Series()
+            stored = one.dtype == object and parsed.notna().sum() == one.notna().sum() > 0
+            why = "numbers stored as objects: convert them with pd.to_numeric" if stored else f"no numbers: {one.dtype}"
+            left_out[str(name)] = why
     numbers.columns = numbers.columns.map(str)
     if numbers.shape[1] < 2 or not numbers.columns.is_unique:
         names = ", ".join(numbers.columns) or "none"
@@ -176,7 +182,7 @@ def relate(table: pd.DataFrame, *, units: Any = None) -> Relations:
 
 
 def _units_of(table: pd.DataFrame, units: Any) -> tuple[Any, pd.Series]:
-    """Return the column that names the units, None if labels are given, and the unit of each row."""
+    # The column that names the units, None if labels are given, and the unit of each row
     if pd.api.types.is_list_like(units) and not (isinstance(units, tuple) and units in table):
         labels = pd.Series(np.asarray(units, dtype=object), index=table.index) if len(units) == len(table) else None
         if labels is None:
@@ -187,10 +193,3 @@ def _units_of(table: pd.DataFrame, units: Any) -> tuple[Any, pd.Series]:
     if (table.columns == units).sum() > 1:
         raise BadInput(f"relate(units={units!r}): one column of this name is needed, the table has several")
     return units, table[units]
-
-
-def _no_numbers(column: pd.Series) -> str:
-    """Return why a column has no correlations."""
-    if column.dtype == object and pd.to_numeric(column, errors="coerce").notna().sum() == column.notna().sum() > 0:
-        return "numbers stored as objects: convert them with pd.to_numeric"
-    return f"no numbers: {column.dtype}"

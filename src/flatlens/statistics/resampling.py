@@ -76,6 +76,14 @@ def permutations(n: int, seed: Seed, number: int, groups: GroupNumbers | None = 
     return found
 
 
+def draws(
+    n: int, seed: Seed, resampled: int, permuted: int, groups: GroupNumbers | None = None
+) -> tuple[Array, NDArray[np.int64]]:
+    """Return the counts of bootstrap resamples and the orders of permutations, both from one generator."""
+    rng = generator(seed)
+    return resamples(n, rng, resampled), permutations(n, rng, permuted, groups)
+
+
 def _every_order(n: int, groups: GroupNumbers) -> NDArray[np.int64]:
     # The points' own order comes first
     places = [np.flatnonzero(groups == group) for group in range(1 + max(groups, default=0))]

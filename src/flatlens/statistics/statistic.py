@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.statistics.coefficients import Array
@@ -132,15 +131,15 @@ def keep(
     for name in log:
         if name not in columns:
             raise UnknownName.among("column to take the logarithm of", str(name), map(str, columns))
-    reasons = np.full(len(table), "", dtype=object)
-    numbers = {name: _numbers(table, name) for name in columns}
+    # The first reason of each network to leave it out
+    faults, numbers = [], {name: _numbers(table, name) for name in columns}
     for name, values in numbers.items():
-        _exclude(reasons, np.isnan(values), f"{name} is missing")
-        _exclude(reasons, np.isinf(values), f"{name} is infinite")
-        if name in log:
-            _exclude(reasons, values <= 0, f"{name} is not positive, and has no logarithm")
-    for name in present:
-        _exclude(reasons, table[name].isna().to_numpy(), f"{name} is missing")
+        faults += [(np.isnan(values), f"{name} is missing"), (np.isinf(values), f"{name} is infinite")]
+        faults += [(values <= 0, f"{name} is not positive, and has no logarithm")] if name in log else []
+    faults += [(table[name].isna().to_numpy(), f"{name} is missing") for name in present]
+    reasons = np.full(len(table), "", dtype=object)
+    for here, why in faults:
+        reasons[here & (reasons == "")] = why
     kept = reasons == ""
     found = {name: np.log(values[kept]) if name in log else values[kept] for name, values in numbers.items()}
     others = {name: table[name].to_numpy()[kept] for name in present}
@@ -153,10 +152,6 @@ def _numbers(table: pd.DataFrame, name: Any) -> Array:
         return np.asarray(table[name].to_numpy(dtype=np.float64, na_value=np.nan))
     except (TypeError, ValueError) as error:
         raise BadInput(f"column {name!r}: numbers are needed ({error})") from error
-
-
-def _exclude(reasons: NDArray[np.object_], these: NDArray[np.bool_], why: str) -> None:
-    reasons[these & (reasons == "")] = why
 
 
 def as_columns(**columns: Any) -> pd.DataFrame:
