@@ -42,7 +42,7 @@ from benchmarks.populations import (
 )
 from flatlens.papers import contrasts, evidence
 from flatlens.papers.evidence import CASE, UNIT
-from flatlens.papers.reparam2019.layer_five import within
+from flatlens.papers.reparam2019 import within
 from flatlens.statistics import (
     Statistic,
     average,

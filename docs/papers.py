@@ -23,7 +23,7 @@ from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import Table, correlated, independent, studied
 from flatlens.papers.experiment import Outcome, Prediction, Results
 from flatlens.papers.figures import FIGURES, PaperFigure
-from flatlens.papers.reparam2019.layer_five import fifth_layer
+from flatlens.papers.reparam2019 import lenets
 from flatlens.papers.reproduction import Reproduction
 from flatlens.papers.summary import DISCOVERY, SURVIVES, Row, rows_of
 from flatlens.report.prose import what_was_run
@@ -230,7 +230,7 @@ def _in_units(one: Reproduction, name: str) -> Table:
         return studied(name)
 
     def found(results: Results) -> pd.DataFrame:
-        init = fifth_layer(name)(results).set_index("key")["init"]
+        init = lenets(results).set_index("key")["init"]
         return studied(name)(results).assign(scheme=lambda table: table["key"].map(init))
 
     return independent(found, "scheme")

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.compression.chain import CHAIN, VARIATION_SIDES
 from flatlens.papers.compression.populations import KINDS, SHOWN
+from flatlens.papers.compression.training import CHAIN, VARIATION_SIDES
 from flatlens.papers.compression.transformers import COMMAND, SEARCHED, SHARPNESS_46, VIT_NAMES
 
 SEEDS = {"axes": [{"name": "lr+batch_size+seed", "values": [[0.1, 8, 0], [0.1, 8, 1]]}]}

@@ -11,7 +11,7 @@ from flatlens.experiments.tables import unit_column
 from flatlens.measures.definition import PAPERS
 from flatlens.papers import EXPERIMENTS, evidence
 from flatlens.papers.experiment import FEW_SEEDS, SCALES, Conclusion
-from flatlens.papers.relative2021.locally_constant import TIMES
+from flatlens.papers.relative2021 import TIMES
 from flatlens.papers.reproduction import load_reproduction
 from flatlens.statistics.inference import FEWEST_UNITS
 

@@ -14,19 +14,29 @@ from flatlens.data.synthetic import clusters, mixture
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import trained_ones
 from flatlens.papers.experiment import SUMMED_GAP
-from flatlens.papers.relative2021.clusters import AS_CODED, FLATNESS
-from flatlens.papers.relative2021.locally_constant import data_set, features_only
-from flatlens.papers.relative2021.minima import CODED, RIGHT, THEOREM_4, minima
-from flatlens.papers.relative2021.representative import approximated, in_subspace, worst_case
-from flatlens.papers.reparam2019.every_layer import (
+from flatlens.papers.relative2021 import (
+    AS_CODED,
+    CODED,
+    FLATNESS,
+    RIGHT,
+    THEOREM_4,
+    approximated,
+    data_set,
+    features_only,
+    in_subspace,
+    minima,
+    worst_case,
+)
+from flatlens.papers.reparam2019 import (
     HIDDEN,
     LAYER_MEASURES,
     NETWORK_WISE,
     OF_TABLE_1,
+    lenets,
     of_layer,
     well_trained,
+    within,
 )
-from flatlens.papers.reparam2019.layer_five import fifth_layer, within
 from flatlens.papers.reproduction import rerun
 from flatlens.training import Ridge, Training, train
 from flatlens.training.optimisers import solution
@@ -57,7 +67,7 @@ def test_the_published_gap_stands_beside_the_plain_one(smoke_of):
 @pytest.mark.xdist_group("X14")
 def test_layer_five_before_and_after(smoke_of):
     results = smoke_of("X14")[1].results
-    table, networks = fifth_layer("lenet")(results), results["lenet"].networks
+    table, networks = lenets(results), results["lenet"].networks
     assert np.allclose(table["kappa"], table["lmax"] * networks["weight_norm[fc3]"] ** 2)
     assert np.allclose(table["kappa_tau"], table["trace"] * networks["weight_norm[fc3]"] ** 2)
     for name in ("kappa", "kappa_tau"):
@@ -74,7 +84,7 @@ def test_networks_of_a_larger_training_loss_are_left_out(smoke_of):
     networks = results["mlp"].networks
     networks = networks.assign(loss=[0.01, 0.0701, 0.07, 0.3])
     results = {"mlp": type(results["mlp"])(**{**vars(results["mlp"]), "networks": networks})}
-    kept, left_out = trained_ones(well_trained("mlp")(results))
+    kept, left_out = trained_ones(well_trained(results))
     assert kept["loss"].tolist() == [0.01, 0.07]
     assert left_out == (("training loss above 0.07", 2),)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.sharpening import jacobians
+from flatlens.papers.sharpening import regularised
 from flatlens.papers.sharpening.networks import ABSOLUTE, DRAWN_QUANTITIES, JACOBIAN_COLUMN
 from flatlens.papers.sharpening.regularised import REGULARISERS, regularised_networks
 from flatlens.training import SAM, SGD, Augmentation, Constant, InputJacobian, Mixup, ParameterJacobian, Steps
@@ -114,7 +114,7 @@ def test_a_case_is_a_kind_of_network_under_one_regulariser(smoke_of):
 def test_similar_improvements_are_of_the_best_coefficients(smoke_of):
     results = smoke_of("X13")[1].results
     best = {}
-    for name in jacobians.JACOBIAN_REGULARISERS:
+    for name in regularised.JACOBIAN_REGULARISERS:
         networks = results[f"digits.{name}"].networks
         best[name] = networks[networks["accuracy"] >= 0.19].groupby("seed")[ABSOLUTE].min()  # others never trained
     (outcome,) = [v for v in smoke_of("X13")[1].outcomes if v.prediction.name == "similar"]

@@ -14,7 +14,7 @@ from flatlens.papers.sharpening.descent import (
     LAWS_OF_INPUTS,
     NORM,
     WIDTH,
-    _in_all_figures,
+    in_all_figures,
     of_laws,
     with_width,
 )
@@ -75,7 +75,7 @@ def test_a_figure_has_the_networks_of_one_kind_whatever_their_seeds(smoke_of):
     kinds = {"even": "VGG11(batchnorm=True, seed={})", "odd": "VGG11(batchnorm=False, seed={})"}
     models = [kinds["odd" if seed % 2 else "even"].format(seed) for seed in networks["seed"]]
     table = networks.assign(model=models, rise=-networks["label_smoothing"].astype(float))
-    found = _in_all_figures(lambda _: table, "rise")(results)
+    found = in_all_figures(lambda _: table, "rise")(results)
     assert set(found.parts) == {"with BatchNorm, 0.08", "without BatchNorm, 0.08"}
 
 

@@ -22,9 +22,9 @@ from flatlens.distributions import RULES, Rule
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP
-from flatlens.papers.contrasts import changed, mean_of
+from flatlens.papers.claims import experiment
 from flatlens.papers.evidence import UNIT, Table, reached
-from flatlens.papers.experiment import SMOKE_ONLY, Experiment, Plot, Prediction, Results, Scale, seed_axis
+from flatlens.papers.experiment import Plot, Results, Scale, seed_axis
 from flatlens.papers.figures import BANDS, banded
 from flatlens.training import Adam, Cosine, Training
 
@@ -116,58 +116,6 @@ def decay(law: str) -> Table:
     return found
 
 
-_HOLDS = "with probability at least $1 - \\epsilon$ over all i.i.d. samples"
-_RATE = (
-    "our bound exhibits *slower* $O((\\log(N)N^{-1})^{\\frac{1}{d}})$ decay in N, where d is the intrinsic dimension "
-    "of the data distribution"
-)
-_SUFFICE = (
-    "sufficiently small [...] empirical Jacobian norm and sufficiently large sample size suffice to guarantee good "
-    "generalisation"
-)
-
-
-def _predictions() -> tuple[Prediction, ...]:
-    decays = [
-        Prediction(
-            f"{law}.decays",
-            f"Data on {where}: the bound falls with N at least as fast as (log N / N)^(1/d).",
-            "sharpening section 6",
-            mean_of(decay(law), "slope less 1/d"),
-            kind="claim",
-            quote=_RATE,
-        )
-        for law, where in RECIPES.items()
-    ]
-    tells = [
-        Prediction(
-            f"{law}.not_vacuous",
-            f"Data on {where}: enough samples (the most here) guarantee good generalisation, a bound below the "
-            "distance of the target's values.",
-            "sharpening section 6",
-            changed(most_samples(law), "wide", "exact"),
-            "below",
-            quote=_SUFFICE,
-            reason="A bound says something where it is below the largest error of a network with the target's values.",
-        )
-        for law, where in RECIPES.items()
-    ]
-    return (
-        Prediction(
-            "holds",
-            "The true error is below the bound, for more than 95% of the samples.",
-            "sharpening Thm 6.1",
-            mean_of(sides(), "holds", shares=True),
-            "above",
-            0.95,
-            kind="theorem",
-            quote=_HOLDS,
-        ),
-        *decays,
-        *tells,
-    )
-
-
 def _plots(results: Results) -> list[Plot]:
     table = sides()(results)
     long = table.melt(["law", "train"], list(_SIDES), "line", "y").dropna(subset=["y"])
@@ -231,37 +179,4 @@ def enough(law: str, rule: Rule) -> int:
     return high
 
 
-_OWN = (
-    "The paper leaves this to future work: data, targets and networks are ours. A wave of half a period, 32 tanh "
-    "units, Adam."
-)
-_NEARLY = (
-    "The networks interpolate nearly: the bound has the largest distance to a training target added, the middle term "
-    "of Eq. 24."
-)
-_RADII = (
-    "The radius is Eq. 19's with the exact measure of the smallest ball. On spheres the printed one, Eq. 7, is "
-    "smaller, as it takes the ball as too large (docs/slips_sharpening.md); the figure has both. On cubes, Eq. 6, they "
-    "are the same."
-)
-_CERTIFIED = (
-    "The variation of the Jacobian is bounded by interval arithmetic, from above; that the samples are independent is "
-    "known, and so is the target's Lipschitz constant."
-)
-
-EXPERIMENTS = (
-    Experiment(
-        "X19",
-        "The generalisation bound and the true error, on known distributions",
-        "sharpening Thm 6.1, which the paper does not evaluate",
-        _x19,
-        _predictions(),
-        _plots,
-        {
-            "smoke": (SMOKE_ONLY, _OWN),
-            "laptop": (_OWN, _NEARLY, _RADII, _CERTIFIED),
-            "desk": (_OWN, _NEARLY, _RADII, _CERTIFIED, "Three times as many samples at most, and 12 seeds."),
-            "paper": (_OWN, _NEARLY, _RADII, _CERTIFIED, "Ten times as many samples at most, and 10 seeds."),
-        },
-    ),
-)
+EXPERIMENTS = (experiment("sharpening", "X19", _x19, _plots, globals()),)

@@ -27,6 +27,9 @@ ONE_DRAW = (
     "All networks have the same images: intervals are of starts and orders of batches, not of the draw of images."
 )
 COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
+SHARED_WORDS = {
+    "SMOKE_ONLY": SMOKE_ONLY, "FEW_SEEDS": FEW_SEEDS, "ONE_DRAW": ONE_DRAW, "COEFFICIENT": COEFFICIENT,
+}  # fmt: skip
 
 SUMMED_GAP = "generalisation_gap(convention='summed_x5')"
 """The gap as both papers of Petzka et al. compute it."""

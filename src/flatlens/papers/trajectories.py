@@ -13,7 +13,7 @@ from flatlens.papers.evidence import Table, alike_in, histories, mark_left_out, 
 from flatlens.papers.experiment import Results
 from flatlens.statistics.correlations import COEFFICIENTS, CoefficientName
 
-Courses: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
+Trajectories: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
 """Returns a table per network, by key: one row per measured step, one column per followed measure, and `edge`."""
 Number: TypeAlias = Callable[[pd.DataFrame], float]
 """Returns a number of the network from its course."""
@@ -22,7 +22,7 @@ Number: TypeAlias = Callable[[pd.DataFrame], float]
 def in_course(
     study: str,
     numbers: Mapping[str, Number],
-    courses: Courses = histories,
+    courses: Trajectories = histories,
     networks: Callable[[str], Table] = reached,
     without: str = "",
 ) -> Table:
@@ -44,7 +44,7 @@ def in_course(
     return found
 
 
-def until_partner(setting: str, measure: str, level: float, alike: Sequence[str]) -> Courses:
+def until_partner(setting: str, measure: str, level: float, alike: Sequence[str]) -> Trajectories:
     """Return courses up to the step where the partner's `measure` first reached `level`.
 
     The partner has the smallest value of the setting among networks `alike` in the others. Networks whose partner never
@@ -162,7 +162,7 @@ def slowing(column: str) -> Number:
     return found
 
 
-def once_below(loss: float) -> Courses:
+def once_below(loss: float) -> Trajectories:
     """Return courses from the first step with a smaller loss on; those with fewer than two rows are left out."""
 
     def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
@@ -172,7 +172,7 @@ def once_below(loss: float) -> Courses:
     return found
 
 
-def between(start: float, end: float) -> Courses:
+def between(start: float, end: float) -> Trajectories:
     """Return courses between two shares of their steps; those with fewer than two rows are left out.
 
     Each end is the first measured step at this share or later.

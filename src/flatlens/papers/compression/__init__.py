@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flatlens.papers.compression import chain, populations, training, transformers
+from flatlens.papers.compression import populations, training, transformers
 
-EXPERIMENTS = (*training.EXPERIMENTS, *chain.EXPERIMENTS, *populations.EXPERIMENTS, *transformers.EXPERIMENTS)
+EXPERIMENTS = (*training.EXPERIMENTS, *populations.EXPERIMENTS, *transformers.EXPERIMENTS)

@@ -11,9 +11,6 @@ FIXED_LR, FIXED_BATCH = 0.1, 20
 INTERPOLATES = 0.01
 """Loss below which a network counts as interpolating, where the paper says "after the loss is minimized"."""
 SAMPLES = 100
-PATCHES = "Patches of two photographs in place of two classes of CIFAR-10."
-DIGITS = "scikit-learn's digits and narrower layers in place of FashionMNIST."
-SMALL_VGG = "The authors' VGG-11 has 97,018 parameters (their code): five convolutions."
 
 LOG_VOLUME = Quantity("log volume", "log_volume")
 TOP_THREE = Quantity("log volume, 3 largest eigenvalues (code)", "log_volume(top_k=3)")

@@ -1,13 +1,14 @@
-"""X1 and X2: sharpness and compression through training.
+"""X1 and X2, sharpness and compression through training; X3, the bound from MLS to sharpness at several lengths of it.
 
 As in the paper's figures, sharpness is sqrt(S) and volume is its logarithm. The volume of the three largest eigenvalues
-and the logarithm of the dimension, which the authors' code draws, have names of their own.
+and the logarithm of the dimension, which the authors' code draws, have names of their own. X3 has the steps of the
+bound at the first layer, A <= B <= C <= D of Eq. 48.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -16,15 +17,13 @@ from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import SHARPNESS, Quantity, in_words
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import Architecture
+from flatlens.papers.claims import experiment
 from flatlens.papers.compression.networks import (
-    DIGITS,
     FIXED_BATCH,
     FIXED_LR,
     INTERPOLATES,
     LOG_DIMENSION,
     LOG_VOLUME,
-    PATCHES,
-    SMALL_VGG,
     TOP_THREE,
     mlp,
     samples,
@@ -32,123 +31,118 @@ from flatlens.papers.compression.networks import (
     vgg,
 )
 from flatlens.papers.contrasts import mean_of, of_each_case
-from flatlens.papers.evidence import CASE, Evidence, Table, along, histories, reached, where
-from flatlens.papers.experiment import (
-    SMOKE_ONLY,
-    WEAK,
-    Experiment,
-    Plot,
-    Prediction,
-    PredictionKind,
-    Results,
-    Scale,
-    Side,
-)
-from flatlens.papers.figures import followed_curves
+from flatlens.papers.evidence import CASE, Evidence, Table, along, histories, labelled, reached, where
+from flatlens.papers.experiment import ON_PAPERS_DATA, Plot, Results, Scale, Side
+from flatlens.papers.figures import BANDS, banded, followed_curves
 from flatlens.papers.trajectories import (
-    Courses,
     Number,
+    Trajectories,
     between,
     correlated_changes,
     gain,
     in_course,
     log_gain,
     once_below,
-    slowing,
 )
 from flatlens.statistics.correlations import CoefficientName
 from flatlens.training import SGD, Training
 
 STUDY = "training"
-ONSET_SHARE = 0.1
 LONG = 50_000
 """Steps after which the sharpness stops decreasing in the paper: a shorter training cannot show it."""
 STEADY = float(np.log(0.9))
 """A quantity that falls by less than a tenth (in the logarithm) over the later half counts as no longer decreasing."""
-LATE, ONSET, LATER = once_below(INTERPOLATES), between(0, ONSET_SHARE), between(0.5, 1)
-
-NO_NUMBER = "The text gives no number; a tenth is ours."
-NETWORKS_OWN = (
-    "The caption says 'compression', for which the paper has volume and MLS; NMLS stands in the same figure, and is "
-    "bounded by sharpness in the same way."
+LATE, ONSET, LATER = once_below(INTERPOLATES), between(0, 0.1), between(0.5, 1)
+SHARP, VOLUME, CODED = SHARPNESS.column, LOG_VOLUME.column, TOP_THREE.column
+_IN_TRAINING = (
+    Quantity("training loss", "loss"),
+    Quantity("NMLS", "nmls"),
+    SHARPNESS,
+    LOG_VOLUME,
+    Quantity("MLS", "mls"),
+    Quantity("local dimension", "local_dimension"),
+    LOG_DIMENSION,
 )
-VOLUME_IN_CODE = "The text defines volume by all eigenvalues; the authors' code draws that of the three largest."
+"""The quantities of Fig. 1, from left to right; the last one a second time, as the authors' code draws it."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """A figure: the networks that differ in one setting."""
-
-    name: str
-    setting: str
-    figure: str
-    larger: str
-    side: Side  #: side of sharpness and compression where the setting is larger
-    quote: str
-    reason: str = ""  #: why its rows about the end of training are readings
-
-    @property
-    def over(self) -> str:
-        """The words with which predictions about this figure begin."""
-        return f"Over three {self.name.replace('_', ' ')}"
-
-    def of(self, table: Table) -> Table:
-        """Return the networks of a table that belong to the figure."""
-        held, value = ("batch_size", FIXED_BATCH) if self.setting == "lr" else ("lr", FIXED_LR)
-        return where(table, lambda networks: networks[held] == value)
-
-    def mean(self, name: str, number: Number, courses: Courses = histories, side: Side = "below") -> Evidence:
-        """Return the mean of a number of the networks' courses, at each value of the setting."""
-        return self._at_each(in_course(STUDY, {name: number}, courses), name, None, side)
-
-    def following(
-        self, name: str, column: str, courses: Courses = histories, side: Side = "above", *, share: bool = False
-    ) -> Evidence:
-        """Return the mean r of the changes of sharpness and a column at each value of the setting, as in `follows`.
-
-        That of ranks has to agree.
-        """
-        said, ranks = (
-            f"{'r^2' if share else 'Pearson r'} of the changes of sharpness and {name} between steps",
-            "of ranks",
-        )
-        numbers = {said: follows(column, share=share), ranks: follows(column, "spearman", share=share)}
-        return self._at_each(in_course(STUDY, numbers, courses), said, ranks, side)
-
-    def _at_each(self, table: Table, name: str, ranks: str | None, side: Side) -> Evidence:
-        """Return the mean of a column at each value of the setting; all have to be on the side."""
-
-        def by_value(results: Results) -> pd.DataFrame:
-            networks = self.of(table)(results)
-            return networks.assign(**{CASE: f"{self.setting} " + networks[self.setting].astype(str)})
-
-        return of_each_case(by_value, lambda case: mean_of(case, name, ranks), name, side=side)
-
-    def trend(self, column: str) -> Evidence:
-        """Return the mean over seeds of Kendall's tau-b of the setting and a column at the end of training."""
-        return along(self.of(reached(STUDY)), self.setting, column, ["seed"])
+def _x1(scale: Scale) -> Mapping[str, Study]:
+    sizes = {"smoke": (30, 15, 1), "laptop": (2000, 100, 7), "desk": (20_000, 1000, 10), "paper": (100_000, 1000, 8)}
+    return _through_training(*vgg(scale), *sizes[scale])
 
 
-_HIGHER_RATES = "higher learning rates lead to lower sharpness and hence stronger compression"
-FIG_1 = Line("learning_rates", "lr", "Fig. 1", "Higher learning rates", "below", _HIGHER_RATES)
-FIG_2 = Line(
-    "batch_sizes", "batch_size", "Fig. 2", "Larger batches", "above",
-    "lower batch sizes lead to lower sharpness and hence stronger compression",
-)  # fmt: skip
-_AT_THE_END = (
-    "The caption says it of networks whose loss is minimised; here it is the end of training, at whatever loss that is."
-)
-FIG_H9 = Line(
-    "learning_rates", "lr", "Fig. H.9", "Higher learning rates", "below",
-    "After the loss is minimized, higher learning rates lead to lower sharpness and hence stronger compression.",
-    _AT_THE_END,
-)  # fmt: skip
-FIG_H8 = Line(
-    "batch_sizes", "batch_size", "Fig. H.8", "Larger batches", "above",
-    "After minimizing the loss, lower batch sizes lead to lower sharpness and stronger compression.", _AT_THE_END,
-)  # fmt: skip
-SHARP, VOLUME = SHARPNESS.column, LOG_VOLUME.column
-_CODED = TOP_THREE.column
+def _x2(scale: Scale) -> Mapping[str, Study]:
+    sizes = {"smoke": (40, 20, 1), "laptop": (10_000, 400, 10), "desk": (16_000, 800, 10), "paper": (100_000, 1000, 8)}
+    return _through_training(*mlp(scale), *sizes[scale])
+
+
+def _through_training(data: DataSettings, model: Architecture, steps: int, every: int, seeds: int) -> dict[str, Study]:
+    """Return one study for both figures: they share the networks at the fixed learning rate and batch size."""
+    training = Training(
+        SGD(FIXED_LR),
+        batch_size=FIXED_BATCH,
+        loss="half_squared_error",
+        max_steps=steps,
+        check_every=10 if data.train else steps // 4,  # all images of a set take as long as many steps
+    )
+    shown = tuple(dict.fromkeys(q.column for q in in_training(model)))
+    measures = (*shown, "generalisation_gap", "test_accuracy", "accuracy")
+    followed = Followed(shown, every, samples(data))
+    base = NetworkSettings(data, model, training, measures, samples=samples(data), followed=followed)
+    pairs = [(lr, FIXED_BATCH) for lr in (0.05, 0.1, 0.2)] + [(FIXED_LR, batch) for batch in (8, 32)]
+    axes = (Axis("lr+batch_size", tuple(pairs)), Axis("seed", tuple(range(seeds))))
+    return {STUDY: Study("through training", base, axes)}
+
+
+def in_training(model: Architecture) -> tuple[Quantity, ...]:
+    """Return the quantities followed in training: unless there are two classes, also three eigenvalues' volume."""
+    return (*_IN_TRAINING, *top_three(model))
+
+
+def in_figure(table: Table, setting: str) -> Table:
+    """Return the networks of a table that differ in one setting, "lr" or "batch_size", alone."""
+    held, value = ("batch_size", FIXED_BATCH) if setting == "lr" else ("lr", FIXED_LR)
+    return where(table, lambda networks: networks[held] == value)
+
+
+def trend(setting: str, column: str) -> Evidence:
+    """Return the mean over seeds of Kendall's tau-b of the setting and a column at the end of training."""
+    return along(in_figure(reached(STUDY), setting), setting, column, ["seed"])
+
+
+def mean_at_each(
+    setting: str, name: str, number: Number, courses: Trajectories = histories, side: Side = "below"
+) -> Evidence:
+    """Return the mean of a number of the networks' courses, at each value of the setting."""
+    return _at_each(setting, in_course(STUDY, {name: number}, courses), name, None, side)
+
+
+def following(
+    setting: str,
+    name: str,
+    column: str,
+    courses: Trajectories = histories,
+    side: Side = "above",
+    *,
+    share: bool = False,
+) -> Evidence:
+    """Return the mean r of the changes of sharpness and a column at each value of the setting, as in `follows`.
+
+    That of ranks has to agree.
+    """
+    said = f"{'r^2' if share else 'Pearson r'} of the changes of sharpness and {name} between steps"
+    numbers = {said: follows(column, share=share), "of ranks": follows(column, "spearman", share=share)}
+    return _at_each(setting, in_course(STUDY, numbers, courses), said, "of ranks", side)
+
+
+def _at_each(setting: str, table: Table, name: str, ranks: str | None, side: Side) -> Evidence:
+    """Return the mean of a column at each value of the setting; all have to be on the side."""
+
+    def by_value(results: Results) -> pd.DataFrame:
+        networks = in_figure(table, setting)(results)
+        return networks.assign(**{CASE: f"{setting} " + networks[setting].astype(str)})
+
+    return of_each_case(by_value, lambda case: mean_of(case, name, ranks), name, side=side)
 
 
 def follows(column: str, coefficient: CoefficientName = "pearson", *, share: bool = False) -> Number:
@@ -174,251 +168,12 @@ def of_long(number: Number) -> Number:
     return lambda course: number(course) if course.index.max() >= 2 * LONG else np.nan
 
 
-def _ends(line: Line, *, top: bool) -> list[Prediction]:
-    """Return the predictions about which value of the setting ends sharper and less compressed."""
-    less, compression = ("lower", "stronger") if line.side == "below" else ("higher", "weaker")
-    rows: list[tuple[str, str, str, PredictionKind, str]] = [
-        ("sharpness", SHARP, f"{less} sharpness", "claim", ""),
-        ("volume", VOLUME, f"{compression} compression of volume", "claim", ""),
-        ("mls", "mls", f"{compression} compression: {less} MLS", "claim", ""),
-        ("nmls", "nmls", f"{compression} compression: {less} NMLS", "reading", NETWORKS_OWN),
-    ]
-    if top:
-        told = f"{compression} compression of the volume of the three largest eigenvalues"
-        rows.append(("volume_of_top_3", _CODED, told, "reading", VOLUME_IN_CODE))
-    return [
-        Prediction(
-            f"{line.name}.{name}", f"{line.larger} lead to {told}.", f"compression {line.figure}", line.trend(column),
-            line.side, kind="reading" if line.reason else kind, quote=line.quote,
-            reason=f"{line.reason} {reason}".strip(),
-        )
-        for name, column, told, kind, reason in rows
-    ]  # fmt: skip
+_BEYOND = {"log(last / first) of sharpness": of_long(log_gain(SHARP)), "gain of log volume": of_long(gain(VOLUME))}
+batch_32 = where(in_course(STUDY, _BEYOND, LATER), lambda networks: networks["batch_size"] == 32)
 
 
-def vgg_predictions() -> tuple[Prediction, ...]:
-    """Return the predictions of X1."""
-    return (*(row for line in (FIG_1, FIG_2) for row in (*_ends(line, top=False), *_vgg(line))), *_batch_32())
-
-
-_FOLLOWS = "The sentence says that both decrease; that they do so in the same steps is asked for here."
-
-
-def _vgg(line: Line) -> list[Prediction]:
-    over, late = f"{line.over}, once the loss is minimised", LATE
-    trends = (
-        "All these results were consistent across multiple learning rates"
-        if line is FIG_1
-        else "The same broadly consistent trends emerged, linking a decrease in the sharpness to a compression in the "
-        "representation volume"
-    )
-    when = "when the network reaches the interpolation regime, and the sharpness decreases, so does the volume"
-    lowers: list[tuple[str, str, Number, str]] = [
-        ("sharpness", "sharpness decreases", log_gain(SHARP), when if line is FIG_1 else trends),
-        ("volume", "volume decreases", gain(VOLUME), when if line is FIG_1 else trends),
-        ("mls", "MLS decreases", log_gain("mls"), "Similarly, the MLS decreases." if line is FIG_1 else trends),
-    ]
-    rows = [
-        Prediction(
-            f"{line.name}.{name}_follows_sharpness", f"{over}, {told}.", f"compression {source}",
-            line.following(name, column, late),
-            kind="claim" if headline else "reading", quote=quote, headline=headline,
-            reason="" if headline else _FOLLOWS,
-        )
-        for name, column, told, source, quote, headline in (
-            (
-                "volume", VOLUME, "sharpness and volume decrease together", f"abstract, {line.figure}",
-                "in the final phase of learning in deep neural networks, the compression of the manifold of neural "
-                "representations correlates with the flatness of the loss" if line is FIG_1
-                else "sharpness and volumes decrease together", line is FIG_1,
-            ),
-            (
-                "mls", "mls", "MLS follows sharpness", "section 4.1",
-                "Similarly, the MLS decreases." if line is FIG_1 else trends, False,
-            ),
-        )
-    ]  # fmt: skip
-    rows += [
-        Prediction(
-            f"{line.name}.{name}_decreases", f"{over}, {told}.", "compression section 4.1",
-            line.mean(f"log(last / first) of {name}" if name != "volume" else "gain of log volume", number, late),
-            "below", kind="claim", quote=quote,
-        )
-        for name, told, number, quote in lowers
-    ]  # fmt: skip
-    return [
-        *rows,
-        Prediction(
-            f"{line.name}.dimension", f"{line.over}: local dimension decreases as the loss decreases to near 0.",
-            "compression section 4.2",
-            line.mean("log(last / first) of local_dimension", log_gain("local_dimension")), "below", kind="claim",
-            quote="the local dimensionality of the representation decreases as the loss decreases to near 0",
-        ),
-        Prediction(
-            f"{line.name}.dimension_at_onset",
-            f"{line.over}: local dimension decreases in the first {ONSET_SHARE:.0%} of training.",
-            "compression section 3.2",
-            line.mean("log(later / first) of local_dimension", log_gain("local_dimension"), ONSET), "below",
-            quote="the local dimensionality decreases rapidly with training onset",
-            reason="What share of the training is its onset is not said, and how fast is 'rapidly'; the first tenth is "
-            "ours.",
-        ),
-        Prediction(
-            f"{line.name}.dimension_unexplained",
-            f"{over}, sharpness tells little of local dimension: r^2 of their changes, less what chance adds, is below "
-            f"{WEAK**2:.2g}.",
-            "compression section 4.2",
-            line.following("local dimension", "local_dimension", late, "below", share=True),
-            "below", WEAK**2,
-            quote="the local dimensionality exhibits unpredictable behavior that cannot be explained by the sharpness",
-            reason=f"No number says how little is 'cannot be explained'; {WEAK:g} is ours. MLS and volume follow "
-            "sharpness more closely: X4 compares them.",
-        ),
-    ]  # fmt: skip
-
-
-def _batch_32() -> list[Prediction]:
-    numbers = {"log(last / first) of sharpness": log_gain(SHARP), "gain of log volume": gain(VOLUME)}
-    beyond = {name: of_long(number) for name, number in numbers.items()}
-    largest = where(in_course(STUDY, beyond, LATER), lambda networks: networks["batch_size"] == 32)
-    quote = (
-        "while sharpness stops decreasing after about $50 \\cdot 10^3$ iterations for a batch size of 32, the volume "
-        "continues to decrease as learning proceeds"
-    )
-    return [
-        Prediction(
-            "batch_32.sharpness_stops",
-            f"With batches of 32 sharpness stops decreasing after {LONG:,} steps: over the later half of training it "
-            "falls by less than a tenth.",
-            "compression section 4.1", mean_of(largest, "log(last / first) of sharpness"), "above", STEADY,
-            quote=quote, reason=NO_NUMBER,
-        ),
-        Prediction(
-            "batch_32.volume_continues",
-            f"With batches of 32 volume continues to decrease after {LONG:,} steps, over the later half of training.",
-            "compression section 4.1", mean_of(largest, "gain of log volume"), "below", kind="claim", quote=quote,
-        ),
-    ]  # fmt: skip
-
-
-_CONTINUES = "The volume continues to decrease after the sharpness plateaus, albeit at a much slower rate"
-_SLOWER = (
-    "The text compares with the time before sharpness plateaus, and says 'much': here it is halves of the steps after "
-    "the loss is minimised, and no number."
-)
-
-
-def mlp_predictions() -> tuple[Prediction, ...]:
-    """Return the predictions of X2."""
-    return tuple(row for line in (FIG_H9, FIG_H8) for row in (*_ends(line, top=True), *_mlp(line)))
-
-
-def _mlp(line: Line) -> list[Prediction]:
-    closely = "MLS/NMLS closely follows the trend of sharpness during the training"
-    rows = [
-        Prediction(
-            f"{line.name}.{name}_follows_sharpness", f"{line.over}: {name.upper()} follows sharpness during training.",
-            f"compression {line.figure}",
-            line.following(name, name),
-            kind="claim", quote=closely,
-        )
-        for name in ("mls", "nmls")
-    ]  # fmt: skip
-    rows.append(
-        Prediction(
-            f"{line.name}.sharpness_plateaus",
-            f"{line.over}: over the later half of training sharpness falls by less than a tenth.",
-            "compression section 4.1", line.mean("log(last / first) of sharpness", log_gain(SHARP), LATER, "above"),
-            "above", STEADY, quote="the sharpness does not noticeably decrease towards the end of the training",
-            reason=NO_NUMBER,
-        )
-    )  # fmt: skip
-    quote = _CONTINUES
-    volumes: tuple[tuple[str, str, str, PredictionKind, str], ...] = (
-        ("volume", VOLUME, "volume", "claim", ""),
-        ("volume_of_top_3", _CODED, "the volume of the three largest eigenvalues", "reading", VOLUME_IN_CODE),
-    )
-    for name, column, told, kind, reason in volumes:
-        rows += [
-            Prediction(
-                f"{line.name}.{name}_continues",
-                f"{line.over}: {told} continues to decrease over the later half of training.",
-                "compression section 4.1", line.mean(f"gain of {column}", gain(column), LATER), "below",
-                kind=kind, quote=quote, reason=reason,
-            ),
-            Prediction(
-                f"{line.name}.{name}_slows",
-                f"{line.over}: {told} does so more slowly: once the loss is minimised, it falls less over the later "
-                "half of the steps than over the earlier.",
-                "compression section 4.1",
-                line.mean(f"later less earlier mean gain of {column}", slowing(column), LATE, "above"),
-                quote=quote, reason=f"{_SLOWER} {reason}".strip(),
-            ),
-        ]  # fmt: skip
-    return rows
-
-
-_LRS, BATCHES = (0.05, 0.1, 0.2), (8, 20, 32)
-_IN_TRAINING = (
-    Quantity("training loss", "loss"),
-    Quantity("NMLS", "nmls"),
-    SHARPNESS,
-    LOG_VOLUME,
-    Quantity("MLS", "mls"),
-    Quantity("local dimension", "local_dimension"),
-    LOG_DIMENSION,
-)
-"""The quantities of Fig. 1, from left to right; the last one a second time, as the authors' code draws it."""
-
-
-def _x1(scale: Scale) -> Mapping[str, Study]:
-    steps, every, seeds = {
-        "smoke": (30, 15, 1),
-        "laptop": (2000, 100, 7),
-        "desk": (20_000, 1000, 10),
-        "paper": (100_000, 1000, 8),
-    }[scale]
-    return _through_training(_followed(*vgg(scale), steps, every), seeds)
-
-
-def _x2(scale: Scale) -> Mapping[str, Study]:
-    steps, every, seeds = {
-        "smoke": (40, 20, 1),
-        "laptop": (10_000, 400, 10),
-        "desk": (16_000, 800, 10),
-        "paper": (100_000, 1000, 8),
-    }[scale]
-    return _through_training(_followed(*mlp(scale), steps, every), seeds)
-
-
-def _through_training(base: NetworkSettings, seeds: int) -> dict[str, Study]:
-    """Return one study for both figures: they share the networks at the fixed learning rate and batch size."""
-    pairs = [(lr, FIXED_BATCH) for lr in _LRS] + [(FIXED_LR, batch) for batch in BATCHES if batch != FIXED_BATCH]
-    axes = (Axis("lr+batch_size", tuple(pairs)), Axis("seed", tuple(range(seeds))))
-    return {STUDY: Study("through training", base, axes)}
-
-
-def _followed(data: DataSettings, model: Architecture, steps: int, every: int) -> NetworkSettings:
-    training = Training(
-        SGD(FIXED_LR),
-        batch_size=FIXED_BATCH,
-        loss="half_squared_error",
-        max_steps=steps,
-        check_every=10 if data.train else steps // 4,  # all images of a set take as long as many steps
-    )
-    shown = tuple(dict.fromkeys(q.column for q in in_training(model)))
-    measures = (*shown, "generalisation_gap", "test_accuracy", "accuracy")
-    followed = Followed(shown, every, samples(data))
-    return NetworkSettings(data, model, training, measures, samples=samples(data), followed=followed)
-
-
-def in_training(model: Architecture) -> tuple[Quantity, ...]:
-    """Return the quantities followed in training: unless there are two classes, also three eigenvalues' volume."""
-    return (*_IN_TRAINING, *top_three(model))
-
-
-def _plots(*lines: Line) -> Callable[[Results], list[Plot]]:
-    """Return the figures of these lines: one panel per quantity over the steps, one curve per value of the setting."""
+def _plots(lr_figure: str, batch_figure: str) -> Callable[[Results], list[Plot]]:
+    """Return both figures: one panel per quantity over the steps, one curve per value of the setting."""
 
     def drawn(results: Results) -> list[Plot]:
         result = results[STUDY]
@@ -426,63 +181,129 @@ def _plots(*lines: Line) -> Callable[[Results], list[Plot]]:
         shown = [q for q in (*_IN_TRAINING, TOP_THREE) if q.column in measured]
         return [
             followed_curves(
-                result, line.of(reached(STUDY))(results), line.setting, shown, f"through_training_{line.setting}",
-                f"{line.figure}: through training, by {in_words(line.setting)}",
-                "batch size 20" if line.setting == "lr" else "learning rate 0.1",
+                result, in_figure(reached(STUDY), setting)(results), setting, shown, f"through_training_{setting}",
+                f"{figure}: through training, by {in_words(setting)}", held,
             )
-            for line in lines
+            for setting, figure, held in (
+                ("lr", lr_figure, "batch size 20"), ("batch_size", batch_figure, "learning rate 0.1"),
+            )
         ]  # fmt: skip
 
     return drawn
 
 
-_TWO_OUTPUTS = (
-    "Of two outputs the volume of the three largest eigenvalues, as in the authors' figures, is the whole volume."
-)
-_MINIMISED = (
-    f"'After the loss is minimised' is here: from the first loss below {INTERPOLATES:g} on, of the samples measured."
-)
-_NOT_MINIMISED = (
-    f"'After the loss is minimised' would be from the first loss below {INTERPOLATES:g} on: none comes there, the "
-    "least is 0.027, so that the rows on it are not tested."
-)
-_SEEDS = "More than the paper's 5 seeds: networks of one seed share their start, and 5 units decide nothing."
-_STEPS = "100,000 steps: the paper does not say how many."
-_WIDTHS = "Widths are not given: 784 in every layer."
+# ---- X3: how tight each step of the bound is
+
+CHAIN = {
+    "A": "mls_chain.A_B.lhs[fc1]",
+    "B": "mls_chain.B_C.lhs[fc1]",
+    "C": "mls_chain.C_D.lhs[fc1]",
+    "D": "mls_chain.C_D.rhs[fc1]",
+}
+_FACTORS = {
+    "B/A by W and J not aligned": ("mls_chain.A_B.aligned.rhs[fc1]", CHAIN["A"]),
+    "B/A by the rank of J": (CHAIN["B"], "mls_chain.A_B.rank.lhs[fc1]"),
+    "C/B by variation over samples": (CHAIN["C"], CHAIN["B"]),
+    "D/C by the other weights": (CHAIN["D"], CHAIN["C"]),
+}
+"""The factors between the ends of the chain, one for each condition of G.1 under which a step is an equality."""
+VARIATION_SIDES = ("mls_chain.B_C.variation.rhs[fc1]", "mls_chain.B_C.variation.lhs[fc1]")
+"""Root mean square and mean over the samples of ||df/dW||_F / ||x||: their ratio is above 1 where it varies."""
+_OfRun: TypeAlias = Callable[[pd.DataFrame, CoefficientName], float]
+"""Returns a number of a run from correlations of this kind."""
+_ROUNDED = 1 + 1e-9
+"""Factor by which rounding may violate an inequality."""
+
+
+def _x3(scale: Scale) -> Mapping[str, Study]:
+    steps = {
+        "smoke": (1, 40),
+        "laptop": (1, 30, 100, 300, 1000, 3000, 10_000),
+        "desk": (1, 100, 1000, 10_000, 30_000),
+        "paper": (1, 100, 1000, 10_000, 100_000),
+    }[scale]
+    data, model = mlp(scale)
+    looks = 10_000 if scale in ON_PAPERS_DATA else 10  # all images of a set take as long as many steps
+    training = Training(
+        SGD(FIXED_LR), batch_size=FIXED_BATCH, loss="half_squared_error", max_steps=1, check_every=looks
+    )
+    base = NetworkSettings(data, model, training, ("mls", "loss"), ("mls_chain",), samples=samples(data))
+    seeds = {"smoke": 2, "laptop": 10, "desk": 10, "paper": 8}[scale]
+    return {"tightness": Study("tightness", base, (Axis("max_steps", steps), Axis("seed", tuple(range(seeds)))))}
+
+
+def chain_steps(results: Results) -> pd.DataFrame:
+    """Return the networks with how much wider and looser the chain's last step is than the other two, and `holds`.
+
+    `wide` compares differences, `loose` logarithms of ratios; `holds` is 1 where no step decreases by more than
+    rounding.
+    """
+    networks = reached("tightness")(results)
+    a, b, c, d = (networks[column] for column in CHAIN.values())
+    holds = (a <= b * _ROUNDED) & (b <= c * _ROUNDED) & (c <= d * _ROUNDED)
+    return networks.assign(
+        wide=(d - c) - np.maximum(b - a, c - b),
+        loose=np.log(d / c) - np.maximum(np.log(b / a), np.log(c / b)),
+        holds=holds.astype(float),
+    )
+
+
+def over_runs(number: _OfRun, name: str) -> Evidence:
+    """Return the mean over runs of a number of the logarithms of all columns, in the order of the steps of training.
+
+    A run is the networks of one seed: they differ in the number of steps alone. The number's own of ranks has to agree.
+    """
+
+    def runs(results: Results) -> pd.DataFrame:
+        networks = reached("tightness")(results)
+        logs = networks[[*CHAIN.values(), *VARIATION_SIDES]].astype(float).apply(np.log)
+        logs = logs.assign(seed=networks["seed"], steps=networks["max_steps"])
+        found = [
+            (seed, number(ordered, "pearson"), number(ordered, "spearman"))
+            for seed, run in logs.groupby("seed")
+            for ordered in [run.sort_values("steps")]
+        ]
+        return labelled(pd.DataFrame(found, columns=["seed", name, "of ranks"]), ["seed"], "run")
+
+    return mean_of(runs, name, "of ranks")
+
+
+def more_indicative(run: pd.DataFrame, coefficient: CoefficientName) -> float:
+    """Return Fisher's z of the changes of A and C between numbers of steps, less that of A and D.
+
+    Of ranks the difference itself: r = 1 is common there, and its z infinite.
+    """
+    c, d = (correlated_changes(CHAIN["A"], CHAIN[other], coefficient)(run) for other in ("C", "D"))
+    if coefficient != "pearson":
+        return c - d
+    return float(np.diff(np.arctanh(np.clip([d, c], -1 + 1e-9, 1 - 1e-9)))[0])
+
+
+def with_variation(run: pd.DataFrame, coefficient: CoefficientName) -> float:
+    """Return the correlation over the numbers of steps of log C/B and of how much ||df/dW||_F / ||x|| varies."""
+    loose, varies = run[CHAIN["C"]] - run[CHAIN["B"]], run[VARIATION_SIDES[0]] - run[VARIATION_SIDES[1]]
+    return float(loose.corr(varies, method=coefficient)) if len(run) > 2 else float("nan")
+
+
+def _x3_plots(results: Results) -> list[Plot]:
+    networks = reached("tightness")(results)
+    factors = {name: networks[large] / networks[small] for name, (large, small) in _FACTORS.items()}
+    chain = {name: networks[column] for name, column in CHAIN.items()}
+    plots = []
+    for name, title, said, panel, lines in (
+        ("tightness", "Fig. G.4: the steps of the bound", "A <= B <= C <= D of Eq. 48 at the first layer",
+         "mean over the samples", chain),
+        ("factors", "Appendix G.1: which condition a step misses", "D/A is the product of these factors", "factor",
+         factors),
+    ):  # fmt: skip
+        wide = networks[["seed"]].assign(panel=panel, x=networks["max_steps"], **lines)
+        long = wide.melt(["panel", "x", "seed"], list(lines), "line", "y")
+        plots.append(banded(long, name, title, f"{said}. {BANDS}.", "step", log_x=True))
+    return plots
+
 
 EXPERIMENTS = (
-    Experiment(
-        "X1",
-        "Sharpness, volume and sensitivity through the training of a VGG",
-        "compression Fig. 1, 2",
-        _x1,
-        vgg_predictions(),
-        _plots(FIG_1, FIG_2),
-        {
-            "smoke": (SMOKE_ONLY, PATCHES),
-            "laptop": (PATCHES, SMALL_VGG, _TWO_OUTPUTS, _MINIMISED, _SEEDS),
-            "desk": (
-                "20,000 steps: the paper's figures go on after 50,000.",
-                SMALL_VGG,
-                _TWO_OUTPUTS,
-                _MINIMISED,
-                _SEEDS,
-            ),
-            "paper": (_STEPS, SMALL_VGG, _TWO_OUTPUTS, _MINIMISED, _SEEDS),
-        },
-    ),
-    Experiment(
-        "X2",
-        "Sharpness, volume and sensitivity through the training of a 4-layer MLP",
-        "compression Fig. H.8, H.9",
-        _x2,
-        mlp_predictions(),
-        _plots(FIG_H8, FIG_H9),
-        {
-            "smoke": (SMOKE_ONLY, DIGITS),
-            "laptop": (DIGITS, _MINIMISED, _SEEDS),
-            "desk": ("16,000 steps: the paper does not say how many.", _WIDTHS, _NOT_MINIMISED, _SEEDS),
-            "paper": (_STEPS, _WIDTHS, _MINIMISED, _SEEDS),
-        },
-    ),
+    experiment("compression", "X1", _x1, _plots("Fig. 1", "Fig. 2"), globals()),
+    experiment("compression", "X2", _x2, _plots("Fig. H.9", "Fig. H.8"), globals()),
+    experiment("compression", "X3", _x3, _x3_plots, globals()),
 )

@@ -20,9 +20,9 @@ from flatlens.experiments.overrides import seedless
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.measures import named
 from flatlens.models import Published, ViT
-from flatlens.papers.contrasts import mean_of
-from flatlens.papers.evidence import Evidence, Table, correlated, independent, labelled, where, with_units
-from flatlens.papers.experiment import SMOKE_ONLY, Experiment, Plot, Prediction, Results, Scale
+from flatlens.papers.claims import experiment
+from flatlens.papers.evidence import Evidence, Table, correlated, labelled, where, with_units
+from flatlens.papers.experiment import Plot, Results, Scale
 from flatlens.papers.figures import scatter
 from flatlens.statistics import Statistic
 from flatlens.training import Adam, Training
@@ -121,9 +121,9 @@ def _x5(scale: Scale) -> Mapping[str, Study]:
 
 COMMAND = "FLATLENS_DATA=FOLDER flatlens reproduce X5 --scale paper --out runs/x5"
 """Tests the claims; FOLDER/imagenet/CLASS/FILE are images, and the weights come from the hub."""
-_NEEDED = f"needs trained networks of timm and images of ImageNet in FOLDER/imagenet/CLASS/FILE: {COMMAND}"
-_OWN_NEEDED = "needs the small networks of laptop scale"
-_CLASS, _ARCHITECTURE, _OFF_TREND = "class", "architecture", "rank of adaptive sharpness less rank of normalised MLS"
+NEEDED = f"needs trained networks of timm and images of ImageNet in FOLDER/imagenet/CLASS/FILE: {COMMAND}"
+TREND = "Spearman rho of adaptive sharpness and normalised MLS"
+CLASS, _ARCHITECTURE, OFF_TREND = "class", "architecture", "rank of adaptive sharpness less rank of normalised MLS"
 
 
 def published(results: Results) -> pd.DataFrame:
@@ -135,12 +135,13 @@ def published(results: Results) -> pd.DataFrame:
     found = networks[networks["model"].str.contains("timm:")].reset_index(drop=True)
     ranks = found.reindex(columns=[SHARPNESS_46, SEARCHED]).rank(pct=True)
     return found.assign(
-        **{_CLASS: found["model"].map(_class_of), _OFF_TREND: ranks[SHARPNESS_46] - ranks[SEARCHED]},
+        **{CLASS: found["model"].map(_class_of), OFF_TREND: ranks[SHARPNESS_46] - ranks[SEARCHED]},
     )
 
 
-def _of_class(name: str) -> Table:
-    return where(published, lambda networks: networks[_CLASS].str.startswith(name))
+def of_class(name: str) -> Table:
+    """Return the published networks of the classes whose names begin so."""
+    return where(published, lambda networks: networks[CLASS].str.startswith(name))
 
 
 def trained_here(results: Results) -> pd.DataFrame:
@@ -151,7 +152,12 @@ def trained_here(results: Results) -> pd.DataFrame:
     return labelled(kept.assign(**{_ARCHITECTURE: kept["model"].map(seedless)}), [_ARCHITECTURE])
 
 
-def _tested_on(table: Table, weighed: Evidence, name: str, needed: str) -> Evidence:
+def trend_of(table: Table) -> Evidence:
+    """Return Spearman's correlation of adaptive sharpness and normalised MLS."""
+    return correlated(table, SHARPNESS_46, SEARCHED, "spearman")
+
+
+def tested_on(table: Table, weighed: Evidence, name: str, needed: str) -> Evidence:
     """Return the evidence; where the table has no networks, an undefined statistic that says what is needed."""
 
     def found(results: Results) -> Statistic:
@@ -160,11 +166,11 @@ def _tested_on(table: Table, weighed: Evidence, name: str, needed: str) -> Evide
     return found
 
 
-def _x5_plots(results: Results) -> list[Plot]:
+def _plots(results: Results) -> list[Plot]:
     networks = results["transformers"].networks
-    classes = networks["model"].map(_class_of) + networks["steps"].map(_training_of)
+    steps = networks["steps"].map(lambda number: f", {number} steps" if number else "")
     drawn = scatter(
-        networks.assign(kind=classes),
+        networks.assign(kind=networks["model"].map(_class_of) + steps),
         "sharpness_mls",
         "Fig. 3: adaptive sharpness against normalised MLS",
         "One mark a network: adaptive sharpness (Eq. 46) over normalised MLS, both as Appendix F approximates them.",
@@ -177,10 +183,6 @@ def _x5_plots(results: Results) -> list[Plot]:
     return [replace(drawn, log_x=True)]
 
 
-def _training_of(steps: int) -> str:
-    return f", {steps} steps" if steps else ""
-
-
 def _class_of(model: str) -> str:
     """Return the class that a colour stands for: the family of a published network, the pooling of ours."""
     if name := re.search(r"timm:([a-z0-9]+)", model):
@@ -188,71 +190,4 @@ def _class_of(model: str) -> str:
     return "mean pooling" if "mean" in model else "class token"
 
 
-_OWN = "Twelve small vision transformers, three starts each, untrained and after 300 steps on patches of photographs."
-_NOT_TESTED = "What the paper says of 181 pretrained networks is not tested on these."
-_AXES = (
-    "Section 4.4 plots MLS against sharpness, the caption sharpness against MLS: corners are the caption's, with "
-    "sharpness upwards."
-)
-_TREND = correlated(independent(published, _CLASS), SHARPNESS_46, SEARCHED, "spearman")
-_OWN_TREND = correlated(trained_here, SHARPNESS_46, SEARCHED, "spearman")
-
-EXPERIMENTS = (
-    Experiment(
-        "X5",
-        "Vision transformers: adaptive sharpness against normalised sensitivity",
-        "compression Fig. 3",
-        _x5,
-        (
-            Prediction(
-                "general_trend",
-                "Sharpness and MLS of pretrained vision transformers correlate positively.",
-                "compression Fig. 3",
-                _tested_on(published, _TREND, "Spearman rho of adaptive sharpness and normalised MLS", _NEEDED),
-                kind="claim",
-                quote="For most models, there is a positive correlation between Sharpness and MLS.",
-            ),
-            Prediction(
-                "mobilevit_upper_left",
-                "MobileViTs lie above and left of the trend: sharper, and less sensitive.",
-                "compression Fig. 3",
-                _tested_on(_of_class("mobilevit"), mean_of(_of_class("mobilevit"), _OFF_TREND), _OFF_TREND, _NEEDED),
-                quote="outlier clusters also exist, for MobileViT (Mehta & Rastegari, 2022) models in the upper left "
-                "corner",
-                reason=_AXES,
-            ),
-            Prediction(
-                "fastvit_lower_right",
-                "FastViTs lie below and right of the trend: flatter, and more sensitive.",
-                "compression Fig. 3",
-                _tested_on(_of_class("fastvit"), mean_of(_of_class("fastvit"), _OFF_TREND), _OFF_TREND, _NEEDED),
-                "below",
-                quote="two FastViT (Vasu et al., 2023) models in the lower right corner",
-                reason=f"{_AXES} It is not said which two: all of them are weighed.",
-            ),
-            Prediction(
-                "small_vits",
-                "Sharpness and MLS of small vision transformers trained here correlate positively.",
-                "compression section 4.4",
-                _tested_on(
-                    trained_here, _OWN_TREND, "Spearman rho of adaptive sharpness and normalised MLS", _OWN_NEEDED
-                ),
-                quote="there is a general trend that lower sharpness indeed implies lower MLS",
-                reason="Small architectures trained here for a short time stand for no pretrained network.",
-            ),
-        ),
-        _x5_plots,
-        {
-            "smoke": (SMOKE_ONLY, _OWN, _NOT_TESTED),
-            "laptop": (_OWN, _NOT_TESTED),
-            "desk": (
-                "Sixty vision transformers of sixty sizes, after 1000 steps on 2000 images of CIFAR-10.",
-                _NOT_TESTED,
-            ),
-            "paper": (
-                f"{len(VIT_NAMES)} networks of timm 1.0; the paper's list of 181 is not published.",
-                "100 images from a folder of ImageNet's, resized to each network's size; the paper names no data.",
-            ),
-        },
-    ),
-)
+EXPERIMENTS = (experiment("compression", "X5", _x5, _plots, globals()),)

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from flatlens.papers.sharpening import coordinates, decay, descent, ends, epochs, jacobians, regularised, scales
+from flatlens.papers.sharpening import coordinates, descent, ends, epochs, regularised, scales
 
-EXPERIMENTS = (
-    *descent.EXPERIMENTS,
-    *decay.EXPERIMENTS,
-    *ends.EXPERIMENTS,
-    *regularised.EXPERIMENTS,
-    *epochs.EXPERIMENTS,
-    *scales.EXPERIMENTS,
-    *coordinates.EXPERIMENTS,
-    *jacobians.EXPERIMENTS,
+EXPERIMENTS = tuple(
+    one for module in (descent, ends, regularised, epochs, scales, coordinates) for one in module.EXPERIMENTS
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -24,9 +24,10 @@ from flatlens.data.synthetic import POINTS
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import CoordinateNet
-from flatlens.papers.contrasts import changed, mean_of, side_by_side
+from flatlens.papers.claims import experiment
+from flatlens.papers.contrasts import changed, side_by_side
 from flatlens.papers.evidence import Evidence, Table, labelled, with_units
-from flatlens.papers.experiment import SMOKE_ONLY, Experiment, Plot, Prediction, Results, Scale, Side, seed_axis
+from flatlens.papers.experiment import Plot, Results, Scale, seed_axis
 from flatlens.training import REACHED, SGD, Training, Until
 
 TABLE_OF = {"gaussian": "Table 1", "relu": "Table 2"}
@@ -142,9 +143,6 @@ _SHOWN = (
 _MEASURES = ("jacobian_norm", "sharpness", "weight_norm", "layer_factors", "loss", "test_loss", "generalisation_gap")
 _SETTLED = 1e-9
 """Mean squared error at which training is practically finished."""
-_ABOVE = "layer_factors.jacobian[fc1]"
-_ROUGH = "test_loss"
-"""The mean squared distance from the natural spline through the points, the smoothest interpolation."""
 SPLINE = "spline"
 
 
@@ -170,104 +168,9 @@ def _study(name: str, scale: Scale, model: CoordinateNet, seeds: int, steps: int
     return Study(name, base, (Axis("start", STARTS), seed_axis(seeds)), _SHOWN, scale=scale)
 
 
-def _low_over_high(study: str, column: str) -> Evidence:
+def low_over_high(study: str, column: str) -> Evidence:
+    """Return the mean log ratio of a number after the low start to that after the high start."""
     return changed(side_by_side(measured(study), "start"), f"{column}, high", f"{column}, low")
-
-
-_SMOOTH = "[...] to yield a non-smooth fit of the target data, and a *low frequency* initialisation [...] to achieve a "
-_SMOOTH += "smooth fit of the data"
-_STEEP = "The smoother interpolations have lower Jacobian norm over the training data."
-_FLATTER = (
-    "the smoothly interpolating ReLU models on average land in flatter minima than the non-smoothly "
-    "interpolating models, the opposite is true for the Gaussian networks"
-)
-_DISCREPANCY = (
-    "the discrepancy between the first layer weight norms in the low frequency versus high frequency fits with the "
-    "Gaussian networks, which does not occur for the ReLU networks"
-)
-_HIGHER = (
-    "with such a small weight matrix in the first layer, all higher layers must be relied upon to fit the data, making "
-    "their Jacobians higher than they would otherwise need to be"
-)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A claim about the ratio of a number after the low start to that after the high start."""
-
-    name: str
-    study: str
-    column: str
-    side: Side
-    says: str
-    quote: str
-    where: str
-
-
-_ROWS = (
-    *(
-        row
-        for study, name in ACTIVATION_NAMES.items()
-        for row in (
-            _Row("smoother", study, _ROUGH, "below",
-                 f"{name} networks: the fit from a low start is smoother, nearer to the natural spline.",
-                 _SMOOTH, "C.3, Fig. 32"),
-            _Row("jacobian", study, "jacobian_norm", "below",
-                 f"{name} networks: the low start ends at a lower Jacobian norm over the training data.",
-                 _STEEP, f"Fig. 32, {TABLE_OF[study]}"),
-        )
-    ),
-    _Row("sharpness", "gaussian", SUMMED_SHARPNESS, "above",
-         "The smoothly interpolating Gaussian networks land in sharper minima, not in flatter ones.",
-         _FLATTER, "C.3, Table 1"),
-    _Row("sharpness", "relu", SUMMED_SHARPNESS, "below",
-         "The smoothly interpolating ReLU networks land in flatter minima than the others.",
-         _FLATTER, "C.3, Table 2"),
-    _Row("first_layer", "gaussian", FIRST_LAYER, "below",
-         "Gaussian networks: the first layer's weight is smaller after the low start.",
-         _DISCREPANCY, "C.3, Table 1"),
-    _Row("above_first_layer", "gaussian", _ABOVE, "above",
-         "The Gaussian networks of a low start have a larger Jacobian of the layers above the first.",
-         _HIGHER, "C.3"),
-)  # fmt: skip
-
-
-def _predictions() -> tuple[Prediction, ...]:
-    claims = (
-        Prediction(
-            f"{row.study}.{row.name}",
-            row.says,
-            f"sharpening {row.where}",
-            _low_over_high(row.study, row.column),
-            row.side,
-            kind="claim",
-            quote=row.quote,
-        )
-        for row in _ROWS
-    )
-    return (
-        *claims,
-        Prediction(
-            "relu.first_layer",
-            "ReLU networks: the two starts differ less in the first layer's norm than those of Gaussian networks do, "
-            "as |log(low / high)|.",
-            "sharpening C.3, Tables 1, 2",
-            changed(of_seeds, "first_layer.gaussian", "first_layer.relu"),
-            "below",
-            quote=_DISCREPANCY,
-            reason="That no difference occurs cannot be shown; that it is the smaller one can.",
-        ),
-        Prediction(
-            "jacobian.without_root",
-            "The printed Jacobian norms are lambda_max(J^T J), without its root: max f'(x_i)^2 is nearer to the four "
-            "printed means than max |f'(x_i)|, as |log(here / printed)|.",
-            "sharpening A.1, Tables 1, 2",
-            mean_of(of_seeds, "root less square"),
-            quote="the Jacobian norm and sharpness are estimated using the power method",
-            reason="The power method finds the largest eigenvalue of J^T J, and the printed numbers have the size of "
-            "that; the targets are ours, so sizes agree at best roughly.",
-        ),
-    )
 
 
 def _plots(results: Results) -> list[Plot]:
@@ -304,38 +207,4 @@ def _graphs(results: Results) -> pd.DataFrame:
     return drawn
 
 
-_OURS = (
-    "The eight points are not printed: evenly spaced on [0, 1], the interval of the sine, with targets that each "
-    "seed draws from [-1, 1]. How steep and how sharp the fits are follows from them: one set of targets for all seeds "
-    "would be one unit. The printed sizes are no test: the tables stand side by side, with ratios."
-)
-_OPEN = (
-    "Width 256 and the low start's N(0, 0.035^2) follow from the printed norms of the first layer; the Gaussian's "
-    "spread, 0.05, is a choice, and so are 2000 steps of pre-training."
-)
-_LOSS = (
-    "The loss is not named: the squared error summed over the points, as its mean leaves ReLU networks of a low start "
-    "far from them."
-)
-_STOPPED = (
-    "Training ends where the mean squared error is below 1e-9: in the one seed compared, the rest of the 100,000 "
-    "steps of a ReLU network made the sharpness 2% and the Jacobian norm 8% lower. Networks that took all steps count, "
-    "too: the paper's protocol is a number of steps."
-)
-
-EXPERIMENTS = (
-    Experiment(
-        "X12",
-        "Coordinate networks: smooth fits in sharper minima",
-        "sharpening Fig. 32, Tables 1, 2",
-        _x12,
-        _predictions(),
-        _plots,
-        {
-            "smoke": (SMOKE_ONLY, _OURS, _LOSS),
-            "laptop": (_STOPPED, _OURS, _OPEN, _LOSS),
-            "desk": (_STOPPED, "20 seeds, twice the paper's.", _OURS, _OPEN, _LOSS),
-            "paper": (_OURS, _OPEN, _LOSS),
-        },
-    ),
-)  # fmt: skip
+EXPERIMENTS = (experiment("sharpening", "X12", _x12, _plots, globals()),)

@@ -20,32 +20,18 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.experiments.tables import kinds_of
 from flatlens.models import MLP, Architecture
-from flatlens.papers.contrasts import mean_of, of_each_case
+from flatlens.papers.claims import experiment
+from flatlens.papers.contrasts import of_each_case
 from flatlens.papers.evidence import CASE, Evidence, Table, along, histories, reached, trained_ones
-from flatlens.papers.experiment import (
-    FEW_SEEDS,
-    ONE_DRAW,
-    SMOKE_ONLY,
-    Experiment,
-    Plot,
-    Prediction,
-    Results,
-    Scale,
-    claim,
-    seed_axis,
-)
+from flatlens.papers.experiment import Plot, Results, Scale, seed_axis
 from flatlens.papers.figures import BANDS, banded, course_curves
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
-    GHOSTS,
-    NARROW,
     NARROW_RESNET,
     NARROW_VGG,
-    PATCH_ROWS,
     RESNET,
     SMOOTHING,
     SOFTMAXED,
-    UNTOLD_INIT,
     VGG,
     of_smoothing,
     rows,
@@ -95,7 +81,9 @@ def bound_studies(scale: Scale) -> dict[str, Study]:
     return studies
 
 
-def _on(law: str) -> Table:
+def on_law(law: str) -> Table:
+    """Return the networks on a law, with `law` and `holds`: 1 if the bound is at most the Jacobian norm, else 0."""
+
     def found(results: Results) -> pd.DataFrame:
         networks = reached(_STUDY.format(law))(results)
         return networks.assign(law=law, holds=(networks[BOUND] <= networks[NORM]).astype(float))
@@ -104,51 +92,8 @@ def _on(law: str) -> Table:
 
 
 def of_laws(results: Results) -> pd.DataFrame:
-    """Return the networks on both laws, with `law` and `holds`: 1 if the bound is at most the Jacobian norm, else 0."""
-    return pd.concat([_on(law)(results) for law in LAWS_OF_INPUTS], ignore_index=True)
-
-
-_THEOREM = "for any Lipschitz function $f : \\mathbb{R}^d \\to \\mathbb{R}^{d'}$ satisfying"
-_GROWS = (
-    "a data-dependent, high probability lower bound on the empirical Jacobian norm of a model that grows during any "
-    "effective training procedure"
-)
-
-
-def bound_predictions() -> tuple[Prediction, ...]:
-    """Return what Theorem 5.1 and the contributions say of the bound."""
-    return (
-        Prediction(
-            "bound.holds",
-            "Theorem 5.1: the largest Jacobian norm is above its lower bound, in 95% of the samples at least.",
-            "sharpening Thm 5.1, Eq. 9",
-            mean_of(of_laws, "holds", shares=True),
-            "above",
-            0.95,
-            kind="theorem",
-            quote=_THEOREM,
-        ),
-        Prediction(
-            "bound.grows",
-            "The lower bound on the Jacobian norm grows with the steps of training.",
-            "sharpening section 1, 3rd contribution",
-            along(of_laws, "max_steps", BOUND, ("law", "seed")),
-            kind="claim",
-            quote=_GROWS,
-            headline=True,
-        ),
-        *(
-            Prediction(
-                f"bound.grows.{law}",
-                f"The lower bound grows with the steps of training, for inputs uniform on {RECIPES[law]}.",
-                "sharpening section 1, 3rd contribution",
-                along(_on(law), "max_steps", BOUND, ["seed"]),
-                kind="claim",
-                quote=_GROWS,
-            )
-            for law in LAWS_OF_INPUTS
-        ),
-    )
+    """Return the networks on both laws, as in `on_law`."""
+    return pd.concat([on_law(law)(results) for law in LAWS_OF_INPUTS], ignore_index=True)
 
 
 def bound_plot(results: Results) -> Plot:
@@ -207,48 +152,6 @@ def with_width(table: Table) -> Table:
     return found
 
 
-_LESS = "wide networks exhibit less severe sharpening, and linear (kernel) models exhibit none at all"
-_GROW = "these models nonetheless must increase in Jacobian norm during training by Theorem 5.1"
-
-
-def width_predictions() -> tuple[Prediction, ...]:
-    """Return section 5's claims about wide networks and linear models."""
-    numbers = {
-        "rise of sharpness": rise(BATCH_SHARPNESS.column),
-        "rise of the Jacobian norm": rise(SOFTMAXED.column),
-    }
-    wide, linear = with_width(in_course("width", numbers)), in_course("linear", numbers)
-    section = "sharpening section 5"
-    return (
-        Prediction(
-            "width.sharpness",
-            "The wider the network, the less the sharpness rises.",
-            section,
-            along(wide, WIDTH, "rise of sharpness", ["seed"]),
-            "below",
-            kind="claim",
-            quote=_LESS,
-        ),
-        Prediction(
-            "linear.sharpness",
-            "The sharpness of linear models does not rise: it falls.",
-            section,
-            mean_of(linear, "rise of sharpness"),
-            "below",
-            kind="claim",
-            quote=_LESS,
-        ),
-        Prediction(
-            "linear.jacobian",
-            "The softmaxed Jacobian norm of linear models rises nevertheless.",
-            section,
-            mean_of(linear, "rise of the Jacobian norm"),
-            kind="claim",
-            quote=_GROW,
-        ),
-    )
-
-
 def width_plots(results: Results) -> list[Plot]:
     """Return the curves of networks by their width, and of linear models."""
     caption = f"Full-batch gradient descent. {BANDS}. {{}} The paper has no such figure."
@@ -268,8 +171,6 @@ _EXCESS = Quantity("loss less label entropy", "loss(excess=True)")
 
 _ALIKE = ("model", "lr", "seed")
 FITTED = until_partner(SMOOTHING, "accuracy", 0.99, _ALIKE)
-_HOVERS = 1.5
-"""Largest mean sharpness, as a multiple of 2/lr, that still counts as oscillating around it."""
 
 
 def _x6(scale: Scale) -> Mapping[str, Study]:
@@ -313,7 +214,7 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
     return {"descent": descent, **width_studies(scale), **bound_studies(scale)}
 
 
-def _in_all_figures(table: Table, rise: str) -> Evidence:
+def in_all_figures(table: Table, rise: str) -> Evidence:
     """Return Kendall's tau of the smoothing and a rise for each figure: a network at a learning rate."""
 
     def figures(results: Results) -> pd.DataFrame:
@@ -328,150 +229,28 @@ def _in_all_figures(table: Table, rise: str) -> Evidence:
     return of_each_case(figures, lambda case: along(case, SMOOTHING, rise, _ALIKE), name, side="below")
 
 
-def _x6_predictions() -> tuple[Prediction, ...]:
-    sharp, jacobian, edge = BATCH_SHARPNESS.column, SOFTMAXED.column, "edge"
-    changes, of_ranks = correlated_changes(sharp, jacobian), correlated_changes(sharp, jacobian, "spearman")
-    table = in_course(
-        "descent",
-        {
-            "sharpness / (2/lr), largest": largest(sharp, edge),
-            "sharpness / (2/lr), later half": late(sharp, edge),
-            "rise of sharpness": rise(sharp),
-            "rise of the Jacobian norm": rise(jacobian),
-            "r of the changes of sharpness and Jacobian norm": changes,
-            "of ranks": of_ranks,
-            "r of these changes up to 2/lr": up_to_edge(changes, sharp, edge),
-            "of ranks up to 2/lr": up_to_edge(of_ranks, sharp, edge),
-            "growth of the Jacobian norm beyond 2/lr": growth_beyond(jacobian, sharp, edge),
-            "growth of the loss beyond 2/lr": growth_beyond(_EXCESS.column, sharp, edge),
-        },
-        FITTED,
-        without="the network without label smoothing never reached 99% accuracy",
-    )
-    fastest = of_smoothing(table, False, fastest=True)
-    return (
-        *_at_edge(fastest),
-        *_rises(table),
-        *_follows(table, fastest),
-        *width_predictions(),
-        *bound_predictions(),
-    )
-
-
-def _at_edge(fastest: Table) -> tuple[Prediction, ...]:
-    """Return what is said of the edge of stability, of the networks with the largest learning rate."""
-    source = "sharpening section 2, of Cohen et al. 2021"
-    return (
-        Prediction(
-            "sharpness.reaches_edge",
-            "At the largest learning rate and without label smoothing sharpness rises to 2/lr.",
-            source,
-            mean_of(fastest, "sharpness / (2/lr), largest"),
-            "above",
-            1.0,
-            kind="claim",
-            quote=_EDGE,
-        ),
-        Prediction(
-            "sharpness.halts",
-            f"There the increase halts at around 2/lr: in the later half its mean is below {_HOVERS:g} of it.",
-            source,
-            mean_of(fastest, "sharpness / (2/lr), later half"),
-            "below",
-            _HOVERS,
-            quote=_EDGE,
-            reason='The text says "around" 2/lr, and gives no width: half of it here.',
-        ),
-        claim(
-            "loss.beyond_edge",
-            "There the loss continues to decrease.",
-            source,
-            mean_of(fastest, "growth of the loss beyond 2/lr"),
-            "while loss continued to decrease nonmonotonically",
-            "below",
-        ),
-    )
-
-
-def _rises(table: Table) -> tuple[Prediction, ...]:
-    """Return what is claimed of the rise of sharpness and Jacobian norm, and of smoother labels."""
-    return (
-        claim(
-            "sharpness.rises",
-            "Sharpness rises in the course of training: progressive sharpening.",
-            "sharpening section 5, Fig. 1, 6-11",
-            mean_of(table, "rise of sharpness"),
-            "a corresponding increase in the magnitude of the loss Hessian (see Appendix A.1): progressive sharpening",
-        ),
-        claim(
-            "sharpness.smoothing",
-            "In all figures smoother labels are associated with a less severe increase in sharpness.",
-            "sharpening section 1, 3rd contribution; B.1, Fig. 1, 6-11",
-            _in_all_figures(table, "rise of sharpness"),
-            _LESS_SEVERE,
-            "below",
-            headline=True,
-        ),
-        claim(
-            "jacobian.smoothing",
-            "In all figures smoother labels are associated with a less severe increase in the softmaxed Jacobian norm.",
-            "sharpening B.1, Fig. 1, 6-11",
-            _in_all_figures(table, "rise of the Jacobian norm"),
-            _LESS_SEVERE,
-            "below",
-        ),
-    )
-
-
-def _follows(table: Table, fastest: Table) -> tuple[Prediction, ...]:
-    """Return what is said of the Jacobian norm beside the sharpness, through training and beyond the edge."""
-    return (
-        Prediction(
-            "jacobian.follows_sharpness",
-            "Through training sharpness and softmaxed Jacobian norm change together from step to step.",
-            "sharpening section 1, 1st contribution; section 5, Fig. 1, 6-11",
-            mean_of(table, "r of the changes of sharpness and Jacobian norm", "of ranks"),
-            quote=_ANSATZ,
-            reason="The text names no statistic, and no test of its conditions: step by step, whatever holds, is ours.",
-            headline=True,
-        ),
-        Prediction(
-            "jacobian.follows_sharpness.below_edge",
-            "They do so until sharpness first reaches 2/lr; networks that are there within three measurements take no "
-            "part.",
-            "sharpening section 1, 1st contribution; section 5, Fig. 1, 6-11",
-            mean_of(table, "r of these changes up to 2/lr", "of ranks up to 2/lr"),
-            quote=_ANSATZ,
-            reason="The text says that at the edge the Jacobian need not plateau as sharpness does.",
-        ),
-        claim(
-            "jacobian.loss",
-            "Training that reduces the loss over all data increases the largest Jacobian norm.",
-            "sharpening section 5, Thm 5.1",
-            mean_of(table, "rise of the Jacobian norm"),
-            "any training procedure that reduces the loss over all data points will thus also increase the "
-            "sample-maximum Jacobian norm from a low starting point",
-        ),
-        Prediction(
-            "jacobian.beyond_edge",
-            "At the edge of stability the Jacobian norm need not plateau as sharpness does: here, that it grows on.",
-            "sharpening section 5",
-            mean_of(fastest, "growth of the Jacobian norm beyond 2/lr"),
-            quote="it *need not* cause the Jacobian to *plateau* in the same way that loss sharpness does",
-            reason="A plateau would not contradict the text, which says that there need not be one.",
-        ),
-    )
-
-
-_EDGE = "the sharpness increase halted at around $2/\\eta$ and oscillated there"
-_LESS_SEVERE = (
-    "In all cases, the smoother labels are associated with less severe increase in Jacobian and sharpness during "
-    "training"
+_SHARP, _SOFTMAXED, _CHANGES = BATCH_SHARPNESS.column, SOFTMAXED.column, (BATCH_SHARPNESS.column, SOFTMAXED.column)
+_RISES = {"rise of sharpness": rise(_SHARP), "rise of the Jacobian norm": rise(_SOFTMAXED)}
+descents = in_course(
+    "descent",
+    {
+        "sharpness / (2/lr), largest": largest(_SHARP, "edge"),
+        "sharpness / (2/lr), later half": late(_SHARP, "edge"),
+        **_RISES,
+        "r of the changes of sharpness and Jacobian norm": correlated_changes(*_CHANGES),
+        "of ranks": correlated_changes(*_CHANGES, "spearman"),
+        "r of these changes up to 2/lr": up_to_edge(correlated_changes(*_CHANGES), _SHARP, "edge"),
+        "of ranks up to 2/lr": up_to_edge(correlated_changes(*_CHANGES, "spearman"), _SHARP, "edge"),
+        "growth of the Jacobian norm beyond 2/lr": growth_beyond(_SOFTMAXED, _SHARP, "edge"),
+        "growth of the loss beyond 2/lr": growth_beyond(_EXCESS.column, _SHARP, "edge"),
+    },
+    FITTED,
+    without="the network without label smoothing never reached 99% accuracy",
 )
-_ANSATZ = (
-    "under certain conditions, the largest eigenvalues of the loss Hessian control the growth of the largest singular "
-    "values of the model's input-output Jacobian"
-)
+fastest = of_smoothing(descents, False, fastest=True)
+by_width, linear = with_width(in_course("width", _RISES)), in_course("linear", _RISES)
+
+
 _FIGURES: Mapping[float, Mapping[str, str]] = {
     0.08: {"VGG11": "Fig. 1, 6", "ResNet18": "Fig. 9"},
     0.04: {"VGG11": "Fig. 7", "ResNet18": "Fig. 10"},
@@ -505,52 +284,4 @@ def _x6_plots(results: Results) -> list[Plot]:
     return [*plots, *width_plots(results), bound_plot(results)]
 
 
-_UP_TO = (
-    "Every network is trained on, and its curves are cut where the one without label smoothing first has 99% accuracy "
-    "on the points that are measured: the paper trains for as many iterations as that takes."
-)
-
-_SECTION_5 = (
-    "Wide networks and linear models, for which section 5 cites Cohen et al. (2021), and Theorem 5.1's bound in the "
-    "course of training are not shown in the paper: networks, learning rates and data are ours (of the former two, 300 "
-    "patches of two photographs)."
-)
-
-EXPERIMENTS = (
-    Experiment(
-        "X6",
-        "Progressive sharpening, and less of it the smoother the labels",
-        "sharpening section 5, Fig. 1, 6, 7, 8, 9, 10, 11",
-        _x6,
-        _x6_predictions(),
-        _x6_plots,
-        {
-            "smoke": (SMOKE_ONLY, PATCH_ROWS, _SECTION_5),
-            "laptop": (
-                PATCH_ROWS,
-                "300 patches, all of them measured on. At the lower learning rates 2/lr is above what the sharpness "
-                "reaches before 99% accuracy.",
-                _UP_TO,
-                _SECTION_5,
-            ),
-            "desk": (
-                NARROW,
-                "500 images of CIFAR-10, 200 of them measured on; learning rate 0.08 alone, 120 iterations at most, 10 "
-                "seeds. VGG-11 was trained without BatchNorm, too, but did not reach 99% accuracy in them: it takes no "
-                "part. Nor does ResNet-18 of four seeds, at 93 to 96.5%: what is said of it is of the other six.",
-                _UP_TO,
-                UNTOLD_INIT,
-                ONE_DRAW,
-                _SECTION_5,
-            ),
-            "paper": (
-                _UP_TO,
-                "1000, 2000 and 4000 iterations at most.",
-                FEW_SEEDS,
-                UNTOLD_INIT,
-                GHOSTS,
-                _SECTION_5,
-            ),
-        },
-    ),
-)
+EXPERIMENTS = (experiment("sharpening", "X6", _x6, _x6_plots, globals()),)

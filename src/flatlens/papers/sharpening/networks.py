@@ -56,20 +56,6 @@ def small_vgg(scale: Scale) -> tuple[DataSettings, VGG11]:
     return DataSettings("patches", train=train, test=200), VGG11(classes=2, width=width)
 
 
-GHOSTS = (
-    "Sharpness is measured in train mode, BatchNorm's moments over 1000 points as in B.3; B.1, B.2 and C.1 name no "
-    "size. Where the data have 2500 points, the last batch has 500."
-)
-UNTOLD_INIT = "Weights begin as in the code that the paper cites for each network."
-PATCH_ROWS = (
-    "A ReLU network of three hidden layers of 64, without BatchNorm, on patches of two photographs in place of the "
-    "paper's networks on CIFAR-10."
-)
-NARROW = "VGG-11 with an eighth of its channels, ResNet-18 with a sixteenth."
-DIGIT_RESNET = "ResNet-18 with an eighth of its channels, on 200 of scikit-learn's digits in place of CIFAR."
-PATCH_VGG = "VGG-11 with a sixteenth of its channels, on 200 patches of two photographs in place of CIFAR."
-
-
 SMOOTHING = "label_smoothing"
 
 
@@ -189,19 +175,3 @@ def kinds(scale: Scale) -> Mapping[str, Trained]:
 
 def _tiny(kind: Trained, data: DataSettings, model: Architecture) -> Trained:
     return replace(kind, data=data, model=model, batch_size=10, epochs=6, samples=10, lrs=(0.02,))
-
-
-SMALL_NETWORKS = (
-    "ResNet-18 on 150 of scikit-learn's digits, which are moved by one pixel and never flipped, VGG-11 on 40 patches "
-    "of two photographs, both an eighth as wide."
-)
-FEW_OF_CIFAR = (
-    "200 images of CIFAR-10, without CIFAR-100; ResNet-18 with a sixteenth, VGG-11 with an eighth of its channels; "
-    "batches of 25, 100 samples measured, in float32."
-)
-TINY = "20 of scikit-learn's digits, 20 patches of two photographs, networks a 32nd and a 64th as wide."
-JACOBIANS = (
-    "Section 6 does not say of what the Jacobian is: claims are of the network's outputs; that of their softmax, which "
-    "sections 5, B.1 and C.1 plot, stands beside them in the figure of correlations."
-)
-SECTION6_UNSAID = "Channels are standardised, VGG-11 begins as its cited code does, and the 5 seeds are 0 to 4: unsaid."

@@ -6,20 +6,21 @@ Jacobian norms are of the network itself and of its softmax, as in the paper's o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Activation
-from flatlens.papers.evidence import along, reached
-from flatlens.papers.experiment import FEW_SEEDS, SMOKE_ONLY, Experiment, Plot, Prediction, Results, Scale, Side, tested
+from flatlens.papers.claims import experiment
+from flatlens.papers.evidence import Evidence, along, reached
+from flatlens.papers.experiment import Plot, Results, Scale, tested
 from flatlens.papers.figures import followed_curves
 from flatlens.papers.sharpening.networks import JACOBIAN, SOFTMAXED
 from flatlens.papers.trajectories import in_course, largest, last, rise, rise_to_peak
 from flatlens.training import SGD, Training
 
-_SCALINGS = (0.5, 1.0, 1.5)
+NORM, SOFTMAXED_NORM = JACOBIAN.column, SOFTMAXED.column
 _FEATURES = ("feature_norm[fc2]", "feature_norm[fc3]")
 _SHOWN = (
     Quantity("training loss", "loss"),
@@ -35,7 +36,7 @@ _FIGURES: Mapping[Activation, str] = {"relu": "Fig. 30", "tanh": "Fig. 31"}
 _SPOKEN = {"relu": "ReLU", "tanh": "tanh"}
 
 
-_INCREASING = (JACOBIAN.column, SOFTMAXED.column, "sharpness")
+_INCREASING = (NORM, SOFTMAXED_NORM, "sharpness")
 NUMBERS = {
     **{f"rise of {column}": rise(column) for column in _INCREASING},
     **{f"rise to the peak of {column}": rise_to_peak(column) for column in _INCREASING},
@@ -59,8 +60,8 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
     }
     data, model, steps, every, seeds = sizes[scale]
     samples = 1000 if scale == "desk" else None
-    measures = ("loss", JACOBIAN.column, SOFTMAXED.column, "sharpness", "feature_norm")
-    axes = (Axis("scale", _SCALINGS), Axis("seed", tuple(range(seeds))))
+    measures = ("loss", NORM, SOFTMAXED_NORM, "sharpness", "feature_norm")
+    axes = (Axis("scale", (0.5, 1.0, 1.5)), Axis("seed", tuple(range(seeds))))
     training = Training(SGD(0.2), loss="cross_entropy", max_steps=steps, check_every=10)
     studies: dict[str, Study] = {}
     for name in _FIGURES:
@@ -77,78 +78,9 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
     return studies
 
 
-_LOGITS = "The text does not say whether the Jacobian is the softmaxed network's, as in Fig. 1: both are shown."
-_SEVERE = "while Jacobian growth *is* more severe for the smaller scalings, the sharpness growth is *less*"
-_LARGER = "these matrices are *larger* for the larger scaling values"
-_PUSHES = "which pushes the sharpness upwards despite Jacobian norm being smaller"
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A claim that a number of the course rises, or falls, with the scale of the inputs."""
-
-    name: str
-    number: str
-    side: Side
-    says: str
-    quote: str
-    reason: str = ""
-
-
-_INCREASES = {
-    "": ("rise", "to its mean over the later half of training"),
-    ".peak": ("rise to the peak", "to its largest value"),
-}
-"""Two measures of an increase: the name's suffix, the number of the course, and where the increase ends, in words."""
-_GROWN: tuple[tuple[str, str, Side, str, str], ...] = (
-    ("jacobian", JACOBIAN.column, "below", "Jacobian norm", "more"),
-    ("jacobian.softmaxed", SOFTMAXED.column, "below", "softmaxed network's Jacobian norm", "more"),
-    ("sharpness", "sharpness", "above", "sharpness", "less"),
-)
-"""What increases: the row's name, the column, its side over the scale, in words, and how severely at small scales."""
-_TWO_WAYS = (
-    "The paper shows curves and gives no number for an increase. The rise to the later half of training and the rise "
-    "to the peak may order the scalings differently, so both are shown."
-)
-
-_ROWS = (
-    *(
-        _Row(f"{name}{suffix}", f"{number} of {column}", side,
-             f"where the data is scaled closer together, the increase of the {said}, {end}, is {more} severe",
-             _SEVERE, _TWO_WAYS)
-        for suffix, (number, end) in _INCREASES.items()
-        for name, column, side, said, more in _GROWN
-    ),
-    _Row("sharpness.level", "largest sharpness", "above",
-         "where the data is scaled closer together, the largest sharpness is lower", _PUSHES),
-    _Row("jacobian.level", f"largest {JACOBIAN.column}", "below",
-         "despite that the largest Jacobian norm is higher there", _PUSHES),
-    _Row("jacobian.softmaxed.level", f"largest {SOFTMAXED.column}", "below",
-         "despite that the largest Jacobian norm of the softmaxed network is higher there", _PUSHES, _LOGITS),
-    *(
-        _Row(f"features.{number}", f"last {column}", "above",
-             f"at larger scalings the matrix of the features of hidden layer {number} has a larger spectral norm, at "
-             "the end of the training", _LARGER)
-        for number, column in enumerate(_FEATURES, start=1)
-    ),
-)  # fmt: skip
-
-
-def _predictions() -> tuple[Prediction, ...]:
-    return tuple(
-        Prediction(
-            f"{study}.{row.name}",
-            f"{_SPOKEN[study]} networks: {row.says}.",
-            f"sharpening C.2, {figure}",
-            along(in_course(study, NUMBERS), "scale", row.number, ["seed"]),
-            row.side,
-            kind="reading" if row.reason else "claim",
-            quote=row.quote,
-            reason=row.reason,
-        )
-        for study, figure in _FIGURES.items()
-        for row in _ROWS
-    )
+def over_scales(study: str, number: str) -> Evidence:
+    """Return the mean over seeds of Kendall's tau-b of the scale of the inputs and a number."""
+    return along(in_course(study, NUMBERS), "scale", number, ["seed"])
 
 
 def _plots(results: Results) -> list[Plot]:
@@ -164,29 +96,4 @@ def _plots(results: Results) -> list[Plot]:
     return plots
 
 
-SEVERE = (
-    "How severe an increase is: how far the mean over the later half of training, or the largest value, is above the "
-    "first; the paper shows curves and no number."
-)
-EXPERIMENTS = (
-    Experiment(
-        "X11",
-        "The scale of the inputs: steeper networks that are flatter",
-        "sharpening Fig. 30, 31",
-        _x11,
-        _predictions(),
-        _plots,
-        {
-            "smoke": (SMOKE_ONLY, SEVERE),
-            "laptop": (
-                "scikit-learn's digits in place of CIFAR-10, 600 to train on, all pixels divided by one deviation.",
-                SEVERE, _LOGITS, "Measured every 5 steps at first, every 20 from step 60 on.",
-            ),
-            "desk": (
-                SEVERE, _LOGITS, "10 seeds, 2000 test images.",
-                "Measured every 20 steps on 1000 points; the paper does not say how often.",
-            ),
-            "paper": (FEW_SEEDS, SEVERE, _LOGITS, "Measured every 10 steps; the paper does not say how often."),
-        },
-    ),
-)  # fmt: skip
+EXPERIMENTS = (experiment("sharpening", "X11", _x11, _plots, globals()),)

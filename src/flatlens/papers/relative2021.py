@@ -1,0 +1,405 @@
+"""Petzka, Kamp, Adilova, Sminchisescu and Boley, "Relative Flatness and Generalization".
+
+X16: the correlation of relative flatness and the gap, and how far labels are locally constant (class separation). Two
+populations: networks as in C.1, 100 for each class separation; and data sets in feature space alone, 20 times as many,
+for a correlation of 100 has a standard error of 0.1. The head and its relative flatness depend on the features only, so
+nothing is trained or mapped back for these, and the risk is computed exactly from the clusters' moments.
+
+X17: the gap, and the bound on it that is approximated by kernel densities, by class separation. X18: many minima of
+LeNet5, and relative flatness (Definition 3, last layer) compared with other measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache, partial
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from flatlens.bounds.relative_generalisation import constants, rate, sharp_right
+from flatlens.column import Column
+from flatlens.data.sources import DataSettings
+from flatlens.data.synthetic import CLUSTER_SCALE, CLUSTERS, INFORMATIVE, Mixture, mixture
+from flatlens.distributions import GaussianMixture
+from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.settings import Axis, NetworkSettings, Study
+from flatlens.models import MLP, LeNet5
+from flatlens.papers.claims import experiment
+from flatlens.papers.contrasts import mean_of
+from flatlens.papers.evidence import UNIT, Evidence, Table, correlated, labelled, reached, these
+from flatlens.papers.experiment import (
+    MOVED,
+    MOVED_NEURONS,
+    ON_PAPERS_DATA,
+    SUMMED_GAP,
+    Plot,
+    Results,
+    Scale,
+    own_seeds,
+    seed_axis,
+    tested,
+)
+from flatlens.papers.figures import pairwise, scatter
+from flatlens.statistics import Statistic, in_cases
+from flatlens.training import SGD, Adam, Ridge, RMSProp, Training, Until
+from flatlens.training.optimisers import solution
+
+# ---- X16 and X17: clusters mapped back through a random tanh network, and a ridge head on its features, which is the
+# last linear layer. There `relative_flatness_ggn` equals Definition 3 and needs no curvature products of layers below.
+
+CLUSTER_FEATURES = 8
+FLATNESS = "relative_flatness_ggn"
+AS_CODED = "relative_flatness_ggn(normalized='variance')"
+
+
+def of_clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSettings:
+    """Return the settings of the network of C.1 on such data."""
+    model = MLP(784, (512, 128, 16, CLUSTER_FEATURES), 2, "tanh", init="xavier_uniform")
+    training = Training(Ridge(CLUSTER_SCALE**2), loss="half_squared_error", max_steps=1)  # 1 on the clusters as drawn
+    return NetworkSettings(data, model, training, (*measures, "loss", "test_accuracy", "generalisation_gap"))
+
+
+def by_separation(
+    table: pd.DataFrame, columns: Mapping[str, str], of: Callable[[Table, str], Evidence], panel: str
+) -> pd.DataFrame:
+    """Return curves over the class separation: one line per column, a statistic of each separation's rows."""
+    rows = []
+    for line, column in columns.items():
+        for separation, among in table.groupby("separation"):
+            found = of(these(among), column)({})
+            rows.append((panel, separation, line, found.value, found.low, found.high))
+    return pd.DataFrame(rows, columns=["panel", "x", "line", "y", "low", "high"])
+
+
+TIMES = 20
+"""Data sets in feature space for each network."""
+
+
+def _x16(scale: Scale) -> Mapping[str, Study]:
+    train, test, repeats = {
+        "smoke": (60, 140, 4),
+        "laptop": (500, 4500, 100),
+        "desk": (500, 4500, 100),
+        "paper": (500, 4500, 100),
+    }[scale]
+    separations = (1.0, 4.0) if scale == "smoke" else (0.5, 1.0, 2.0, 3.0, 4.0, 5.0)
+    base = of_clusters(DataSettings("inverted_clusters", train=train, test=test, separation=4.0), (FLATNESS, AS_CODED))
+    shown = (
+        GAP,
+        Quantity("relative flatness", FLATNESS),
+        Quantity("relative flatness, features by their variance", AS_CODED),
+        Quantity("class separation", "separation", role="setting"),
+    )
+    axes = (Axis("separation", separations), seed_axis(repeats))
+    return {"clusters": Study("clusters", base, axes, shown, scale=scale)}
+
+
+def features_only(results: Results) -> pd.DataFrame:
+    """Return data sets in feature space: separation, seed, unit, relative flatness (also as coded) and gap.
+
+    Sizes and class separations are the study's; there are 20 seeds for each of its seeds, none of them twice in a study
+    and its re-run. Data sets of one seed are those of the others with their centres moved apart, so the seed is a unit.
+    """
+    networks, n = results["clusters"].networks, int(results["clusters"].settings["base"]["data"]["train"])
+    rows = [
+        (separation, seed, *data_set(separation, n, seed))
+        for separation in sorted(networks["separation"].unique())
+        for of_network in sorted(networks["seed"].unique())
+        for seed in range(TIMES * int(of_network), TIMES * int(of_network) + TIMES)
+    ]
+    columns = ["separation", "seed", FLATNESS, AS_CODED, "generalisation_gap"]
+    return labelled(pd.DataFrame(rows, columns=columns), ["seed"])
+
+
+def most_separated(table: pd.DataFrame) -> pd.Series:
+    """Return whether each row has the largest class separation."""
+    return table["separation"].eq(table["separation"].max())
+
+
+def least_separated(table: pd.DataFrame) -> pd.Series:
+    """Return whether each row has the smallest class separation."""
+    return table["separation"].eq(table["separation"].min())
+
+
+@cache
+def data_set(separation: float, n: int, seed: int) -> tuple[float, float, float]:
+    """Return the relative flatness of a ridge head on n samples of clusters, the same as coded, and its gap.
+
+    For the half squared error the Hessian is the mean of phi phi' in each output: Definition 3 is ||W||^2 mean
+    ||phi||^2.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = mixture(separation, generator)
+    phi, labels = drawn.sample(n, generator)
+    targets = torch.eye(2, dtype=torch.float64)[labels]
+    W, b = solution(phi, targets, Ridge().penalty)
+    loss = (phi @ W.T + b - targets).square().sum(1).mean() / 2
+    variances = phi.var(0, correction=0)
+    kappas = (_kappa(W, phi), _kappa(W * variances, phi / variances))
+    return *kappas, float(risk(drawn, W, b) - loss)
+
+
+def _kappa(W: Tensor, phi: Tensor) -> float:
+    return float(W.square().sum() * phi.square().sum(1).mean())
+
+
+def risk(drawn: Mixture, W: Tensor, b: Tensor) -> Tensor:
+    """Return E ||W phi + b - y||^2 / 2 over the clusters, exactly; W (2, 8), b (2,)."""
+    means, covariances, labels = drawn.moments()
+    off = means @ W.T + b - torch.eye(2, dtype=torch.float64)[labels]
+    spread = torch.einsum("om,kmj,oj->k", W, covariances, W)
+    return (off.square().sum(1) + spread).mean() / 2
+
+
+def _x16_plots(results: Results) -> list[Plot]:
+    networks = reached("clusters")(results)
+    with_gap = partial(correlated, y="generalisation_gap")
+    populations = {"networks": networks, "data sets": features_only(results)}
+    curves = [
+        by_separation(table, {f"{number} {name}, {said}": column}, with_gap, "Pearson's r with the gap")
+        for name, table in populations.items()
+        for said, column in (("Definition 3", FLATNESS), ("features by their variance", AS_CODED))
+        for number in [int(table.groupby("separation").size().max())]
+    ]
+    return [
+        Plot(
+            "fig3", "Fig. 3: the correlation of relative flatness and the gap, by class separation",
+            "Pearson's r over the networks, or data sets in feature space, of a class separation; bands are 95% "
+            "intervals.",
+            "curves", pd.concat(curves, ignore_index=True), "class separation", "for each separation",
+        ),
+        scatter(
+            networks, "gaps", "Relative flatness and the gap", "One mark a network.",
+            {"all class separations": FLATNESS}, "generalisation_gap", "separation",
+            x="relative flatness", y="generalisation gap",
+        ),
+    ]  # fmt: skip
+
+
+# ---- X17: the approximated bound
+
+_FOLDS = 3
+TIGHT = 10
+"""Largest ratio of bound and gap at which the bound is called tight."""
+
+
+def _x17(scale: Scale) -> Mapping[str, Study]:
+    size, repeats = {"smoke": (90, 2), "laptop": (600, 10), "desk": (600, 30), "paper": (600, 30)}[scale]
+    separations = (1.0, 4.0) if scale == "smoke" else (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
+    test = size // _FOLDS
+    data = DataSettings("inverted_clusters", train=size - test, test=test, separation=4.0, fold=0)
+    base = of_clusters(data, (FLATNESS, "representativeness"))
+    shown = (
+        GAP,
+        Quantity("relative flatness", FLATNESS),
+        Quantity("representativeness, by kernel densities", "representativeness"),
+        Quantity("class separation", "separation", role="setting"),
+    )
+    axes = (Axis("separation", separations), seed_axis(repeats), Axis("fold", tuple(range(_FOLDS))))
+    return {"folds": Study("folds", base, axes, shown, scale=scale)}
+
+
+def approximated(results: Results) -> pd.DataFrame:
+    """Return one row per sample, the mean over its folds: gap, density estimate's part, approximated bound.
+
+    The bound is |S|^(-2/(4+m)) kappa_Tr / (2 m) + |int (p - p_hat) l|, as in `relative_generalisation.kde`. "as coded"
+    has 0.01 / m in place of the first factor: the authors' delta of 0.1, and no half. "worst case" is a lower bound of
+    Proposition 12's bound on representativeness, with the sharp constants (see `worst_case`).
+    """
+    networks = reached("folds")(results)
+    settings = results["folds"].settings["base"]["data"]
+    n = int(settings["train"])
+    found = networks[["separation", "seed", "generalisation_gap", "test_accuracy"]].copy()
+    shift, kappa = networks["representativeness"], networks[FLATNESS]
+    found["representativeness"] = shift
+    found["bound"] = shift + rate(n, CLUSTER_FEATURES) * kappa / (2 * CLUSTER_FEATURES)
+    found["as coded"] = shift + 0.01 * kappa / CLUSTER_FEATURES
+    found["test loss"] = networks["loss"] + networks["generalisation_gap"]
+    samples = labelled(found.groupby(["separation", "seed"], as_index=False).mean(), ["seed"])
+    for bound, of in (("bound", ""), ("as coded", " as coded")):
+        samples[f"slack{of}"] = samples[bound] - samples["generalisation_gap"]
+        samples[f"room{of}"] = TIGHT * samples["generalisation_gap"] - samples[bound]
+    drawn = zip(samples["separation"], samples["seed"], samples["test loss"], strict=True)
+    return samples.assign(**{"worst case": [worst_case(c, int(seed), n) * loss for c, seed, loss in drawn]})
+
+
+@lru_cache(1024)
+def worst_case(separation: float, seed: int, n: int) -> float:
+    """Return Proposition 12's bound on |E_Rep| for the clusters of a seed, sharp, for losses of at most 1.
+
+    As printed it is infinite for every mixture of Gaussians. Times the mean test loss, which the largest loss exceeds,
+    it is a lower bound of the proposition's.
+    """
+    law = in_subspace(mixture(separation, torch.Generator().manual_seed(seed)))
+    found = constants(law, torch.Generator().manual_seed(seed))
+    first, second = found.first(1.0, sharp=True), found.second(1.0, sharp=True)
+    return sharp_right(n, found.m, 0.0, first, second, found.tau, 1.0)
+
+
+def in_subspace(drawn: Mixture) -> GaussianMixture:
+    """Return the law of the features in the 6 dimensions that they span, in coordinates of the same norms.
+
+    In all 8 dimensions they have no density, as two features are combinations of the other six.
+    """
+    features = torch.cat([torch.eye(INFORMATIVE, dtype=torch.float64), drawn.mixing], 1)
+    kept = torch.linalg.cholesky(features @ features.T)  # ||informative @ kept|| = ||informative @ features||
+    factors = kept.T @ drawn.factors
+    return GaussianMixture(drawn.centroids @ kept, factors @ factors.mT, torch.full((CLUSTERS,), 1 / CLUSTERS))
+
+
+def at_each_separation(columns: Sequence[str]) -> Evidence:
+    """Return the means of columns over the samples of each separation, which all have to be above 0."""
+
+    def found(results: Results) -> Statistic:
+        parts = {}
+        for separation, samples in approximated(results).groupby("separation"):
+            for column in columns:
+                parts[f"{column} at separation {separation:g}"] = mean_of(these(samples), column)(results)
+        return in_cases(parts, "all", f"Mean of {' and '.join(columns)} at each separation")
+
+    return found
+
+
+def _x17_plots(results: Results) -> list[Plot]:
+    samples = approximated(results)
+    drawn = {"gap": "generalisation_gap", "approximated bound": "bound", "approximated bound, delta = 0.1": "as coded"}
+    beside = {"worst case, at least": "worst case", "by kernel densities": "representativeness"}
+    said = "Means over samples, each the mean of its three folds; bands are 95% intervals."
+    return [
+        Plot(
+            name, f"{title}, by class separation", said, "curves",
+            by_separation(samples, columns, mean_of, "over all samples"), "class separation", "half squared error",
+            group="mean of", log_y=log_y,
+        )
+        for name, title, columns, log_y in (
+            ("fig4", "Fig. 4: the gap and its approximated bound", drawn, False),
+            ("worst_case", "Representativeness and the worst-case bound on it", beside, True),
+        )
+    ]  # fmt: skip
+
+
+# ---- X18: minima
+
+LAST, ANOTHER = "fc3", "fc2"
+PAC_BAYES = "pac_bayes_flatness(probes=4)"
+NORMALISED = "relative_flatness(normalized='std')"
+THEOREM_4 = "relative flatness, normalised"
+OF_ANOTHER = f"relative flatness, {ANOTHER}"
+RIGHT: Mapping[str, str] = {
+    "relative flatness": "relative_flatness",
+    "Hessian trace": "hessian_trace",
+    "Fisher-Rao norm": "fisher_rao",
+    "PAC-Bayes": PAC_BAYES,
+    "weight norm": "weight_norm",
+}
+"""The five measures of Fig. 5 as flatlens defines them: trace and norm are of the whole network."""
+FLAT, TRACE, FISHER_RAO, PAC, NORM = RIGHT
+CODED = ("relative flatness (code)", "last layer's trace (code)", "Fisher-Rao norm", "PAC-Bayes (code)",
+         "last layer's squared norm (code)")  # fmt: skip
+"""The five measures as the authors' code computes them, up to constant factors and terms."""
+REPARAMETRISED: Mapping[str, str] = {"": "", "moved ": MOVED, "neurons moved ": MOVED_NEURONS}
+"""Prefix of the columns after each reparametrisation."""
+
+
+def _x18(scale: Scale) -> Mapping[str, Study]:
+    """Return the study of LeNets, each from a start of its own."""
+    data = {
+        "smoke": DataSettings("patches", train=30, test=30),
+        "laptop": DataSettings("patches", train=120, test=600),
+        "desk": DataSettings("cifar10", train=2000, test=tested(scale)),
+        "paper": DataSettings("cifar10"),
+    }[scale]
+    optimisers = {
+        "smoke": (SGD(0.02), Adam(1e-3)),
+        "laptop": (SGD(0.02), SGD(0.05), Adam(5e-4), Adam(2e-3), RMSProp(1e-4), RMSProp(5e-4)),
+        "desk": (SGD(0.02), SGD(0.05), Adam(5e-4), Adam(2e-3), RMSProp(2e-4), RMSProp(5e-4)),
+        "paper": tuple(kind(lr) for kind in (SGD, Adam, RMSProp) for lr in (1e-4, 0.02, 0.05)),
+    }[scale]
+    batches, seeds, epochs = {
+        "smoke": ((5, 10), 1, 60),
+        "laptop": ((8, 16, 32, 64), 2, 200),
+        "desk": ((16, 32, 64, 128), 5, 300),
+        "paper": ((64, 128, 256, 512, 1024), 10, 300),
+    }[scale]
+    until = Until(loss_below=0.3 if scale == "smoke" else 0.1, loss_over="epoch")
+    looks = 2000 if scale == "desk" else 100
+    base = NetworkSettings(
+        data,
+        LeNet5(classes=10 if scale in ON_PAPERS_DATA else 2),
+        Training(SGD(0.02), batch_size=64, until=until, max_epochs=epochs, check_every=looks),
+        measures=(*RIGHT.values(), NORMALISED, "kappa_trace", "loss", "generalisation_gap", SUMMED_GAP),
+        moved=(MOVED, MOVED_NEURONS),
+        samples=500 if scale == "desk" else None,  # convolutions in float64 take six times as long as in float32
+    )
+    shown = (
+        GAP,
+        *(Quantity(name, column) for name, column in RIGHT.items()),
+        Quantity(OF_ANOTHER, str(Column("relative_flatness", layer=ANOTHER))),
+        Quantity(THEOREM_4, NORMALISED),
+        Quantity("1/sigma", PAC_BAYES, "sqrt"),
+    )
+    setups = [(optimiser, batch) for optimiser in optimisers for batch in batches]
+    axis = own_seeds("training.optimiser+batch_size", setups, seeds)
+    return {"lenet": Study("lenet", base, (axis,), shown, scale=scale)}
+
+
+def minima(results: Results) -> pd.DataFrame:
+    """Return the values of Fig. 5 to 8 for each network, named as in RIGHT and CODED, and after moves ("moved ...")."""
+    networks = reached("lenet")(results)
+    nothing = pd.Series(np.nan, index=networks.index)
+
+    def column(name: str, at: str, layer: str | None = None) -> pd.Series:
+        found = networks.get(str(Column(name, transform=at, layer=layer)))
+        return nothing if found is None else found.astype(float)
+
+    setups = networks["training.optimiser+batch_size+seed"]  # "(SGD(lr=0.02, ...), 8, 0)"
+    columns = {
+        "key": networks["key"],
+        UNIT: networks[UNIT],
+        "gap": column("generalisation_gap", ""),
+        "batch size": networks["batch_size"],
+        "optimiser": setups.str.extract(r"(\w+)\(", expand=False),
+    }
+    for prefix, at in REPARAMETRISED.items():
+        norm, sharpness = column("weight_norm", at, LAST), column(PAC_BAYES, at)
+        columns |= {f"{prefix}{name}": column(measured, at) for name, measured in RIGHT.items()}
+        columns |= {
+            f"{prefix}{OF_ANOTHER}": column("relative_flatness", at, ANOTHER),
+            f"{prefix}{THEOREM_4}": column(NORMALISED, at),
+            f"{prefix}{CODED[0]}": column(NORMALISED, at),
+            f"{prefix}{CODED[1]}": column("kappa_trace", at, LAST) / norm**2,
+            f"{prefix}{CODED[3]}": column("weight_norm", at) ** 2 * sharpness**0.5 / 4 + np.log(sharpness) / 4,
+            f"{prefix}{CODED[4]}": norm**2,
+        }
+    return pd.DataFrame(columns)
+
+
+def _x18_plots(results: Results) -> list[Plot]:
+    networks, one = minima(results), "One mark a network."
+    shown = (
+        ("fig5", "Fig. 5 and 6: measures and the gap", {name: name for name in RIGHT}, one),
+        ("fig5_as_coded", "Fig. 5 as the authors' code computes it", {name: name for name in CODED}, one),
+        ("fig7", "Fig. 7: the same after a layer-wise reparametrisation", {name: f"moved {name}" for name in RIGHT},
+         "Each layer times a random factor in [5, 25], the next divided by it; one mark a network."),
+        ("neurons", "C.2: the same after a neuron-wise reparametrisation",
+         {name: f"neurons moved {name}" for name in RIGHT},
+         "Each neuron or channel times a random factor in [5, 25], its readers divided by it; one mark a network."),
+        ("fig8", "Fig. 8: relative flatness of two layers", {LAST: "relative flatness", "fc2": OF_ANOTHER}, one),
+    )  # fmt: skip
+    return [
+        *(
+            scatter(networks, name, title, said, panels, "gap", "optimiser", x="measure", y="generalisation gap")
+            for name, title, panels, said in shown
+        ),
+        pairwise("lenet", results["lenet"]),
+    ]  # fmt: skip
+
+
+EXPERIMENTS = (
+    experiment("relative2021", "X16", _x16, _x16_plots, globals()),
+    experiment("relative2021", "X17", _x17, _x17_plots, globals()),
+    experiment("relative2021", "X18", _x18, _x18_plots, globals()),
+)

@@ -1,0 +1,306 @@
+"""Petzka, Adilova, Kamp, Sminchisescu, "A Reparameterization-Invariant Flatness Measure for Deep Neural Networks".
+
+X14: LeNet5, the flatness of one layer and the gap, before and after a reparametrisation. The weight layers are counted,
+so layer 5 is fc3, which acts on the outputs of the last hidden layer. X15: a fully connected network, the flatness of
+every layer, of neurons and of the whole network, and the gap.
+
+Names of the paper's Table 1: kappa^l is `layer_sharpness.kappa` of layer l, kappa_tau^l is `kappa_trace`, rho_sigma^l
+is `neuron_flatness`, rho^l is `neuron_flatness.max`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from flatlens.column import Column
+from flatlens.data.sources import DataSettings
+from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.settings import NetworkSettings, Study
+from flatlens.models import MLP, LeNet5
+from flatlens.papers.claims import experiment
+from flatlens.papers.evidence import UNIT, Table, mark_left_out, reached, trained_ones
+from flatlens.papers.experiment import (
+    MOVED,
+    MOVED_NEURONS,
+    ON_PAPERS_DATA,
+    SUMMED_GAP,
+    Plot,
+    Results,
+    Scale,
+    own_seeds,
+    tested,
+)
+from flatlens.papers.figures import pairwise, scatter
+from flatlens.training import SGD, Training, Until
+
+# ---- X14: one layer
+
+_INITS = ("xavier_normal", "kaiming_uniform", "uniform", "normal")
+_X14_BATCHES: Mapping[Scale, tuple[tuple[int, float], ...]] = {
+    "smoke": ((4, 0.002), (8, 0.004)),
+    "laptop": ((2, 0.0005), (4, 0.001), (8, 0.002), (16, 0.004)),
+    "desk": ((4, 0.004), (8, 0.008), (16, 0.016), (32, 0.032)),
+    "paper": ((4, 0.001), (32, 0.008), (64, 0.02), (512, 0.1)),
+}
+
+
+def _x14(scale: Scale) -> Mapping[str, Study]:
+    data = {
+        "smoke": DataSettings("patches", train=30, test=30),
+        "laptop": DataSettings("patches", train=200, test=600),
+        "desk": DataSettings("cifar10", train=1000, test=tested(scale)),
+        "paper": DataSettings("cifar10"),
+    }[scale]
+    until = Until(loss_below=0.5 if scale == "smoke" else 0.1, loss_over="epoch")
+    epochs = {"smoke": 40, "laptop": 300, "desk": 300, "paper": 500}[scale]
+    looks = 1000 if scale == "desk" else 100
+    base = NetworkSettings(
+        data,
+        LeNet5(classes=10 if scale in ON_PAPERS_DATA else 2),
+        Training(SGD(0.001), batch_size=4, until=until, max_epochs=epochs, check_every=looks),
+        measures=("layer_sharpness", "kappa_trace", "weight_norm", "loss", "generalisation_gap", SUMMED_GAP),
+        moved=(MOVED,),
+    )
+    seeds = {"smoke": 1, "laptop": 3, "desk": 6, "paper": 9}[scale]
+    schemes = _INITS[:2] if scale == "smoke" else _INITS
+    setups = own_seeds("init+batch_size+lr", [(init, *pair) for init in schemes for pair in _X14_BATCHES[scale]], seeds)
+    shown = (
+        GAP,
+        Quantity("5 x summed test less summed training loss", SUMMED_GAP, role="result"),
+        *(
+            Quantity(f"{name}{after}", _of_fifth(column, at))
+            for after, at in (("", ""), (", moved", MOVED))
+            for name, column in (
+                ("kappa, layer 5", "layer_sharpness.kappa"),
+                ("kappa_tau, layer 5", "kappa_trace"),
+                ("lmax, layer 5", "layer_sharpness"),
+            )
+        ),
+    )
+    return {"lenet": Study("lenet", base, (setups,), shown, scale=scale)}
+
+
+def _of_fifth(row: str, transform: str) -> str:
+    """Return the column of the fifth layer, of the network as it is ("") or after a transform."""
+    return str(Column.of(row, "fc3").after(transform))
+
+
+def lenets(results: Results) -> pd.DataFrame:
+    """Return the values of Fig. 1 and 2 for each network, as trained and after the move ("moved ...")."""
+    networks = reached("lenet")(results)
+    columns = {
+        "key": networks["key"],
+        UNIT: networks[UNIT],
+        "gap": networks.get("generalisation_gap"),
+        "init": networks["init+batch_size+lr+seed"].str.extract(r"(\w+)", expand=False),  # "('normal', 4, ..."
+    }
+    for prefix, at in (("", ""), ("moved ", MOVED)):
+        kappa_trace, norm = (networks.get(_of_fifth(name, at)) for name in ("kappa_trace", "weight_norm"))
+        columns |= {
+            f"{prefix}kappa": networks.get(_of_fifth("layer_sharpness.kappa", at)),
+            f"{prefix}kappa_tau": kappa_trace,
+            f"{prefix}lmax": networks.get(_of_fifth("layer_sharpness", at)),
+            f"{prefix}trace": None if kappa_trace is None or norm is None else kappa_trace / norm**2,
+        }
+    return pd.DataFrame(columns, index=networks.index)
+
+
+def within(table: Table, group: str, columns: Sequence[str]) -> Table:
+    """Return the table with each of the columns standardised over the networks of equal `group`.
+
+    Means alone would leave the group with the largest spread to decide: one of the four schemes has 99% of the squares.
+    """
+
+    def found(results: Results) -> pd.DataFrame:
+        networks = table(results)
+        numbers = networks[list(columns)].astype(float)
+        groups = numbers.groupby(networks[group])
+        spread = groups.transform("std", ddof=0).replace(0.0, np.nan)
+        return networks.assign(**((numbers - groups.transform("mean")) / spread))
+
+    return found
+
+
+_VALUES = ("kappa", "kappa_tau", "lmax", "trace")
+lenets_within = within(lenets, "init", ["gap", *_VALUES, *(f"moved {name}" for name in _VALUES)])
+
+
+def _x14_plots(results: Results) -> list[Plot]:
+    networks = lenets(results)
+    trained = {"kappa^5": "kappa", "kappa_tau^5": "kappa_tau"}
+    moved = {"kappa^5": "kappa", "largest eigenvalue": "lmax", "kappa_tau^5": "kappa_tau", "trace": "trace"}
+    return [
+        scatter(
+            networks, "fig1", "Fig. 1: flatness of layer 5 and the gap", "One mark a network.", trained, "gap", "init",
+            x="flatness of layer 5", y="generalisation gap",
+        ),
+        scatter(
+            networks, "fig2", "Fig. 2: the same after a layer-wise reparametrisation",
+            "Each layer times a random factor in [5, 25], the next divided by it; one mark a network.",
+            {name: f"moved {column}" for name, column in moved.items()}, "gap", "init",
+            x="of layer 5, moved", y="generalisation gap",
+        ),
+        pairwise("lenet", results["lenet"]),
+    ]  # fmt: skip
+
+
+# ---- X15: every layer
+
+HIDDEN = ("fc1", "fc2", "fc3", "fc4")
+LAYER_MEASURES = {
+    "kappa_trace": ("kappa_tau^l", "Fig. 3"),
+    "neuron_flatness": ("rho_sigma^l", "Fig. 4"),
+    "neuron_flatness.max": ("rho^l", "Fig. 5"),
+}
+NETWORK_WISE = {
+    "kappa_tau^max": "kappa_trace.max",
+    "kappa_tau^Sigma": "kappa_trace",
+    "rho^max": "neuron_flatness.max",
+    "rho^Sigma": "neuron_flatness",
+}
+"""Column of each measure of the whole network in Fig. 6."""
+OF_TABLE_1 = {
+    symbol: tuple(str(Column.of(column, layer)) for layer in (*HIDDEN, "fc5"))
+    for symbol, column in (
+        ("kappa^l", "layer_sharpness.kappa"),
+        *((symbol, column) for column, (symbol, _) in LAYER_MEASURES.items()),
+    )
+} | {
+    "kappa^max": ("layer_sharpness.kappa_max",),
+    "kappa^Sigma": ("layer_sharpness.kappa",),
+    **{symbol: (column,) for symbol, column in NETWORK_WISE.items()},
+}
+"""Columns of each measure of Table 1: one of the whole network, or one of each layer."""
+_BATCHES_LRS = ((1000, 0.02), (2000, 0.04), (4000, 0.08), (8000, 0.16))
+"""The paper's batch sizes, and learning rates in a constant ratio to them."""
+
+
+def _x15(scale: Scale) -> Mapping[str, Study]:
+    data, inputs = {
+        "smoke": (DataSettings("digits", train=100), 64),
+        "laptop": (DataSettings("digits", train=600), 64),
+        "desk": (DataSettings("mnist", flat=True), 784),
+        "paper": (DataSettings("mnist", flat=True), 784),
+    }[scale]
+    pairs: tuple[tuple[int, float], ...] = {
+        "smoke": ((25, 0.1), (50, 0.2)),
+        "laptop": ((25, 0.05), (50, 0.1), (100, 0.2), (200, 0.4)),
+        "desk": _BATCHES_LRS,
+        "paper": _BATCHES_LRS,
+    }[scale]
+    epochs, seeds = {"smoke": (40, 2), "laptop": (30, 24), "desk": (160, 20), "paper": (1000, 10)}[scale]
+    looks = 1000 if scale == "desk" else 100
+    base = NetworkSettings(
+        data,
+        MLP(inputs, (50, 50, 50, 30), 10, init="xavier_normal"),
+        Training(SGD(0.1), batch_size=25, max_epochs=epochs, check_every=looks),
+        measures=(
+            "kappa_trace", "neuron_flatness", "layer_sharpness", "loss", "accuracy", "generalisation_gap", SUMMED_GAP,
+        ),
+        moved=(MOVED, MOVED_NEURONS),
+        samples=5000 if scale == "desk" else None,
+    )  # fmt: skip
+    shown = (
+        GAP,
+        Quantity("training loss", "loss"),
+        *(Quantity(name, column) for name, column in NETWORK_WISE.items()),
+        Quantity("batch size (log)", "batch_size", "log", role="setting"),
+    )
+    return {"mlp": Study("mlp", base, (own_seeds("batch_size+lr", pairs, seeds),), shown, scale=scale)}
+
+
+def well_trained(results: Results) -> pd.DataFrame:
+    """Return the networks; those whose training loss is above 0.07 are marked as left out, as in App. C."""
+    networks = reached("mlp")(results)
+    return mark_left_out(networks, networks["loss"] > 0.07, "training loss above 0.07")
+
+
+def of_layer(symbol: str, layer: str) -> str:
+    """Return a symbol with a layer's number.
+
+    >>> of_layer("kappa_tau^l", "fc2")
+    'kappa_tau^2'
+    """
+    return symbol.removesuffix("l") + layer.removeprefix("fc")
+
+
+SYMBOLS = {column: [of_layer(symbol, layer) for layer in HIDDEN] for column, (symbol, _) in LAYER_MEASURES.items()}
+ALL_SYMBOLS = [symbol for symbols in SYMBOLS.values() for symbol in symbols]
+"""Symbols of the hidden layers, by measure and together."""
+
+
+def mlps(results: Results) -> pd.DataFrame:
+    """Return `well_trained` with measures under the paper's symbols: "rho^2" of a layer, "rho^max" of all."""
+    names = {column: symbol for symbol, column in NETWORK_WISE.items()}
+    for column, symbols in SYMBOLS.items():
+        names |= {str(Column.of(column, layer)): symbol for layer, symbol in zip(HIDDEN, symbols, strict=True)}
+    return well_trained(results).rename(columns=names)
+
+
+def mlp_changes(results: Results) -> pd.DataFrame:
+    """Return the networks with how far each measure of Table 1 moves: "rho^max, layerwise".
+
+    This is |log(after / before)|; of a measure of single layers, that of the layer in which it moves furthest.
+    """
+    networks = reached("mlp")(results)
+    columns = {}
+    for transform in (MOVED, MOVED_NEURONS):
+        for symbol, of in OF_TABLE_1.items():
+            ratios = [networks[moved(column, transform)] / networks[column] for column in of]
+            columns[f"{symbol}, {transform}"] = np.abs(np.log(ratios)).max(0)
+    return networks.assign(**columns)
+
+
+def moved(column: str, transform: str) -> str:
+    """Return the name of a column after a transform.
+
+    >>> moved("kappa_trace", "layerwise")
+    'kappa_trace@layerwise'
+    """
+    return str(Column.parse(column).after(transform))
+
+
+def _x15_plots(results: Results) -> list[Plot]:
+    networks, _ = trained_ones(well_trained(results))
+    plots = [
+        scatter(
+            networks, f"{figure.replace('. ', '').lower()}", f"{figure}: {symbol} of each hidden layer and the gap",
+            "One mark a network.", {f"layer {layer[2:]}": str(Column.of(column, layer)) for layer in HIDDEN},
+            "generalisation_gap", "batch_size", x=symbol, y="generalisation gap",
+        )
+        for column, (symbol, figure) in LAYER_MEASURES.items()
+    ]  # fmt: skip
+    return [
+        *plots,
+        scatter(
+            networks, "fig6", "Fig. 6: flatness of the whole network and the gap", "One mark a network.", NETWORK_WISE,
+            "generalisation_gap", "batch_size", x="flatness", y="generalisation gap",
+        ),
+        _table_1(results),
+        pairwise("mlp", results["mlp"]),
+    ]  # fmt: skip
+
+
+def _table_1(results: Results) -> Plot:
+    networks, rows = mlp_changes(results), []
+    for name, columns in OF_TABLE_1.items():
+        of = "layer" if len(columns) > 1 else "network"
+        rows.append((of, name, "invariant, says the paper", "all linear" if "rho" in name else "layer-wise"))
+        for said, transform in (("layer-wise", MOVED), ("neuron-wise", MOVED_NEURONS)):
+            change = networks[f"{name}, {transform}"].mean()
+            rows.append((of, name, f"changed by {said}", f"{change:.2g}"))
+    return Plot(
+        "table1", "Table 1: which reparametrisations leave the measures unchanged",
+        "The change is the mean over networks of |log(after / before)|, in the layer where it is largest. Factors are "
+        "random, in [5, 25]. Of rho^l(j), of single neurons, its maximum and sum over a layer are shown.",
+        "table", pd.DataFrame(rows, columns=["panel", "row", "column", "text"]),
+    )  # fmt: skip
+
+
+EXPERIMENTS = (
+    experiment("reparam2019", "X14", _x14, _x14_plots, globals()),
+    experiment("reparam2019", "X15", _x15, _x15_plots, globals()),
+)
