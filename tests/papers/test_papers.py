@@ -10,7 +10,7 @@ from flatlens.experiments import Study
 from flatlens.experiments.tables import unit_column
 from flatlens.measures.definition import PAPERS
 from flatlens.papers import EXPERIMENTS, evidence
-from flatlens.papers.experiment import FEW_SEEDS, SCALES, Conclusion
+from flatlens.papers.experiment import SCALES, SHARED_WORDS, Conclusion
 from flatlens.papers.relative2021 import TIMES
 from flatlens.papers.reproduction import load_reproduction
 from flatlens.statistics.inference import FEWEST_UNITS
@@ -148,4 +148,4 @@ def test_it_says_where_too_few_trials_decide_nothing(name):
     one = EXPERIMENTS[name]
     fewest = {scale: min(map(units_of, one.studies(scale).values())) for scale in SCALES}
     assert fewest["laptop"] >= FEWEST_UNITS
-    assert (fewest["paper"] < FEWEST_UNITS) == (FEW_SEEDS in one.differs["paper"])
+    assert (fewest["paper"] < FEWEST_UNITS) == (SHARED_WORDS["FEW_SEEDS"] in one.differs["paper"])

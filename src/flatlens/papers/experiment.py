@@ -18,18 +18,18 @@ from flatlens.statistics import Statistic
 from flatlens.statistics.inference import two_sided
 from flatlens.statistics.statistic import NAN
 
-SMOKE_ONLY = "Far too short and small for the effects: only to see that it runs."
-FEW_SEEDS = (
-    "Five seeds are five independent units, and fewer than six give no interval and no verdict: of claims about these "
-    "networks only the values are shown."
-)
-ONE_DRAW = (
-    "All networks have the same images: intervals are of starts and orders of batches, not of the draw of images."
-)
-COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
 SHARED_WORDS = {
-    "SMOKE_ONLY": SMOKE_ONLY, "FEW_SEEDS": FEW_SEEDS, "ONE_DRAW": ONE_DRAW, "COEFFICIENT": COEFFICIENT,
-}  # fmt: skip
+    "SMOKE_ONLY": "Far too short and small for the effects: only to see that it runs.",
+    "FEW_SEEDS": (
+        "Five seeds are five independent units, and fewer than six give no interval and no verdict: of claims about "
+        "these networks only the values are shown."
+    ),
+    "ONE_DRAW": (
+        "All networks have the same images: intervals are of starts and orders of batches, not of the draw of images."
+    ),
+    "COEFFICIENT": "The paper does not say which correlation it gives: Pearson's here.",
+}
+"""Differences from the paper that experiments of several papers share."""
 
 SUMMED_GAP = "generalisation_gap(convention='summed_x5')"
 """The gap as both papers of Petzka et al. compute it."""
@@ -43,8 +43,6 @@ LEAST_CHANGE_SEARCHED = 1e-3
 """The same of an eigenvalue, which is found to a residual of a thousandth."""
 WEAK = 0.3
 """Largest |r| that counts as "weak" or "does not correlate": below it, less than a tenth of the variance is shared."""
-VERY_WEAK = 0.2
-WEAK_BY_EVANS = "The paper names no largest value; Evans (1996) calls an |r| below 0.2 very weak."
 STRONG = 0.7
 """Smallest r that counts as "strongly", as in App. C of reparam2019."""
 
@@ -109,20 +107,6 @@ class Prediction:
         found = self.statistic(results)
         weighed = replace(found, low=found.value, high=found.value, tails=None) if self.kind == "theorem" else found
         return Outcome(self, found, conclusion_of(weighed, self.side, self.than))
-
-
-def claim(
-    name: str,
-    says: str,
-    source: str,
-    statistic: Callable[[Results], Statistic],
-    quote: str,
-    side: Side = "above",
-    *,
-    headline: bool = False,
-) -> Prediction:
-    """Return the prediction of a sentence of the paper, of a number that is above or below 0."""
-    return Prediction(name, says, source, statistic, side, kind="claim", quote=quote, headline=headline)
 
 
 @dataclass(frozen=True)
