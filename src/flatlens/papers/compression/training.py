@@ -172,8 +172,8 @@ _BEYOND = {"log(last / first) of sharpness": of_long(log_gain(SHARP)), "gain of 
 batch_32 = where(in_course(STUDY, _BEYOND, LATER), lambda networks: networks["batch_size"] == 32)
 
 
-def _plots(lr_figure: str, batch_figure: str) -> Callable[[Results], list[Plot]]:
-    """Return both figures: one panel per quantity over the steps, one curve per value of the setting."""
+def _plots(figures: Mapping[str, str]) -> Callable[[Results], list[Plot]]:
+    """Return the figures over each setting: one panel per quantity over the steps, one curve per value."""
 
     def drawn(results: Results) -> list[Plot]:
         result = results[STUDY]
@@ -182,11 +182,10 @@ def _plots(lr_figure: str, batch_figure: str) -> Callable[[Results], list[Plot]]
         return [
             followed_curves(
                 result, in_figure(reached(STUDY), setting)(results), setting, shown, f"through_training_{setting}",
-                f"{figure}: through training, by {in_words(setting)}", held,
+                f"{figure}: through training, by {in_words(setting)}",
+                "batch size 20" if setting == "lr" else "learning rate 0.1",
             )
-            for setting, figure, held in (
-                ("lr", lr_figure, "batch size 20"), ("batch_size", batch_figure, "learning rate 0.1"),
-            )
+            for setting, figure in figures.items()
         ]  # fmt: skip
 
     return drawn
@@ -303,7 +302,7 @@ def _x3_plots(results: Results) -> list[Plot]:
 
 
 EXPERIMENTS = (
-    experiment("compression", "X1", _x1, _plots("Fig. 1", "Fig. 2"), globals()),
-    experiment("compression", "X2", _x2, _plots("Fig. H.9", "Fig. H.8"), globals()),
+    experiment("compression", "X1", _x1, _plots({"lr": "Fig. 1", "batch_size": "Fig. 2"}), globals()),
+    experiment("compression", "X2", _x2, _plots({"batch_size": "Fig. H.8", "lr": "Fig. H.9"}), globals()),
     experiment("compression", "X3", _x3, _x3_plots, globals()),
 )
