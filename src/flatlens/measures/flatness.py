@@ -124,10 +124,6 @@ def kappa_trace(g: LayerGrams) -> Tensor:
     return g.linear.weight.W.square().sum() * trace(g.C, g.K_weight)
 
 
-def _curvature_of_columns(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
-    return lens.functional_hessian(layer, ColumnDirections(), run, lambda forms: forms.sum(0, keepdim=True)).sum(0)
-
-
 def _all_columns(mean_columns: Tensor, weight: Weight, measure: Measure) -> Reduced:
     columns = mean_columns.cpu()
     return Reduced(float(columns.sum()), None, terms=columns.flatten(), arrays={"columns": columns})
@@ -148,7 +144,7 @@ of_columns = partial(
     symbol=r"\rho_\sigma",
     source="reparam2019 App. B",
     cost="one pass, per-sample gradients of shared weights; m Hessian products for a layer below a smooth activation",
-    curvature=_curvature_of_columns,
+    curvature=lambda lens, layer, measure, run: lens.functional_hessian(layer, ColumnDirections(), run, each=True),
     products=lambda weight: weight.matrix.W.shape[0] * weight.matrix.W.shape[2],
 )
 def neuron_flatness(g: LayerGrams) -> Tensor:

@@ -387,7 +387,7 @@ def _functional_hessian(
         own = torch.zeros(len(weights), dtype=torch.float64)
         for at, parts in moved.items():
             own[at] = sum(float((part * entries.of(Fv).cpu()).sum()) for entries, part in parts)
-        lens.products += 1
+        lens.count(1)
         return own
 
     def draw(probes: int) -> Tensor:

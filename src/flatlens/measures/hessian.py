@@ -228,7 +228,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Es
         if name in blocks:
             D = blocks[name].row_curvatures()
             if name not in lens.layout.affine:  # the functional Hessian's part of D_i[s,s], (n, d)
-                D = D + lens.functional_hessian(name, ShiftDirections(), run, lambda forms: forms).to(D)
+                D = D + lens.functional_hessian(name, ShiftDirections(), run, weigh=lambda forms: forms).to(D)
             maxima, share = row_block_maxima(D, blocks[name].phi, rtol, run.progress)
         else:
             maxima, share = _rows_one_by_one(lens, run, weight, rtol)
@@ -279,7 +279,7 @@ def _rows_one_by_one(lens: Lens, run: Run, weight: Weight, rtol: float) -> tuple
         found = lanczos(apply, start.to(operator.space.device, operator.dtype), rtol=rtol)
         maxima.append(found.values[0])
         share = max(share, relative_residual(float(found.residuals[0]), found.largest))
-    lens.products += operator.products
+    lens.count(operator.products)
     return torch.stack(maxima), share
 
 
@@ -303,7 +303,7 @@ def spectral_density(
     def of(names: list[str] | None) -> Estimate:
         operator = (GaussNewton if ggn else Hessian)(lens.problem, names, model=lens.model)
         found = density_of(operator, probes=probes, steps=steps, generator=run.generator, progress=run.progress)
-        lens.products += operator.products
+        lens.count(operator.products)
         arrays = {"grid": found.grid, "density": found.density, "stderr": found.stderr}
         return Estimate(found.rms, found.rms_stderr, "estimate", arrays=arrays, products=operator.products)
 

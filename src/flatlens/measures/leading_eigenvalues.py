@@ -50,9 +50,9 @@ def top_of(
         generator=run.generator,
         progress=run.progress,
     )
-    lens.products += operator.products
+    lens.count(operator.products)
     if pairs.remembered is not None:
-        lens.remembered[key, None] = pairs.remembered
+        lens.remember((key, None), pairs.remembered)
     # operations inside a network may be coarser than it
     inside = coarsest_inside(lens.problem, lens.model)
     rounding = 0.0 if inside == lens.problem.dtype else 10 * torch.finfo(inside).eps
@@ -169,7 +169,7 @@ def sharded_top(
     product, error = H.with_error(vector)
     value = float(vector @ product)
     residual = float((product - value * vector).norm() + error.norm())
-    lens.remembered[key, None] = Remembered(pairs.values[:1], pairs.vectors[:1])
+    lens.remember((key, None), Remembered(pairs.values[:1], pairs.vectors[:1]))
     stopped = "" if pairs.converged or pairs.exact else "; stopped before the tolerance was reached"
     note = f"by {H.by}; an eigenvalue lies within {rounded_up(residual)}; a larger one can be missed{stopped}"
     arrays = {"eigenvalues": pairs.values, "residuals": pairs.residuals}

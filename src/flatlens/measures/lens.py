@@ -368,19 +368,29 @@ class Lens:
         return self._scale[layer][1] if layer in self._scale else 0
 
     def functional_hessian(
-        self, layer: str, directions: Directions, run: Run,
-        weigh: Callable[[Tensor], Tensor] = lambda forms: forms.sum(1),
+        self, layer: str, directions: Directions, run: Run, *,
+        each: bool = False, weigh: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the functional Hessian's forms along directions of a weight, summed over directions, (n,).
+        """Return the functional Hessian along directions of a weight.
 
-        Or what `weigh` makes of the forms of some samples, (samples, directions), for all of them.
+        Summed over directions, (n,); with `each` summed over samples, (directions,); or what `weigh` makes of the forms
+        of some samples, (samples, directions), for all samples.
         """
         self.require_fresh()
+        by_sample = weigh or ((lambda forms: forms.sum(0, keepdim=True)) if each else (lambda forms: forms.sum(1)))
         rows, products = functional_hessian_along(
-            self.problem, self.model, self.layout, layer, directions, weigh, run.progress
+            self.problem, self.model, self.layout, layer, directions, by_sample, run.progress
         )
         self.products += products
-        return rows
+        return rows.sum(0) if each else rows
+
+    def count(self, products: int) -> None:
+        """Add to the number of products with curvature matrices."""
+        self.products += products
+
+    def remember(self, key: Key, found: Remembered) -> None:
+        """Keep leading eigenpairs for the search at a later moment of the network."""
+        self.remembered[key] = found
 
     def require_fresh(self) -> None:
         """Refuse to mix values of two networks: raise if the model has changed."""

@@ -111,7 +111,7 @@ def _over_matrices(lens: Lens, run: Run, optimiser: torch.optim.Optimizer) -> Es
     drawn = torch.randn(CLIMBS - 1, operator.size, generator=run.generator, dtype=torch.float64)
     starts = [operator.space.flat({name: gradient[name] for name in radius}), *drawn.to(operator.space.point())]
     peak = climb_in_ball(operator, radius, starts, progress=run.progress)
-    lens.products += operator.products
+    lens.count(operator.products)
     note = f"the best of {CLIMBS} climbs; a larger curvature can be missed"
     arrays = {"climbs": peak.restarts / size}
     return Estimate(peak.value / size, kind="lower bound", note=note, products=operator.products, arrays=arrays)
@@ -202,7 +202,7 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
         note = f"the risk rose at no step tried; {tried}"
         return Estimate(2 / float(found.steps[-1]), kind="upper bound", note=note, arrays=arrays)
     # the value, and its error: of the search, of the tolerance, or of rounding
-    lens.remembered[key] = Remembered(torch.tensor([found.step], dtype=torch.float64), torch.empty(1, 0))
+    lens.remember(key, Remembered(torch.tensor([found.step], dtype=torch.float64), torch.empty(1, 0)))
     lost = 0.0 if slope is None else rounding / (-slope * found.step)
     if lost > 0.5:
         return undefined(f"the risk changes by rounding alone along the update; {tried}")
@@ -249,7 +249,7 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
         direction = {name: part / math.sqrt(square) for name, part in direction.items()}
         square = 1.0
     value = operator.quadratic(direction) / square
-    lens.products += operator.products
+    lens.count(operator.products)
     return Estimate(value, products=operator.products)
 
 
@@ -351,7 +351,7 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
         values.append(pairs.largest)
         residuals.append(float(pairs.residuals[0]))
         products += operator.products
-        lens.products += operator.products
+        lens.count(operator.products)
     found = torch.tensor(values, dtype=torch.float64)
     mean, stderr = mean_of_forms(found)
     stderr += sum(residuals) / batches / 1.96

@@ -212,7 +212,7 @@ def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool
         )
         exact = torch.tensor([values[name] for name in curved.names], dtype=torch.float64)
         found = FunctionalHessianPart(curved.names, exact, None, products)
-    lens.products += found.products
+    lens.count(found.products)
     return found if found.values.any() else replace(found, unknown=lens.underflow)
 
 
@@ -308,7 +308,7 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
 
     found = sampled(draw, effort, 0.0, operator.size, run)
     total = float(diagonal(operator, run.progress).sum()) if found is None else 0.0
-    lens.products += operator.products
+    lens.count(operator.products)
     return Estimate(total, products=operator.products) if found is None else of_probes(found[0][:, 0], found[1])
 
 
@@ -395,5 +395,5 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
             def absolute(forms: Tensor, scale: Tensor | None = scale) -> Tensor:
                 return (forms.abs() if scale is None else forms.abs() * scale).sum(1)
 
-            total += float(lens.functional_hessian(layer, family, run, absolute).sum()) / lens.problem.n
+            total += float(lens.functional_hessian(layer, family, run, weigh=absolute).sum()) / lens.problem.n
     return Estimate(total, products=lens.products - before)
