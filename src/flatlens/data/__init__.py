@@ -8,7 +8,7 @@ From files: `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, each prepared by a 
 from flatlens.data.bundled import digits, patches
 from flatlens.data.download import Fetched, fetch
 from flatlens.data.image_sets import IMAGE_SETS, ImageSet, cifar10, cifar100, default_root, fashion_mnist, mnist
-from flatlens.data.sources import DataSettings, UserData
+from flatlens.data.sources import DataSettings, UserData, load_data
 from flatlens.data.split import Preparation, Split
 from flatlens.data.synthetic import Inversion, clusters, eight_points, inverted, inverted_clusters, waves
 
@@ -31,6 +31,7 @@ __all__ = [
     "fetch",
     "inverted",
     "inverted_clusters",
+    "load_data",
     "mnist",
     "patches",
     "waves",

@@ -8,6 +8,8 @@ from flatlens.models.building_blocks import Activation, GaussianActivation, Init
 from flatlens.models.external import Published, UserNetwork
 from flatlens.models.image_networks import VGG11, LeNet5, ResNet18, SmallVGG, ViT
 from flatlens.models.mlp import MLP, CoordinateNet
+from flatlens.models.sources import load_model
+from flatlens.models.weights import load_weights
 
 Architecture: TypeAlias = MLP | LeNet5 | VGG11 | SmallVGG | ResNet18 | ViT | CoordinateNet | Published | UserNetwork
 ARCHITECTURES: tuple[type, ...] = (MLP, LeNet5, VGG11, SmallVGG, ResNet18, ViT, CoordinateNet, Published, UserNetwork)
@@ -16,4 +18,5 @@ ARCHITECTURES: tuple[type, ...] = (MLP, LeNet5, VGG11, SmallVGG, ResNet18, ViT, 
 __all__ = [
     "ARCHITECTURES", "MLP", "VGG11", "Activation", "Architecture", "CoordinateNet", "GaussianActivation", "Init",
     "LeNet5", "Published", "ResNet18", "SmallVGG", "UserNetwork", "ViT",
+    "load_model", "load_weights",
 ]  # fmt: skip

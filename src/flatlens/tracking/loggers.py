@@ -22,12 +22,11 @@ from typing import Any, final
 
 from flatlens.column import Column
 from flatlens.errors import BadFolder, BadInput, needs
-from flatlens.estimate import Estimate, Report
+from flatlens.estimate import Report
 from flatlens.problem.ranks import claimed, in_first_process
 from flatlens.tracking.stability import WITH_EDGE, Edge
 
-_PAUSE = 15.0
-"""Seconds between two lines if stderr is not a terminal (a log file); the 1st, 2nd, 4th, ... comes in any case."""
+_PAUSE = 15.0  #: seconds between two lines if stderr is no terminal; the 1st, 2nd, 4th, ... comes in any case
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,32 +77,27 @@ class Live:
 def as_line(moment: Moment) -> str:
     """Return the step and each measure's value; beside a sharpness, its share of the edge.
 
+    >>> from flatlens.estimate import Estimate
     >>> report = Report({("sharpness", None): Estimate(38.1), ("loss", None): Estimate(0.25)}, {})
     >>> as_line(Moment(200, report, Edge(0.05, 40.0, "2/lr")))
     'step 200: sharpness 38.1, 2/lr = 40 (95%); loss 0.25'
     """
-    said = [
-        f"{name} {_value(estimate)}{_beside(name, estimate, moment.edge)}"
-        for (name, layer), estimate in moment.report.items()
-        if layer is None and not Column.parse(name).part
-    ]
+    said = []
+    for (name, layer), estimate in moment.report.items():
+        column = Column.parse(name)
+        if layer is not None or column.part:
+            continue
+        if estimate.kind == "undefined":
+            said.append(f"{name} undefined")
+            continue
+        told = f"{name} {estimate.value:.3g}" + (f" +- {1.96 * estimate.stderr:.1g}" if estimate.stderr else "")
+        edge = moment.edge.beside(column.name)
+        if column.name in WITH_EDGE and edge > 0:
+            formula = "2/lr" if column.name == "critical_sharpness" else moment.edge.formula
+            label = formula if len(formula) <= len("2(1+momentum)/lr") else "edge"
+            told += f", {label} = {edge:.3g} ({estimate.value / edge:.0%})"
+        said.append(told)
     return f"step {moment.step}: {'; '.join(said)}"
-
-
-def _value(estimate: Estimate) -> str:
-    if estimate.kind == "undefined":
-        return "undefined"
-    return f"{estimate.value:.3g}" + (f" +- {1.96 * estimate.stderr:.1g}" if estimate.stderr else "")
-
-
-def _beside(name: str, estimate: Estimate, edge: Edge) -> str:
-    measure = Column.parse(name).name
-    beside = edge.beside(measure)
-    if measure not in WITH_EDGE or estimate.kind == "undefined" or not beside > 0:
-        return ""
-    formula = "2/lr" if measure == "critical_sharpness" else edge.formula
-    label = formula if len(formula) <= len("2(1+momentum)/lr") else "edge"
-    return f", {label} = {beside:.3g} ({estimate.value / beside:.0%})"
 
 
 PREFIX = "flatlens"

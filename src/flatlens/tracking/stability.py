@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -68,14 +67,20 @@ def edge_of(optimiser: torch.optim.Optimizer | None) -> Edge:
     if optimiser is None:
         return Edge()
     lr, kind = leading_rate(optimiser), type(optimiser)
-    settings = {tuple(_setting(group, name) for name in _SHARED.get(kind, ())) for group in optimiser.param_groups}
-    if kind not in _SHARED or len(settings) != 1 or not 0 < lr < math.inf or any(_climbs(optimiser)):
+    groups = optimiser.param_groups
+    # the settings that all groups must share
+    settings = {
+        tuple(float(group["betas"][0] if name == "betas" else group[name]) for name in _SHARED.get(kind, ()))
+        for group in groups
+    }
+    climbs = any(group.get("maximize") for group in groups)
+    if kind not in _SHARED or len(settings) != 1 or not 0 < lr < math.inf or climbs:
         return Edge(lr)
     (setting,) = settings
     value, formula = _threshold(dict(zip(_SHARED[kind], setting, strict=True)))
     if kind is not torch.optim.SGD or not uniform_groups(optimiser):
         return Edge(lr, value / lr, formula, "preconditioned_sharpness")
-    decay = float(optimiser.param_groups[0]["weight_decay"])
+    decay = float(groups[0]["weight_decay"])
     return Edge(lr, value / lr - decay, f"{formula} - weight decay" if decay else formula)
 
 
@@ -88,14 +93,6 @@ _SHARED: dict[type, tuple[str, ...]] = {
     **({torch.optim.Muon: ()} if hasattr(torch.optim, "Muon") else {}),
 }
 """The settings on which an edge depends, and which all groups must share, by kind of optimiser."""
-
-
-def _setting(group: Mapping[str, Any], name: str) -> float:
-    return float(group["betas"][0] if name == "betas" else group[name])
-
-
-def _climbs(optimiser: torch.optim.Optimizer) -> list[bool]:
-    return [bool(group.get("maximize")) for group in optimiser.param_groups]
 
 
 def _threshold(of: Mapping[str, float]) -> tuple[float, str]:
