@@ -120,11 +120,10 @@ def _download(
 ) -> None:
     """Download one file in exactly the recorded state; it gets its name when it is complete and checked."""
     path = folder / file.path
+    # the hub's library shows progress by a bar of this class: here it shows nothing, and counts
     meter = _Meter(path.name, file.bytes, progress)
 
     class Silent(hub.utils.tqdm):  # type: ignore[misc]
-        """A progress bar of the hub's library that shows nothing."""
-
         def __init__(self, *args: Any, **settings: Any) -> None:
             super().__init__(*args, **{**settings, "disable": True})
 
@@ -149,6 +148,7 @@ def _download(
             folder,
         )
     )
+    # complete, and as declared
     if wrong := damage(arrived, file):
         raise BadData(
             f"{path}: the downloaded file differs from the hub's checksum or size ({wrong}); it was deleted: "

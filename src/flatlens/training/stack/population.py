@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from flatlens.errors import BadFolder
 from flatlens.estimate import Progress
 from flatlens.progress import beside
+from flatlens.training.batches import Taken
 from flatlens.training.evaluation import Pair
 from flatlens.training.optimisers import Ridge
 from flatlens.training.run import Checkpoint, TrainingResult, TrainingRun, Watcher, as_found, opened, train
@@ -85,7 +86,7 @@ def kind_of(run: TrainingRun) -> Hashable:
 
 
 _STEPS, _MANY_STEPS = 3, 60
-_FEW = 20_000  #: parameters; a network with fewer takes many steps
+_FEW = 20_000  #: parameters; a network with fewer takes many steps, as two kernels may agree in few values by chance
 _KNOWN: dict[tuple[Hashable, int], TrialResult] = {}
 
 
@@ -105,63 +106,72 @@ def trial_of(kind: Hashable, runs: Sequence[TrainingRun]) -> TrialResult:
 
 
 def _tried(runs: Sequence[TrainingRun]) -> TrialResult:
-    # what each copy comes to by itself, and how long its steps take
-    copies = [_copy(run) for run in runs]
-    alone = statistics.median([each for run in copies for each in _steps_alone(run)])
-    wanted = [_digits_alone(run, [*run.data.look(), *(run.test.look() if run.test else [])]) for run in copies]
+    # what each network comes to by itself, and how long its steps take
+    steps = _MANY_STEPS if sum(p.numel() for p in runs[0].stepper.parameters) < _FEW else _STEPS
+    seconds, wanted = list[float](), list[list[Tensor]]()
+    for run in [_copy(run) for run in runs]:
+        batches = iter(run.batches)
+        seconds += [_timed(partial(_step_alone, run, batches)) for _ in range(steps)]
+        wanted.append(_digits(run, [*run.data.look(), *(run.test.look() if run.test else [])]))
+    alone = statistics.median(seconds)
     # the same in a stack, by batched products where these keep the bits
     for singly in (False, True):
-        if (together := _stacked([_copy(run) for run in runs], wanted, singly=singly)) is not None:
+        for count in range(1, len(runs) + 1):
+            found = _stacked([_copy(run) for run in runs[:count]], steps, wanted, singly=singly)
+            if found is None:
+                break
+            together = found
+        else:
             slower = f"in a stack they would be {together / alone:.2g} times as slow" if together > alone else ""
             return TrialResult(slower, singly)
     return TrialResult("in a stack they would end in other digits here")
 
 
-def _stacked(runs: Sequence[TrainingRun], wanted: list[list[Tensor]], *, singly: bool) -> float | None:
-    """Return the seconds of one network's step in the stack; None where some number of lanes gives other digits."""
-    begun = [run.batches.state_dict() for run in runs]
-    seconds = 0.0
-    for count in range(1, len(runs) + 1):
-        lanes = Lanes(runs[0], count, singly=singly)
-        for run, where in zip(runs[:count], begun, strict=False):
-            run.step, run.epoch_loss = 0, [0.0, 0.0]
-            run.batches.load_state_dict(where)
-            lanes.enter(run)
-        seconds = statistics.median(_timed(lanes.step) for _ in range(_steps(runs[0]))) / count
-        looks = lanes.looks(range(count), [run.data for run in runs[:count]])
-        if held_out := [run.test for run in runs[:count] if run.test is not None]:
-            looks = [a + b for a, b in zip(looks, lanes.looks(range(count), held_out), strict=True)]
-        if not all(_same(_digits(lanes, row, looks[row]), wanted[row]) for row in range(count)):
-            return None
-    return seconds
-
-
 def _copy(run: TrainingRun) -> TrainingRun:
     """Return a new run from the same weights, before the last but one batch of an epoch, without check points."""
     each = -(-len(run.data.x) // (run.settings.batch_size or len(run.data.x)))
-    settings = replace(
-        run.settings, until=Until(loss_over=run.settings.until.loss_over), max_epochs=None, max_steps=999
-    )
-    data, test = run.data, run.test
-    held_out = None if test is None else (test.x, test.y)
-    other = TrainingRun(copy.deepcopy(run.model), (data.x, data.y), held_out, settings, None)
+    until = Until(loss_over=run.settings.until.loss_over)
+    settings = replace(run.settings, until=until, max_epochs=None, max_steps=999)
+    held_out = None if run.test is None else (run.test.x, run.test.y)
+    other = TrainingRun(copy.deepcopy(run.model), (run.data.x, run.data.y), held_out, settings, None)
     other.batches.stand(max(each - 2, 0), over=False)
     return other
 
 
-def _steps_alone(run: TrainingRun) -> list[float]:
-    batches = iter(run.batches)
-
-    def step() -> None:
-        batch = next(batches)
-        run.count(run.stepper.take(batch.x, batch.targets, run.settings.factor(run.step, batch.epoch)), len(batch.x))
-
-    return [_timed(step) for _ in range(_steps(run))]
+def _step_alone(run: TrainingRun, batches: Iterator[Taken]) -> None:
+    batch = next(batches)
+    run.count(run.stepper.take(batch.x, batch.targets, run.settings.factor(run.step, batch.epoch)), len(batch.x))
 
 
-def _steps(run: TrainingRun) -> int:
-    """Return the number of steps that tell two kernels apart."""
-    return _MANY_STEPS if sum(p.numel() for p in run.stepper.parameters) < _FEW else _STEPS
+def _stacked(runs: Sequence[TrainingRun], steps: int, wanted: Sequence[list[Tensor]], *, singly: bool) -> float | None:
+    """Return the seconds of one network's step in a stack of these; None where one of them ends in other digits."""
+    lanes = Lanes(runs[0], len(runs), singly=singly)
+    for run in runs:
+        lanes.enter(run)
+    seconds = statistics.median(_timed(lanes.step) for _ in range(steps)) / len(runs)
+    looks = lanes.looks(range(len(runs)), [run.data for run in runs])
+    if held_out := [run.test for run in runs if run.test is not None]:
+        looks = [a + b for a, b in zip(looks, lanes.looks(range(len(runs)), held_out), strict=True)]
+    for row, (run, look) in enumerate(zip(runs, looks, strict=True)):
+        lanes.put_down(row)
+        if not _same(_digits(run, look), wanted[row]):
+            return None
+    return seconds
+
+
+def _digits(run: TrainingRun, look: list[float]) -> list[Tensor]:
+    """Return the state of a run after its steps: losses, weights, optimiser state."""
+    of, kept = run.stepper.parameters, run.stepper.optimiser.state
+    losses = [*look, *(run.epoch_loss if run.settings.until.loss_over == "epoch" else [])]
+    state = [kept[p][name] for name in update_of(stepping(run)).names for p in of]
+    return [torch.tensor(losses, dtype=torch.float64), *(p.detach() for p in of), *state]
+
+
+def _same(found: list[Tensor], wanted: list[Tensor]) -> bool:
+    return all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        for a, b in zip(found, wanted, strict=True)
+    )
 
 
 def _timed(step: Callable[[], None]) -> float:
@@ -169,31 +179,6 @@ def _timed(step: Callable[[], None]) -> float:
     start = time.process_time()
     step()
     return time.process_time() - start
-
-
-def _digits_alone(run: TrainingRun, look: list[float]) -> list[Tensor]:
-    """Return the state of a run after its steps: losses, weights, optimiser state."""
-    of, kept = run.stepper.parameters, run.stepper.optimiser.state
-    names = update_of(stepping(run)).names
-    return [_losses(run, look), *(p.detach() for p in of), *(kept[p][name] for name in names for p in of)]
-
-
-def _digits(lanes: Lanes, row: int, look: list[float]) -> list[Tensor]:
-    """Return the same numbers of a lane."""
-    rows = [lanes.theta[row], *(kept[row] for kept in lanes.state.values())]
-    return [_losses(lanes.runs[row], look), *(tensor for each in rows for tensor in lanes.chain.of_row(each))]
-
-
-def _losses(run: TrainingRun, look: list[float]) -> Tensor:
-    by_epoch = run.epoch_loss if run.settings.until.loss_over == "epoch" else []
-    return torch.tensor([*look, *by_epoch], dtype=torch.float64)
-
-
-def _same(found: list[Tensor], wanted: list[Tensor]) -> bool:
-    return len(found) == len(wanted) and all(
-        a.shape == b.shape and bool((a.eq(b) | (a.isnan() & b.isnan())).all())
-        for a, b in zip(found, wanted, strict=True)
-    )
 
 
 LANES = 16
