@@ -393,7 +393,7 @@ def _read(spelling: str) -> Measure:
         ) from error
     if name.id not in MEASURES:
         raise UnknownName.among("measure", name.id, MEASURES)
-    return MEASURES[name.id](**options)
+    return MEASURES[name.id](**options) if options else MEASURES[name.id]
 
 
 def comes_along(asked: Iterable[PassMeasure], free: frozenset[Need] = FREE) -> list[PassMeasure]:

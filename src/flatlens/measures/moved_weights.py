@@ -139,10 +139,12 @@ def worst_sharpness(
         return undefined(why)
     # each group climbs on its own; the rises are averaged by their masses
     size, total, reached = min(m or lens.problem.n, lens.problem.n), 0.0, []
-    for _, group in zip(run.counted("groups of samples", -(-lens.problem.n // size)), groups, strict=True):
+    for group in groups:
         rise, mass, each = _worst_of(elsewhere, group, rho, unit, restarts, steps, run)
         total += rise * mass
         reached.append(each * mass)
+        if run.progress is not None:
+            run.progress("groups of samples", len(reached), -(-lens.problem.n // size))
     if not math.isfinite(total):
         return undefined(NO_LOSS)
     mass, rises = lens.problem.mass, torch.stack(reached).sum(0)
