@@ -18,10 +18,7 @@ from flatlens.problem.ranks import Ranks, in_one_piece
 HALF = (torch.float16, torch.bfloat16)
 Arithmetic = Literal["full", "tf32", "bfloat16"]
 _MOST = 2**62  #: largest number of bytes; larger sizes become this
-REDUCED_PRECISION = {
-    "tf32": 2.0**-10,
-    "bfloat16": torch.finfo(torch.bfloat16).eps,
-}  #: machine epsilon of each reduced-precision mode
+REDUCED_PRECISION = {"tf32": 2.0**-10, "bfloat16": torch.finfo(torch.bfloat16).eps}  #: machine epsilon of each mode
 
 
 def require_usable(model: object, dtype: object) -> None:
@@ -75,11 +72,8 @@ def is_quantised(module: nn.Module) -> bool:
 
 def _require_real(model: nn.Module, dtype: torch.dtype) -> None:
     """Refuse complex parameters, and complex buffers where a copy in `dtype` would lose their imaginary part."""
-    if any(p.dtype != dtype for p in model.parameters()):
-        found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    else:
-        found = dict(model.named_parameters())
-    for name, tensor in found.items():
+    copied = any(p.dtype != dtype for p in model.parameters())
+    for name, tensor in [*model.named_parameters(), *(model.named_buffers() if copied else ())]:
         if tensor.is_complex():
             raise BadModel(
                 f"{name!r} is complex ({tensor.dtype}), and in {dtype} its imaginary part would be dropped",

@@ -33,7 +33,7 @@ from flatlens.problem.diagnosis import (
     why_random,
 )
 from flatlens.problem.eval_context import copy_of, differentiable, size_of_parts
-from flatlens.problem.forward import Convention, NetworkOnData, convention_of
+from flatlens.problem.forward import NetworkOnData, convention_of
 from flatlens.problem.loss import Loss
 from flatlens.problem.loss_checks import require_apart, require_no_weights, same_targets
 from flatlens.problem.measured_copy import original_of
@@ -128,7 +128,15 @@ def require_same_everywhere(problem: NetworkOnData) -> None:
             "the network's parameters are spread over the processes, each of which reads all the data: leave ranks out",
             argument="ranks",
         )
-    found = problem.peers.apart(lambda: dict(_facts(problem)))
+
+    def facts() -> dict[tuple[str, str], object]:
+        tensors = (("weights", problem.model.named_parameters()), ("buffers", problem.model.named_buffers()))
+        own = [(of, name, tensor) for of, named in tensors for name, tensor in named if not hasattr(tensor, "to_local")]
+        given = filter(None, (problem.data, problem.test))
+        of_data = {(data.where, name): fact for data in given for name, fact in data.facts.items()}
+        return {(of, name): checksum(tensor) for of, name, tensor in own} | of_data
+
+    found = problem.peers.apart(facts)
     if found is None:
         return
     (of, name), others = found
@@ -152,30 +160,17 @@ def require_same_everywhere(problem: NetworkOnData) -> None:
     )
 
 
-def _facts(problem: NetworkOnData) -> Iterator[tuple[tuple[str, str], object]]:
-    """Yield what has to be the same in all processes, by what it is of and its name."""
-    for of, named in (("weights", problem.model.named_parameters()), ("buffers", problem.model.named_buffers())):
-        yield from (((of, name), checksum(tensor)) for name, tensor in named if not hasattr(tensor, "to_local"))
-    for data in filter(None, (problem.data, problem.test)):
-        yield from (((data.where, name), fact) for name, fact in data.facts.items())
-
-
-def first_convention(problem: NetworkOnData, model: nn.Module) -> Convention:
-    """Return how the network reads labels, from the first batch; in a pair (x, labels) they lie as they are given."""
-    for raw in problem.batches(256):
-        batch = problem.place(raw)
-        if problem.data.labelled:
-            with retold("the first batch"), users_code(forward_failed("the first batch")):
-                return convention_of(model, *batch)
-        break
-    return Convention()
-
-
 def check_first(problem: NetworkOnData, model: nn.Module) -> Loss:
-    """Refuse a model or data that differ when used twice, on the first batch; return the loss for its outputs."""
+    """Refuse a model or data that differ when used twice, on the first batch; return the loss for its outputs.
+
+    Note how the network reads labels that came in a dict; in a pair (x, labels) they lie as they are given.
+    """
     first = next(problem.batches(256), None)
     if first is None or size(first) == 0:
         raise BadData("the data is empty", argument="data", remedy="at least one sample is needed")
+    if problem.forward is None and problem.data.labelled:
+        with retold("the first batch"), users_code(forward_failed("the first batch")):
+            problem.convention = convention_of(model, *problem.place(first))
     for _ in problem.batches(256):  # read again from the start: the first batch must come back the same
         break
     require_finite(first, problem.data.where)
@@ -348,7 +343,14 @@ def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch,
     detached values, such as a detached mean over the batch.
     """
     order = torch.randperm(len(f), generator=torch.Generator().manual_seed(len(f)))
-    of_parts = cache(partial(_of_parts, problem, model, raw))
+
+    @cache
+    def of_parts() -> float:  # the size of parts that may cancel in the outputs; 0 if it is not known
+        with suppress(BadModel, ForwardFailed):
+            if not problem.sharded:
+                return size_of_parts(model, "a check", lambda moved: _outputs(problem, moved, raw))
+        return 0.0
+
     by_size = combined(f).cpu().argsort()
     pairs = (by_size[:2], by_size[-2:]) if len(f) > 4 else ()
     for rows in (part.sort().values for part in (*order.chunk(2), *pairs)):
@@ -414,22 +416,12 @@ def _why_not_finite(problem: NetworkOnData, model: nn.Module, raw: Batch, bad: i
         return "activations overflow float32: ", Give("dtype", torch.float64), " measures it"
     why = if_found(lambda: why_not_finite(model, partial(_outputs, problem, model, sample)))
     why = why or "numbers that overflow, or an operation without a finite result, are possible"
-    return why + if_found(lambda: _instead_of_masks(problem.loss, f, y))
-
-
-def _instead_of_masks(loss: Loss, f: Tensor, y: Any) -> str:
+    # if nothing else is amiss, the losses are finite with another number in place of -inf
     masked = f == -math.inf
-    if not bool(masked.any()) or not finite(loss.values(f.to(torch.float64).masked_fill(masked, _MASKED), y)):
-        return ""
-    return f"; if it masks outputs by -inf, a large negative number in its place, such as {_MASKED:g}, is finite"
-
-
-def _of_parts(problem: NetworkOnData, model: nn.Module, raw: Batch) -> float:
-    if problem.sharded:
-        return 0.0
-    with suppress(BadModel, ForwardFailed):
-        return size_of_parts(model, "a check", lambda moved: problem.run(moved, problem.place(raw))[0])
-    return 0.0
+    filled = f.to(torch.float64).masked_fill(masked, _MASKED)
+    if bool(masked.any()) and if_found(lambda: "yes" * finite(problem.loss.values(filled, y))):
+        why += f"; if it masks outputs by -inf, a large negative number in its place, such as {_MASKED:g}, is finite"
+    return why
 
 
 def _failing_sample(problem: NetworkOnData, model: nn.Module, raw: Batch, start: int, given: str) -> str:

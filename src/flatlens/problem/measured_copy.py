@@ -141,11 +141,6 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
             _held[model] = outer
 
 
-def is_measured(model: nn.Module) -> bool:
-    """Return whether this network is in the state of `attributes_kept` now."""
-    return model in _held
-
-
 def put_back(model: nn.Module) -> None:
     """Give a network that is measured the attributes that it had when `attributes_kept` began."""
     for module, before in _held.get(model, ()):
@@ -226,7 +221,7 @@ def catch_up(copied: nn.Module) -> None:
     Training in place is seen without this; `p.data = ...` and a loaded state may give a parameter other memory.
     """
     original = _originals.get(copied)
-    if original is None or is_measured(copied):
+    if original is None or copied in _held:
         return
     with torch.inference_mode(False), torch.no_grad():
         theirs: dict[str, Tensor] = dict(original.named_parameters(remove_duplicate=False))

@@ -120,14 +120,11 @@ def _scaled(v: Tensor, g: Tensor, dim: int) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
-def _of_hook(hook: Any, module: nn.Module) -> Tensor:
-    return _scaled(getattr(module, f"{hook.name}_v"), getattr(module, f"{hook.name}_g"), hook.dim)
-
-
 _WEIGHT_NORMS: list[tuple[Any, str, object]] = [
     (_WeightNorm, "forward", lambda norm, g, v: _scaled(v, g, norm.dim)),
-    (WeightNorm, "compute_weight", _of_hook),
-]
+    (WeightNorm, "compute_weight",
+     lambda hook, module: _scaled(getattr(module, f"{hook.name}_v"), getattr(module, f"{hook.name}_g"), hook.dim)),
+]  # fmt: skip
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from flatlens.problem.batches import Batch, spaced
 from flatlens.problem.data import Data
 from flatlens.problem.eval_context import copy_of, device_of, measuring, require_own_torch, untouched, unwrapped
 from flatlens.problem.forward import Convention, Forward, NetworkOnData
-from flatlens.problem.inspection import Seen, check_all, check_first, first_convention, require_same_everywhere
+from flatlens.problem.inspection import Seen, check_all, check_first, require_same_everywhere
 from flatlens.problem.loss import Loss
 from flatlens.problem.loss_checks import MOST_OUTPUTS, require_twice
 from flatlens.problem.losses import LossFunction, as_loss
@@ -49,14 +49,14 @@ class Problem(NetworkOnData):
     """The problem to measure: the risk of `model` under `loss` on `data`.
 
     The constructor runs the model once over the data. Outputs must be finite, be the same when computed twice, and each
-    sample's must not depend on the others. They have shape (n, N), or one of `problem.shapes`: (n,), images of classes,
-    several heads. The model stays as it was; it may be trained further between measurements.
+    sample's must not depend on the others. They have shape (n, N), or one of `problem.row_layout`: (n,), images of
+    classes, several heads. The model stays as it was; it may be trained further between measurements.
 
     For outputs of shape (n, T, N), with one row per token, the rows side by side are a sample's outputs. Some tokens do
     not count: those labelled `ignore_index` (-100), those hidden by an `attention_mask` fed to the model, or those for
-    which a third value of forward=, (n, T), is false. `problem.sequences` defines the risk. Where torch's cross-entropy
-    takes outputs (n, A, B) with the targets, axis 1 holds the classes, as in torch, unless a mask of tokens, the
-    network's own loss, or another batch shows that the outputs are those of A tokens.
+    which a third value of forward=, (n, T), is false. `problem.row_layout` defines the risk. Where torch's
+    cross-entropy takes outputs (n, A, B) with the targets, axis 1 holds the classes, as in torch, unless a mask of
+    tokens, the network's own loss, or another batch shows that the outputs are those of A tokens.
 
     Args:
         model: The network; the one inside torch.compile, DataParallel or DistributedDataParallel is measured.
@@ -145,8 +145,6 @@ class Problem(NetworkOnData):
         with untouched(network):
             with self.measuring(network), torch.no_grad():
                 with apart_from_original(network):
-                    if self.forward is None:
-                        self.convention = first_convention(self, network)
                     loss = check_first(self, network)
                 self.loss = loss
                 found, self.probes, seen = check_all(self, network, self.data)
@@ -245,7 +243,7 @@ class Problem(NetworkOnData):
     def measured(self) -> nn.Module:
         """Return the network that is differentiated: a copy of the model on its weights, or with weights in `dtype`.
 
-        The model itself where it has no copy: see `problem.copies`.
+        The model itself where it has no copy: see `problem.measured_copy`.
         """
         with in_turn(self.model):  # not while another thread measures it in place
             return self._measured()

@@ -64,7 +64,8 @@ class Ranks:
                 size = -1 if store is None else int(os.environ["WORLD_SIZE"])
                 rank = -1 if store is None else int(os.environ["RANK"])
                 dist.init_process_group(backend(), timeout=_PATIENCE, store=store, rank=rank, world_size=size)
-            atexit.register(_leave)
+            # gloo's threads that live at exit may abort the process (`terminate called`)
+            atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
         return cls(dist.get_rank(), dist.get_world_size())
 
     def takes(self, number: int) -> bool:
@@ -183,12 +184,6 @@ def _sendable(error: Exception) -> Exception:
         return error if isinstance(pickle.loads(pickle.dumps(error)), type(error)) else RuntimeError(typed_line(error))
     except Exception:  # an error of the user's code may hold anything
         return RuntimeError(typed_line(error))
-
-
-def _leave() -> None:
-    """Take this process out of the group: gloo's threads that live at exit may abort it (`terminate called`)."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def backend() -> str:
