@@ -31,7 +31,7 @@ from flatlens.operations.graph import Graph
 from flatlens.operations.table import operation_of
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import FORWARD_CHUNK, size, take
-from flatlens.problem.eval_context import differentiable, elsewhere
+from flatlens.problem.eval_context import differentiable, moved_in_place
 from flatlens.problem.forward import Outcomes, outcomes
 from flatlens.problem.ranks import in_one_piece, of_the_first, whole_parameters
 
@@ -341,7 +341,7 @@ class Landscape:
         there = {name: p for name, p in self.space.parameters.items() if name in direction}
         with self.problem.measuring(self.model, twice=False), ExitStack() as stack:
             if self.model is self.problem.model:
-                kept, put = stack.enter_context(elsewhere(list(there.values())))
+                kept, put = stack.enter_context(moved_in_place(list(there.values())))
             else:
                 kept, put = [p.detach() for p in there.values()], None
                 stack.callback(self._moved.clear)

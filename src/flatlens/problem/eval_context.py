@@ -302,7 +302,7 @@ def differentiable(parameters: Iterable[Tensor]) -> AbstractContextManager[None]
 
 
 @contextmanager
-def elsewhere(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Callable[[Iterable[Tensor]], None]]]:
+def moved_in_place(tensors: list[Tensor]) -> Iterator[tuple[list[Tensor], Callable[[Iterable[Tensor]], None]]]:
     """Give the tensors' values, and a function that puts others in their place; they have their own again afterwards.
 
     Each gets other memory for a time: nothing is written to its own, which a copy of a network shares with the user's.

@@ -64,8 +64,9 @@ def replaced(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
     changes = [change for change in changes if hasattr(*change[:2])]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
-        for owner, name, value in changes:
-            setattr(owner, name, value)
+        for (owner, name, value), (_, _, was) in zip(changes, before, strict=True):
+            if value is not was:
+                setattr(owner, name, value)
         yield
     finally:
         for owner, name, value in before:
