@@ -10,6 +10,19 @@ import pytest
 from flatlens.deprecated_names import FORMER_MODULES, FormerName
 
 
+NAMES = {
+    "flatlens.bounds.bound": "bound",
+    "flatlens.bounds.claim": "Claim",
+    "flatlens.measures.card": "FUNCTION on_lens per_sample",
+    "flatlens.measures.reduce": "mean largest",
+    "flatlens.papers.predictions": "Prediction",
+    "flatlens.transforms.moves": "order_reader order_source rescale_reader rescale_source",
+    "flatlens.transforms.permutation": "feature_by_feature",
+    "flatlens.transforms.transform": "transform",
+}
+"""What the guide to extensions imported."""
+
+
 @pytest.mark.parametrize("name", FORMER_MODULES)
 def test_a_former_module_has_the_present_names_and_warns_where_it_is_imported(name: str) -> None:
     sys.modules.pop(name, None)
@@ -20,6 +33,7 @@ def test_a_former_module_has_the_present_names_and_warns_where_it_is_imported(na
         n: v for n, v in vars(present).items() if n[0] != "_"
     }
     assert told[0].filename == __file__
+    assert NAMES[name].split() == [public for public in NAMES[name].split() if hasattr(found, public)]
 
 
 def test_a_module_that_never_was_is_not_found() -> None:

@@ -49,7 +49,7 @@ FORMER_MODULES: Mapping[str, str] = {
     "flatlens.bounds.bound": "flatlens.bounds.definition",
     "flatlens.bounds.claim": "flatlens.bounds.context",
     "flatlens.measures.card": "flatlens.measures.definition",
-    "flatlens.measures.reduce": "flatlens.measures.reductions",
+    "flatlens.measures.reduce": "flatlens.measures.definition",
     "flatlens.papers.predictions": "flatlens.papers.experiment",
     "flatlens.transforms.moves": "flatlens.transforms.neurons",
     "flatlens.transforms.permutation": "flatlens.transforms.neurons",
