@@ -9,7 +9,6 @@ import pytest
 
 from flatlens.deprecated_names import FORMER_MODULES, FormerName
 
-
 NAMES = {
     "flatlens.bounds.bound": "bound",
     "flatlens.bounds.claim": "Claim",
