@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import final
 
 import torch
@@ -28,7 +29,7 @@ from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
 from flatlens.curvature.operators import Operator, Residual
-from flatlens.curvature.symmetry import SymmetryCheck, random_like
+from flatlens.curvature.symmetry import SymmetryCheck, derivative_along, random_like
 from flatlens.errors import out_of_memory
 from flatlens.estimate import Progress
 from flatlens.grams import Plan, Weight, agreed
@@ -47,7 +48,7 @@ from flatlens.operations.operator_norm import power_of_two
 from flatlens.operations.parameter_uses import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import has_lists, is_list, select, size
-from flatlens.problem.eval_context import differentiable
+from flatlens.problem.eval_context import device_of, differentiable
 from flatlens.problem.forward import slopes
 from flatlens.problem.ranks import ChunkBuffer
 from flatlens.progress import PRODUCTS
@@ -57,24 +58,28 @@ class Directions(ABC):
     """A family of perturbations of a layer with weight W (g, d, m)."""
 
     @abstractmethod
-    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
-        """Yield the changes U of the pre-activation, (n, g, d, P) each, from phi (n, g, m, P)."""
-
-    @abstractmethod
     def count(self, W: Tensor, positions: int | None) -> int:
         """Return the number of perturbations of a weight that acts at P positions; None: those of the weight itself."""
 
-
-class WeightDirections(Directions):
-    """A family of perturbations of the weight itself."""
-
     @abstractmethod
+    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
+        """Yield (group, rows, their change at each position) of the pre-activation, from phi (n, g, m, P)."""
+
+    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+        """Yield the changes U of the pre-activation, (n, g, d, P) each, from phi (n, g, m, P)."""
+        for group, rows, change in self.changes(W, phi):
+            U = phi.new_zeros(len(phi), len(W), W.shape[1], phi.shape[3])
+            U[..., group, rows, :] = change
+            yield U
+
     def of_weight(self, W: Tensor) -> Iterator[Tensor]:
-        """Yield the changes V of the weight, (g, d, m) each."""
+        """Yield the changes V of the weight itself, (g, d, m) each: U is V where phi is the identity."""
+        identity = torch.eye(W.shape[2], dtype=W.dtype, device=W.device).expand(1, len(W), -1, -1)
+        return (U[0] for U in self.at_preactivation(W, identity))
 
 
 def factor(phi: Tensor) -> Tensor:
-    """Return E with E^T E = phi^T phi, (n, g, min(m, P), P)."""
+    """Return E with E^T E = phi^T phi, (n, g, min(m, P), P): enough where only the sum of the forms is needed."""
     one_position = phi.shape[3] == 1
     E: Tensor = torch.linalg.vector_norm(phi, dim=2, keepdim=True) if one_position else torch.linalg.qr(phi, mode="r").R
     return E
@@ -85,16 +90,13 @@ def _columns(W: Tensor, positions: int | None) -> int:
     return W.shape[2] if positions is None else min(W.shape[2], positions)
 
 
-def _put(like: Tensor, group: int, row: int | slice, value: Tensor) -> Tensor:
-    U = torch.zeros_like(like)
-    U[..., group, row, :] = value
-    return U
-
-
 @final
 @dataclass(frozen=True, eq=False)
-class RowDirections(WeightDirections):
-    """The perturbations T_r (x) e_t / scale_t; T is (g, rows, d), scale (g, m)."""
+class RowDirections(Directions):
+    """The perturbations T_r (x) e_t / scale_t; T is (g, rows, d), scale (g, m).
+
+    The forms' sum is Tr H_l for T = I, and relative flatness for T^T T = W W^T.
+    """
 
     T: Tensor
     scale: Tensor | None = None
@@ -103,101 +105,64 @@ class RowDirections(WeightDirections):
         """Return the number of perturbations."""
         return self.T.shape[0] * self.T.shape[1] * _columns(W, positions)
 
-    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
         """Yield the outer product of each T_r with each row of the factor of phi / scale."""
         E = factor(phi if self.scale is None else phi / self.scale[..., None].to(phi.dtype))
-        T = self.T.to(phi)
-        like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
-        for group in range(len(W)):
-            for row in T[group]:
+        for group, T in enumerate(self.T.to(phi)):
+            for row in T:
                 for e in E[:, group].unbind(1):
-                    yield _put(like, group, slice(None), row[:, None] * e[:, None])
-
-    def of_weight(self, W: Tensor) -> Iterator[Tensor]:
-        """Yield T_r (x) e_t / scale_t for each r and t."""
-        T, columns = self.T.to(W), torch.ones_like(W[:, 0]) if self.scale is None else 1 / self.scale.to(W)
-        for group in range(len(W)):
-            for row in T[group]:
-                for t in range(W.shape[2]):
-                    V = torch.zeros_like(W)
-                    V[group, :, t] = row * columns[group, t]
-                    yield V
+                    yield group, slice(None), row[:, None] * e[:, None]
 
 
 @final
-class EntryDirections(WeightDirections):
-    """The perturbations W_st e_s (x) e_t: each entry along its own value."""
+class EntryDirections(Directions):
+    """The perturbations W_st e_s (x) e_t, each entry along its own value; the forms sum to adaptive sharpness."""
 
     def count(self, W: Tensor, positions: int | None) -> int:
         """Return the number of perturbations."""
         return W.shape[0] * W.shape[1] * _columns(W, positions)
 
-    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
         """Yield changes of row s alone, along each row of the factor of (W_st phi_t)_t."""
-        like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
-        for group in range(len(W)):
-            for s, row in enumerate(W[group].to(phi)):
+        for group, rows in enumerate(W.to(phi)):
+            for s, row in enumerate(rows):
                 for e in factor(phi[:, group : group + 1] * row[:, None])[:, 0].unbind(1):
-                    yield _put(like, group, s, e)
-
-    def of_weight(self, W: Tensor) -> Iterator[Tensor]:
-        """Yield W_st in entry (s, t), 0 elsewhere."""
-        for V, w in zip(UnitDirections().of_weight(W), W.flatten(), strict=True):
-            yield V * w
+                    yield group, s, e
 
 
 @final
-class ColumnDirections(WeightDirections):
-    """The perturbations w_j (x) e_j: each column along itself."""
+class ColumnDirections(Directions):
+    """The perturbations w_j (x) e_j, each column along itself: the forms are those of neuron-wise flatness."""
 
     def count(self, W: Tensor, positions: int | None) -> int:
         """Return the number of perturbations."""
         return W.shape[0] * W.shape[2]
 
-    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
         """Yield w_j phi_j for each column j."""
-        like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
-        for group in range(len(W)):
-            for j, w in enumerate(W[group].T.to(phi)):
-                yield _put(like, group, slice(None), w[:, None] * phi[:, group, j, None])
-
-    def of_weight(self, W: Tensor) -> Iterator[Tensor]:
-        """Yield each column of W with zeros elsewhere."""
-        for group in range(len(W)):
-            for j in range(W.shape[2]):
-                V = torch.zeros_like(W)
-                V[group, :, j] = W[group, :, j]
-                yield V
+        for group, rows in enumerate(W.to(phi)):
+            for j, w in enumerate(rows.T):
+                yield group, slice(None), w[:, None] * phi[:, group, j, None]
 
 
 @final
-class UnitDirections(WeightDirections):
-    """The perturbations e_s (x) e_t: one entry by 1."""
+class UnitDirections(Directions):
+    """The perturbations e_s (x) e_t, one entry by 1: each form is H_st,st."""
 
     def count(self, W: Tensor, positions: int | None) -> int:
         """Return the number of perturbations."""
         return W.numel()
 
-    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
         """Yield changes of row s alone, by phi_t."""
-        like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
-        for group in range(len(W)):
-            for s in range(W.shape[1]):
-                for t in range(W.shape[2]):
-                    yield _put(like, group, s, phi[:, group, t])
-
-    def of_weight(self, W: Tensor) -> Iterator[Tensor]:
-        """Yield 1 in one entry, 0 elsewhere."""
-        for entry in range(W.numel()):
-            V = torch.zeros_like(W)
-            V.view(-1)[entry] = 1
-            yield V
+        for group, s, t in product(*map(range, W.shape)):
+            yield group, s, phi[:, group, t]
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class ShiftDirections(Directions):
-    """The perturbations z_s + b_s, the same at every position; b is (g, d), 1 if None."""
+    """The perturbations z_s + b_s, the same at every position, for a bias's H_ss; b is (g, d), 1 if None."""
 
     b: Tensor | None = None
 
@@ -205,13 +170,10 @@ class ShiftDirections(Directions):
         """Return the number of perturbations."""
         return W.shape[0] * W.shape[1]
 
-    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+    def changes(self, W: Tensor, phi: Tensor) -> Iterator[tuple[int, int | slice, Tensor]]:
         """Yield changes of row s alone, by b_s at all positions."""
-        like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
-        for group in range(len(W)):
-            for s in range(W.shape[1]):
-                value = like.new_ones(()) if self.b is None else self.b[group, s].to(like)
-                yield _put(like, group, s, value)
+        for group, s in product(*map(range, W.shape[:2])):
+            yield group, s, phi.new_ones(()) if self.b is None else self.b[group, s].to(phi)
 
 
 _TOGETHER = 16  #: directions differentiated in one batched call
@@ -233,24 +195,28 @@ def functional_hessian_along(
     directions) float64. Their mean over all samples is the quadratic form of the risk.
     """
     problem, weight = problem.as_asked(), layout.weight(layer)
+    called_once = len(weight.products) == 1
     most = max(1, min(64, problem.memory // (_TOGETHER * layout.bytes_per_sample(PRODUCT_OUTPUTS))))
     kept: ChunkBuffer[str] = ChunkBuffer()
-    count, check = 0, SymmetryCheck(problem, model)
-    in_all = directions.count(weight.matrix.W, weight.positions if len(weight.products) == 1 else None)
+    seen, count, check = 0, 0, SymmetryCheck(problem, model)
+    in_all = directions.count(weight.matrix.W, weight.positions if called_once else None)
     with agreed(problem.ranks), problem.measuring(model), differentiable(model.parameters()):
-        seen = 0
         for number, raw in problem.shared(most):
-            told = partial(tell, problem, progress, in_all, seen, size(raw))
             problem.require_as_seen(model, problem.place(raw), number)
+            batch, forms = problem.place(raw), []
             with ignore_slow_batching_warning():
-                if len(weight.products) == 1:
-                    batch = problem.place(raw)
-                    forms = _along_preactivation(problem, model, layout, weight, batch, directions, check, told)
+                if called_once:
+                    changes, of_units = _along_preactivation(problem, model, layout, weight, batch, directions, check)
                 else:
-                    assert isinstance(directions, WeightDirections)
-                    forms = _along_weight(problem, model, weight, problem.place(raw), directions, check, told)
-            kept.add(number, {"forms": of_chunk(forms.detach().to(torch.float64) * problem.n)})
-            count, seen = forms.shape[1], seen + size(raw)
+                    changes, of_units = _along_weight(problem, model, weight, batch, directions, check)
+                for U in _blocks(changes):
+                    # in units of powers of two near their size: forms do not underflow
+                    unit = power_of_two(U.flatten(1), 1)
+                    of_U = of_units(U / unit.reshape(-1, *[1] * (U.ndim - 1))).to(torch.float64)
+                    forms.append(of_U * unit.to(torch.float64).square())
+                    tell(problem, progress, in_all, seen, size(raw), sum(map(len, forms)))
+            kept.add(number, {"forms": of_chunk(torch.cat(forms).T.detach() * problem.n)})
+            count, seen = sum(map(len, forms)), seen + size(raw)
     return kept.joined(problem.ranks)["forms"], max(problem.ranks.together(count))
 
 
@@ -302,10 +268,8 @@ def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
         yield torch.stack(block)
 
 
-def _scaled(U: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the directions divided by powers of two near their size, and these squared: forms do not underflow."""
-    size = power_of_two(U.flatten(1), 1)
-    return U / size.reshape(-1, *[1] * (U.ndim - 1)), size[:, 0].to(torch.float64).square()
+_OfUnits = Callable[[Tensor], Tensor]
+"""The quadratic forms of several directions, (b, n)."""
 
 
 def _along_preactivation(
@@ -316,25 +280,20 @@ def _along_preactivation(
     batch: Batch,
     directions: Directions,
     check: SymmetryCheck,
-    told: Callable[[int], None],
-) -> Tensor:
+) -> tuple[Iterator[Tensor], _OfUnits]:
     tape, inputs, f, y = run_recorded(problem, model, batch)
     layout.require_same(tape, inputs, batch)
-    n, seen = len(f), RecordedWeight(tape, layout, weight, len(f))
-    W = weight.cut(weight.adapter.matrix(weight.value))
-    phi = seen.phi
+    seen = RecordedWeight(tape, layout, weight, len(f))
     of = (slopes(problem, f, y) * f).sum()
     (slope,) = torch.autograd.grad(of, [seen.edge], create_graph=True)
     require_second_derivative([slope])
     check.require_symmetric(batch, of, [slope], [seen.edge])
-    affine = not slope.requires_grad
-    product, forms = _HessianProducts(seen, seen.by_position(slope), problem.precision**0.5), []
-    for U in _blocks(directions.at_preactivation(W, phi)):
-        unit, squared = _scaled(U)
-        of_units = f.new_zeros(len(U), n) if affine else (unit * product.along(unit)).sum((2, 3, 4))
-        forms.append(of_units.to(torch.float64) * squared[:, None])
-        told(sum(map(len, forms)))
-    return torch.cat(forms).T
+    products = _HessianProducts(seen, seen.by_position(slope), problem.precision**0.5)
+
+    def of_units(U: Tensor) -> Tensor:
+        return (U * products.along(U)).sum((2, 3, 4)) if slope.requires_grad else f.new_zeros(len(U), len(f))
+
+    return directions.at_preactivation(weight.cut(weight.adapter.matrix(weight.value)), seen.phi), of_units
 
 
 class _HessianProducts:
@@ -388,14 +347,8 @@ class _HessianProducts:
 
 
 def _along_weight(
-    problem: Problem,
-    model: nn.Module,
-    weight: Weight,
-    batch: Batch,
-    directions: WeightDirections,
-    check: SymmetryCheck,
-    told: Callable[[int], None],
-) -> Tensor:
+    problem: Problem, model: nn.Module, weight: Weight, batch: Batch, directions: Directions, check: SymmetryCheck
+) -> tuple[Iterator[Tensor], _OfUnits]:
     if weight.parameter is None:
         raise RuntimeError("the weight is computed from other parameters again in each of several calls")
     f, y = problem.run(model, batch)
@@ -403,44 +356,41 @@ def _along_weight(
     live, of = dict(model.named_parameters())[weight.parameter], (slope * f).sum()
     rows: list[Tensor | None] = list(torch.autograd.grad(of, [live], create_graph=True, allow_unused=True))
     check.require_symmetric(batch, of, rows, [live])
+
+    # from the fastest way to the one that always works; what torch.func cannot do is an error, and the next is taken
     W = weight.value
-    runner = Runner(problem, model)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
     axes = sample_axes(batch, len(f))
-    along = vmap(_sample_product(runner, weight.parameter, W), in_dims=(None, None, 0))
+    runner, name = Runner(problem, model), weight.parameter
+    along = vmap(partial(_by_functions, runner, name, W), in_dims=(None, None, 0))
+    alone = partial(_by_backward_passes, runner, name, W)
     over_samples = vmap(along, in_dims=(axes, 0, None))
-    alone = _plain_product(runner, weight.parameter, W)
 
-    def each() -> Iterator[tuple[Batch, Tensor]]:
+    def samples() -> Iterator[tuple[Batch, Tensor]]:
         return ((_sample(batch, axes, i), slope[i]) for i in range(len(f)))
 
-    ways: list[Callable[[Tensor], Tensor]] = [
+    ways: list[_OfUnits] = [
         lambda V: over_samples(batch, slope, V),
         # a forward() that branches on its data: one sample at a time
-        lambda V: torch.stack([along(sample, own, V) for sample, own in each()]),
+        lambda V: torch.stack([along(sample, own, V) for sample, own in samples()]),
         # writes in place, an autograd.Function: one direction at a time
-        lambda V: torch.stack([torch.stack([alone(sample, own, v) for v in V]) for sample, own in each()]),
+        lambda V: torch.stack([torch.stack([alone(sample, own, v) for v in V]) for sample, own in samples()]),
     ]
-
     if has_lists(batch):  # torch.vmap cannot take their items apart
         del ways[0]
 
-    def forms(V: Tensor) -> Tensor:
+    def of_units(V: Tensor) -> Tensor:
+        V = weight.adapter.as_stored(weight.embedded(V), W.shape)
         while len(ways) > 1:
             try:
-                return ways[0](V).detach()
+                return ways[0](V).detach().T
             except RuntimeError as error:
                 if out_of_memory(error):
                     raise
                 ways.pop(0)
-        return ways[0](V).detach()
+        return ways[0](V).detach().T
 
-    found: list[Tensor] = []
-    for V in _blocks(directions.of_weight(weight.cut(weight.adapter.matrix(W)))):
-        unit, squared = _scaled(V)
-        found.append(forms(weight.adapter.as_stored(weight.embedded(unit), W.shape)).to(torch.float64) * squared)
-        told(sum(part.shape[1] for part in found))
-    return torch.cat(found, 1)
+    return directions.of_weight(weight.cut(weight.adapter.matrix(W))), of_units
 
 
 def _sample(batch: Batch, axes: Batch, i: int) -> Batch:
@@ -449,37 +399,29 @@ def _sample(batch: Batch, axes: Batch, i: int) -> Batch:
     return tree_map(lambda part, axis: part if axis is None else part[0], rest, axes, is_leaf=is_list)
 
 
-def _plain_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:
-    """Return the same as `_sample_product`, by two backward passes without torch.func."""
-
-    def product(sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
-        single = as_batch(sample)
-        eps = W.new_zeros(()).requires_grad_()
-        outputs = runner.at({name: W.detach() + eps * V}, single)[0][0]
-        of = (slope.detach() * outputs).sum()
-        (first,) = torch.autograd.grad(of, [eps], create_graph=True, materialize_grads=True)
-        if not first.requires_grad:
-            return torch.zeros_like(first)
-        (second,) = torch.autograd.grad(first, [eps], materialize_grads=True)
-        return second
-
-    return product
+def _outputs_along(
+    runner: Runner, name: str, W: Tensor, sample: Batch, slope: Tensor, V: Tensor, eps: Tensor
+) -> Tensor:
+    """Return <slope, f> of one sample at the weight W + eps V."""
+    return (slope * runner.at({name: W + eps * V}, as_batch(sample))[0][0]).sum()
 
 
-def _sample_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:
-    """Return the function (sample, slope of its loss in the outputs, V) -> <slope, d2 f / dV2>."""
+def _by_functions(runner: Runner, name: str, W: Tensor, sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
+    """Return <slope, d2 f / dV2> of one sample."""
+    along = partial(_outputs_along, runner, name, W, sample, slope, V)
+    result: Tensor = grad(grad(along))(W.new_zeros(()))
+    return result
 
-    def product(sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
-        single = as_batch(sample)
 
-        def along(eps: Tensor) -> Tensor:
-            outputs = runner.at({name: W + eps * V}, single)[0][0]
-            return (slope * outputs).sum()
-
-        result: Tensor = grad(grad(along))(W.new_zeros(()))
-        return result
-
-    return product
+def _by_backward_passes(runner: Runner, name: str, W: Tensor, sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
+    """Return the same without torch.func."""
+    eps = W.new_zeros(()).requires_grad_()
+    of = _outputs_along(runner, name, W.detach(), sample, slope.detach(), V, eps)
+    (first,) = torch.autograd.grad(of, [eps], create_graph=True, materialize_grads=True)
+    if not first.requires_grad:
+        return torch.zeros_like(first)
+    (second,) = torch.autograd.grad(first, [eps], materialize_grads=True)
+    return second
 
 
 _BLOCK = 128  #: number of samples, by position in the data, that share the probes of some parameters
@@ -528,20 +470,18 @@ def functional_hessian_trace(
     problem = problem.as_asked()
     fitting = max(1, min(_BLOCK, problem.memory // (4 * layout.bytes_per_sample(PRODUCT_OUTPUTS))))
     most = 1 << fitting.bit_length() - 1  # a power of two: no chunk has samples of two blocks
-    parameters: dict[str, Tensor] = dict(model.named_parameters())
-    totals = next(iter(parameters.values())).new_zeros(len(curved.names), probes, dtype=torch.float64)
+    totals = torch.zeros(len(curved.names), probes, dtype=torch.float64, device=device_of(model))
     seed = int(torch.randint(2**62, (), generator=generator))
-    check = SymmetryCheck(problem, model)
+    seen, check = 0, SymmetryCheck(problem, model)
     with (
         agreed(problem.ranks),
         problem.measuring(model),
-        differentiable(parameters.values()),
+        differentiable(model.parameters()),
         ignore_slow_batching_warning(),
     ):
-        seen = 0
         for first, raw in problem.shared(most):
             problem.require_as_seen(model, problem.place(raw), first)
-            chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted, check)
+            chunk = _Chunk(problem, model, layout, curved, problem.place(raw), weighted, check)
             of_block = torch.Generator().manual_seed(seed + first // _BLOCK)
             for probe in range(probes):
                 totals[:, probe] += chunk.probe(_Signs(curved.names, seed, probe, first), of_block)
@@ -575,67 +515,60 @@ class _Chunk:
         layout: Plan,
         curved: CurvedParameters,
         batch: Batch,
-        parameters: dict[str, Tensor],
         weighted: bool,
         check: SymmetryCheck,
     ) -> None:
         tape, inputs, f, y = run_recorded(problem, model, batch)
         layout.require_same(tape, inputs, batch)
-        self.curved, self.weighted, self.dtype, self.device = curved, weighted, f.dtype, f.device
+        self.curved, self.weighted = curved, weighted
         self.layers = {layer: layout.weights[layer] for layer in {**curved.weights, **curved.biases}}
-        self.others = {name: parameters[name] for name in curved.others}
+        parameters = dict(model.named_parameters())
+        self.others: dict[str, Tensor] = {name: parameters[name] for name in curved.others}
         self.seen = {layer: RecordedWeight(tape, layout, weight, len(f)) for layer, weight in self.layers.items()}
-        self.phi = self._inputs()
+        # phi of each layer with a curved weight, or its factor if that needs far fewer random numbers
+        phis = {layer: self.seen[layer].phi for layer in curved.weights}
+        few = {layer for layer, phi in phis.items() if not weighted and phi.shape[2] > 4 * phi.shape[3]}
+        self.phi = {layer: factor(phi) if layer in few else phi for layer, phi in phis.items()}
         self.at: list[Place] = [*(seen.edge for seen in self.seen.values()), *self.others.values()]
         of = (slopes(problem, f, y) * f).sum()
-        rows = list(torch.autograd.grad(of, self.at, create_graph=True, allow_unused=True))
-        require_second_derivative(rows)
-        check.require_symmetric(batch, of, [*rows], self.at)
-        self.slopes = rows
-
-    def _inputs(self) -> dict[str, Tensor]:
-        """Return phi of each layer with a curved weight, or its factor if that needs far fewer random numbers."""
-        found = {}
-        for layer in self.curved.weights:
-            phi = self.seen[layer].phi
-            found[layer] = factor(phi) if not self.weighted and phi.shape[2] > 4 * phi.shape[3] else phi
-        return found
+        self.slopes = list(torch.autograd.grad(of, self.at, create_graph=True, allow_unused=True))
+        require_second_derivative(self.slopes)
+        check.require_symmetric(batch, of, [*self.slopes], self.at)
+        like = f.new_empty(())
+        self.like = {layer: seen.by_position(like.new_empty(seen.shape)) for layer, seen in self.seen.items()}
 
     def probe(self, signs: _Signs, of_block: torch.Generator) -> Tensor:
         """Return one estimate of the part of each of `curved.names`, float64, by one double backward."""
-        moves = {layer: self._move(layer, weight, signs) for layer, weight in self.layers.items()}
+        # random changes V of the weights and biases, as changes U of the pre-activations, and of the other parameters
+        moves = {layer: self._moves(layer, weight, signs) for layer, weight in self.layers.items()}
         steps = {name: random_signs(p.shape, p, of_block) for name, p in self.others.items()}
         if self.weighted:
             steps = {name: step * self.others[name].detach() for name, step in steps.items()}
-        onto = [self.seen[layer].as_output(_added(parts)) for layer, parts in moves.items()] + list(steps.values())
-        live = [(slope, step) for slope, step in zip(self.slopes, onto, strict=True) if _is_curved(slope)]
-        Hv: tuple[Tensor | None, ...] = (None,) * len(self.at)
-        if live:
-            Hv = torch.autograd.grad(
-                [slope for slope, _ in live], self.at, [step for _, step in live], retain_graph=True, allow_unused=True
-            )
-        shares = {}
-        for (layer, parts), row in zip(moves.items(), Hv, strict=False):
-            for name, U in parts.items():
-                shares[name] = _overlap(U, None if row is None else self.seen[layer].by_position(row))
-        for (name, step), row in zip(steps.items(), Hv[len(moves) :], strict=True):
-            shares[name] = _overlap(step, row)
-        return torch.stack([shares[name] for name in self.curved.names])
+        sums = (
+            torch.stack([*own.values()]).sum(0) if len(own) > 1 else next(iter(own.values())) for own in moves.values()
+        )
+        onto = [*map(RecordedWeight.as_output, self.seen.values(), sums), *steps.values()]
+        # H times all of them at once
+        Hv = derivative_along(self.slopes, self.at, onto)
+        # the part of each is its own change's share of the form
+        parts = {name: (step, row) for (name, step), row in zip(steps.items(), Hv[len(moves) :], strict=True)}
+        for (layer, own), row in zip(moves.items(), Hv, strict=False):
+            placed = None if row is None else self.seen[layer].by_position(row)
+            parts |= {name: (U, placed) for name, U in own.items()}
+        return torch.stack([_overlap(*parts[name]) for name in self.curved.names])
 
-    def _move(self, layer: str, weight: Weight, signs: _Signs) -> dict[str, Tensor]:
+    def _moves(self, layer: str, weight: Weight, signs: _Signs) -> dict[str, Tensor]:
         """Return random changes of the pre-activation by weight and bias, (n, g, d, P), another for each sample."""
-        z = self._like(layer)
-        parts = {}
-        if layer in self.curved.weights:
-            name = self.curved.weights[layer]
-            parts[name] = self._weight_move(name, weight, self.phi[layer], z, signs)
-        if layer in self.curved.biases:
-            b = signs.of(self.curved.biases[layer], (*z.shape[:3], 1), z)
+        z, found = self.like[layer], {}
+        if (name := self.curved.weights.get(layer)) is not None:
+            found[name] = self._weight_move(name, weight, self.phi[layer], z, signs)
+        if (name := self.curved.biases.get(layer)) is not None:
+            b = signs.of(name, (*z.shape[:3], 1), z)
             if self.weighted:
                 assert weight.bias_value is not None
                 b = b * weight.bias_value.reshape(z.shape[1], z.shape[2], 1)
-            parts[self.curved.biases[layer]] = b.expand_as(z)
-        return parts
+            found[name] = b.expand_as(z)
+        return found
 
     def _weight_move(self, name: str, weight: Weight, phi: Tensor, z: Tensor, signs: _Signs) -> Tensor:
         W = weight.adapter.matrix(weight.value)
@@ -650,21 +583,9 @@ class _Chunk:
             U[piece] = (V * W if self.weighted else V) @ phi[piece]
         return U
 
-    def _like(self, layer: str) -> Tensor:
-        """Return an uninitialised tensor of the product's shape, by position."""
-        return self.seen[layer].by_position(torch.empty(self.seen[layer].shape, dtype=self.dtype, device=self.device))
-
-
-def _added(parts: dict[str, Tensor]) -> Tensor:
-    return torch.stack(list(parts.values())).sum(0) if len(parts) > 1 else next(iter(parts.values()))
-
 
 def _overlap(move: Tensor, Hv: Tensor | None) -> Tensor:
     return move.new_zeros((), dtype=torch.float64) if Hv is None else (move * Hv).sum(dtype=torch.float64)
-
-
-def _is_curved(slope: Tensor | None) -> bool:
-    return slope is not None and slope.requires_grad
 
 
 def exact_functional_hessian_trace(
@@ -682,17 +603,15 @@ def exact_functional_hessian_trace(
 
     def total(layer: str, directions: Directions) -> float:
         nonlocal products
-        sums, count = functional_hessian_along(
-            problem, model, layout, layer, directions, lambda forms: forms.sum(1), progress
-        )
+        of = problem, model, layout, layer, directions
+        sums, count = functional_hessian_along(*of, lambda forms: forms.sum(1), progress)
         products += count
         return float(sums.sum()) / problem.n
 
     for layer, name in curved.weights.items():
-        W = layout.weights[layer].matrix.W
-        found[name] = total(
-            layer, EntryDirections() if weighted else RowDirections(torch.eye(W.shape[1]).expand(len(W), -1, -1))
-        )
+        groups, rows, _ = layout.weights[layer].matrix.W.shape
+        every_row = RowDirections(torch.eye(rows).expand(groups, -1, -1))
+        found[name] = total(layer, EntryDirections() if weighted else every_row)
     for layer, name in curved.biases.items():
         matrix = layout.weights[layer].matrix
         assert matrix.b is not None
@@ -722,8 +641,6 @@ def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
 
 def exact_products(layout: Plan, curved: CurvedParameters, sizes: dict[str, int]) -> int:
     """Return the number of products that `exact_functional_hessian_trace` takes."""
-    weights = 0
-    for layer in curved.weights:
-        weight = layout.weights[layer]
-        weights += EntryDirections().count(weight.matrix.W, weight.positions)
-    return weights + sum(sizes[name] for name in (*curved.biases.values(), *curved.others))
+    weights = [layout.weights[layer] for layer in curved.weights]
+    entries = sum(EntryDirections().count(weight.matrix.W, weight.positions) for weight in weights)
+    return entries + sum(sizes[name] for name in (*curved.biases.values(), *curved.others))

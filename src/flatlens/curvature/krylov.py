@@ -326,7 +326,6 @@ def _ritz_of(apply: Apply, V: Tensor, rule: StoppingRule) -> tuple[Tensor, Tenso
 
 
 def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a standard normal vector."""
     return torch.randn(len(like), generator=generator, dtype=torch.float64).to(like)
 
 
@@ -507,14 +506,12 @@ class _Model:
         self._next = start / length(start)
 
     def multiply(self, apply: Apply) -> None:
-        """Take one product: add the next basis vector, and its image."""
         w = apply(self._next)
         if not bool(torch.isfinite(w).all()):
             raise overflow(w.dtype)
         self.Q, self.W = torch.cat([self.Q, self._next[None]]), torch.cat([self.W, w[None]])
 
     def ritz(self) -> tuple[Tensor, Tensor]:
-        """Return (values ascending, coefficients as columns) of the matrix in the basis."""
         return _eigh(self.Q @ self.W.T)
 
     def residuals(self, theta: Tensor, S: Tensor) -> Tensor:

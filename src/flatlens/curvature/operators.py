@@ -28,7 +28,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, final
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_leaves
 
 from flatlens.curvature.krylov import finite_gradient
 from flatlens.curvature.space import Space, dot, space_of
-from flatlens.curvature.symmetry import SymmetryCheck
+from flatlens.curvature.symmetry import SymmetryCheck, derivative_along
 from flatlens.errors import BadInput, Give
 from flatlens.grams.autograd import clear_autograd_errors, require_second_derivative
 from flatlens.grams.record import run_recorded
@@ -88,18 +88,14 @@ class Graphs(Generic[_T]):
 
     def __iter__(self) -> Iterator[_T]:
         with in_turn(self._model), differentiable(self._parameters):
-            self._drop_if_changed()
+            catch_up(self._model)
+            state = tuple(fingerprint(p) for p in self._model.parameters())
+            if state != self._state:  # the network has changed since the graphs were built
+                self._kept, self._all_kept, self._state = [], False, state
             yield from self._kept
             if not self._all_kept:
                 with self._problem.measuring(self._model):
                     yield from self._rest(len(self._kept))
-
-    def _drop_if_changed(self) -> None:
-        """Drop all graphs if the network has changed since they were built."""
-        catch_up(self._model)
-        state = tuple(fingerprint(p) for p in self._model.parameters())
-        if state != self._state:
-            self._kept, self._all_kept, self._state = [], False, state
 
     def _rest(self, known: int) -> Iterator[_T]:
         each = self.bytes_per_sample
@@ -119,7 +115,6 @@ class Graphs(Generic[_T]):
         self._all_kept = turn == len(self._kept)
 
     def _batches(self, most: int) -> Iterator[tuple[int, Batch]]:
-        """Yield (number, batch) of this process's share of the data."""
         coupled = self._problem.coupled
         for number, raw in self._problem.shared(most if coupled else most * self._every, self._ranks):
             if not coupled:  # of every k-th sample the outputs are not compared with those seen
@@ -190,11 +185,9 @@ def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
         return (tensor,)
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()
-    along_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    indices = (tensor.crow_indices(), tensor.col_indices()) if along_rows else (
-        tensor.ccol_indices(), tensor.row_indices()
-    )  # fmt: skip
-    return *indices, tensor.values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
 class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -291,13 +284,15 @@ class Operator(ABC):
         return apply
 
     def _shared_graphs(self, every: int = 1) -> Graphs[VectorProduct]:
-        """Return the graphs of this rank's part of the data, of every `every`-th sample."""
-        return Graphs(self.problem, self.model, self.space.tensors, self._open, every, self.problem.ranks,
-                      self._of)  # fmt: skip
+        ranks, tensors = self.problem.ranks, self.space.tensors
+        return Graphs(self.problem, self.model, tensors, self._open, every, ranks, self._of)
 
     def _second_derivative(self, of: Tensor, batch: Batch) -> _Twice:
         """Return v -> (d2 of / dtheta2) v, checked to be symmetric."""
-        rows = _gradients(of, self.space)
+        rows: list[Tensor | None] = [None] * len(self.space.tensors)
+        if of.requires_grad:
+            rows = list(torch.autograd.grad(of, self.space.tensors, create_graph=True, allow_unused=True))
+            require_second_derivative(rows)
         self.certificate.require_symmetric(batch, of, rows, self.space.tensors)
         return _Twice(float(of.detach()), rows, self.space)
 
@@ -342,7 +337,7 @@ class _Twice:
     space: Space
 
     def __call__(self, v: Tensor) -> Tensor:
-        return _side_by_side(self._rows(list(self.space.named(v).values())), self.space)
+        return _side_by_side(self._along(list(self.space.named(v).values())), self.space)
 
     def share(self) -> tuple[float, dict[str, Tensor]]:
         """Return `of` and its gradient by parameter."""
@@ -351,15 +346,11 @@ class _Twice:
 
     def quadratic(self, u: list[Tensor]) -> float:
         """Return u^T (d2 of / dtheta2) u, without a whole vector in memory."""
-        pairs = [(one, row) for one, row in zip(u, self._rows(u), strict=True) if row is not None]
+        pairs = [(one, row) for one, row in zip(u, self._along(u), strict=True) if row is not None]
         return dot([one for one, _ in pairs], [row.to_dense() if row.is_sparse else row for _, row in pairs])
 
-    def _rows(self, u: list[Tensor]) -> Sequence[Tensor | None]:
-        live = [(g, one) for g, one in zip(self.gradient, u, strict=True) if g is not None and g.requires_grad]
-        if not live:
-            return [None] * len(u)
-        rows, along = zip(*live, strict=True)
-        return torch.autograd.grad(rows, self.space.tensors, along, retain_graph=True, allow_unused=True)
+    def _along(self, u: list[Tensor]) -> Sequence[Tensor | None]:
+        return derivative_along(self.gradient, self.space.tensors, u)
 
 
 @contextmanager
@@ -379,15 +370,6 @@ def _side_by_side(rows: Iterable[Tensor | None], space: Space) -> Tensor:
     ])  # fmt: skip
 
 
-def _gradients(of: Tensor, space: Space) -> list[Tensor | None]:
-    """Return d of / d theta with its own graph; None for a parameter that `of` does not depend on."""
-    if not of.requires_grad:
-        return [None] * len(space.tensors)
-    rows: list[Tensor | None] = list(torch.autograd.grad(of, space.tensors, create_graph=True, allow_unused=True))
-    require_second_derivative(rows)
-    return rows
-
-
 @final
 class Hessian(Operator):
     """The Hessian of the risk. The graph of the gradient is kept, so a product costs one backward pass.
@@ -404,21 +386,18 @@ class Hessian(Operator):
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
         """Return the risk and its gradient by parameter, of the graphs that the next products go through."""
         with _differentiating():
-            risk, gradient = self.space.total((graph.share() for graph in self._curved()), self.problem.ranks)
+            risk, gradient = self.space.total(
+                (cast(_Twice, graph).share() for graph in self._graphs), self.problem.ranks
+            )
         return risk, finite_gradient({name: part.to(self.dtype) for name, part in gradient.items()}, self.dtype)
 
     def quadratic(self, direction: Mapping[str, Tensor]) -> float:
         """Return u^T H u for a direction u by parameter; a part that is missing is zero. It counts as one product."""
         u = [direction.get(name, p.new_zeros(())).to(p).expand(p.shape) for name, p in self.space.parameters.items()]
         with _differentiating(), self.problem.ranks.as_one():
-            total = sum(graph.quadratic(u) for graph in self._curved())
+            total = sum(cast(_Twice, graph).quadratic(u) for graph in self._graphs)
         self.products += 1
         return float(self.problem.ranks.total(torch.tensor(total, dtype=torch.float64, device=self.space.device)))
-
-    def _curved(self) -> Iterator[_Twice]:
-        for graph in self._graphs:
-            assert isinstance(graph, _Twice)
-            yield graph
 
     def _open(self, batch: Batch, number: int) -> _Twice:
         self.problem.loss.require_curvature()
@@ -456,11 +435,8 @@ class _Squared(Operator):
         v = torch.empty(self.space.size, dtype=self.space.dtype, device=self.space.device)  # its shape alone is read
         self.certificate.require_adjoint(batch, of, [f, v], (backward, forward))
         mass = self.problem.mass
-
-        def product(v: Tensor) -> Tensor:
-            return backward((between(forward(v)) / mass).to(f.dtype))  # not in place: it may be a constant zero
-
-        return product
+        # not in place: it may be a constant zero
+        return lambda v: backward((between(forward(v)) / mass).to(f.dtype))
 
     @abstractmethod
     def _between(self, f: Tensor, y: object, number: int) -> Callable[[Tensor], Tensor]:
@@ -493,11 +469,7 @@ def derivative_of(
     require_second_derivative(rows)
 
     def times(directions: list[Tensor]) -> Tensor:
-        live = [(g, v) for g, v in zip(rows, directions, strict=True) if g is not None and g.requires_grad]
-        if not live:
-            return torch.zeros_like(f)
-        along, onto = zip(*live, strict=True)
-        (out,) = torch.autograd.grad(along, dummy, onto, retain_graph=True, allow_unused=True)
+        (out,) = derivative_along(rows, [dummy], directions)
         return torch.zeros_like(f) if out is None else out
 
     def transposed_times(w: Tensor) -> list[Tensor | None]:
@@ -582,6 +554,10 @@ class Fisher(_Squared):
         return lambda u: (s.mT @ (s @ u.to(s.dtype)[..., None]))[..., 0]
 
 
+_OfChunk: TypeAlias = tuple[int, VectorProduct, VectorProduct]
+"""The number of samples of a chunk, and v -> J v and w -> J^T w."""
+
+
 def _require_shape(what: str, got: Tensor, shape: tuple[int, ...]) -> None:
     if got.shape != shape:
         raise BadInput(f"{what}: shape {shape} is needed, got {tuple(got.shape)}")
@@ -607,11 +583,9 @@ class ParameterJacobian:
         self.model = problem.measured() if model is None else model
         self.space = space_of(problem, self.model, parameters)
         self.products = 0
-        self._graphs: Graphs[tuple[int, VectorProduct, VectorProduct]] = Graphs(
-            problem, self.model, self.space.tensors, self._open
-        )
+        self._graphs: Graphs[_OfChunk] = Graphs(problem, self.model, self.space.tensors, self._open)
 
-    def _open(self, batch: Batch, number: int) -> tuple[int, VectorProduct, VectorProduct]:
+    def _open(self, batch: Batch, number: int) -> _OfChunk:
         f, _ = self.problem.run_chunk(self.model, batch, number)
         return (len(f), *jacobian_products(f, self.space))
 
@@ -662,9 +636,9 @@ class InputJacobian:
         self.problem = problem.as_asked()
         self.model = problem.measured() if model is None else model
         self.products = 0
-        self._graphs: Graphs[tuple[int, VectorProduct, VectorProduct]] = Graphs(problem, self.model, [], self._open)
+        self._graphs: Graphs[_OfChunk] = Graphs(problem, self.model, [], self._open)
 
-    def _open(self, batch: Batch, number: int) -> tuple[int, VectorProduct, VectorProduct]:
+    def _open(self, batch: Batch, number: int) -> _OfChunk:
         _, inputs, f, _ = run_recorded(self.problem, self.model, batch)
         if not inputs:
             raise BadInput(

@@ -121,10 +121,6 @@ def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Pre
     return Preconditioner(divisor, decay)
 
 
-def _plain(group: _State, state: _State, p: Tensor) -> Tensor:
-    return torch.ones_like(p, dtype=torch.float64, requires_grad=False)
-
-
 def _adam(group: _State, state: _State, p: Tensor) -> Tensor:
     (beta1, beta2), t = map(float, group["betas"]), float(state["step"])
     v: Tensor = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"].to(torch.float64)
@@ -145,7 +141,7 @@ def _adagrad(group: _State, state: _State, p: Tensor) -> Tensor:
 
 
 _DIVISORS: dict[type, Callable[[_State, _State, Tensor], Tensor]] = {
-    torch.optim.SGD: _plain,
+    torch.optim.SGD: lambda group, state, p: torch.ones_like(p, dtype=torch.float64, requires_grad=False),
     torch.optim.Adam: _adam,
     torch.optim.AdamW: _adam,
     torch.optim.RMSprop: _rmsprop,
@@ -205,17 +201,14 @@ def ball_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, flo
     for group in optimiser.param_groups:
         for p in group["params"]:
             if id(p) in names and float(group["lr"]) > 0:
-                found[names[id(p)]] = _adjusted(group, *p.shape) * float(group["lr"]) / largest
+                rows, columns = p.shape
+                by_shape = math.sqrt(max(1.0, rows / columns))  # torch's factor on the learning rate of a matrix
+                if group["adjust_lr_fn"] == "match_rms_adamw":
+                    by_shape = 0.2 * math.sqrt(max(rows, columns))
+                found[names[id(p)]] = by_shape * float(group["lr"]) / largest
     if not found:
         raise BadInput("the Muon holds none of the network's parameters: give the one that trains it")
     return found
-
-
-def _adjusted(group: Mapping[str, Any], rows: int, columns: int) -> float:
-    """Return torch's factor on the learning rate of a matrix."""
-    if group["adjust_lr_fn"] == "match_rms_adamw":
-        return 0.2 * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1.0, rows / columns))
 
 
 def dual_norm(gradient: Mapping[str, Tensor], radius: Mapping[str, float]) -> float:

@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.krylov import lanczos
+from flatlens.curvature.krylov import Apply, lanczos
 from flatlens.curvature.operators import bytes_saved, derivative_of
 from flatlens.estimate import Progress
 from flatlens.grams import LayerGrams, Plan, PlanBroken, features_read, require_told_apart
@@ -37,6 +37,7 @@ from flatlens.problem.row_layout import onto_softmax, softmax_of, token_mask
 
 _STEPS = 40  #: largest number of Lanczos steps
 _CHUNK = 256  #: largest number of samples in a chunk
+_TOGETHER = 64  #: samples of a batch's Jacobian where nothing couples them
 CallOrInput = str | None  #: a call of a linear layer, or the network's input
 
 
@@ -77,19 +78,31 @@ def jacobian_norms(
             own = torch.Generator().manual_seed(seed + number)  # the same on whichever process has the chunk
             batch = problem.place(raw)
             tape, inputs, f, y = run_recorded(problem, model, batch)
+            # the plan must hold for this chunk
             problem.require_as_seen(model, batch, number, f)
             layout.require_same(tape, inputs, batch)
             inputs = [inputs[number] for number in layout.inputs]
-            grams, residuals, products = {}, {}, 0
             _require_apart(tape, inputs, layout, places, f, batch)
+            grams, residuals, products = {}, {}, 0
             for place in places:
-                at, x = _at(tape, inputs, layout, place, len(f))
-                in_front = place is None or layout.batch_axis[place] == 0  # samples on the first axis of x
+                # the tensors to differentiate with respect to, and their values side by side, (n, M)
+                if place is None:
+                    at, in_front = inputs, True
+                    x = torch.cat([layout.unpadded(x.detach(), tape).flatten(1) for x in inputs], 1)
+                else:
+                    call, axis = tape.linear[place], layout.batch_axis[place]
+                    at, in_front = [call.x], axis == 0
+                    x = layout.unpadded(call.read.movedim(axis, 0), tape).reshape(len(f), -1)
                 apply, shape = squared_jacobian(f, at, softmax, token_mask(y), in_front)
                 values, residual, steps = top_of_each(apply, shape, rtol, own)
                 residuals[place] = residual / values.clamp(min=1e-300)
                 products += steps
-                grams[place] = _with_top_alone(f, x, values.to(f.device), softmax, problem.precision)
+                # Gram matrices that hold one eigenvalue and no entries
+                outputs = f.detach().to(torch.float64)
+                empty = outputs.new_empty(len(f), 0, 0)
+                grams[place] = LayerGrams(empty, outputs, problem.precision, x=x, x_norm2=norm2(x))
+                name = "softmax_eigenvalues" if softmax else "eigenvalues"
+                setattr(grams[place], name, values.to(f.device)[:, None])
             yield TopGrams(number, grams, residuals, products)
 
 
@@ -108,21 +121,13 @@ def _require_apart(
         raise PlanBroken([batch], failing)
 
 
-def _at(tape: Tape, inputs: list[Tensor], layout: Plan, place: CallOrInput, n: int) -> tuple[list[Tensor], Tensor]:
-    """Return (the tensors to differentiate with respect to, their values side by side (n, M))."""
-    if place is None:
-        return inputs, torch.cat([layout.unpadded(x.detach(), tape).flatten(1) for x in inputs], 1)
-    call = tape.linear[place]
-    return [call.x], layout.unpadded(call.read.movedim(layout.batch_axis[place], 0), tape).reshape(n, -1)
-
-
 def squared_jacobian(
     f: Tensor, at: list[Tensor], softmax: bool, counted: Tensor | None, in_front: bool
 ) -> tuple[Callable[[Tensor], Tensor], torch.Size]:
     """Return (the product with the matrix of each sample, the shape of its vectors).
 
     The matrix is P J J^T P on vectors (n, N), or J^T P P J on vectors (n, M) where M < N; P is the Jacobian of softmax,
-    or the identity.
+    or the identity. `in_front`: whether samples are on the first axis of `at`.
     """
     times, transposed = derivative_of(f, at)
     p = softmax_of(f.detach(), counted) if softmax else None
@@ -144,17 +149,6 @@ def squared_jacobian(
     if in_front and all(len(x) == len(f) for x in at) and sum(widths) < f.shape[1]:
         return from_inputs, torch.Size((len(f), sum(widths)))
     return apply, f.shape
-
-
-def _with_top_alone(f: Tensor, x: Tensor, values: Tensor, softmax: bool, precision: float) -> LayerGrams:
-    """Return Gram matrices that hold one eigenvalue and no entries."""
-    outputs = f.detach().to(torch.float64)
-    grams = LayerGrams(outputs.new_empty(len(f), 0, 0), outputs, precision, x=x, x_norm2=norm2(x))
-    if softmax:
-        grams.softmax_eigenvalues = values[:, None]
-    else:
-        grams.eigenvalues = values[:, None]
-    return grams
 
 
 def top_of_each(
@@ -194,9 +188,6 @@ def top_of_each(
     return top, residual, j + 1
 
 
-_CHUNK_BATCH_JACOBIANS = 64  #: samples taken together where nothing couples them
-
-
 @dataclass(frozen=True)
 class JacobianNorm:
     """The largest norm over the batches, found by Lanczos."""
@@ -222,35 +213,27 @@ def batch_jacobians(
     found = dict.fromkeys(places, JacobianNorm(0.0, 0.0, True, 0))
     done = 0
     with problem.measuring(model), differentiable(model.parameters()):
-        for raw in problem.batches(_CHUNK_BATCH_JACOBIANS):
+        for raw in problem.batches(_TOGETHER):
             tape, inputs, f, y = run_recorded(problem, model, problem.place(raw))
-            for place in places:
+            for place, most in found.items():
                 at = inputs if place is None else [tape.linear[place].z]
-                found[place] = _larger(found[place], _norm(f, y, at, softmax, rtol, generator))
+                of_all, shape = squared_jacobian(f, at, softmax, token_mask(y), in_front=False)
+
+                def apply(u: Tensor, of_all: Apply = of_all, shape: torch.Size = shape) -> Tensor:
+                    return of_all(u.reshape(shape)).flatten()
+
+                start = torch.randn(f.numel(), dtype=torch.float64, generator=generator).to(f.device)
+                pairs = lanczos(apply, start, top_k=1, rtol=rtol)
+                value = max(0.0, pairs.largest) ** 0.5
+                residual = float(pairs.residuals[0]) / (2 * value) if value else 0.0
+                if not value > most.value:
+                    value, residual = most.value, most.residual
+                exact, products = most.exact and pairs.exact, most.products + pairs.products
+                found[place] = JacobianNorm(value, residual, exact, products)
             done += size(raw)
             if progress is not None:
                 progress("Jacobians of batches", done, problem.n)
     return found
-
-
-def _norm(
-    f: Tensor, y: object, at: list[Tensor], softmax: bool, rtol: float, generator: torch.Generator
-) -> JacobianNorm:
-    of_all, shape = squared_jacobian(f, at, softmax, token_mask(y), in_front=False)
-
-    def apply(u: Tensor) -> Tensor:
-        return of_all(u.reshape(shape)).flatten()
-
-    start = torch.randn(f.numel(), dtype=torch.float64, generator=generator).to(f.device)
-    pairs = lanczos(apply, start, top_k=1, rtol=rtol)
-    value = max(0.0, pairs.largest) ** 0.5
-    residual = float(pairs.residuals[0]) / (2 * value) if value else 0.0
-    return JacobianNorm(value, residual, pairs.exact, pairs.products)
-
-
-def _larger(one: JacobianNorm, other: JacobianNorm) -> JacobianNorm:
-    top = max(one, other, key=lambda found: found.value)
-    return JacobianNorm(top.value, top.residual, one.exact and other.exact, one.products + other.products)
 
 
 SMALLEST, LARGEST = 64, 1024
@@ -280,16 +263,19 @@ def feature_norms(
     for name, keys in (groups if groups is not None else {key: (key,) for key in widths}).items():
         if not keys or not widths.keys() >= {*keys}:  # a weight that acts in no product has no features
             continue
-        width = sum(widths[key] for key in keys)
+        each = [widths[key] for key in keys]
+        width = sum(each)
         unit = max(_unit(part[key]) for part in kept for key in keys) or 1.0
+
+        # few samples: all eigenvalues of X X^T
         if complete and len(kept) == 1 and problem.n <= width:
             K = torch.stack([_between_samples(kept[0][key], unit) for key in keys]).sum(0)
             norms[name] = SearchedNorm(unit * float(torch.linalg.eigvalsh(K)[-1].clamp(min=0).sqrt()))
             continue
 
-        def apply(v: Tensor, keys: Collection[str] = keys, unit: float = unit) -> Tensor:
+        # else a search, by products with X^T X in float64
+        def apply(v: Tensor, keys: Collection[str] = keys, unit: float = unit, each: list[int] = each) -> Tensor:
             total = torch.zeros_like(v)
-            each = [widths[key] for key in keys]
             mine, sums = (dict(zip(keys, torch.split(vector, each), strict=True)) for vector in (v, total))
             for part in kept if complete else _walk(problem, model, layout):
                 m = {key: part[key].shape[1] for key in keys}  # a chunk of shorter sentences has the first tokens alone
@@ -303,12 +289,13 @@ def feature_norms(
 
         start = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         start = start.to(next(iter(kept[0].values())).device)
-        alone = next(iter(keys)) if len(keys) == 1 else None
-        G = _squared([part[alone] for part in kept], width) if complete and alone is not None and unit == 1.0 else None
+        G = None
+        if complete and len(keys) == 1 and unit == 1.0:
+            G = _squared([part[key] for part in kept for key in keys], width)
         if G is None:
             pairs = lanczos(apply, start, rtol=_TOLERANCE)
             norms[name] = SearchedNorm(unit * max(0.0, pairs.largest) ** 0.5, pairs.converged)
-        else:
+        else:  # which begins on the float32 copy of X^T X
             top = float(G.diagonal().max())  # vectors in units of it stay within float32
             rough, gram = partial(torch.mv, G.div_(top)), lambda v, apply=apply, top=top: apply(v).div_(top)
             found = searched_norm(gram, rough, start, _TOLERANCE)
@@ -323,13 +310,11 @@ def _unit(X: Tensor) -> float:
 
 
 def _wide(X: Tensor, unit: float) -> Tensor:
-    """Return X in float64, in units of `unit`."""
     wide = X.to(torch.float64)
     return wide if unit == 1.0 else wide / unit
 
 
 def _between_samples(X: Tensor, unit: float) -> Tensor:
-    """Return X X^T in float64, with X in units of `unit`."""
     total = X.new_zeros(len(X), len(X), dtype=torch.float64)
     for piece in pieces(X.shape[1], 8 * len(X), CACHE_BYTES):
         wide = _wide(X[:, piece], unit)

@@ -88,7 +88,10 @@ def eigenpairs(
             raise BadInput(f"eigenpairs({what}={count!r}): a whole number of at least {least} is needed")
     if not (isinstance(rtol, int | float) and 0 < rtol < 1):
         raise BadInput(f"eigenpairs(rtol={rtol!r}): a number between 0 and 1 is needed")
-    _require_start(operator, start)
+    vector = start.vectors[0] if isinstance(start, Remembered) else start
+    if vector is not None and not (isinstance(vector, Tensor) and vector.shape == (operator.size,)):
+        got = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
+        raise BadInput(f"eigenpairs(start=...): a tensor of shape ({operator.size},) is needed, got {got}")
     vectors = operator.problem.memory // (operator.size * torch.empty(0, dtype=operator.dtype).element_size())
     room, keep = max(8, vectors // 4), min(keep, max(top_k + bottom_k, vectors // 16))
     before, spent, random = operator.products, 0, 0.0
@@ -122,16 +125,7 @@ def eigenpairs(
     return replace(pairs, products=pairs.products + spent)
 
 
-def _require_start(operator: Operator, start: object) -> None:
-    """Refuse a start that does not have the operator's size."""
-    one = start.vectors[0] if isinstance(start, Remembered) else start
-    if one is not None and not (isinstance(one, Tensor) and one.shape == (operator.size,)):
-        got = tuple(one.shape) if isinstance(one, Tensor) else type(one).__name__
-        raise BadInput(f"eigenpairs(start=...): a tensor of shape ({operator.size},) is needed, got {got}")
-
-
 def _random(operator: Operator, generator: torch.Generator) -> Tensor:
-    """Return a standard normal vector, (P,)."""
     draws = torch.randn(operator.size, generator=generator, dtype=torch.float64)
     return draws.to(operator.space.device, operator.dtype)
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeAlias, final
 
 import torch
@@ -30,12 +31,12 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from flatlens.curvature.space import dot
 from flatlens.errors import NotDifferentiable, out_of_memory
 from flatlens.grams.autograd import Runner, places_of
-from flatlens.operations.graph import Place
+from flatlens.operations.graph import Place, sources_of, walk
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import move
 from flatlens.problem.eval_context import copy_of, device_of, differentiable
@@ -103,12 +104,16 @@ class SymmetryCheck:
         problem = self._problem
         self.products += 4
         try:
-            twin = _in_double(self._model)
+            twin = self._model
+            if any(p.dtype != torch.float64 for p in _floating(twin.parameters())):
+                twin = copy_of(twin, "the check of second derivatives").double()
             batch = move(batch, device_of(twin), torch.float64)
             with problem.measuring(twin), differentiable(twin.parameters()):
                 risk, at = _risk_at(problem, twin, batch), _floating(twin.parameters())
-                response = _response(problem, twin, batch, at)
-                found = faults(risk, at, response, differences=bool(foreign))
+                # the gradient of a random combination of the outputs: about as long as their Jacobian
+                f, _ = problem.run(twin, batch)
+                rows = list(torch.autograd.grad((random_like([f])[0] * f).sum(), at, allow_unused=True))
+                found = faults(risk, at, _length(_dense(rows, at)), differences=bool(foreign))
                 suspect = _suspect(problem, twin, batch) if found > WRONG else ""
         except RuntimeError as error:  # no copy, or no float64: judge by the first error found
             if out_of_memory(error):
@@ -126,27 +131,18 @@ class SymmetryCheck:
 
 def operations(graph: _Gradients) -> tuple[frozenset[str], list[str]]:
     """Return (the names of all operations in the graphs of some tensors, the names of those not torch's own)."""
-    kinds: set[str] = set()
-    foreign: set[str] = set()
+    kinds, foreign = set[str](), set[str]()
     for node in _nodes(graph):
         name = node.name()
         kinds.add(name)
-        if (isinstance(node, BackwardCFunction) and not _of_torch(node)) or "CppNode" in name:
+        module = str(getattr(type(node), "_forward_cls", type(node)).__module__)
+        if (isinstance(node, BackwardCFunction) and not module.startswith(_BETWEEN_PROCESSES)) or "CppNode" in name:
             foreign.add(name)
     return frozenset(kinds), sorted(foreign)
 
 
 def _nodes(graph: _Gradients) -> Iterator[Any]:
-    """Yield every node in the graphs of some tensors once."""
-    waiting: list[Any] = [t.grad_fn for t in graph if t is not None and t.grad_fn is not None]
-    seen: set[Any] = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for parent, _ in node.next_functions:
-            if parent is not None and parent not in seen:
-                seen.add(parent)
-                waiting.append(parent)
+    return walk([t.grad_fn for t in graph if t is not None and t.grad_fn is not None], sources_of)
 
 
 def _require_kept(of: Tensor, at: Sequence[Place]) -> None:
@@ -156,43 +152,31 @@ def _require_kept(of: Tensor, at: Sequence[Place]) -> None:
     """
     losing = [node for node in _nodes([of]) if node.name() == _LOSING]
     slopes = [slope for slope in _slopes_at(losing, of, at) if slope.requires_grad]
-    if slopes:
-        r = random_like(slopes)
-        whole = _slope_of(slopes, r, at)
-        lost = _slope_of(slopes, [torch.where(slope == 0, one, 0) for slope, one in zip(slopes, r, strict=True)], at)
-        if not _length(lost) <= WRONG * _length(whole):  # NaN below a further logcumsumexp
-            raise NotDifferentiable(
-                "torch's logcumsumexp has no second derivative at slopes of 0, as at targets met exactly: write it by "
-                "cumsum()"
-            )
+    if not slopes:
+        return
 
+    def along(r: list[Tensor]) -> float:
+        rows = torch.autograd.grad(slopes, at, r, retain_graph=True, allow_unused=True)
+        return _length([row for row in rows if row is not None])
 
-def _slope_of(of: list[Tensor], along: list[Tensor], at: Sequence[Place]) -> list[Tensor]:
-    """Return d<of, along>/d at, without the places on which nothing depends."""
-    rows = torch.autograd.grad(of, at, along, retain_graph=True, allow_unused=True)
-    return [row for row in rows if row is not None]
+    r = random_like(slopes)
+    whole, lost = along(r), along([torch.where(slope == 0, one, 0) for slope, one in zip(slopes, r, strict=True)])
+    if not lost <= WRONG * whole:  # NaN below a further logcumsumexp
+        raise NotDifferentiable(
+            "torch's logcumsumexp has no second derivative at slopes of 0, as at targets met exactly: write it by "
+            "cumsum()"
+        )
 
 
 def _slopes_at(nodes: list[Any], of: Tensor, at: Sequence[Place]) -> list[Tensor]:
     """Return the slopes of a scalar in the outputs of some nodes, each with its graph; of those above `at` alone."""
     met: list[Tensor] = []
-
-    def keep(slopes: tuple[Tensor, ...]) -> None:
-        met.append(slopes[0])
-
-    hooks = [node.register_prehook(keep) for node in nodes]
-    try:
-        if hooks:
+    with ExitStack() as hooks:
+        for node in nodes:
+            hooks.callback(node.register_prehook(lambda slopes: met.append(slopes[0])).remove)
+        if nodes:
             torch.autograd.grad(of, at, create_graph=True, allow_unused=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return met
-
-
-def _of_torch(node: Any) -> bool:
-    """Return whether an autograd.Function is torch's own, between processes: there it moves and adds numbers."""
-    return str(getattr(type(node), "_forward_cls", type(node)).__module__).startswith(_BETWEEN_PROCESSES)
 
 
 def asymmetry(rows: _Gradients, at: Sequence[Place], least: float = 0.0) -> float:
@@ -200,7 +184,7 @@ def asymmetry(rows: _Gradients, at: Sequence[Place], least: float = 0.0) -> floa
     live = [(g, place) for g, place in zip(rows, at, strict=True) if g is not None]
     found, there = [g for g, _ in live], [place for _, place in live]
     u, v = random_like(found), random_like(found, seed=1)
-    Hu, Hv = _product(found, there, u), _product(found, there, v)
+    Hu, Hv = (_dense(derivative_along(found, there, w), w) for w in (u, v))
     return _relative(dot(u, Hv) - dot(v, Hu), Hu, Hv, least)
 
 
@@ -243,7 +227,7 @@ def faults(
     if not differences:
         return first
     # and it must be the limit of central differences, where these converge
-    product = _product(rows, leaves, along)
+    product = _dense(derivative_along(rows, leaves, along), along)
     wide, near = central(4 * STEP), central(STEP)
     rounding = torch.finfo(torch.float64).eps / STEP * (100 * _length(slope) + response)  # p - 1 is off by eps
     unsettled = _length(_minus(wide, near)) + rounding
@@ -257,16 +241,14 @@ def _suspect(problem: Problem, twin: nn.Module, batch: Batch) -> str:
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def keep(_: nn.Module, args: Any, kwargs: Any) -> None:
-            calls.setdefault(name, tree_map(_copied, (args, kwargs)))
+            calls.setdefault(name, tree_map_only(Tensor, lambda leaf: leaf.detach().clone(), (args, kwargs)))
 
         return keep
 
-    hooks = [m.register_forward_pre_hook(watch(name), with_kwargs=True) for name, m in twin.named_modules()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in twin.named_modules():
+            hooks.callback(module.register_forward_pre_hook(watch(name), with_kwargs=True).remove)
         problem.run(twin, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
     for name, module in reversed(list(twin.named_modules())):  # reversed: submodules come before their module
         if name in calls and _faults_alone(module, *calls[name]) > WRONG:
             return f"{name!r} ({type(module).__name__})" if name else f"the network itself ({type(module).__name__})"
@@ -305,20 +287,6 @@ def _risk_at(problem: Problem, model: nn.Module, batch: Batch) -> Callable[[list
     return value
 
 
-def _response(problem: Problem, model: nn.Module, batch: Batch, at: list[Tensor]) -> float:
-    """Return the length of the gradient of a random combination of the outputs: about ||J||_F, J their Jacobian."""
-    f, _ = problem.run(model, batch)
-    r = random_like([f])[0]
-    return _length(_dense(list(torch.autograd.grad((r * f).sum(), at, allow_unused=True)), at))
-
-
-def _in_double(model: nn.Module) -> nn.Module:
-    """Return the model itself if it is in float64, else a float64 copy."""
-    if all(p.dtype == torch.float64 for p in _floating(model.parameters())):
-        return model
-    return copy_of(model, "the check of second derivatives").double()
-
-
 def _floating(leaves: Iterable[Any]) -> list[Tensor]:
     return [t for t in leaves if _is_floating(t)]
 
@@ -327,20 +295,18 @@ def _is_floating(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
-
-
-def _product(rows: Sequence[Tensor | None], at: Sequence[Place], v: list[Tensor]) -> list[Tensor]:
-    """Return d<rows, v>/d at."""
+def derivative_along(
+    rows: Sequence[Tensor | None], at: Sequence[Place], v: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """Return d<rows, v>/d at, whose graph is kept; None where nothing depends on a place."""
     live = [(g, along) for g, along in zip(rows, v, strict=True) if g is not None and g.requires_grad]
     if not live:
-        return [torch.zeros_like(along) for along in v]
+        return [None] * len(at)
     of, along = zip(*live, strict=True)
-    return _dense(list(torch.autograd.grad(of, at, along, retain_graph=True, allow_unused=True)), v)
+    return torch.autograd.grad(of, at, along, retain_graph=True, allow_unused=True)
 
 
-def _dense(rows: _Gradients, like: list[Tensor]) -> list[Tensor]:
+def _dense(rows: Sequence[Tensor | None], like: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(p) if g is None else g.detach() for g, p in zip(rows, like, strict=True)]
 
 
@@ -349,8 +315,7 @@ def random_like(tensors: Iterable[Tensor], seed: int = 0) -> list[Tensor]:
 
     A tensor of more than PERIOD entries, a prime number, repeats its first ones: a check needs no more.
     """
-    generator = torch.Generator().manual_seed(seed)
-    found = []
+    generator, found = torch.Generator().manual_seed(seed), []
     for t in tensors:
         dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
         drawn = torch.randn(min(t.numel(), PERIOD), generator=generator, dtype=dtype).to(t)

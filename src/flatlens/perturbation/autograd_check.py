@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError
 from flatlens.grams.sketch import random_signs
-from flatlens.perturbation.weights import Elsewhere, coarsest_inside
+from flatlens.operations.graph import sources_of, walk
+from flatlens.perturbation.weights import Elsewhere, coarsest_inside, floating_input
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import move, size
 from flatlens.problem.eval_context import copy_of, device_of, differentiable
@@ -24,23 +25,16 @@ from flatlens.problem.forward import slopes_of_each
 
 _STEP = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Length of a step, relative to the length of the weights and to that of the inputs."""
-_ASIDE = 0.03
-"""How far aside the test takes place, in the same units: zero biases and black pixels may lie exactly on kinks."""
-_RANDOM = 4
-"""Number of random directions."""
-_APART = 0.05
-"""Smallest difference from autograd's derivative, relative to the larger of both, that counts."""
+_ASIDE = 0.03  #: how far aside the test takes place, in these units: zero biases and black pixels may lie on kinks
+_RANDOM = 4  #: number of random directions
+_APART = 0.05  #: smallest difference from autograd's derivative, relative to the larger of both, that counts
 _AGREE = 0.2
 """Largest spread of the differences over several steps, relative to their mean, and to its distance from autograd's."""
-_ROUNDINGS = 4
-"""Smallest difference from autograd's derivative, in roundings of the outputs over the shortest step."""
+_ROUNDINGS = 4  #: the same, in roundings of the outputs over the shortest step
 _VECTORS = 16  #: vectors as long as the weights, or as the outputs, that the test holds at once
-_FEW = 3
-"""Number of samples on which rounding is looked at."""
-_ROUNDED = 0.01
-"""Smallest relative change of the derivative by rounding that is worth a word."""
-_ANOTHER = 0.1
-"""Smallest difference of outputs, relative to the largest, that is not taken for rounding."""
+_FEW = 3  #: number of samples on which rounding is looked at
+_ROUNDED = 0.01  #: smallest relative change of the derivative by rounding that is worth a word
+_ANOTHER = 0.1  #: smallest difference of outputs, relative to the largest, that is not taken for rounding
 _SIDES = ("weights", "inputs")
 _FOUND = "the derivative that is not autograd's"
 
@@ -60,8 +54,15 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
         numbers = sum(p.numel() for p in model.parameters()) + size(problem.probes[0]) * problem.outputs
         held = _VECTORS * numbers * torch.finfo(problem.dtype).bits // 8
         if problem.parameters and not problem.sharded and held <= problem.memory:
+            inside = coarsest_inside(problem, model)
             with suppress(RuntimeError, FlatlensError):  # it has no derivative, or does not run at other weights
-                told = _tested(problem, model)
+                told = _straight_through(problem, model)
+                if told == ("", ""):
+                    with problem.measuring(model):
+                        there, batch = Elsewhere(problem, model=model), problem.place(problem.probes[0])
+                        combination = _Combination(there, batch, inside)
+                        words = [_words(combination, side) for side in range(len(combination.here))]
+                    told = words[0], words[-1]
         problem.facts[_FOUND] = told
     found: tuple[str, str] = problem.facts[_FOUND]
     return found
@@ -94,24 +95,29 @@ def moved_by_rounding(problem: Problem, model: nn.Module) -> tuple[str, str]:
 
 def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
     fine = copy_of(model, "a comparison with float64").to(torch.float64)
-    each: list[list[list[list[Tensor]]]] = []
+    derivatives: list[list[list[list[Tensor]]]] = []  # of both networks, by row and sample, by side
     rows: list[Tensor] = []
     outputs: list[Tensor] = []
     for network, dtype in ((fine, torch.float64), (model, torch.float32)):
         batch = move(problem.probes[0], device_of(network), dtype)
         tensors: list[Tensor] = [p for name, p in network.named_parameters() if name in problem.parameters]
         with problem.measuring(network), differentiable(tensors):
-            x = batch[0] if isinstance(batch, tuple) else None
-            leaf = [x.clone().requires_grad_()] if isinstance(x, Tensor) and x.is_floating_point() else []
+            x = floating_input(batch)
+            leaf = [] if x is None else [x.clone().requires_grad_()]
             f, y = problem.run(network, (leaf[0].clone(), *batch[1:]) if leaf else batch)
-            rows = rows or _cotangents(problem, f, y)
             outputs.append(f.detach().to("cpu", torch.float64))
-            each.append([_by_side(f[i], row[i], tensors, leaf) for row in rows for i in range(min(len(f), _FEW))])
+            if not rows:  # random signs, and the loss's slope in the outputs, whose largest entry is 1 for each sample
+                slope = slopes_of_each(problem, f, y)
+                longest = slope.abs().amax(1, keepdim=True)
+                slope = torch.where(longest > 0, slope / longest, 0.0).to(f.dtype)
+                rows = [random_signs(f.shape, f.detach(), torch.Generator().manual_seed(0)), slope]
+            few = range(min(len(f), _FEW))
+            derivatives.append([_by_side(f[i], row[i].to(f.device), tensors, leaf) for row in rows for i in few])
     if float((outputs[0] - outputs[1]).abs().max()) > _ANOTHER * float(outputs[0].abs().max()):
         return "", ""  # another function, such as one that draws its numbers in the inputs' dtype
     words = []
-    for side in range(len(each[0][0])):
-        off = torch.tensor([_off(true[side], own[side]) for true, own in zip(*each, strict=True)])
+    for side in range(len(derivatives[0][0])):
+        off = torch.tensor([_off(true[side], own[side]) for true, own in zip(*derivatives, strict=True)])
         most = float(off.reshape(2, -1).median(1).values.max())
         share = f"up to {most:.0%}" if most < 1 else "its size or more"
         moved = (
@@ -122,19 +128,10 @@ def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
     return words[0], words[-1]
 
 
-def _cotangents(problem: Problem, f: Tensor, y: Any) -> list[Tensor]:
-    """Return random signs, and the loss's slope in the outputs, whose largest entry is 1 for each sample."""
-    slope = slopes_of_each(problem, f, y)
-    longest = slope.abs().amax(1, keepdim=True)
-    slope = torch.where(longest > 0, slope / longest, 0.0)
-    return [random_signs(f.shape, f.detach(), torch.Generator().manual_seed(0)), slope.to(f.dtype)]
-
-
 def _by_side(f: Tensor, row: Tensor, tensors: list[Tensor], leaf: list[Tensor]) -> list[list[Tensor]]:
     """Return one sample's derivative along a row, in float64: in the weights and, if they have one, in the inputs."""
-    found = torch.autograd.grad(
-        f, [*tensors, *leaf], row.to(f.device), retain_graph=True, allow_unused=True, materialize_grads=True
-    )
+    at = [*tensors, *leaf]
+    found = torch.autograd.grad(f, at, row, retain_graph=True, allow_unused=True, materialize_grads=True)
     wide = [one.to(torch.complex128 if one.is_complex() else torch.float64) for one in found]
     return [wide[: len(tensors)], wide[len(tensors) :]][: 1 + len(leaf)]
 
@@ -146,36 +143,25 @@ def _off(true: list[Tensor], own: list[Tensor]) -> float:
     return apart / length if length else 0.0
 
 
-def _tested(problem: Problem, model: nn.Module) -> tuple[str, str]:
-    inside = coarsest_inside(problem, model)
-    if (passed := _straight_through(problem, model)) != ("", ""):
-        return passed
-    with problem.measuring(model):
-        combination = _Combination(Elsewhere(problem, model=model), problem.place(problem.probes[0]), inside)
-        words = [_words(combination, side) for side in range(len(combination.here))]
-    return words[0], words[-1]
-
-
 def _straight_through(problem: Problem, model: nn.Module) -> tuple[str, str]:
     """Return words on fake quantisation in the graph of the outputs, in the weights and in the inputs; empty without.
 
     Differences cannot show it where its steps are small.
     """
     batch = problem.place(problem.probes[0])
-    x = batch[0] if isinstance(batch, tuple) else None
-    leaf = x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else None
+    x = floating_input(batch)
+    leaf = None if x is None else x.detach().requires_grad_()
     with problem.measuring(model), torch.enable_grad():
         f, _ = problem.run(model, batch if leaf is None else (leaf.clone(), *batch[1:]))
-    waiting, rounded, seen, met = [(f.grad_fn, False)], False, set(), []
-    while waiting:
-        node, rounded = waiting.pop()
-        if node is None or (node, rounded) in seen:
-            continue
-        seen.add((node, rounded))
-        rounded |= node.name().startswith(("FakeQuantize", "FusedMovingAvgObsFq"))
-        met += [node.variable] if rounded and hasattr(node, "variable") else []
-        waiting += [(parent, rounded) for parent, _ in node.next_functions]
-    of_input = [one is leaf for one in met]
+
+    def rounds(node: Any) -> bool:
+        return bool(node.name().startswith(("FakeQuantize", "FusedMovingAvgObsFq")))
+
+    def onward(at: tuple[Any, bool]) -> list[tuple[Any, bool]]:
+        return [(source, at[1] or rounds(source)) for source in sources_of(at[0])]
+
+    ends = [] if f.grad_fn is None else walk([(f.grad_fn, rounds(f.grad_fn))], onward)
+    of_input = [node.variable is leaf for node, rounded in ends if rounded and hasattr(node, "variable")]
     words = (
         "autograd's derivative is not the function's in the {} (fake quantisation: its steps count as a straight line)"
     )
@@ -213,8 +199,8 @@ class _Combination:
         self.network, self.batch = network, batch
         self.inside = inside  #: the coarsest dtype that makes the outputs
         self.generator = torch.Generator().manual_seed(0)
-        x = batch[0] if isinstance(batch, tuple) else None
-        own = [network.here, x] if isinstance(x, Tensor) and x.is_floating_point() else [network.here]
+        x = floating_input(batch)
+        own = [network.here] if x is None else [network.here, x]
         self.here = [one.detach() + _ASIDE * self._as_long(one, self._signs(one)) for one in own]
         outputs, _ = network.run(self.here[0], batch)
         self.signs = self._signs(outputs.detach())
@@ -224,7 +210,6 @@ class _Combination:
 
     @cached_property
     def gradient(self) -> tuple[Tensor, ...]:
-        """Return autograd's gradient with respect to the weights and to the inputs."""
         leaves = [one.clone().requires_grad_() for one in self.here]
         return torch.autograd.grad(self._at(leaves), leaves, allow_unused=True, materialize_grads=True)
 
@@ -241,7 +226,6 @@ class _Combination:
             yield direction, float(torch.sum(gradient * part, dtype=torch.float64))
 
     def difference(self, direction: list[Tensor], step: float) -> float:
-        """Return the change over a step, divided by it."""
         with torch.no_grad():
             moved = [here + step * part for here, part in zip(self.here, direction, strict=True)]
             return (float(self._at(moved).detach()) - self.value) / step

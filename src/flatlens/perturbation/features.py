@@ -295,13 +295,11 @@ class RotatedFeatures:
 
     def steepest(self, G: Tensor) -> Tensor:
         """Return W A for the A, ||A|| <= 1, with the largest <W A, G>, G of the weight's shape."""
-        return torch.stack([_steepest(block, slope) for block, slope in zip(self.W, G, strict=True)])
-
-
-def _steepest(W: Tensor, G: Tensor) -> Tensor:
-    """Return W A for the A, ||A|| <= 1, with the largest <A, W^T G>."""
-    U, Vh = polar(W.mT, G)
-    return (W @ U) @ Vh
+        found = []
+        for W, slope in zip(self.W, G, strict=True):
+            U, Vh = polar(W.mT, slope)
+            found.append((W @ U) @ Vh)
+        return torch.stack(found)
 
 
 def smallest_feature_matrix(phi: Tensor, moves: Tensor) -> Tensor:

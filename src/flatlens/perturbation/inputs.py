@@ -204,7 +204,10 @@ def _steepest(
     length = delta * base.norm(dim=1, keepdim=True)
     with torch.no_grad():
         f = inputs.outputs(base).to(torch.float64)
-    d = _starts(len(inputs.x), restarts, base.shape[1], generator).to(base)
+    # the search starts from unit vectors in opposite pairs, (n restarts, M)
+    drawn = torch.randn(len(inputs.x), (restarts + 1) // 2, base.shape[1], generator=generator, dtype=torch.float64)
+    drawn = drawn / drawn.norm(dim=2, keepdim=True)
+    d = torch.stack([drawn, -drawn], 2).flatten(1, 2)[:, :restarts].flatten(0, 1).to(base)
     lost = _lost(inputs, base + length * d, restarts)
     steepest, coarse = torch.zeros_like(f[:, 0]), torch.zeros_like(f[:, 0], dtype=torch.bool)
     beyond, ends = torch.zeros_like(coarse), base.clone()
@@ -225,21 +228,12 @@ def _steepest(
         (g,) = torch.autograd.grad(rise.square().sum() / 2, leaf)
         norm = g.norm(dim=1, keepdim=True)
         d = torch.where(norm > 0, g / norm, d)  # the whole step: for a linear map this is power iteration
-    if inputs.fine is not None:
-        steepest = _in_float64(inputs.fine, base, ends)
+    if inputs.fine is not None:  # the largest of many differences is the largest rounding, too: they are taken anew
+        start, end = base.to(torch.float64), ends.to(torch.float64)
+        with torch.no_grad():  # NaN where an end is where it began
+            steepest = (inputs.fine(end) - inputs.fine(start)).norm(dim=1) / (end - start).norm(dim=1)
     best = torch.where(beyond, torch.inf, steepest).reshape(-1, restarts).max(1)
     return best.values.cpu(), int(coarse.reshape(-1, restarts).gather(1, best.indices[:, None]).sum())
-
-
-def _in_float64(outputs: Callable[[Tensor], Tensor], base: Tensor, ends: Tensor) -> Tensor:
-    """Return the secants' slopes; NaN where an end is where it began.
-
-    The largest of many differences is the largest rounding, too: it may be far above that of a start.
-    """
-    start, end = base.to(torch.float64), ends.to(torch.float64)
-    with torch.no_grad():
-        slopes: Tensor = (outputs(end) - outputs(start)).norm(dim=1) / (end - start).norm(dim=1)
-    return slopes
 
 
 def _lost(inputs: Inputs, points: Tensor, restarts: int) -> Tensor:
@@ -259,10 +253,3 @@ def _lost(inputs: Inputs, points: Tensor, restarts: int) -> Tensor:
             error = torch.maximum(error, ((ahead + behind) / 2 - f).norm(dim=1))
     most: Tensor = error.reshape(-1, restarts).amax(1).repeat_interleave(restarts)
     return ROUNDED * most
-
-
-def _starts(n: int, restarts: int, width: int, generator: torch.Generator) -> Tensor:
-    """Return unit vectors in opposite pairs, (n restarts, width)."""
-    drawn = torch.randn(n, (restarts + 1) // 2, width, generator=generator, dtype=torch.float64)
-    drawn = drawn / drawn.norm(dim=2, keepdim=True)
-    return torch.stack([drawn, -drawn], 2).flatten(1, 2)[:, :restarts].flatten(0, 1)

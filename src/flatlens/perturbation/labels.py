@@ -93,7 +93,14 @@ def relabelled(
                 f, y = problem.run(model, problem.place(raw))
             _require_labels(f, y)
             f = f.to(torch.float64)
-            told = _told(labels, there[0].reshape(len(f), -1).to(torch.float64), y)
+            told = labels(phi := there[0].reshape(len(f), -1).to(torch.float64))
+            if not isinstance(told, Tensor) or told.shape != y.shape:
+                got = f"{(*told.shape,)}" if isinstance(told, Tensor) else type(told).__name__
+                raise BadInput(
+                    f"labels(features of shape {(*phi.shape,)}): targets as the data has them, {(*y.shape,)}, are "
+                    f"needed, got {got}"
+                )
+            told = told.to(y)
             each = problem.loss.mass(f, y)
             for losses, label in ((kept, y), (other, told)):
                 losses.append(torch.where(each > 0, problem.loss.values(f, label), 0.0))
@@ -102,18 +109,6 @@ def relabelled(
             mass += float(each.sum())
     scale = sum(len(part) for part in kept) / mass
     return Relabelled(torch.cat(kept).cpu() * scale, torch.cat(other).cpu() * scale, torch.cat(changed).cpu())
-
-
-def _told(labels: Labels, phi: Tensor, y: Tensor) -> Tensor:
-    """Return the targets that the label function gives at features (k, m), as the data's are."""
-    told = labels(phi)
-    if not isinstance(told, Tensor) or told.shape != y.shape:
-        got = f"{(*told.shape,)}" if isinstance(told, Tensor) else type(told).__name__
-        raise BadInput(
-            f"labels(features of shape {(*phi.shape,)}): targets as the data has them, {(*y.shape,)}, are needed, "
-            f"got {got}"
-        )
-    return told.to(y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +170,9 @@ def _terms(
     _require_labels(f, y)
     step = read[0] @ A.to(read[0]).T
     told = labels(read[0] + b[:, None] * step)
-    straight = _straight(labels, read[0], step, c)
+    # y + c y_x step: the labels without their second derivative
+    y_here, y_along = torch.func.jvp(labels, (read[0],), (step,))  # type: ignore[misc]
+    straight = y_here.detach() + c.reshape(-1, *[1] * (y_here.ndim - 1)) * y_along.detach()
     loss = problem.loss.values
     f = f.to(torch.float64)
     by_labels, by_slope = loss(f, told), loss(f, straight)
@@ -184,14 +181,6 @@ def _terms(
     flat = _slope(first[0], a), _slope(first[0], b)
     found = (first[0], first[1], flat[0], bent[1], bent[0] - bent[1], flat[1])
     return tuple(term.detach().cpu() for term in found)
-
-
-def _straight(labels: Labels, phi: Tensor, step: Tensor, c: Tensor) -> Tensor:
-    """Return y + c y_x step: the labels without their second derivative."""
-    y: Tensor
-    slope: Tensor
-    y, slope = torch.func.jvp(labels, (phi,), (step,))  # type: ignore[misc]
-    return y.detach() + c.reshape(-1, *[1] * (y.ndim - 1)) * slope.detach()
 
 
 def _slope(values: Tensor, at: Tensor) -> Tensor:

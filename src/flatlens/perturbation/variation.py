@@ -109,16 +109,17 @@ class _Pairs:
         return 2 * ends.sum(0)  # the largest of many differences has the largest rounding, too
 
     def _move(self, end: int) -> None:
-        """Move one end of each pair if that makes the norm larger; steps grow after success and shrink after failure.
-
-        The direction is uphill. If no slope shows, or if the last uphill step failed, direction and length are random.
-        """
-        sign, other = 1 - 2 * end, self.J[1 - end]
+        """Move one end of each pair if the norm grows; steps grow after success and shrink after failure."""
+        sign, other, w = 1 - 2 * end, self.J[1 - end], self.w[end]
+        # uphill; in a random direction if no slope shows or the last uphill step failed, from the ball's diameter down
         norm, uphill = unit(sign * self._slope(end))
         informed = (norm > self.rounding) & ~self.stuck[end]
-        step = torch.where(informed[..., None], self.length[end][..., None] * uphill, self._anywhere())
-        w = self.w[end] + step
+        directions = unit(torch.randn(w.shape, generator=self.generator, dtype=torch.float64))[1]
+        lengths = 2 * 4.0 ** (-4 * torch.rand(*w.shape[:2], 1, generator=self.generator, dtype=torch.float64))
+        step = torch.where(informed[..., None], self.length[end][..., None] * uphill, (lengths * directions).to(w))
+        w = w + step
         w = w / w.norm(dim=2, keepdim=True).clamp(min=1)
+        # kept where the difference of the Jacobians is larger there
         J = self.inputs.jacobians(self._at(w)).reshape(other.shape)
         top = largest_singular(sign * (J - other))
         better = top[0] > self.top[0] + self.rounding
@@ -141,13 +142,6 @@ class _Pairs:
         ahead, behind = self.inputs.pulled_back(self._at(points), s.repeat(1, 2, 1).flatten(0, 1)).reshape(
             len(s), 2, *t.shape[1:]).unbind(1)  # fmt: skip
         return ahead - behind
-
-    def _anywhere(self) -> Tensor:
-        """Return a step in a random direction, of a length between the ball's diameter and a 256th of it."""
-        n, restarts, width = self.w[0].shape
-        directions = torch.randn(n, restarts, width, generator=self.generator, dtype=torch.float64)
-        lengths = 2 * 4.0 ** (-4 * torch.rand(n, restarts, 1, generator=self.generator, dtype=torch.float64))
-        return (lengths * unit(directions)[1]).to(self.w[0])
 
     def _at(self, w: Tensor) -> Tensor:
         """Return the inputs at (n, k, M) in units of the ball, (n k, M)."""
@@ -270,7 +264,14 @@ class _Reader(Trace):
         self.before: list[Tensor] = []
         self.after: list[Tensor] = []
         self.activations: list[Activation] = []
-        _require_chain(self, self.valueless)
+        last: fx.Node | None = None
+        for node in self.nodes:
+            if node in self.valueless:
+                continue
+            on = [used for used in node.all_input_nodes if used not in self.valueless]
+            if last is not None and (on != [last] or (node.op == "output" and node.args[0] is not last)):
+                raise Refused(f"{self.called(node)} joins branches: only a chain of layers is bounded")
+            last = node
 
     def read(self, x: Tensor) -> Chain:
         """Return all matrices, from the derivative of one batch as large as the widest layer: sample k gives row k."""
@@ -312,18 +313,6 @@ class _Reader(Trace):
         if found is None or not _is_affine(found, n, self.valueless):
             raise Refused(f"{self.called(n)} is neither affine nor an activation whose slopes are bounded here")
         return super().run_node(n)
-
-
-def _require_chain(trace: Trace, valueless: frozenset[fx.Node]) -> None:
-    """Refuse operations that join branches."""
-    last: fx.Node | None = None
-    for node in trace.nodes:
-        if node in valueless:
-            continue
-        on = [used for used in node.all_input_nodes if used not in valueless]
-        if last is not None and (on != [last] or (node.op == "output" and node.args[0] is not last)):
-            raise Refused(f"{trace.called(node)} joins branches: only a chain of layers is bounded")
-        last = node
 
 
 def _is_affine(found: Operation, node: fx.Node, valueless: frozenset[fx.Node]) -> bool:

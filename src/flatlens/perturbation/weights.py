@@ -36,6 +36,7 @@ from flatlens.problem.forward import Outcomes, outcomes
 from flatlens.problem.ranks import in_one_piece, of_the_first, whole_parameters
 
 _INSIDE = "the coarsest dtype inside"
+_DRAWS = 4  #: draws of a rounding
 
 
 def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
@@ -47,21 +48,23 @@ def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
         return problem.dtype
     if _INSIDE not in problem.facts:
         problem.facts[_INSIDE] = problem.dtype
-        with suppress(RuntimeError, FlatlensError):  # the outputs have no derivative
-            problem.facts[_INSIDE] = _coarsest(problem, model)
+        batch = problem.place(problem.probes[0])
+        # a RuntimeError: the outputs have no derivative
+        with suppress(RuntimeError, FlatlensError), problem.measuring(model), differentiable(model.parameters()):
+            if (x := floating_input(batch)) is not None:
+                batch = (x.clone().requires_grad_().clone(), *batch[1:])
+            f, _ = problem.run(model, batch)
+            dtypes = {made.dtype for node in Graph(f).nodes for made in node._input_metadata}
+            numbers = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
+            problem.facts[_INSIDE] = max(numbers, key=lambda dtype: torch.finfo(dtype).eps, default=problem.dtype)
     found: torch.dtype = problem.facts[_INSIDE]
     return found
 
 
-def _coarsest(problem: Problem, model: nn.Module) -> torch.dtype:
-    batch = problem.place(problem.probes[0])
-    with problem.measuring(model), differentiable(model.parameters()):
-        if isinstance(batch, tuple) and isinstance(batch[0], Tensor) and batch[0].is_floating_point():
-            batch = (batch[0].clone().requires_grad_().clone(), *batch[1:])
-        f, _ = problem.run(model, batch)
-        every = {made.dtype for node in Graph(f).nodes for made in node._input_metadata}
-    made = {dtype for dtype in every if dtype.is_floating_point or dtype.is_complex}
-    return max(made, key=lambda dtype: torch.finfo(dtype).eps, default=problem.dtype)
+def floating_input(batch: Batch) -> Tensor | None:
+    """Return the first input of a batch, if it has floating numbers."""
+    x = batch[0] if isinstance(batch, tuple) else None
+    return x if isinstance(x, Tensor) and x.is_floating_point() else None
 
 
 def rounded(values: Tensor, generator: torch.Generator, eps: float) -> Tensor:
@@ -109,21 +112,19 @@ class Elsewhere:
         Every number moves up or down. The outputs' own rounding counts where they are far from 0 whatever the weights
         are, such as by a constant that forward() adds.
         """
-        here, problem = self.outcomes(self.here).risk, self.problem
+        here, problem, risks = self.outcomes(self.here).risk, self.problem, []
         eps = torch.finfo(coarsest_inside(problem, self.model)).eps
         of_weights, of_outputs = (torch.Generator().manual_seed(seed) for seed in (0, 1))
-
-        def risk() -> float:
+        for _ in range(_DRAWS):
             theta = rounded(self.here, of_weights, eps)
 
-            def run(batch: Batch) -> tuple[Tensor, Any]:
+            def run(batch: Batch, theta: Tensor = theta) -> tuple[Tensor, Any]:
                 f, y = self.run(theta, batch)
                 return rounded(f, of_outputs, eps), y
 
             with problem.measuring(self.model):
-                return outcomes(problem, problem.shared(FORWARD_CHUNK), run).risk
-
-        return max(abs(risk() - here) for _ in range(4))
+                risks.append(outcomes(problem, problem.shared(FORWARD_CHUNK), run).risk)
+        return max(abs(risk - here) for risk in risks)
 
     def slope(self, theta: Tensor, batches: Iterable[Batch], mass: float) -> tuple[float, Tensor]:
         """Return (sum of losses / mass, its gradient (P,)) over some batches; only one chunk's graph is held."""
@@ -168,7 +169,6 @@ Direction = Mapping[str, Tensor]
 _LINEAR = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Muon")
 """Optimisers of torch whose step is proportional to the learning rate, whatever their state."""
 _LONG = 2.0**40  #: a learning rate at which the weights are rounding beside the step; a power of 2 rounds nothing
-_DRAWS = 4  #: draws of the outputs' rounding
 _LOST = 1e-3  #: share of a step that the weights' own rounding may be
 
 
@@ -216,7 +216,8 @@ class Landscape:
 
         Where parameters are spread over processes, each process walks all the data: it takes part in every backward.
         """
-        batches = self._all() if self.problem.sharded or self.few is not None else self._own()
+        own = not self.problem.sharded and self.few is None
+        batches = (raw for _, raw in self.problem.shared(self.fitting)) if own else self._all()
         with self.differentiated():
             shares = (self.gradient_of(raw, self.problem.mass) for raw in batches)
             risk, gradient = self.space.total(shares, self.problem.ranks)
@@ -224,9 +225,6 @@ class Landscape:
 
     def _all(self) -> Iterable[Batch]:
         return self.problem.batches(FORWARD_CHUNK) if self.few is None else self.few
-
-    def _own(self) -> Iterator[Batch]:
-        return (raw for _, raw in self.problem.shared(self.fitting))
 
     @contextmanager
     def differentiated(self) -> Iterator[None]:
@@ -237,8 +235,12 @@ class Landscape:
     def gradient_of(self, raw: Batch, mass: float) -> tuple[float, dict[str, Tensor]]:
         """Return the sum of a batch's losses over `mass`, and its gradient by parameter, inside `differentiated`."""
         part = self._risk_of(raw, mass)
-        if self.problem.sharded:
-            return float(part.detach()), self._gathered(part)
+        if self.problem.sharded:  # backward() gathers the gradient from the processes, in float64
+            torch.autograd.backward(part)
+            found = self.whole([p.grad for p in self.space.tensors])
+            for p in self.space.tensors:
+                p.grad = None
+            return float(part.detach()), found
         at = {**self.space.parameters, **self._moved}
         rows = torch.autograd.grad(part, list(at.values()), allow_unused=True)
         named = zip(at.items(), rows, strict=True)
@@ -251,22 +253,15 @@ class Landscape:
         f, y = self._run(self.problem.place(raw))
         return self.problem.loss.total(f, y) / mass
 
-    def _gathered(self, part: Tensor) -> dict[str, Tensor]:
-        """Return a gradient by backward(), which gathers it from the processes, in float64."""
-        torch.autograd.backward(part)
-        found = self.whole([p.grad for p in self.space.tensors])
-        for p in self.space.tensors:
-            p.grad = None
-        return found
-
     def whole(self, rows: Sequence[Tensor | None]) -> dict[str, Tensor]:
         """Return tensors, one for each parameter, in one piece each, in float64; where there is none it is zero."""
         named = zip(rows, self.space.parameters.items(), strict=True)
-        known = {
-            name: torch.zeros(p.shape, device=p.device) if row is None else in_one_piece(row.detach())
+        return {
+            name: (torch.zeros(p.shape, device=p.device) if row is None else in_one_piece(row.detach())).to(
+                torch.float64
+            )
             for row, (name, p) in named
         }
-        return {name: row.to(torch.float64) for name, row in known.items()}
 
     def second_derivative(self, direction: Direction) -> Tensor:
         """Return the Hessian's product with a direction, (P,) float64, by double backward.
@@ -408,8 +403,10 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         raise BadInput(f"the {type(optimiser).__name__} holds none of the measured parameters")
     # in memory already at hand
     moved = {name: in_one_piece(after.detach().sub_(before)) for name, (before, after) in known.items()}
-    if scale == 1.0 and _rounding(before for before, _ in known.values()) > _LOST * inner(moved, moved) ** 0.5 > 0:
-        raise BadInput(f"the next step of {type(optimiser).__name__} is lost in the rounding of the weights")
+    if scale == 1.0:  # the length of the rounding errors of the weights
+        errors = [torch.finfo(w.dtype).eps / math.sqrt(12) * in_one_piece(w) for w, _ in known.values()]
+        if math.sqrt(dot(errors, errors)) > _LOST * inner(moved, moved) ** 0.5 > 0:
+            raise BadInput(f"the next step of {type(optimiser).__name__} is lost in the rounding of the weights")
     return {name: step.div_(-rate * scale) for name, step in moved.items()}
 
 
@@ -432,12 +429,6 @@ def _global_hooks_put_away() -> Iterator[None]:
     finally:
         for one, before in zip(hooks, kept, strict=True):
             one.update(before)
-
-
-def _rounding(weights: Iterable[Tensor]) -> float:
-    """Return the length of the rounding errors of weights."""
-    errors = [torch.finfo(w.dtype).eps / math.sqrt(12) * in_one_piece(w) for w in weights]
-    return math.sqrt(dot(errors, errors))
 
 
 def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
@@ -511,7 +502,7 @@ _NARROW, _JUMPS = 1 / 16, 0.05
 """A difference over this part of the distance is another by less than this: by 0.006 for smooth networks in float32, by
 about 1 where the gradient of a few samples jumps."""
 _FEW = 8  #: samples on which double backward is checked
-_FOUND = "how products with the Hessian are taken"
+_HOW = "how products with the Hessian are taken"
 """A fact about a problem: a tracker would find it out at every moment."""
 
 By: TypeAlias = Literal["double backward", "central differences of gradients"]
@@ -556,19 +547,17 @@ class ShardedHessian:
         space = landscape.space
         size = sum(float(in_one_piece(p.detach()).to(torch.float64).square().sum()) for p in space.tensors) ** 0.5
         self.distance = torch.finfo(space.dtype).eps ** 0.2 * 1e-2 * max(size, 1.0)
-        self.by: By = self._found_out() if by is None else by  #: how the products are taken
-
-    def _found_out(self) -> By:
-        facts = self.landscape.problem.facts
-        if _FOUND not in facts:
-            facts[_FOUND] = self._tried()
-        found: By | None = facts[_FOUND]
-        if found is None:
+        if by is None:
+            facts = landscape.problem.facts
+            if _HOW not in facts:
+                facts[_HOW] = self._tried()
+            by = facts[_HOW]
+        if by is None:
             raise NotDifferentiable(
                 "double backward fails or is wrong here, and the network's gradient jumps, as that of a ReLU does: "
                 "differences of gradients would measure the jumps, too"
             )
-        return found
+        self.by: By = by  #: how the products are taken
 
     def _tried(self) -> By | None:
         """Return how products are taken; None where neither way is right."""
