@@ -84,8 +84,6 @@ def per_sample_gradients(
     problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...], rows: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Return df/dtheta for each named parameter, (n, N, size) float64; with `rows` (n, r, N), that of rows f."""
-    if not names:
-        return {}
     if has_lists(batch):
         return each_sample_alone(problem, model, batch, names, rows)
     try:

@@ -148,8 +148,10 @@ class _Pass:
             certify=torch.Generator().manual_seed(chunk.number) if of.first else None,
             parameters={name: chunk.forward.named[name] for name in checked},
         )  # fmt: skip
-        explicit = per_sample_gradients(problem, self.model, chunk.batch, plan.unexplained, of.rows)
-        if certificate is not None:
+        explicit: dict[str, Tensor] = {}
+        if plan.unexplained:
+            explicit = per_sample_gradients(problem, self.model, chunk.batch, plan.unexplained, of.rows)
+        if explicit and certificate is not None:
             explicit = self.checker.unexplained(chunk.batch, explicit, certificate, of.rows)
         make_grams = partial(
             LayerGrams, of.C, of.f.detach().to(torch.float64), problem.precision,

@@ -84,9 +84,9 @@ class _Planner:
     def __init__(
         self, problem: Problem, model: nn.Module, trials: list[Trial], structure: Structure, distrusted: Collection[str]
     ) -> None:
-        self.trials, self.first, self.structure = trials, trials[0], structure
+        self.trials, self.first, self.tape, self.structure = trials, trials[0], trials[0].tape, structure
         self.distrusted, self.measured = distrusted, problem.parameters
-        self.parameters = {name: p for name, p in model.named_parameters() if name in self.first.tape.reads}
+        self.parameters = {name: p for name, p in model.named_parameters() if name in self.tape.reads}
         self.names = {id(p): name for name, p in self.parameters.items()}
         self.rows: dict[str, Rows] = {}  #: how the samples lie at each place
         for name, allowed in self.first.rows.items():
@@ -97,6 +97,11 @@ class _Planner:
             possible = [rows for rows in allowed if all(rows in trial.rows[name] for trial in there)]
             if possible and not any(trial.unclear(name, possible) for trial in there):
                 self.rows[name] = possible[0]
+        # The operations through which each parameter acts; None if one is unknown or has no known samples.
+        self.uses = {
+            name: None if structure.reads[name] is None else self._known(self.tape.reads[name] or ())
+            for name in self.parameters
+        }
         self.axes: dict[str, int] = {}  #: axis of the samples in each call's input
         self.unplaced: dict[str, str] = {}  #: for the other calls the reason why there is none
         for key in (*structure.calls, *sorted(structure.varying_calls)):
@@ -110,7 +115,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         """Return the plan that follows from the facts."""
-        first, structure, tape = self.first, self.structure, self.first.tape
+        first, structure, tape = self.first, self.structure, self.tape
         weights = self._weights()
         # Other parameters, by how they act, each with the names of its operations.
         known = {name for w in weights.values() if w.products for name in (w.parameter, w.bias) if name}
@@ -120,12 +125,12 @@ class _Planner:
         for name in self.parameters:
             if name in known or name not in self.measured:
                 continue
-            uses, kinds = self._uses(name), {type(read) for read in tape.reads[name] or ()}
+            uses, kinds = self.uses[name], {type(read) for read in tape.reads[name] or ()}
             if uses is not None and kinds == {Lookup}:
                 embeddings[name] = uses
             elif uses is not None and kinds <= {Bias, Entrywise}:
                 small[name] = uses
-            elif name in structure.derived and (uses := self._names(derived_reads(tape, name))):
+            elif name in structure.derived and (uses := self._known(derived_reads(tape, name))):
                 derived[name] = uses
         known |= small.keys() | embeddings.keys() | derived.keys()
         sizes = {name: p.numel() for name, p in self.parameters.items() if name in self.measured}
@@ -163,18 +168,14 @@ class _Planner:
             several_ends=self._several_ends(weights),
         )
 
-    def _uses(self, parameter: str) -> tuple[str, ...] | None:
-        """The operations through which a parameter acts; None if one is unknown or has no known samples."""
-        known = self.structure.reads[parameter] is not None
-        return self._names(self.first.tape.reads[parameter] or ()) if known else None
-
-    def _names(self, reads: Iterable[Read]) -> tuple[str, ...] | None:
+    def _known(self, reads: Iterable[Read]) -> tuple[str, ...] | None:
+        """The names of operations; None if one has no known samples."""
         names = tuple(self.first.names[read.node] for read in reads)
         return names if all(name in self.rows for name in names) else None
 
     def _several_ends(self, weights: dict[str, Weight]) -> bool:
         """Whether outputs come from other layers than the last, too, through no layer after these."""
-        last, graph = next(reversed(weights.values()), None), self.first.tape.graph
+        last, graph = next(reversed(weights.values()), None), self.tape.graph
         own = {self.first.operations[name].node for name in last.products} if last is not None else set()
 
         def behind(node: Node) -> list[Node]:
@@ -185,7 +186,7 @@ class _Planner:
 
     def _weights(self) -> dict[str, Weight]:
         """The weights of layers and of products outside them, by name, in the order in which they first multiply."""
-        tape = self.first.tape
+        tape = self.tape
         calls: dict[int, list[str]] = {}  # calls that share a tensor share a weight
         for key, call in tape.linear.items():
             kept = call.module._parameters.get("weight")
@@ -200,7 +201,7 @@ class _Planner:
         return {name: found[name] for name in sorted(found, key=turns.__getitem__)}
 
     def _of_layer(self, keys: list[str]) -> Weight:
-        calls, own = [self.first.tape.linear[key] for key in keys], tuple(f"z:{key}" for key in keys)
+        calls, own = [self.tape.linear[key] for key in keys], tuple(f"z:{key}" for key in keys)
         module, parameter = calls[0].module, self.names.get(id(calls[0].module._parameters.get("weight")))
         value, bias = module.weight, module.bias
         assert isinstance(value, Tensor)
@@ -235,7 +236,7 @@ class _Planner:
 
     def _outside_layers(self, name: str, value: Tensor) -> Weight | None:
         """A parameter that acts in products outside linear layers as a weight; None if it does not."""
-        reads = [read for read in self.first.tape.reads[name] or () if isinstance(read, Product)]
+        reads = [read for read in self.tape.reads[name] or () if isinstance(read, Product)]
         products = self._products(name, reads[0].stored) if reads else ()
         adapter: Adapter | None
         size = torch.Size()  # of one sample's input
@@ -244,7 +245,7 @@ class _Planner:
             first = self.first.operations[products[0]]
             size = first.kept().shape[1:] if isinstance(first, Product) else size
         elif name in self.structure.derived:
-            adapter = matrix_in_products(self.first.tape.derived[name] or ())
+            adapter = matrix_in_products(self.tape.derived[name] or ())
         else:
             adapter = None
         if adapter is None:
@@ -264,7 +265,7 @@ class _Planner:
 
     def _products(self, parameter: str, stored: torch.Size) -> tuple[str, ...]:
         """The products through which a weight acts; () if it also acts otherwise, or if their types differ."""
-        uses, reads = self._uses(parameter), self.first.tape.reads[parameter] or ()
+        uses, reads = self.uses[parameter], self.tape.reads[parameter] or ()
         kinds = {(read.adapter, read.stored) if isinstance(read, Product) else None for read in reads}
         alike = len(kinds) == 1 and all(kind is not None and kind[1] == stored for kind in kinds)
         return uses if uses and alike else ()
@@ -281,9 +282,9 @@ class _Planner:
         """The name of a layer's bias, if it is added to the layer's products and acts nowhere else."""
         biases = {id(call.module._parameters.get("bias")) for call in calls}
         name = self.names.get(biases.pop())
-        if name is None or biases or set(self._uses(name) or ()) != set(products):
+        if name is None or biases or set(self.uses[name] or ()) != set(products):
             return None
-        return name if all(isinstance(read, Bias) for read in self.first.tape.reads[name] or ()) else None
+        return name if all(isinstance(read, Bias) for read in self.tape.reads[name] or ()) else None
 
 
 def _linear_map(call: Call, adapter: Adapter, n: int) -> tuple[Adapter, torch.Size]:

@@ -57,12 +57,13 @@ class GraphOperation:
     @property
     def shape(self) -> torch.Size:
         """Return the shape of the operation's output."""
-        return shape_of((self.node, 0))
+        return torch.Size(self.node._input_metadata[0].shape)
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the operation's output."""
-        return dtype_of((self.node, 0))
+        found: torch.dtype = self.node._input_metadata[0].dtype
+        return found
 
     @property
     def turn(self) -> int:
