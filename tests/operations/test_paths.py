@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatlens.operations.graph import Graph, edges_of, shape_of, taken_back
+from flatlens.operations.graph import Graph, shape_of, taken_back
 
 X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -25,7 +25,7 @@ def read(then):
     torch.manual_seed(0)
     net = Moves(then)
     f = net(X.clone().requires_grad_())
-    return net, Graph(f, net), edges_of(f.grad_fn)[0]
+    return net, Graph(f, net), f.grad_fn.next_functions[0]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_bias_that_is_added_apart_belongs_to_its_product():
     net = Apart()
     f = net(X.clone().requires_grad_())
     paths = Graph(f, net)
-    origin = paths.origins(edges_of(f.grad_fn)[0]).single
+    origin = paths.origins(f.grad_fn.next_functions[0]).single
     assert origin is not None
     assert origin[0].name() == "MmBackward0"
 
@@ -106,7 +106,7 @@ def test_entries_of_a_parameter_keep_their_positions(make, of):
     net = nn.Module()
     net.w = nn.Parameter(torch.randn(6, 4).double())
     f = make(net.w).exp()
-    known = Graph(f, net).leaf_of(edges_of(f.grad_fn)[0])
+    known = Graph(f, net).leaf_of(f.grad_fn.next_functions[0])
     if of is None:
         assert known is None
         return
@@ -128,6 +128,6 @@ def test_a_constant_may_be_added_where_the_caller_knows_of_it():
     net.w = nn.Parameter(torch.zeros(5).double())
     for make, known in ((lambda w: (w + 1).flip(0), True), (lambda w: w.exp(), False)):
         f = make(net.w).square()
-        found = Graph(f, net).leaf_of(edges_of(f.grad_fn)[0], shifted=True)
+        found = Graph(f, net).leaf_of(f.grad_fn.next_functions[0], shifted=True)
         assert (found is not None) == known
         assert found is None or found[1].tolist() == [4, 3, 2, 1, 0]

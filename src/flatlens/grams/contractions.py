@@ -30,6 +30,7 @@ def row_products(
     n, N, M = A.shape
     if n > 1 and A.stride(0) == 0 and set(wanted) <= {"gram", "squares"}:  # all samples share one matrix
         return {what: found.expand(n, *found.shape[1:]) for what, found in row_products(A[:1], wanted).items()}
+    # The rows of a few samples at a time are widened, so that they stay in the cache.
     cuts = list(pieces(n, N * M * 8, CACHE_BYTES if A.device.type == "cpu" else DEVICE_BYTES))
     shapes: dict[RowProduct, tuple[int, ...]] = {"gram": (N, N), "squares": (M,), "weighted": (M,), "along": (N,)}
     out = {what: A.new_empty(n, *shapes[what], dtype=torch.float64) for what in wanted}
@@ -63,8 +64,7 @@ def gram(A: Tensor) -> Tensor:
     >>> gram(torch.tensor([[[3.0, 4.0]]]))
     tensor([[[25.]]], dtype=torch.float64)
     """
-    what: RowProduct = "gram"
-    return row_products(A.flatten(2), (what,))[what]
+    return row_products(A.flatten(2), ["gram"])["gram"]
 
 
 def concatenated(parts: list[Tensor], dim: int) -> Tensor:

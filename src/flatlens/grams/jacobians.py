@@ -304,7 +304,7 @@ class ChunkJacobians:
         along = weight is not None and weight.as_given and len(weight.products) == 1 and not plan.ignores_padding
         wanted, route = self._input_wanted(along=along), input_route(plan, key, self.needs)
         if isinstance(jacobian, DenseJacobian) and plan.weights[key].pure and "columns" in self.needs:
-            return lambda: {what: jacobian.at_input(what) for what in wanted}  # its columns need df/dx, too
+            return lambda: {what: jacobian.product("x", what) for what in wanted}  # its columns need df/dx, too
         if isinstance(jacobian, SharedJacobian) and route == "output":
             return lambda: {"gram": jacobian.gram_at_input()}
         if route == "first layer":

@@ -182,13 +182,6 @@ class Pool:
             kept = self._kept[name] = torch.empty(shape, dtype=like.dtype, device=like.device)
         return kept[: shape[0]]
 
-    def for_place(self, name: str, place: WatchedPlace, f: Tensor) -> Tensor:
-        """Return a buffer for the derivatives of all outputs f (n, N) at a place, (n, N, ...)."""
-        if not place.tokens_first:
-            return self.take(name, (*f.shape, *place.kept), f)
-        (n, N), (g, d, P) = f.shape, place.kept
-        return self.take(name, (n, N, g, P, d), f).mT
-
 
 def output_jacobians(
     f: Tensor,
@@ -311,7 +304,13 @@ def _all_outputs(
                 return found
     # One backward pass for each live output; the others' rows are 0.
     (at, units), wanted = start, [place.at for place in watched.values()]
-    found = {name: pool.for_place(name, place, f) for name, place in watched.items()}
+    found = {}
+    for name, place in watched.items():
+        if place.tokens_first:
+            g, d, P = place.kept
+            found[name] = pool.take(name, (n, N, g, P, d), f).mT
+        else:
+            found[name] = pool.take(name, (n, N, *place.kept), f)
     outputs = [k for k in range(N) if live is None or live[k]]
     for k in range(N):
         derivatives: Sequence[Tensor | None] = [None] * len(wanted)

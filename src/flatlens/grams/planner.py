@@ -138,7 +138,7 @@ class _Planner:
         # Bytes of the derivatives at all places that the pass differentiates to, and of those kept entry by entry.
         needed = {operation for weight in weights.values() for operation in weight.products}
         needed.update(*small.values(), *embeddings.values(), *derived.values())
-        shapes = [(op.shape, op.dtype) for name, op in first.operations.items() if name in needed]
+        shapes = [(op.shape, op.dtype) for name, op in tape.operations.items() if name in needed]
         shapes += [(tape.linear[key].x.shape, tape.linear[key].x.dtype) for key in self.axes]
         stored = sum(sizes[name] for name in (*unexplained, *small))
         for name in derived:
@@ -170,13 +170,13 @@ class _Planner:
 
     def _known(self, reads: Iterable[Read]) -> tuple[str, ...] | None:
         """The names of operations; None if one has no known samples."""
-        names = tuple(self.first.names[read.node] for read in reads)
+        names = tuple(self.tape.names[read.node] for read in reads)
         return names if all(name in self.rows for name in names) else None
 
     def _several_ends(self, weights: dict[str, Weight]) -> bool:
         """Whether outputs come from other layers than the last, too, through no layer after these."""
         last, graph = next(reversed(weights.values()), None), self.tape.graph
-        own = {self.first.operations[name].node for name in last.products} if last is not None else set()
+        own = {self.tape.operations[name].node for name in last.products} if last is not None else set()
 
         def behind(node: Node) -> list[Node]:
             return [] if node in own or graph.is_layer(node) else sources_of(node)
@@ -209,10 +209,10 @@ class _Planner:
             products = self._products(parameter, value.shape)
         else:  # a weight that is computed from other parameters acts through the products in its layer's calls
             known = all(self.structure.calls.get(key) is not None and f"z:{key}" in self.rows for key in keys)
-            adapters = {getattr(self.first.operations.get(product), "adapter", None) for product in own}
+            adapters = {getattr(self.tape.operations.get(product), "adapter", None) for product in own}
             products = own if known and len(adapters) == 1 and None not in adapters else ()
         explained = bool(products) and set(products) == set(own)
-        operation = self.first.operations[products[0]] if products else None
+        operation = self.tape.operations[products[0]] if products else None
         adapter = operation.adapter if isinstance(operation, Product) else layer_of(module)
         pure = explained and all(call.pure for call in calls)
         return Weight(
@@ -242,7 +242,7 @@ class _Planner:
         size = torch.Size()  # of one sample's input
         if products:
             value, adapter = value.reshape(reads[0].stored), reads[0].adapter
-            first = self.first.operations[products[0]]
+            first = self.tape.operations[products[0]]
             size = first.kept().shape[1:] if isinstance(first, Product) else size
         elif name in self.structure.derived:
             adapter = matrix_in_products(self.tape.derived[name] or ())
@@ -274,7 +274,7 @@ class _Planner:
         """The number of positions per sample at which the products act, the largest over trials."""
         rows = max(1, adapter.matrix(value)[:, :, 0].numel())
         return max(
-            sum(trial.operations[product].shape.numel() for product in products) // (trial.n * rows)
+            sum(trial.tape.operations[product].shape.numel() for product in products) // (trial.n * rows)
             for trial in self.trials
         )
 

@@ -225,7 +225,6 @@ def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] =
 
 
 def _sequence_number(tensor: Tensor, otherwise: int) -> int:
-    """Return autograd's sequence number of the operation that made a tensor."""
     return otherwise if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())
 
 

@@ -70,7 +70,6 @@ class SampleStream:
         return self._shares(first, n, each).mul_(2).sub_(1)
 
     def _shares(self, first: int, n: int, each: int) -> Tensor:
-        """Return numbers in (0, 1)."""
         high = (self._raw(first, n, -(-each // 4))[:, :each] >> np.uint64(12)).astype(np.float64)
         return torch.from_numpy(high).add_(0.5).mul_(2.0**-52)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import BadModel
 from flatlens.grams.record import Tape, derived_reads, run_recorded
-from flatlens.operations.graph import Node, Place
+from flatlens.operations.graph import Place
 from flatlens.operations.parameter_uses import RESHAPING, Bias, Entrywise, GraphOperation, Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.diagnosis import if_found, why_cut
@@ -276,21 +276,19 @@ class Trial:
         self.n = len(self.f)
         self.input_is_embedding = len(self.inputs) == 1 and any(self.inputs[0] is x for x in self.tape.embedded[:1])
         self.structure = structure_of(self.tape, self.inputs)
-        self.operations: dict[str, GraphOperation] = {}
-        self.names: dict[Node, str] = {}
         self.rows: dict[str, list[Rows]] = {}  #: all possible arrangements of the samples, by place
 
     def find_rows(self, structure: Structure, generator: torch.Generator) -> None:
         """Find the possible arrangements at all operations of the trials' common structure, and at inputs of calls."""
-        self.operations = operations_of(self.tape, structure)
-        self.names = {operation.node: name for name, operation in self.operations.items()}
+        operations = self.tape.operations = operations_of(self.tape, structure)
+        self.tape.names = {operation.node: name for name, operation in operations.items()}
         inputs = {f"x:{key}": call.x for key, call in self.tape.linear.items() if call.x.requires_grad}
         inputs |= {f"input:{number}": x for number, x in enumerate(self.inputs)}
-        at: dict[str, Place] = {name: found.edge for name, found in self.operations.items()} | inputs
-        shapes = {name: operation.shape for name, operation in self.operations.items()}
+        at: dict[str, Place] = {name: found.edge for name, found in operations.items()} | inputs
+        shapes = {name: operation.shape for name, operation in operations.items()}
         shapes |= {name: x.shape for name, x in inputs.items()}
         allowed = {name: [rows for rows in CANDIDATES if rows.fit(shape, self.n)] for name, shape in shapes.items()}
-        for name, operation in self.operations.items():
+        for name, operation in operations.items():
             if isinstance(operation, Product | Bias):
                 allowed[name] = [rows for rows in allowed[name] if rows.axis == 0]
             elif isinstance(operation, Entrywise):
@@ -306,7 +304,7 @@ class Trial:
         """Return whether a sample has several rows at a call's input or product, and several arrangements are left."""
         if len(possible) < 2 or self.n == 1 or name[:2] not in ("x:", "z:"):
             return False
-        shape = self.tape.linear[name[2:]].x.shape if name.startswith("x:") else self.operations[name].shape
+        shape = self.tape.linear[name[2:]].x.shape if name.startswith("x:") else self.tape.operations[name].shape
         return shape[possible[0].axis] != self.n
 
     @property

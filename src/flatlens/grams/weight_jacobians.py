@@ -135,7 +135,7 @@ class DenseJacobian:
         """df/dx through the layer, J W, (n, N, m)."""
         return self.weight.at_input(self.J) if self.at_x is None else self.at_x
 
-    def _product(self, side: Literal["x", "z"], what: RowProduct) -> Tensor:
+    def product(self, side: Literal["x", "z"], what: RowProduct) -> Tensor:
         """A row product of J (side "z") or Jx ("x"), computed with all others of this side that measures will read."""
         if (side, what) not in self._products:
             b = self.weight.b
@@ -148,17 +148,13 @@ class DenseJacobian:
             )
         return self._products[side, what]
 
-    def at_input(self, what: RowProduct) -> Tensor:
-        """G ("gram"), ||df/dx_p||^2 of each input entry p ("squares"), (n, m), or df/dx x ("along"), (n, N)."""
-        return self._product("x", what)
-
     def gram(self) -> Tensor:
         """K of the weight, ||phi||^2 J J^T."""
         return self.phi_norm2[:, None, None] * self.bias_gram()
 
     def bias_gram(self) -> Tensor:
         """K of the bias, J J^T."""
-        return self._product("z", "gram")
+        return self.product("z", "gram")
 
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
         """R = ||phi||^2 (J W)(J W)^T; `scale` is (m,)."""
@@ -172,29 +168,28 @@ class DenseJacobian:
 
     def diagonal(self) -> Tensor:
         """sum_i (sum_kk' C_kk' J_k J_k')_s phi_t^2, (d, m)."""
-        return self._product("z", "weighted").T @ self._phi2
+        return self.product("z", "weighted").T @ self._phi2
 
     def columns(self) -> Tensor:
         """||C^(1/2) df/dx_j||^2 phi_j^2 for each column j of W, (n, m)."""
-        return self._product("x", "weighted") * self._phi2
+        return self.product("x", "weighted") * self._phi2
 
     def along(self, *, weight: bool, bias: bool) -> Tensor:
         """J_k times the layer's output, W phi and b, each if asked for, (n, N)."""
-        total = self._product("z", "along") if bias else self.C.new_zeros(self.C.shape[:2])
+        total = self.product("z", "along") if bias else self.C.new_zeros(self.C.shape[:2])
         if not weight:
             return total
         z = self.phi @ self.weight.W[0].T.to(self.phi.dtype)
-        what: RowProduct = "along"
-        return total + row_products(self.J, (what,), x=z)[what]
+        return total + row_products(self.J, ["along"], x=z)["along"]
 
     def adaptive(self) -> Tensor:
         """sum_st W_st^2 (sum_kk' C_kk' J_k J_k')_s phi_t^2, (n,)."""
-        return (self._product("z", "weighted") * (self._phi2 @ self.weight.squares[0].T)).sum(1)
+        return (self.product("z", "weighted") * (self._phi2 @ self.weight.squares[0].T)).sum(1)
 
     def adaptive_bias(self) -> Tensor:
         """sum_s b_s^2 (sum_kk' C_kk' J_k J_k')_s, (n,)."""
         assert self.weight.b is not None
-        return self._product("z", "weighted") @ self.weight.b.square()
+        return self.product("z", "weighted") @ self.weight.b.square()
 
 
 _READ_FROM: dict[str, dict[RowProduct, set[str]]] = {

@@ -69,11 +69,6 @@ def sources_of(node: Node) -> list[Node]:
     return [source for source, _ in node.next_functions if source is not None]
 
 
-def edges_of(node: Node) -> list[GraphEdge]:
-    """What a node reads; a constant has no node."""
-    return list(node.next_functions)
-
-
 def shape_of(edge: GraphEdge) -> torch.Size:
     """Shape of a tensor of the graph."""
     return torch.Size(edge[0]._input_metadata[edge[1]].shape)
@@ -231,7 +226,7 @@ class Graph:
         """Return the vector that a sum adds to the rows of a product without a bias; None if there is none."""
         if node.name() != "AddBackward0" or node._saved_alpha != 1:
             return None
-        first, second = edges_of(node)
+        first, second = node.next_functions
         for one, other in ((first, second), (second, first)):
             if one[0] not in self.fixed or other[0] is None or other[0] in self.fixed:
                 continue
@@ -239,7 +234,8 @@ class Graph:
             if origin is None or not self.is_product(origin[0]) or origin[0].name() != "MmBackward0":
                 continue
             if shape_of(one) == shape_of(origin)[-1:]:
-                return one
+                bias: GraphEdge = one
+                return bias
         return None
 
     def leaf_of(self, edge: GraphEdge, *, shifted: bool = False) -> tuple[str, Tensor] | None:

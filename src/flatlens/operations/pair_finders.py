@@ -344,7 +344,6 @@ def _nodes(sides: list[HeadSide]) -> frozenset[Node]:
 
 
 def _named(first: str, second: str, what: str) -> str:
-    """Return the name of what is found in two weights, which may be one."""
     return f"{first}: {what}" if first == second else f"{first}, {second}: {what}"
 
 
