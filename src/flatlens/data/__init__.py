@@ -13,26 +13,7 @@ from flatlens.data.split import Preparation, Split
 from flatlens.data.synthetic import Inversion, clusters, eight_points, inverted, inverted_clusters, waves
 
 __all__ = [
-    "IMAGE_SETS",
-    "DataSettings",
-    "Fetched",
-    "ImageSet",
-    "Inversion",
-    "Preparation",
-    "Split",
-    "UserData",
-    "cifar10",
-    "cifar100",
-    "clusters",
-    "default_root",
-    "digits",
-    "eight_points",
-    "fashion_mnist",
-    "fetch",
-    "inverted",
-    "inverted_clusters",
-    "load_data",
-    "mnist",
-    "patches",
-    "waves",
-]
+    "IMAGE_SETS", "DataSettings", "Fetched", "ImageSet", "Inversion", "Preparation", "Split", "UserData", "cifar10",
+    "cifar100", "clusters", "default_root", "digits", "eight_points", "fashion_mnist", "fetch", "inverted",
+    "inverted_clusters", "load_data", "mnist", "patches", "waves",
+]  # fmt: skip

@@ -32,15 +32,11 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 Form: TypeAlias = Literal["IDX files", "binary files", "binary archive", "parquet files"]
-Part: TypeAlias = tuple[Tensor, Tensor]
-"""Pixels (n, channels, rows, columns) uint8, and labels (n,) int64."""
+Part: TypeAlias = tuple[Tensor, Tensor]  #: pixels (n, channels, rows, columns) uint8, and labels (n,) int64
 
-VARIABLE = "FLATLENS_DATA"
-"""The environment variable that names the folder of all data sets."""
-RECORD = "fetched.json"
-"""The file beside the downloaded ones with their origin and their checksums."""
-UNSIGNED_BYTES = 0x08
-"""IDX's code for the type of its numbers; the only one these files use."""
+VARIABLE = "FLATLENS_DATA"  #: the environment variable that names the folder of all data sets
+RECORD = "fetched.json"  #: the file beside the downloaded ones with their origin and their checksums
+UNSIGNED_BYTES = 0x08  #: IDX's code for the type of its numbers; the only one these files use
 PICKLED = {"cifar10": "cifar-10", "cifar100": "cifar-100"}
 ANY = Preparation()
 

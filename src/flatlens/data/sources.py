@@ -300,12 +300,9 @@ def _tensors(values: object, what: str) -> object:
         raise BadData(f"{what} cannot be turned into an array of numbers ({one_line(error)})") from error
 
 
-ONE_IN = 5
-"""One of this many samples is held out as test data, where there is none."""
-_SEED = 0
-"""Seed of the random numbers that the user's function draws."""
-ReadSamples: TypeAlias = tuple[Pair, Pair | None]
-"""All training samples, and the test samples if the user gives any."""
+ONE_IN = 5  #: one of this many samples is held out as test data, where there is none
+_SEED = 0  #: seed of the random numbers that the user's function draws
+ReadSamples: TypeAlias = tuple[Pair, Pair | None]  #: all training samples, and the test samples if the user gives any
 
 
 @dataclass(frozen=True)

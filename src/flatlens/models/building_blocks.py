@@ -32,8 +32,7 @@ from flatlens.operations.layers import LinearLayer, is_linear
 
 Activation: TypeAlias = Literal["relu", "tanh", "gelu", "sigmoid", "silu", "gaussian"]
 
-VANISHING = 1e-30
-"""Gaussian values below it become 0: subnormal numbers would make the next layers five times slower."""
+VANISHING = 1e-30  #: Gaussian values below it become 0: subnormal numbers would make the next layers five times slower
 
 
 class GaussianActivation(nn.Module):

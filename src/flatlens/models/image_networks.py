@@ -235,8 +235,7 @@ def _norm(channels: int, batchnorm: bool) -> nn.Module:
     return nn.BatchNorm2d(channels) if batchnorm else nn.Identity()
 
 
-STD = 0.02
-"""Standard deviation of the initial weights and tokens."""
+STD = 0.02  #: standard deviation of the initial weights and tokens
 
 
 @dataclass(frozen=True)

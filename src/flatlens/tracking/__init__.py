@@ -12,14 +12,5 @@ from flatlens.tracking.stability import Edge, edge_of
 from flatlens.tracking.tracker import Tracker
 
 __all__ = [
-    "CSVLog",
-    "Edge",
-    "Live",
-    "MLflowLog",
-    "Moment",
-    "TensorBoardLog",
-    "Tracker",
-    "WandbLog",
-    "edge_of",
-    "scalars",
-]
+    "CSVLog", "Edge", "Live", "MLflowLog", "Moment", "TensorBoardLog", "Tracker", "WandbLog", "edge_of", "scalars",
+]  # fmt: skip

@@ -10,8 +10,7 @@ import torch
 
 from flatlens.curvature.optimiser_geometry import leading_rate, uniform_groups
 
-WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness")
-"""Measures that are compared with an edge."""
+WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness")  #: measures that are compared with an edge
 
 
 @dataclass(frozen=True)

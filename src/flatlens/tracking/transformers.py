@@ -20,8 +20,7 @@ from flatlens.tracking.tracker import Tracker
 with needs("hf", "flatlens.tracking.transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-FILE = "flatlens_tracker.pt"
-"""The file beside the weights in each checkpoint's folder, of a callback without a name."""
+FILE = "flatlens_tracker.pt"  #: the file beside the weights in each checkpoint's folder, of a callback without a name
 
 
 @final

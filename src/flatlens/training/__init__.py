@@ -13,27 +13,7 @@ SETTINGS: tuple[type, ...] = (
 """All the types that a run's settings are made of."""
 
 __all__ = [
-    "ASAM",
-    "REACHED",
-    "SAM",
-    "SETTINGS",
-    "SGD",
-    "Adam",
-    "Augmentation",
-    "Constant",
-    "Cosine",
-    "InputJacobian",
-    "Mixup",
-    "ParameterJacobian",
-    "RMSProp",
-    "RelativeFlatness",
-    "Ridge",
-    "Steps",
-    "TrainedElsewhere",
-    "Training",
-    "TrainingLoss",
-    "TrainingResult",
-    "Until",
-    "Watcher",
-    "train",
-]
+    "ASAM", "REACHED", "SAM", "SETTINGS", "SGD", "Adam", "Augmentation", "Constant", "Cosine", "InputJacobian", "Mixup",
+    "ParameterJacobian", "RMSProp", "RelativeFlatness", "Ridge", "Steps", "TrainedElsewhere", "Training",
+    "TrainingLoss", "TrainingResult", "Until", "Watcher", "train",
+]  # fmt: skip

@@ -41,8 +41,7 @@ CURVE_SPACING = 1.05
 ROW = ("loss", "accuracy", "test_loss", "test_accuracy")
 
 FORMAT = 1
-INTERVAL = 10.0
-"""Seconds between two checkpoints: the most training time that a kill loses."""
+INTERVAL = 10.0  #: seconds between two checkpoints: the most training time that a kill loses
 
 
 class Watcher(Protocol):

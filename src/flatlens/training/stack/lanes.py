@@ -147,8 +147,7 @@ class _RMSProp(Update):
 
 _LOOKED_AT = 4  #: networks evaluated together on all data: the outputs of more of them leave the processor's cache
 _GATHERED = 2**16  #: numbers of all lanes' inputs that are gathered at once, for several small batches
-_AT_MOST_ITS_INPUT = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.Identity)
-"""Activations with |a(z)| <= |z|."""
+_AT_MOST_ITS_INPUT = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.Identity)  #: activations with |a(z)| <= |z|
 
 
 @dataclass(frozen=True)
