@@ -30,26 +30,6 @@ from flatlens.training.run import TrainingRun
 from flatlens.training.stack.chain import LayerChain
 
 _Columns: TypeAlias = Mapping[str, Tensor]
-Numbers: TypeAlias = dict[str, list[float]]
-
-
-class Update:
-    """A kind of optimiser on rows."""
-
-    names: tuple[str, ...] = ()  #: of the tensors that torch keeps for each parameter, in its shape
-    fresh = 0.0  #: their values before the first step
-    counts = True  #: whether torch counts the steps, and the coefficients depend on the count
-
-    def __init__(self, settings: Stepping) -> None:
-        self.decays, self.remembers = settings.weight_decay > 0, getattr(settings, "momentum", 0.0) > 0
-
-    def numbers(self, each: Sequence[Any], rates: Sequence[float], steps: Sequence[int]) -> Numbers:
-        """Return the coefficients of every lane's next step, from learning rates and numbers of steps taken."""
-        raise NotImplementedError
-
-    def step(self, theta: Tensor, grad: Tensor, state: _Columns, c: _Columns) -> None:
-        """Move `theta`, (L, size), in place; `grad` is used up."""
-        raise NotImplementedError
 
 
 def kind_of(settings: Stepping) -> tuple[Hashable, ...]:
@@ -59,27 +39,33 @@ def kind_of(settings: Stepping) -> tuple[Hashable, ...]:
     return (type(settings).__name__, *flags)
 
 
-def update_of(settings: Stepping) -> Update:
-    """Return the update rule for an optimiser."""
-    if isinstance(settings, SGD):
-        return _SGD(settings)
-    return _Adam(settings) if isinstance(settings, Adam) else _RMSProp(settings)
+class Update:
+    """A kind of optimiser on rows."""
+
+    always: tuple[str, ...] = ()
+    fresh = 0.0  #: values of the tensors that torch keeps, before the first step
+    counts = True  #: whether torch counts the steps, and the coefficients depend on the count
+
+    def __init__(self, settings: Stepping) -> None:
+        _, self.decays, self.remembers, self.nesterov, self.decoupled = kind_of(settings)
+        self.names = (*self.always, "momentum_buffer") if self.remembers else self.always
+        """Names of the tensors that torch keeps for each parameter, in its shape."""
+
+    def numbers(self, settings: Any, rate: float, step: int) -> dict[str, float]:
+        """Return the coefficients of a lane's next step, from its learning rate and the number of steps taken."""
+        raise NotImplementedError
+
+    def step(self, theta: Tensor, grad: Tensor, state: _Columns, c: _Columns) -> None:
+        """Move `theta`, (L, size), in place; `grad` is used up."""
+        raise NotImplementedError
 
 
 class _SGD(Update):
     counts = False
     fresh = -0.0  # the first gradient itself is what torch keeps: -0.0 + g is g, also where g is -0.0
 
-    def __init__(self, settings: SGD) -> None:
-        super().__init__(settings)
-        self.nesterov, self.names = settings.nesterov, ("momentum_buffer",) if self.remembers else ()
-
-    def numbers(self, each: Sequence[Any], rates: Sequence[float], steps: Sequence[int]) -> Numbers:
-        return {
-            "decay": [one.weight_decay for one in each],
-            "momentum": [one.momentum for one in each],
-            "rate": [-rate for rate in rates],
-        }
+    def numbers(self, settings: SGD, rate: float, step: int) -> dict[str, float]:
+        return {"decay": settings.weight_decay, "momentum": settings.momentum, "rate": -rate}
 
     def step(self, theta: Tensor, grad: Tensor, state: _Columns, c: _Columns) -> None:
         if self.decays:
@@ -91,25 +77,18 @@ class _SGD(Update):
 
 
 class _Adam(Update):
-    names = ("exp_avg", "exp_avg_sq")
+    always = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, settings: Adam) -> None:
-        super().__init__(settings)
-        self.decoupled = settings.decoupled
-
-    def numbers(self, each: Sequence[Any], rates: Sequence[float], steps: Sequence[int]) -> Numbers:
-        at = [float(step + 1) for step in steps]
-        decay = [one.weight_decay for one in each]
-        if self.decoupled:
-            decay = [1 - rate * d for d, rate in zip(decay, rates, strict=True)]
+    def numbers(self, settings: Adam, rate: float, step: int) -> dict[str, float]:
+        t = float(step + 1)
         return {
-            "decay": decay,
-            "first": [1 - one.beta1 for one in each],
-            "second": [one.beta2 for one in each],
-            "new": [1 - one.beta2 for one in each],
-            "root": [(1 - one.beta2**t) ** 0.5 for one, t in zip(each, at, strict=True)],
-            "eps": [one.eps for one in each],
-            "rate": [r / (1 - one.beta1**t) * -1 for one, r, t in zip(each, rates, at, strict=True)],
+            "decay": 1 - rate * settings.weight_decay if self.decoupled else settings.weight_decay,
+            "first": 1 - settings.beta1,
+            "second": settings.beta2,
+            "new": 1 - settings.beta2,
+            "root": (1 - settings.beta2**t) ** 0.5,
+            "eps": settings.eps,
+            "rate": rate / (1 - settings.beta1**t) * -1,
         }
 
     def step(self, theta: Tensor, grad: Tensor, state: _Columns, c: _Columns) -> None:
@@ -121,18 +100,16 @@ class _Adam(Update):
 
 
 class _RMSProp(Update):
-    def __init__(self, settings: RMSProp) -> None:
-        super().__init__(settings)
-        self.names = ("square_avg", "momentum_buffer") if self.remembers else ("square_avg",)
+    always = ("square_avg",)
 
-    def numbers(self, each: Sequence[Any], rates: Sequence[float], steps: Sequence[int]) -> Numbers:
+    def numbers(self, settings: RMSProp, rate: float, step: int) -> dict[str, float]:
         return {
-            "decay": [one.weight_decay for one in each],
-            "old": [one.alpha for one in each],
-            "new": [1 - one.alpha for one in each],
-            "eps": [one.eps for one in each],
-            "momentum": [one.momentum for one in each],
-            "rate": [-rate for rate in rates],
+            "decay": settings.weight_decay,
+            "old": settings.alpha,
+            "new": 1 - settings.alpha,
+            "eps": settings.eps,
+            "momentum": settings.momentum,
+            "rate": -rate,
         }
 
     def step(self, theta: Tensor, grad: Tensor, state: _Columns, c: _Columns) -> None:
@@ -143,6 +120,12 @@ class _RMSProp(Update):
             theta.addcmul_(state["momentum_buffer"].mul_(c["momentum"]).addcdiv_(grad, root), c["rate"])
         else:
             theta.addcdiv_(grad * c["rate"], root)
+
+
+def update_of(settings: Stepping) -> Update:
+    """Return the update rule for an optimiser."""
+    kinds: dict[type, type[Update]] = {SGD: _SGD, Adam: _Adam, RMSProp: _RMSProp}
+    return kinds[type(settings)](settings)
 
 
 _LOOKED_AT = 4  #: networks evaluated together on all data: the outputs of more of them leave the processor's cache
@@ -304,15 +287,14 @@ class Lanes:
         """Set `columns`, the coefficients of the next step, each (L, 1)."""
         if self.rates and self.steady and not self.update.counts:
             return
-        each = [stepping(run) for run in self.runs]
-        rates = [
-            run.settings.factor(run.step, run.batches.epoch) * one.lr for run, one in zip(self.runs, each, strict=True)
-        ]
+        rates = [run.settings.factor(run.step, run.batches.epoch) * stepping(run).lr for run in self.runs]
         if rates != self.rates or self.update.counts:
-            numbers = self.update.numbers(each, rates, [run.step for run in self.runs])
             self.rates = rates
+            of_runs = zip(self.runs, rates, strict=True)
+            numbers = [self.update.numbers(stepping(run), rate, run.step) for run, rate in of_runs]
             self.columns = {
-                name: torch.tensor(column, dtype=self.theta.dtype)[:, None] for name, column in numbers.items()
+                name: torch.tensor([each[name] for each in numbers], dtype=self.theta.dtype)[:, None]
+                for name in numbers[0]
             }
 
     def looks(
