@@ -199,7 +199,8 @@ def test_the_command_through_the_environment_alone(small, hub_of):
     environment = {k: v for k, v in environment.items() if k not in ("HF_HOME", "HF_HUB_CACHE")}
     command = [sys.executable, "-m", "flatlens", "data", "fetch", "mnist", "--root", str(files.root / "sets")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    said = [line for line in done.stderr.splitlines() if not line.endswith(" so far")]  # on a busy machine
+    assert (done.returncode, said) == (0, [])
     assert " ".join(done.stdout.split()).endswith("3 files, 0.0 MB, checked")
     assert on_disk(home) == {}
     assert len(on_disk(files.root / "sets")) == 4

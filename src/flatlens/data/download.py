@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flatlens.data.image_sets import (
     IMAGE_SETS,
@@ -24,8 +25,6 @@ from flatlens.errors import BadData, BadFolder, UnknownName, needs, typed_line
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
 from flatlens.progress import beside
-
-_T = TypeVar("_T")
 
 _INCOMING = ".incoming"  #: folder of files that are not complete and checked yet
 _PATIENCE = 20.0  #: seconds to wait for an answer of the hub
@@ -101,9 +100,8 @@ class _Meter:
 def _declared(hub: Any, known: ImageSet, folder: Path) -> FetchRecord:
     """Return the set's parquet files in the newest state of its repository, with sizes and checksums."""
     under = f"{known.hub_folder}/"
-    info = _asked(
-        lambda: hub.HfApi().dataset_info(known.repository, files_metadata=True, timeout=_PATIENCE), hub, known, folder
-    )
+    with _explained(hub, known, folder):
+        info = hub.HfApi().dataset_info(known.repository, files_metadata=True, timeout=_PATIENCE)
     listed = [s for s in info.siblings or () if s.rfilename.startswith(under) and s.rfilename.endswith(".parquet")]
     parts = {Path(s.rfilename).name.partition("-")[0] for s in listed}
     if not parts >= {"train", "test"} or any(s.lfs is None or ".." in Path(s.rfilename).parts for s in listed):
@@ -131,23 +129,13 @@ def _download(
             self.n += n or 0
             meter(max(0, int(self.n) - meter.done))  # there may be two bars, of bytes received and bytes written
 
-    arrived = Path(
-        _asked(
-            lambda: hub.hf_hub_download(
-                record.repository,
-                file.path,
-                repo_type="dataset",
-                revision=record.revision,
-                local_dir=folder / _INCOMING,
-                library_name="flatlens",
-                etag_timeout=_PATIENCE,
-                tqdm_class=Silent,
-            ),
-            hub,
-            known,
-            folder,
-        )
-    )
+    with _explained(hub, known, folder):
+        arrived = Path(
+            hub.hf_hub_download(
+                record.repository, file.path, repo_type="dataset", revision=record.revision, library_name="flatlens",
+                local_dir=folder / _INCOMING, etag_timeout=_PATIENCE, tqdm_class=Silent,
+            )
+        )  # fmt: skip
     # complete, and as declared
     if wrong := damage(arrived, file):
         raise BadData(
@@ -158,9 +146,11 @@ def _download(
     arrived.replace(path)
 
 
-def _asked(question: Callable[[], _T], hub: Any, known: ImageSet, folder: Path) -> _T:
+@contextmanager
+def _explained(hub: Any, known: ImageSet, folder: Path) -> Iterator[None]:
+    """Say what to do if the hub gives no answer."""
     try:
-        return question()
+        yield
     except Exception as error:  # the hub's client passes on what its HTTP library raises, and has changed it twice
         raise BadData(
             f"{known.name}: the hub ({hub.HfApi().endpoint}) gave no answer that can be used "
