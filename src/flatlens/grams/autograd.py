@@ -98,11 +98,18 @@ def each_sample_alone(
     problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...], rows: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Return the same from one forward pass for each sample and one backward pass for each of its outputs."""
-    each = [
-        _single_sample(problem, model, take(batch, i, i + 1), names, None if rows is None else rows[i])
-        for i in range(size(batch))
-    ]
-    return {name: torch.stack([row[name] for row in each]) for name in names}
+    chosen = {name: p for name, p in model.named_parameters() if name in names}
+    found: dict[str, list[Tensor]] = {name: [] for name in chosen}
+    n = size(batch)
+    with differentiable(chosen.values()):
+        for i in range(n):
+            f = problem.run(model, take(batch, i, i + 1))[0][0]
+            for output in f if rows is None else rows[i].to(f) @ f:
+                row = torch.autograd.grad(output, list(chosen.values()), retain_graph=True, allow_unused=True)
+                for (name, p), slope in zip(chosen.items(), row, strict=True):
+                    slope = torch.zeros_like(p) if slope is None else slope.to_dense() if slope.is_sparse else slope
+                    found[name].append(slope.flatten().to(torch.float64))
+    return {name: torch.stack(slopes).reshape(n, len(slopes) // n, -1) for name, slopes in found.items()}
 
 
 def _batched(
@@ -126,23 +133,6 @@ def _batched(
             jacobian, in_dims=(sample_axes(batch, size(batch)), None if rows is None else 0), randomness="error"
         )(batch, rows)
     return {name: found[name].detach().reshape(*found[name].shape[:2], -1).to(torch.float64) for name in names}
-
-
-def _single_sample(
-    problem: Problem, model: nn.Module, sample: Batch, names: tuple[str, ...], combined: Tensor | None
-) -> dict[str, Tensor]:
-    """df/dtheta of a batch of one sample, (N, size) each; with `combined` (r, N), that of combined f."""
-    chosen = {name: p for name, p in model.named_parameters() if name in names}
-    found: dict[str, list[Tensor]] = {name: [] for name in chosen}
-    with differentiable(chosen.values()):
-        f = problem.run(model, sample)[0][0]
-        f = f if combined is None else combined.to(f) @ f
-        for output in f:
-            rows = torch.autograd.grad(output, list(chosen.values()), retain_graph=True, allow_unused=True)
-            for (name, p), row in zip(chosen.items(), rows, strict=True):
-                row = torch.zeros_like(p) if row is None else row.to_dense() if row.is_sparse else row
-                found[name].append(row.flatten().to(torch.float64))
-    return {name: torch.stack(rows) for name, rows in found.items()}
 
 
 _IN_PLACE = "do not change tensors or frozen parameters in place"

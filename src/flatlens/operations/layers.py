@@ -8,7 +8,7 @@
     TransposedConvolution  the same, over the input with zeros between its entries, and with the kernel mirrored
 
 An adapter knows only the geometry. It is given weights and features: those of a module (`adapter_of`), or those that
-autograd saved for one operation (`operations.reads`).
+autograd saved for one operation (`operations.parameter_uses`).
 """
 
 from __future__ import annotations

@@ -77,19 +77,18 @@ class HeadPairs:
 def together(heads: list[tuple[HeadSide, HeadSide]]) -> list[tuple[list[HeadSide], list[HeadSide]]]:
     """Return the sides that meet each other, directly or through others: all queries of one key, for example."""
     lefts, rights = ({side.key: side for side in sides} for sides in zip(*heads, strict=True))
-    meets = {(left.key, right.key) for left, right in heads}
-    found, left_over = [], dict(lefts)
-    while left_over:
-        some = {next(iter(left_over))}
-        while True:
-            others = {right for left, right in meets if left in some}
-            more = {left for left, right in meets if right in others}
-            if more <= some:
-                break
-            some |= more
-        found.append(([lefts[key] for key in lefts if key in some], [rights[key] for key in rights if key in others]))
-        left_over = {key: side for key, side in left_over.items() if key not in some}
-    return found
+    meets: dict[tuple[object, ...], list[tuple[object, ...]]] = {}
+    for left, right in heads:
+        meets.setdefault(("left", *left.key), []).append(("right", *right.key))
+        meets.setdefault(("right", *right.key), []).append(("left", *left.key))
+    groups = {frozenset(walk([("left", *key)], meets.__getitem__)): None for key in lefts}  # each once, in order
+    return [
+        (
+            [side for key, side in lefts.items() if ("left", *key) in group],
+            [side for key, side in rights.items() if ("right", *key) in group],
+        )
+        for group in groups
+    ]
 
 
 def structure(sides: list[HeadSide]) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...]]:
