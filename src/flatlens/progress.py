@@ -74,11 +74,9 @@ LESS_OF_A_MEASURE = (
 LESS_OF_A_BOUND = "check fewer samples (Problem.subset), or leave this bound out (bounds=...)"
 """What makes long work shorter, for the errors that refuse it."""
 
-USUAL_SEARCH = 20
-"""Products that a search is expected to take."""
+USUAL_SEARCH = 20  #: products that a search is expected to take
 
-SURE = 10.0
-"""Seconds of work before its duration is extrapolated: a busy machine can stop for some."""
+SURE = 10.0  #: seconds of work before its duration is extrapolated: a busy machine can stop for some
 
 DELAY, REWRITE, PAUSE = 2.0, 0.2, 15.0
 """Seconds before a line is shown, between two on a terminal, and between two elsewhere."""

@@ -22,8 +22,7 @@ from typing import Any, TypeVar, final
 from flatlens.errors import BadInput, FlatlensError, UnknownName, message_of, typed_line
 
 _T = TypeVar("_T")
-YAML = (".yaml", ".yml")
-"""Endings of the names of files that describe a study."""
+YAML = (".yaml", ".yml")  #: endings of the names of files that describe a study
 OURS = str(Path(__file__).parent)
 _read: dict[str, str] = {}
 """The hash of the code of each file of the user's that this process has read, by its whole path."""

@@ -363,16 +363,15 @@ class Data:
     @property
     def _repeated(self) -> str:
         """Return in words that all workers of a stream gave the same batches; empty if they did not."""
-        loader, prints = self._source, [self._prints.get(number) for number in range(len(self._prints))]
-        if loader is None or not isinstance(loader.dataset, IterableDataset) or loader.num_workers < 2:
+        if self._source is None or not isinstance(self._source.dataset, IterableDataset):
             return ""
-        turns = [prints[at : at + loader.num_workers] for at in range(0, len(prints), loader.num_workers)]
-        if not turns or any(None in turn or len(turn) < loader.num_workers or len(set(turn)) > 1 for turn in turns):
-            return ""
-        return (
-            f"the {loader.num_workers} workers gave the same batches, so each sample is there {loader.num_workers} "
-            f"times: does the stream divide its samples by torch.utils.data.get_worker_info()?"
-        )
+        workers, prints = self._source.num_workers, [self._prints.get(number) for number in range(len(self._prints))]
+        turns = [prints[at : at + workers] for at in range(0, len(prints), max(1, workers))]
+        alike = all(None not in turn and len(turn) == workers and len(set(turn)) == 1 for turn in turns)
+        return "" if workers < 2 or not turns or not alike else (
+            f"the {workers} workers gave the same batches, so each sample is there {workers} times: does the stream "
+            f"divide its samples by torch.utils.data.get_worker_info()?"
+        )  # fmt: skip
 
     @cached_property
     def _values(self) -> str:
@@ -399,19 +398,19 @@ class Data:
     @property
     def remarks(self) -> list[str]:
         """Return in words which samples a loader repeats or leaves out, and which are measured though it drops them."""
-        drawn, told = self._drawn, []
-        if again := len(drawn) - len(set(drawn)):
-            told.append(
-                f"{again} of the {len(drawn)} samples are there again: the loader's sampler draws with replacement"
-            )
-        there = _length(self._source) or 0
-        if drawn and (out := there - len(set(drawn))) > 0:
-            told.append(f"{out} of the {there} samples are left out by the loader's sampler")
-        if self._drops and (out := len(drawn) % self._drops):
-            told.append(
-                f"{out} of the {len(drawn)} samples are left out by the loader's drop_last=True, and are measured, too"
-            )
-        return told
+        drawn, there = self._drawn, _length(self._source) or 0
+        of_drawn = f"of the {len(drawn)} samples are"
+        again, out = len(drawn) - len(set(drawn)), there - len(set(drawn)) if drawn else 0
+        dropped = len(drawn) % self._drops if self._drops else 0
+        told = [
+            (again, f"{of_drawn} there again: the loader's sampler draws with replacement"),
+            (out, f"of the {there} samples are left out by the loader's sampler"),
+            (
+                dropped,
+                f"of the {len(drawn)} samples are left out by the loader's drop_last=True, and are measured, too",
+            ),
+        ]
+        return [f"{count} {words}" for count, words in told if count > 0]
 
     def chunks(self, most: int) -> Iterator[Batch]:
         """Yield batches of at most `most` samples, in the data's order."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,12 @@ class NetworkOnData:
     n: int = 0  #: samples
     mass: float = 0.0  #: sum of the samples' masses
     works_in: Arithmetic = "full"  #: `arithmetic` in the pass and in curvature products only
+
+    def changed(self, **attributes: Any) -> Self:
+        """Return the same with other attributes, not checked again."""
+        changed = copy.copy(self)
+        vars(changed).update(attributes)
+        return changed
 
     @property
     def coupled(self) -> bool:

@@ -7,7 +7,6 @@ the check compared, and shut in a smaller chunk.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -405,14 +404,9 @@ def _why_not_finite(problem: NetworkOnData, model: nn.Module, raw: Batch, bad: i
             "out of the data"
         )
 
-    def wide() -> Tensor:
-        fine = copy.copy(problem)
-        fine.dtype = torch.float64
-        return _outputs(fine, copy_of(model, "a cause").to(fine.dtype), sample)
-
     sample = select(raw, torch.tensor([bad]))
-    narrow = f.dtype != torch.float64 and not problem.sharded
-    if narrow and if_found(lambda: "yes" * finite(wide())):
+    narrow, wide = f.dtype != torch.float64 and not problem.sharded, problem.changed(dtype=torch.float64)
+    if narrow and if_found(lambda: "yes" * finite(_outputs(wide, copy_of(model, "a cause").double(), sample))):
         return "activations overflow float32: ", Give("dtype", torch.float64), " measures it"
     why = if_found(lambda: why_not_finite(model, partial(_outputs, problem, model, sample)))
     why = why or "numbers that overflow, or an operation without a finite result, are possible"

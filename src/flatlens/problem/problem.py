@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -181,24 +180,15 @@ class Problem(NetworkOnData):
         if self._asked is None:
             require_present(self.model, self.parameters)
         now = self.parameters if self._asked is None else chosen_parameters(self.model, self._asked)
-        if now == self.parameters:
-            return self
-        changed = copy.copy(self)
-        changed.parameters = now
-        return changed
+        return self if now == self.parameters else self.changed(parameters=now)
 
     def as_asked(self) -> Problem:
         """Return the same problem in the requested arithmetic: for the pass and curvature products only."""
-        asked = copy.copy(self)
-        asked.works_in = self.arithmetic
-        asked.seen = self.seen if self.arithmetic == "full" else None
-        return asked
+        return self.changed(works_in=self.arithmetic, seen=self.seen if self.arithmetic == "full" else None)
 
     def widened(self) -> Problem:
         """Return the same problem in float64, not checked again: for a copy of its network."""
-        wide = copy.copy(self)
-        wide.dtype, wide.arithmetic, wide.works_in, wide.seen = torch.float64, "full", "full", None
-        return wide
+        return self.changed(dtype=torch.float64, arithmetic="full", works_in="full", seen=None)
 
     def in_ghost_batches(self, most: int) -> Problem:
         """Return the problem as in training: BatchNorm normalises over `most` samples, or all if there are fewer."""
@@ -208,9 +198,7 @@ class Problem(NetworkOnData):
                 f"Problem.in_ghost_batches({most}): the last of {self.n} samples would be alone in its ghost batch: "
                 f"choose a size that leaves no rest of 1"
             )
-        coupled = copy.copy(self)
-        coupled.ghost_batch, coupled.seen = min(most, self.n), None
-        return coupled
+        return self.changed(ghost_batch=min(most, self.n), seen=None)
 
     @renamed(k="samples")
     def subset(self, samples: int, generator: torch.Generator) -> Problem:
@@ -225,19 +213,9 @@ class Problem(NetworkOnData):
 
     def with_changes(self, model: nn.Module | None = None, **changes: Any) -> Problem:
         """Return a new problem, checked again, with the same arguments except those given."""
-        given: dict[str, Any] = {
-            "loss": self.loss,
-            "data": self.data,
-            "test": self.test,
-            "forward": self.forward,
-            "parameters": self._asked or self.parameters,
-            "dtype": self.dtype,
-            "arithmetic": self.arithmetic,
-            "memory": self.memory,
-            "batchnorm": "train" if self.coupled else "eval",
-            "ghost_batch": self.ghost_batch,
-            "ranks": self.ranks,
-        }
+        kept = ("loss", "data", "test", "forward", "dtype", "arithmetic", "memory", "ghost_batch", "ranks")
+        given = {name: getattr(self, name) for name in kept}
+        given |= {"parameters": self._asked or self.parameters, "batchnorm": "train" if self.coupled else "eval"}
         return Problem(self.model if model is None else model, **given | changes)
 
     def measured(self) -> nn.Module:
@@ -246,22 +224,19 @@ class Problem(NetworkOnData):
         The model itself where it has no copy: see `problem.measured_copy`.
         """
         with in_turn(self.model):  # not while another thread measures it in place
-            return self._measured()
-
-    def _measured(self) -> nn.Module:
-        if all(p.dtype == self.dtype for p in self.model.parameters()):
-            return self.model if self._in_place else copy_on_same_weights(self.model) or self.model
-        if self.sharded:
-            raise BadModel(
-                "a network whose parameters are spread over processes is measured as it is, in float32 or float64",
-                argument="dtype",
-                remedy=f"it cannot be copied to {str(self.dtype).removeprefix('torch.')}",
-            )
-        name = str(self.dtype).removeprefix("torch.")
-        itself = f"call model.{'float' if self.dtype == torch.float32 else 'double'}() yourself, or "
-        copied = copy_of(self.model, f"measuring in {name}", itself).to(self.dtype)
-        turn_together(copied, self.model)
-        return copied
+            if all(p.dtype == self.dtype for p in self.model.parameters()):
+                return self.model if self._in_place else copy_on_same_weights(self.model) or self.model
+            name = str(self.dtype).removeprefix("torch.")
+            if self.sharded:
+                raise BadModel(
+                    "a network whose parameters are spread over processes is measured as it is, in float32 or float64",
+                    argument="dtype",
+                    remedy=f"it cannot be copied to {name}",
+                )
+            itself = f"call model.{'float' if self.dtype == torch.float32 else 'double'}() yourself, or "
+            copied = copy_of(self.model, f"measuring in {name}", itself).to(self.dtype)
+            turn_together(copied, self.model)
+            return copied
 
     def run_chunk(self, model: nn.Module, batch: Batch, number: int) -> tuple[Tensor, Any]:
         """Return what `run` does, of the chunk whose first sample has this number; require the outputs seen before.

@@ -256,6 +256,8 @@ def emptied(entries: dict[Name, _Value]) -> Iterator[tuple[Name, _Value]]:
         yield name, entries.pop(name)
 
 
+# Parameters that are spread over processes
+
 _PLAIN: Mapping[str, object] = {
     "reduce_grads": True,
     "all_reduce_grads": True,

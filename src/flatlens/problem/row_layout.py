@@ -441,10 +441,10 @@ class HeadLosses(Loss):
 
     def matched(self, targets: Any) -> list[Loss]:
         """Return the losses in the order of the targets."""
-        if self.names is None and len(self.each) == len(targets) and not isinstance(targets, Mapping):
-            return self.each
-        if self.names is not None and isinstance(targets, Mapping) and set(self.names) == set(targets):
-            return [self.each[self.names.index(name)] for name in targets]
+        named = isinstance(targets, Mapping)
+        keys, own = list(targets) if named else range(len(targets)), self.names or range(len(self.each))
+        if named == (self.names is not None) and set(keys) == set(own):
+            return [self.each[own.index(key)] for key in keys]
         heads = ", ".join(map(str, targets)) if isinstance(targets, Mapping) else len(targets)
         given = len(self.each) if self.names is None else ", ".join(map(str, self.names))
         raise BadLoss(f"there are losses for the heads {given}, and targets for {heads}", remedy="match them")
