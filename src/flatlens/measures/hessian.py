@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -357,7 +358,7 @@ def layer_factors(
         parts["features", name] = of_norm(features[name], unit="feature") if name in features else unread
         unmoved = undefined(SEVERAL if weight.explained and problem.coupled else elsewhere)
         parts["jacobian", name] = replace(jacobians.get(name, unmoved), unit="output / feature")
-    parts["loss_curvature", None] = curvature.root(lens.problem.n)
+    parts["loss_curvature", None] = _root(curvature, lens.problem.n)
     # the blocks themselves
     if not blocks:
         return parts | {("", None): undefined("blocks=False leaves the blocks out")}
@@ -368,34 +369,27 @@ def layer_factors(
     return parts | {("", name): row for name, row in rows.items()}
 
 
-@dataclass
-class _Curvature:
-    """The smallest and the largest eigenvalue of C over the samples seen."""
+_Ends: TypeAlias = list[tuple[Tensor, Tensor]]
+"""The smallest and the largest eigenvalue of C over the samples of each chunk; the risk is the mean of the losses."""
 
-    least: float = 0.0
-    largest: float = 0.0
 
-    def see(self, C: Tensor) -> None:
-        """Take more samples' C into account, (n, N, N), scaled so that the risk is the mean of the losses."""
-        values = torch.linalg.eigvalsh(C)
-        self.least, self.largest = min(self.least, float(values.min())), max(self.largest, float(values.max()))
-
-    def root(self, n: int) -> Estimate:
-        """Return ||C^(1/2)||, C divided by n."""
-        if self.least < -_NEGATIVE * max(self.largest, -self.least):
-            return undefined("the loss is not convex in the outputs: C has no root")
-        return Estimate((self.largest / n) ** 0.5, unit="sqrt loss / output")
+def _root(ends: _Ends, n: int) -> Estimate:
+    """Return ||C^(1/2)||, C divided by n."""
+    least, largest = min([0.0, *(float(low) for low, _ in ends)]), max([0.0, *(float(high) for _, high in ends)])
+    if least < -_NEGATIVE * max(largest, -least):
+        return undefined("the loss is not convex in the outputs: C has no root")
+    return Estimate((largest / n) ** 0.5, unit="sqrt loss / output")
 
 
 def _of_samples(
     lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight]
-) -> tuple[_Curvature, dict[str, Estimate]]:
+) -> tuple[_Ends, dict[str, Estimate]]:
     """Return the loss's curvature, and by layer the Jacobian from its output up: of single samples, from one pass."""
-    curvature = _Curvature()
+    curvature: _Ends = []
     above = dict.fromkeys((name for name, weight in weights.items() if weight.explained), 0.0)
     with closing(one_pass(problem, lens.model, lens.layout, None, run.progress, {"C", "K"})) as chunks:
         for chunk in chunks:
-            curvature.see(chunk.outputs.C)
+            curvature.append(torch.linalg.eigvalsh(chunk.outputs.C).aminmax())
             for name in above:
                 JJ = gram(chunk.layers[name].at_output)
                 above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
@@ -404,11 +398,12 @@ def _of_samples(
 
 def _of_batches(
     lens: Lens, problem: Problem, run: Run, weights: dict[str, Weight], rtol: float
-) -> tuple[_Curvature, dict[str, Estimate]]:
+) -> tuple[_Ends, dict[str, Estimate]]:
     """Return the same where BatchNorm couples the samples of a batch: by Lanczos alone."""
-    curvature = _Curvature()
+    curvature: _Ends = []
     for f, y in forwards(problem, lens.model):
-        curvature.see(problem.loss.output_hessian(f.to(torch.float64), y) * (problem.n / problem.mass))
+        C = problem.loss.output_hessian(f.to(torch.float64), y) * (problem.n / problem.mass)
+        curvature.append(torch.linalg.eigvalsh(C).aminmax())
     calls = {name: weight.calls[0] for name, weight in weights.items() if weight.explained and len(weight.calls) == 1}
     norms = batch_jacobians(
         problem, lens.model, list(calls.values()), softmax=False, rtol=rtol, generator=run.generator,
