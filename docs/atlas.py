@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
+from compact import compact, small_png
 
 from flatlens.errors import BadFolder
 from flatlens.measures.definition import PAPERS
@@ -28,7 +29,6 @@ from flatlens.papers.reproduction import (
     save_archive,
 )
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
-from flatlens.report.compact import compact, small_png
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.page import svg_of
 from flatlens.report.prose import what_was_run

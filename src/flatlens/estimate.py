@@ -108,8 +108,8 @@ class Report(Result, Mapping[Key, Estimate]):
         return list(dict.fromkeys(name for name, _ in self._estimates))
 
     def plot(self) -> Any:
-        """Return an Altair chart (report.pictures); a notebook shows it by itself."""
-        return of_report("pictures.picture")(self)
+        """Return an Altair chart (report.figures); a notebook shows it by itself."""
+        return of_report("figures.picture")(self)
 
     def _repr_html_(self) -> str:
         html: str = of_report("measure.folded")(self)

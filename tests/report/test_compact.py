@@ -1,6 +1,8 @@
 """Small pictures look like those they were made from."""
 
 import io
+import sys
+from pathlib import Path
 
 import altair as alt
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 import vl_convert
 from PIL import Image
 
-from flatlens.report.compact import compact, small_png
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+from compact import compact, small_png
 
 
 @pytest.fixture(scope="module")

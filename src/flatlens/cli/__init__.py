@@ -128,7 +128,6 @@ def _warnings_noted() -> Iterator[None]:
 
 
 def _told(error: BaseException) -> tuple[int, str]:
-    """Return the exit status and the line that report an error."""
     more = f" ({TRACEBACK} shows the rest)"
     if isinstance(error, FlatlensError):
         return 2, in_options(error) + more * _in_the_users_code(error.__cause__)

@@ -245,7 +245,6 @@ def _tried(few: Lens, work: Callable[[Lens], object], gauge: Meter) -> _Trial:
 
 
 def _held(lens: Lens, found: object) -> int:
-    """Return the bytes of the per-sample values that a lens and a report keep."""
     from flatlens.estimate import Report
 
     kept = [*lens.per_sample([]).values(), *lens.residuals.values()]
@@ -333,14 +332,12 @@ def _rows(lens: Lens) -> int:
 
 
 def _gauge(lens: Lens) -> Meter:
-    """Return the meter of the network's device."""
     from flatlens.problem.eval_context import device_of
 
     return meter(device_of(lens.problem.model))
 
 
 def _require_room(lens: Lens, cost: MeasurementCost) -> None:
-    """Refuse work that does not fit in memory; the message says what would make it fit."""
     if cost.more is None or cost.left is None or cost.more <= cost.left:
         return
     advice = []

@@ -207,7 +207,6 @@ class Inputs:
         return found
 
     def _parts(self, model: str, beside: Problem | None) -> tuple[Named, Source, Any]:
-        """Return the network with its weights, the data with the test data, and the loss."""
         named, source, loss = _of_a_study(Path(model)) if Path(model).is_dir() else (None, None, None)
         for option, given, own in (("--data", self.data, source), ("--loss", self.loss, loss)):
             if given is None and own is None:
@@ -220,7 +219,6 @@ class Inputs:
         return named, source, loss if self.loss is None else _loss(self.loss)
 
     def _weighted(self, model: str, named: Named | None) -> Named:
-        """Return the network with the weights that the options ask for."""
         from flatlens.models.sources import load_model
         from flatlens.models.weights import load_weights
 

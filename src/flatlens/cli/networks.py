@@ -147,7 +147,6 @@ def measure(
 
 
 def _require_layers(problem: Problem, wanted: str | None) -> None:
-    """Check before the work that some layer's name contains `wanted`."""
     model = problem.model
     known = [name for name, _ in (*model.named_modules(), *model.named_parameters()) if name]
     if wanted is not None and not any(wanted in name for name in known):
@@ -155,7 +154,6 @@ def _require_layers(problem: Problem, wanted: str | None) -> None:
 
 
 def _combinations(outputs: str | None) -> Literal["exact"] | int | None:
-    """Return the `outputs` argument of `Lens`."""
     if outputs is None or outputs == "exact":
         return None if outputs is None else "exact"
     if not outputs.isdecimal() or len(outputs) > 9:
@@ -222,7 +220,6 @@ def bounds(
 
 
 def _law(name: str | None, problem: Problem) -> Distribution | None:
-    """Return the distribution of that name, in the dimension of the data."""
     from torch import Tensor
 
     from flatlens.distributions import Cube, Sphere
@@ -329,7 +326,6 @@ class Compared:
         return found
 
     def _checkpoints(self, models: Sequence[str]) -> list[tuple[str, Path | None]]:
-        """Return each network's MODEL and weights."""
         files = [file for given in self.weights for file in _files_in(given)]
         if len(models) == 1 and len(files) >= 2:
             return [(models[0], file) for file in files]

@@ -139,7 +139,6 @@ def launched() -> bool:
 
 
 def _number(variable: str) -> int | None:
-    """Return a whole number in the environment; None if there is none."""
     value = os.environ.get(variable, "")
     return int(value) if value.isdecimal() else None
 
@@ -177,7 +176,6 @@ def together(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _met() -> Ranks:
-    """Wait until all processes are there; return the ranks."""
     from torch.distributed.rendezvous import rendezvous
 
     from flatlens.problem.ranks import Ranks

@@ -316,7 +316,6 @@ def report(
 
 
 def _expected(chosen: Study) -> str:
-    """Return what work follows, in words."""
     memory = "about 0.5 GiB of memory for each worker"
     if chosen.base == _digits(chosen):
         networks = len(chosen.networks())
@@ -437,7 +436,6 @@ def reproduce(
 
 
 def _planned(one: Experiment, scale: Scale, again: bool) -> list[Study]:
-    """Return the studies of an experiment, and those of its second run."""
     from flatlens.papers.reproduction import rerun
 
     studies = list(one.studies(scale).values())
@@ -445,7 +443,6 @@ def _planned(one: Experiment, scale: Scale, again: bool) -> list[Study]:
 
 
 def _keys(known: Results) -> set[str]:
-    """Return the keys of the networks in the tables of an earlier run."""
     return {key for study in known.values() for key in study.networks["key"]}
 
 

@@ -79,7 +79,6 @@ def require_own(file: Path | None, option: str) -> None:
 
 
 def _require_ours(file: Path, option: str, ours: Callable[[Path], bool], kind: str) -> None:
-    """Refuse to replace a file that flatlens did not write."""
     if file.exists() and not ours(file):
         raise BadFolder(f"{option} {file}: this file is there, and is no {kind}: name another one")
 

@@ -183,8 +183,8 @@ class Comparison(Result):
         return self.measures[measure].invariant_under >= RESCALINGS
 
     def plot(self) -> Any:
-        """Return an Altair chart (report.pictures); a notebook shows it by itself."""
-        return of_report("pictures.picture")(self)
+        """Return an Altair chart (report.figures); a notebook shows it by itself."""
+        return of_report("figures.picture")(self)
 
     def frame(self) -> pd.DataFrame:
         """Return the tidy table: one row per measure and network.

@@ -96,7 +96,7 @@ class StudyResult:
 
     def plot(self) -> Any:
         """Return an Altair chart of each measure against the gap; a notebook shows it by itself."""
-        return of_report("pictures.picture")(self)
+        return of_report("figures.picture")(self)
 
     @property
     def against(self) -> pd.DataFrame:

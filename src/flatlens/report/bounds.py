@@ -75,7 +75,6 @@ def bounds_screen(verdicts: BoundsReport) -> RenderableType:
 
 
 def _reasons(verdicts: Sequence[Verdict]) -> Text:
-    """Return why claims do not apply or are violated, and other notes; each reason once."""
     said = by_key((why, (verdict.bound, verdict.layer or "")) for verdict in verdicts if (why := _why(verdict)))
     text = Text("\nWhy" if said else "", style="bold")
     for why, places in list(said.items())[:REASONS]:
@@ -96,7 +95,6 @@ def _shown(value: float, digits: int) -> str:
 
 
 def _key(verdicts: Sequence[Verdict]) -> Text:
-    """Return the meaning of the words, and the counts."""
     text = remark(
         "\ntight: ",
         "left side over right side, where they are closest; 1 is equality. not applicable: an assumption of the "

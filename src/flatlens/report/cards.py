@@ -167,7 +167,6 @@ def page() -> str:
 
 
 def _entry(measure: Measure) -> str:
-    """Return one measure's section."""
     card = measure.card
     meaning, *body = (inspect.getdoc(measure.compute) or "").split("\n\n")
     facts = {
@@ -189,7 +188,6 @@ def _entry(measure: Measure) -> str:
 
 
 def _number(measure: Measure) -> str:
-    """Return how the network's answer is taken, and its other parts."""
     if not isinstance(measure, PassMeasure):
         return ""
     if measure.answer == "input":

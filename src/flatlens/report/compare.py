@@ -61,7 +61,6 @@ def _networks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
 
 
 def _ranks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
-    """Return the ranks by each measure, the measures by group."""
     gap = comparison.agreement().gap.set_index("measure")
     table = Fitted("Ranks: 1 is the smallest value", names=["measure"], between=1)
     for column in [*heads, *(["τ gap", "p"] if len(gap) else [])]:
@@ -76,7 +75,6 @@ def _ranks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
 
 
 def _grouped(comparison: Comparison) -> dict[str, list[str]]:
-    """Return the measures by group: survive a rescaling, change with it, have no known direction."""
 
     def heading(name: str) -> str:
         if not direction(comparison.measures[name].card):
@@ -126,7 +124,6 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def _key(comparison: Comparison) -> Text:
-    """Return the meaning of the marks, and the findings."""
     agreement = comparison.agreement()
     text = Text()
 
@@ -157,7 +154,6 @@ def _key(comparison: Comparison) -> Text:
 
 
 def _of_rankings(agreement: Agreement) -> list[str]:
-    """Return how far the rankings agree, by all measures and by those of the function, in words."""
     return [] if agreement.equal else [told(w) for w in (agreement.overall, agreement.surviving)]
 
 

@@ -104,7 +104,6 @@ def _cell(cell: Cell) -> Text:
 
 
 def _by_what(cell: Cell) -> str:
-    """Return a factor, or the change in percent if the factor is near 1."""
     if not cell.before:
         return ""
     if abs(cell.change) < 0.1:
@@ -117,7 +116,6 @@ def _by_what(cell: Cell) -> str:
 
 
 def _transforms(report: InvarianceReport) -> Text:
-    """Return what each transform did, how far the outputs changed, and why others do not apply."""
     text = Text("\nTransforms\n", style="bold")
     for name, done in report.moved.items():
         text.append(f"{SHORT.get(name, name)}: ", style="not bold italic")

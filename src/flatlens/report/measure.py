@@ -158,7 +158,6 @@ def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
 
 
 def _wanted_table(values: Values, layers: list[str], names: list[str], wanted: str) -> Fitted:
-    """Return a table with a row for each layer, under its block, and a column for each measure."""
     names = [name for name in names if any((name, layer) in values for layer in layers)]
     table = Fitted(f"Layers with {wanted!r} in their name", names=["layer"], values=names)
     for block, members in grouped(layers):
@@ -170,7 +169,6 @@ def _wanted_table(values: Values, layers: list[str], names: list[str], wanted: s
 
 
 def _profile_table(values: Values, groups: list[tuple[str, list[str]]], names: list[str]) -> Fitted:
-    """Return each measure over the blocks as a row of bars."""
     blocks = f"From {groups[0][0]} to {groups[-1][0]}"
     table = Fitted(f"{blocks}: the largest in each block (by logarithm where positive)", names=["measure"])
     table.column("", "picture")
@@ -183,7 +181,6 @@ def _profile_table(values: Values, groups: list[tuple[str, list[str]]], names: l
 
 
 def _range_table(report: Report, values: Values, layers: list[str], names: list[str], blocks: int) -> Fitted:
-    """Return a deep network's extremes of each measure, and their layers."""
     size = f"{layers_and_others(report, layers)}{f' in {blocks} blocks' if blocks >= BLOCKS else ''}"
     table = Fitted(f"Over {size} (every value: --layers NAME, --page, --json or --save)", names=["measure"])
     for heading in ("smallest", "in layer", "largest", "in layer"):

@@ -188,8 +188,6 @@ def write_study_page(result: StudyResult, out: Path, *, progress: Progress | Non
 
 
 class _Shown(NamedTuple):
-    """A column of the table of networks."""
-
     name: str
     by_layer: bool  #: a value of one layer; its column is hidden until the reader shows it
     numeric: bool

@@ -249,7 +249,6 @@ def origins(abouts: Abouts, most: int | None = None) -> list[tuple[str, str]]:
 
 
 def _untrained(abouts: Abouts) -> list[str]:
-    """Return a sentence on the networks whose weights are random, if there are any."""
     names = [name for name, about in abouts.items() if about.get("origin", {}).get("weights", "").startswith(UNTRAINED)]
     if not names:
         return []

@@ -121,7 +121,7 @@ class Relations(Result):
 
     def plot(self, target: str | None = None) -> Any:
         """Return an Altair chart of the correlations with one column, the `target`; a notebook shows it by itself."""
-        return of_report("pictures.picture")(self, target)
+        return of_report("figures.picture")(self, target)
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"pairs": self._pairs.to_dict("list")}, {}

@@ -279,8 +279,8 @@ class Tracker:
         return self._history.frame()
 
     def plot(self) -> Any:
-        """Return an Altair chart (report.pictures); a notebook shows it by itself."""
-        return of_report("pictures.picture")(self)
+        """Return an Altair chart (report.figures); a notebook shows it by itself."""
+        return of_report("figures.picture")(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the history as CSV, whole or not at all, without `seconds`: the same run gives the same bytes."""

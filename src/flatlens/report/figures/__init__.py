@@ -1,26 +1,38 @@
-"""The figures: those of a study, in the order of the page, and measures through training."""
+"""The figures: those of a study, in the order of the page, measures through training, and charts for Python."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flatlens.errors import needs
+from flatlens.comparing import Comparison
+from flatlens.errors import BadInput, needs
+from flatlens.estimate import Report
+from flatlens.experiments import StudyResult
 from flatlens.progress import Aside
+from flatlens.statistics import Relations
+from flatlens.tracking import Tracker
 
 with needs("study", "a figure or a page"):
     from flatlens.report.figures.figure import Figure, Grid
-    from flatlens.report.figures.measured import tracked_figure, tracked_frame
+    from flatlens.report.figures.measured import (
+        deep_measures,
+        depth_figure,
+        ranks_figure,
+        tracked_figure,
+        tracked_frame,
+    )
     from flatlens.report.figures.study import (
         GAP_PANELS,
         gap_forest,
         gap_panels,
         layer_profiles,
+        relations_figure,
         scatter_matrix,
         training_curves,
     )
 
 if TYPE_CHECKING:
-    from flatlens.experiments import StudyResult
+    from flatlens.report.figures.figure import Drawing
 
 __all__ = [
     "GAP_PANELS",
@@ -47,3 +59,27 @@ def study_figures(result: StudyResult) -> list[Figure]:
     for draw in (gap_forest, gap_panels, scatter_matrix, layer_profiles, *trained):
         Aside(f"the picture {draw.__name__}", lambda: figures.append(draw(result)))()  # noqa: B023 (called at once)
     return figures
+
+
+def picture(of: Report | Comparison | Tracker | StudyResult | Relations, target: str | None = None) -> Drawing:
+    """Return an Altair chart.
+
+    It shows measures over the depth, ranks of networks, measures through training, each measure against the gap, or
+    the correlations of all columns of a table with one of them, the `target`.
+
+    Raises:
+        BadInput: a report has no measure with values at two depths.
+        UnknownName: the table has no such column.
+    """
+    if isinstance(of, StudyResult):
+        return gap_panels(of).whole
+    if isinstance(of, Relations):
+        return relations_figure(of, target).whole
+    if isinstance(of, Comparison):
+        return ranks_figure(of).whole
+    if isinstance(of, Tracker):
+        return tracked_figure({"run": of.history}).whole
+    figure = depth_figure(of)
+    if not deep_measures(figure.data):
+        raise BadInput("Report.plot(): no measure has values at two layers or more; report.frame() has the numbers")
+    return figure.whole

@@ -7,7 +7,7 @@ reads in grey and with any form of colour blindness. The dark theme takes a brig
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -106,6 +106,7 @@ def theme(mode: Mode, colours: int) -> dict[str, Any]:
 Drawing: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart | alt.ConcatChart | alt.HConcatChart
 Width: TypeAlias = int | Literal["container"]
 FigureLayout: TypeAlias = Literal["grid", "wide", "table"]
+PANELS_A_ROW = 3  #: in the picture of a figure
 Channel = TypeVar("Channel", alt.Fill, alt.Stroke, alt.Color)
 
 
@@ -180,9 +181,8 @@ class Grid:
     def colour_of(self, channel: type[Channel], shown: bool) -> Channel:
         """Return a channel of colour; the theme brings the colours, and the page a legend unless it is `shown`."""
         legend = alt.Legend(title=frames.spoken(self.colour), orient="top") if shown and self.known_colours else None
-        return channel(
-            f"{frames.plain_field(self.colour)}:O", scale=alt.Scale(domain=list(self.colours)), legend=legend
-        )
+        field = f"{frames.plain_field(self.colour)}:O"
+        return channel(field, scale=alt.Scale(domain=list(self.colours)), legend=legend)
 
     def shape_of(self, shown: bool) -> alt.Shape:
         """Return the channel of the marks' shapes, one for each level."""
@@ -253,6 +253,34 @@ def log_axis(values: pd.Series[float], title: str | None) -> alt.Axis:
     if ticks is None:
         return alt.Axis(title=title, tickCount=4)
     return alt.Axis(title=title, values=ticks, format="~e" if low < 1e-4 or high > 1e6 else ",~g")
+
+
+def value_axis(field: str, values: pd.Series[float], logarithmic: bool, ticks: int, **scale: Any) -> alt.Y:
+    """Return a vertical axis without a title, logarithmic or not; `scale` is for both, and `zero` for a linear one."""
+    zero = scale.pop("zero", False)
+    if logarithmic:
+        return alt.Y(field, scale=alt.Scale(type="log", nice=False, **scale), axis=log_axis(values, None))
+    return alt.Y(field, scale=alt.Scale(zero=zero, **scale), axis=alt.Axis(title=None, tickCount=ticks))
+
+
+def in_panels(
+    draw: Callable[[Any, Width], Drawing],
+    of: Sequence[Any],
+    nothing: str,
+    *,
+    columns: int = PANELS_A_ROW,
+    width: int = 300,
+    **shared: Any,
+) -> tuple[Drawing, tuple[Drawing, ...]]:
+    """Return the panels of a figure as one picture, and for the page; one that says `nothing` if there are none.
+
+    They have `columns`, or with 0 lie side by side, and `shared` resolves their scales.
+    """
+    if not of:
+        return (blank := empty(nothing)), (blank,)
+    drawn = [draw(one, width) for one in of]
+    whole = alt.concat(*drawn, columns=columns) if columns else alt.hconcat(*drawn)
+    return whole.resolve_scale(**shared) if shared else whole, tuple(draw(one, "container") for one in of)
 
 
 def known(numbers: pd.Series[float]) -> bool:

@@ -15,7 +15,18 @@ from flatlens.comparing import Comparison
 from flatlens.estimate import Report
 from flatlens.report.blocks import CALL, blocks, grouped, role
 from flatlens.report.cards import SIGNS
-from flatlens.report.figures.figure import FALLS, RISES, Drawing, Figure, Width, empty, known, log_axis, log_ticks
+from flatlens.report.figures.figure import (
+    FALLS,
+    PANELS_A_ROW,
+    RISES,
+    Drawing,
+    Figure,
+    Width,
+    in_panels,
+    known,
+    log_ticks,
+    value_axis,
+)
 from flatlens.tracking.stability import WITH_EDGE
 
 LINKS = {
@@ -74,13 +85,6 @@ def chain_figure(verdicts: Sequence[Verdict]) -> Figure:
     return Figure("chain", "The chain A ≤ B ≤ C ≤ D", caption, data, whole, (whole,), "wide", colours=False)
 
 
-def _told_of_arrows(beyond: set[str]) -> str:
-    """Return the sentence on the claims that lie outside the axis, if there are any."""
-    ends = {"left": f"below {FLOOR:g}", "right": f"above {CEILING:g}"}
-    found = {side: end for side, end in ends.items() if side in beyond}
-    return "".join(f" A triangle that points to the {side}: {end}, and drawn there." for side, end in found.items())
-
-
 def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
     """Return the left side over the right side of every claim, on a logarithmic axis; beyond 1 a claim is violated."""
     data = pd.DataFrame([
@@ -113,14 +117,15 @@ def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
         "sides are equal; far to the left a claim holds and says little. A grey cross: the theorem does not apply to "
         "this network, so that a mark beyond 1 is no contradiction."
     )
-    caption += _told_of_arrows(set(data["beyond"]))
+    for side, end in {"left": f"below {FLOOR:g}", "right": f"above {CEILING:g}"}.items():
+        if side in set(data["beyond"]):
+            caption += f" A triangle that points to the {side}: {end}, and drawn there."
     return Figure("tightness", "How tight every bound is", caption, data, whole, (whole,), "wide", colours=False)
 
 
 _KINDS = 8  #: number of kinds of layers with their own colour
 _COLOURS_DEPTH = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#bab0ac")
 OTHERS, OUTSIDE = "other layers", "outside the blocks"
-_PANELS_A_ROW = 3
 _OF_BLOCKS = (
     " Across: blocks, and the layers before and behind them, in the order in which they run; a line for each kind of "
     "layer."
@@ -167,7 +172,7 @@ def depth_figure(report: Report) -> Figure:
     in_blocks = bool((data["block"] != "").any())
     x, colour = _across(data, in_blocks), _colour(data, in_blocks)
     panels = [_panel(data[data["measure"] == name], name, x, colour, in_blocks) for name in names]
-    whole = alt.concat(*panels, columns=_PANELS_A_ROW, spacing=26).resolve_scale(color="shared")
+    whole = alt.concat(*panels, columns=PANELS_A_ROW, spacing=26).resolve_scale(color="shared")
     bars = " A bar is the 95% interval of an estimate." if (data["high"] > data["low"]).any() else ""
     caption = (
         f"From input to output.{_OF_BLOCKS if in_blocks else ''}{bars} The axis is logarithmic where every value, with "
@@ -201,9 +206,7 @@ def _colour(data: pd.DataFrame, in_blocks: bool) -> alt.Color:
 
 def _panel(data: pd.DataFrame, name: str, x: alt.X, colour: alt.Color, in_blocks: bool) -> Drawing:
     logarithmic = bool((data["low"] > 0).all())
-    scale = alt.Scale(type="log", nice=False, padding=6) if logarithmic else alt.Scale(zero=False, padding=6)
-    axis = log_axis(data["value"], None) if logarithmic else alt.Axis(title=None, tickCount=4)
-    y, low = (alt.Y(f"{field}:Q", scale=scale, axis=axis) for field in ("value", "low"))
+    y, low = (value_axis(f"{field}:Q", data["value"], logarithmic, 4, padding=6) for field in ("value", "low"))
     marks = alt.Chart(data).mark_point(size=16, filled=True, opacity=1).encode(x=x, y=y, color=colour)
     joined = data[~data["kind"].isin([OUTSIDE, OTHERS])] if in_blocks else data
     lines = alt.Chart(joined).mark_line(strokeWidth=1.4).encode(x=x, y=y, color=colour)
@@ -234,13 +237,10 @@ def ranks_frame(comparison: Comparison) -> pd.DataFrame:
     data["pointing"] = data["small_means"] != ""
     signs = [SIGNS.get(kind, "") for kind in data["kind"]]
     values = [f"{sign}{value:.3g}" if value == value else "–" for sign, value in zip(signs, data["value"], strict=True)]
-    data["value_text"] = [
-        f"{text}{'~' if open_ else ''}" for text, open_ in zip(values, data["undecided_with"], strict=True)
-    ]
-    data["rank_text"] = [
-        "" if rank != rank else f"{rank:g}{'~' if open_ else ''}"
-        for rank, open_ in zip(data["rank"], data["undecided_with"], strict=True)
-    ]
+    shared = ["~" if others else "" for others in data["undecided_with"]]
+    ranks = ["" if rank != rank else f"{rank:g}" for rank in data["rank"]]
+    data["value_text"] = [f"{text}{mark}" for text, mark in zip(values, shared, strict=True)]
+    data["rank_text"] = [f"{text}{mark}" if text else "" for text, mark in zip(ranks, shared, strict=True)]
     data["survives"] = [comparison.survives(name) for name in data["measure"]]
     data["row"] = data["measure"].where(data["survives"], data["measure"] + " *")
     return data
@@ -253,25 +253,14 @@ def ranks_figure(comparison: Comparison) -> Figure:
     step = 86 if count <= WITH_VALUES else 36 if count <= WITH_RANKS else 16
     first = data.drop_duplicates("measure").sort_values(["pointing", "survives"], ascending=False, kind="stable")
     rows = first["row"].to_list()
-    angle = -40 if count > 3 else 0
-    x = alt.X(
-        "model:N",
-        sort=None,
-        title=None,
-        axis=alt.Axis(orient="top", labelAngle=angle, labelLimit=0, domain=False, ticks=False),
-    )
+    above = alt.Axis(orient="top", labelAngle=-40 if count > 3 else 0, labelLimit=0, domain=False, ticks=False)
+    x = alt.X("model:N", sort=None, title=None, axis=above)
     y = alt.Y("row:N", sort=rows, title=None, axis=alt.Axis(labelLimit=300, domain=False, ticks=False))
     base = alt.Chart(data, width=alt.Step(step), height=alt.Step(24)).encode(x=x, y=y)
+    tints = alt.Scale(domain=[0, 0.5, 1], range=[SMALL, MIDDLE, LARGE], interpolate="rgb")
+    tint = alt.Color("place:Q", scale=tints, legend=None)
     cells = base.mark_rect(stroke="white", strokeWidth=2).encode(
-        color=alt.condition(
-            "datum.pointing && isValid(datum.place)",
-            alt.Color(
-                "place:Q",
-                scale=alt.Scale(domain=[0, 0.5, 1], range=[SMALL, MIDDLE, LARGE], interpolate="rgb"),
-                legend=None,
-            ),
-            alt.value(NEUTRAL),
-        ),
+        color=alt.condition("datum.pointing && isValid(datum.place)", tint, alt.value(NEUTRAL)),
         tooltip=["measure:N", "model:N", "value:Q", "stderr:Q", "rank:Q", "undecided_with:N", "note:N"],
     )
     text = "value_text" if count <= WITH_VALUES else "rank_text"
@@ -300,14 +289,9 @@ def taus_figure(comparison: Comparison) -> Figure:
         y=alt.Y("a:N", sort=names, title=None, axis=alt.Axis(labelLimit=300)),
     )
     under = base.mark_rect(stroke="white", color=NEUTRAL)  # Vega leaves out a tinted cell without a number
-    cells = base.mark_rect(stroke="white").encode(
-        color=alt.Color(
-            "tau:Q",
-            scale=alt.Scale(domain=[-1, 0, 1], range=[FALLS, "#ffffff", RISES], interpolate="rgb"),
-            legend=None,
-        ),
-        tooltip=["a:N", "b:N", "tau:Q"],
-    )
+    tints = alt.Scale(domain=[-1, 0, 1], range=[FALLS, "#ffffff", RISES], interpolate="rgb")
+    tint = alt.Color("tau:Q", scale=tints, legend=None)
+    cells = base.mark_rect(stroke="white").encode(color=tint, tooltip=["a:N", "b:N", "tau:Q"])
     number = alt.condition("isValid(datum.tau)", alt.Text("tau:Q", format=".1f"), alt.value(""))
     drawn = under + cells + base.mark_text(fontSize=10, color=INK).encode(text=number)
     caption = (
@@ -318,7 +302,6 @@ def taus_figure(comparison: Comparison) -> Figure:
 
 
 Z = 1.96
-_PANELS_A_ROW_TRACKED = 2
 _EDGE = (
     " A dashed line is the edge of stability: with a larger sharpness, the steps at this learning rate grow on a "
     "quadratic."
@@ -343,14 +326,14 @@ def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 def tracked_figure(histories: Mapping[str, pd.DataFrame]) -> Figure:
     """Return every tracked measure against the step; a dashed line is the edge at which that run's steps grow."""
     data = tracked_frame(histories)
-    runs = list(histories)
-    names = list(dict.fromkeys(data["measure"]))
-
-    def draw(width: Width) -> list[Drawing]:
-        return [_panel_tracked(data[data["measure"] == name], name, runs, width) for name in names]
-
-    panels = draw("container") or [empty("nothing was measured")]
-    whole = alt.concat(*draw(360), columns=_PANELS_A_ROW_TRACKED).resolve_scale(color="shared") if names else panels[0]
+    whole, panels = in_panels(
+        lambda name, width: _panel_tracked(data[data["measure"] == name], name, list(histories), width),
+        list(dict.fromkeys(data["measure"])),
+        "nothing was measured",
+        columns=2,
+        width=360,
+        color="shared",
+    )
     return Figure(
         name="tracked",
         title="Through training",
@@ -358,30 +341,23 @@ def tracked_figure(histories: Mapping[str, pd.DataFrame]) -> Figure:
         f"{_EDGE if known(data['edge']) else ''}",
         data=data,
         whole=whole,
-        panels=tuple(panels),
+        panels=panels,
         layout="grid",
         colours=False,
     )
 
 
 def _banded(data: pd.DataFrame) -> bool:
-    """Return whether any value has an interval."""
     return bool((data["high"] > data["low"]).any())
 
 
 def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Width) -> Drawing:
     logarithmic = bool((data["value"] > 0).all()) and Column.parse(measure).name not in WITH_EDGE
-    y = alt.Y(
-        "value:Q",
-        scale=alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(zero=True),
-        axis=log_axis(data["value"], None) if logarithmic else alt.Axis(title=None, tickCount=6),
-    )
+    y = value_axis("value:Q", data["value"], logarithmic, 6, zero=True)
     colour = alt.Color("run:O", sort=runs, scale=alt.Scale(domain=runs), legend=alt.Legend(title=None, orient="top"))
     x = alt.X("step:Q", title="step", axis=alt.Axis(tickCount=6))
     tooltip = ["run:N", "step:Q", alt.Tooltip("value:Q", format=".4g"), alt.Tooltip("edge:Q", format=".4g")]
-    layers: list[alt.Chart] = [
-        alt.Chart(data).mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colour, tooltip=tooltip)
-    ]
+    layers = [alt.Chart(data).mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colour, tooltip=tooltip)]
     if _banded(data):
         layers.insert(0, alt.Chart(data).mark_area(opacity=0.2).encode(x=x, y="low:Q", y2="high:Q", color=colour))
     if known(data["edge"]):

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import pandas as pd
 
-from flatlens.report.figures.figure import SHAPES, Drawing, Figure, FigureLayout, Width, empty, log_axis
+from flatlens.report.figures.figure import SHAPES, Drawing, Figure, FigureLayout, Width, in_panels, log_axis
 from flatlens.report.figures.study import scatter_matrix
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
     from flatlens.papers.experiment import Plot
 
-_PANELS_A_ROW = 3
 TABLE_COLUMN, TABLE_ROW = 150, 30
 """Width and height of a table's cells in the files, in pixels."""
 LEGEND_WIDTH, SYMBOL, LETTER = 250, 22, 5.5
@@ -29,14 +28,13 @@ def plot_figure(plot: Plot, results: Mapping[str, StudyResult]) -> Figure:
         drawn = scatter_matrix(results[plot.study])
         return replace(drawn, name=plot.name, title=plot.title)
     names = list(dict.fromkeys(plot.data["panel"]))
-
-    def draw(width: Width) -> list[Drawing]:
-        return [_PANELS[plot.kind](plot.data[plot.data["panel"] == name], plot, name, width) for name in names]
-
-    nothing = empty("no network has reached the end of its training")
-    whole = alt.concat(*draw(300), columns=_PANELS_A_ROW) if names else nothing
-    of_text = plot.kind == "table" and bool(names)
-    panels = () if of_text else tuple(draw("container") or [nothing])
+    whole, panels = in_panels(
+        lambda name, width: _PANELS[plot.kind](plot.data[plot.data["panel"] == name], plot, name, width),
+        names,
+        "no network has reached the end of its training",
+    )
+    of_text = plot.kind == "table" and bool(names)  # the page has a table of its own
+    panels = () if of_text else panels
     layout: FigureLayout = "table" if of_text else "grid"
     return Figure(plot.name, plot.title, plot.caption, plot.data, whole, panels, layout=layout, colours=False)
 
@@ -70,9 +68,8 @@ def _curves(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing
     x = _across(data, plot) if plot.log_x else alt.X("x:Q", title=plot.x, axis=alt.Axis(tickCount=5))
     y = _vertical(data, plot, "y:Q")
     data, beside = (data[data["line"].isin(plot.dashed) == dashed] for dashed in (False, True))
-    band = (
-        alt.Chart(data).mark_area(opacity=0.18).encode(x=x, y=_vertical(data, plot, "low:Q"), y2="high:Q", color=colour)
-    )
+    low = _vertical(data, plot, "low:Q")
+    band = alt.Chart(data).mark_area(opacity=0.18).encode(x=x, y=low, y2="high:Q", color=colour)
     line = alt.Chart(data).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=colour, tooltip=_tooltip(data))
     layers = [band, line]
     if len(beside):
@@ -141,7 +138,6 @@ def _vertical(data: pd.DataFrame, plot: Plot, field: str) -> alt.Y:
 
 
 def _logarithmic(data: pd.DataFrame, plot: Plot, drawn: pd.Series[float]) -> bool:
-    """Return whether the panel of this data has a logarithmic vertical axis."""
     if isinstance(plot.log_y, bool):
         return plot.log_y and _decades(drawn)
     return bool(data["panel"].isin(plot.log_y).any() and drawn.min() > 0)

@@ -22,10 +22,12 @@ from flatlens.report.figures.figure import (
     dashed,
     empty,
     hollow,
+    in_panels,
     interval,
     known,
     log_axis,
     solid_if_included,
+    value_axis,
 )
 
 if TYPE_CHECKING:
@@ -34,15 +36,8 @@ if TYPE_CHECKING:
 
 
 GAP_PANELS = "against_gap"
-_PANELS_A_ROW = 3
-HUES = (
-    "#2f7fc1",
-    "#e08214",
-    "#3f9b78",
-    "#9b6bb3",
-    "#8a94a3",
-    "#b5524c",
-)  #: colours of the coefficients, which also differ by shape
+HUES = ("#2f7fc1", "#e08214", "#3f9b78", "#9b6bb3", "#8a94a3", "#b5524c")
+"""Colours of the coefficients, which also differ by shape."""
 _BARS = ", its bar the 95% interval over seeds: a bar that crosses zero says that these networks do not settle the sign"
 _ALIKE = (
     " Among networks trained alike the means of the groups of equal settings are taken out, so that a setting that "
@@ -56,87 +51,80 @@ def gap_panels(result: StudyResult) -> Figure:
     gap, measures = frames.gap_of(result), frames.measures_of(result)
     data = frames.value_frame(result)
     grid, relations = Grid.of(result), frames.relation_frame(result)
-    if gap is None or not measures or data.empty:
-        panels: list[Drawing] = [empty("no measure and gap to compare")]
-        whole: Drawing = panels[0]
-    else:
-        panels = [_panel(data, relations, q, gap, grid, "container") for q in measures]
-        whole = alt.concat(
-            *(_panel(data, relations, q, gap, grid, 300) for q in measures), columns=_PANELS_A_ROW
-        ).resolve_scale(fill="shared", shape="shared")
+    there = gap is not None and len(data) > 0
+    whole, panels = in_panels(
+        lambda q, width: _panel(data, relations, q, gap, grid, width),
+        measures if there else [],
+        "no measure and gap to compare",
+        fill="shared",
+        shape="shared",
+    )
+    bars = " with 95% intervals over independent seeds" if known(relations["pearson_low"]) else ""
     return Figure(
         name=GAP_PANELS,
         title="Each measure against the generalisation gap",
         caption="One mark a network; the line is the least-squares fit. Over each panel: Pearson's r and Kendall's "
-        f"tau{' with 95% intervals over independent seeds' if known(relations['pearson_low']) else ''}."
-        f"{hollow(data['included'])}",
+        f"tau{bars}.{hollow(data['included'])}",
         data=data,
         whole=whole,
-        panels=tuple(panels),
+        panels=panels,
         layout="grid",
         signs=True,
     )
 
 
-def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Quantity, grid: Grid, width: Width) -> Drawing:
+def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Any, grid: Grid, width: Width) -> Drawing:
     """Return one measure's panel. Columns get plain names: a dot or bracket in a field would be read as a path."""
     who = dict.fromkeys([*frames.NETWORK, *map(frames.plain_field, (grid.colour, grid.shape))])
     drawn = data.rename(columns={x.name: "x", y.name: "y"})[[*who, "outcome", "included", "x", "y"]]
     drawn = grid.told(drawn.dropna(subset=["x", "y"]))
-    legend = width != "container"
+    legend, names = width != "container", {"x": frames.axis_title(x), "y": frames.axis_title(y)}
     scale, ticks = alt.Scale(zero=False), alt.Axis(tickCount=5)
-    marks = (
-        alt.Chart(drawn)
-        .mark_point(size=55, opacity=1, strokeWidth=1.5)
-        .encode(
-            x=alt.X("x:Q", title=frames.axis_title(x), scale=scale, axis=ticks),
-            y=alt.Y("y:Q", title=frames.axis_title(y), scale=scale, axis=ticks),
-            fill=grid.colour_of(alt.Fill, legend),
-            stroke=grid.colour_of(alt.Stroke, legend),
-            shape=grid.shape_of(legend),
-            fillOpacity=solid_if_included(),
-            tooltip=grid.tooltip(
-                alt.Tooltip("outcome:N"),
-                alt.Tooltip("x:Q", title=frames.axis_title(x), format=".4g"),
-                alt.Tooltip("y:Q", title=frames.axis_title(y), format=".4g"),
-            ),
-        )
+    values = [alt.Tooltip(f"{axis}:Q", title=name, format=".4g") for axis, name in names.items()]
+    points = alt.Chart(drawn).mark_point(size=55, opacity=1, strokeWidth=1.5)
+    marks = points.encode(
+        x=alt.X("x:Q", title=names["x"], scale=scale, axis=ticks),
+        y=alt.Y("y:Q", title=names["y"], scale=scale, axis=ticks),
+        fill=grid.colour_of(alt.Fill, legend),
+        stroke=grid.colour_of(alt.Stroke, legend),
+        shape=grid.shape_of(legend),
+        fillOpacity=solid_if_included(),
+        tooltip=grid.tooltip(alt.Tooltip("outcome:N"), *values),
     )
     counted = drawn[drawn["included"]]
-    fit = (
-        alt.Chart(frames.regression_line(counted["x"], counted["y"]))
-        .mark_line(strokeWidth=1.5, strokeDash=[5, 3], color="#8a94a3")
-        .encode(x="x:Q", y="y:Q")
-    )
+    fit = alt.Chart(frames.regression_line(counted["x"], counted["y"]))
+    fit = fit.mark_line(strokeWidth=1.5, strokeDash=[5, 3], color="#8a94a3").encode(x="x:Q", y="y:Q")
     found = relations[(relations["x"] == x.name) & (relations["y"] == y.name)]
     row = found.iloc[0].to_dict() if len(found) else None
     words = f"{interval(row, 'pearson', 'r')},  {interval(row, 'kendall', 'τ')}"
-    return alt.layer(fit, marks).properties(
-        width=width, height=210, title=alt.TitleParams(text=frames.axis_title(x), subtitle=words)
-    )
+    title = alt.TitleParams(text=names["x"], subtitle=words)
+    return alt.layer(fit, marks).properties(width=width, height=210, title=title)
 
 
 def gap_forest(result: StudyResult) -> Figure:
     """Return every measure's and setting's correlation with the gap, as dots with intervals, strongest first."""
     data = frames.gap_relations(result)
 
-    def draw(width: Width) -> list[Drawing]:
-        alike = data["alike"] != ""
-        parts = (("Across all networks", ~alike), ("Among networks trained alike: Pearson r", alike))
-        order = list(dict.fromkeys(data["quantity"]))
-        return [_forest(data[rows], title, order, width) for title, rows in parts if rows.any()]
-
-    panels = draw("container") or [empty("no correlation is defined for these networks")]
+    alike, order = data["alike"] != "", list(dict.fromkeys(data["quantity"]))
+    parts = (("Across all networks", ~alike), ("Among networks trained alike: Pearson r", alike))
+    whole, panels = in_panels(
+        lambda part, width: _forest(data[part[1]], part[0], order, width),
+        [part for part in parts if part[1].any()],
+        "no correlation is defined for these networks",
+        columns=0,
+        width=420,
+        color="independent",
+        shape="independent",
+        yOffset="independent",
+    )
     return Figure(
         name="correlations_with_gap",
         title="How strongly each quantity goes with the gap",
         caption=f"A dot is a correlation with the generalisation gap{_BARS if known(data['low']) else ''}."
-        f"{_ALIKE if (data['alike'] != '').any() else ''}",
+        f"{_ALIKE if alike.any() else ''}",
         data=data,
-        whole=alt.hconcat(*draw(420)).resolve_scale(color="independent", shape="independent", yOffset="independent")
-        if len(data)
-        else panels[0],
-        panels=tuple(panels),
+        whole=whole,
+        panels=panels,
         layout="grid",
         colours=False,
     )
@@ -253,7 +241,6 @@ def _matrix(result: StudyResult, quantities: list[Quantity], data: pd.DataFrame)
 
 
 def _wrap(title: str) -> list[str]:
-    """Return the lines of a title, as long as a cell is wide."""
     return textwrap.wrap(title, 13, break_long_words=False)
 
 
@@ -288,24 +275,18 @@ def _scatter(
     grid: Grid,
 ) -> alt.Chart:
     (left, bottom), (xq, xf), (yq, yf) = edge, x, y
-    marks: alt.Chart = (
-        alt.Chart(drawn)
-        .mark_point(size=16, strokeWidth=1)
-        .encode(
-            x=alt.X(f"{xf}:Q", scale=_domain(drawn[xf]), axis=_edge_axis(bottom, frames.axis_title(xq), drawn[xf])),
-            y=alt.Y(f"{yf}:Q", scale=_domain(drawn[yf]), axis=_edge_axis(left, frames.axis_title(yq), drawn[yf])),
-            fill=grid.colour_of(alt.Fill, True),
-            stroke=grid.colour_of(alt.Stroke, True),
-            fillOpacity=solid_if_included(),
-            opacity=alt.OpacityValue(0.1, condition={"param": BRUSH, "value": 1.0}),
-            tooltip=grid.tooltip(
-                alt.Tooltip(f"{xf}:Q", title=frames.axis_title(xq), format=".4g"),
-                alt.Tooltip(f"{yf}:Q", title=frames.axis_title(yq), format=".4g"),
-            ),
-        )
-        .properties(width=CELL, height=CELL)
+    values = [alt.Tooltip(f"{field}:Q", title=frames.axis_title(q), format=".4g") for q, field in (x, y)]
+    marks = alt.Chart(drawn).mark_point(size=16, strokeWidth=1).properties(width=CELL, height=CELL)
+    encoded: alt.Chart = marks.encode(
+        x=alt.X(f"{xf}:Q", scale=_domain(drawn[xf]), axis=_edge_axis(bottom, frames.axis_title(xq), drawn[xf])),
+        y=alt.Y(f"{yf}:Q", scale=_domain(drawn[yf]), axis=_edge_axis(left, frames.axis_title(yq), drawn[yf])),
+        fill=grid.colour_of(alt.Fill, True),
+        stroke=grid.colour_of(alt.Stroke, True),
+        fillOpacity=solid_if_included(),
+        opacity=alt.OpacityValue(0.1, condition={"param": BRUSH, "value": 1.0}),
+        tooltip=grid.tooltip(*values),
     )
-    return marks
+    return encoded
 
 
 def _domain(values: pd.Series[float]) -> alt.Scale:
@@ -318,30 +299,22 @@ def _diagonal(values: pd.Series[float], title: str, last: bool) -> Drawing:
     bars = frames.histogram(values)
     free = 1 - (12 * len(lines) + 10) / CELL  # the upper part is the name's
     top = float(bars["count"].max()) / free if len(bars) else 1.0
-    histogram = (
-        alt.Chart(bars)
-        .mark_bar(color="#9aa5b4", opacity=0.65, binSpacing=0.5)
-        .encode(
-            x=alt.X("low:Q", scale=_domain(values), axis=_edge_axis(last, title, values)),
-            x2="high:Q",
-            y=alt.Y("count:Q", scale=alt.Scale(domain=[0, top]), axis=None, stack=None),
-            y2=alt.Y2Datum(0),
-        )
+    histogram = alt.Chart(bars).mark_bar(color="#9aa5b4", opacity=0.65, binSpacing=0.5)
+    histogram = histogram.encode(
+        x=alt.X("low:Q", scale=_domain(values), axis=_edge_axis(last, title, values)),
+        x2="high:Q",
+        y=alt.Y("count:Q", scale=alt.Scale(domain=[0, top]), axis=None, stack=None),
+        y2=alt.Y2Datum(0),
     )
-    name = (
-        alt.Chart(pd.DataFrame({"name": ["\n".join(lines)]}))
-        .mark_text(
-            x=CELL / 2,
-            y=5,
-            align="center",
-            baseline="top",
-            lineBreak="\n",
-            fontSize=9,
-            fontWeight="bold",
-            lineHeight=12,
-        )
-        .encode(text="name:N")
-    )
+    style: dict[str, Any] = {
+        "align": "center",
+        "baseline": "top",
+        "fontSize": 9,
+        "fontWeight": "bold",
+        "lineHeight": 12,
+    }
+    name = alt.Chart(pd.DataFrame({"name": ["\n".join(lines)]}))
+    name = name.mark_text(x=CELL / 2, y=5, lineBreak="\n", **style).encode(text="name:N")
     return alt.layer(histogram, name).properties(width=CELL, height=CELL)
 
 
@@ -354,21 +327,10 @@ def _coefficients(row: Mapping[Hashable, Any] | None) -> alt.Chart:
         lines = [line for words in (pearson, kendall) for line in words.replace(" [", "\n[").split("\n")]
         tint, strength = (RISES if row["pearson"] >= 0 else FALLS), abs(row["pearson"])
     tinted = alt.ViewBackground(fill=tint, fillOpacity=round(0.6 * strength**1.5, 3))
-    text: alt.Chart = (
-        alt.Chart(pd.DataFrame({"text": ["\n".join(lines)]}))
-        .mark_text(
-            x=CELL / 2,
-            y=CELL / 2,
-            lineBreak="\n",
-            fontSize=10,
-            lineHeight=14,
-            baseline="middle",
-            dy=-6.5 * (len(lines) - 1),
-        )
-        .encode(text="text:N")
-        .properties(width=CELL, height=CELL, view=tinted)
-    )
-    return text
+    style: dict[str, Any] = {"lineBreak": "\n", "fontSize": 10, "lineHeight": 14, "baseline": "middle"}
+    text = alt.Chart(pd.DataFrame({"text": ["\n".join(lines)]}), width=CELL, height=CELL, view=tinted)
+    words: alt.Chart = text.mark_text(x=CELL / 2, y=CELL / 2, dy=-6.5 * (len(lines) - 1), **style).encode(text="text:N")
+    return words
 
 
 def layer_profiles(result: StudyResult) -> Figure:
@@ -376,13 +338,12 @@ def layer_profiles(result: StudyResult) -> Figure:
     data = frames.profile_frame(result)
     grid = Grid.of(result)
     whose = f"its {frames.spoken(grid.colour)}" if grid.known_colours else "all of them"
-    names = list(dict.fromkeys(data["measure"]))
-
-    def draw(width: Width) -> list[Drawing]:
-        return [_profile(data[data["measure"] == name], name, grid, width) for name in names]
-
-    panels = draw("container") or [empty("no value by layer")]
-    whole = alt.concat(*draw(300), columns=_PANELS_A_ROW).resolve_scale(color="shared") if names else panels[0]
+    whole, panels = in_panels(
+        lambda name, width: _profile(data[data["measure"] == name], name, grid, width),
+        list(dict.fromkeys(data["measure"])),
+        "no value by layer",
+        color="shared",
+    )
     return Figure(
         name="layer_profiles",
         title="Layer by layer",
@@ -390,7 +351,7 @@ def layer_profiles(result: StudyResult) -> Figure:
         f"median of {whose}. The axis is logarithmic where every value is positive.",
         data=data,
         whole=whole,
-        panels=tuple(panels),
+        panels=panels,
         layout="grid",
     )
 
@@ -399,36 +360,21 @@ def _profile(data: pd.DataFrame, measure: str, grid: Grid, width: Width) -> Draw
     data = grid.told(data)
     layers = list(data.sort_values("position")["layer"].drop_duplicates())
     logarithmic = bool((data["value"] > 0).all())
-    y = alt.Y(
-        "value:Q",
-        scale=alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(zero=False),
-        axis=log_axis(data["value"], None) if logarithmic else alt.Axis(title=None, tickCount=5),
-    )
+    y = value_axis("value:Q", data["value"], logarithmic, 5)
     x = alt.X("layer:O", sort=layers, title=None, axis=alt.Axis(labelAngle=0, labelOverlap=True))
-    colour = grid.colour_of(alt.Color, width != "container")
-    thin = (
-        alt.Chart(data)
-        .mark_line(strokeWidth=1, strokeOpacity=0.5)  # plain opacity takes the PNG twenty times as long
-        .encode(x=x, y=y, color=colour, detail="key:N", strokeDash=_dashed_if_excluded())
-    )
-    thick = (
-        alt.Chart(frames.middle_profiles(data, frames.plain_field(grid.colour)))
-        .mark_line(strokeWidth=2.6, point=alt.OverlayMarkDef(size=38, filled=True))
-        .encode(
-            x=x,
-            y=y,
-            color=colour,
-            tooltip=[
-                alt.Tooltip("layer:N"),
-                alt.Tooltip(f"{frames.plain_field(grid.colour)}:N", title=frames.spoken(grid.colour)),
-                alt.Tooltip("value:Q", title=f"median {measure}", format=".4g"),
-            ],
-        )
-    )
-    scale = "log scale" if logarithmic else "linear scale"
-    return alt.layer(thin, thick).properties(
-        width=width, height=190, title=alt.TitleParams(text=measure, subtitle=scale)
-    )
+    colour, field = grid.colour_of(alt.Color, width != "container"), frames.plain_field(grid.colour)
+    thin = alt.Chart(data).mark_line(strokeWidth=1, strokeOpacity=0.5)  # opacity: a PNG takes 20 times as long
+    thin = thin.encode(x=x, y=y, color=colour, detail="key:N", strokeDash=_dashed_if_excluded())
+    tooltip = [
+        alt.Tooltip("layer:N"),
+        alt.Tooltip(f"{field}:N", title=frames.spoken(grid.colour)),
+        alt.Tooltip("value:Q", title=f"median {measure}", format=".4g"),
+    ]
+    thick = alt.Chart(frames.middle_profiles(data, field))
+    thick = thick.mark_line(strokeWidth=2.6, point=alt.OverlayMarkDef(size=38, filled=True))
+    thick = thick.encode(x=x, y=y, color=colour, tooltip=tooltip)
+    title = alt.TitleParams(text=measure, subtitle="log scale" if logarithmic else "linear scale")
+    return alt.layer(thin, thick).properties(width=width, height=190, title=title)
 
 
 def training_curves(result: StudyResult) -> Figure:
@@ -438,12 +384,12 @@ def training_curves(result: StudyResult) -> Figure:
     bound = result.settings.get("base", {}).get("training", {}).get("until", {}).get("loss_below")
     extent = (float(data["step"].min()), float(data["step"].max())) if len(data) else (1.0, 1.0)
 
-    def draw(width: Width) -> list[Drawing]:
-        parts = data.groupby("batch_size", sort=True)
-        return [_curves(part, f"batch size {size}", bound, extent, grid, width) for size, part in parts]
-
-    panels = draw("container") or [empty("no training curve")]
-    whole = alt.concat(*draw(300), columns=_PANELS_A_ROW).resolve_scale(color="shared") if len(data) else panels[0]
+    whole, panels = in_panels(
+        lambda part, width: _curves(part[1], f"batch size {part[0]}", bound, extent, grid, width),
+        list(data.groupby("batch_size", sort=True)),
+        "no training curve",
+        color="shared",
+    )
     stop = f" The dashed level is the loss every network was trained to ({bound:g})." if bound else ""
     return Figure(
         name="training_curves",
@@ -452,7 +398,7 @@ def training_curves(result: StudyResult) -> Figure:
         f"network{dashed(data['included'])}.{stop}",
         data=data,
         whole=whole,
-        panels=tuple(panels),
+        panels=panels,
         layout="grid",
     )
 
@@ -460,28 +406,22 @@ def training_curves(result: StudyResult) -> Figure:
 def _curves(
     data: pd.DataFrame, title: str, bound: float | None, extent: tuple[float, float], grid: Grid, width: Width
 ) -> Drawing:
-    lines = (
-        alt.Chart(grid.told(data))
-        .mark_line(strokeWidth=1.2, strokeOpacity=0.85, clip=True)
-        .encode(
-            x=alt.X(
-                "step:Q",
-                scale=alt.Scale(type="log", domain=list(extent), nice=False),
-                axis=log_axis(data["step"], "step"),
-            ),
-            y=alt.Y("loss:Q", scale=alt.Scale(type="log"), axis=log_axis(data["loss"], "training loss")),
-            color=grid.colour_of(alt.Color, width != "container"),
-            detail="key:N",
-            strokeDash=_dashed_if_excluded(),
-            tooltip=grid.tooltip(alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".3g")),
-        )
+    steps = alt.Scale(type="log", domain=list(extent), nice=False)
+    lines = alt.Chart(grid.told(data)).mark_line(strokeWidth=1.2, strokeOpacity=0.85, clip=True)
+    lines = lines.encode(
+        x=alt.X("step:Q", scale=steps, axis=log_axis(data["step"], "step")),
+        y=alt.Y("loss:Q", scale=alt.Scale(type="log"), axis=log_axis(data["loss"], "training loss")),
+        color=grid.colour_of(alt.Color, width != "container"),
+        detail="key:N",
+        strokeDash=_dashed_if_excluded(),
+        tooltip=grid.tooltip(alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".3g")),
     )
-    layers: list[alt.Chart] = [lines]
+    layers = [lines]
     if bound:
         layers.append(alt.Chart(pd.DataFrame({"loss": [bound]})).mark_rule(strokeDash=[4, 3]).encode(y="loss:Q"))
     return alt.layer(*layers).properties(width=width, height=210, title=title)
 
 
 def _dashed_if_excluded() -> alt.StrokeDash:
-    solid = [1, 0]
-    return alt.StrokeDash("included:N", scale=alt.Scale(domain=[True, False], range=[solid, [4, 3]]), legend=None)
+    scale = alt.Scale(domain=[True, False], range=[[1, 0], [4, 3]])
+    return alt.StrokeDash("included:N", scale=scale, legend=None)

@@ -6,11 +6,8 @@ import io
 import re
 from collections import Counter
 
-from flatlens.errors import needs
-
-with needs("study", "a picture"):
-    import vl_convert
-    from PIL import Image
+import vl_convert
+from PIL import Image
 
 _UNSEEN = re.compile(r' (?:aria-\w+|role|class|pointer-events|xml:space)="[^"]*"| (?:fill-|stroke-)?opacity="1"')
 """Attributes that are for programs, or say what holds without them."""
