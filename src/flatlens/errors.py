@@ -33,8 +33,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
-_SHOWN = 60
-"""Largest number of names that an error lists: a deep network has hundreds of layers."""
+_SHOWN = 60  #: largest number of names that an error lists: a deep network has hundreds of layers
 
 
 class FlatlensError(Exception):

@@ -37,7 +37,7 @@ def test_it_looks_the_same_and_is_much_smaller(svg, monkeypatch):
     change = np.abs(before - pixels(small))
     assert change.mean() < 0.05  # of 255: coordinates are rounded to a hundredth of a pixel
     assert (change > 12).mean() < 1e-3
-    monkeypatch.setattr("flatlens.report.compact._rounded", lambda number: number[0])
+    monkeypatch.setattr("compact._rounded", lambda number: number[0])
     assert (pixels(compact(svg)) == before).all()
 
 

@@ -108,8 +108,7 @@ def _pipe_closed(error: BaseException) -> bool:
     return isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
 
 
-NOTED = (FormerName, SideOutputFailed, Unexpected)
-"""Kinds of warnings that are flatlens' own."""
+NOTED = (FormerName, SideOutputFailed, Unexpected)  #: kinds of warnings that are flatlens' own
 
 
 @contextmanager

@@ -86,35 +86,28 @@ class OfCuda:
     """Memory of one CUDA device, as torch allocates it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        import torch
+
+        self._device, self._cuda = device, torch.cuda
 
     def used(self) -> int | None:
         """Return the memory in tensors."""
-        import torch
-
-        return torch.cuda.memory_allocated(self._device)
+        return self._cuda.memory_allocated(self._device)
 
     def peak(self) -> int | None:
         """Return the largest memory in tensors."""
-        import torch
-
-        return torch.cuda.max_memory_allocated(self._device)
+        return self._cuda.max_memory_allocated(self._device)
 
     def begin(self) -> bool:
         """Reset the peak, after freeing tensors that only a reference cycle keeps."""
-        import torch
-
         gc.collect()
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._cuda.reset_peak_memory_stats(self._device)
         return True
 
     def left(self) -> int | None:
         """Return the free memory of the device plus what torch has reserved and does not use."""
-        import torch
-
-        free, _ = torch.cuda.mem_get_info(self._device)
-        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return int(free) + held
+        free, _ = self._cuda.mem_get_info(self._device)
+        return int(free) + self._cuda.memory_reserved(self._device) - self._cuda.memory_allocated(self._device)
 
 
 def _field(file: str, name: str) -> int | None:
@@ -148,14 +141,11 @@ def in_gib(size: float) -> str:
 FIRST, TRIAL = 2, 64
 """Number of samples of the first trial, which also warms up, and of the last: doubled from 8 on while that is quick."""
 
-SHARE = 8
-"""A trial takes at most this part of the samples."""
-
+SHARE = 8  #: a trial takes at most this part of the samples
 OF_AN_OUTPUT = 12 * 8
 """Bytes of each sample's output: losses, their derivatives and combinations hold about a dozen float64 copies."""
 
-QUICK = 2.0
-"""A trial of fewer seconds is followed by a longer one."""
+QUICK = 2.0  #: a trial of fewer seconds is followed by a longer one
 
 
 @dataclass(frozen=True)
@@ -225,23 +215,21 @@ def trials(lens: Lens, work: Callable[[Lens], object]) -> MeasurementCost:
     most = min(TRIAL, lens.problem.n // SHARE)
     count = FIRST
     while True:
-        last = _tried(_few(lens, count), work, gauge)
+        few = _few(lens, count)
+        begun, used, start = gauge.begin(), gauge.used(), time.monotonic()
+        found = work(few)
+        seconds, peak = time.monotonic() - start, gauge.peak()
+        grown = None if not begun or peak is None or used is None else float(max(0, peak - used))
+        last = _Trial(few.problem.n, seconds, grown, _held(few, found))
         done.append(last)
         enough = len(done) > 1 and (last.seconds > QUICK or count >= most)
         if enough or last.seconds * lens.problem.n / last.n < DELAY:
             break
         count = min(most, 8 if len(done) == 1 else 2 * count)
+        del few, found  # the next trial's memory is counted without them
     gauge.begin()
     cost = _extrapolated(lens, done, gauge)
     return cost if cost.peak is None else replace(cost, peak=max(cost.peak, before or 0))
-
-
-def _tried(few: Lens, work: Callable[[Lens], object], gauge: Meter) -> _Trial:
-    begun, used, start = gauge.begin(), gauge.used(), time.monotonic()
-    found = work(few)
-    seconds, peak = time.monotonic() - start, gauge.peak()
-    grown = None if not begun or peak is None or used is None else float(max(0, peak - used))
-    return _Trial(few.problem.n, seconds, grown, _held(few, found))
 
 
 def _held(lens: Lens, found: object) -> int:
@@ -267,42 +255,31 @@ def _few(lens: Lens, count: int) -> Lens:
 
 def _extrapolated(lens: Lens, done: list[_Trial], gauge: Meter) -> MeasurementCost:
     first, last, n = done[0], done[-1], lens.problem.n
+    whole, tried = chunk(lens, n), chunk(lens, last.n)
     cost = _by_rule(lens)
     if len(done) > 1:
-        # the first trial warms up and allocates what is kept: its time is not used
-        cost = replace(cost, seconds=last.seconds * _times(lens, last.n) / lens.problem.ranks.size)
+        # The first trial warms up and allocates what is kept: its time is not used. Some of the time of a chunk depends
+        # on its number of samples, some does not (the more, the larger the weights). So for a trial smaller than a
+        # chunk the ratio of times lies between the ratio of samples and that of chunks: their geometric mean is taken.
+        times = math.sqrt(n / last.n * math.ceil(n / whole) / math.ceil(last.n / tried))
+        cost = replace(cost, seconds=last.seconds * times / lens.problem.ranks.size)
     used = gauge.used()
     if last.grown is None or used is None:
         return cost
-    results = max(0, last.results - first.results) / max(1, last.n - first.n)
-    whole, tried = chunk(lens, n), chunk(lens, last.n)
     slope = _slope(lens, first, last)
+    results = max(0, last.results - first.results) / max(1, last.n - first.n)
     more = last.grown + slope * (whole - tried) + results * (n - last.n)
-    least = more - slope * (whole - 1)
-    return replace(cost, peak=used + more, least=used + max(0.0, least), more=more)
+    return replace(cost, peak=used + more, least=used + max(0.0, more - slope * (whole - 1)), more=more)
 
 
 def _slope(lens: Lens, first: _Trial, last: _Trial) -> float:
-    """Return the bytes of one more sample in a chunk.
+    """Return the bytes of one more sample in a chunk, the larger of two numbers.
 
-    This is the larger of two numbers. The plan counts what outlives a chunk, which a trial of one chunk does not
-    show. A trial counts searches and the loss, which the plan does not know.
+    The plan counts what outlives a chunk, which a trial of one chunk does not show. A trial counts searches and the
+    loss, which the plan does not know.
     """
     apart = chunk(lens, last.n) - chunk(lens, first.n)
-    tried = ((last.grown or 0.0) - (first.grown or 0.0)) / apart if apart else 0.0
-    return max(tried, _per_sample(lens))
-
-
-def _times(lens: Lens, n: int) -> float:
-    """Return the time of the whole work over that of a trial on `n` samples.
-
-    Some of the time of a chunk depends on its number of samples, some does not (the more, the larger the weights).
-    So for a trial smaller than a chunk the ratio lies between the ratio of samples and that of chunks; their
-    geometric mean is taken.
-    """
-    whole = lens.problem.n
-    samples, chunks = (whole / n, math.ceil(whole / chunk(lens, whole)) / math.ceil(n / chunk(lens, n)))
-    return math.sqrt(samples * chunks)
+    return max(((last.grown or 0.0) - (first.grown or 0.0)) / apart if apart else 0.0, _per_sample(lens))
 
 
 def _by_rule(lens: Lens) -> MeasurementCost:

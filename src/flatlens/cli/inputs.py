@@ -57,8 +57,7 @@ def split_names(text: str) -> list[str]:
     return [name for name in split_at_commas(text) if name]
 
 
-_MOST = 5
-"""Largest number of files that are named."""
+_MOST = 5  #: largest number of files that are named
 
 
 def require_trust(models: Sequence[str], trusted: bool) -> None:

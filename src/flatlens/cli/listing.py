@@ -14,7 +14,7 @@ from flatlens.cli.terminal import Bar, Flag, Json, note, show, show_json, stdout
 from flatlens.errors import BadInput
 
 if TYPE_CHECKING:
-    from flatlens.measures import Card
+    pass
 
 
 data = App(
@@ -56,10 +56,6 @@ def list_data(*, root: Path | None = None, as_json: Json = False) -> None:
     if as_json:
         show_json({"data": rows})
         return
-    _show(rows)
-
-
-def _show(rows: list[dict[str, object]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -137,7 +133,9 @@ def list_names(
     if as_json:
         show_json({kind: rows})
     elif kind == "measures":
-        show(*_measures(), KEY, _papers())
+        from flatlens.measures.definition import PAPERS
+
+        show(*_measures(), KEY, "\nSources:\n" + "\n".join(f"  {key}: {paper}" for key, paper in PAPERS.items()))
     else:
         show(_named(rows))
 
@@ -151,23 +149,17 @@ def _rows(kind: str) -> list[dict[str, Any]]:
     if kind == "bounds":
         from flatlens.bounds import BOUNDS
 
-        return [
-            {key: getattr(one, key) for key in ("name", "id", "symbol", "meaning", "source", "cost", "on_request")}
-            for one in BOUNDS.values()
-        ]
+        keys = ("name", "id", "symbol", "meaning", "source", "cost", "on_request")
+        return [{key: getattr(one, key) for key in keys} for one in BOUNDS.values()]
     if kind == "transforms":
         from flatlens.transforms import TRANSFORMS
 
-        keys = ("name", "id", "meaning", "source", "declared_as")
-        return [{k: getattr(one, k) for k in keys} | {"on_request": not one.default} for one in TRANSFORMS.values()]
-    if kind == "experiments":
-        from flatlens.papers import EXPERIMENTS
+        kept = ("name", "id", "meaning", "source", "declared_as")
+        return [{k: getattr(one, k) for k in kept} | {"on_request": not one.default} for one in TRANSFORMS.values()]
+    from flatlens.papers import EXPERIMENTS
 
-        studies = [{"name": name, "meaning": meaning} for name, meaning in STUDIES.items()]
-        return studies + [
-            {"name": one.id, "meaning": one.title, "source": one.reproduces} for one in EXPERIMENTS.values()
-        ]
-    return []
+    studies = [{"name": name, "meaning": meaning} for name, meaning in STUDIES.items()]
+    return [*studies, *({"name": e.id, "meaning": e.title, "source": e.reproduces} for e in EXPERIMENTS.values())]
 
 
 def _measures() -> Iterator[Any]:
@@ -177,7 +169,7 @@ def _measures() -> Iterator[Any]:
     from rich.table import Table
     from rich.text import Text
 
-    from flatlens.report.cards import FAMILIES, RUN_WHEN_NAMED, by_family, plain, runs
+    from flatlens.report.cards import FAMILIES, MOVES, RUN_WHEN_NAMED, by_family, plain, runs
 
     for number, (family, members) in enumerate(by_family().items()):
         title = Text(f"\n{family}: {FAMILIES.get(family, '')}", style="bold")
@@ -189,21 +181,10 @@ def _measures() -> Iterator[Any]:
             card, star = one.card, " *" if runs(one) == RUN_WHEN_NAMED else ""
             symbol = Padding(Text(plain(card.symbol), style="dim"), (0, 0, 0, 2))
             facts = Text(f"{card.unit}; {card.cost}; {card.source}", style="dim")
-            table.add_row(Group(Text(card.name + star), symbol), _survived(card), Group(Text(card.meaning), facts))
+            moves = [short for move, short, _ in MOVES if move in card.invariant_under]
+            survives = "all" if len(moves) == len(MOVES) else ", ".join(moves) or "none"
+            table.add_row(Group(Text(card.name + star), symbol), survives, Group(Text(card.meaning), facts))
         yield table
-
-
-def _survived(card: Card) -> str:
-    from flatlens.report.cards import MOVES
-
-    moves = [short for move, short, _ in MOVES if move in card.invariant_under]
-    return "all" if len(moves) == len(MOVES) else ", ".join(moves) or "none"
-
-
-def _papers() -> str:
-    from flatlens.measures.definition import PAPERS
-
-    return "\nSources:\n" + "\n".join(f"  {key}: {paper}" for key, paper in PAPERS.items())
 
 
 def _named(rows: list[dict[str, Any]]) -> Any:

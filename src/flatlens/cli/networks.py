@@ -120,7 +120,9 @@ def measure(
         earlier = None if after is None or not after.exists() else Searches.load(after).pairs
         problem = inputs.problem(model)
         names = all_names(measures, "--measures")
-        _require_layers(problem, layers)
+        known = [name for name, _ in (*problem.model.named_modules(), *problem.model.named_parameters()) if name]
+        if layers is not None and not any(layers in name for name in known):
+            raise UnknownName.among("part of a layer's name", layers, known, argument="--layers", call="")
         lens = fl.Lens(problem, outputs=_combinations(outputs), after=earlier, attention_heads=attention_heads)
         generator = generator_of(seed)
         work = partial(fl.measure, measures=names or None, layers=layers)
@@ -146,16 +148,11 @@ def measure(
     return 0 if kept else 2
 
 
-def _require_layers(problem: Problem, wanted: str | None) -> None:
-    model = problem.model
-    known = [name for name, _ in (*model.named_modules(), *model.named_parameters()) if name]
-    if wanted is not None and not any(wanted in name for name in known):
-        raise UnknownName.among("part of a layer's name", wanted, known, argument="--layers", call="")
-
-
 def _combinations(outputs: str | None) -> Literal["exact"] | int | None:
-    if outputs is None or outputs == "exact":
-        return None if outputs is None else "exact"
+    if outputs is None:
+        return None
+    if outputs == "exact":
+        return "exact"
     if not outputs.isdecimal() or len(outputs) > 9:
         raise BadInput(f"--outputs {outputs}: 'exact' or a number of combinations, such as 16, is needed")
     return int(outputs)
@@ -206,7 +203,7 @@ def bounds(
             fl.check_bounds,
             bounds=all_names(bounds, "--bounds") or None,
             assume=all_names(assume, "--assume"),
-            distribution=_law(distribution, problem),
+            distribution=None if distribution is None else _law(distribution, problem),
             delta=delta,
         )
         _announce(bar, lens, check, inputs.how)
@@ -219,13 +216,11 @@ def bounds(
     return 1 if strict and found.violated else 0
 
 
-def _law(name: str | None, problem: Problem) -> Distribution | None:
+def _law(name: str, problem: Problem) -> Distribution:
     from torch import Tensor
 
     from flatlens.distributions import Cube, Sphere
 
-    if name is None:
-        return None
     batch = next(problem.data.chunks(1))
     x = batch[0] if isinstance(batch, tuple) else batch
     if not isinstance(x, Tensor):
@@ -326,7 +321,9 @@ class Compared:
         return found
 
     def _checkpoints(self, models: Sequence[str]) -> list[tuple[str, Path | None]]:
-        files = [file for given in self.weights for file in _files_in(given)]
+        files: list[Path] = []
+        for given in self.weights:  # a file with commas in its name is one; a whole list may be too long for a name
+            files += [given] if os.path.exists(given) else map(Path, split_names(str(given)))  # noqa: PTH110
         if len(models) == 1 and len(files) >= 2:
             return [(models[0], file) for file in files]
         if len(models) < 2:
@@ -355,13 +352,6 @@ class Compared:
         if len({model for model, _ in pairs}) > 1 and len(set(labels)) < len(pairs):
             labels = [model if file is None else f"{model} {file}" for model, file in pairs]
         return unique(labels)
-
-
-def _files_in(given: Path) -> list[Path]:
-    """Return the files that an option names, separated by commas; a file with commas in its name is one."""
-    if os.path.exists(given):  # noqa: PTH110 (Path.exists fails where the whole list is too long for a name)
-        return [given]
-    return [Path(name) for name in split_names(str(given))]
 
 
 def compare(
@@ -427,6 +417,10 @@ def unique(labels: Sequence[str]) -> list[str]:
 
 def _json(found: Comparison) -> dict[str, Any]:
     agreement = found.agreement()
+
+    def statistic(one: Statistic) -> dict[str, Any]:
+        return {"kendall_w": one.value, "p": one.p, "networks": one.n, "method": one.method, "note": one.note}
+
     return {
         "answer": found.answer,
         "not_ranked": [asdict(one) for one in found.not_ranked.values()],
@@ -434,8 +428,8 @@ def _json(found: Comparison) -> dict[str, Any]:
         "ranks": found.frame().to_dict("records"),
         "networks": found.networks().to_dict("records"),
         "agreement": {
-            "all": _statistic(agreement.overall),
-            "survive_rescalings": _statistic(agreement.surviving),
+            "all": statistic(agreement.overall),
+            "survive_rescalings": statistic(agreement.surviving),
             "left_out": agreement.left_out,
             "taus": agreement.taus.to_dict("index"),
             "with_gap": agreement.gap.to_dict("records"),
@@ -443,7 +437,3 @@ def _json(found: Comparison) -> dict[str, Any]:
         },
         "notes": found.notes,
     }
-
-
-def _statistic(one: Statistic) -> dict[str, Any]:
-    return {"kendall_w": one.value, "p": one.p, "networks": one.n, "method": one.method, "note": one.note}

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-GRACE = 1.2
-"""Seconds in which a command may end by itself; then the process is ended."""
-
+GRACE = 1.2  #: seconds in which a command may end by itself; then the process is ended
 _grace = GRACE
 _received = 0
 _said = threading.Event()
@@ -111,12 +109,8 @@ def _end_workers() -> None:
             semaphore.unlink()
 
 
-SHARED = ("measure",)
-"""The commands whose work can be shared."""
-
-JOIN = "--ranks"
-"""The option that joins processes which another program than torchrun has started."""
-
+SHARED = ("measure",)  #: the commands whose work can be shared
+JOIN = "--ranks"  #: the option that joins processes which another program than torchrun has started
 HELP = ("--help", "-h", "--version")
 
 SILENT, PATIENCE = 5.0, 300.0
@@ -210,14 +204,6 @@ def _ended(number: int, frame: FrameType | None) -> Never:
     raise LostRank(GONE)
 
 
-def first_to_speak() -> bool:
-    """Return whether no process has said yet why it ends."""
-    try:
-        return _store is None or _store.add("flatlens/said", 1) == 1
-    except RuntimeError:  # the store is gone, too
-        return True
-
-
 def local(device: str) -> Any:
     """Return the torch device of that name; with several processes on one machine, each has its own CUDA device."""
     import torch
@@ -236,5 +222,9 @@ def local(device: str) -> Any:
 
 def speak(message: str) -> None:
     """Print one line on the true stderr, once for all processes."""
-    if first_to_speak():
+    try:
+        first = _store is None or _store.add("flatlens/said", 1) == 1
+    except RuntimeError:  # the store is gone, too
+        first = True
+    if first:
         print(f"flatlens: {visible(message)}", file=sys.__stderr__ if launched() else sys.stderr, flush=True)

@@ -109,8 +109,7 @@ def require_names(data: str, model: str | None, names: Sequence[str], given: Seq
                 raise UnknownName.among("setting", name.strip(), settings())
 
 
-CALLED_BACK = 20.0
-"""Seconds in which jobs of Slurm are cancelled."""
+CALLED_BACK = 20.0  #: seconds in which jobs of Slurm are cancelled
 
 
 @Parameter(name="*")
@@ -208,8 +207,7 @@ STUDIES = {
     "digits": "4-layer ReLU networks on scikit-learn's digits, by learning rate, batch size and seed: "
     "`flatlens study digits --out DIR`",
 }
-SECONDS = {"smoke": 3.0, "laptop": 0.7}
-"""Seconds for a network of the digits study, with two workers."""
+SECONDS = {"smoke": 3.0, "laptop": 0.7}  #: seconds for a network of the digits study, with two workers
 Settings = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False, allow_leading_hyphen=True)]
 
 
@@ -317,7 +315,7 @@ def report(
 
 def _expected(chosen: Study) -> str:
     memory = "about 0.5 GiB of memory for each worker"
-    if chosen.base == _digits(chosen):
+    if chosen.scale in SECONDS and chosen.base == type(chosen).digits(chosen.scale).base:  # type: ignore[arg-type]
         networks = len(chosen.networks())
         told = f"{networks} networks, about {in_words(SECONDS[chosen.scale] * networks)}"
         return f"{chosen.name} at {chosen.scale} scale: {told} on two cores, {memory}"
@@ -325,11 +323,6 @@ def _expected(chosen: Study) -> str:
         return f"{chosen.name}: {len(chosen.networks())} networks, {memory}"
     axes = " x ".join(f"{len(axis.values)} {axis.name}" for axis in chosen.axes)
     return f"{chosen.name}: {len(chosen.networks())} networks ({axes}), {memory}"
-
-
-def _digits(chosen: Study) -> object:
-    """Return the settings of the digits study of the same scale; None if there is none."""
-    return type(chosen).digits(chosen.scale).base if chosen.scale in SECONDS else None  # type: ignore[arg-type]
 
 
 def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 
-Flag = Parameter(negative="", show_default=False)
-"""An option without a value."""
+Flag = Parameter(negative="", show_default=False)  #: an option without a value
 
 
 def _whole(kind: Any, tokens: Sequence[Token]) -> Any:
@@ -43,12 +42,9 @@ def _whole(kind: Any, tokens: Sequence[Token]) -> Any:
     return convert(kind, tokens)
 
 
-Json = Annotated[bool, Flag, Parameter(name="--json")]
-"""The option that prints JSON."""
-
+Json = Annotated[bool, Flag, Parameter(name="--json")]  #: the option that prints JSON
 WHOLE = Parameter(converter=_whole)
-Whole = Annotated[int, WHOLE]
-"""An option that takes a whole number."""
+Whole = Annotated[int, WHOLE]  #: an option that takes a whole number
 
 
 def require_page(file: Path | None) -> None:
@@ -179,18 +175,11 @@ def stdout_to_stderr() -> AbstractContextManager[object]:
     return redirect_stdout(sys.stderr)
 
 
-DELAY = 1.5
-"""Seconds before anything is shown."""
-
-TICK = 0.1
-"""Seconds between two checks of the clock."""
-
+DELAY = 1.5  #: seconds before anything is shown
+TICK = 0.1  #: seconds between two checks of the clock
 READING, TRYING, MEASURING = "reading the network and the data", "trying a few samples", "measuring"
-DRAWING = "drawing the page"
-"""Stages of the commands on one network."""
-
-PAUSE = 15.0
-"""Seconds between two lines where stderr is not a terminal (a log file)."""
+DRAWING = "drawing the page"  # these are the stages of the commands on one network
+PAUSE = 15.0  #: seconds between two lines where stderr is not a terminal (a log file)
 
 
 def write_page(page: Path | None, bar: Bar, write: Callable[[Path], Path]) -> None:

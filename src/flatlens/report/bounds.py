@@ -18,8 +18,7 @@ from flatlens.report.screen import Fitted, head_of_screen, remark
 REASONS = 24  #: number of reasons that a screen shows
 LAYERS = 12  #: with more layers, a screen shows one row for each bound
 STYLES = {"holds": "green", "violated": "bold red", "undecided": "magenta", "not applicable": "dim"}
-URGENT = ("not applicable", "holds", "undecided", "violated")
-"""Verdicts from the least to the most important one."""
+URGENT = ("not applicable", "holds", "undecided", "violated")  #: verdicts from the least to the most important one
 
 
 class _Claims(NamedTuple):

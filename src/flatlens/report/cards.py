@@ -168,45 +168,34 @@ def page() -> str:
 
 def _entry(measure: Measure) -> str:
     card = measure.card
+    options = {f" with `{name}={value!r}`": under for (name, value), under in (measure.invariances or {}).items()}
+    survived = {
+        option: ", ".join(words for move, _, words in MOVES if move in under) or "nothing"
+        for option, under in {"": card.invariant_under, **options}.items()
+    }
     meaning, *body = (inspect.getdoc(measure.compute) or "").split("\n\n")
     facts = {
-        "Network's number": _number(measure),
+        "Network's number": "",
         "Unit": card.unit,
         "Source": card.source,
         "Cost": card.cost,
         "Run": runs(measure),
-        "Survives": _survived(measure),
+        "Survives": "; ".join(f"{moves}{option}" for option, moves in survived.items()),
         "Options": ", ".join(f"`{name}={default!r}`" for name, default in measure.defaults().items()),
         'With `batchnorm="train"`': "defined" if measure.works_coupled else "",
     }
+    if isinstance(measure, PassMeasure):
+        largest = "; the largest as `.max`" if measure.place != "input" else ""
+        facts["Network's number"] = {
+            "input": "at its input; by layer through that layer",
+            "last": "the last linear layer's; `.sum` and `.max` are over layers",
+        }.get(measure.answer, f"the sum over layers{largest}")
     return "\n\n".join([
         f"### `{card.name}`",
         f"$`{card.symbol}`$",
         *(_escaped(" ".join(paragraph.split())) for paragraph in (meaning, *body)),
         "\n".join(f"- {name}: {fact if '`' in fact else _escaped(fact)}" for name, fact in facts.items() if fact),
     ])  # fmt: skip
-
-
-def _number(measure: Measure) -> str:
-    if not isinstance(measure, PassMeasure):
-        return ""
-    if measure.answer == "input":
-        return "at its input; by layer through that layer"
-    if measure.answer == "last":
-        return "the last linear layer's; `.sum` and `.max` are over layers"
-    return "the sum over layers" + ("; the largest as `.max`" if measure.place != "input" else "")
-
-
-def _survived(measure: Measure) -> str:
-    """Return the moves under which the measure stays the same, and the options that change this."""
-    cases = {"": measure.card.invariant_under}
-    for (name, value), under in (measure.invariances or {}).items():
-        cases[f" with `{name}={value!r}`"] = under
-    told = [
-        (", ".join(words for move, _, words in MOVES if move in under) or "nothing") + option
-        for option, under in cases.items()
-    ]
-    return "; ".join(told)
 
 
 def _escaped(text: str) -> str:

@@ -30,9 +30,7 @@ BLOCKS = 4  #: smallest number of blocks with a profile
 ANSWERS_DOWN = 32  #: with more rows, parts such as `relative_flatness.max` are not shown
 RISK = frozenset({"loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap"})
 TINTS = 6  #: number of tints from the smallest value of a column to the largest
-
-Values: TypeAlias = Mapping[tuple[str, str], Estimate]
-"""The values of measures at layers."""
+Values: TypeAlias = Mapping[tuple[str, str], Estimate]  #: the values of measures at layers
 
 
 class Answer(NamedTuple):

@@ -47,17 +47,13 @@ def quoted(text: str) -> Markup:
     '<em>slower</em> O((log(N)N^-1)^(1/d)) decay'
     """
     parts = [str(escape(part)) for part in text.split("$")]
-    parts[1::2] = [_formula(part) for part in parts[1::2]]
+    for at in range(1, len(parts), 2):  # formulas; one with an unknown command stays as it is
+        formula = _BRACES.sub(r"\1", _FRACTION.sub(r"(\1/\2)", parts[at]))
+        for command, character in _CHARACTERS.items():
+            formula = formula.replace(command, character)
+        parts[at] = plain(formula) or parts[at]
     parts[::2] = [_EMPHASIS.sub(r"<em>\1</em>", part) for part in parts[::2]]
     return Markup("".join(parts))
-
-
-def _formula(tex: str) -> str:
-    """Return a formula in plain characters; with a command that is not known, as it is."""
-    found = _BRACES.sub(r"\1", _FRACTION.sub(r"(\1/\2)", tex))
-    for command, character in _CHARACTERS.items():
-        found = found.replace(command, character)
-    return plain(found) or tex
 
 
 def cited(sources: Iterable[str]) -> dict[str, str]:
@@ -92,10 +88,12 @@ def title(result: StudyResult) -> str:
 def what_was_run(result: StudyResult) -> str:
     """Return the study in one or two sentences, from its settings and tables."""
     base = result.settings.get("base", {})
-    if base.get("training", {}).get("type") == "TrainedElsewhere":
+    training = base.get("training", {})
+    if training.get("type") == "TrainedElsewhere":
         differ = f", by {listed([in_words(name) for name in result.varied])}" if result.varied else ""
         networks = count_of(len(result.networks), "network")
         return f"{networks}{_made_of(base)}, trained elsewhere, measured{_on_data(base)}{differ}."
+    # the grid, and the seeds: of each network alone, of each combination, or in one axis with other settings
     axes = [axis for axis in result.settings.get("axes", ()) if not is_seed(axis["name"])]
     grid, number = ", ".join(map(_in_words, axes)), result.networks["seed"].nunique()
     seeds = count_of(number, "seed")
@@ -106,9 +104,13 @@ def what_was_run(result: StudyResult) -> str:
         counts = sorted(each or {number})
         told = count_of(1, "seed") if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
         seeds = f", {told} for each{' combination' if len(axes) > 1 else ''}" if number > 1 else ""
-    untrained = base.get("training", {}).get("max_steps") == 0 and all(axis["name"] != "max_steps" for axis in axes)
+    # how they were trained, and what they are made of, as far as no axis says it
+    untrained = training.get("max_steps") == 0 and all(axis["name"] != "max_steps" for axis in axes)
     varied = {last_field(one) for axis in axes for one in axis["name"].split(TOGETHER)}
-    how = "at their initial weights" if untrained else f"trained{_how(base, varied)}"
+    optimiser, batch = training.get("optimiser"), training.get("batch_size", "unknown")
+    whole = " in full batches" if batch is None and "batch_size" not in varied else ""
+    by = f" by {optimiser['type']}" if optimiser and "optimiser" not in varied else ""
+    how = "at their initial weights" if untrained else f"trained{by}{whole}"
     models = {_value(value) for axis in axes if axis["name"] == "model" for value in axis["values"]}
     made_of = f" ({', '.join(models)})" if len(models) == 1 else "" if models else _made_of(base)
     networks = f"{count_of(len(result.networks), 'network')}{made_of}, {how}{_on_data(base, varied)}"
@@ -122,16 +124,14 @@ def _not_reached(result: StudyResult) -> str:
     if short.empty:
         return ""
     names = [name for name in result.varied if name in networks and not is_seed(name)]
-    told = [f"{row['outcome']} ({', '.join([*(_setting(name, row[name]) for name in names), f'seed {row.seed}'])})"
-            for _, row in short.head(SHORT_LIST).iterrows()]  # fmt: skip
+    told = []
+    for _, row in short.head(SHORT_LIST).iterrows():
+        values = {name: split_values(row[name]) if TOGETHER in name else row[name] for name in names}
+        settings = [_in_words({"name": name, "values": [value]}) for name, value in values.items()]
+        told.append(f"{row['outcome']} ({', '.join([*settings, f'seed {row.seed}'])})")
     others = [f"{count} {outcome}" for outcome, count in short["outcome"].iloc[SHORT_LIST:].value_counts().items()]
     more = f"; and {len(short) - SHORT_LIST} more ({listed(others)})" if others else ""
     return f" Training did not get there in {len(short)}: {'; '.join(told)}{more}."
-
-
-def _setting(name: str, value: Any) -> str:
-    """Return a varied setting of one network in words; the table has several that vary together as one text."""
-    return _in_words({"name": name, "values": [split_values(value) if TOGETHER in name else value]})
 
 
 def _with_seeds(name: str) -> bool:
@@ -158,15 +158,12 @@ def _in_words(axis: Mapping[str, Any]) -> str:
     if _with_seeds(axis["name"]):
         axis = _but_its_seeds(axis)
     name, values = axis["name"], axis["values"]
-    if name == "model" and 1 < len({_value(value) for value in values}) == len(values) <= SHORT_LIST:
-        return f"models {_values(axis)}"
+    told = [_value(value) for value in values]
+    if name == "model" and 1 < len(set(told)) == len(values) <= SHORT_LIST:
+        return f"models {listed(told)}"
     if any(isinstance(value, Mapping) and "lr" not in value for value in values):
         return count_of(len(values), last_field(name).replace("_", " "))
-    return f"{_spoken(name, len(values))} {_values(axis)}"
-
-
-def _values(axis: Mapping[str, Any]) -> str:
-    return listed([_value(value) for value in axis["values"]])
+    return f"{_spoken(name, len(values))} {listed(told)}"
 
 
 def _value(value: Any) -> str:
@@ -193,18 +190,8 @@ def _made_of(base: Mapping[str, Any]) -> str:
         return ""
     if "widths" not in model:
         return f" ({short(model['source']) if 'source' in model else model['type']})"
-    widths = model["widths"]
-    return (
-        f" of {count_of(len(widths) + 1, 'layer')} ({model['activation']}, widths {listed([str(w) for w in widths])})"
-    )
-
-
-def _how(base: Mapping[str, Any], varied: Collection[str]) -> str:
-    training = base.get("training", {})
-    optimiser, batch = training.get("optimiser"), training.get("batch_size", "unknown")
-    whole = " in full batches" if batch is None and "batch_size" not in varied else ""
-    by = f" by {optimiser['type']}" if optimiser and "optimiser" not in varied else ""
-    return f"{by}{whole}"
+    widths = listed([str(width) for width in model["widths"]])
+    return f" of {count_of(len(model['widths']) + 1, 'layer')} ({model['activation']}, widths {widths})"
 
 
 def _on_data(base: Mapping[str, Any], varied: Collection[str] = ()) -> str:

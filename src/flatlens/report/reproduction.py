@@ -20,10 +20,8 @@ from flatlens.report.page import PAGE, drawing_page, write_figures
 if TYPE_CHECKING:
     from flatlens.papers.reproduction import Reproduction
 
-DRAWN_COLOURS = 4
-"""Number of colours for lines and marks without an order."""
-FOLDED = 200
-"""Longer texts beside a value, such as lists of cases, are folded."""
+DRAWN_COLOURS = 4  #: number of colours for lines and marks without an order
+FOLDED = 200  #: longer texts beside a value, such as lists of cases, are folded
 
 
 def write_atlas(

@@ -20,12 +20,9 @@ from flatlens.progress import count_of
 from flatlens.report.blocks import by_key, profile
 
 _Role = Literal["name", "value", "extra", "picture"]
-_NAME = 24
-"""Width to which names may be folded before extra columns are dropped."""
-_LEAST = 12
-"""Width to which names are folded once no extra column is left."""
-_BETWEEN = re.compile(r"(?<=[_.(,=/\s-])(?=.)")
-"""The places where a name may be folded."""
+_NAME = 24  #: width to which names may be folded before extra columns are dropped
+_LEAST = 12  #: width to which names are folded once no extra column is left
+_BETWEEN = re.compile(r"(?<=[_.(,=/\s-])(?=.)")  #: the places where a name may be folded
 
 
 class _Column(NamedTuple):
@@ -183,11 +180,8 @@ def remark(head: str, words: str) -> Text:
 Abouts: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The `about` of each network's report, by the network's name; one network needs no name."""
 
-UNTRAINED = "random"
-"""The first word on the weights of an untrained network."""
-
-MOST = 6
-"""Number of lines on different weights that a screen shows at most."""
+UNTRAINED = "random"  #: the first word on the weights of an untrained network
+MOST = 6  #: number of lines on different weights that a screen shows at most
 
 
 def head_of_screen(abouts: Abouts) -> list[RenderableType]:

@@ -38,8 +38,7 @@ LINKS = {
 STATUS = ("holds", "undecided", "not applicable", "violated")
 _SHAPES = ("circle", "diamond", "cross", "triangle-up")
 _COLOURS = ("#1d7a4f", "#7e03a8", "#9aa3ae", "#c0392b")
-FLOOR, CEILING = 1e-6, 1e3
-"""The tightness at which a smaller and a larger one is drawn."""
+FLOOR, CEILING = 1e-6, 1e3  #: the tightness at which a smaller and a larger one is drawn
 
 
 _ARROWS = [{"test": f"datum.beyond == '{side}'", "value": f"triangle-{side}"} for side in ("left", "right")]
@@ -225,8 +224,7 @@ DRAWN_MARKS = {
     "≥, ≤": "a bound, ranked by its value.",
 }
 """The marks in cells and beside rows; a caption explains those that are drawn."""
-WITH_VALUES, WITH_RANKS = 8, 30
-"""Largest numbers of networks with room in a cell for the value, and for the rank."""
+WITH_VALUES, WITH_RANKS = 8, 30  #: largest numbers of networks with room in a cell for the value, and for the rank
 
 
 def ranks_frame(comparison: Comparison) -> pd.DataFrame:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
     from flatlens.papers.experiment import Plot
 
-TABLE_COLUMN, TABLE_ROW = 150, 30
-"""Width and height of a table's cells in the files, in pixels."""
+TABLE_COLUMN, TABLE_ROW = 150, 30  #: width and height of a table's cells in the files, in pixels
 LEGEND_WIDTH, SYMBOL, LETTER = 250, 22, 5.5
 """Widths of a legend above a panel, of its symbols and of a letter, in pixels."""
 

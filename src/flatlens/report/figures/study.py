@@ -314,7 +314,7 @@ def _diagonal(values: pd.Series[float], title: str, last: bool) -> Drawing:
         "lineHeight": 12,
     }
     name = alt.Chart(pd.DataFrame({"name": ["\n".join(lines)]}))
-    name = name.mark_text(x=CELL / 2, y=5, lineBreak="\n", **style).encode(text="name:N")
+    name = name.mark_text(x=CELL / 2, y=5, lineBreak="\n", fontWeight="bold", **style).encode(text="name:N")
     return alt.layer(histogram, name).properties(width=CELL, height=CELL)
 
 
