@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias, final
 
-from flatlens.errors import TooLong, typed_line
+from flatlens.errors import Code, Give, TooLong, typed_line
 
 
 class SideOutputFailed(UserWarning):
@@ -205,8 +205,10 @@ class Watch:
         """
         if seconds <= self.limit:
             return
+        takes = f"{count:,} {what} would take about {in_words(seconds)}"
         raise TooLong(
-            f"{self._where}({self.within or self._measure}): {count:,} {what} would take about {in_words(seconds)}, "
-            f"more than the {in_words(self.limit)} that are allowed: {mend}{self._less}, or "
-            f"allow it: anyway=True (--anyway)"
+            (takes, f", more than the {in_words(self.limit)} that are allowed"),
+            value=Code(self.within or self._measure),
+            remedy=(f"{mend}{self._less}, or allow it: ", Give("anyway", True)),
+            call=self._where,
         )

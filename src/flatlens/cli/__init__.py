@@ -183,7 +183,7 @@ PLACES = {
 def _option(advised: Give) -> str:
     if advised == FORWARD:
         return "a module of your own around the network (in Python: Problem(forward=...))"
-    value = "" if advised.value is ... else f" {advised.value}".replace("torch.", "")
+    value = "" if advised.value in (..., True) else f" {advised.value}".replace("torch.", "")
     return f"--{advised.argument.replace('_', '-')}{value}"
 
 

@@ -177,7 +177,8 @@ def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyw
     except TooLong as error:
         if not anyway:
             raise
-        note(f"on a few of the samples, {error}".partition(", more than the")[0])
+        takes = error.what[0] if isinstance(error.what, tuple) else error.what  # without the limit
+        note(f"on a few of the samples, {error.but(what=takes, remedy='')}")
         return cost
     except FlatlensError:  # a few samples may all have ignored labels, or be too few for batch statistics
         return cost

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -200,24 +201,17 @@ class Bar:
     def __init__(
         self, announcement: str = "", *, stage: str = "working", delay: float | None = None, pause: float = PAUSE
     ) -> None:
+        from rich import progress as rich
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
 
         console = Console(stderr=True)
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+        self._bars = rich.Progress(
+            rich.TextColumn("{task.description}", markup=False),
+            rich.BarColumn(),
+            rich.MofNCompleteColumn(),
+            rich.TimeElapsedColumn(),
+            rich.TextColumn("left"),
+            rich.TimeRemainingColumn(),
             console=console,
             speed_estimate_period=600,  # networks finish seconds apart
             transient=True,
@@ -254,13 +248,18 @@ class Bar:
         """Show that `done` of `total` are finished; remove the bar when all are."""
         what = visible(what)
         with self._lock:
-            self._announce(done < total)
+            if self.announcement and done < total:
+                told = f"flatlens: {self.announcement}"
+                self._bars.console.print(told, markup=False, highlight=False, soft_wrap=True)
+            self.announcement = ""
             if what not in self._tasks:
                 number = self._bars.add_task(what, total=total, completed=done)
                 self._tasks[what] = _Task(number, done, time.monotonic())
-            self._bars.update(self._tasks[what].number, completed=done, total=total)
-            self._tasks[what].count = f"{done}/{total}"
-            self._speak(f"{what} {done}/{total}{self._tasks[what].left(done, total)}")
+            task = self._tasks[what]
+            self._bars.update(task.number, completed=done, total=total)
+            task.count = f" {done}/{total}"
+            left = (time.monotonic() - task.start) * (total - done) / max(1, done - task.first)
+            self._speak(f"{what}{task.count}{f', about {in_words(left)} left' if done > task.first else ''}")
             if done >= total:
                 self._bars.remove_task(self._tasks.pop(what).number)
             if bool(self._tasks) == (self._idle is not None):
@@ -276,9 +275,9 @@ class Bar:
                     self._bars.start()
                     return  # the bars update themselves in their own thread
                 at = next(reversed(self._tasks), self._stage)
-                start = self._tasks[at].start if at in self._tasks else self._since
-                counted = f" {self._tasks[at].count}" if at in self._tasks else ""
-                self._speak(f"{at}{counted}, {in_words(time.monotonic() - start)} so far")
+                task = self._tasks.get(at)
+                seconds = time.monotonic() - (task.start if task else self._since)
+                self._speak(f"{at}{task.count if task else ''}, {in_words(seconds)} so far")
 
     def _speak(self, line: str) -> None:
         """Print a line, if there is no bar and enough time has passed since the last line."""
@@ -294,19 +293,10 @@ class Bar:
                 self._bars.remove_task(self._idle)
             self._idle = None if self._tasks else self._bars.add_task(self._stage, total=None)
 
-    def _announce(self, work: bool) -> None:
-        if self.announcement and work:
-            self._bars.console.print(f"flatlens: {self.announcement}", markup=False, highlight=False, soft_wrap=True)
-        self.announcement = ""
 
-
+@dataclass
 class _Task:
-    def __init__(self, number: TaskID, first: int, start: float) -> None:
-        self.number, self.first, self.start = number, first, start
-        self.count = ""  #: "3/10"
-
-    def left(self, done: int, total: int) -> str:
-        if done <= self.first:
-            return ""
-        seconds = (time.monotonic() - self.start) * (total - done) / (done - self.first)
-        return f", about {in_words(seconds)} left"
+    number: TaskID
+    first: int
+    start: float
+    count: str = ""  #: " 3/10"

@@ -306,13 +306,7 @@ def _diagonal(values: pd.Series[float], title: str, last: bool) -> Drawing:
         y=alt.Y("count:Q", scale=alt.Scale(domain=[0, top]), axis=None, stack=None),
         y2=alt.Y2Datum(0),
     )
-    style: dict[str, Any] = {
-        "align": "center",
-        "baseline": "top",
-        "fontSize": 9,
-        "fontWeight": "bold",
-        "lineHeight": 12,
-    }
+    style: dict[str, Any] = {"align": "center", "baseline": "top", "fontSize": 9, "lineHeight": 12}
     name = alt.Chart(pd.DataFrame({"name": ["\n".join(lines)]}))
     name = name.mark_text(x=CELL / 2, y=5, lineBreak="\n", fontWeight="bold", **style).encode(text="name:N")
     return alt.layer(histogram, name).properties(width=CELL, height=CELL)
