@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flatlens.bounds.context import Assumption, Claim, Context
+from flatlens.bounds.context import Assumption, Claim, Context, Inapplicable
 from flatlens.bounds.definition import bound
 
 LEAST, MOST = 16, 256  #: columns in the smallest and the largest batch; sizes double in between
@@ -43,8 +43,7 @@ def batchnorm_limit(context: Context) -> Iterator[Claim]:
     """
     layers = {name: m for name, m in context.lens.model.named_modules() if isinstance(m, _BatchNorm)}
     if not layers:
-        yield Claim(math.nan, math.nan, assumptions=(Assumption("batchnorm", False, "the network has none"),))
-        return
+        raise Inapplicable(Assumption("batchnorm", False, "the network has none"))
     inputs = _inputs(context, layers)
     for name, layer in layers.items():
         if name not in inputs or inputs[name].shape[1] < 4 * LEAST:
@@ -84,7 +83,7 @@ class Layer:
         return float(torch.linalg.matrix_norm(J, 2).max())
 
     def _jacobian(self, X: Tensor, rows: int, fixed: tuple[Tensor, Tensor] | None) -> Tensor:
-        """D bn(X)^i_j / d x^i_l at [i, j, l]; features do not depend on each other."""
+        """At [i, j, l]: d bn(X)^i_j / d x^i_l; features do not depend on each other."""
         leaf = X.mT.clone().requires_grad_()
         mean, variance = fixed if fixed is not None else (None, None)
         out = F.batch_norm(leaf, mean, variance, self.gamma, None, fixed is None, 0.0, self.eps)

@@ -17,6 +17,7 @@ from flatlens.bounds.context import (
     Assumption,
     Claim,
     Context,
+    Inapplicable,
     adaptive_slope2,
     adaptive_weight_slope2,
     input_norm2,
@@ -71,14 +72,15 @@ def linear_stability(context: Context) -> Iterator[Claim]:
         sound = weight.spectral_norm * context.each(output_slope2, layer).sqrt()
         yield Claim(spectral, sound, layer, "sound", (found,))
     for k, part in POWERS.items():
-        yield of_the_mean(context, k, part)
+        try:
+            yield of_the_mean(context, k, part)
+        except Inapplicable as stopped:  # of each power, a row
+            yield stopped.claim
 
 
 def of_the_mean(context: Context, k: float, part: str) -> Claim:
     """Return the claim of Eq. 6 for a power k > 0, without its wrong link."""
-    layer = context.first
-    if layer is None or layer not in context.readable:
-        return context.unread(part)
+    layer = context.input_layer(part)
     x2, weight = context.each(input_norm2, layer), context.layers[layer]
     right = (weight.spectral_norm / x2.min().sqrt()) ** k * context.total(interpolation_sharpness).pow(k / 2).mean()
     premises = context.unshared(layer), context.nonzero(layer, x2), context.counted([layer]), context.norm_found(layer)
@@ -96,10 +98,7 @@ def volume_bound(context: Context) -> Iterator[Claim]:
     defines dVol as the root of the product of all positive eigenvalues. With that definition the lemma fails if the
     rank is below N: `.published`.
     """
-    layer = context.first
-    if layer is None or layer not in context.readable:
-        yield context.unread()
-        return
+    layer = context.input_layer()
     N = context.outputs
     volumes, frobenius2 = context.each(log_volume, layer), context.each(jacobian_frobenius, layer)
     middle = _lemma(frobenius2, N)
@@ -169,10 +168,7 @@ def mls_chain(context: Context) -> Iterator[Claim]:
     ||df_i/dW||_F over the samples: it is 1 if ||x_i|| ||df_i/dW||_F is the same for all i. `.B_C.variation` is the
     inequality that the condition of App. G.1 makes tight, B <= ||W||_2 sqrt(mean (||df_i/dW||_F / ||x_i||)^2).
     """
-    layer = context.first
-    if layer is None or layer not in context.readable:
-        yield context.unread()
-        return
+    layer = context.input_layer()
     x2, slope2 = context.each(input_norm2, layer), context.each(weight_slope2, layer)
     W = context.layers[layer].spectral_norm
     A, B = context.each(mls, layer).mean(), W * (slope2 / x2).sqrt().mean()
@@ -338,10 +334,7 @@ def adaptive_bound(context: Context) -> Iterator[Claim]:
     for name, weight in context.readable.items():
         left = context.each(input_invariant_mls, name) / weight.neurons
         yield Claim(left, context.each(adaptive_weight_slope2, name), name, "", (context.unshared(name),))
-    layer = context.first
-    if layer is None or layer not in context.readable:
-        yield context.unread("mean")
-        return
+    layer = context.input_layer("mean")
     left = context.each(input_invariant_mls, layer).mean() / context.layers[layer].neurons
     premises = (context.unshared(layer), context.counted([layer]))
     yield Claim(left, context.total(adaptive_slope2).mean(), layer, "mean", premises)
@@ -360,10 +353,7 @@ def normalized_mls_bound(context: Context) -> Iterator[Claim]:
     for name in context.readable:
         sides = context.each(normalized_mls, name), context.each(relative_flatness_ggn, name)
         yield Claim(*sides, name, "sample", (context.unshared(name), loss))
-    layer = context.first
-    if layer is None or layer not in context.readable:
-        yield context.unread()
-        return
+    layer = context.input_layer()
     left, right = context.each(normalized_mls, layer).mean(), context.each(relative_flatness_ggn, layer).mean()
     yield Claim(left, right, layer, "", (context.unshared(layer), loss))
 
@@ -379,14 +369,13 @@ def interpolation_bound(context: Context) -> Iterator[Claim]:
     second derivatives, and no interpolation. The note says how large the right side is relative to Tr H: if it is
     small, S can replace the trace in the other bounds.
     """
-    premises = (context.half_squared_error,)
     if not context.half_squared_error.holds:
-        yield Claim(math.nan, math.nan, assumptions=premises)
-        return
+        raise Inapplicable(context.half_squared_error)
     key = "interpolation_gap(exact=True, bound=True)"
     gap, middle = context.measured(key), context.measured(key, part="bound")
     finite = math.isfinite(middle.value)
     bounded = Assumption("bounded_second_derivatives", finite, middle.note or "they are not finite")
     trace = abs(context.measured("hessian_trace(exact=True)").value)
     note = f"{middle.value / trace:.2g} of Tr H" if finite and trace > 0 else ""
-    yield Claim(abs(gap.value), middle.value, None, "", (*premises, bounded), stderr=gap.stderr, note=note)
+    premises = (context.half_squared_error, bounded)
+    yield Claim(abs(gap.value), middle.value, None, "", premises, stderr=gap.stderr, note=note)

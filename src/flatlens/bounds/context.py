@@ -21,6 +21,7 @@ from flatlens.distributions import Distribution, Rule, lipschitz_product
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Key, Progress, Report
 from flatlens.grams import LayerGrams, Weight
+from flatlens.grams.weight_jacobians import DenseJacobian, SharedJacobian
 from flatlens.measures import Lens, PassMeasure, named
 from flatlens.measures.definition import Run, per_sample
 from flatlens.measures.pipeline import measure_with
@@ -70,6 +71,14 @@ class Claim:
     rounding: float = 1e-6  #: share of the larger side below which slack counts as 0
     floor: float = 1e-150  #: absolute slack that counts as 0, because squares of it underflow
     note: str = ""
+
+
+class Inapplicable(Exception):
+    """Raised by a bound where an assumption fails without which there is nothing to compare: its last claim."""
+
+    def __init__(self, *failing: Assumption, layer: str | None = None, part: str = "") -> None:
+        super().__init__(failing)
+        self.claim = Claim(math.nan, math.nan, layer, part, failing)
 
 
 @final
@@ -148,7 +157,9 @@ def weight_spectral2(g: LayerGrams) -> Tensor:
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def output_slope2(g: LayerGrams) -> Tensor:
-    """Return ||J||_F^2, J = df/dz of the layer's output, over all its positions."""
+    """Return ||J||_F^2, J = df/dz of the layer's output, over all its positions; NaN of a weight with other uses."""
+    if not isinstance(g.weight, DenseJacobian | SharedJacobian):
+        return torch.full((len(g.C),), math.nan, dtype=torch.float64, device=g.C.device)
     return g.at_output.flatten(1).double().square().sum(1)
 
 
@@ -189,6 +200,10 @@ MADE_TOGETHER = (input_norm2, weight_slope2, weight_spectral2, output_slope2, ra
 """Cheap quantities, made together in one pass with the first of them, or any measure, that a bound needs."""
 
 
+_WHY = "the network's input is not read by exactly one linear layer"
+NO_INPUT_LAYER = Assumption("reads_the_input", False, _WHY)
+
+
 @dataclass(eq=False)
 class Context:
     """Everything that bounds read of a network: its lens, and what the user declared."""
@@ -203,6 +218,12 @@ class Context:
     rule: Rule = "exact"  #: the rule for finding the radius if the distribution is known
     _reports: dict[str, Report] = field(default_factory=dict)
     _kept: dict[Callable[[Context], Any], Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problem, double = self.lens.problem, self.lens.problem.dtype == torch.float64
+        self.n, self.outputs = problem.n, problem.outputs  #: samples, and outputs N
+        self.rounding = 1e-9 if double else 1e-4  #: rounding error of the network's arithmetic, for slack
+        self.floor = 1e-150 if double else 1e-35  #: value below which Jacobians, or their squares, underflow
 
     @cached_property
     def layers(self) -> dict[str, Weight]:
@@ -219,26 +240,6 @@ class Context:
     def readable(self) -> dict[str, Weight]:
         """Return the layers with one call, which is W x + b of the input recorded there: the pass gives both sides."""
         return {name: weight for name, weight in self.layers.items() if _one_linear_call(name, weight).holds}
-
-    @property
-    def n(self) -> int:
-        """Return the number of samples."""
-        return self.lens.problem.n
-
-    @property
-    def outputs(self) -> int:
-        """Return the number of outputs N."""
-        return self.lens.problem.outputs
-
-    @property
-    def rounding(self) -> float:
-        """Return the rounding error of the network's arithmetic, for slack."""
-        return 1e-9 if self.lens.problem.dtype == torch.float64 else 1e-4
-
-    @property
-    def floor(self) -> float:
-        """Return the value below which Jacobians, or their squares, underflow."""
-        return 1e-150 if self.lens.problem.dtype == torch.float64 else 1e-35
 
     def ask(self, *quantities: PassMeasure) -> Mapping[Key, Tensor]:
         """Compute numbers per sample at all places, in one pass for all measures that are asked for together."""
@@ -281,11 +282,13 @@ class Context:
         why = "is a convolution over one patch" if weight.positions == 1 else "acts at several positions"
         return Assumption("unshared_weights", False, f"{layer} {why}")
 
-    def unread(self, part: str = "") -> Claim:
-        """Return the claim if no layer reads the network's input, or only one whose gradient is not its own."""
-        why = "the network's input is not read by exactly one linear layer"
-        failing = Assumption("reads_the_input", False, why) if self.first is None else self.unshared(self.first)
-        return Claim(math.nan, math.nan, self.first, part, (failing,))
+    def input_layer(self, part: str = "") -> str:
+        """Return the layer that alone reads the network's input, with a gradient of its own; else stop."""
+        if self.first is None:
+            raise Inapplicable(NO_INPUT_LAYER, part=part)
+        if self.first not in self.readable:
+            raise Inapplicable(self.unshared(self.first), layer=self.first, part=part)
+        return self.first
 
     def all_unshared(self) -> Assumption:
         """Return the assumption that every linear layer is applied once per sample."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from flatlens.bounds.context import Assumption, Claim
+from flatlens.bounds.context import Claim, Inapplicable
 from flatlens.registry import Registry, first_line
 
 if TYPE_CHECKING:
@@ -49,7 +49,13 @@ def bound(
     """Make a bound from a function of the context that yields claims; its docstring's first line is the meaning."""
 
     def decorate(function: Callable[[Context], Iterator[Claim]]) -> Bound:
-        made = Bound(function.__name__, id, symbol, first_line(function), source, cost, on_request, function)
+        def claims(context: Context) -> Iterator[Claim]:
+            try:
+                yield from function(context)
+            except Inapplicable as stopped:
+                yield stopped.claim
+
+        made = Bound(function.__name__, id, symbol, first_line(function), source, cost, on_request, claims)
         BOUNDS.add(made.name, id, made)
         return made
 
@@ -97,21 +103,25 @@ def weigh(one: Bound, claim: Claim) -> Verdict:
     below = slack < -claim.rounding * size - (0.0 if claim.logs else claim.floor)
     ratio = _tightness(lhs, rhs, claim.logs)
     worst = int(ratio.nan_to_num(nan=-math.inf, posinf=math.inf).argmax())
+    # Whether the theorem applies, and whether error leaves the sign of the slack open
     failing = next((a for a in claim.assumptions if a.holds is not True), None)
-    status = _status(claim, slack, below, failing)
+    declared = [a.name for a in claim.assumptions if a.declared]
+    assumption = f"declared, not checked: {', '.join(declared)}" if declared else ""
+    status: Status = "violated" if bool(below.any()) else "holds"
+    if failing is not None:
+        why = failing.detail or ("fails" if failing.holds is False else "neither checked nor declared")
+        status, assumption = "not applicable", f"{failing.name}: {why}"
+    elif bool(slack.isnan().any()):
+        status, assumption = "not applicable", "numbers: a side is NaN or overflows"
+    elif claim.stderr > 0 and bool((slack.abs() <= 1.96 * claim.stderr).any()):
+        status = "undecided"
+    name = f"{one.name}.{claim.part}" if claim.part else one.name
+    note = "; ".join(part for part in (claim.note, "in logarithms" if claim.logs else "") if part)
+    left, right, between, tightness = (float(side[worst]) for side in (lhs, rhs, slack, ratio))
     return Verdict(
-        f"{one.name}.{claim.part}" if claim.part else one.name,
-        claim.layer,
-        float(lhs[worst]),
-        float(rhs[worst]),
-        float(slack[worst]),
-        float(ratio[worst]),
-        status,
-        _said(claim.assumptions, failing, slack),
-        float(below.to(torch.float64).mean()),
-        one.source,
-        "; ".join(part for part in (claim.note, "in logarithms" if claim.logs else "") if part),
-    )
+        name, claim.layer, left, right, between, tightness, status, assumption,
+        float(below.to(torch.float64).mean()), one.source, note,
+    )  # fmt: skip
 
 
 def _tightness(lhs: Tensor, rhs: Tensor, logs: bool) -> Tensor:
@@ -124,21 +134,3 @@ def _tightness(lhs: Tensor, rhs: Tensor, logs: bool) -> Tensor:
     at_zero = torch.where(lhs == 0, math.nan, torch.where(lhs > 0, math.inf, 0.0))
     ratio = torch.where(rhs > 0, of_positive, torch.where(rhs < 0, of_negative, at_zero))
     return torch.where(lhs.isnan() | rhs.isnan(), math.nan, ratio)
-
-
-def _status(claim: Claim, slack: Tensor, below: Tensor, failing: Assumption | None) -> Status:
-    if failing is not None or bool(slack.isnan().any()):
-        return "not applicable"
-    if claim.stderr > 0 and bool((slack.abs() <= 1.96 * claim.stderr).any()):
-        return "undecided"
-    return "violated" if bool(below.any()) else "holds"
-
-
-def _said(assumptions: Iterable[Assumption], failing: Assumption | None, slack: Tensor) -> str:
-    if failing is not None:
-        why = failing.detail or ("fails" if failing.holds is False else "neither checked nor declared")
-        return f"{failing.name}: {why}"
-    if bool(slack.isnan().any()):
-        return "numbers: a side is NaN or overflows"
-    declared = [a.name for a in assumptions if a.declared]
-    return f"declared, not checked: {', '.join(declared)}" if declared else ""

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatlens.bounds.context import Assumption, Claim, Context
+from flatlens.bounds.context import NO_INPUT_LAYER, Assumption, Claim, Context
 from flatlens.bounds.definition import bound
 from flatlens.bounds.feature_robustness import worst_of
 from flatlens.curvature.probes import student
@@ -233,8 +233,7 @@ def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Ite
     # Theorem 11 and Proposition 12 need the density, and the layer that reads the data
     layer, density, smoothly = context.first, _density(context), _smooth_density(context)
     if layer is None or not density.holds or smoothly.holds is False:
-        why = "the network's input is not read by exactly one linear layer"
-        missing = (density, smoothly) if layer else (Assumption("reads_the_input", False, why), density)
+        missing = (density, smoothly) if layer else (NO_INPUT_LAYER, density)
         for part in ("", "sharp", "representativeness", "representativeness.sharp"):
             left = math.nan if part.startswith("representativeness") else gap.value
             yield Claim(left, math.nan, layer, part, missing)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from flatlens.bounds.context import Assumption, Claim, Context, input_norm2, output_slope2, weight_slope2
+from flatlens.bounds.context import Assumption, Claim, Context, Inapplicable, input_norm2, output_slope2, weight_slope2
 from flatlens.bounds.definition import bound
 from flatlens.errors import typed_line
 from flatlens.grams.data_pass import PASS_CHUNK
@@ -141,14 +141,6 @@ class SkipGraph(Trace):
         return str(behind[0].target) if [node.op for node in self.readers(behind[0])] == ["output"] else None
 
 
-def wiring(model: nn.Module) -> SkipGraph | str:
-    """Return the graph of a network, or why there is none."""
-    try:
-        return SkipGraph(model)
-    except Exception as error:  # a forward() may raise anything on symbols
-        return f"torch.fx cannot trace it ({typed_line(error, 100)})"
-
-
 @bound(id="B5", symbol=r"\|\partial g/\partial x\|_2 \leq \|J\|_2 + \|W\|_2 \|\partial g/\partial W\|_F / \|x\|",
        source="compression Eq. 17, App. A", cost="N backward passes, where there are residual blocks")  # fmt: skip
 def residual_bound(context: Context) -> Iterator[Claim]:
@@ -165,23 +157,27 @@ def residual_bound(context: Context) -> Iterator[Claim]:
     `.sum` is the sum over consecutive blocks that end in one linear layer, ||df/dx_1||_2 <= ||W_L||_2 + sum_l ||W_l||_2
     ||df/dW_l||_F / ||x_l||. `.mean` is its mean over samples, with S by Cauchy's inequality as in Eq. 33.
     """
-    found = wiring(context.lens.model)
-    norms = found if isinstance(found, str) else _norms(context, found)
-    if isinstance(norms, str) or isinstance(found, str):
-        yield Claim(math.nan, math.nan, assumptions=(Assumption("identity_skips", False, str(norms)),))
-        return
+    try:
+        found = SkipGraph(context.lens.model)
+    except Exception as error:  # a forward() may raise anything on symbols
+        raise _no_skips(f"torch.fx cannot trace it ({typed_line(error, 100)})") from error
+    norms = _norms(context, found)
     for block in found.blocks:
         yield from _of_block(context, block, norms)
     yield from _telescoped(context, found, norms)
 
 
-def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor] | str:
-    """||df/d(node)||_2 per sample, where blocks begin and end, (n,); or why there are none."""
+def _no_skips(why: str) -> Inapplicable:
+    return Inapplicable(Assumption("identity_skips", False, why))
+
+
+def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor]:
+    """||df/d(node)||_2 per sample, where blocks begin and end, (n,)."""
     if not found.blocks and found.closed:
         kinds = ", ".join(sorted(set(found.closed)))
-        return f"no residual block is found: torch.fx does not look into {kinds}"
+        raise _no_skips(f"no residual block is found: torch.fx does not look into {kinds}")
     if not found.blocks:
-        return "no residual block: nothing is added to what a linear layer reads"
+        raise _no_skips("no residual block: nothing is added to what a linear layer reads")
     lens, problem = context.lens, context.lens.problem
     nodes, watched = found.ends, found.in_place()
     gathered: dict[fx.Node, list[Tensor]] = {node: [] for node in nodes}
@@ -192,18 +188,20 @@ def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor] | str:
         try:
             f, _ = problem.run(watched, problem.place(raw))
         except Exception as error:  # for example, a forward= that uses more of the model than its outputs
-            return f"its trace does not run ({typed_line(error, 100)})"
+            raise _no_skips(f"its trace does not run ({typed_line(error, 100)})") from error
         true = problem.run(lens.model, problem.place(raw))[0]
         if float((f - true).detach().abs().max()) > context.rounding * float(true.detach().abs().max()):
-            return "its trace computes something else: forward() depends on the data or its arguments"
+            raise _no_skips("its trace computes something else: forward() depends on the data or its arguments")
         # Both ends of each block are tensors of samples, and the skip keeps its size
         if any(node not in found.kept for node in nodes):
-            return "a skip begins at indices, which have no derivative"
+            raise _no_skips("a skip begins at indices, which have no derivative")
         if any(len(found.kept[node]) != len(f) for node in nodes):
-            return "samples are not on the first axis"
+            raise _no_skips("samples are not on the first axis")
         for block in found.blocks:
             if not block.through and found.kept[block.start].numel() != found.kept[block.end].numel():
-                return f"the skip at {block.end.name} repeats its input: the two sides of the sum differ in size"
+                raise _no_skips(
+                    f"the skip at {block.end.name} repeats its input: the two sides of the sum differ in size"
+                )
         for node, norm in zip(nodes, _spectral(f, [found.kept[node] for node in nodes]), strict=True):
             gathered[node].append(norm.cpu())
     return {node: torch.cat(parts) for node, parts in gathered.items()}

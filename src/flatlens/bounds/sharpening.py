@@ -15,7 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from flatlens.bounds.context import Assumption, Claim, Context, Target
+from flatlens.bounds.context import Assumption, Claim, Context, Inapplicable, Target
 from flatlens.bounds.definition import bound
 from flatlens.distributions import Distribution, PushForward, Sphere
 from flatlens.errors import BadInput
@@ -62,12 +62,12 @@ class Covered:
         return self.network.x
 
 
-def covered(context: Context) -> Covered | Assumption:
-    """Return the data as a cover of its support; or a failing assumption that says why there is none."""
+def covered(context: Context) -> Covered:
+    """Return the data as a cover of its support."""
     try:
         network, shape = _read(context)
     except Refused as why:
-        return Assumption("one_floating_input", False, str(why))
+        raise Inapplicable(Assumption("one_floating_input", False, str(why))) from why
     premises, delta, note = _radius(context, network.x)
     variation, certified = _certified(context, delta, network.x)
     return Covered(network, shape, delta, variation, premises, certified, note)
@@ -184,9 +184,6 @@ def lipschitz_bound(context: Context) -> Iterator[Claim]:
     replaced by ||Jf(x_i)||_2 + V, which no secant of the ball exceeds.
     """
     seen = context.once(covered)
-    if isinstance(seen, Assumption):
-        yield Claim(math.nan, math.nan, assumptions=(seen,))
-        return
     slopes, premises = context.each(jacobian_norm), (*seen.premises, seen.certified)
     # The theorem, and its two forms for supports that are not convex
     left, right = _steepest_secant(context, seen), float((slopes + seen.variation).max())
@@ -304,14 +301,10 @@ def jacobian_generalisation(context: Context) -> Iterator[Claim]:
     vacuous if the right side is not below the diameter of the values of f*: some constant function has no larger error.
     """
     seen = context.once(covered)
-    if isinstance(seen, Assumption):
-        yield Claim(math.nan, math.nan, assumptions=(seen,))
-        return
     law, target = context.distribution, context.target
     if law is None or target is None:
         which = "distribution=, the law of the data" if law is None else "target=Target(function, lipschitz)"
-        yield Claim(math.nan, math.nan, assumptions=(Assumption("known_target", None, f"give {which}"),))
-        return
+        raise Inapplicable(Assumption("known_target", None, f"give {which}"))
     L, slopes = target.steepness(seen.shape), context.each(jacobian_norm)
     right = seen.delta * (L + float((slopes + seen.variation).max()))
     # How far f is from f* on the samples, and on fresh ones; how far apart values of f* are
@@ -383,14 +376,7 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
 
     A left side below 0 says nothing about the network; the note then calls the bound vacuous.
     """
-    seen = context.once(covered)
-    goal = _goal(context)
-    refusal = next((found for found in (seen, goal) if isinstance(found, Assumption)), None)
-    if refusal is not None:
-        yield Claim(math.nan, math.nan, assumptions=(refusal,))
-        return
-    assert isinstance(seen, Covered)
-    assert isinstance(goal, Goal)
+    seen, goal = context.once(covered), _goal(context)
     softmaxed = isinstance(context.lens.problem.loss, CrossEntropy)
     slopes = context.each(jacobian_norm(softmax=softmaxed))
     V = seen.variation
@@ -414,26 +400,26 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
         yield claim("geodesic", quotient / DETOUR, reach)
 
 
-def _goal(context: Context) -> Goal | Assumption:
-    # Targets and costs if alpha is known for the loss, otherwise the assumption that fails
+def _goal(context: Context) -> Goal:
+    # Targets and costs, if alpha is known for the loss
     problem = context.lens.problem
     loss = problem.loss
     if not isinstance(loss, SquaredError | CrossEntropy):
-        return Assumption("quadratic_growth", False, f"no alpha is known for the loss {loss.name}")
+        raise Inapplicable(Assumption("quadratic_growth", False, f"no alpha is known for the loss {loss.name}"))
     if isinstance(loss, CrossEntropy) and loss.weight is not None:
-        return Assumption("quadratic_growth", False, "with class weights the loss is not a divergence")
+        raise Inapplicable(Assumption("quadratic_growth", False, "with class weights the loss is not a divergence"))
     parts: list[tuple[Tensor, ...]] = []
     with closing(forwards(problem, context.lens.model)) as found:
         for f, y in found:
             if bool((loss.mass(f, y) == 0).any()):
-                return Assumption("all_labelled", False, "some samples' labels are ignored")
+                raise Inapplicable(Assumption("all_labelled", False, "some samples' labels are ignored"))
             parts.append(_targets(loss, f.to(torch.float64), y))
     target, cost, f = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
     if isinstance(loss, CrossEntropy):
         apart = float((target.sum(1) - 1).abs().max()) + float(target.clamp(max=0).abs().max())
         if apart > 1e-6:
             why = f"a label is not a distribution: it is off by {apart:.2g}"
-            return Assumption("labels_are_distributions", False, why)
+            raise Inapplicable(Assumption("labels_are_distributions", False, why))
         return Goal(target, cost, 0.5, 1.0, f)
     alpha = 0.5 if loss.name == "half_squared_error" else 1 / problem.outputs
     return Goal(target, cost, alpha, alpha, f)
