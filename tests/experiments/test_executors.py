@@ -30,8 +30,6 @@ pytest.importorskip("distributed")
 from distributed import Client
 from distributed.utils import LoopRunner
 
-from flatlens.experiments import ondask
-
 STUDY = small_study(networks=6, steps=500)
 
 
@@ -145,8 +143,8 @@ def test_a_lost_scheduler_is_one_line_and_what_is_finished_is_kept(quiet, tmp_pa
 
 
 def test_workers_of_other_versions_are_refused_unless_mixed(cluster, monkeypatch):
-    here = ondask.versions()
-    monkeypatch.setattr(ondask, "versions", lambda: {**here, "torch": "9.9"})
+    here = executors.versions()
+    monkeypatch.setattr(executors, "versions", lambda: {**here, "torch": "9.9"})
     with (
         pytest.raises(BadInput, match=r"the Dask worker tcp://.* has other versions \(torch .* there, 9\.9 here\)"),
         dask_executor(cluster.address),
@@ -158,8 +156,8 @@ def test_workers_of_other_versions_are_refused_unless_mixed(cluster, monkeypatch
 
 def test_a_worker_of_other_versions_that_comes_later_ends_the_sweep(cluster):
     with Client(cluster.address, set_as_default=False) as client:
-        executor = ondask.OnDask(client, cluster.address)
-        executor._here = {**ondask.versions(), "torch": "9.9"}
+        executor = executors.OnDask(client, cluster.address)
+        executor._here = {**executors.versions(), "torch": "9.9"}
         with pytest.raises(BadInput, match=r"the worker processes failed \(the Dask worker .* has other versions"):
             run_all(range(3), print, print, executor=executor)
 

@@ -319,7 +319,6 @@ def trained_alike(study: Study) -> dict[str, str]:
 
 
 def _have_one_model(study: Study) -> bool:
-    """Return whether the networks are known to differ in nothing of their architecture but its seed."""
     settings = {name for axis in study.varied for name in but_seeds(axis)}
     if "model" in settings or isinstance(study.base.training, TrainedElsewhere):
         return False

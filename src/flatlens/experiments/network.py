@@ -57,7 +57,6 @@ def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -
 
 
 def _measured(problem: Problem, settings: NetworkSettings) -> tuple[dict[Key, Estimate], Lens]:
-    """Return the estimates that the settings name, and the lens on the samples."""
     if settings.samples is None:
         lens = Lens(problem)
         return dict(_quietly(lens, list(settings.measures)).items()), lens
@@ -108,7 +107,6 @@ def _problem(model: nn.Module, split: Split, settings: NetworkSettings) -> Probl
 
 
 def _in_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return inputs in a dtype; indices, such as tokens, as they are."""
     return x.to(dtype) if x.is_floating_point() else x
 
 
@@ -157,8 +155,6 @@ class ComputeInto:
 
 
 class _Pack:
-    """Networks that are computed together: each is kept in the store as soon as its training is over."""
-
     def __init__(self, task: ComputeInto, pack: Sequence[NetworkSettings]) -> None:
         self.task, self.store, self.pack = task, task.store, pack
         self.traced = [""] * len(pack)
@@ -203,7 +199,6 @@ class _Pack:
 
     @contextmanager
     def _traced(self, place: int) -> Iterator[None]:
-        """Record an error for its network; the others continue."""
         try:
             yield
         except BadFolder:
@@ -230,7 +225,6 @@ def compute(settings: NetworkSettings, save: Path | None = None, progress: Progr
 
 
 def _read(settings: NetworkSettings, training: TrainedElsewhere) -> Record:
-    """Measure a network that was trained elsewhere."""
     split, model, file = _data(settings.data), settings.model.build(), Path(training.weights)
     if contents_of(file) != training.contents:
         raise BadWeights(f"{file} was changed since the study began", remedy="put it back, or begin another study")
@@ -251,7 +245,6 @@ def _member(settings: NetworkSettings, save: Path | None, progress: Progress | N
 def _record(
     settings: NetworkSettings, split: Split, one: Member, trained: TrainingResult, seconds: float, why_alone: str = ""
 ) -> Record:
-    """Measure a trained network: all that is kept of it."""
     model, start = one.model, time.perf_counter()
     report = Report({}, {}) if trained.outcome == "diverged" else measure_network(model, split, settings)
     result = {

@@ -114,27 +114,24 @@ _RESULT: dict[str, Any] = {
 _CURVES = (("step", "loss", "accuracy", "test_loss"), ("input", "output"))
 """The curves of a network: those of one group have one length."""
 _KINDS = {"text": "text", "number": "numbers", "flag": "True or False", "any": "any values"}
-_NETWORK = {"key": "text", **dict.fromkeys(IDENTITY[1:], "number")}
-
-
-def _columns(names: str, texts: str = "") -> dict[str, str]:
-    return {name: "text" if name in texts.split() else "number" for name in names.split()}
-
-
-_COLUMNS = {
-    "layers": _NETWORK | _columns("measure layer position value kind", "measure layer kind"),
-    "curves": _NETWORK | _columns("step loss accuracy test_loss"),
-    "histories": _NETWORK
-    | _columns("step rate edge measure layer value stderr kind products note", "measure layer kind note"),
-    "functions": _NETWORK | _columns("x y"),
-    "relations": _columns("x y n units pearson pearson_low pearson_high kendall kendall_low kendall_high", "x y"),
-    "within": _columns("x y group groups n units pearson pearson_low pearson_high", "x y group"),
-    "gap_correlations": _columns(
-        "kind quantity coefficient value low high p n units given why note", "kind quantity coefficient given why note"
-    ),
-}
-"""The columns of each table that has the same ones in every study, and what each holds."""
-
+TABLE_COLUMNS: dict[str, list[str]] = {
+    "layers": [*IDENTITY, "measure", "layer", "position", "value", "kind"],
+    "curves": [*IDENTITY, "step", "loss", "accuracy", "test_loss"],
+    "histories": [
+        *IDENTITY, "step", "rate", "edge", "measure", "layer", "value", "stderr", "kind", "products", "note",
+    ],
+    "functions": [*IDENTITY, "x", "y"],
+    "relations": [
+        "x", "y", "n", "units", "pearson", "pearson_low", "pearson_high", "kendall", "kendall_low", "kendall_high",
+    ],
+    "within": ["x", "y", "group", "groups", "n", "units", "pearson", "pearson_low", "pearson_high"],
+    "gap_correlations": [
+        "kind", "quantity", "coefficient", "value", "low", "high", "p", "n", "units", "given", "why", "note",
+    ],
+}  # fmt: skip
+"""The columns of each table that has the same ones in every study."""
+_TEXTS = {"key", "measure", "layer", "kind", "note", "group", "quantity", "coefficient", "given", "why"}
+"""Those that hold text; others hold numbers, but for the names of the quantities that are related, x and y."""
 _ONCE = {
     "networks": ["key"],
     "layers": ["key", "measure", "layer"],
@@ -158,9 +155,8 @@ def require_result(result: Mapping[str, Any]) -> None:
 def require_curves(curves: Mapping[str, Tensor]) -> None:
     """Raise BadInput for curves that are not numbers in rows of one length."""
     for group in _CURVES:
-        shapes = (
-            {tuple(curves[name].shape) if name in curves else () for name in group} if group[0] in curves else set()
-        )
+        there = group if group[0] in curves else ()
+        shapes = {tuple(curves[name].shape) if name in curves else () for name in there}
         if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
             raise BadInput(f"the curves {', '.join(group)} must have one length")
 
@@ -189,16 +185,16 @@ def require_tables(tables: Mapping[str, pd.DataFrame], study: Study, varied: lis
 
 
 def _expected(name: str, table: pd.DataFrame, study: Study, varied: list[str]) -> dict[str, str]:
-    """Return the columns that a table must have, and what each holds."""
+    network = {column: "text" if column in _TEXTS else "number" for column in IDENTITY}
     if name == "values":
-        return _NETWORK | {"included": "flag"} | {quantity.name: "number" for quantity in study.quantities}
+        return network | {"included": "flag"} | {quantity.name: "number" for quantity in study.quantities}
     if name != "networks":
-        return _COLUMNS[name]
+        texts = _TEXTS | {"x", "y"} if name in ("relations", "within") else _TEXTS
+        return {column: "text" if column in texts else "number" for column in TABLE_COLUMNS[name]}
     axes = dict.fromkeys((axis for axis in varied if axis not in IDENTITY), "any")
     parts = dict.fromkeys(set(setting_columns(varied)) & set(table), "any")  # older tables have none of joint axes
-    own = {"outcome": "text", "steps": "number"} | _NETWORK | axes | parts
-    results = {str(column): "text" if column == "weights" else "number" for column in table if column not in own}
-    return own | results
+    own = {"outcome": "text", "steps": "number"} | network | axes | parts
+    return own | {str(one): "text" if one == "weights" else "number" for one in table if one not in own}
 
 
 def _require_columns(name: str, table: pd.DataFrame, expected: Mapping[str, str], study: Study) -> None:
@@ -272,7 +268,6 @@ def opened_archive(path: str | os.PathLike[str], what: str) -> Iterator[zipfile.
 
 
 def _require_members(members: Sequence[zipfile.ZipInfo]) -> None:
-    """Refuse an archive that holds anything but files of plain names, each once, or too much."""
     names = [member.filename for member in members]
     if len(names) > MOST:
         raise BadInput(f"it has {len(names):,} files, more than {MOST:,}")

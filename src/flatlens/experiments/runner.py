@@ -165,8 +165,6 @@ def _hands_of(given: Executor | None, workers: int) -> Iterator[_Hands]:
 
 
 class _Sweep(Generic[_T]):
-    """A run of tasks under way."""
-
     def __init__(
         self,
         packs: deque[tuple[_T, ...]],

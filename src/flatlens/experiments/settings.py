@@ -225,7 +225,6 @@ def facts(settings: NetworkSettings) -> dict[str, Any]:
 
 
 def _varied_elsewhere(networks: list[NetworkSettings]) -> list[str]:
-    """Return the settings in which networks that were trained elsewhere differ, those of the table first."""
     rows = [facts(one) for one in networks]
     names = dict.fromkeys(name for row in rows for name in row)
     return [name for name in names if len({repr(row.get(name)) for row in rows}) > 1]
@@ -282,7 +281,6 @@ def _by_value(value: Any) -> Any:
 
 
 def _in_order(values: tuple[Any, ...]) -> list[Any]:
-    """Return numbers by size, anything else as it was written."""
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     return sorted(values) if numbers else list(values)
 

@@ -101,8 +101,7 @@ def values(text: str, known: Mapping[str, type]) -> tuple[Any, ...]:
                 f"FIRST and excludes END (0:5 is 0, 1, 2, 3, 4)"
             ) from error
         return tuple(found)
-    whole = expression(f"({text},)", known)
-    return tuple(whole)
+    return tuple(expression(f"({text},)", known))
 
 
 def assignment(text: str, known: Mapping[str, type]) -> tuple[str, tuple[Any, ...]]:
@@ -155,7 +154,6 @@ def _loader(path: Path) -> Any:
 
 
 def _require_end(found: object, path: Path) -> None:
-    """Raise BadInput for a file that contains itself, or too many values."""
     parts = [found]
     for count, part in enumerate(parts):  # the list grows during the loop
         if count > _MOST:
@@ -192,12 +190,8 @@ def _called(node: ast.Call, name: str, known: Mapping[str, type], text: str) -> 
 
 
 IMPLIED: Mapping[str, type] = {
-    "data": DataSettings,
-    "training": Training,
-    "until": Until,
-    "augmentation": Augmentation,
-    "mixup": Mixup,
-}
+    "data": DataSettings, "training": Training, "until": Until, "augmentation": Augmentation, "mixup": Mixup,
+}  # fmt: skip
 """Types that a YAML file may omit, by the name of the part."""
 _SIZES: dict[str, Any] = {"inputs": 1, "widths": (64, 64, 64), "outputs": 1}
 """Sizes of an MLP, which the data and the user replace."""
@@ -251,10 +245,9 @@ def part_of(name: str, plain: Any) -> Any:
 
 
 def _require_no_optimiser(given: Mapping[str, Any]) -> None:
-    """Raise UnknownName for a setting of the optimiser, such as the learning rate, beside those of training."""
-    own = {field.name for field in fields(Training)}
+    of_optimisers = {field.name for kind in get_args(Stepping) for field in fields(kind)}
     for name, value in given.items():
-        if name not in own and any(name in {field.name for field in fields(kind)} for kind in get_args(Stepping)):
+        if name in of_optimisers - {field.name for field in fields(Training)}:
             shown = f"lr={value}" if name == "lr" else f"lr=0.1, {name}={value}"
             raise UnknownName(
                 f"training: {name} is a setting of the optimiser: write optimiser: SGD({shown}), or {name}: {value} "
@@ -264,12 +257,7 @@ def _require_no_optimiser(given: Mapping[str, Any]) -> None:
 
 def expression_of_model(text: str) -> Any:
     """Return the architecture that `MLP(widths=(64, 64))` describes; sizes that the data gives may be left out."""
-
-    def mlp(**given: Any) -> MLP:
-        found: MLP = made(MLP, _SIZES | given)
-        return found
-
-    known: dict[str, Any] = {**KNOWN, "MLP": mlp}
+    known: dict[str, Any] = {**KNOWN, "MLP": lambda **given: made(MLP, _SIZES | given)}
     return expression(text, known)
 
 
@@ -286,17 +274,8 @@ def assigned(text: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def _user_network(written: str) -> UserNetwork:
-    """Return the network of `file.py:NAME` or `file.py:NAME(width=8)`."""
     spec, bracket, rest = written.partition("(")
-    given = expression(f"given({rest}", {"given": Given}).values if bracket else {}
-    return UserNetwork.of(spec, given)
-
-
-class Given:
-    """The arguments in brackets after the name of a function of the user's."""
-
-    def __init__(self, **values: Any) -> None:
-        self.values = values
+    return UserNetwork.of(spec, expression(f"given({rest}", {"given": dict}) if bracket else {})
 
 
 def pairs(plain: Any) -> list[tuple[str, tuple[Any, ...]]]:
@@ -322,13 +301,11 @@ def in_its_folder(file: dict[str, Any], folder: Path) -> dict[str, Any]:
         if not isinstance(part, str):
             return part
         path = user_code.file_of(part.partition("(")[0])
-        return (
-            f"{folder / path}{part[len(str(path)) :]}" if (folder / path).exists() and not path.is_absolute() else part
-        )
+        there = (folder / path).exists() and not path.is_absolute()
+        return f"{folder / path}{part[len(str(path)) :]}" if there else part
 
-    whole = {
-        name: found(part) if name in ("data", "test", "model", "checkpoints") else part for name, part in file.items()
-    }
+    named = ("data", "test", "model", "checkpoints")
+    whole = {name: found(part) if name in named else part for name, part in file.items()}
     axes = file.get("set")
     if not isinstance(axes, Mapping) or "model" not in axes:
         return whole
@@ -348,11 +325,9 @@ _BESIDE = ("config.json", "settings.json", "hparams.json")
 _WHOLE = "weights.safetensors"
 """The weights of a study's network; the other files in its folder are no checkpoints."""
 SPELLINGS = {
-    "gap": "generalisation_gap",
-    "generalization_gap": "generalisation_gap",
-    "learning_rate": "lr",
+    "gap": "generalisation_gap", "generalization_gap": "generalisation_gap", "learning_rate": "lr",
     "batchsize": "batch_size",
-}
+}  # fmt: skip
 TAKEN = ("key", "outcome")
 """Columns of a study's own table."""
 LARGEST = 2**26
@@ -378,7 +353,6 @@ def checkpoint_axis(where: Path, model: Architecture, loss: LossName) -> Axis:
 
 
 def _network(file: Path, facts: Facts, model: Architecture, loss: LossName) -> tuple[Architecture, TrainedElsewhere]:
-    """Return the architecture and the training of one checkpoint."""
     own = set(model.options) if isinstance(model, UserNetwork) else {field.name for field in fields(model)} - {"seed"}
     here = {name: value for name, value in facts.items() if name in own}
     if isinstance(model, UserNetwork):
@@ -394,7 +368,6 @@ def _network(file: Path, facts: Facts, model: Architecture, loss: LossName) -> t
 
 
 def _of_table(table: Path) -> list[tuple[Path, Facts]]:
-    """Return the files and the other columns of a .csv, .tsv or .json table."""
     frame = _read(table)
     column = next((name for name in frame.columns if str(name).strip().lower() in WEIGHTS), None)
     if column is None or frame.empty:
@@ -445,7 +418,6 @@ def _of_folder(folder: Path) -> list[tuple[Path, Facts]]:
 
 
 def _scalars(note: Path) -> Facts:
-    """Return the numbers and words in a JSON file, those of nested objects by their last name."""
     try:
         plain = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -517,6 +489,7 @@ def study_of(
     Raises:
         BadInput: a part is unknown or impossible, or parts do not fit together.
     """
+    # the parts of the file, and what is given here in their place
     given_here = {"model": model, "test": test, "checkpoints": checkpoints}
     file = _file_of(data, given_here)
     if data == "digits" and not (any(given_here.values()) or settings or measures):
@@ -525,6 +498,7 @@ def study_of(
     given = [*pairs(file.get("set", {})), *map(assigned, settings)]
     if ends := {name: several[0] for name, several in given if name in ENDS and "checkpoints" not in file}:
         file["training"] = {**file.get("training", {}), **ends}
+    # settings that all networks share, with the sizes of the data; the data again, if a setting changed it
     base, split, read = _base(file, scale, tuple(one.key for one in named(named_measures)))
     loaded = base.data
     base, axes, shared = _with_settings(base, given)
@@ -536,10 +510,12 @@ def study_of(
     if not len(split.test_x):
         kept = [name for name in base.measures if not MEASURES[name.partition("(")[0]].held_out]
         base = replace(base, measures=tuple(kept))
+    # what needs other data or samples than there are is refused before any network is trained
     _require_samples(base, axes, split)
     name = str(file.get("name", user_code.file_of(data).stem))
     if isinstance(base.training, TrainedElsewhere):
         return _of_checkpoints(name, base, str(file["checkpoints"]), list(axes), scale)
+    # the axes, each architecture complete; and the quantities to compare
     grid = tuple(axes.values()) or _default_axes(shared, file.get("training", {}))
     if "model" in axes:
         models = _fitted_models(axes["model"], base, shared, grid, split)
@@ -553,11 +529,7 @@ def study_of(
 
 
 def _file_of(data: str, given: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return the parts of the study: those of a YAML file, or the data alone; parts that are given replace them.
-
-    Raises:
-        BadInput: a part is unknown or of another type, or there is no data.
-    """
+    """Return the parts of the study: those of a YAML file, or the data alone; parts that are given replace them."""
     file: dict[str, Any] = (
         in_its_folder(load_yaml(Path(data)), Path(data).parent) if data.endswith(user_code.YAML) else {"data": data}
     )
@@ -574,7 +546,6 @@ def _file_of(data: str, given: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def _require_samples(base: NetworkSettings, axes: Mapping[str, Axis], split: Split) -> None:
-    """Refuse a number of measured samples that the data does not have, before any network is trained."""
     if any("data.train" in name.split(TOGETHER) for name in axes):
         return  # each network has a number of its own
     there = len(split.x)
@@ -584,14 +555,8 @@ def _require_samples(base: NetworkSettings, axes: Mapping[str, Axis], split: Spl
 
 
 def _default_axes(shared: Mapping[str, Any], training: Mapping[str, Any]) -> tuple[Axis, ...]:
-    """Return the default axes, without those of settings that all networks share.
-
-    Raises:
-        BadInput: none is left.
-    """
     given = {*map(last_field, shared), *training}
-    if "optimiser" in given:
-        given.add("lr")
+    given |= {"lr"} if "optimiser" in given else set()
     axes = tuple(axis for axis in DEFAULT_AXES if axis.name not in given)
     if not axes:
         raise BadInput("--set: every setting has one value, so there is one network: give one several, as in seed=0:6")
@@ -629,11 +594,7 @@ def _architecture(given: Any) -> Architecture:
 def _fitted_models(
     axis: Axis, base: NetworkSettings, shared: Mapping[str, Any], grid: Sequence[Axis], split: Split
 ) -> tuple[Architecture, ...]:
-    """Return an axis's architectures with the settings that all networks share and the sizes of the data.
-
-    Raises:
-        BadInput: one does not go with the data or with these settings, or two cannot be told apart.
-    """
+    """Return an axis's architectures with the settings that all networks share and the sizes of the data."""
     takes = {field.name: one for one in axis.values for field in fields(one) if field.name in ("inputs", "channels")}
     if len(takes) == 2:
         rows, images = (type(takes[kind]).__name__ for kind in ("inputs", "channels"))
@@ -642,22 +603,18 @@ def _fitted_models(
     for model in axis.values:
         one = vary(base, "model", model)
         for name in (*shared, *(axis.name for axis in grid)):
-            _require_setting(one, name)
+            try:
+                value_of(one, name)
+            except UnknownName as error:
+                kind = str(one.model).partition("(")[0]
+                told = f"--set {name}: {kind} has no such setting, and every architecture of an axis must"
+                raise BadInput(told) from error
         for name, value in shared.items():
             one = vary(one, name, value)
         models.append(_complete(vary(one, "model", fitted(one.model, split)), grid, split).model)
     if again := [str(one) for one in models if list(map(str, models)).count(str(one)) > 1]:
         raise BadInput(f"--set model: {again[0]} stands there twice: give each its own name or settings")
     return tuple(models)
-
-
-def _require_setting(settings: NetworkSettings, name: str) -> None:
-    """Raise BadInput if these settings have none of this name, as those of other architectures may."""
-    try:
-        value_of(settings, name)
-    except UnknownName as error:
-        kind = str(settings.model).partition("(")[0]
-        raise BadInput(f"--set {name}: {kind} has no such setting, and every architecture of an axis must") from error
 
 
 def _complete(base: NetworkSettings, grid: Sequence[Axis], split: Split) -> NetworkSettings:
@@ -688,7 +645,6 @@ def _require_trains(base: NetworkSettings, split: Split) -> None:
 
 
 def _of_checkpoints(name: str, base: NetworkSettings, where: str, varied: list[str], scale: StudyScale) -> Study:
-    """Return the study of networks that were trained elsewhere."""
     assert isinstance(base.training, TrainedElsewhere)
     if varied:
         raise BadInput(
@@ -709,7 +665,6 @@ def _of_checkpoints(name: str, base: NetworkSettings, where: str, varied: list[s
 
 
 def _is_flattened(base: NetworkSettings) -> bool:
-    """Return whether the network takes rows of numbers, and the data may be images that nobody said how to take."""
     if isinstance(base.model, UserNetwork) or "inputs" not in {f.name for f in fields(base.model)}:
         return False
     if isinstance(base.data, UserData):
@@ -726,10 +681,7 @@ def _loaded(data: DataSettings | UserData, read: ReadSamples | None) -> Split:
 def _base(
     file: Mapping[str, Any], scale: StudyScale, measures: tuple[str, ...]
 ) -> tuple[NetworkSettings, Split, ReadSamples | None]:
-    """Return the settings that all networks share, before `set` and the command line change them, and the data.
-
-    With data of the user's own, all samples come third.
-    """
+    """Return the settings before `set` and the command line change them, the data, and all samples of user's data."""
     elsewhere = "checkpoints" in file
     if elsewhere and not Path(str(file["checkpoints"])).expanduser().exists():
         raise BadInput(f"checkpoints: {file['checkpoints']} is no folder, and no table that is there")
@@ -739,7 +691,8 @@ def _base(
     if elsewhere and isinstance(data, UserData) and data.test is None and read is not None and read[1] is None:
         data = vary(data, "test", 0)  # they may have been trained on all samples
     split = _loaded(data, read)
-    architecture = _architecture(part_of("model", file.get("model", _model_for(split))))
+    default = SmallVGG(init="kaiming_uniform") if split.x.ndim == 4 else MLP(1, (64, 64, 64), 1)
+    architecture = _architecture(part_of("model", file.get("model", default)))
     if elsewhere:
         return NetworkSettings(data, architecture, _untrained(file, split), measures), split, read
     given = file.get("training", {})
@@ -751,36 +704,23 @@ def _base(
 
 
 def _untrained(file: Mapping[str, Any], split: Split) -> TrainedElsewhere:
-    """Return the training of checkpoints, before their files are read."""
     if "model" not in file:
         raise BadInput(
             "checkpoints: --model says what network they are of: file.py:NAME, or such as MLP(widths=(64, 64))"
         )
     if left := sorted(set(file.get("training", {})) - {"loss"}):
         raise BadInput(f"training: {left[0]} has no effect on checkpoints, which are trained already: only loss has")
-    own: dict[str, Any] = {
-        "loss": "cross_entropy" if split.classes else "half_squared_error",
-        **file.get("training", {}),
-    }
+    loss = "cross_entropy" if split.classes else "half_squared_error"
+    own = {"loss": loss, **file.get("training", {})}
     return made(TrainedElsewhere, {"weights": "", "contents": "", **own})  # type: ignore[no-any-return]
-
-
-def _model_for(split: Split) -> Architecture:
-    return SmallVGG(init="kaiming_uniform") if split.x.ndim == 4 else MLP(1, (64, 64, 64), 1)
 
 
 def _training_for(split: Split, scale: StudyScale) -> dict[str, Any]:
     """Return training settings that suit most data: to interpolation, or for a number of steps."""
-    steps = 20_000 if scale == "laptop" else 2_000
+    always = {"optimiser": SGD(0.05), "max_steps": 20_000 if scale == "laptop" else 2_000}
     if split.classes == 0:
-        return {
-            "optimiser": SGD(0.05),
-            "loss": "half_squared_error",
-            "until": Until(loss_below=1e-3),
-            "max_steps": steps,
-        }
-    until = Until(loss_below=1e-2, accuracy=1.0)
-    return {"optimiser": SGD(0.05), "batch_size": 32, "loss": "cross_entropy", "until": until, "max_steps": steps}
+        return always | {"loss": "half_squared_error", "until": Until(loss_below=1e-3)}
+    return always | {"batch_size": 32, "loss": "cross_entropy", "until": Until(loss_below=1e-2, accuracy=1.0)}
 
 
 def _first_layer(model: Architecture) -> str:

@@ -376,7 +376,6 @@ class Store:
         return _read_kept(self._known, self._known.stat().st_mtime_ns) if self._known.is_file() else ()
 
     def _kept_versions(self) -> dict[str, dict[str, str]]:
-        """Return the versions that computed each network of `kept`, by key."""
         return {key: kept.versions for kept in self.kept() for key in kept.networks["key"]}
 
     def require_seen(self) -> None:
@@ -497,7 +496,6 @@ class Store:
             write_whole(self.out / name, csv_of(table))
 
     def _clear_training(self) -> None:
-        """Remove progress files of killed runs, and checkpoints of finished networks."""
         remove_progress_files(self._training)
         for checkpoint in self._training.glob("*.pt"):
             if self.folder(checkpoint.name.partition(".")[0]).is_dir():

@@ -184,7 +184,6 @@ def run_study(
 
 
 def _label(settings: NetworkSettings, varied: Sequence[str]) -> str:
-    """Return a network in a few words."""
     if isinstance(settings.training, TrainedElsewhere):
         return short(settings.training.weights)
     return ", ".join(f"{name} {value_of(settings, name)}" for name in varied) or settings.key
@@ -221,7 +220,6 @@ def load_study(out: str | os.PathLike[str]) -> StudyResult:
 
 
 def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Loaded:
-    """Return what is known of the finished networks: of those with a folder from there, else from the kept tables."""
     here = [key for key in finished if store.folder(key).is_dir()]
     found = Loaded.of_records([store.read(key) for key in here], study.varied)
     there = {settings.key: settings for settings in study.networks() if settings.key in set(finished) - set(here)}

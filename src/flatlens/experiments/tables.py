@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,12 +30,11 @@ from flatlens.experiments.overrides import (
     value_of,
 )
 from flatlens.experiments.quantities import GAP, Quantity, measure_names
-from flatlens.experiments.result import StudyResult
+from flatlens.experiments.result import TABLE_COLUMNS, StudyResult
 from flatlens.experiments.settings import NetworkSettings, facts
 from flatlens.experiments.store import Record
 from flatlens.statistics import Statistic, correlate, granulated_kendall, partial_correlation
 from flatlens.statistics.resampling import FEWEST_POINTS
-from flatlens.tracking.history import TYPES
 from flatlens.training import REACHED, TrainedElsewhere, Training
 from flatlens.user_code import short
 
@@ -57,17 +55,13 @@ def kinds_of(networks: pd.DataFrame) -> pd.Series[str]:
     """
     model = networks["model"].map(str) if "model" in networks else pd.Series("", index=networks.index)
     setting = next((name for name in networks if last_field(str(name)) == "batchnorm"), None)
-    told = model.map(_batchnorm_in) if setting is None else networks[setting].map(str)
+    told = (
+        model.astype(str).str.extract(r"\bbatchnorm=(True|False)")[0] if setting is None else networks[setting].map(str)
+    )
     said = told.map({"True": "with BatchNorm", "False": "without BatchNorm"})
     words = [part.fillna("") for part in (model.map(lambda m: m.partition("(")[0]), said) if part.nunique() > 1]
     named = pd.concat(words, axis=1).agg(" ".join, axis=1) if words else pd.Series("", index=networks.index)
     return named.str.strip().rename("kind")
-
-
-def _batchnorm_in(model: str) -> str:
-    """Return whether a network has BatchNorm, "True" or "False", from its settings in words; "" if they do not say."""
-    found = re.search(r"\bbatchnorm=(True|False)", model)
-    return found[1] if found else ""
 
 
 def networks_table(records: Sequence[Record], varied: Sequence[str]) -> pd.DataFrame:
@@ -82,7 +76,8 @@ def networks_table(records: Sequence[Record], varied: Sequence[str]) -> pd.DataF
         if isinstance(record.settings.training, TrainedElsewhere):
             row |= record.settings.training.results
         rows.append(row)
-    return pd.DataFrame(rows, columns=_columns_in_order(rows))
+    in_order = dict.fromkeys(name for row in rows for name in row)  # a network that diverged has no measured ones
+    return pd.DataFrame(rows, columns=list(in_order))
 
 
 def layers_table(records: Sequence[Record]) -> pd.DataFrame:
@@ -96,39 +91,37 @@ def layers_table(records: Sequence[Record]) -> pd.DataFrame:
             for (name, layer), e in record.report.items()
             if layer is not None
         ]
-    return pd.DataFrame(rows, columns=[*IDENTITY, "measure", "layer", "position", "value", "kind"])
+    return pd.DataFrame(rows, columns=TABLE_COLUMNS["layers"])
 
 
 def histories_table(records: Sequence[Record]) -> pd.DataFrame:
     """Return the measures followed during training, as a Tracker's history; `rate` is the step's learning rate."""
-    columns = ["rate" if name == "lr" else name for name in TYPES if name != "seconds"]
-    followed = [
-        (record, record.history.rename(columns={"lr": "rate"})) for record in records if record.history is not None
-    ]
-    tables = [history[columns].assign(**_identity(record)) for record, history in followed]
-    tables = [table[[*IDENTITY, *columns]] for table in tables]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*IDENTITY, *columns])
+    return _together("histories", [
+        record.history.rename(columns={"lr": "rate"}).assign(**_identity(record))
+        for record in records if record.history is not None
+    ])  # fmt: skip
 
 
 def curves_table(records: Sequence[Record]) -> pd.DataFrame:
     """Return the training curves; tidy."""
     columns = ["step", "loss", "accuracy", "test_loss"]
-    tables = [
+    return _together("curves", [
         pd.DataFrame({**_identity(record), **{name: record.curves[name].numpy() for name in columns}})
-        for record in records
-        if "step" in record.curves  # a training elsewhere left none
-    ]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*IDENTITY, *columns])
+        for record in records if "step" in record.curves  # a training elsewhere left none
+    ])  # fmt: skip
 
 
 def functions_table(records: Sequence[Record]) -> pd.DataFrame:
     """Return test inputs and outputs of each network from R to R; tidy."""
-    tables = [
+    return _together("functions", [
         pd.DataFrame({**_identity(record), "x": record.curves["input"].numpy(), "y": record.curves["output"].numpy()})
-        for record in records
-        if "input" in record.curves
-    ]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*IDENTITY, "x", "y"])
+        for record in records if "input" in record.curves
+    ])  # fmt: skip
+
+
+def _together(name: str, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    columns = TABLE_COLUMNS[name]
+    return pd.concat([table[columns] for table in tables] or [pd.DataFrame(columns=columns)], ignore_index=True)
 
 
 def values_table(networks: pd.DataFrame, quantities: Sequence[Quantity]) -> pd.DataFrame:
@@ -204,27 +197,13 @@ def setting_of(settings: NetworkSettings, name: str) -> Any:
 
 
 def _identity(record: Record) -> dict[str, Any]:
-    training = record.settings.training
+    training, key = record.settings.training, record.settings.key
     if isinstance(training, TrainedElsewhere):
-        known = training.known
-        return {
-            "key": record.settings.key,
-            "lr": known.get("lr", nan),
-            "batch_size": known.get("batch_size", nan),
-            "seed": nan if training.seed is None else training.seed,
-            "weights": short(training.weights),
-        }
-    return {
-        "key": record.settings.key,
-        "lr": training.optimiser.lr,
-        "batch_size": training.batch_size or record.result.get("samples", 0),
-        "seed": training.seed,
-    }
-
-
-def _columns_in_order(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return all columns in the order of first appearance: a network that diverged has no measured ones."""
-    return list(dict.fromkeys(name for row in rows for name in row))
+        lr, batch_size = (training.known.get(name, nan) for name in ("lr", "batch_size"))
+        seed = nan if training.seed is None else training.seed
+        return {"key": key, "lr": lr, "batch_size": batch_size, "seed": seed, "weights": short(training.weights)}
+    batch_size = training.batch_size or record.result.get("samples", 0)
+    return {"key": key, "lr": training.optimiser.lr, "batch_size": batch_size, "seed": training.seed}
 
 
 _TABLES = ("networks", "layers", "curves", "histories", "functions")
@@ -304,7 +283,6 @@ def _summed(seconds: Sequence[float]) -> float:
 def _with_settings(
     table: pd.DataFrame, networks: Mapping[str, NetworkSettings], varied: Sequence[str], former: Sequence[str]
 ) -> pd.DataFrame:
-    """Return a table of networks with columns of the settings that vary here, in place of those that varied there."""
     columns = setting_columns(varied)
     results = [name for name in table if name not in {*IDENTITY, *setting_columns(former), *columns}]
     own = {name: [setting_of(networks[key], name) for key in table["key"]] for name in columns}
@@ -335,7 +313,7 @@ def _merged(all_versions: Sequence[dict[str, str]]) -> dict[str, str]:
     return {name: _AND.join(sorted(versions)) for name, versions in each.items()}
 
 
-COLUMNS = ("kind", "quantity", "coefficient", "value", "low", "high", "p", "n", "units", "given", "why", "note")
+COLUMNS = tuple(TABLE_COLUMNS["gap_correlations"])
 OVERALL = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
 GRANULATED = "granulated Kendall"
 _PARTIAL = {"pearson": "partial Pearson", "spearman": "partial Spearman"}
@@ -380,7 +358,6 @@ def gap_correlations(
 def _rows(
     kind: str, values: pd.DataFrame, settings: pd.DataFrame, quantities: Sequence[Quantity], units: pd.Series
 ) -> list[tuple[object, ...]]:
-    """Return the rows of these networks."""
     gap = values[GAP.name]
     varied = settings.loc[:, settings.nunique() > 1]  # all networks of a kind have one model
     controls = values[[q.name for q in quantities if q.role == "setting" and values[q.name].nunique() > 1]]

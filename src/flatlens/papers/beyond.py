@@ -144,7 +144,6 @@ def _plots(results: Results) -> list[Plot]:
 
 
 def _informative(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per law and rule: the first N with a bound that is not vacuous, and the least possible N."""
     cells = []
     for law, networks in table.groupby("law", sort=False):
         means = networks.groupby("train")[list(RULES)].mean()

@@ -82,7 +82,6 @@ def _each_pair(
     said: str,
     scale: Callable[[Array], Array],
 ) -> dict[str, Statistic]:
-    """Return the difference of scaled correlations with y of each of these columns and each of the others."""
     parts = {}
     for mine, rival in product(these, others):
         if _same_numbers(networks, mine, rival):
@@ -236,8 +235,6 @@ def across(table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Evide
 
 
 def _related(kept: Retained, pairs: Sequence[_Pair]) -> Retained:
-    """Return the networks of cases in which each pair of columns has a correlation; the others are left out."""
-
     def has_each(case: pd.DataFrame) -> bool:
         every = np.ones((1, len(case)))
         correlations = [pearson(case[x].to_numpy(), case[y].to_numpy(), every) for x, y in pairs]
@@ -277,7 +274,6 @@ def of_each_case(
 
 
 def _case(networks: pd.DataFrame, pairs: Sequence[_Pair], name: str, size: bool) -> Statistic:
-    """Return r of a pair over the networks of a case, or Fisher's z of one pair less that of another."""
     kept = complete(networks, [column for pair in pairs for column in pair])
     of = {column: kept.table[column].to_numpy() for pair in pairs for column in pair}
 

@@ -305,7 +305,6 @@ REPARAMETRISED: Mapping[str, str] = {"": "", "moved ": MOVED, "neurons moved ": 
 
 
 def _x18(scale: Scale) -> Mapping[str, Study]:
-    """Return the study of LeNets, each from a start of its own."""
     data = {
         "smoke": DataSettings("patches", train=30, test=30),
         "laptop": DataSettings("patches", train=120, test=600),

@@ -84,7 +84,6 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
 
 
 def _of_fifth(row: str, transform: str) -> str:
-    """Return the column of the fifth layer, of the network as it is ("") or after a transform."""
     return str(Column.of(row, "fc3").after(transform))
 
 

@@ -62,7 +62,6 @@ def rerun(study: Study) -> Study:
 
 
 def _shifted(names: list[str], value: Any) -> Any:
-    """Return the re-run's value for a value of an axis: a seed, a size, several joint settings, or nested settings."""
     if len(names) > 1:
         return tuple(_shifted([name], its) for name, its in zip(names, value, strict=True))
     return _changed(last_field(names[0]), value)
@@ -75,7 +74,6 @@ def _changed(name: str, value: Any) -> Any:
 
 
 def _another(settings: Any) -> Any:
-    """Return the settings with every seed and size replaced, at any depth."""
     if isinstance(settings, tuple):
         return tuple(map(_another, settings))
     if not is_dataclass(settings) or isinstance(settings, type):
@@ -233,7 +231,6 @@ def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
 
 
 def _weighed(experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
-    """Return the outcome of each prediction."""
     return tuple(prediction.weigh(results) for prediction in experiment.predictions)
 
 
@@ -245,13 +242,11 @@ def concluded(experiment: Experiment, scale: Scale, results: Results, second: Re
 
 
 def _written(out: Path, found: Reproduction) -> Reproduction:
-    """Write claims.json; return the reproduction."""
     write_whole(out / "claims.json", json.dumps(found.claims(), indent=1) + "\n")
     return found
 
 
 def _of_rerun(out: Path, results: Results) -> Results:
-    """Return the studies of the re-run; none, unless all are complete."""
     folders = {study: out / AGAIN / study for study in results}
     if not all(map(_over, folders.values())):
         return {}
@@ -259,7 +254,6 @@ def _of_rerun(out: Path, results: Results) -> Results:
 
 
 def _over(folder: Path) -> bool:
-    """Return whether the folder holds a study of which no network is left to run, and one at least has finished."""
     if not (folder / "study.json").is_file():
         return False
     store = Store.open(folder)
@@ -269,7 +263,6 @@ def _over(folder: Path) -> bool:
 
 
 def _of_halves(experiment: Experiment, results: Results) -> tuple[tuple[Outcome, Outcome], ...]:
-    """Return the outcomes of both halves of the units, one pair per prediction."""
     one, other = (_weighed(experiment, half) for half in split_half(results))
     return tuple(zip(one, other, strict=True))
 

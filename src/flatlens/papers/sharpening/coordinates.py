@@ -105,7 +105,6 @@ def beside_printed(results: Results) -> Plot:
 
 
 def _cells(results: Results) -> Iterator[dict[str, object]]:
-    """Yield the cells: one per norm, start or ratio, and source (here or the paper), with its numbers."""
     for study, table in PUBLISHED.items():
         networks = measured(study)(results)
         panel = f"{TABLE_OF[study]}: {ACTIVATION_NAMES[study]} networks"
@@ -147,7 +146,6 @@ SPLINE = "spline"
 
 
 def _x12(scale: Scale) -> Mapping[str, Study]:
-    """Return one study per activation, with its seeds, each with targets of its own, and steps."""
     sizes = {
         "smoke": {"gaussian": (4, 200), "relu": (4, 200)},
         "laptop": {"gaussian": (10, 10_000), "relu": (10, 100_000)},

@@ -34,7 +34,6 @@ _CURVATURE = Quantity("norm of C", f"{_FACTORS}.loss_curvature")
 
 
 def _on(scale: Scale) -> tuple[DataSettings, Architecture]:
-    """Return the data and the network."""
     if scale == "paper":
         return DataSettings("cifar10", standardise="channel"), VGG
     if scale == "desk":

@@ -91,7 +91,6 @@ _MORE_ELSEWHERE = 32
 
 
 def _x9(scale: Scale) -> Mapping[str, Study]:
-    """Return one study for each kind of network and regulariser."""
     return {
         f"{kind}.{name}": _regularised(trained, name, scale)
         for kind, trained in kinds(scale).items()
@@ -100,7 +99,6 @@ def _x9(scale: Scale) -> Mapping[str, Study]:
 
 
 def _regularised(trained: Trained, name: str, scale: Scale) -> Study:
-    """Return the study of one kind of network and regulariser: by BatchNorm, learning rate and strength."""
     every: Mapping[str, dict[str, Any]] = {
         "label_smoothing": {},
         "mixup": {"mixup": Mixup(0.0)},
@@ -242,7 +240,6 @@ def _figures(kind: str) -> str:
 
 
 def _correlations(results: Results) -> Plot:
-    """Return each r of the claims with its interval: a panel for the mean over kinds, and one for each kind."""
     rows = []
     for name, one in REGULARISERS.items():
         table = regularised_networks(name)(results)
