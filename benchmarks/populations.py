@@ -146,8 +146,8 @@ def shares(rng: Rng, units: int, effect: float, true: float = 0.5) -> pd.DataFra
     return networks(units, 1, x=holds.astype(float))
 
 
-def courses(changes: int, rng: Rng, units: int, effect: float) -> pd.DataFrame:
-    """Return r and rho of the changes of two measures in each network's course, whose first change is the largest."""
+def trajectories(changes: int, rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    """Return r and rho of the changes of two measures in each network's trajectory; the first change is the largest."""
     large = np.where(np.arange(changes) == 0, 30.0, 1.0)
     a, noise = rng.normal(size=(2, units, changes)) * large
     r = 0.8 * effect

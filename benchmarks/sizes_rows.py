@@ -17,7 +17,6 @@ from benchmarks.populations import (
     all_but_one,
     alternating,
     both_skewed,
-    courses,
     figures,
     holding,
     kinds,
@@ -35,6 +34,7 @@ from benchmarks.populations import (
     sharing_layers,
     skewed,
     taus,
+    trajectories,
     two_lines,
     two_valued,
     unequal_kinds,
@@ -235,7 +235,7 @@ def _of_studies() -> Iterator[Row]:
 
 def _of_training() -> Iterator[Row]:
     yield Row("mean r of changes, ranks agreeing", "courses of 8 changes, the first 30 times as large",
-              partial(courses, 8), lambda t: contrasts.mean_of(t, "pearson", "spearman"),
+              partial(trajectories, 8), lambda t: contrasts.mean_of(t, "pearson", "spearman"),
               conservative=JOINT)  # fmt: skip
     yield Row("Pearson r within groups, ranks agreeing", "one network a seed, two groups of other mean and deviation",
               schemes, lambda t: evidence.correlated(within(t, "init", ["a", "b"]), "a", "b"),

@@ -9,7 +9,7 @@ from flatlens.data import eight_points
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.sharpening.coordinates import COMPARED, PUBLISHED, SPLINE, SQUARED, SUMMED_SHARPNESS, of_seeds
 from flatlens.papers.sharpening.scales import NUMBERS
-from flatlens.papers.trajectories import in_course
+from flatlens.papers.trajectories import in_trajectory
 
 
 def test_the_published_settings_of_the_scaled_inputs():
@@ -28,7 +28,7 @@ def test_the_published_settings_of_the_scaled_inputs():
 @pytest.mark.xdist_group("X11")
 def test_an_increase_is_from_the_first_value_to_the_later_half(smoke_of):
     results = smoke_of("X11")[1].results
-    table = in_course("tanh", NUMBERS)(results)
+    table = in_trajectory("tanh", NUMBERS)(results)
     for _, row in table.iterrows():
         history = results["tanh"].histories.query("key == @row.key and measure == 'sharpness'")
         values = history.sort_values("step")["value"].to_numpy()

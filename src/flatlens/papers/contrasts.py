@@ -18,10 +18,12 @@ import pandas as pd
 
 from flatlens.papers.evidence import (
     CASE,
+    Chosen,
     Evidence,
     Table,
     complete,
     correlated,
+    is_chosen,
     labelled,
     numbers_of,
     over_groups,
@@ -149,9 +151,19 @@ def _of(
     fisher: bool = False,
     folded: bool = False,
 ) -> Statistic:
+    return _of_kept(complete(networks, columns), over, name, fisher=fisher, folded=folded)
+
+
+def _of_kept(
+    kept: Retained,
+    over: Callable[[Columns, OfCounts, Array], Array],
+    name: str,
+    *,
+    fisher: bool = False,
+    folded: bool = False,
+) -> Statistic:
     """Return `over` of Pearson's correlations of columns, with that of Spearman's beside it, over independent units."""
-    kept = complete(networks, columns)
-    of = {column: kept.table[column].to_numpy() for column in columns}
+    of = {str(column): kept.table[column].to_numpy() for column in kept.table}
     return weighed(
         name, partial(over, of, pearson), kept, fisher=fisher, folded=folded, ranks=partial(over, of, spearman)
     )
@@ -222,14 +234,12 @@ def across(table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Evide
         networks = table(results)
         networks = networks.assign(**{CASE: networks.groupby(CASE).ngroup()})
         kept = _related(complete(networks, [CASE, *(column for pair in pairs for column in pair)]), pairs)
-        of = {column: kept.table[column].to_numpy() for column in kept.table}
-        members = [of[CASE] == case for case in np.unique(of[CASE])]
+        members = _members(kept)
 
-        def with_all(r: OfCounts, counts: Array) -> Array:
+        def with_all(of: Columns, r: OfCounts, counts: Array) -> Array:
             return over(*(_in_each(members, of[x], of[y], counts, r) for x, y in pairs))
 
-        said = name if back else f"{name}, of Fisher's z"
-        return weighed(said, partial(with_all, pearson), kept, fisher=back, ranks=partial(with_all, spearman))
+        return _of_kept(kept, with_all, name if back else f"{name}, of Fisher's z", fisher=back)
 
     return found
 
@@ -274,37 +284,37 @@ def of_each_case(
 
 
 def _case(networks: pd.DataFrame, pairs: Sequence[_Pair], name: str, size: bool) -> Statistic:
-    kept = complete(networks, [column for pair in pairs for column in pair])
-    of = {column: kept.table[column].to_numpy() for pair in pairs for column in pair}
-
-    def one(r: OfCounts, counts: Array) -> Array:
+    def one(of: Columns, r: OfCounts, counts: Array) -> Array:
         each = [r(of[x], of[y], counts) for x, y in pairs]
         if len(pairs) == 1:
             return each[0]
         own, theirs = (np.abs(fishers_z(one)) if size else fishers_z(one) for one in each)
         return own - theirs
 
-    return weighed(name, partial(one, pearson), kept, fisher=len(pairs) == 1, ranks=partial(one, spearman))
+    return _of(networks, [column for pair in pairs for column in pair], one, name, fisher=len(pairs) == 1)
 
 
-def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: str, name: str) -> Evidence:
+def by_part(table: Table, part: Chosen, x: str, y: str, name: str) -> Evidence:
     """Return the mean over cases of Fisher's z of two columns over a part of the networks less that over all."""
 
     def found(results: Results) -> Statistic:
         networks = table(results)
         cases = networks.groupby(CASE).ngroup() if CASE in networks else 0
-        kept = complete(networks.assign(**{CASE: cases, "part": part(networks)}), [CASE, "part", x, y])
-        of = {column: kept.table[column].to_numpy() for column in kept.table}
-        members, chosen = [of[CASE] == case for case in np.unique(of[CASE])], of["part"] > 0
+        kept = complete(networks.assign(**{CASE: cases, "part": is_chosen(networks, part)}), [CASE, "part", x, y])
+        members, chosen = _members(kept), kept.table["part"].to_numpy() > 0
+        cuts = ([np.logical_and(mine, chosen) for mine in members], members)
 
-        def difference(r: OfCounts, counts: Array) -> Array:
-            cuts = ([mine & chosen for mine in members], members)
+        def difference(of: Columns, r: OfCounts, counts: Array) -> Array:
             return _margin_of_known(*(_in_each(cut, of[x], of[y], counts, r) for cut in cuts))
 
-        said = f"{name}, of Fisher's z"
-        return weighed(said, partial(difference, pearson), kept, ranks=partial(difference, spearman))
+        return _of_kept(kept, difference, f"{name}, of Fisher's z")
 
     return found
+
+
+def _members(kept: Retained) -> list[Array]:
+    cases = kept.table[CASE].to_numpy()
+    return [cases == case for case in np.unique(cases)]
 
 
 def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array, r: OfCounts) -> Array:

@@ -201,15 +201,24 @@ def these(networks: pd.DataFrame) -> Table:
     return lambda results: networks
 
 
-def where(table: Table, chosen: Callable[[pd.DataFrame], pd.Series]) -> Table:
-    """Return the networks of a table for which `chosen` is true."""
+Chosen: TypeAlias = str | Callable[[pd.DataFrame], pd.Series]
+"""Says which networks of a table are chosen: a condition on its columns, such as "lr < lr.max()", or a function."""
+
+
+def where(table: Table, chosen: Chosen) -> Table:
+    """Return the networks of a table that are chosen."""
 
     def found(results: Results) -> pd.DataFrame:
         networks = table(results)
-        kept: pd.DataFrame = networks[chosen(networks)]
+        kept: pd.DataFrame = networks[is_chosen(networks, chosen)]
         return kept
 
     return found
+
+
+def is_chosen(networks: pd.DataFrame, chosen: Chosen) -> pd.Series:
+    """Return whether each network is chosen."""
+    return pd.Series(networks.eval(chosen, engine="python")) if isinstance(chosen, str) else chosen(networks)
 
 
 def correlated(table: Table, x: str, y: str, coefficient: CoefficientName = "pearson") -> Evidence:

@@ -49,12 +49,12 @@ def followed_curves(
     `networks`: those of the result that are drawn; `held`: what they have in common, in words.
     """
     caption = f"{BANDS}; {networks['seed'].nunique()} seeds, {held}."
-    return course_curves(networks, histories(result), setting, shown, name, title, caption)
+    return trajectory_curves(networks, histories(result), setting, shown, name, title, caption)
 
 
-def course_curves(
+def trajectory_curves(
     networks: pd.DataFrame,
-    courses: Mapping[str, pd.DataFrame],
+    trajectories: Mapping[str, pd.DataFrame],
     setting: str,
     shown: Sequence[Quantity],
     name: str,
@@ -64,19 +64,19 @@ def course_curves(
     *,
     log_y: bool | tuple[str, ...] = True,
 ) -> Plot:
-    """Return curves of courses, one line per value of the setting: the mean over its networks, with a band.
+    """Return curves of trajectories, one line per value of the setting: the mean over its networks, with a band.
 
-    `dashed` adds a line to the panel of a quantity: its name, and its column of the courses.
+    `dashed` adds a line to the panel of a quantity: its name, and its column of the trajectories.
     """
     parts = []
     for one in shown:
         for key, value in zip(networks["key"], networks[setting], strict=True):
-            if (course := courses.get(key)) is None:
+            if (trajectory := trajectories.get(key)) is None:
                 continue
-            lines = {value: one.of(course)}
+            lines = {value: one.of(trajectory)}
             if one.name in dashed:
                 line, column = dashed[one.name]
-                lines[line] = course[column]
+                lines[line] = trajectory[column]
             parts += [
                 pd.DataFrame({"panel": one.name, "x": y.index, "line": line, "y": y}) for line, y in lines.items()
             ]
@@ -189,13 +189,13 @@ def _compression() -> Iterator[PaperFigure]:
 
 
 def _sharpening() -> Iterator[PaperFigure]:
-    course = "loss less label entropy, sharpness and (log axis) softmaxed Jacobian norm over full-batch steps"
+    trajectory = "loss less label entropy, sharpness and (log axis) softmaxed Jacobian norm over full-batch steps"
     descents = [("Fig. 1", "VGG11", 0.08)]
     descents += [(f"Fig. {6 + i}", "VGG11", lr) for i, lr in enumerate((0.08, 0.04, 0.02))]
     descents += [(f"Fig. {9 + i}", "ResNet18", lr) for i, lr in enumerate((0.08, 0.04, 0.02))]
     for name, network, lr in descents:
         at = f"lr_{lr:g}".replace(".", "_")
-        yield PaperFigure("sharpening", name, f"{network}, learning rate {lr:g}, three label smoothings: {course}",
+        yield PaperFigure("sharpening", name, f"{network}, learning rate {lr:g}, three label smoothings: {trajectory}",
                           "X6", (at, f"{network.lower()}_{at}"), _ONE_NETWORK)  # fmt: skip
     yield PaperFigure("sharpening", "Fig. 2", f"ResNet18: {_ENDS}, over weight decay, a line a learning rate", "X7",
                       ("fig2",))  # fmt: skip

@@ -114,16 +114,6 @@ def features_only(results: Results) -> pd.DataFrame:
     return labelled(pd.DataFrame(rows, columns=columns), ["seed"])
 
 
-def most_separated(table: pd.DataFrame) -> pd.Series:
-    """Return whether each row has the largest class separation."""
-    return table["separation"].eq(table["separation"].max())
-
-
-def least_separated(table: pd.DataFrame) -> pd.Series:
-    """Return whether each row has the smallest class separation."""
-    return table["separation"].eq(table["separation"].min())
-
-
 @cache
 def data_set(separation: float, n: int, seed: int) -> tuple[float, float, float]:
     """Return the relative flatness of a ridge head on n samples of clusters, the same as coded, and its gap.

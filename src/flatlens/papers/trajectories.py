@@ -16,23 +16,23 @@ from flatlens.statistics.correlations import COEFFICIENTS, CoefficientName
 Trajectories: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
 """Returns a table per network, by key: one row per measured step, one column per followed measure, and `edge`."""
 Number: TypeAlias = Callable[[pd.DataFrame], float]
-"""Returns a number of the network from its course."""
+"""Returns a number of the network from its trajectory."""
 
 
-def in_course(
+def in_trajectory(
     study: str,
     numbers: Mapping[str, Number],
-    courses: Trajectories = histories,
+    trajectories: Trajectories = histories,
     networks: Callable[[str], Table] = reached,
     without: str = "",
 ) -> Table:
-    """Return the networks of a study (`reached` or `trained_in`), with these numbers of their courses as columns.
+    """Return the networks of a study (`reached` or `trained_in`), with these numbers of their trajectories as columns.
 
-    Those without a course are dropped; if `without` gives a reason, they are marked as left out for it.
+    Those without a trajectory are dropped; if `without` gives a reason, they are marked as left out for it.
     """
 
     def found(results: Results) -> pd.DataFrame:
-        table, known = networks(study)(results), courses(results[study])
+        table, known = networks(study)(results), trajectories(results[study])
         there = table["key"].isin(set(known))
         kept = mark_left_out(table, ~there, without) if without else table[there].reset_index(drop=True)
         columns = {
@@ -45,22 +45,22 @@ def in_course(
 
 
 def until_partner(setting: str, measure: str, level: float, alike: Sequence[str]) -> Trajectories:
-    """Return courses up to the step where the partner's `measure` first reached `level`.
+    """Return trajectories up to the step where the partner's `measure` first reached `level`.
 
     The partner has the smallest value of the setting among networks `alike` in the others. Networks whose partner never
     reached the level are left out.
     """
 
     def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
-        courses = histories(result)
-        networks = result.networks[result.networks["key"].isin(set(courses))]
+        trajectories = histories(result)
+        networks = result.networks[result.networks["key"].isin(set(trajectories))]
         kept: dict[str, pd.DataFrame] = {}
         for group in alike_in(networks, alike):
             keys = [str(key) for key in group["key"]]
-            partner = courses[keys[int(group[setting].astype(float).argmin())]]
+            partner = trajectories[keys[int(group[setting].astype(float).argmin())]]
             there = partner[partner[measure] >= level].index.min()
             if there == there:
-                kept |= {key: courses[key].loc[:there] for key in keys}
+                kept |= {key: trajectories[key].loc[:there] for key in keys}
         return kept
 
     return found
@@ -68,37 +68,37 @@ def until_partner(setting: str, measure: str, level: float, alike: Sequence[str]
 
 def first(column: str) -> Number:
     """Return a column's first value."""
-    return lambda course: float(course[column].iloc[0])
+    return lambda trajectory: float(trajectory[column].iloc[0])
 
 
 def last(column: str) -> Number:
     """Return a column's last value."""
-    return lambda course: float(course[column].iloc[-1])
+    return lambda trajectory: float(trajectory[column].iloc[-1])
 
 
 def largest(column: str, over: str | None = None) -> Number:
     """Return a column's largest value, divided by another column if given."""
-    return lambda course: float((course[column] / (1.0 if over is None else course[over])).max())
+    return lambda trajectory: float((trajectory[column] / (1.0 if over is None else trajectory[over])).max())
 
 
 def late(column: str, over: str | None = None) -> Number:
-    """Return a column's mean over the later half of the course, divided by another column if given."""
+    """Return a column's mean over the later half of the trajectory, divided by another column if given."""
 
-    def found(course: pd.DataFrame) -> float:
-        values = course[column] / (1.0 if over is None else course[over])
+    def found(trajectory: pd.DataFrame) -> float:
+        values = trajectory[column] / (1.0 if over is None else trajectory[over])
         return float(values.iloc[len(values) // 2 :].mean())
 
     return found
 
 
 def rise(column: str) -> Number:
-    """Return how far a column rises and stays: its mean over the later half of the course minus its first value."""
-    return lambda course: late(column)(course) - first(column)(course)
+    """Return how far a column rises and stays: its mean over the later half of the trajectory minus its first value."""
+    return lambda trajectory: late(column)(trajectory) - first(column)(trajectory)
 
 
 def rise_to_peak(column: str) -> Number:
     """Return how far a column rises to its peak: its largest value minus its first. It is never below 0."""
-    return lambda course: largest(column)(course) - first(column)(course)
+    return lambda trajectory: largest(column)(trajectory) - first(column)(trajectory)
 
 
 def correlated_changes(x: str, y: str, coefficient: CoefficientName = "pearson") -> Number:
@@ -108,10 +108,10 @@ def correlated_changes(x: str, y: str, coefficient: CoefficientName = "pearson")
     Pearson's of the changes may hang on one of them, the first step of training: a verdict needs that of ranks, too.
     """
 
-    def found(course: pd.DataFrame) -> float:
-        if not {x, y} <= set(course.columns):
+    def found(trajectory: pd.DataFrame) -> float:
+        if not {x, y} <= set(trajectory.columns):
             return np.nan
-        changes = np.diff(course[[x, y]].dropna().to_numpy(dtype=float), axis=0)
+        changes = np.diff(trajectory[[x, y]].dropna().to_numpy(dtype=float), axis=0)
         once = np.ones((1, len(changes)))
         return float(COEFFICIENTS[coefficient](changes[:, 0], changes[:, 1], once)[0]) if len(changes) > 2 else np.nan
 
@@ -121,41 +121,41 @@ def correlated_changes(x: str, y: str, coefficient: CoefficientName = "pearson")
 def growth_beyond(column: str, over: str, edge: str) -> Number:
     """Return log(last / the value where `over` first reached `edge`); NaN if it never did."""
 
-    def found(course: pd.DataFrame) -> float:
-        beyond = course.loc[(course[over] >= course[edge]).cummax(), column]
+    def found(trajectory: pd.DataFrame) -> float:
+        beyond = trajectory.loc[(trajectory[over] >= trajectory[edge]).cummax(), column]
         return float(np.log(beyond.iloc[-1] / beyond.iloc[0])) if len(beyond) else np.nan
 
     return found
 
 
 def up_to_edge(number: Number, column: str, edge: str) -> Number:
-    """Return a number of the course up to the step where `column` first reached `edge`, or of the whole course."""
+    """Return a number of the trajectory up to where `column` first reached `edge`, or the whole one."""
 
-    def found(course: pd.DataFrame) -> float:
-        below = ~(course[column] >= course[edge]).cummax()
-        return number(course.iloc[: int(below.sum()) + 1])
+    def found(trajectory: pd.DataFrame) -> float:
+        below = ~(trajectory[column] >= trajectory[edge]).cummax()
+        return number(trajectory.iloc[: int(below.sum()) + 1])
 
     return found
 
 
 def gain(column: str) -> Number:
     """Return a column's last value minus its first."""
-    return lambda course: last(column)(course) - first(column)(course)
+    return lambda trajectory: last(column)(trajectory) - first(column)(trajectory)
 
 
 def log_gain(column: str) -> Number:
     """Return log(last / first)."""
-    return lambda course: float(np.log(last(column)(course) / first(column)(course)))
+    return lambda trajectory: float(np.log(last(column)(trajectory) / first(column)(trajectory)))
 
 
 def slowing(column: str) -> Number:
-    """Return the mean gain per row over the later half of the course minus that over the earlier half.
+    """Return the mean gain per row over the later half of the trajectory minus that over the earlier half.
 
     It is above 0 if a fall slows down, and NaN for fewer than three rows.
     """
 
-    def found(course: pd.DataFrame) -> float:
-        gains = np.diff(course[column])
+    def found(trajectory: pd.DataFrame) -> float:
+        gains = np.diff(trajectory[column])
         half = len(gains) // 2
         return float(gains[-half:].mean() - gains[:half].mean()) if half else np.nan
 
@@ -163,26 +163,30 @@ def slowing(column: str) -> Number:
 
 
 def once_below(loss: float) -> Trajectories:
-    """Return courses from the first step with a smaller loss on; those with fewer than two rows are left out."""
+    """Return trajectories from the first step with a smaller loss on; those with fewer than two rows are left out."""
 
     def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
-        courses = {key: course[(course["loss"] < loss).cummax()] for key, course in histories(result).items()}
-        return {key: course for key, course in courses.items() if len(course) > 1}
+        trajectories = {
+            key: trajectory[(trajectory["loss"] < loss).cummax()] for key, trajectory in histories(result).items()
+        }
+        return {key: trajectory for key, trajectory in trajectories.items() if len(trajectory) > 1}
 
     return found
 
 
 def between(start: float, end: float) -> Trajectories:
-    """Return courses between two shares of their steps; those with fewer than two rows are left out.
+    """Return trajectories between two shares of their steps; those with fewer than two rows are left out.
 
     Each end is the first measured step at this share or later.
     """
 
     def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
         kept = {}
-        for key, course in histories(result).items():
-            low, high = (course.index[course.index >= share * course.index[-1]][0] for share in (start, end))
-            kept[key] = course.loc[low:high]
-        return {key: course for key, course in kept.items() if len(course) > 1}
+        for key, trajectory in histories(result).items():
+            low, high = (
+                trajectory.index[trajectory.index >= share * trajectory.index[-1]][0] for share in (start, end)
+            )
+            kept[key] = trajectory.loc[low:high]
+        return {key: trajectory for key, trajectory in kept.items() if len(trajectory) > 1}
 
     return found

@@ -40,7 +40,7 @@ from flatlens.papers.trajectories import (
     between,
     correlated_changes,
     gain,
-    in_course,
+    in_trajectory,
     log_gain,
     once_below,
 )
@@ -102,7 +102,7 @@ def in_training(model: Architecture) -> tuple[Quantity, ...]:
 def in_figure(table: Table, setting: str) -> Table:
     """Return the networks of a table that differ in one setting, "lr" or "batch_size", alone."""
     held, value = ("batch_size", FIXED_BATCH) if setting == "lr" else ("lr", FIXED_LR)
-    return where(table, lambda networks: networks[held] == value)
+    return where(table, f"{held} == {value}")
 
 
 def trend(setting: str, column: str) -> Evidence:
@@ -111,17 +111,17 @@ def trend(setting: str, column: str) -> Evidence:
 
 
 def mean_at_each(
-    setting: str, name: str, number: Number, courses: Trajectories = histories, side: Side = "below"
+    setting: str, name: str, number: Number, trajectories: Trajectories = histories, side: Side = "below"
 ) -> Evidence:
-    """Return the mean of a number of the networks' courses, at each value of the setting."""
-    return _at_each(setting, in_course(STUDY, {name: number}, courses), name, None, side)
+    """Return the mean of a number of the networks' trajectories, at each value of the setting."""
+    return _at_each(setting, in_trajectory(STUDY, {name: number}, trajectories), name, None, side)
 
 
 def following(
     setting: str,
     name: str,
     column: str,
-    courses: Trajectories = histories,
+    trajectories: Trajectories = histories,
     side: Side = "above",
     *,
     share: bool = False,
@@ -132,7 +132,7 @@ def following(
     """
     said = f"{'r^2' if share else 'Pearson r'} of the changes of sharpness and {name} between steps"
     numbers = {said: follows(column, share=share), "of ranks": follows(column, "spearman", share=share)}
-    return _at_each(setting, in_course(STUDY, numbers, courses), said, "of ranks", side)
+    return _at_each(setting, in_trajectory(STUDY, numbers, trajectories), said, "of ranks", side)
 
 
 def _at_each(setting: str, table: Table, name: str, ranks: str | None, side: Side) -> Evidence:
@@ -152,8 +152,8 @@ def follows(column: str, coefficient: CoefficientName = "pearson", *, share: boo
     """
     of = correlated_changes(SHARPNESS.name, column, coefficient)
 
-    def found(course: pd.DataFrame) -> float:
-        both = course.assign(**{SHARPNESS.name: SHARPNESS.of(course)})
+    def found(trajectory: pd.DataFrame) -> float:
+        both = trajectory.assign(**{SHARPNESS.name: SHARPNESS.of(trajectory)})
         r = of(both)
         if not share:
             return r
@@ -164,12 +164,12 @@ def follows(column: str, coefficient: CoefficientName = "pearson", *, share: boo
 
 
 def of_long(number: Number) -> Number:
-    """Return the number of courses of twice LONG steps or more, whose later half is beyond LONG; NaN of others."""
-    return lambda course: number(course) if course.index.max() >= 2 * LONG else np.nan
+    """Return the number of trajectories of twice LONG steps or more, whose later half is beyond LONG; NaN of others."""
+    return lambda trajectory: number(trajectory) if trajectory.index.max() >= 2 * LONG else np.nan
 
 
 _BEYOND = {"log(last / first) of sharpness": of_long(log_gain(SHARP)), "gain of log volume": of_long(gain(VOLUME))}
-batch_32 = where(in_course(STUDY, _BEYOND, LATER), lambda networks: networks["batch_size"] == 32)
+batch_32 = where(in_trajectory(STUDY, _BEYOND, LATER), "batch_size == 32")
 
 
 def _plots(figures: Mapping[str, str]) -> Callable[[Results], list[Plot]]:

@@ -24,7 +24,7 @@ from flatlens.papers.claims import experiment
 from flatlens.papers.contrasts import of_each_case
 from flatlens.papers.evidence import CASE, Evidence, Table, along, histories, reached, trained_ones
 from flatlens.papers.experiment import Plot, Results, Scale, seed_axis
-from flatlens.papers.figures import BANDS, banded, course_curves
+from flatlens.papers.figures import BANDS, banded, trajectory_curves
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
     NARROW_RESNET,
@@ -40,7 +40,7 @@ from flatlens.papers.sharpening.networks import (
 from flatlens.papers.trajectories import (
     correlated_changes,
     growth_beyond,
-    in_course,
+    in_trajectory,
     largest,
     late,
     rise,
@@ -162,8 +162,8 @@ def width_plots(results: Results) -> list[Plot]:
     ):
         networks = reached(study)(results)
         lines = with_width(reached(study))(results) if study == "width" else networks.assign(**{WIDTH: "linear"})
-        courses = histories(results[study])
-        plots.append(course_curves(lines, courses, WIDTH, _SHOWN, f"by_{study}", title, caption.format(said)))
+        trajectories = histories(results[study])
+        plots.append(trajectory_curves(lines, trajectories, WIDTH, _SHOWN, f"by_{study}", title, caption.format(said)))
     return plots
 
 
@@ -231,7 +231,7 @@ def in_all_figures(table: Table, rise: str) -> Evidence:
 
 _SHARP, _SOFTMAXED, _CHANGES = BATCH_SHARPNESS.column, SOFTMAXED.column, (BATCH_SHARPNESS.column, SOFTMAXED.column)
 _RISES = {"rise of sharpness": rise(_SHARP), "rise of the Jacobian norm": rise(_SOFTMAXED)}
-descents = in_course(
+descents = in_trajectory(
     "descent",
     {
         "sharpness / (2/lr), largest": largest(_SHARP, "edge"),
@@ -248,7 +248,7 @@ descents = in_course(
     without="the network without label smoothing never reached 99% accuracy",
 )
 fastest = of_smoothing(descents, False, fastest=True)
-by_width, linear = with_width(in_course("width", _RISES)), in_course("linear", _RISES)
+by_width, linear = with_width(in_trajectory("width", _RISES)), in_trajectory("linear", _RISES)
 
 
 _FIGURES: Mapping[float, Mapping[str, str]] = {
@@ -260,18 +260,18 @@ _FIGURES: Mapping[float, Mapping[str, str]] = {
 
 
 def _x6_plots(results: Results) -> list[Plot]:
-    courses = FITTED(results["descent"])
+    trajectories = FITTED(results["descent"])
     networks = reached("descent")(results)
-    networks = networks[networks["key"].isin(set(courses))]
+    networks = networks[networks["key"].isin(set(trajectories))]
     kinds = kinds_of(networks)
     plots = []
     for _, same in networks.groupby([kinds, "lr"], sort=False):
         kind, lr = str(kinds[same.index[0]]), float(same["lr"].iloc[0])
         figures = _FIGURES[lr].get(kind.partition(" ")[0]) or " and ".join(_FIGURES[lr].values())
         plots.append(
-            course_curves(
+            trajectory_curves(
                 same,
-                courses,
+                trajectories,
                 SMOOTHING,
                 (_EXCESS, BATCH_SHARPNESS, SOFTMAXED),
                 f"{kind.lower().replace(' ', '_')}_lr_{lr:g}".strip("_").replace(".", "_"),

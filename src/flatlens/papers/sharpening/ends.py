@@ -79,16 +79,6 @@ def _x7(scale: Scale) -> Mapping[str, Study]:
     return {"resnet": Study("ResNet-18 and weight decay", base, axes, shown, scale=scale)}
 
 
-def without_decay(table: pd.DataFrame) -> pd.Series:
-    """Return whether each network was trained without weight decay."""
-    return table[DECAY].eq(0)
-
-
-def with_decay(table: pd.DataFrame) -> pd.Series:
-    """Return whether each network was trained with weight decay."""
-    return table[DECAY] > 0
-
-
 def _x7_plots(results: Results) -> list[Plot]:
     networks = trained_in("resnet")(results)
     shown = ends(networks, "fig2", DECAY, "lr", "Fig. 2: weight decay, by learning rate")
@@ -151,16 +141,6 @@ _FIGURES = {
     ("vgg", "lr"): "Fig. 14, 15",
     ("vgg", "batch_size"): "Fig. 18, 19",
 }
-
-
-def slow(table: pd.DataFrame) -> pd.Series:
-    """Return whether each network has a smaller learning rate than the largest."""
-    return table["lr"].lt(table["lr"].max())
-
-
-def fast(table: pd.DataFrame) -> pd.Series:
-    """Return whether each network has the largest learning rate."""
-    return table["lr"].eq(table["lr"].max())
 
 
 def by_data(table: Table) -> Table:

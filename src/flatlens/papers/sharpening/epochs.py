@@ -12,7 +12,7 @@ from flatlens.models import Architecture
 from flatlens.papers.claims import experiment
 from flatlens.papers.evidence import histories, reached, trained_in
 from flatlens.papers.experiment import Plot, Results, Scale, tested
-from flatlens.papers.figures import BANDS, course_curves
+from flatlens.papers.figures import BANDS, trajectory_curves
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
     NARROW_VGG,
@@ -24,7 +24,7 @@ from flatlens.papers.sharpening.networks import (
     rows,
     smoothings,
 )
-from flatlens.papers.trajectories import Number, correlated_changes, in_course, largest, last, rise
+from flatlens.papers.trajectories import Number, correlated_changes, in_trajectory, largest, last, rise
 from flatlens.training import SGD, Training
 
 _OUTPUTS = Quantity("output norm", "output_norm")
@@ -74,11 +74,11 @@ def _x10(scale: Scale) -> Mapping[str, Study]:
 
 def _share(column: str) -> Number:
     """Return the last value as a share of the largest: 1 if the column ends there, near 0 if it has collapsed."""
-    return lambda course: last(column)(course) / largest(column)(course)
+    return lambda trajectory: last(column)(trajectory) / largest(column)(trajectory)
 
 
 _SHARP, _NORM = BATCH_SHARPNESS.column, SOFTMAXED.column
-whole = in_course(
+whole = in_trajectory(
     "training",
     {
         "share of the largest sharpness": _share(_SHARP),
@@ -91,12 +91,14 @@ whole = in_course(
     networks=trained_in,
 )
 unsmoothed, smoothed = of_smoothing(whole, False), of_smoothing(whole, True)
-first_epoch = in_course("first_epoch", {"rise of sharpness": rise(_SHARP), "rise of the Jacobian norm": rise(_NORM)})
+first_epoch = in_trajectory(
+    "first_epoch", {"rise of sharpness": rise(_SHARP), "rise of the Jacobian norm": rise(_NORM)}
+)
 
 
 def _x10_plots(results: Results) -> list[Plot]:
     return [
-        course_curves(
+        trajectory_curves(
             reached(study)(results),
             histories(results[study]),
             SMOOTHING,

@@ -154,6 +154,8 @@ def kind_in_words(kind: str) -> str:
 SIMILAR = 0.2
 """Largest distance of two "very similar" norms, in logarithms: a fifth."""
 every = regularised_networks(*REGULARISERS)
+FIG_5 = "kind in ['resnet18_bn', 'resnet18_cifar10_bn']"
+"""The networks of Fig. 5: ResNet-18 with BatchNorm; on CIFAR-10 if there are several data sets."""
 
 
 def with_alike_norms(results: Results) -> pd.DataFrame:
@@ -163,19 +165,9 @@ def with_alike_norms(results: Results) -> pd.DataFrame:
     return kept.assign(**{"norms a fifth apart at most": (apart < SIMILAR).astype(float).where(apart.notna())})
 
 
-def in_fig5(table: pd.DataFrame) -> pd.Series:
-    """Return whether each is a network of Fig. 5: ResNet-18 with BatchNorm; on CIFAR-10 if there are several sets."""
-    return table["kind"].isin(["resnet18_bn", "resnet18_cifar10_bn"])
-
-
-def with_batchnorm(table: pd.DataFrame) -> pd.Series:
-    """Return whether each network has BatchNorm."""
-    return table["batchnorm"].astype(bool)
-
-
 def beyond_weakest(name: str) -> Table:
     """Return the networks of Fig. 5 under a regulariser, without those at no strength."""
-    return where(regularised_networks(name), lambda table: in_fig5(table) & (table["strength"] > 0))
+    return where(regularised_networks(name), f"{FIG_5} and strength > 0")
 
 
 def sharpness_along(name: str, side: Side) -> Evidence:
@@ -336,7 +328,7 @@ SAME = (CASE, "seed")
 def largest_or_none(name: str) -> Table:
     """Return the networks with the largest coefficient, and those with none."""
     both = jacobian_networks(name, "reference_small")
-    return where(both, lambda t: t["coefficient"].isin([0.0, t["coefficient"].max()]))
+    return where(both, "coefficient == 0 or coefficient == coefficient.max()")
 
 
 def best_networks(results: Results) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from flatlens.papers.evidence import Evidence, along, reached
 from flatlens.papers.experiment import Plot, Results, Scale, tested
 from flatlens.papers.figures import followed_curves
 from flatlens.papers.sharpening.networks import JACOBIAN, SOFTMAXED
-from flatlens.papers.trajectories import in_course, largest, last, rise, rise_to_peak
+from flatlens.papers.trajectories import in_trajectory, largest, last, rise, rise_to_peak
 from flatlens.training import SGD, Training
 
 NORM, SOFTMAXED_NORM = JACOBIAN.column, SOFTMAXED.column
@@ -80,7 +80,7 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
 
 def over_scales(study: str, number: str) -> Evidence:
     """Return the mean over seeds of Kendall's tau-b of the scale of the inputs and a number."""
-    return along(in_course(study, NUMBERS), "scale", number, ["seed"])
+    return along(in_trajectory(study, NUMBERS), "scale", number, ["seed"])
 
 
 def _plots(results: Results) -> list[Plot]:

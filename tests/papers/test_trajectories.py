@@ -1,4 +1,4 @@
-"""Numbers of a course are those of its table; a course ends where its partner's does; lines are weighed one by one."""
+"""Numbers of a trajectory are those of its table; it ends where its partner gets there; lines are weighed singly."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from flatlens.papers.trajectories import (
     first,
     gain,
     growth_beyond,
-    in_course,
+    in_trajectory,
     largest,
     last,
     late,
@@ -56,17 +56,19 @@ NUMBERS = {"first": first("s"), "last": last("s"), "largest": largest("s"), "rat
 
 
 def test_networks_without_a_course_are_counted_where_a_reason_is_given():
-    courses = until_partner("smoothing", "accuracy", 0.9, ["seed"])
-    found = mean_of(in_course("one", {"last": last("s")}, courses, without="its partner never came there"), "last")
+    trajectories = until_partner("smoothing", "accuracy", 0.9, ["seed"])
+    found = mean_of(
+        in_trajectory("one", {"last": last("s")}, trajectories, without="its partner never came there"), "last"
+    )
     one = found({"one": result()})
     assert (one.n, one.excluded) == (2, (("its partner never came there", 1),))  # c; d is not among those that ended
     assert one.value == (8 + 3) / 2
-    silent = mean_of(in_course("one", {"last": last("s")}, courses), "last")({"one": result()})
+    silent = mean_of(in_trajectory("one", {"last": last("s")}, trajectories), "last")({"one": result()})
     assert (silent.n, silent.excluded, silent.value) == (2, (), one.value)
 
 
 def test_numbers_of_whole_courses():
-    table = in_course("one", NUMBERS)({"one": result()}).set_index("key")
+    table = in_trajectory("one", NUMBERS)({"one": result()}).set_index("key")
     assert table.index.tolist() == ["a", "b", "c"]  # d is left out
     assert table.loc["a", ["first", "last", "largest", "ratio"]].tolist() == [2.0, 1.0, 8.0, 2.0]
     assert table.loc["a", ["late", "late ratio", "rise"]].tolist() == [4.5, 1.125, 2.5]
@@ -78,23 +80,23 @@ def test_networks_that_never_trained_are_left_out(model):
     one = result()
     one.settings["base"] = {"model": model}
     one.networks = one.networks.assign(accuracy=[0.99, 0.54, 0.56, 1.0])  # chance is .5, a tenth of the way .55
-    table = in_course("one", NUMBERS, networks=trained_in)
+    table = in_trajectory("one", NUMBERS, networks=trained_in)
     assert table({"one": one})["left out"].tolist() == ["", "it never trained: accuracy below 0.55 (smoothing 0.5)", ""]
     mean = mean_of(table, "last")({"one": one})
     assert (mean.value, mean.excluded) == (1.5, (("it never trained: accuracy below 0.55 (smoothing 0.5)", 1),))
 
 
-def test_two_columns_of_a_course():
-    course = pd.DataFrame({"s": [1.0, 4.0, 3.0, 5.0], "j": [1.0, 2.0, 4.0, 8.0], "edge": 4.0})
-    assert correlated_changes("s", "j")(course) == pytest.approx(np.corrcoef([3, -1, 2], [1, 2, 4])[0, 1])
-    assert correlated_changes("s", "j", "spearman")(course) == pytest.approx(-0.5)
-    assert np.isnan(correlated_changes("s", "j")(course.iloc[:3]))
-    assert np.isnan(correlated_changes("s", "nowhere")(course))
-    assert growth_beyond("j", "s", "edge")(course) == pytest.approx(np.log(8 / 2))
-    assert np.isnan(growth_beyond("j", "s", "edge")(course.iloc[:1]))
-    assert up_to_edge(last("j"), "s", "edge")(course) == 2  # where growth beyond it begins
-    assert up_to_edge(last("j"), "s", "edge")(course.iloc[:1]) == last("j")(course.iloc[:1])
-    assert up_to_edge(len, "s", "edge")(course.assign(edge=np.inf)) == len(course)
+def test_two_columns_of_a_trajectory():
+    trajectory = pd.DataFrame({"s": [1.0, 4.0, 3.0, 5.0], "j": [1.0, 2.0, 4.0, 8.0], "edge": 4.0})
+    assert correlated_changes("s", "j")(trajectory) == pytest.approx(np.corrcoef([3, -1, 2], [1, 2, 4])[0, 1])
+    assert correlated_changes("s", "j", "spearman")(trajectory) == pytest.approx(-0.5)
+    assert np.isnan(correlated_changes("s", "j")(trajectory.iloc[:3]))
+    assert np.isnan(correlated_changes("s", "nowhere")(trajectory))
+    assert growth_beyond("j", "s", "edge")(trajectory) == pytest.approx(np.log(8 / 2))
+    assert np.isnan(growth_beyond("j", "s", "edge")(trajectory.iloc[:1]))
+    assert up_to_edge(last("j"), "s", "edge")(trajectory) == 2  # where growth beyond it begins
+    assert up_to_edge(last("j"), "s", "edge")(trajectory.iloc[:1]) == last("j")(trajectory.iloc[:1])
+    assert up_to_edge(len, "s", "edge")(trajectory.assign(edge=np.inf)) == len(trajectory)
 
 
 def test_courses_begin_where_the_loss_is_low():
@@ -106,9 +108,9 @@ def test_courses_begin_where_the_loss_is_low():
             columns=["key", "step", "measure", "layer", "value", "edge"],
         ),
     )
-    courses = once_below(0.15)(result)
-    assert list(courses) == ["a"]
-    assert courses["a"].index.tolist() == [5, 10, 15]  # once it was below, it counts
+    trajectories = once_below(0.15)(result)
+    assert list(trajectories) == ["a"]
+    assert trajectories["a"].index.tolist() == [5, 10, 15]  # once it was below, it counts
 
 
 def test_one_step_does_not_decide_what_follows_what():
@@ -126,44 +128,47 @@ def test_one_step_does_not_decide_what_follows_what():
     networks = pd.DataFrame({"key": [f"n{seed}" for seed in seeds], "seed": seeds})
     numbers = {"r": correlated_changes("s", "j"), "of ranks": correlated_changes("s", "j", "spearman")}
     results = {"one": fake_result(networks, histories=pd.DataFrame(rows, columns=columns))}
-    alone, beside = (mean_of(in_course("one", numbers), "r", ranks)(results) for ranks in (None, "of ranks"))
+    alone, beside = (mean_of(in_trajectory("one", numbers), "r", ranks)(results) for ranks in (None, "of ranks"))
     assert alone.value == beside.value > 0.9
     assert beside.of_ranks < 0
     assert [conclusion_of(one, "above", 0.0) for one in (alone, beside)] == ["reproduced", "inconclusive"]
 
 
 def test_courses_end_where_the_partner_gets_there():
-    courses = until_partner("smoothing", "accuracy", 0.99, ["seed"])(result())
-    assert {key: course.index.tolist() for key, course in courses.items()} == {"a": [0, 5, 10], "b": [0, 5, 10]}
-    assert courses["b"]["s"].tolist() == [1.0, 2.0, 3.0]
-    table = in_course("one", NUMBERS, until_partner("smoothing", "accuracy", 0.99, ["seed"]))({"one": result()})
+    trajectories = until_partner("smoothing", "accuracy", 0.99, ["seed"])(result())
+    assert {key: trajectory.index.tolist() for key, trajectory in trajectories.items()} == {
+        "a": [0, 5, 10],
+        "b": [0, 5, 10],
+    }
+    assert trajectories["b"]["s"].tolist() == [1.0, 2.0, 3.0]
+    table = in_trajectory("one", NUMBERS, until_partner("smoothing", "accuracy", 0.99, ["seed"]))({"one": result()})
     assert table[["last", "late"]].to_numpy().tolist() == [[8.0, 6.0], [3.0, 2.5]]
     assert set(histories(result())) == {"a", "b", "c"}
 
 
 def test_gains_of_a_course():
-    course = pd.DataFrame({"s": [8.0, 4.0, 2.0, 1.0, 0.5]})
-    assert gain("s")(course) == -7.5
-    assert log_gain("s")(course) == pytest.approx(np.log(1 / 16))
-    assert slowing("s")(course) == -0.75 - -3
-    assert slowing("s")(course.iloc[:4]) == -1 - -4  # the fall between the halves is left out
-    assert slowing("s")(-course) == -slowing("s")(course)
-    assert np.isnan(slowing("s")(course.iloc[:2]))
+    trajectory = pd.DataFrame({"s": [8.0, 4.0, 2.0, 1.0, 0.5]})
+    assert gain("s")(trajectory) == -7.5
+    assert log_gain("s")(trajectory) == pytest.approx(np.log(1 / 16))
+    assert slowing("s")(trajectory) == -0.75 - -3
+    assert slowing("s")(trajectory.iloc[:4]) == -1 - -4  # the fall between the halves is left out
+    assert slowing("s")(-trajectory) == -slowing("s")(trajectory)
+    assert np.isnan(slowing("s")(trajectory.iloc[:2]))
 
 
 def test_courses_from_where_the_loss_is_low():
     one = result()
     one.histories = one.histories.replace({"measure": {"accuracy": "loss"}})
-    courses = once_below(0.25)(one)  # b and c are at once, and rise again
-    assert {key: course.index.tolist() for key, course in courses.items()} == {
+    trajectories = once_below(0.25)(one)  # b and c are at once, and rise again
+    assert {key: trajectory.index.tolist() for key, trajectory in trajectories.items()} == {
         "a": [0, 5, 10, 15],
         "b": [0, 5, 10, 15],
         "c": [0, 5, 10, 15],
     }
     falling = one.histories.assign(value=lambda t: t["value"].where(t["measure"] != "loss", 1 - t["value"]))
     one.histories = falling
-    courses = once_below(0.4)(one)  # 1 - accuracy: of a from step 10 on; of b and c never
-    assert {key: course.index.tolist() for key, course in courses.items()} == {"a": [10, 15]}
+    trajectories = once_below(0.4)(one)  # 1 - accuracy: of a from step 10 on; of b and c never
+    assert {key: trajectory.index.tolist() for key, trajectory in trajectories.items()} == {"a": [10, 15]}
     assert once_below(0.02)(one)["a"].index.tolist() == [10, 15]
     assert once_below(0)(one) == {}
 
