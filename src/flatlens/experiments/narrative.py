@@ -25,12 +25,7 @@ WHAT, SURELY, BEWARE = "What goes with the gap", "How surely", "Beware"
 
 
 def answers(
-    study: Study,
-    relations: pd.DataFrame,
-    within: pd.DataFrame,
-    with_gap: pd.DataFrame,
-    left_out: int,
-    unfinished: int,
+    study: Study, relations: pd.DataFrame, within: pd.DataFrame, with_gap: pd.DataFrame, left_out: int, unfinished: int
 ) -> list[tuple[str, str]]:
     """Return three pairs of a heading and a line; every number is one of the tables.
 

@@ -129,9 +129,7 @@ def setting(name: str, values: Sequence[object]) -> Quantity | None:
 
 
 def quantities(
-    measures: Sequence[str],
-    settings: Sequence[Quantity] = (LEARNING_RATE, BATCH_SIZE),
-    first_layer: str = FIRST,
+    measures: Sequence[str], settings: Sequence[Quantity] = (LEARNING_RATE, BATCH_SIZE), first_layer: str = FIRST
 ) -> tuple[Quantity, ...]:
     """Return the axes of the comparison: the gap, the measures, the settings.
 

@@ -134,9 +134,7 @@ def published(results: Results) -> pd.DataFrame:
     networks = with_units(results["transformers"], results["transformers"].networks)
     found = networks[networks["model"].str.contains("timm:")].reset_index(drop=True)
     ranks = found.reindex(columns=[SHARPNESS_46, SEARCHED]).rank(pct=True)
-    return found.assign(
-        **{CLASS: found["model"].map(_class_of), OFF_TREND: ranks[SHARPNESS_46] - ranks[SEARCHED]},
-    )
+    return found.assign(**{CLASS: found["model"].map(_class_of), OFF_TREND: ranks[SHARPNESS_46] - ranks[SEARCHED]})
 
 
 def of_class(name: str) -> Table:

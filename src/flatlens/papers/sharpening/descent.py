@@ -125,11 +125,7 @@ def width_studies(scale: Scale) -> dict[str, Study]:
     followed = tuple(q.column for q in _SHOWN)
     training = Training(SGD(0.02), max_steps=steps)
     base = NetworkSettings(
-        data,
-        model,
-        training,
-        (*followed, "accuracy", "generalisation_gap"),
-        followed=Followed(followed, every),
+        data, model, training, (*followed, "accuracy", "generalisation_gap"), followed=Followed(followed, every)
     )
     seed = Axis("seed", tuple(range(seeds)))
     wide = Axis("model.widths", tuple((width,) * 3 for width in widths))

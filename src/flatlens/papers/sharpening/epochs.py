@@ -53,10 +53,7 @@ def _x10(scale: Scale) -> Mapping[str, Study]:
     training = Training(SGD(lr), batch_size=batch, max_epochs=1, check_every=100)
     shown = (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS)
     followed = tuple(q.column for q in shown)
-    axes = (
-        smoothings(scale),
-        Axis("seed", tuple(range(seeds))),
-    )
+    axes = (smoothings(scale), Axis("seed", tuple(range(seeds))))
     base = NetworkSettings(
         data,
         network,

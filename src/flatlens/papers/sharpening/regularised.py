@@ -190,11 +190,7 @@ def at_the_weakest(name: str) -> Evidence:
     )
 
 
-_CORRELATED = {
-    "sharpness": SHARP,
-    "Jacobian norm": NORM,
-    "Jacobian norm of softmax": SOFTMAXED_COLUMN,
-}
+_CORRELATED = {"sharpness": SHARP, "Jacobian norm": NORM, "Jacobian norm of softmax": SOFTMAXED_COLUMN}
 
 
 def _x9_plots(results: Results) -> list[Plot]:
