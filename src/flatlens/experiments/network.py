@@ -68,8 +68,7 @@ def _measured(problem: Problem, settings: NetworkSettings) -> tuple[dict[Key, Es
     return {key: e for part in parts for key, e in part.items()}, lens
 
 
-def _quietly(lens: Lens, measures: list[Measure] | list[str]) -> Report:
-    """Return what `measure` does, without limit and line: a study has its own progress."""
+def _quietly(lens: Lens, measures: list[Measure] | list[str]) -> Report:  # a study has its own limits and progress
     return measure(lens, measures, anyway=True, progress=no_progress)
 
 
@@ -337,8 +336,7 @@ def _of_networks(networks: Sequence[NetworkSettings]) -> Cost:
     return Cost(len(networks), step * sum(steps), measured)
 
 
-def _is_solved(settings: NetworkSettings) -> bool:
-    """Return whether the training is a ridge regression: one step, whatever number of steps the settings give."""
+def _is_solved(settings: NetworkSettings) -> bool:  # a ridge regression: one step, whatever the settings give
     return isinstance(settings.training, Training) and isinstance(settings.training.optimiser, Ridge)
 
 

@@ -282,16 +282,16 @@ class Store:
         store = cls(out)
         with clear_errors(out):
             if not (out / "study.json").exists():
-                own = {"training"} if any(store._networks.glob("*")) else {"training", "networks"}
+                own = {"training"} if any(store._in("networks").glob("*")) else {"training", "networks"}
                 refuse_foreign(out, "study.json", own, "study")
                 out.mkdir(parents=True, exist_ok=True)
                 write_whole(out / "study.json", _pretty(study.as_json()))
             sweep(out)
             store._refuse_other_study(study)
-            for folder in (store._networks, store._training):
+            for folder in (store._in("networks"), store._in("training")):
                 folder.mkdir(parents=True, exist_ok=True)
                 sweep(folder)
-            sweep(store._failed)
+            sweep(store._in("failed"))
             store._clear_training()
         return store
 
@@ -306,21 +306,8 @@ class Store:
             raise BadFolder(f"{str(out)!r} holds no study (no study.json in it): name the folder given as --out")
         return cls(out)
 
-    @property
-    def _networks(self) -> Path:
-        return self.out / "networks"
-
-    @property
-    def _training(self) -> Path:
-        return self.out / "training"
-
-    @property
-    def _failed(self) -> Path:
-        return self.out / "failed"
-
-    @property
-    def _known(self) -> Path:
-        return self.out / "known.zip"
+    def _in(self, name: str) -> Path:
+        return self.out / name
 
     def study(self) -> Study:
         """Return the study that the folder holds."""
@@ -331,16 +318,16 @@ class Store:
 
     def folder(self, key: str) -> Path:
         """Return the folder of a network, which may not exist yet."""
-        return self._networks / key
+        return self._in("networks") / key
 
     def checkpoint(self, key: str) -> Path:
         """Return the checkpoint file of a network's training; other versions, whose digits may differ, have another."""
-        return self._training / f"{key}.{digest(versions())}.pt"
+        return self._in("training") / f"{key}.{digest(versions())}.pt"
 
     def finished(self, keys: Iterable[str]) -> list[str]:
         """Return the keys of finished networks."""
         with clear_errors(self.out):  # list again: a network disk may cache for a minute that a name was missing
-            there = set(os.listdir(self._networks)) if self._networks.is_dir() else set()  # noqa: PTH208
+            there = set(os.listdir(self._in("networks"))) if self._in("networks").is_dir() else set()  # noqa: PTH208
         there |= self._kept_versions().keys()
         return [key for key in keys if key in there]
 
@@ -365,7 +352,7 @@ class Store:
             for number, one in enumerate((*self.kept(), known)):
                 write_study(archive, str(number), one)
         with clear_errors(self.out):
-            write_whole(self._known, content.getvalue())
+            write_whole(self._in("known.zip"), content.getvalue())
 
     def kept(self) -> tuple[StudyResult, ...]:
         """Return the tables written by `keep`.
@@ -373,7 +360,11 @@ class Store:
         Raises:
             BadFolder: the file is damaged.
         """
-        return _read_kept(self._known, self._known.stat().st_mtime_ns) if self._known.is_file() else ()
+        return (
+            _read_kept(self._in("known.zip"), self._in("known.zip").stat().st_mtime_ns)
+            if self._in("known.zip").is_file()
+            else ()
+        )
 
     def _kept_versions(self) -> dict[str, dict[str, str]]:
         return {key: kept.versions for kept in self.kept() for key in kept.networks["key"]}
@@ -391,11 +382,11 @@ class Store:
 
     def progress_file(self, key: str) -> AbstractContextManager[Progress]:
         """Return a `Progress` that writes the progress file of a network's training; the file is removed at the end."""
-        return progress_file(self._training / f"{key}{SUFFIX}")
+        return progress_file(self._in("training") / f"{key}{SUFFIX}")
 
     def in_progress(self, networks: Mapping[str, _T]) -> dict[_T, tuple[int, int]]:
         """Return (steps done, largest number of steps) of the networks in training; `networks` maps keys to them."""
-        return {networks[key]: steps for key, steps in in_progress(self._training).items() if key in networks}
+        return {networks[key]: steps for key, steps in in_progress(self._in("training")).items() if key in networks}
 
     def write(self, record: Record) -> None:
         """Write a network; remove its failure and its checkpoints."""
@@ -416,7 +407,7 @@ class Store:
                 for file in folder.iterdir():  # safetensors makes them readable for the owner alone
                     shutil.copymode(folder / "config.json", file)
             self.forget_failure(key)
-            for over in self._training.glob(f"{key}.*.pt"):
+            for over in self._in("training").glob(f"{key}.*.pt"):
                 over.unlink(missing_ok=True)
 
     def read(self, key: str) -> Record:
@@ -461,7 +452,7 @@ class Store:
 
     def write_failure(self, settings: NetworkSettings, trace: str) -> None:
         """Write the record of a run that ended in an error."""
-        folder = self._failed / settings.key
+        folder = self._in("failed") / settings.key
         with clear_errors(self.out):
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / "config.json", _pretty(settings.as_json()))
@@ -469,26 +460,23 @@ class Store:
 
     def forget_failure(self, key: str) -> None:
         """Remove the record of a failed run, after a success."""
-        folder = self._failed / key
+        folder = self._in("failed") / key
         for name in ("failed.json", "config.json"):
             (folder / name).unlink(missing_ok=True)
-        for empty in (folder, self._failed):
+        for empty in (folder, self._in("failed")):
             with contextlib.suppress(OSError):  # not there, not empty, or another process was quicker
                 empty.rmdir()
 
     def failed(self, keys: Iterable[str]) -> list[str]:
         """Return the keys of networks whose run failed and that are not finished."""
         there = set(self.finished(keys := list(keys)))
-        return [key for key in keys if key not in there and (self._failed / key / "failed.json").is_file()]
+        return [key for key in keys if key not in there and (self._in("failed") / key / "failed.json").is_file()]
 
     def failures(self, keys: Iterable[str]) -> list[tuple[str, str]]:
         """Return (key, last line of the traceback, without the folders of files) of the recorded failures."""
-        noted = [(key, self._failed / key / "failed.json") for key in keys]
-        return [
-            (key, without_folders(str(_read_json(note).get("error", "unknown error"))))
-            for key, note in noted
-            if note.is_file()
-        ]
+        noted = [(key, self._in("failed") / key / "failed.json") for key in keys]
+        errors = [(key, str(_read_json(note).get("error", "unknown error"))) for key, note in noted if note.is_file()]
+        return [(key, without_folders(error)) for key, error in errors]
 
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         """Write a CSV file with 17 significant digits."""
@@ -496,8 +484,8 @@ class Store:
             write_whole(self.out / name, csv_of(table))
 
     def _clear_training(self) -> None:
-        remove_progress_files(self._training)
-        for checkpoint in self._training.glob("*.pt"):
+        remove_progress_files(self._in("training"))
+        for checkpoint in self._in("training").glob("*.pt"):
             if self.folder(checkpoint.name.partition(".")[0]).is_dir():
                 checkpoint.unlink(missing_ok=True)
 

@@ -230,13 +230,10 @@ def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
     return _written(out, concluded(experiment, scale, results, _of_rerun(out, results)))
 
 
-def _weighed(experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
-    return tuple(prediction.weigh(results) for prediction in experiment.predictions)
-
-
 def concluded(experiment: Experiment, scale: Scale, results: Results, second: Results) -> Reproduction:
     """Return the reproduction with these studies, and those of its re-run: weigh each prediction, draw each figure."""
-    outcomes, again = _weighed(experiment, results), _weighed(experiment, second) if second else ()
+    outcomes = tuple(prediction.weigh(results) for prediction in experiment.predictions)
+    again = tuple(prediction.weigh(second) for prediction in experiment.predictions) if second else ()
     pairs = _of_halves(experiment, results) if scale == "desk" else ()
     return Reproduction(experiment, scale, results, outcomes, tuple(experiment.plots(results)), again, pairs, second)
 
@@ -263,8 +260,8 @@ def _over(folder: Path) -> bool:
 
 
 def _of_halves(experiment: Experiment, results: Results) -> tuple[tuple[Outcome, Outcome], ...]:
-    one, other = (_weighed(experiment, half) for half in split_half(results))
-    return tuple(zip(one, other, strict=True))
+    one, other = split_half(results)
+    return tuple((prediction.weigh(one), prediction.weigh(other)) for prediction in experiment.predictions)
 
 
 def is_reproduction(out: Path) -> bool:
