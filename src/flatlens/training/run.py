@@ -28,7 +28,7 @@ from flatlens.problem.eval_context import modes_kept
 from flatlens.problem.op_overrides import plain_weight_norms
 from flatlens.progress import beside
 from flatlens.settings_json import as_plain, canonical
-from flatlens.training.batches import Batches, Taken
+from flatlens.training.batches import Batches
 from flatlens.training.evaluation import Pair, TrainingData, pair, require_trainable
 from flatlens.training.objective import Pass
 from flatlens.training.optimisers import Ridge, solve
@@ -223,7 +223,12 @@ class TrainingRun:
         progress = beside(progress)
         self.begin()
         for batch in self.batches if self.outcome is None else ():
-            self._take(batch)
+            self.count(self.stepper.take(batch.x, batch.targets, self.factor(batch.epoch)), len(batch.x))
+            self.tell_watcher(batch.epoch + batch.last)
+            if self.must_look(batch.last):
+                self._look(batch.last)
+            if batch.last:
+                self.epoch_loss = [0.0, 0.0]
             if progress is not None and self.is_check_point:
                 progress("training steps", self.step, self.total)
             if checkpoint is not None and checkpoint.due:
@@ -248,14 +253,9 @@ class TrainingRun:
         """Return whether to evaluate after this step; `last` says that it used the last batch of its epoch."""
         return self.is_check_point or (last and self.settings.until.loss_over == "epoch")
 
-    def _take(self, batch: Taken) -> None:
-        loss = self.stepper.take(batch.x, batch.targets, self.settings.factor(self.step, batch.epoch))
-        self.count(loss, len(batch.x))
-        self.tell_watcher(batch.epoch + batch.last)
-        if self.must_look(batch.last):
-            self._look(batch.last)
-        if batch.last:
-            self.epoch_loss = [0.0, 0.0]
+    def factor(self, epoch: int) -> float:
+        """Return the factor on the optimiser's learning rate in the next step."""
+        return self.settings.factor(self.step, epoch)
 
     def count(self, loss: float, n: int) -> None:
         """Record a step on `n` samples whose loss was `loss` before it."""
@@ -265,21 +265,18 @@ class TrainingRun:
     def tell_watcher(self, epoch: int) -> None:
         """Call the watcher with the optimiser of the next step; with None if ascent moves the edge of stability."""
         if self.watch is not None:
-            self.stepper.set_rate(self.settings.factor(self.step, epoch))
+            self.stepper.set_rate(self.factor(epoch))
             self.watch.step(self.step, optimiser=None if self.stepper.ascends else self.stepper.optimiser)
 
     def _look(self, last: bool) -> None:
-        if self.only_the_end_depends and self._goes_on():
+        # a few samples may prove that a look at all data would not end the run: a loss above -1 is finite
+        until = self.settings.until
+        bound = -1.0 if until.loss_below is None else until.loss_below
+        may_prove = self.only_the_end_depends and (until.loss_below is not None or not until.anything)
+        if may_prove and self.data.surely_above(bound):
             return
         if self.judge(self.data.look(), last):
             self.write_row([math.nan, math.nan] if self.test is None else self.test.look())
-
-    def _goes_on(self) -> bool:
-        """Return whether a few samples prove that a look at all data would not end the run."""
-        until = self.settings.until
-        if until.loss_below is not None:
-            return self.data.surely_above(until.loss_below)
-        return not until.anything and self.data.surely_above(-1.0)  # the loss is finite
 
     def asks_accuracy(self, loss: float) -> bool:
         """Return whether the accuracy is needed at this loss; it is not if the run continues in any case."""

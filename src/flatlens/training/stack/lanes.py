@@ -287,7 +287,7 @@ class Lanes:
         """Set `columns`, the coefficients of the next step, each (L, 1)."""
         if self.rates and self.steady and not self.update.counts:
             return
-        rates = [run.settings.factor(run.step, run.batches.epoch) * stepping(run).lr for run in self.runs]
+        rates = [run.factor(run.batches.epoch) * stepping(run).lr for run in self.runs]
         if rates != self.rates or self.update.counts:
             self.rates = rates
             of_runs = zip(self.runs, rates, strict=True)

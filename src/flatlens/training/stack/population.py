@@ -140,7 +140,7 @@ def _copy(run: TrainingRun) -> TrainingRun:
 
 def _step_alone(run: TrainingRun, batches: Iterator[Taken]) -> None:
     batch = next(batches)
-    run.count(run.stepper.take(batch.x, batch.targets, run.settings.factor(run.step, batch.epoch)), len(batch.x))
+    run.count(run.stepper.take(batch.x, batch.targets, run.factor(batch.epoch)), len(batch.x))
 
 
 def _stacked(runs: Sequence[TrainingRun], steps: int, wanted: Sequence[list[Tensor]], *, singly: bool) -> float | None:
