@@ -28,7 +28,7 @@ from flatlens.grams.record import Call, derived_reads
 from flatlens.grams.trial import Rows, Structure, Trial
 from flatlens.operations.graph import Node, sources_of, walk
 from flatlens.operations.layers import Adapter, layer_of
-from flatlens.operations.pair_finders import HeadFinder, HeadPairs
+from flatlens.operations.pair_finders import HeadFinder
 from flatlens.operations.parameter_uses import Bias, Entrywise, Lookup, Product, Read, matrix_in_products
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.eval_context import differentiable
@@ -301,7 +301,7 @@ def _linear_map(call: Call, adapter: Adapter, n: int) -> tuple[Adapter, torch.Si
     return layer_of(call.module), call.x.shape[1:]
 
 
-def parts_of(weights: Mapping[str, Weight], heads: HeadPairs) -> dict[str, Weight]:
+def parts_of(weights: Mapping[str, Weight], heads: HeadFinder) -> dict[str, Weight]:
     """Return the projections and heads of attention as weights, by name, in the order of `weights`.
 
     `attn.qkv/query` has the rows of all queries in the weight of `attn.qkv`, `attn.qkv/query/0` those of the first

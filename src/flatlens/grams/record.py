@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from flatlens.operations.graph import Graph, Node
 from flatlens.operations.layers import is_linear
-from flatlens.operations.pair_finders import HeadFinder, ScaleFinder, Scales
+from flatlens.operations.pair_finders import HeadFinder, ScaleFinder
 from flatlens.operations.parameter_uses import (
     Derived,
     GraphOperation,
@@ -257,12 +257,11 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
 
 
 @contextmanager
-def read_heads(problem: Problem, model: nn.Module) -> Iterator[tuple[HeadFinder, Scales]]:
+def read_heads(problem: Problem, model: nn.Module) -> Iterator[tuple[HeadFinder, ScaleFinder]]:
     """Give the heads, norms and gates that autograd's graph of the first samples shows."""
     with problem.measuring(model), differentiable(model.parameters()):
         tape, _, _, _ = run_recorded(problem, model, problem.place(take(problem.probes[0], 0, READ_ON)))
-        finder = HeadFinder(tape.graph)
-        finder.run()
+        finder = HeadFinder(tape.graph).run()
         yield finder, ScaleFinder(finder).run()
 
 

@@ -121,16 +121,15 @@ class SeenChunk:
 
 def heads_of(lens: Lens) -> tuple[list[HeadWeight], dict[str, str]]:
     """Return the weights of every head, and by part (queries and keys, values) why others are not understood."""
-    with read_heads(lens.problem, lens.model) as (finder, scales):
-        found, graph = finder.found, finder.graph
-        products = [node for node in graph.nodes if graph.is_product(node)]
+    with read_heads(lens.problem, lens.model) as (found, scales):
+        products = [node for node in found.graph.nodes if found.graph.is_product(node)]
         weights = {}
         for part, pairs in (("query_key", found.queries), ("value_output", found.values)):
             counts: dict[str, int] = {}
             for pair in {pair.key: pair for pair in pairs}.values():
                 stem = pair.left[0].parameter.removesuffix("weight").rstrip("._")
                 counts[stem] = counts.get(stem, -1) + 1
-                for one in _weights(finder, products, scales.norms, f"{stem}.{counts[stem]}", part, pair.entries):
+                for one in _weights(found, products, scales.norms, f"{stem}.{counts[stem]}", part, pair.entries):
                     weights[one.entries.key] = one
     refused = {"query_key": found.refused_queries, "value_output": found.refused_values}
     why = {part: "; ".join(sorted(set(left.values()))) for part, left in refused.items() if left}

@@ -13,7 +13,7 @@ divided.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -61,17 +61,6 @@ class HeadSide:
     def entries(self) -> tuple[Entries, ...]:
         """Return the rows and their part of the bias."""
         return self.weights.rows(self.features, self.maps[0])
-
-
-@dataclass(eq=False)
-class HeadPairs:
-    """What was found: pairs of queries and keys, of values and columns, and heads that may change places."""
-
-    queries: list[WeightPair] = field(default_factory=list)
-    values: list[WeightPair] = field(default_factory=list)
-    orders: list[HeadOrder] = field(default_factory=list)
-    refused_queries: dict[str, str] = field(default_factory=dict)  #: products not understood, with the reason
-    refused_values: dict[str, str] = field(default_factory=dict)
 
 
 def together(heads: list[tuple[HeadSide, HeadSide]]) -> list[tuple[list[HeadSide], list[HeadSide]]]:
@@ -126,17 +115,21 @@ class HeadFinder:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.found = HeadPairs()
+        self.queries: list[WeightPair] = []  #: pairs of queries and keys
+        self.values: list[WeightPair] = []  #: pairs of values and the columns that read them
+        self.orders: list[HeadOrder] = []  #: heads that may change places
+        self.refused_queries: dict[str, str] = {}  #: products not understood, with the reason
+        self.refused_values: dict[str, str] = {}
         self.weights = WeightReader(graph)
         self._scores: dict[Node, list[tuple[HeadSide, HeadSide]]] = {}  #: by product: (query, key) of each head
         self._unread: dict[Node, str] = {}  #: products neither of whose factors comes from a weight, with the reason
 
-    def run(self) -> HeadPairs:
-        """Return the heads of every attention."""
+    def run(self) -> HeadFinder:
+        """Find the heads of every attention."""
         for node in self.graph.nodes:
             if node.name() in _PRODUCTS:
                 self._read(node)
-        return self.found
+        return self
 
     def _read(self, node: Node) -> None:
         left, right = node.next_functions[-2:]
@@ -149,7 +142,7 @@ class HeadFinder:
             self._unread[node] = next(self._told(one.edges, one.joined) for one in origins)
             self._refuse_unmade(node, origins)
             return
-        operand, refused = made.index(True), self.found.refused_queries
+        operand, refused = made.index(True), self.refused_queries
         try:
             if all(made):
                 self._read_scores(node, left, right)
@@ -157,7 +150,7 @@ class HeadFinder:
                 told = self._told(origins[1 - operand].edges, origins[1 - operand].joined)
                 raise NotUnderstood(f"what is multiplied with its features: these {told}")
             else:
-                refused = self.found.refused_values
+                refused = self.refused_values
                 self._read_values(node, operand)
         except NotUnderstood as why:
             refused[self._name(origins[operand].edges)] = str(why)
@@ -193,12 +186,12 @@ class HeadFinder:
             scores = self._scores_behind(node.next_functions[-1 - operand][0], past_weights=False)
             if scores is not None:
                 name = self._name(values.edges)
-                self.found.refused_values[name] = f"its values {self._told(values.edges, values.joined)}"
+                self.refused_values[name] = f"its values {self._told(values.edges, values.joined)}"
                 self._refuse_unread(scores, name)
 
     def _refuse_unread(self, scores: Node | None, name: str) -> None:
         if scores in self._unread:
-            self.found.refused_queries[name] = f"its queries or keys {self._unread[scores]}"
+            self.refused_queries[name] = f"its queries or keys {self._unread[scores]}"
 
     def _read_scores(self, node: Node, left: GraphEdge, right: GraphEdge) -> None:
         """Read a product of queries and keys: the last axis of the one, the middle axis of the other are summed."""
@@ -211,7 +204,7 @@ class HeadFinder:
             one, other = (tuple(entries for side in sides for entries in side.entries) for sides in (some, others))
             if {entries.key for entries in one} & {entries.key for entries in other}:
                 raise NotUnderstood("its queries and keys share a weight")
-            self.found.queries.append(WeightPair(name, one, other, free, turned, _nodes([*some, *others])))
+            self.queries.append(WeightPair(name, one, other, free, turned, _nodes([*some, *others])))
 
     def _read_values(self, node: Node, operand: int) -> None:
         """Read a product that weighs values: the axis of features passes through, and a matrix product reads it."""
@@ -238,7 +231,7 @@ class HeadFinder:
             name = _named(one.weights.parameter, heads[0][1].parameter, f"head {number}")
             nodes = _nodes(some) | {self._reader(node)}
             pairs.append(WeightPair(name, one.entries, tuple(reading.values()), free, (), nodes))
-        self.found.values += pairs
+        self.values += pairs
         self._read_order(node, self._scores.get(scores, []), sides, columns)
 
     def _read_order(
@@ -258,7 +251,7 @@ class HeadFinder:
             return
         nodes = _nodes([*sides, *(side for pair in heads for side in pair)]) | {self._reader(node)}
         name = _named(heads[0][0].weights.parameter, columns[0].parameter, f"{len(members) * len(members[0])} heads")
-        self.found.orders.append(HeadOrder(name, tuple(shared.values()), members, nodes))
+        self.orders.append(HeadOrder(name, tuple(shared.values()), members, nodes))
 
     def _scores_behind(self, node: Node | None, *, past_weights: bool = True) -> Node | None:
         """Return the nearest product of two tensors that depend on samples, from which a tensor is made.
@@ -370,25 +363,18 @@ class NormScale(WeightPair):
         return self.left[1] if len(self.left) > 1 else None
 
 
-@dataclass(eq=False)
-class Scales:
-    """The scales of norms, and the gates, that a network's graph shows."""
-
-    norms: list[NormScale] = field(default_factory=list)
-    gates: list[WeightPair] = field(default_factory=list)
-    refused_norms: dict[str, str] = field(default_factory=dict)  #: norms whose scale cannot move, with the reason
-    refused_gates: dict[str, str] = field(default_factory=dict)
-
-
 class ScaleFinder:
     """A search for norms and gates in the graph of one forward pass."""
 
     def __init__(self, heads: HeadFinder) -> None:
         self.graph, self.heads = heads.graph, heads
-        self.found = Scales()
+        self.norms: list[NormScale] = []
+        self.gates: list[WeightPair] = []
+        self.refused_norms: dict[str, str] = {}  #: norms whose scale cannot move, with the reason
+        self.refused_gates: dict[str, str] = {}
 
-    def run(self) -> Scales:
-        """Return the norms and the gates."""
+    def run(self) -> ScaleFinder:
+        """Find the norms and the gates."""
         read: dict[GraphEdge, list[Node]] = {}
         for node in self.graph.nodes:
             if self.graph.is_product(node) and node.next_functions[-2][0] is not None:
@@ -402,7 +388,7 @@ class ScaleFinder:
         for origin, readers in read.items():
             if origin[0].name() == "MulBackward0" and self._affine(origin[0]) is None:
                 self._read_gate(origin, readers)
-        return self.found
+        return self
 
     def _vector(self, node: Node, operand: int) -> Entries | None:
         """Return the entries of an operand that is a vector: a parameter, perhaps with a constant added."""
@@ -462,12 +448,12 @@ class ScaleFinder:
             read = tuple(self._columns(out, reader) for reader in readers)
             nodes = nodes.union(*(self.heads.weights.of(reader).nodes for reader in readers))
         except NotUnderstood as why:
-            self.found.refused_norms[name] = str(why)
+            self.refused_norms[name] = str(why)
             return
         read = tuple({columns.key: (columns, bias) for columns, bias in read}.values())
         told = f"{name} -> {', '.join(columns.parameter for columns, _ in read)}"
         left, right = (scale,) if shift is None else (scale, shift), tuple(columns for columns, _ in read)
-        self.found.norms.append(NormScale(told, left, right, None, (), nodes, read))
+        self.norms.append(NormScale(told, left, right, None, (), nodes, read))
 
     def _columns(self, out: GraphEdge, reader: Node) -> tuple[Entries, Entries | None]:
         """Return the columns of a product in the order of the features that it reads, and its bias."""
@@ -495,9 +481,9 @@ class ScaleFinder:
                 columns, _ = self._columns(out, readers[0])
                 rows = weights.rows(torch.tensor(_output_of(edge, origin)))
                 told, nodes = f"{name} -> {columns.parameter}", weights.nodes | {readers[0]}
-                self.found.gates.append(WeightPair(told, rows, (columns,), None, (), nodes))
+                self.gates.append(WeightPair(told, rows, (columns,), None, (), nodes))
             except NotUnderstood as why:
-                self.found.refused_gates[name] = str(why)
+                self.refused_gates[name] = str(why)
 
 
 def _feature_of(edge: GraphEdge, out: GraphEdge) -> list[int]:

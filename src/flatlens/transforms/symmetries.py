@@ -61,8 +61,8 @@ def read_symmetries(problem: Problem, model: nn.Module) -> Symmetries:
     2
     """
     try:
-        with read_heads(problem, model) as (finder, scales):
-            graph, heads = finder.graph, finder.found
+        with read_heads(problem, model) as (heads, scales):
+            graph = heads.graph
             read = [
                 _Read(_alone(graph, model, _once(heads.queries)), heads.refused_queries),
                 _Read(_alone(graph, model, _once(heads.values)), heads.refused_values),
