@@ -376,12 +376,6 @@ class Certificate:
             distances[name] = norm2(combined - total.reshape(combined.shape))
         return distances
 
-    def holds(self, apart: dict[str, Tensor], rtol: float) -> Tensor:
-        """Return a flag for each place: whether both derivatives are the same, to rounding; not of overflows."""
-        within = {name: rtol**2 * norm2(total).max() for name, total in self.totals.items()}
-        flags = [((apart[name] <= most) | ~apart[name].isfinite()).all() for name, most in within.items()]
-        return torch.stack(flags) if flags else self.u.new_ones(0, dtype=torch.bool)
-
 
 def shown_rounding(apart: dict[str, Tensor], found: dict[str, Tensor], places: Iterable[str]) -> Tensor | None:
     """Return how far rounding moves each sample's Jacobians at these places, over their length, (n,).
@@ -434,13 +428,16 @@ class Checker:
 
         The flags stay on the device: reading them would wait for it. `require` reads them.
         """
-        flags = torch.cat([certificate.holds(apart, self.rtol), *self.same_gradients(certificate, rebuilt)])
-        padding_holds = flags.new_ones(())
+        # Both derivatives at each place are the same, to rounding; overflows are not compared.
+        within = {name: self.rtol**2 * norm2(total).max() for name, total in certificate.totals.items()}
+        flags = [((apart[name] <= most) | ~apart[name].isfinite()).all()[None] for name, most in within.items()]
+        flags += self.same_gradients(certificate, rebuilt)
+        padding_holds = certificate.u.new_ones((), dtype=torch.bool)
         if self.plan.ignores_padding and tape.mask is not None:
             at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
             padding_holds = padding_ignored(tape.mask, at_inputs)
         places = [*certificate.totals, *(_PARAMETER + self.plan.uses(tape, name)[0][1] for name in rebuilt)]
-        return ChunkCheck(batch, places, torch.cat([flags, padding_holds[None]]), batched)
+        return ChunkCheck(batch, places, torch.cat([*flags, padding_holds[None]]), batched)
 
     def same_gradients(self, certificate: Certificate, rebuilt: dict[str, tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
         """Yield a flag for each parameter: whether its rebuilt gradient equals autograd's, to rounding."""
