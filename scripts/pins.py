@@ -119,7 +119,8 @@ def kept(reference: Path, part: str, only: str) -> dict[str, Any]:
     file = reference.parent / f"{part}-{digest}.json"
     whole = reference.parent / f"{part}-{hashlib.sha256(HERE.read_bytes()).hexdigest()[:12]}.json"
     if whole.exists():
-        return {key: value for key, value in json.loads(whole.read_text()).items() if only in key}
+        names = ((key, key.partition("/")[0], value) for key, value in json.loads(whole.read_text()).items())
+        return {key: value for key, name, value in names if only in name or name in only}
     if not file.exists():
         own = run(reference, reference, part, only)
         partial = file.with_suffix(f".{os.getpid()}")

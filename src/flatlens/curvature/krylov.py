@@ -273,6 +273,7 @@ def _with_repeated(
         if progress is not None:
             progress(what, products + done, most)
 
+    # until a search finds nothing beyond the last value asked for, at either end
     for sign, k in ((1, rule.top_k), (-1, rule.bottom_k)):
         while k > 1 and complete:
             ends, scale = (sign * values).topk(k).values, float(values.abs().max())
@@ -295,6 +296,7 @@ def _with_repeated(
                 break
             u = more.vectors[0] - along(more.vectors[0])
             values, V = torch.cat([values, sign * more.values]), torch.cat([V, u[None] / length(u)])
+    # Ritz pairs on all that was found
     if len(V) == len(pairs.vectors):
         return replace(pairs, products=products, converged=complete)
     order = values.argsort()
@@ -346,6 +348,7 @@ def _search(
     krylov = Krylov(apply, start if usable else _drawn(start, generator), room)
     block, block_is_random, closed = 0, not usable, False
     grown: Tensor | None = None  # the Ritz values before the first restart or continuation
+    # the basis grows until its pairs are good enough, restarts when it is full, and goes on when it is invariant
     while krylov.products < most:
         krylov.extend()
         if progress is not None:

@@ -92,9 +92,10 @@ def eigenpairs(
     if vector is not None and not (isinstance(vector, Tensor) and vector.shape == (operator.size,)):
         got = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
         raise BadInput(f"eigenpairs(start=...): a tensor of shape ({operator.size},) is needed, got {got}")
-    vectors = operator.problem.memory // (operator.size * torch.empty(0, dtype=operator.dtype).element_size())
+    vectors = operator.problem.memory // (operator.size * operator.dtype.itemsize)  # that fit in the memory
     room, keep = max(8, vectors // 4), min(keep, max(top_k + bottom_k, vectors // 16))
     before, spent, random = operator.products, 0, 0.0
+    # from old pairs by their model of the matrix; where it does not converge, Lanczos begins at what it found
     if isinstance(start, Remembered):
         known, fresh = start, _random(operator, generator)
         start = mixed_start(known, top_k + bottom_k, fresh)
@@ -108,19 +109,11 @@ def eigenpairs(
     if start is None:
         start, random = _warm_start(operator, generator)
         before = operator.products
+    start, most, room = start.to(operator.space.device, operator.dtype), most - spent, min(most, room)
     pairs = lanczos(
-        operator,
-        start.to(operator.space.device, operator.dtype),
-        top_k=top_k,
-        bottom_k=bottom_k,
-        rtol=rtol,
-        most=most - spent,
-        room=min(most, room),
-        keep=keep,
-        random=random,
-        generator=generator,
-        progress=progress,
-    )
+        operator, start, top_k=top_k, bottom_k=bottom_k, rtol=rtol, most=most, room=room, keep=keep, random=random,
+        generator=generator, progress=progress,
+    )  # fmt: skip
     assert operator.products - before == pairs.products + spent
     return replace(pairs, products=pairs.products + spent)
 
@@ -218,6 +211,7 @@ def spectral_density(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     nodes = torch.full((probes, min(steps, operator.size)), torch.nan, dtype=torch.float64)
     weights, squares = torch.zeros_like(nodes), torch.zeros(probes, dtype=torch.float64)
+    # the nodes and weights of each probe's quadrature
     open_ended = False  # whether some basis ended before it was invariant
     for probe in range(probes):
         krylov = Krylov(operator, _random(operator, generator), steps)  # signs of few probes can agree by chance
@@ -232,6 +226,7 @@ def spectral_density(
         open_ended |= krylov.beta > 0 and krylov.steps < operator.size
         theta, S, _ = krylov.ritz()
         nodes[probe, : len(theta)], weights[probe, : len(theta)] = theta, S[0].square()
+    # the curve, on a grid somewhat wider than the nodes
     seen = nodes[~nodes.isnan()]
     low, high = float(seen.min()), float(seen.max())
     size = max(abs(low), abs(high))
@@ -282,9 +277,8 @@ class DenseBlock:
 
     def largest(self, rtol: float, progress: Progress | None = None) -> Eigenpairs:
         """Return the largest eigenvalue of the block, and its eigenvector."""
-        start = torch.randn(
-            self.J.shape[2] * self.phi.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
-        )
+        size, generator = self.J.shape[2] * self.phi.shape[1], torch.Generator().manual_seed(0)
+        start = torch.randn(size, generator=generator, dtype=torch.float64)
         return lanczos(self, start.to(self.phi), rtol=rtol, progress=progress)
 
 
@@ -294,8 +288,8 @@ def block_fits(problem: Problem, layout: Plan, layer: str) -> bool:
     if not weight.dense:
         return False
     _, d, m = weight.matrix.W.shape
-    itemsize = torch.empty(0, dtype=problem.dtype).element_size()
-    return problem.n * (problem.outputs * (d + problem.outputs) + m) * itemsize <= problem.memory // 2
+    numbers = problem.n * (problem.outputs * (d + problem.outputs) + m)
+    return numbers * problem.dtype.itemsize <= problem.memory // 2
 
 
 def dense_blocks(

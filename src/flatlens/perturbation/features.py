@@ -16,7 +16,6 @@ from typing import Any, final
 import torch
 from scipy import linalg, stats
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.grams import Plan, Weight, lay_out, row_factor
@@ -189,11 +188,8 @@ def moved(weight: Weight, layout: Plan, move: Move) -> Iterator[None]:
         return (args, {**kwargs, "input": x}) if not args else ((x, *args[1:]), kwargs)
 
     assert weight.module is not None
-    handle: RemovableHandle = weight.module.register_forward_pre_hook(enter, with_kwargs=True)
-    try:
+    with weight.module.register_forward_pre_hook(enter, with_kwargs=True):
         yield
-    finally:
-        handle.remove()
 
 
 def with_moved_features(problem: Problem, model: nn.Module, layout: Plan, weight: Weight, move: Move) -> Outcomes:
@@ -254,10 +250,8 @@ class RotatedFeatures:
         Taken with both signs, they give the exact mean of a quadratic form of A. None if there are more than `most`.
         """
         g, d, m = self.W.shape
-        r = min(d, m)
-        if balanced_count(g, r, m) > most:
-            return None
-        return row_factor(self.W).mT @ balanced_rows(g, r, m, generator)
+        enough = balanced_count(g, min(d, m), m) <= most
+        return row_factor(self.W).mT @ balanced_rows(g, min(d, m), m, generator) if enough else None
 
     def _rotated(self, generator: torch.Generator) -> Tensor:
         return torch.stack([rotated(block, generator) for block in self.W])

@@ -211,6 +211,7 @@ def _steepest(
     lost = _lost(inputs, base + length * d, restarts)
     steepest, coarse = torch.zeros_like(f[:, 0]), torch.zeros_like(f[:, 0], dtype=torch.bool)
     beyond, ends = torch.zeros_like(coarse), base.clone()
+    # each step goes to the point of the sphere along the gradient; the steepest secant on the way is kept
     for step in range(steps + 1):
         leaf = (base + length * d).requires_grad_()
         rise = inputs.outputs(leaf).to(torch.float64) - f

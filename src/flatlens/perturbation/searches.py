@@ -211,6 +211,7 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
         seen[sigma] = change(sigma)
         return not float(seen[sigma].mean()) <= level  # NaN and inf count as above
 
+    # a factor of 2 that holds the crossing
     low = high = start
     if above(start):
         while above(low := low / 2):
@@ -222,6 +223,7 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
             if len(seen) > _DOUBLINGS or _settled(list(seen.values())):
                 return None
         low = high / 2
+    # bisected
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if above(middle) else (middle, high)
