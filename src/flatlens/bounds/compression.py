@@ -28,7 +28,7 @@ from flatlens.bounds.context import (
     weight_spectral2,
 )
 from flatlens.bounds.definition import bound
-from flatlens.grams import LayerGrams, one_pass, quadratic
+from flatlens.grams import one_pass, quadratic
 from flatlens.grams.weight_jacobians import DenseJacobian
 from flatlens.measures.flatness import relative_flatness_ggn
 from flatlens.measures.normalised import normalized_sharpness
@@ -303,18 +303,15 @@ def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict
         with closing(walk) as chunks:
             for chunk in chunks:
                 for layer, scales in balanced.items():
-                    total[layer] += float(_product(chunk.layers[layer], scales).sum())
+                    g = chunk.layers[layer]
+                    assert g.x is not None
+                    assert isinstance(g.weight, DenseJacobian)
+                    kept = scales.columns.to(g.x.device)
+                    t2 = scales.scale.to(g.x.device)[kept]
+                    slopes = quadratic(g.C, g.weight.Jx[:, :, kept]) / t2
+                    x2 = g.x.to(torch.float64).square()[:, kept] * t2
+                    total[layer] += float((slopes.sum(1) * x2.sum(1)).sum())
     return {layer: math.sqrt(max(found, 0.0) / context.n) for layer, found in total.items()}
-
-
-def _product(g: LayerGrams, scales: Balanced) -> Tensor:
-    """||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2 per sample."""
-    assert g.x is not None
-    assert isinstance(g.weight, DenseJacobian)
-    kept = scales.columns.to(g.x.device)
-    t2 = scales.scale.to(g.x.device)[kept]
-    slopes = quadratic(g.C, g.weight.Jx[:, :, kept]) / t2
-    return slopes.sum(1) * (g.x.to(torch.float64).square()[:, kept] * t2).sum(1)
 
 
 @bound(

@@ -273,7 +273,14 @@ class Comparison(Result):
         for number, (name, report) in enumerate(self.reports.items()):
             rows[name], arrays = report._content()
             tensors |= {f"{number}/{key}": tensor for key, tensor in arrays.items()}
-        measures = {name: _as_plain(one) for name, one in self.measures.items()}
+        measures: dict[str, Any] = {
+            name: {
+                "card": {**asdict(one.card), "invariant_under": sorted(one.card.invariant_under)},
+                "options": one.options,
+                "invariant_under": sorted(one.invariant_under),
+            }
+            for name, one in self.measures.items()
+        }
         return {"reports": rows, "measures": measures, "notes": self.notes}, tensors
 
     @classmethod
@@ -287,11 +294,6 @@ class Comparison(Result):
             present_measure(name): _from_plain(present_measure(name), row) for name, row in content["measures"].items()
         }
         return cls(reports, measures, tuple(content["notes"]))
-
-
-def _as_plain(one: Measure) -> dict[str, Any]:
-    card = {**asdict(one.card), "invariant_under": sorted(one.card.invariant_under)}
-    return {"card": card, "options": one.options, "invariant_under": sorted(one.invariant_under)}
 
 
 def _from_plain(name: str, row: Mapping[str, Any]) -> Measure:
@@ -315,9 +317,8 @@ SAME_LOSS = "they must be measured under one loss"
 def require_alike(lenses: Mapping[str, Lens]) -> None:
     """Refuse networks that are not measured on the same task and data; name the first two that differ."""
     if not isinstance(lenses, Mapping) or not all(isinstance(lens, Lens) for lens in lenses.values()):
-        raise BadInput(
-            'compare(...): a dict of name -> Lens is needed, such as compare({"a": Lens(...), "b": Lens(...)})'
-        )
+        such = 'such as compare({"a": Lens(...), "b": Lens(...)})'
+        raise BadInput(f"compare(...): a dict of name -> Lens is needed, {such}")
     if len(lenses) < 2:
         raise BadInput(f"compare(...): at least two networks are needed, got {len(lenses)}")
     for (a, first), (b, second) in combinations(lenses.items(), 2):
@@ -391,7 +392,8 @@ def remarks(lenses: Mapping[str, Lens]) -> tuple[str, ...]:
     """Return the allowed differences, one sentence each."""
     told = []
     sizes = {name: sum(p.numel() for p in lens.problem.model.parameters()) for name, lens in lenses.items()}
-    if len({_shape(lens) for lens in lenses.values()}) > 1:
+    shapes = [[(name, p.shape) for name, p in lens.problem.model.named_parameters()] for lens in lenses.values()]
+    if any(shape != shapes[0] for shape in shapes):
         each = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
         told.append(
             f"The networks differ in architecture (parameters: {each}): measures that sum over parameters or layers, "
@@ -406,10 +408,6 @@ def remarks(lenses: Mapping[str, Lens]) -> tuple[str, ...]:
     if len({tuple(sorted(lens.problem.parameters)) for lens in lenses.values()}) > 1 and not told:
         told.append("They differ in which parameters are measured.")
     return tuple(told)
-
-
-def _shape(lens: Lens) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple((name, tuple(p.shape)) for name, p in lens.problem.model.named_parameters())
 
 
 def compare(

@@ -36,21 +36,16 @@ class GaussianMixture(Distribution):
         for name in ("means", "covariances", "weights"):
             object.__setattr__(self, name, _finite(getattr(self, name), name))
         if self.means.ndim != 2 or 0 in self.means.shape:
-            raise BadInput(
-                f"GaussianMixture(means=...): a tensor of shape (k, m) is needed, got {(*self.means.shape,)}"
-            )
+            got = (*self.means.shape,)
+            raise BadInput(f"GaussianMixture(means=...): a tensor of shape (k, m) is needed, got {got}")
         k, m = self.means.shape
-        if self.covariances.shape != (k, m, m):
-            got = (*self.covariances.shape,)
-            raise BadInput(f"GaussianMixture(covariances=...): a tensor of shape {(k, m, m)} is needed, got {got}")
-        if self.weights.shape != (k,):
-            got = (*self.weights.shape,)
-            raise BadInput(f"GaussianMixture(weights=...): a tensor of shape {(k,)} is needed, got {got}")
+        for name, shape in (("covariances", (k, m, m)), ("weights", (k,))):
+            if (got := (*getattr(self, name).shape,)) != shape:
+                raise BadInput(f"GaussianMixture({name}=...): a tensor of shape {shape} is needed, got {got}")
         total = float(self.weights.sum())
         if float(self.weights.min()) < 0 or abs(total - 1) > 1e-6:  # rounding of float32
-            raise BadInput(
-                f"GaussianMixture(weights=...): weights must not be negative, and must sum to 1, not {total:.9g}"
-            )
+            needed = f"weights must not be negative, and must sum to 1, not {total:.9g}"
+            raise BadInput(f"GaussianMixture(weights=...): {needed}")
         object.__setattr__(self, "weights", self.weights / total)
         object.__setattr__(self, "_factors", _cholesky(self.covariances))
 

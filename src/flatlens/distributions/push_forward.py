@@ -59,9 +59,8 @@ def lipschitz_product(network: nn.Module, size: tuple[int, ...]) -> float:
             try:
                 x = module(x)
             except RuntimeError as error:
-                raise BadInput(
-                    f"lipschitz_product(size=...): {called} fails on inputs of shape {(*x.shape,)} ({one_line(error)})"
-                ) from error
+                fails = f"{called} fails on inputs of shape {(*x.shape,)} ({one_line(error)})"
+                raise BadInput(f"lipschitz_product(size=...): {fails}") from error
     return product
 
 
@@ -174,9 +173,8 @@ class PushForward(Distribution):
             try:
                 parts = [network(part.to(like)) for part in torch.split(z, BATCH)]
             except RuntimeError as error:
-                raise BadInput(
-                    f"PushForward(network=...): the network fails on inputs of shape {(*z.shape,)} ({one_line(error)})"
-                ) from error
+                fails = f"the network fails on inputs of shape {(*z.shape,)} ({one_line(error)})"
+                raise BadInput(f"PushForward(network=...): {fails}") from error
         if any(not isinstance(y, Tensor) for y in parts) or sum(len(y) for y in parts) != len(z):
             raise BadInput(f"PushForward(network=...): for {len(z)} samples it must return a tensor with {len(z)} rows")
         x = torch.cat(parts).flatten(1).to(z)

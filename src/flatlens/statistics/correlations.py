@@ -296,9 +296,8 @@ def partial_correlation(
     controls = pd.DataFrame(controls)
     held = {f"control {name}": controls[name].to_numpy() for name in controls}
     if not held or set(names) & set(held) or names[0] == names[1]:
-        raise BadInput(
-            "partial_correlation(...): give two different names, and at least one other column to control for"
-        )
+        needed = "give two different names, and at least one other column to control for"
+        raise BadInput(f"partial_correlation(...): {needed}")
     # The networks with all values: enough for the regression, or no correlation
     labels = of_units(x, units)
     kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held, **labels), [*names, *held], present=list(labels))

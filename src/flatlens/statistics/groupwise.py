@@ -127,7 +127,9 @@ def granulated_kendall(
     # psi of each hyperparameter
     parts = {}
     for name, (groups, compared) in groupings.items():
-        psi, along, remark = partial(_psi, a, b, groups, compared), f"{title}, along {name}", _counted(groups, compared)
+        psi, along = partial(_psi, a, b, groups, compared), f"{title}, along {name}"
+        used, known = len(np.unique(groups[compared.any(1)])), len(np.unique(groups))
+        remark = f"{used} of {known} groups have networks to compare"
         if labels:
             parts[name] = over_units(along, psi, kept, unit, note=remark)
             continue
@@ -194,9 +196,3 @@ def _mean(psis: list[Array]) -> Array:
     stacked = np.stack(psis)
     known = np.isfinite(stacked).sum(0)
     return np.where(known > 0, np.nansum(stacked, axis=0) / np.maximum(known, 1), np.nan)
-
-
-def _counted(groups: GroupNumbers, compared: Array) -> str:
-    total = len(np.unique(groups))
-    counted = len(np.unique(groups[compared.any(1)]))
-    return f"{counted} of {total} groups have networks to compare"
