@@ -67,7 +67,7 @@ def linear_stability(context: Context) -> Iterator[Claim]:
         yield Claim(frobenius2.sqrt(), right, layer, "frobenius", (*premises, found))
         yield Claim(spectral, slope2.sqrt(), layer, "middle", (*premises, small, found))
         if not weight.dense:
-            norm = weight.spectral_norm if weight.adapter.token_wise else weight.kernel_norm
+            norm = weight.spectral_norm if weight.adapter.token_wise else weight.searched_kernel_norm.value
             yield Claim(spectral, norm * (slope2 / x2).sqrt(), layer, "published", premises)
         sound = weight.spectral_norm * context.each(output_slope2, layer).sqrt()
         yield Claim(spectral, sound, layer, "sound", (found,))

@@ -100,18 +100,11 @@ class LayerGrams:
         return self.linear.gram()
 
     @cached_property
-    def K_bias(self) -> Tensor:
-        """Return (df/db)(df/db)^T, (n, N, N)."""
-        return self.linear.bias_gram()
-
-    @cached_property
     def K(self) -> Tensor:
-        """Return K_weight + K_bias, without those that are not measured."""
-        if self.counts_weight and self.counts_bias:
-            return self.K_weight + self.K_bias
-        if self.counts_weight:
-            return self.K_weight
-        return self.K_bias if self.counts_bias else torch.zeros_like(self.C)
+        """Return K of the weight plus K of the bias, (df/db)(df/db)^T, without those that are not measured."""
+        if not self.counts_bias:
+            return self.K_weight if self.counts_weight else torch.zeros_like(self.C)
+        return self.K_weight + self.linear.bias_gram() if self.counts_weight else self.linear.bias_gram()
 
     @cached_property
     def R(self) -> Tensor:

@@ -153,11 +153,6 @@ class Weight:
         return map_norm(adapter, self.value, size, 1e-6 if loosely else 1e-8)
 
     @property
-    def kernel_norm(self) -> float:
-        """Return the value of `searched_kernel_norm`."""
-        return self.searched_kernel_norm.value
-
-    @property
     def spectral_norm(self) -> float:
         """Return the value of `searched_spectral_norm`."""
         return self.searched_spectral_norm.value

@@ -54,9 +54,9 @@ class Adapter(ABC):
     def apply(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the layer's linear map of x, without its bias."""
 
-    @abstractmethod
     def features(self, W: Tensor) -> int:
         """Return the number of features that feed the layer: entries of the last axis, or channels; W is (g, d, m)."""
+        return self.groups * W.shape[2] // torch.Size(self.kernel).numel()
 
     @property
     def token_wise(self) -> bool:
@@ -97,10 +97,6 @@ class Dense(Adapter):
         """Return W x along the last axis."""
         return x @ weight if self.transposed else F.linear(x, weight)
 
-    def features(self, W: Tensor) -> int:
-        """Return m."""
-        return W.shape[2]
-
 
 @dataclass(frozen=True)
 class _Windows(Adapter):
@@ -116,10 +112,6 @@ class _Windows(Adapter):
         """Return z as (n, g, d, pixels)."""
         z = z.reshape(n, -1, self.groups, z.shape[1] // self.groups, z.shape[2:].numel())
         return z.permute(0, 2, 3, 1, 4).reshape(n, self.groups, z.shape[3], -1)
-
-    def features(self, W: Tensor) -> int:
-        """Return the number of input channels."""
-        return self.groups * W.shape[2] // torch.Size(self.kernel).numel()
 
     def _windows(self, x: Tensor, n: int, stride: tuple[int, ...]) -> Tensor:
         columns = _unfolded(x, self.kernel, self.dilation, stride)  # (n*w, C K, P')

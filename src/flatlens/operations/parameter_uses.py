@@ -72,8 +72,14 @@ class GraphOperation:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Return the signature: equal in two passes if both did the same here."""
-        return (type(self).__name__, self.node.name())
+        """Return the signature: equal in two passes if both did the same here.
+
+        It has the geometry of products and their biases, by whatever node, and the axes over which theta is repeated.
+        """
+        kind = type(self).__name__
+        if isinstance(self, Product | Bias):
+            return (kind, self.adapter, self.stored) if isinstance(self, Product) else (kind, self.adapter)
+        return (kind, self.node.name(), *([self.broadcast] if isinstance(self, Entrywise) else ()))
 
     def kept(self) -> Tensor | None:
         """Return the other inputs that the parameter's derivative needs; they are gone once the graph is freed."""
@@ -87,11 +93,6 @@ class Product(GraphOperation):
 
     adapter: Adapter
     stored: torch.Size  #: shape of W as stored: the parameter's own, or a reshaping of it
-
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """Return the signature, with the geometry."""
-        return ("Product", self.adapter, self.stored)
 
     def kept(self) -> Tensor:
         """Return phi as the operation read it; half precision is widened to float32."""
@@ -113,11 +114,6 @@ class Bias(GraphOperation):
 
     adapter: Adapter
 
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """Return the signature, with the geometry."""
-        return ("Bias", self.adapter)
-
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -126,11 +122,6 @@ class Entrywise(GraphOperation):
 
     broadcast: torch.Size  #: theta's shape, with as many axes as the output
     factor: Callable[[], Tensor] | None = None  #: factor of theta; None for 1
-
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """Return the signature, with the axes over which theta is repeated."""
-        return (*super().signature, self.broadcast)
 
     def kept(self) -> Tensor | None:
         """Return the factor, in the output's shape."""
