@@ -151,11 +151,7 @@ def by_token(
     >>> f.tolist(), y.counted.tolist()
     ([[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]], [[True, False]])
     """
-    counts = torch.ones(outputs.shape[:2], dtype=torch.bool, device=outputs.device)
-    if counted is not None:
-        counts = counts & counted.to(outputs.device).bool()
-    if isinstance(targets, Tensor) and targets.shape == outputs.shape[:2] and not targets.is_floating_point():
-        counts = counts & (targets.to(outputs.device) != ignore)
+    counts = _counting(outputs, counted, targets, ignore)
     length, V = outputs.shape[1:]
     missing = max(0, longest - length)
     rows = outputs * counts[..., None].to(outputs)
@@ -175,12 +171,18 @@ def filled_up(outputs: Tensor, targets: Any, counted: Any, ignore: int) -> Tenso
     n, T = outputs.shape[:2]
     if not isinstance(targets, Tensor) or targets.ndim < 2 or len(targets) != n or targets.shape[1] <= T:
         return outputs
-    counts = torch.ones(targets.shape[:2], dtype=torch.bool, device=targets.device)
+    counts = _counting(targets, counted, targets, ignore)
+    return outputs if bool(counts[:, T:].any()) else F.pad(outputs, (0, 0, 0, counts.shape[1] - T))
+
+
+def _counting(rows: Tensor, counted: Any, targets: Any, ignore: int) -> Tensor:
+    """Return which of the tokens of `rows`, (n, T, ...), a mask and the labels let count, (n, T)."""
+    counts = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
     if isinstance(counted, Tensor) and counted.shape == counts.shape:
         counts &= counted.to(counts.device).bool()
-    if targets.ndim == 2 and not targets.is_floating_point():
-        counts &= targets != ignore
-    return outputs if bool(counts[:, T:].any()) else F.pad(outputs, (0, 0, 0, counts.shape[1] - T))
+    if isinstance(targets, Tensor) and targets.shape == counts.shape and not targets.is_floating_point():
+        counts &= targets.to(counts.device) != ignore
+    return counts
 
 
 def _reading(outputs: Tensor, targets: Tensor, loss: Loss, counts: Tensor | None) -> Reading | None:
