@@ -205,8 +205,8 @@ def relative_generalisation(context: Context) -> Iterator[Claim]:
     network's input (there, the density of the features is that of the data), with the uniform kernel and Delta = 0.05.
     alpha = int p / ||z||^m diverges logarithmically if p(0) > 0, and Vol diverges if the support is unbounded. Then the
     theorem does not apply, and its right side is infinite. `.sharp` has constants that need neither, with the same rate
-    and for the same networks (`bounds.density` derives them). L, the largest possible loss, is taken to be the largest
-    one observed, and higher orders in 1/n are dropped: declare these as bounded_loss and large_sample.
+    and for the same networks (`bounds.relative_generalisation` derives them). L, the largest possible loss, is taken to
+    be the largest one observed, and higher orders in 1/n are dropped: declare these as bounded_loss and large_sample.
 
     `.representativeness` and `.representativeness.sharp` are Proposition 12 alone. Left is |E_Rep|: the risk on
     held-out data minus the risk near the samples, at x_i + xi with xi uniform in the ball of radius delta ||x_i||,

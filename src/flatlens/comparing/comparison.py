@@ -447,6 +447,7 @@ def compare(
         asked = ", ".join(one.key for one in chosen) or "none"
         raise BadInput(f"compare(measures=...): {asked} gives nothing to rank by: name at least one other measure; "
                        f"loss, accuracy and gap are always shown")  # fmt: skip
+    # Every network is measured with the same random draws
     progress = or_line(progress)
     seed = 0 if generator is None else int(torch.randint(2**40, (), generator=draws))
     reports = {}
@@ -458,6 +459,7 @@ def compare(
         reports[name] = measure(lens, together, anyway=anyway, generator=draw, progress=progress)
     if progress:
         progress("networks", len(lenses), len(lenses))
+    # Ranked is what the networks have a number for, except the risk
     keys = {key for report in reports.values() for key, layer in report if layer is None}
     ranked = [one for one in (MEASURES.values() if chosen is None else chosen) if one.card.family != RISK_FAMILY]
     return Comparison(reports, {one.key: one for one in ranked if one.key in keys}, remarks(lenses))

@@ -370,6 +370,7 @@ def in_cases(
     """
     if len(parts) == 1:
         return replace(next(iter(parts.values())), name=name)
+    # The case that decides: the one furthest from the side for "all", the nearest for "some"
     known = {case: one for case, one in parts.items() if one.value == one.value}
     every_above = (holds == "all") == (side == "above")
     pick = min if every_above else max
@@ -377,6 +378,7 @@ def in_cases(
         n = max((one.n for one in parts.values()), default=0)
         return Statistic(name, NAN, n, parts=parts, note="undefined in every case")
     case = pick(known, key=lambda case: known[case].value)
+    # The joint p of all cases
     undecided = [case for case, one in parts.items() if one.tails is None]
     each = [one.tails or (lambda _: (1.0, 1.0)) for one in parts.values()]  # without an interval nothing is believed
     tails = _joint(each, every_above=every_above) if len(undecided) < len(parts) else None

@@ -23,44 +23,43 @@ def _offered(kind: str, otherwise: str) -> Callable[[Wiring], Offer]:
     return where
 
 
-def _move_all(moving: Moving) -> str:
+def _move_all(moving: Moving) -> None:
     for one in moving.links:
         move_symmetry(moving.model, one, moving.generator)
-    return ""
 
 
 @transform(
     id="R6", source="symmetries2025", where=_offered("queries", NO_ATTENTION), declared_as="headwise", traced=False
 )
-def query_key_basis(moving: Moving) -> str:
+def query_key_basis(moving: Moving) -> None:
     """Another basis for each head's queries and keys: A W_q, A^-T W_k, A random with singular values in [5, 25].
 
     (A q)^T A^-T k = q^T k; biases go along. Queries that share a key share A. Where positions turn queries and keys
     (rotary positions), A is a rotation and a scale in each pair of coordinates that is turned: these commute with every
     turn.
     """
-    return _move_all(moving)
+    _move_all(moving)
 
 
 @transform(
     id="R7", source="symmetries2025", where=_offered("values", NO_ATTENTION), declared_as="headwise", traced=False
 )
-def value_output_basis(moving: Moving) -> str:
+def value_output_basis(moving: Moving) -> None:
     """Another basis for each head's values: A W_v, and W_o A^-1 in the columns that read it, A as above.
 
     W_o A^-1 (A v) = W_o v. Heads that share values share A.
     """
-    return _move_all(moving)
+    _move_all(moving)
 
 
 @transform(id="R8", source="definition of attention", declared_as="permutation", traced=False,
            where=_offered("orders", "no attention of several heads is found"))  # fmt: skip
-def head_permutation(moving: Moving) -> str:
+def head_permutation(moving: Moving) -> None:
     """Random order of the heads of each attention: rows of W_q, W_k, W_v, columns of W_o.
 
     Where several queries share a key, groups change places, and queries within a group.
     """
-    return _move_all(moving)
+    _move_all(moving)
 
 
 def foldable(wiring: Wiring) -> Offer:
@@ -76,7 +75,7 @@ def foldable(wiring: Wiring) -> Offer:
 
 
 @transform(id="R9", source="LayerNorm's definition", where=foldable, declared_as=None, traced=False)
-def norm_folding(moving: Moving) -> str:
+def norm_folding(moving: Moving) -> None:
     """Each LayerNorm's or RMSNorm's scale and shift written into the layers that read it: it keeps 1 and 0.
 
     W' = W diag(gamma), b' = b + W beta.
@@ -93,25 +92,24 @@ def norm_folding(moving: Moving) -> str:
         one.scale.set(parameters, torch.ones_like(scale))
         if one.shift is not None:
             one.shift.set(parameters, torch.zeros_like(scale))
-    return ""
 
 
 @transform(
     id="R9", source="LayerNorm's definition", where=_offered("norms", NO_NORM), declared_as="neuronwise", traced=False
 )
-def norm_scale(moving: Moving) -> str:
+def norm_scale(moving: Moving) -> None:
     """Scale moved out of the layers that read a LayerNorm or RMSNorm: gamma and beta times random factors in [5, 25].
 
     The columns that read a feature are divided by its factor.
     """
-    return _move_all(moving)
+    _move_all(moving)
 
 
 @transform(id="R10", source="definition of a gated layer", where=_offered("gates", "no gated layer is found"),
            declared_as="neuronwise", traced=False)  # fmt: skip
-def gate_scale(moving: Moving) -> str:
+def gate_scale(moving: Moving) -> None:
     """Factor of each gated product times random factors in [5, 25], the columns that read the product divided.
 
     W (s(G x) * U x) = W a^-1 (s(G x) * a U x): s may be any activation.
     """
-    return _move_all(moving)
+    _move_all(moving)

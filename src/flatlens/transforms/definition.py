@@ -64,8 +64,7 @@ class Moving:
         return self.model.get_submodule(name)
 
 
-_Move: TypeAlias = Callable[[Moving], str]
-"""Changes the copy's weights in place and returns a note."""
+_Move: TypeAlias = Callable[[Moving], str | None]  #: changes the copy's weights in place; may return a note
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +132,7 @@ class Transform:
             what = f"cannot be applied to this network: {offer.refused}"
             raise BadModel(what, argument=f"transform {self.name}", call="")
         generator = torch.Generator().manual_seed(0) if generator is None else generator
-        note = self.move(Moving(problem, model, offer.links, generator))
+        note = self.move(Moving(problem, model, offer.links, generator)) or ""
         difference = proved(self.name, problem, model)
         links = tuple(map(str, offer.links))
         return Moved(self.name, with_model(problem, model), difference, links, offer.left, note)

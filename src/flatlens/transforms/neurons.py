@@ -112,26 +112,24 @@ def rescale(moving: Moving, link: Link, factors: Tensor) -> None:
 
 
 @transform(id="R1", source="reparam2019 Thm 2, section 3", where=between_layers, declared_as="layerwise")
-def layerwise(moving: Moving) -> str:
+def layerwise(moving: Moving) -> None:
     """Each layer times a random factor in [5, 25], the next one divided by it.
 
     f = W_2 relu(W_1 x + b_1) becomes (W_2 / a) relu(a W_1 x + a b_1).
     """
     for link in moving.links:
         rescale(moving, link, moving.factors(1).expand(link.features))
-    return ""
 
 
 @transform(id="R2", source="reparam2019 section 3, Thm 3; relative2021 section 4", where=between_layers,
            declared_as="neuronwise")  # fmt: skip
-def neuronwise(moving: Moving) -> str:
+def neuronwise(moving: Moving) -> None:
     """Each neuron's or channel's incoming weights times a random factor in [5, 25] of its own, its outgoing divided.
 
     W_2 A^-1 relu(A W_1 x + A b_1), A a positive diagonal matrix.
     """
     for link in moving.links:
         rescale(moving, link, moving.factors(link.features))
-    return ""
 
 
 def one_to_one(wiring: Wiring) -> Offer:
@@ -193,7 +191,7 @@ def feature_by_feature(wiring: Wiring) -> Offer:
 
 
 @transform(id="R3", source="relative2021 section 4", where=feature_by_feature, declared_as="permutation")
-def permutation(moving: Moving) -> str:
+def permutation(moving: Moving) -> None:
     """Random order of the neurons or channels of each layer, with their norms and outgoing weights.
 
     W_2 P^T s(P W_1 x + P b_1), for any activation s that acts on each neuron separately.
@@ -204,7 +202,6 @@ def permutation(moving: Moving) -> str:
             order_source(moving.module(name), order)
         for reader in link.readers:
             order_reader(moving.module(reader.name), reader.owner, order)
-    return ""
 
 
 _NONE = "the network has no BatchNorm with running statistics"
@@ -265,7 +262,7 @@ def around_norms(wiring: Wiring) -> Offer:
 
 
 @transform(id="R4", source="BatchNorm's definition in eval mode", where=around_norms, declared_as="neuronwise")
-def batchnorm_scale(moving: Moving) -> str:
+def batchnorm_scale(moving: Moving) -> None:
     """Scale moved through each BatchNorm: from its statistics to the weights before, from the next layer to its affine.
 
     Channels times random factors a in [5, 25]: W, b and mu times a, sigma^2 to a^2 (sigma^2 + eps) - eps; gamma and
@@ -273,4 +270,3 @@ def batchnorm_scale(moving: Moving) -> str:
     """
     for link in moving.links:
         rescale(moving, link, moving.factors(link.features))
-    return ""
