@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.perturbation import Elsewhere
+from flatlens.perturbation.weights import Landscape
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -35,6 +36,32 @@ def test_losses_and_slopes_elsewhere_are_those_of_a_network_with_these_weights(n
     torch.testing.assert_close(
         slope, elsewhere.space.flat(dict(zip(elsewhere.space.parameters, gradient, strict=True)))
     )
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_walk_leaves_the_parameters_and_ends_at_a_network_with_these_weights(name: str, in_place: bool) -> None:
+    net, x, y = network(name, n=9)
+    options = {"forward": lambda _, batch: (net(batch[0]), batch[1])} if in_place else {}  # runs the network itself
+    landscape = Landscape(fl.Problem(net, "cross_entropy", (x, y), **options))
+    assert (landscape.model is net) == in_place
+    kept = {name_of: p.detach().clone() for name_of, p in net.named_parameters()}
+    memory = [p.data_ptr() for p in landscape.model.parameters()]
+    direction = {name_of: normal(*p.shape, seed=1) for name_of, p in net.named_parameters()}
+    with landscape.walk(direction) as move:
+        move(-0.1)
+        assert in_place or [p.data_ptr() for p in landscape.model.parameters()] == memory
+        risk, slope = landscape.risk(), landscape.summed_gradient()
+    assert [p.data_ptr() for p in landscape.model.parameters()] == memory
+    assert all(torch.equal(p, kept[name_of]) for name_of, p in net.named_parameters())
+
+    with torch.no_grad():
+        for name_of, p in net.named_parameters():
+            p.add_(direction[name_of], alpha=0.1)
+    truth = nn.functional.cross_entropy(net(x), y)
+    gradient = torch.autograd.grad(truth, list(net.parameters()), allow_unused=True, materialize_grads=True)
+    assert risk == pytest.approx(float(truth), rel=1e-10)
+    torch.testing.assert_close(slope, torch.cat([g.flatten() for g in gradient]), rtol=1e-9, atol=1e-12)
 
 
 def test_groups_are_cut_and_weighed_as_the_risk_does() -> None:
