@@ -33,6 +33,7 @@ from flatlens.operations.operator_norm import SearchedNorm, power_of_two, search
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import size
 from flatlens.problem.eval_context import differentiable
+from flatlens.problem.ranks import ALONE
 from flatlens.problem.row_layout import onto_softmax, softmax_of, token_mask
 
 _STEPS = 40  #: largest number of Lanczos steps
@@ -211,9 +212,8 @@ def batch_jacobians(
     """Return ||df(X)/dX||_2 for the network's input (None), or for the output of a linear layer's call, by its name."""
     problem = problem.as_asked()
     found = dict.fromkeys(places, JacobianNorm(0.0, 0.0, True, 0))
-    done = 0
     with problem.measuring(model), differentiable(model.parameters()):
-        for raw in problem.batches(_TOGETHER):
+        for _, raw in problem.shared(_TOGETHER, ALONE, "Jacobians of batches", progress):
             tape, inputs, f, y = run_recorded(problem, model, problem.place(raw))
             for place, most in found.items():
                 at = inputs if place is None else [tape.linear[place].z]
@@ -230,9 +230,6 @@ def batch_jacobians(
                     value, residual = most.value, most.residual
                 exact, products = most.exact and pairs.exact, most.products + pairs.products
                 found[place] = JacobianNorm(value, residual, exact, products)
-            done += size(raw)
-            if progress is not None:
-                progress("Jacobians of batches", done, problem.n)
     return found
 
 

@@ -19,6 +19,7 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import counts_samples, has_lists, size
 from flatlens.problem.diagnosis import why_no_slope
 from flatlens.problem.eval_context import copy_of
+from flatlens.problem.ranks import ALONE
 
 _NEARLY = 0.1  #: largest difference of outputs by rounding, relative to the largest output
 ROUNDINGS = 100  #: smallest allowed perturbation, in units of the rounding error of the value it is added to
@@ -76,19 +77,21 @@ def inputs_of(
     floats: Callable[[int], int] = lambda _: 0,
     *,
     with_fine: bool = False,
+    what: str = "",
+    progress: Progress | None = None,
 ) -> Iterator[Inputs]:
     """Yield the data in chunks for which a given number of points per sample fits in half the problem's memory.
 
     `points`: width of the input -> points per sample; `floats`: points -> numbers stored for each, beside the graph and
-    its Jacobian; `with_fine`: whether `Inputs.fine` is wanted. Raises `Refused` if the outputs depend on no floating
-    input, or on several.
+    its Jacobian; `with_fine`: whether `Inputs.fine` is wanted; `what`: the name of the work for `progress`. Raises
+    `Refused` if the outputs depend on no floating input, or on several.
     """
     place, width = _where(problem, model)
     k = points(width)
     graph = bytes_of_a_sample(problem, model, lambda probe: run_recorded(problem, model, probe)[2], None)
     each = k * (2 * graph + 8 * (floats(k) + 3 * problem.outputs * width))
     fine, wide = _fine(problem, model) if with_fine else None, problem.widened()
-    for raw in problem.data.chunks(samples_at_once(problem, each)):
+    for _, raw in problem.shared(samples_at_once(problem, each), ALONE, what, progress):
         inputs = _opened(problem, model, problem.place(raw), place)
         if fine is not None:
             inputs = replace(inputs, fine=_opened(wide, fine, wide.place(raw), place).outputs)
@@ -187,12 +190,10 @@ def steepest_secants(
     require_seen(f"delta={delta!r}", delta, problem.dtype)
     parts = []
     with problem.measuring(model):
-        for inputs in inputs_of(problem, model, lambda _: restarts, with_fine=True):
+        for inputs in inputs_of(problem, model, lambda _: restarts, with_fine=True, what="secants", progress=progress):
             slopes, coarse = _steepest(inputs, delta, restarts, steps, generator)
             norms = inputs.x.to(torch.float64).norm(dim=1).to(slopes.device) if normalized else 1.0
             parts.append((slopes * norms, coarse))
-            if progress is not None:
-                progress("secants", sum(len(slopes) for slopes, _ in parts), problem.n)
     return torch.cat([slopes for slopes, _ in parts]), sum(coarse for _, coarse in parts)
 
 

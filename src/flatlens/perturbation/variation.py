@@ -9,6 +9,7 @@ of the terms added: enough for the rounding of sums of about 10^5 terms.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -20,6 +21,7 @@ from flatlens.grams.sketch import random_signs
 from flatlens.operations.table import ARITHMETIC, Activation, Operation, Trace, hooked
 from flatlens.perturbation.inputs import ROUNDINGS, Inputs, Refused, in_float64, inputs_of, require_seen
 from flatlens.problem import Problem
+from flatlens.problem.ranks import ALONE
 
 POOL = 128  #: points drawn in a ball; all their pairs are compared
 FEW, COVERING = 3, 512  #: up to FEW dimensions, COVERING points come near every kink
@@ -48,13 +50,12 @@ def found_variation(
     """
     parts: list[Tensor] = []
     with problem.measuring(model):
-        for inputs in inputs_of(problem, model, lambda width: pool_size(width, restarts), lambda k: k):
+        most = partial(pool_size, restarts=restarts)
+        for inputs in inputs_of(problem, model, most, lambda k: k, what="local variation", progress=progress):
             norm = float(inputs.x.norm(dim=1).max())
             if norm > 0:
                 require_seen(f"delta={delta!r}", delta / norm, problem.dtype)
             parts.append(_Pairs(inputs, delta, restarts, generator).climb(steps).cpu())
-            if progress is not None:
-                progress("local variation", sum(map(len, parts)), problem.n)
     return torch.cat(parts)
 
 
@@ -396,12 +397,11 @@ def certified_variation(
         chain = read_chain(problem, model)
         sizes = [len(chain.maps[0][0].mT), *(len(b) for _, b in chain.maps)]
         held = 8 * 8 * sum(a * (sizes[0] + sizes[-1]) for a in sizes)
-        for raw in problem.data.chunks(max(1, min(1024, problem.memory // 2 // held))):
+        most = max(1, min(1024, problem.memory // 2 // held))
+        for _, raw in problem.shared(most, ALONE, "certified variation", progress):
             x = problem.place(raw)[0].to(torch.float64).flatten(1)
             with torch.no_grad():
                 parts.append(variation_bound(chain, x, delta).cpu())
-            if progress is not None:
-                progress("certified variation", sum(map(len, parts)), problem.n)
     return torch.cat(parts)
 
 
