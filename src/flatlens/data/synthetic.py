@@ -395,7 +395,8 @@ def law_of(name: str) -> tuple[Distribution, Target]:
         along[0] = math.pi / 2
         return Sphere(d), _wave(along, math.pi / 2)
     if name == "sheet":
-        A = _orthonormal(SHEET, 2)
+        drawn = torch.randn(SHEET, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        A: Tensor = torch.linalg.qr(drawn)[0]
         linear = nn.Linear(2, SHEET, bias=False, dtype=torch.float64)
         linear.weight.data.copy_(A)
         return PushForward(Cube(2), nn.Sequential(linear, nn.Tanh())), _wave(2.5 / math.sqrt(2) * A.sum(1))
@@ -449,9 +450,3 @@ def widest(law: str, probes: int = 4096) -> float:
 
 def _wave(w: Tensor, b: float = 0.0) -> Target:
     return Target(Wave(w, b), float(torch.linalg.vector_norm(w)))
-
-
-def _orthonormal(rows: int, columns: int) -> Tensor:
-    drawn = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    Q: Tensor = torch.linalg.qr(drawn)[0]
-    return Q

@@ -260,7 +260,13 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     if key is not None and read.key and not _under(read.tensors, prefix or ""):  # it has chosen the state dict
         prefix = read.rest or None
     state = _uncompiled(read)
-    own = _own_tensors(model)  # themselves and no copies
+    # the network's own tensors, themselves and no copies
+    with users_code(lambda line: BadWeights(f"the network's own state_dict raised {line}")):
+        present: object = model.state_dict(keep_vars=True)
+    if not isinstance(present, Mapping):
+        raise BadWeights(f"the network's own state_dict gives a {type(present).__name__}", remedy="it must be a dict")
+    own = {k: v for k, v in present.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    # those of the file, by the names that fit
     names = _Names.of(own)
     used = _fitting_prefix(state, names, Path(path), prefix, read.others)
     chosen = _under(state, used)
@@ -269,14 +275,6 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     _check_ties(chosen, names.ties, Path(path))
     changed = _put(model, tensors, own, Path(path))
     return _remarks(read, state, used, tensors, own) + changed
-
-
-def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    with users_code(lambda line: BadWeights(f"the network's own state_dict raised {line}")):
-        state: object = model.state_dict(keep_vars=True)
-    if not isinstance(state, Mapping):
-        raise BadWeights(f"the network's own state_dict gives a {type(state).__name__}", remedy="it must be a dict")
-    return {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
 
 
 def _put(model: nn.Module, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> list[str]:
