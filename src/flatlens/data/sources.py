@@ -35,26 +35,21 @@ from flatlens.training.evaluation import Pair
 
 Standardise = Literal["component", "channel", "none"]
 
+_SIZES = {"train": "n", "test": "test", "seed": "seed"}
 SYNTHETIC: Mapping[str, tuple[Callable[..., Split], Mapping[str, str]]] = {
     "digits": (digits, {name: name for name in ("train", "seed", "flat", "scale")}),
     "patches": (patches, {name: name for name in ("train", "test", "seed", "standardise", "scale", "flat")}),
-    "clusters": (clusters, {"train": "n", "test": "test", "seed": "seed", "separation": "separation"}),
-    "inverted_clusters": (
-        inverted_clusters,
-        {"train": "n", "test": "test", "seed": "seed", "separation": "separation", "fold": "fold"},
-    ),
+    "clusters": (clusters, {**_SIZES, "separation": "separation"}),
+    "inverted_clusters": (inverted_clusters, {**_SIZES, "separation": "separation", "fold": "fold"}),
     "eight_points": (eight_points, {"seed": "seed"}),
-    **{f"waves_{law}": (partial(waves, law), {"train": "n", "test": "test", "seed": "seed"}) for law in RECIPES},
-    "imagenet": (imagenet, {"train": "n", "test": "test", "seed": "seed"}),
+    **{f"waves_{law}": (partial(waves, law), _SIZES) for law in RECIPES},
+    "imagenet": (imagenet, _SIZES),
 }
 """Data sets with settings of their own, and each one's names for them."""
 
 IMAGES: Mapping[str, Callable[..., Split]] = {
-    "mnist": mnist,
-    "fashion_mnist": fashion_mnist,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-}
+    "mnist": mnist, "fashion_mnist": fashion_mnist, "cifar10": cifar10, "cifar100": cifar100,
+}  # fmt: skip
 """Data sets that are read from a folder: each takes its root, and a `Preparation`."""
 
 
@@ -211,19 +206,15 @@ def _named(name: str, root: str | None, argument: str, preparation: NetworkPrepa
         needed = "it has no files of its own: write the name alone" if name in SYNTHETIC else "write name:FOLDER"
         raise BadData(f"{argument}: {name} cannot be read from {root!r}: {needed}")
     try:
-        if preparation is not None and name in PICTURES:
-            images = PICTURES[name](root)
-        else:
+        if preparation is None or name not in PICTURES:
             split = SYNTHETIC[name][0]() if name in SYNTHETIC else IMAGES[name](root)
+            return Source(split.train, split.test, split.description)
+        images = PICTURES[name](root)
     except BadInput as error:
         raise error.but(argument=argument, call="", what=str(error), remedy="") from error
-    if preparation is not None and name in PICTURES:
-        train, test = (
-            prepare(from_pixels(*part), preparation, argument)
-            for part in ((images.pixels, images.labels), (images.test_pixels, images.test_labels))
-        )
-        return Source(train, test, images.source, preparation.description)
-    return Source(split.train, split.test, split.description)
+    parts = ((images.pixels, images.labels), (images.test_pixels, images.test_labels))
+    train, test = (prepare(from_pixels(*part), preparation, argument) for part in parts)
+    return Source(train, test, images.source, preparation.description)
 
 
 def _from_file(spec: str, argument: str, preparation: NetworkPreparation | None) -> Source:
