@@ -100,6 +100,10 @@ def test_no_public_signature_has_a_retired_name() -> None:
     assert sum(len(names) for _, names in public_signatures()) > 2000  # the walk sees them
 
 
+def is_settings(one: object) -> bool:
+    return isinstance(one, type) and "__dataclass_fields__" in vars(one)  # not a class that inherits from one
+
+
 def options() -> dict[str, list[str]]:
     """Return the options of measures, of flatlens, flatlens.curvature and the command line, with their owners."""
     found: dict[str, list[str]] = defaultdict(list)
@@ -116,9 +120,9 @@ def options() -> dict[str, list[str]]:
         for name in import_module(package).__all__:
             one = getattr(import_module(package), name)
             error = isinstance(one, type) and issubclass(one, Exception)
-            if callable(one) and not isinstance(one, Measure) and not dataclasses.is_dataclass(one) and not error:
+            if callable(one) and not isinstance(one, Measure) and not is_settings(one) and not error:
                 add(one, name)
-    for module in ("study", "measure", "bounds", "invariance", "compare", "reproduce", "listing"):
+    for module in ("studies", "networks", "listing"):
         commands = import_module(f"flatlens.cli.{module}")
         for name in ("study", "report", "measure", "bounds", "invariance", "compare", "reproduce", "list_names"):
             if inspect.isfunction(command := getattr(commands, name, None)) and command.__module__ == commands.__name__:

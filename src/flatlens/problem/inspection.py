@@ -215,7 +215,7 @@ def _why_other_targets(problem: NetworkOnData, model: nn.Module, batch: Batch) -
 
 
 @dataclass(frozen=True)
-class Counts:
+class Contents:
     """What chunks of a data set add up to."""
 
     n: int = 0  #: samples
@@ -226,19 +226,19 @@ class Counts:
     hidden: int = 0  #: tokens with a label that attention_mask hides
     labelled: int = 0  #: all tokens with a label
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
+    def __add__(self, other: Contents) -> Contents:
+        return Contents(
             self.n + other.n, max(self.outputs, other.outputs), self.mass + other.mass, self.readings | other.readings,
             self.doubt or other.doubt, self.hidden + other.hidden, self.labelled + other.labelled,
         )  # fmt: skip
 
 
-def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> tuple[Counts, list[Batch], Seen]:
+def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> tuple[Contents, list[Batch], Seen]:
     """Run the model on all of `data`; refuse values, outputs and losses that are not finite.
 
     Returns the size of the data; a few samples from all over it, none of held-out data; the outputs.
     """
-    own, seen, found = data is problem.data, Seen(), Counts()
+    own, seen, found = data is problem.data, Seen(), Contents()
     few: dict[int, Batch] = {}
     with problem.ranks.as_one():
         shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
@@ -248,11 +248,11 @@ def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> tuple[Cou
             hidden = hidden_labels(y, problem.loss.ignore_index) if problem.forward is None else (0, 0)
             readings = frozenset() if token_mask(y) is None else frozenset({y.reading})
             mass = float(problem.loss.mass(f, y).sum())
-            found += Counts(len(f), f.shape[1], mass, readings, in_doubt(y), *hidden)
+            found += Contents(len(f), f.shape[1], mass, readings, in_doubt(y), *hidden)
             if own and turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8, ...
                 few[number] = spaced(raw, _PROBE)
     # all ranks go on with the same numbers
-    found = sum(problem.ranks.together(found), Counts())
+    found = sum(problem.ranks.together(found), Contents())
     data.hidden = "" if not found.hidden else (
         f"{found.hidden} of {found.labelled} tokens with a label do not count, because attention_mask hides them as "
         f"padding (the mean over all labels, such as a network's own loss, counts them)"
@@ -273,7 +273,7 @@ def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> tuple[Cou
     return found, probes, seen
 
 
-def _checked(problem: NetworkOnData, model: nn.Module, raw: Batch, before: Counts, data: Data) -> tuple[Tensor, Any]:
+def _checked(problem: NetworkOnData, model: nn.Module, raw: Batch, before: Contents, data: Data) -> tuple[Tensor, Any]:
     """Return the outputs and targets of a chunk that comes after `before`; refuse what cannot be measured."""
     own, n = data is problem.data, before.n
     require_finite(raw, data.where)
