@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any, Self, overload
 
@@ -23,10 +23,6 @@ from flatlens.problem import measuring
 from flatlens.problem.arguments import drawing
 from flatlens.progress import LESS_OF_A_BOUND, LIMIT, Watch, or_line
 from flatlens.result import Result
-
-_COLUMNS = [
-    "bound", "layer", "lhs", "rhs", "slack", "tightness", "status", "assumption", "violated_share", "source", "note",
-]  # fmt: skip
 
 
 class BoundsReport(Result, Sequence[Verdict]):
@@ -76,7 +72,7 @@ class BoundsReport(Result, Sequence[Verdict]):
     def frame(self) -> pd.DataFrame:
         """Return the tidy table: one row per claim; `layer` is empty for the whole network."""
         rows = [{**asdict(verdict), "layer": verdict.layer or ""} for verdict in self._verdicts]
-        return pd.DataFrame(rows, columns=_COLUMNS)
+        return pd.DataFrame(rows, columns=[one.name for one in fields(Verdict)])
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"rows": [asdict(verdict) for verdict in self._verdicts]}, {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Self, overload
 
@@ -46,9 +46,6 @@ _SEARCHED = 1e-3  #: relative error of a search or an iteration
 _SHORT = 0.1  #: relative difference; a smaller one may come from one search that stopped too early
 UNDECIDED = "undecided: a search may have stopped short on one side; a smaller rtol decides"
 ILL = "undecided: the smallest eigenvalues of some samples are rounding"
-CELL_COLUMNS = [
-    "measure", "transform", "before", "after", "change", "stderr", "unchanged", "declared", "agrees", "note",
-]  # fmt: skip
 
 _TABLE_1 = {
     "layer_sharpness.kappa": frozenset({"layerwise", "permutation"}),
@@ -85,6 +82,9 @@ class Cell:
     networks in general.
     """
     note: str = ""
+
+
+CELL_COLUMNS = [one.name for one in fields(Cell)]
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,7 @@ class InvarianceReport(Result, Sequence[Cell]):
 
     def frame(self) -> pd.DataFrame:
         """Return the tidy table: one row per measure and transform."""
-        return pd.DataFrame(
-            [{name: getattr(cell, name) for name in CELL_COLUMNS} for cell in self._cells], columns=CELL_COLUMNS
-        )
+        return pd.DataFrame([asdict(cell) for cell in self._cells], columns=CELL_COLUMNS)
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         moved = {name: asdict(one) for name, one in self.moved.items()}
