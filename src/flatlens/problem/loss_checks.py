@@ -51,7 +51,7 @@ def require_apart(loss: Loss, f: Tensor, y: Any) -> None:
         for part in loss.parts(f, y):
             if part.counted is None:
                 require_apart(part.loss, part.rows, part.targets)
-            elif bool((counted := part.counted.flatten()).any()):
+            elif not part.loss.apart and bool((counted := part.counted.flatten()).any()):  # rows are copied
                 require_apart(part.loss, part.rows[counted], part.targets[counted])
     elif isinstance(loss, CustomLoss) and loss.singly:
         _require_mean(loss, f, y)
