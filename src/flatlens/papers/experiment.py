@@ -8,7 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 import pandas as pd
 
@@ -66,6 +67,21 @@ def own_seeds(name: str, values: Sequence[tuple[Any, ...]], count: int) -> Axis:
 
 Results: TypeAlias = Mapping[str, StudyResult]
 """An experiment's studies by name."""
+_First = TypeVar("_First")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def deferred(function: Callable[Concatenate[_First, _P], _R]) -> Callable[_P, Callable[[_First], _R]]:
+    """Return the function without its first argument, which is given later: f(b)(a) is function(a, b)."""
+
+    @wraps(function)
+    def given(*args: _P.args, **kwargs: _P.kwargs) -> Callable[[_First], _R]:
+        return lambda first: function(first, *args, **kwargs)
+
+    return given
+
+
 
 Side: TypeAlias = Literal["above", "below"]
 Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "at most weak", "inconclusive", "not tested"]
