@@ -23,8 +23,8 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP
 from flatlens.papers.claims import experiment
-from flatlens.papers.evidence import UNIT, Table, reached
-from flatlens.papers.experiment import Plot, Results, Scale, seed_axis
+from flatlens.papers.evidence import UNIT, reached
+from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis
 from flatlens.papers.figures import BANDS, banded
 from flatlens.training import Adam, Cosine, Training
 
@@ -67,53 +67,44 @@ def _x19(scale: Scale) -> Mapping[str, Study]:
     return studies
 
 
-def sides(*laws: str) -> Table:
+@deferred
+def sides(results: Results, *laws: str) -> pd.DataFrame:
     """Return the table of these laws' networks.
 
     Columns: law, train (samples), the true error, the bound by each rule, and `holds`, 1 or 0.
     """
-
-    def found(results: Results) -> pd.DataFrame:
-        parts = []
-        for law in laws or RECIPES:
-            networks = reached(law)(results)
-            columns = {name: networks[column] for name, column in _SIDES.items()}
-            parts.append(pd.DataFrame({"law": law, "train": networks["train"], UNIT: networks[UNIT], **columns}))
-        table = pd.concat(parts, ignore_index=True)
-        return table.assign(holds=(table["true error"] <= table["exact"]).astype(float))
-
-    return found
+    parts = []
+    for law in laws or RECIPES:
+        networks = reached(law)(results)
+        columns = {name: networks[column] for name, column in _SIDES.items()}
+        parts.append(pd.DataFrame({"law": law, "train": networks["train"], UNIT: networks[UNIT], **columns}))
+    table = pd.concat(parts, ignore_index=True)
+    return table.assign(holds=(table["true error"] <= table["exact"]).astype(float))
 
 
-def most_samples(law: str) -> Table:
+@deferred
+def most_samples(results: Results, law: str) -> pd.DataFrame:
     """Return the networks of the largest sample, with `wide`: the distance of the target's values."""
-
-    def found(results: Results) -> pd.DataFrame:
-        table = sides(law)(results)
-        largest: pd.DataFrame = table[table["train"] == table["train"].max()].assign(wide=widest(law))
-        return largest
-
-    return found
+    table = sides(law)(results)
+    largest: pd.DataFrame = table[table["train"] == table["train"].max()].assign(wide=widest(law))
+    return largest
 
 
-def decay(law: str) -> Table:
+@deferred
+def decay(results: Results, law: str) -> pd.DataFrame:
     """Return one row per seed: `slope` of log(bound) over log(log(N) / N), by least squares, less 1/d.
 
     The bound is the theorem's own right side. That of `sides` adds the distance to a training target, which does not
     fall with N.
     """
-
-    def found(results: Results) -> pd.DataFrame:
-        table = reached(law)(results)
-        rate = 1 / law_of(law)[0].intrinsic
-        rows = []
-        for unit, seed in table.groupby(UNIT):
-            n = seed["train"].to_numpy(dtype=float)
-            slope, _ = np.polyfit(np.log(np.log(n) / n), np.log(seed[_THEOREM_SIDE].to_numpy(dtype=float)), 1)
-            rows.append({UNIT: unit, "slope less 1/d": slope - rate})
-        return pd.DataFrame(rows)
-
-    return found
+    table = reached(law)(results)
+    rate = 1 / law_of(law)[0].intrinsic
+    rows = []
+    for unit, seed in table.groupby(UNIT):
+        n = seed["train"].to_numpy(dtype=float)
+        slope, _ = np.polyfit(np.log(np.log(n) / n), np.log(seed[_THEOREM_SIDE].to_numpy(dtype=float)), 1)
+        rows.append({UNIT: unit, "slope less 1/d": slope - rate})
+    return pd.DataFrame(rows)
 
 
 def _plots(results: Results) -> list[Plot]:

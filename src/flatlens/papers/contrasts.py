@@ -34,7 +34,7 @@ from flatlens.papers.evidence import (
     where,
     word_of,
 )
-from flatlens.papers.experiment import Results, Side
+from flatlens.papers.experiment import Results, Side, deferred
 from flatlens.statistics import Statistic, average, in_cases, pearson, spearman
 from flatlens.statistics.coefficients import Array
 from flatlens.statistics.inference import FEWEST_UNITS, Holds, beyond_errors, fishers_z
@@ -45,21 +45,21 @@ OfCounts: TypeAlias = Callable[[Array, Array, Array], Array]
 Columns: TypeAlias = dict[str, Array]
 
 
-def stronger(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
+@deferred
+def stronger(results: Results, table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Statistic:
     """Return Fisher's z with y of each of these columns less that of each of the others; all have to be above 0.
 
     So have r of these columns: the one nearer to 0 of two correlations below it is no stronger one.
     """
     name = f"Fisher's z with {y}: {', '.join(these)} less {', '.join(others)}; and r of the former"
-
-    def found(results: Results) -> Statistic:
-        own = {f"r of {mine}": correlated(table, mine, y)(results) for mine in these}
-        return in_cases(own | _each_pair(table(results), these, others, y, "z", fishers_z), "all", name)
-
-    return found
+    own = {f"r of {mine}": correlated(table, mine, y)(results) for mine in these}
+    return in_cases(own | _each_pair(table(results), these, others, y, "z", fishers_z), "all", name)
 
 
-def weaker(table: Table, these: Sequence[str], others: Sequence[str], y: str, *, positive: bool = False) -> Evidence:
+@deferred
+def weaker(
+    results: Results, table: Table, these: Sequence[str], others: Sequence[str], y: str, *, positive: bool = False
+) -> Statistic:
     """Return |Fisher's z| with y of each of the others less that of each of these columns; all have to be above 0.
 
     `positive`: so have r of the others, where a positive correlation is said to become weaker.
@@ -69,11 +69,8 @@ def weaker(table: Table, these: Sequence[str], others: Sequence[str], y: str, *,
     def size(r: Array) -> Array:
         return np.abs(fishers_z(r))
 
-    def found(results: Results) -> Statistic:
-        signs = {f"r of {other}": correlated(table, other, y)(results) for other in others if positive}
-        return in_cases(signs | _each_pair(table(results), others, these, y, "|z|", size), "all", name)
-
-    return found
+    signs = {f"r of {other}": correlated(table, other, y)(results) for other in others if positive}
+    return in_cases(signs | _each_pair(table(results), others, these, y, "|z|", size), "all", name)
 
 
 def _each_pair(
@@ -187,30 +184,31 @@ def mean_of(table: Table, column: str, ranks: str | None = None, *, shares: bool
     return _mean(table, lambda of: numbers_of(of, [column])[column].to_numpy(), column, ranks, shares=shares)
 
 
+@deferred
 def _mean(
-    table: Table, values: Callable[[pd.DataFrame], Array], name: str, ranks: str | None = None, *, shares: bool = False
-) -> Evidence:
-    def found(results: Results) -> Statistic:
-        networks, untrained = trained_ones(table(results))
-        units = units_in(networks)
-        of_ranks = None if ranks is None else numbers_of(networks, [ranks])[ranks]
-        one = average(values(networks), units, name=name, unit=word_of(units), ranks=of_ranks, shares=shares,
-                      cases=networks.get(CASE))  # fmt: skip
-        low, high = (one.low, one.high) if ranks is None else np.clip([one.low, one.high], -1, 1)
-        return replace(one, low=low, high=high, excluded=(*untrained, *one.excluded))
+    results: Results,
+    table: Table,
+    values: Callable[[pd.DataFrame], Array],
+    name: str,
+    ranks: str | None = None,
+    *,
+    shares: bool = False,
+) -> Statistic:
+    networks, untrained = trained_ones(table(results))
+    units = units_in(networks)
+    of_ranks = None if ranks is None else numbers_of(networks, [ranks])[ranks]
+    one = average(values(networks), units, name=name, unit=word_of(units), ranks=of_ranks, shares=shares,
+                  cases=networks.get(CASE))  # fmt: skip
+    low, high = (one.low, one.high) if ranks is None else np.clip([one.low, one.high], -1, 1)
+    return replace(one, low=low, high=high, excluded=(*untrained, *one.excluded))
 
-    return found
 
-
-def side_by_side(table: Table, setting: str) -> Table:
+@deferred
+def side_by_side(results: Results, table: Table, setting: str) -> pd.DataFrame:
     """Return one row per seed, with the columns of each value of a setting side by side: "mls, high", "mls, low"."""
-
-    def found(results: Results) -> pd.DataFrame:
-        wide = table(results).pivot(index="seed", columns=setting)
-        wide.columns = pd.Index([", ".join(map(str, pair)) for pair in wide.columns])
-        return labelled(wide.reset_index(), ["seed"])
-
-    return found
+    wide = table(results).pivot(index="seed", columns=setting)
+    wide.columns = pd.Index([", ".join(map(str, pair)) for pair in wide.columns])
+    return labelled(wide.reset_index(), ["seed"])
 
 
 def _log_ratio(table: pd.DataFrame, before: str, after: str) -> Array:
@@ -226,22 +224,19 @@ _FEWEST = 3
 """Smallest number of networks of a case: r of two is always 1 or -1."""
 
 
-def across(table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Evidence:
+@deferred
+def across(results: Results, table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Statistic:
     """Return `over` of Fisher's z of each pair of columns in every case; cases without a correlation do not count."""
     back = over in (mean, alike)  # they return a correlation
+    networks = table(results)
+    networks = networks.assign(**{CASE: networks.groupby(CASE).ngroup()})
+    kept = _related(complete(networks, [CASE, *(column for pair in pairs for column in pair)]), pairs)
+    members = _members(kept)
 
-    def found(results: Results) -> Statistic:
-        networks = table(results)
-        networks = networks.assign(**{CASE: networks.groupby(CASE).ngroup()})
-        kept = _related(complete(networks, [CASE, *(column for pair in pairs for column in pair)]), pairs)
-        members = _members(kept)
+    def with_all(of: Columns, r: OfCounts, counts: Array) -> Array:
+        return over(*(_in_each(members, of[x], of[y], counts, r) for x, y in pairs))
 
-        def with_all(of: Columns, r: OfCounts, counts: Array) -> Array:
-            return over(*(_in_each(members, of[x], of[y], counts, r) for x, y in pairs))
-
-        return _of_kept(kept, with_all, name if back else f"{name}, of Fisher's z", fisher=back)
-
-    return found
+    return _of_kept(kept, with_all, name if back else f"{name}, of Fisher's z", fisher=back)
 
 
 def _related(kept: Retained, pairs: Sequence[_Pair]) -> Retained:
@@ -267,20 +262,22 @@ def in_each_case(
     return of_each_case(table, lambda case: lambda results: _case(case(results), pairs, name, size), name, holds, side)
 
 
+@deferred
 def of_each_case(
-    table: Table, evidence: Callable[[Table], Evidence], name: str, holds: Holds = "all", side: Side = "above"
-) -> Evidence:
+    results: Results,
+    table: Table,
+    evidence: Callable[[Table], Evidence],
+    name: str,
+    holds: Holds = "all",
+    side: Side = "above",
+) -> Statistic:
     """Return a statistic of each case alone, which `evidence` makes of the case's table.
 
     It has to be on the side in "all" cases, or in "some" case (see `in_cases`).
     """
-
-    def found(results: Results) -> Statistic:
-        cases = {str(case): mine for case, mine in table(results).groupby(CASE, sort=False)}
-        parts = {case: replace(evidence(these(mine))(results), name=f"{name}: {case}") for case, mine in cases.items()}
-        return in_cases(parts, holds, name, side)
-
-    return found
+    cases = {str(case): mine for case, mine in table(results).groupby(CASE, sort=False)}
+    parts = {case: replace(evidence(these(mine))(results), name=f"{name}: {case}") for case, mine in cases.items()}
+    return in_cases(parts, holds, name, side)
 
 
 def _case(networks: pd.DataFrame, pairs: Sequence[_Pair], name: str, size: bool) -> Statistic:
@@ -294,22 +291,19 @@ def _case(networks: pd.DataFrame, pairs: Sequence[_Pair], name: str, size: bool)
     return _of(networks, [column for pair in pairs for column in pair], one, name, fisher=len(pairs) == 1)
 
 
-def by_part(table: Table, part: Chosen, x: str, y: str, name: str) -> Evidence:
+@deferred
+def by_part(results: Results, table: Table, part: Chosen, x: str, y: str, name: str) -> Statistic:
     """Return the mean over cases of Fisher's z of two columns over a part of the networks less that over all."""
+    networks = table(results)
+    cases = networks.groupby(CASE).ngroup() if CASE in networks else 0
+    kept = complete(networks.assign(**{CASE: cases, "part": is_chosen(networks, part)}), [CASE, "part", x, y])
+    members, chosen = _members(kept), kept.table["part"].to_numpy() > 0
+    cuts = ([np.logical_and(mine, chosen) for mine in members], members)
 
-    def found(results: Results) -> Statistic:
-        networks = table(results)
-        cases = networks.groupby(CASE).ngroup() if CASE in networks else 0
-        kept = complete(networks.assign(**{CASE: cases, "part": is_chosen(networks, part)}), [CASE, "part", x, y])
-        members, chosen = _members(kept), kept.table["part"].to_numpy() > 0
-        cuts = ([np.logical_and(mine, chosen) for mine in members], members)
+    def difference(of: Columns, r: OfCounts, counts: Array) -> Array:
+        return _margin_of_known(*(_in_each(cut, of[x], of[y], counts, r) for cut in cuts))
 
-        def difference(of: Columns, r: OfCounts, counts: Array) -> Array:
-            return _margin_of_known(*(_in_each(cut, of[x], of[y], counts, r) for cut in cuts))
-
-        return _of_kept(kept, difference, f"{name}, of Fisher's z")
-
-    return found
+    return _of_kept(kept, difference, f"{name}, of Fisher's z")
 
 
 def _members(kept: Retained) -> list[Array]:
@@ -330,15 +324,12 @@ def _margin_of_known(z: Array, other: Array) -> Array:
     return margin(z[known], other[known]) if known.any() else np.full(z.shape[1], np.nan)
 
 
-def ranked(table: Table, columns: Sequence[str]) -> Table:
+@deferred
+def ranked(results: Results, table: Table, columns: Sequence[str]) -> pd.DataFrame:
     """Return the ranks of the columns within each case: Pearson's r of the ranks is Spearman's coefficient."""
-
-    def found(results: Results) -> pd.DataFrame:
-        networks = table(results)
-        ranks = trained_ones(networks)[0].groupby(CASE)[list(columns)].rank()
-        return networks.assign(**{column: ranks[column] for column in columns})
-
-    return found
+    networks = table(results)
+    ranks = trained_ones(networks)[0].groupby(CASE)[list(columns)].rank()
+    return networks.assign(**{column: ranks[column] for column in columns})
 
 
 def margin(z: Array, other: Array) -> Array:

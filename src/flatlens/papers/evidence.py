@@ -20,7 +20,7 @@ from flatlens.errors import BadInput
 from flatlens.experiments.overrides import but_seeds
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.tables import unit_column
-from flatlens.papers.experiment import Results
+from flatlens.papers.experiment import Results, deferred
 from flatlens.statistics import Statistic, average, clustered, kendall, spearman
 from flatlens.statistics.coefficients import Array
 from flatlens.statistics.correlations import COEFFICIENTS, TITLES, CoefficientName
@@ -152,40 +152,31 @@ Table: TypeAlias = Callable[[Results], pd.DataFrame]
 """Returns one row per network, one column per number."""
 
 
-def reached(study: str) -> Table:
+@deferred
+def reached(results: Results, study: str) -> pd.DataFrame:
     """Return the networks of a study that reached the end of training, with all measured columns and their units.
 
     The unit is the seed, if the study varies it, else the network.
     """
-
-    def found(results: Results) -> pd.DataFrame:
-        networks = results[study].networks
-        kept = networks[networks["outcome"].isin(REACHED)].reset_index(drop=True)
-        return with_units(results[study], kept)
-
-    return found
+    networks = results[study].networks
+    kept = networks[networks["outcome"].isin(REACHED)].reset_index(drop=True)
+    return with_units(results[study], kept)
 
 
-def trained_in(study: str) -> Table:
+@deferred
+def trained_in(results: Results, study: str) -> pd.DataFrame:
     """Return the networks of `reached`; those that never trained are marked, and left out of every statistic."""
-
-    def found(results: Results) -> pd.DataFrame:
-        model = results[study].settings["base"]["model"]
-        classes = model["classes"] if "classes" in model else model["outputs"]
-        varied = [one for name in results[study].varied for one in but_seeds(name)]
-        return marked_untrained(reached(study)(results), 1 / classes, varied)
-
-    return found
+    model = results[study].settings["base"]["model"]
+    classes = model["classes"] if "classes" in model else model["outputs"]
+    varied = [one for name in results[study].varied for one in but_seeds(name)]
+    return marked_untrained(reached(study)(results), 1 / classes, varied)
 
 
-def studied(study: str) -> Table:
+@deferred
+def studied(results: Results, study: str) -> pd.DataFrame:
     """Return the networks of a study's correlations: quantities as columns, transformed, under the names shown."""
-
-    def found(results: Results) -> pd.DataFrame:
-        values = results[study].values
-        return with_units(results[study], values[values["included"]].reset_index(drop=True))
-
-    return found
+    values = results[study].values
+    return with_units(results[study], values[values["included"]].reset_index(drop=True))
 
 
 def independent(table: Table, unit: str, columns: Sequence[str] | None = None) -> Table:
@@ -205,15 +196,12 @@ Chosen: TypeAlias = str | Callable[[pd.DataFrame], pd.Series]
 """Says which networks of a table are chosen: a condition on its columns, such as "lr < lr.max()", or a function."""
 
 
-def where(table: Table, chosen: Chosen) -> Table:
+@deferred
+def where(results: Results, table: Table, chosen: Chosen) -> pd.DataFrame:
     """Return the networks of a table that are chosen."""
-
-    def found(results: Results) -> pd.DataFrame:
-        networks = table(results)
-        kept: pd.DataFrame = networks[is_chosen(networks, chosen)]
-        return kept
-
-    return found
+    networks = table(results)
+    kept: pd.DataFrame = networks[is_chosen(networks, chosen)]
+    return kept
 
 
 def is_chosen(networks: pd.DataFrame, chosen: Chosen) -> pd.Series:
@@ -221,35 +209,29 @@ def is_chosen(networks: pd.DataFrame, chosen: Chosen) -> pd.Series:
     return pd.Series(networks.eval(chosen, engine="python")) if isinstance(chosen, str) else chosen(networks)
 
 
-def correlated(table: Table, x: str, y: str, coefficient: CoefficientName = "pearson") -> Evidence:
+@deferred
+def correlated(results: Results, table: Table, x: str, y: str, coefficient: CoefficientName = "pearson") -> Statistic:
     """Return the correlation of two columns; beside Pearson's r that of ranks, which has to agree."""
-
-    def found(results: Results) -> Statistic:
-        kept = complete(table(results), [x, y])
-        a, b = (kept.table[name].to_numpy() for name in (x, y))
-        one = weighed(
-            f"{TITLES[coefficient]} of {x} and {y}",
-            partial(COEFFICIENTS[coefficient], a, b),
-            kept,
-            fisher=True,
-            ranks=partial(spearman, a, b) if coefficient == "pearson" else None,
-            ordered=(a, b),
-        )
-        return replace(one, correlation=coefficient != "kendall")
-
-    return found
+    kept = complete(table(results), [x, y])
+    a, b = (kept.table[name].to_numpy() for name in (x, y))
+    one = weighed(
+        f"{TITLES[coefficient]} of {x} and {y}",
+        partial(COEFFICIENTS[coefficient], a, b),
+        kept,
+        fisher=True,
+        ranks=partial(spearman, a, b) if coefficient == "pearson" else None,
+        ordered=(a, b),
+    )
+    return replace(one, correlation=coefficient != "kendall")
 
 
-def along(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
+@deferred
+def along(results: Results, table: Table, setting: str, column: str, same: Sequence[str]) -> Statistic:
     """Return the mean of Kendall's tau-b of a setting and a column, over groups of networks equal in `same`."""
     name = f"Kendall tau-b of {setting} and {column}, alike in {', '.join(same)}"
     mean = over_groups(table, setting, column, same, _ordered, name, correlations=True)
-
-    def found(results: Results) -> Statistic:
-        one = mean(results)
-        return replace(one, low=np.clip(one.low, -1, 1), high=np.clip(one.high, -1, 1))  # where a tau lies
-
-    return found
+    one = mean(results)
+    return replace(one, low=np.clip(one.low, -1, 1), high=np.clip(one.high, -1, 1))  # where a tau lies
 
 
 def _ordered(line: pd.Series) -> float:
@@ -261,7 +243,9 @@ def tau(x: Array, y: Array) -> float:
     return float(kendall(x, y, np.ones((1, len(x))))[0]) if len(x) > 1 else np.nan
 
 
+@deferred
 def over_groups(
+    results: Results,
     table: Table,
     setting: str,
     column: str,
@@ -270,31 +254,27 @@ def over_groups(
     name: str,
     *,
     correlations: bool = False,
-) -> Evidence:
+) -> Statistic:
     """Return the mean over groups equal in `same` of `of`, a function of the column's values indexed by the setting.
 
     Where networks are of several cases, it is the mean over cases of the mean within each. n counts networks.
     `correlations`: `of` returns one, between -1 and 1.
     """
-
-    def found(results: Results) -> Statistic:
-        networks, untrained = trained_ones(table(results).reset_index(drop=True))
-        numbers, units_of = numbers_of(networks, [setting, column]).dropna(), units_in(networks)
-        groups = [numbers.loc[group.index.intersection(numbers.index)] for group in alike_in(networks, same)]
-        groups = [group for group in groups if len(group)]
-        values = np.array([of(group.set_index(setting)[column]) for group in groups])
-        units = units_of_groups([set(units_of.loc[group.index]) for group in groups])
-        cases = [networks.loc[group.index[0], CASE] for group in groups] if CASE in networks else None
-        one = average(values, units, name=name, unit=word_of(units), correlations=correlations, cases=cases)
-        sizes = np.array([len(group) for group in groups], dtype=int)
-        lost = {
-            f"{column} is missing": len(networks) - len(numbers),
-            f"undefined among those alike in {', '.join(same)}": int(sizes[~np.isfinite(values)].sum()),
-        }
-        excluded = (*untrained, *((why, number) for why, number in lost.items() if number))
-        return replace(one, n=int(sizes[np.isfinite(values)].sum()), excluded=excluded)
-
-    return found
+    networks, untrained = trained_ones(table(results).reset_index(drop=True))
+    numbers, units_of = numbers_of(networks, [setting, column]).dropna(), units_in(networks)
+    groups = [numbers.loc[group.index.intersection(numbers.index)] for group in alike_in(networks, same)]
+    groups = [group for group in groups if len(group)]
+    values = np.array([of(group.set_index(setting)[column]) for group in groups])
+    units = units_of_groups([set(units_of.loc[group.index]) for group in groups])
+    cases = [networks.loc[group.index[0], CASE] for group in groups] if CASE in networks else None
+    one = average(values, units, name=name, unit=word_of(units), correlations=correlations, cases=cases)
+    sizes = np.array([len(group) for group in groups], dtype=int)
+    lost = {
+        f"{column} is missing": len(networks) - len(numbers),
+        f"undefined among those alike in {', '.join(same)}": int(sizes[~np.isfinite(values)].sum()),
+    }
+    excluded = (*untrained, *((why, number) for why, number in lost.items() if number))
+    return replace(one, n=int(sizes[np.isfinite(values)].sum()), excluded=excluded)
 
 
 def alike_in(networks: pd.DataFrame, same: Sequence[str]) -> list[pd.DataFrame]:

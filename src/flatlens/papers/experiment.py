@@ -82,7 +82,6 @@ def deferred(function: Callable[Concatenate[_First, _P], _R]) -> Callable[_P, Ca
     return given
 
 
-
 Side: TypeAlias = Literal["above", "below"]
 Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "at most weak", "inconclusive", "not tested"]
 PredictionKind: TypeAlias = Literal["theorem", "claim", "reading", "number"]

@@ -38,6 +38,7 @@ from flatlens.papers.experiment import (
     Plot,
     Results,
     Scale,
+    deferred,
     own_seeds,
     seed_axis,
     tested,
@@ -240,17 +241,14 @@ def in_subspace(drawn: Mixture) -> GaussianMixture:
     return GaussianMixture(drawn.centroids @ kept, factors @ factors.mT, torch.full((CLUSTERS,), 1 / CLUSTERS))
 
 
-def at_each_separation(columns: Sequence[str]) -> Evidence:
+@deferred
+def at_each_separation(results: Results, columns: Sequence[str]) -> Statistic:
     """Return the means of columns over the samples of each separation, which all have to be above 0."""
-
-    def found(results: Results) -> Statistic:
-        parts = {}
-        for separation, samples in approximated(results).groupby("separation"):
-            for column in columns:
-                parts[f"{column} at separation {separation:g}"] = mean_of(these(samples), column)(results)
-        return in_cases(parts, "all", f"Mean of {' and '.join(columns)} at each separation")
-
-    return found
+    parts = {}
+    for separation, samples in approximated(results).groupby("separation"):
+        for column in columns:
+            parts[f"{column} at separation {separation:g}"] = mean_of(these(samples), column)(results)
+    return in_cases(parts, "all", f"Mean of {' and '.join(columns)} at each separation")
 
 
 def _x17_plots(results: Results) -> list[Plot]:

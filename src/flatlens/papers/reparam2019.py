@@ -30,6 +30,7 @@ from flatlens.papers.experiment import (
     Plot,
     Results,
     Scale,
+    deferred,
     own_seeds,
     tested,
 )
@@ -107,20 +108,17 @@ def lenets(results: Results) -> pd.DataFrame:
     return pd.DataFrame(columns, index=networks.index)
 
 
-def within(table: Table, group: str, columns: Sequence[str]) -> Table:
+@deferred
+def within(results: Results, table: Table, group: str, columns: Sequence[str]) -> pd.DataFrame:
     """Return the table with each of the columns standardised over the networks of equal `group`.
 
     Means alone would leave the group with the largest spread to decide: one of the four schemes has 99% of the squares.
     """
-
-    def found(results: Results) -> pd.DataFrame:
-        networks = table(results)
-        numbers = networks[list(columns)].astype(float)
-        groups = numbers.groupby(networks[group])
-        spread = groups.transform("std", ddof=0).replace(0.0, np.nan)
-        return networks.assign(**((numbers - groups.transform("mean")) / spread))
-
-    return found
+    networks = table(results)
+    numbers = networks[list(columns)].astype(float)
+    groups = numbers.groupby(networks[group])
+    spread = groups.transform("std", ddof=0).replace(0.0, np.nan)
+    return networks.assign(**((numbers - groups.transform("mean")) / spread))
 
 
 _VALUES = ("kappa", "kappa_tau", "lmax", "trace")

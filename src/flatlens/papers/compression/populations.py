@@ -28,8 +28,8 @@ from flatlens.papers.compression.networks import (
     top_three,
     vgg,
 )
-from flatlens.papers.evidence import Evidence, Table, correlated, studied
-from flatlens.papers.experiment import Plot, Results, Scale, Side, own_seeds
+from flatlens.papers.evidence import correlated, studied
+from flatlens.papers.experiment import Plot, Results, Scale, Side, deferred, own_seeds
 from flatlens.papers.figures import pairwise
 from flatlens.statistics import Statistic, in_cases
 from flatlens.statistics.inference import Holds
@@ -100,32 +100,26 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
     return studies
 
 
-def population(study: str) -> Table:
+@deferred
+def population(results: Results, study: str) -> pd.DataFrame:
     """Return the networks of a kind with all quantities that predictions need, under the names shown."""
-
-    def found(results: Results) -> pd.DataFrame:
-        values = studied(study)(results)
-        networks = results[study].networks.set_index("key").loc[values["key"]].reset_index()
-        also = {q.name: q.with_first(FIRST_LAYERS[study]).of(networks) for q in (*_ALSO, TOP_THREE)}
-        table = values.assign(**also, **{MINUS_D: -values[D.name]})
-        violated = pd.concat(
-            [table[small.name] > table[large.name] * (1 + _ROUNDED) for small, large in ((MLS, D), (NMLS, BOUND))]
-            + [table[small.name] > table[large.name] + _ROUNDED for small, large in _VOLUMES],
-            axis=1,
-        )
-        return table.assign(**{HOLDS: 1.0 - violated.any(axis=1)})
-
-    return found
+    values = studied(study)(results)
+    networks = results[study].networks.set_index("key").loc[values["key"]].reset_index()
+    also = {q.name: q.with_first(FIRST_LAYERS[study]).of(networks) for q in (*_ALSO, TOP_THREE)}
+    table = values.assign(**also, **{MINUS_D: -values[D.name]})
+    violated = pd.concat(
+        [table[small.name] > table[large.name] * (1 + _ROUNDED) for small, large in ((MLS, D), (NMLS, BOUND))]
+        + [table[small.name] > table[large.name] + _ROUNDED for small, large in _VOLUMES],
+        axis=1,
+    )
+    return table.assign(**{HOLDS: 1.0 - violated.any(axis=1)})
 
 
-def over_kinds(pairs: Sequence[tuple[str, str]], holds: Holds, side: Side, name: str) -> Evidence:
+@deferred
+def over_kinds(results: Results, pairs: Sequence[tuple[str, str]], holds: Holds, side: Side, name: str) -> Statistic:
     """Return Pearson's r of pairs of quantities for all kinds of networks: each, or one, has to be on the side."""
-
-    def found(results: Results) -> Statistic:
-        parts = {f"{KINDS[k]}, {x} and {y}": correlated(population(k), x, y)(results) for k in KINDS for x, y in pairs}
-        return in_cases(parts, holds, name, side)
-
-    return found
+    parts = {f"{KINDS[k]}, {x} and {y}": correlated(population(k), x, y)(results) for k in KINDS for x, y in pairs}
+    return in_cases(parts, holds, name, side)
 
 
 def only_the_bound_of_nmls(results: Results) -> Statistic:

@@ -32,7 +32,7 @@ from flatlens.papers.compression.networks import (
 )
 from flatlens.papers.contrasts import mean_of, of_each_case
 from flatlens.papers.evidence import CASE, Evidence, Table, along, histories, labelled, reached, where
-from flatlens.papers.experiment import ON_PAPERS_DATA, Plot, Results, Scale, Side
+from flatlens.papers.experiment import ON_PAPERS_DATA, Plot, Results, Scale, Side, deferred
 from flatlens.papers.figures import BANDS, banded, followed_curves
 from flatlens.papers.trajectories import (
     Number,
@@ -145,22 +145,21 @@ def _at_each(setting: str, table: Table, name: str, ranks: str | None, side: Sid
     return of_each_case(by_value, lambda case: mean_of(case, name, ranks), name, side=side)
 
 
-def follows(column: str, coefficient: CoefficientName = "pearson", *, share: bool = False) -> Number:
+@deferred
+def follows(
+    trajectory: pd.DataFrame, column: str, coefficient: CoefficientName = "pearson", *, share: bool = False
+) -> float:
     """Return the correlation of the changes between steps of a column and of sharpness, as in the figures its root.
 
     `share`: return r^2, less what chance adds: of unrelated columns its mean is 0.
     """
     of = correlated_changes(SHARPNESS.name, column, coefficient)
-
-    def found(trajectory: pd.DataFrame) -> float:
-        both = trajectory.assign(**{SHARPNESS.name: SHARPNESS.of(trajectory)})
-        r = of(both)
-        if not share:
-            return r
-        changes = len(both.reindex(columns=[SHARPNESS.name, column]).dropna()) - 1
-        return (r**2 * (changes - 1) - 1) / (changes - 2) if changes > 2 else np.nan
-
-    return found
+    both = trajectory.assign(**{SHARPNESS.name: SHARPNESS.of(trajectory)})
+    r = of(both)
+    if not share:
+        return r
+    changes = len(both.reindex(columns=[SHARPNESS.name, column]).dropna()) - 1
+    return (r**2 * (changes - 1) - 1) / (changes - 2) if changes > 2 else np.nan
 
 
 def of_long(number: Number) -> Number:

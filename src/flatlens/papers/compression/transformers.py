@@ -22,7 +22,7 @@ from flatlens.measures import named
 from flatlens.models import Published, ViT
 from flatlens.papers.claims import experiment
 from flatlens.papers.evidence import Evidence, Table, correlated, labelled, where, with_units
-from flatlens.papers.experiment import Plot, Results, Scale
+from flatlens.papers.experiment import Plot, Results, Scale, deferred
 from flatlens.papers.figures import scatter
 from flatlens.statistics import Statistic
 from flatlens.training import Adam, Training
@@ -155,13 +155,10 @@ def trend_of(table: Table) -> Evidence:
     return correlated(table, SHARPNESS_46, SEARCHED, "spearman")
 
 
-def tested_on(table: Table, weighed: Evidence, name: str, needed: str) -> Evidence:
+@deferred
+def tested_on(results: Results, table: Table, weighed: Evidence, name: str, needed: str) -> Statistic:
     """Return the evidence; where the table has no networks, an undefined statistic that says what is needed."""
-
-    def found(results: Results) -> Statistic:
-        return weighed(results) if len(table(results)) else Statistic(name, float("nan"), 0, note=needed)
-
-    return found
+    return weighed(results) if len(table(results)) else Statistic(name, float("nan"), 0, note=needed)
 
 
 def _plots(results: Results) -> list[Plot]:

@@ -26,8 +26,8 @@ from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import CoordinateNet
 from flatlens.papers.claims import experiment
 from flatlens.papers.contrasts import changed, side_by_side
-from flatlens.papers.evidence import Evidence, Table, labelled, with_units
-from flatlens.papers.experiment import Plot, Results, Scale, seed_axis
+from flatlens.papers.evidence import Evidence, labelled, with_units
+from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis
 from flatlens.training import REACHED, SGD, Training, Until
 
 TABLE_OF = {"gaussian": "Table 1", "relu": "Table 2"}
@@ -56,20 +56,17 @@ COMPARED: Mapping[str, Mapping[str, str]] = {
 """Rows of the tables, and the columns that may hold them here, by what is said of each."""
 
 
-def measured(study: str) -> Table:
+@deferred
+def measured(results: Results, study: str) -> pd.DataFrame:
     """Return the networks, with the square of the Jacobian norm and the sharpness of the error summed over points.
 
     Those that took all the steps count, too: the paper's protocol is a number of steps.
     """
-
-    def found(results: Results) -> pd.DataFrame:
-        every = results[study].networks
-        ended = every[every["outcome"].isin([*REACHED, "out of steps"])].reset_index(drop=True)
-        networks = with_units(results[study], ended)
-        squared, summed = networks[_JACOBIAN_NORM] ** 2, POINTS * networks["sharpness"]
-        return networks.assign(**{SQUARED: squared, SUMMED_SHARPNESS: summed})
-
-    return found
+    every = results[study].networks
+    ended = every[every["outcome"].isin([*REACHED, "out of steps"])].reset_index(drop=True)
+    networks = with_units(results[study], ended)
+    squared, summed = networks[_JACOBIAN_NORM] ** 2, POINTS * networks["sharpness"]
+    return networks.assign(**{SQUARED: squared, SUMMED_SHARPNESS: summed})
 
 
 def of_seeds(results: Results) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from flatlens.models import MLP, Architecture
 from flatlens.papers.claims import experiment
 from flatlens.papers.contrasts import of_each_case
 from flatlens.papers.evidence import CASE, Evidence, Table, along, histories, reached, trained_ones
-from flatlens.papers.experiment import Plot, Results, Scale, seed_axis
+from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis
 from flatlens.papers.figures import BANDS, banded, trajectory_curves
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
@@ -81,14 +81,11 @@ def bound_studies(scale: Scale) -> dict[str, Study]:
     return studies
 
 
-def on_law(law: str) -> Table:
+@deferred
+def on_law(results: Results, law: str) -> pd.DataFrame:
     """Return the networks on a law, with `law` and `holds`: 1 if the bound is at most the Jacobian norm, else 0."""
-
-    def found(results: Results) -> pd.DataFrame:
-        networks = reached(_STUDY.format(law))(results)
-        return networks.assign(law=law, holds=(networks[BOUND] <= networks[NORM]).astype(float))
-
-    return found
+    networks = reached(_STUDY.format(law))(results)
+    return networks.assign(law=law, holds=(networks[BOUND] <= networks[NORM]).astype(float))
 
 
 def of_laws(results: Results) -> pd.DataFrame:
@@ -137,15 +134,12 @@ def width_studies(scale: Scale) -> dict[str, Study]:
     }
 
 
-def with_width(table: Table) -> Table:
+@deferred
+def with_width(results: Results, table: Table) -> pd.DataFrame:
     """Return the networks with a column `width`: the size of the first hidden layer."""
-
-    def found(results: Results) -> pd.DataFrame:
-        networks = table(results)
-        sizes = networks["model.widths"].astype(str).str.extract(r"(\d+)", expand=False)
-        return networks.assign(**{WIDTH: sizes.astype(int)})
-
-    return found
+    networks = table(results)
+    sizes = networks["model.widths"].astype(str).str.extract(r"(\d+)", expand=False)
+    return networks.assign(**{WIDTH: sizes.astype(int)})
 
 
 def width_plots(results: Results) -> list[Plot]:

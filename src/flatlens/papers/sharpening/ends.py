@@ -12,7 +12,7 @@ from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import Architecture
 from flatlens.papers.claims import experiment
 from flatlens.papers.evidence import CASE, Table, reached, trained_in
-from flatlens.papers.experiment import Plot, Results, Scale, seed_axis
+from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis
 from flatlens.papers.figures import BANDS, banded, pairwise
 from flatlens.papers.sharpening.networks import (
     ABSOLUTE_GAP,
@@ -143,14 +143,11 @@ _FIGURES = {
 }
 
 
-def by_data(table: Table) -> Table:
+@deferred
+def by_data(results: Results, table: Table) -> pd.DataFrame:
     """Return the table with the data set as its case."""
-
-    def found(results: Results) -> pd.DataFrame:
-        networks = table(results)
-        return networks.assign(**{CASE: networks[_DATA].map(_data_in) if _DATA in networks else ""})
-
-    return found
+    networks = table(results)
+    return networks.assign(**{CASE: networks[_DATA].map(_data_in) if _DATA in networks else ""})
 
 
 def _x8_plots(results: Results) -> list[Plot]:

@@ -36,7 +36,7 @@ from flatlens.papers.evidence import (
     trained_ones,
     where,
 )
-from flatlens.papers.experiment import Plot, Results, Scale, Side
+from flatlens.papers.experiment import Plot, Results, Scale, Side, deferred
 from flatlens.papers.figures import BANDS, banded
 from flatlens.papers.sharpening.networks import (
     ABSOLUTE,
@@ -119,24 +119,21 @@ SAME_EXCEPT_STRENGTH = ("kind", "lr", "seed")
 """Settings shared by networks of one regulariser that differ only in its strength."""
 
 
-def regularised_networks(*names: str) -> Table:
+@deferred
+def regularised_networks(results: Results, *names: str) -> pd.DataFrame:
     """Return the networks of these regularisers that reached the end, with kind, regulariser, strength, case.
 
     Those that never trained are marked, and left out of every statistic.
     """
-
-    def found(results: Results) -> pd.DataFrame:
-        parts = []
-        for study in results:
-            network, _, name = study.partition(".")
-            if name in names:
-                table = trained_in(study)(results)
-                kind = network + np.where(table["batchnorm"], "_bn", "")
-                strength = table[REGULARISERS[name].setting]
-                parts.append(table.assign(kind=kind, regulariser=name, strength=strength, **{CASE: f"{name} " + kind}))
-        return pd.concat(parts, ignore_index=True)
-
-    return found
+    parts = []
+    for study in results:
+        network, _, name = study.partition(".")
+        if name in names:
+            table = trained_in(study)(results)
+            kind = network + np.where(table["batchnorm"], "_bn", "")
+            strength = table[REGULARISERS[name].setting]
+            parts.append(table.assign(kind=kind, regulariser=name, strength=strength, **{CASE: f"{name} " + kind}))
+    return pd.concat(parts, ignore_index=True)
 
 
 def kind_in_words(kind: str) -> str:
@@ -303,19 +300,16 @@ def _bases(trained: Trained) -> dict[str, NetworkSettings]:
     }
 
 
-def jacobian_networks(*names: str) -> Table:
+@deferred
+def jacobian_networks(results: Results, *names: str) -> pd.DataFrame:
     """Return the networks of these studies that reached the end; the case is the data set, references have 0."""
-
-    def found(results: Results) -> pd.DataFrame:
-        parts = []
-        for study in results:
-            data, _, name = study.partition(".")
-            if name in names:
-                table = trained_in(study)(results).assign(study=name, **{CASE: data})
-                parts.append(table if name in JACOBIAN_REGULARISERS else table.assign(coefficient=0.0))
-        return pd.concat(parts, ignore_index=True)
-
-    return found
+    parts = []
+    for study in results:
+        data, _, name = study.partition(".")
+        if name in names:
+            table = trained_in(study)(results).assign(study=name, **{CASE: data})
+            parts.append(table if name in JACOBIAN_REGULARISERS else table.assign(coefficient=0.0))
+    return pd.concat(parts, ignore_index=True)
 
 
 SAME = (CASE, "seed")
