@@ -173,9 +173,8 @@ class _Sweep(Generic[_T]):
         hands: _Hands,
         shown: ProgressReporter[_T] | None,
     ) -> None:
-        self.packs, self.function, self.note_failure, self.hands, self.shown = (
-            packs, function, note_failure, hands, shown,
-        )  # fmt: skip
+        self.packs, self.function, self.note_failure = packs, function, note_failure
+        self.hands, self.shown = hands, shown
         self.alone: deque[tuple[_T, ...]] = deque()  # at the end, with nothing else in hand
         self.in_hand: dict[Future[list[str]], tuple[_T, ...]] = {}
         self.losses: Counter[_T] = Counter()

@@ -12,6 +12,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias, TypedDict
 
+from torch import nn
+
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
 from flatlens.experiments.narrative import answers, findings
@@ -61,7 +63,7 @@ def packs(networks: Sequence[NetworkSettings], *, together: int, hands: int | No
     alone = kinds.pop(None, [])
     stacked = sum(map(len, kinds.values()))
     size = FEW if hands is None else min(max(-(-stacked // (TURNS * hands)), FEW), -(-stacked // hands) or 1, MANY)
-    longest = sorted(kinds.values(), key=lambda alike: _batch_size(alike[0]) or math.inf, reverse=True)
+    longest = sorted(kinds.values(), key=lambda alike: getattr(alike[0].training, "batch_size", None) or math.inf, reverse=True)
     turns = zip_longest(*(list(_pieces(alike, size)) for alike in longest))
     return [one for turn in turns for one in turn if one] + list(_pieces(alone, pack))
 
@@ -75,25 +77,13 @@ def _pieces(networks: Sequence[NetworkSettings], size: int) -> Iterator[Pack]:
 
 def _kind(settings: NetworkSettings) -> Hashable:
     """Return what networks in one stack must share; None where no stack takes them."""
-    model, training = _of_any_seed(settings.model), settings.training
-    if isinstance(training, TrainedElsewhere) or _why_alone(model, training):
+    model, training = settings.model, settings.training
+    if any(field.name == "seed" for field in fields(model)):
+        model = replace(model, seed=0)
+    if isinstance(training, TrainedElsewhere) or why_alone(nn.Linear(1, 1), training) or _of_model(model):
         return None
     assert not isinstance(training.optimiser, Ridge)
     return settings.data, model, training.loss, training.batch_size, kind_of(training.optimiser)
-
-
-def _batch_size(settings: NetworkSettings) -> int | None:
-    return settings.training.batch_size if isinstance(settings.training, Training) else None
-
-
-def _why_alone(model: Architecture, training: Training) -> str:
-    return _own_steps(training) or _of_model(model)
-
-
-def _own_steps(training: Training) -> str:
-    from torch import nn
-
-    return why_alone(nn.Linear(1, 1), training)
 
 
 @cache
@@ -102,10 +92,6 @@ def _of_model(model: Architecture) -> str:
         return why_alone(model.build(), Training(SGD(1.0), max_steps=1))
     except Exception as error:  # the worker that builds it notes it as the failure of its network
         return type(error).__name__
-
-
-def _of_any_seed(model: Architecture) -> Architecture:
-    return replace(model, seed=0) if any(field.name == "seed" for field in fields(model)) else model
 
 
 class RunOptions(TypedDict, total=False):
