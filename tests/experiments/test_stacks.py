@@ -8,7 +8,7 @@ from small_study import small_study, tables
 
 from flatlens.errors import BadInput
 from flatlens.experiments import Study, load_study, run_study
-from flatlens.experiments.network import ComputeInto
+from flatlens.experiments.network import ComputeInto, measure_network
 from flatlens.experiments.store import Store
 from flatlens.experiments.study import packs
 from flatlens.models import LeNet5
@@ -95,8 +95,6 @@ def test_an_error_in_one_network_leaves_the_others_of_its_pack(tmp_path, monkeyp
 
 
 def measured(model, split, settings, broken):
-    from flatlens.experiments.network import measure_network
-
     if settings.key == broken:
         raise ValueError("no")
     return measure_network(model, split, settings)

@@ -360,11 +360,8 @@ class Store:
         Raises:
             BadFolder: the file is damaged.
         """
-        return (
-            _read_kept(self._in("known.zip"), self._in("known.zip").stat().st_mtime_ns)
-            if self._in("known.zip").is_file()
-            else ()
-        )
+        known = self._in("known.zip")
+        return _read_kept(known, known.stat().st_mtime_ns) if known.is_file() else ()
 
     def _kept_versions(self) -> dict[str, dict[str, str]]:
         return {key: kept.versions for kept in self.kept() for key in kept.networks["key"]}

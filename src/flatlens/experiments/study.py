@@ -63,8 +63,9 @@ def packs(networks: Sequence[NetworkSettings], *, together: int, hands: int | No
     alone = kinds.pop(None, [])
     stacked = sum(map(len, kinds.values()))
     size = FEW if hands is None else min(max(-(-stacked // (TURNS * hands)), FEW), -(-stacked // hands) or 1, MANY)
-    longest = sorted(kinds.values(), key=lambda alike: getattr(alike[0].training, "batch_size", None) or math.inf, reverse=True)
-    turns = zip_longest(*(list(_pieces(alike, size)) for alike in longest))
+    batches = [getattr(alike[0].training, "batch_size", None) or math.inf for alike in kinds.values()]
+    longest = sorted(zip(batches, kinds.values(), strict=True), key=lambda pair: -pair[0])
+    turns = zip_longest(*(list(_pieces(alike, size)) for _, alike in longest))
     return [one for turn in turns for one in turn if one] + list(_pieces(alone, pack))
 
 
