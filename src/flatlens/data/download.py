@@ -11,16 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatlens.data.image_sets import (
-    IMAGE_SETS,
-    RECORD,
-    FetchRecord,
-    ImageSet,
-    RecordedFile,
-    damage,
-    default_root,
-    read_record,
-)
+from flatlens.data.image_sets import IMAGE_SETS, RECORD, FetchRecord, ImageSet, RecordedFile, default_root
 from flatlens.errors import BadData, BadFolder, UnknownName, needs, typed_line
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
@@ -56,7 +47,7 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: Pr
         raise UnknownName.among("image set to fetch", name, IMAGE_SETS)
     known, progress = IMAGE_SETS[name], beside(progress)
     folder = (default_root() if root is None else Path(root).expanduser()) / name
-    record = read_record(folder)
+    record = FetchRecord.read(folder)
     if record is not None and not _missing(folder, record, progress):
         return Fetched(folder, record, ())
     with needs("data", f"fetching {known.title}"):
@@ -81,7 +72,7 @@ def _missing(folder: Path, record: FetchRecord, progress: Progress | None) -> li
     """Return the files that are not on disk as the hub declared them."""
     present = [file for file in record.files if (folder / file.path).is_file()]
     meter = _Meter("checksums", sum(file.bytes for file in present), progress)
-    sound = [file for file in present if not damage(folder / file.path, file, meter)]
+    sound = [file for file in present if not file.damage(folder / file.path, meter)]
     return [file for file in record.files if file not in sound]
 
 
@@ -137,7 +128,7 @@ def _download(
             )
         )  # fmt: skip
     # complete, and as declared
-    if wrong := damage(arrived, file):
+    if wrong := file.damage(arrived):
         raise BadData(
             f"{path}: the downloaded file differs from the hub's checksum or size ({wrong}); it was deleted: "
             "run the command again"

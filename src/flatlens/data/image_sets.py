@@ -470,6 +470,23 @@ class RecordedFile:
     bytes: int
     sha256: str
 
+    def damage(self, path: Path, checked: Callable[[int], None] | None = None) -> str:
+        """Return in words how the file at `path` differs from the declared one; empty if it does not.
+
+        `checked` is called with the number of bytes of each piece that is done.
+        """
+        if not path.is_file():
+            return "it is missing"
+        if path.stat().st_size != self.bytes:
+            return f"it has {path.stat().st_size} bytes in place of {self.bytes}"
+        digest = hashlib.sha256()
+        with path.open("rb") as stream:
+            while piece := stream.read(1 << 22):
+                digest.update(piece)
+                if checked is not None:
+                    checked(len(piece))
+        return "" if digest.hexdigest() == self.sha256 else f"its SHA256 is not {self.sha256}"
+
 
 @dataclass(frozen=True)
 class FetchRecord:
@@ -479,54 +496,36 @@ class FetchRecord:
     revision: str
     files: tuple[RecordedFile, ...]
 
+    @classmethod
+    def read(cls, folder: Path) -> FetchRecord | None:
+        """Return the record in `folder`, if there is one.
+
+        Raises:
+            BadData: it cannot be read.
+        """
+        try:
+            plain = json.loads((folder / RECORD).read_text())
+            files = tuple(RecordedFile(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in plain["files"])
+            return cls(str(plain["repository"]), str(plain["revision"]), files)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadData(f"{folder / RECORD}: a damaged record; delete it, and fetch the set again") from error
+
     def as_json(self) -> dict[str, Any]:
-        """Return plain dicts, lists and numbers; `read_record` reads them."""
+        """Return plain dicts, lists and numbers, as `read` reads them."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain
 
 
-def read_record(folder: Path) -> FetchRecord | None:
-    """Return the record in `folder`, if there is one.
-
-    Raises:
-        BadData: it cannot be read.
-    """
-    try:
-        plain = json.loads((folder / RECORD).read_text())
-        files = tuple(RecordedFile(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in plain["files"])
-        return FetchRecord(str(plain["repository"]), str(plain["revision"]), files)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadData(f"{folder / RECORD}: a damaged record; delete it, and fetch the set again") from error
-
-
-def damage(path: Path, file: RecordedFile, checked: Callable[[int], None] | None = None) -> str:
-    """Return in words how a file on disk differs from the declared one; empty if it does not.
-
-    `checked` is called with the number of bytes of each piece that is done.
-    """
-    if not path.is_file():
-        return "it is missing"
-    if path.stat().st_size != file.bytes:
-        return f"it has {path.stat().st_size} bytes in place of {file.bytes}"
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(1 << 22):
-            digest.update(piece)
-            if checked is not None:
-                checked(len(piece))
-    return "" if digest.hexdigest() == file.sha256 else f"its SHA256 is not {file.sha256}"
-
-
 def _as_fetched(known: ImageSet, found: Found, progress: Progress | None) -> Found:
     """Return only the files that `flatlens data fetch` recorded there, if it did; each must be unchanged."""
-    record = read_record(found.place)
+    record = FetchRecord.read(found.place)
     if record is None:
         return found
     for done, file in enumerate(record.files, start=1):
         path = found.place / file.path
-        wrong = damage(path, file)
+        wrong = file.damage(path)
         if wrong:
             raise BadData(
                 f"{path}: the file has changed since it was downloaded ({wrong}): `flatlens data fetch {known.name}` "
