@@ -200,8 +200,7 @@ MADE_TOGETHER = (input_norm2, weight_slope2, weight_spectral2, output_slope2, ra
 """Cheap quantities, made together in one pass with the first of them, or any measure, that a bound needs."""
 
 
-_WHY = "the network's input is not read by exactly one linear layer"
-NO_INPUT_LAYER = Assumption("reads_the_input", False, _WHY)
+NO_INPUT_LAYER = Assumption("reads_the_input", False, "the network's input is not read by exactly one linear layer")
 
 
 @dataclass(eq=False)

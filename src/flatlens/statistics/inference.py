@@ -154,6 +154,7 @@ def _with_ranks(
     assert own is not None  # both have intervals
     assert theirs is not None
 
+    # p is at least half of that of the ranks
     def grown(times: float) -> Tails:
         of_value, of_ranks = own(times), theirs(times)
 
