@@ -257,7 +257,6 @@ class RecordedWeight:
 
 
 def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Yield the directions stacked, a few at a time."""
     block: list[Tensor] = []
     for direction in directions:
         block.append(direction)

@@ -340,7 +340,6 @@ class _Twice:
         return _side_by_side(self._along(list(self.space.named(v).values())), self.space)
 
     def share(self) -> tuple[float, dict[str, Tensor]]:
-        """Return `of` and its gradient by parameter."""
         named = zip(self.space.parameters.items(), self.gradient, strict=True)
         return self.of, {name: p.new_zeros(p.shape) if row is None else row.detach() for (name, p), row in named}
 

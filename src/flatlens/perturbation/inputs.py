@@ -200,7 +200,6 @@ def steepest_secants(
 def _steepest(
     inputs: Inputs, delta: float, restarts: int, steps: int, generator: torch.Generator
 ) -> tuple[Tensor, int]:
-    """Return (the steepest secant from each sample, how many are differences of a few roundings)."""
     base = inputs.x.repeat_interleave(restarts, 0)
     length = delta * base.norm(dim=1, keepdim=True)
     with torch.no_grad():

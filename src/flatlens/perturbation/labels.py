@@ -57,7 +57,6 @@ def seen(problem: Problem, model: nn.Module, layout: Plan, weight: Weight, *, he
 
 
 def _require_labels(f: Tensor, y: object) -> None:
-    """Refuse targets that are no tensor with one label per sample."""
     if not isinstance(y, Tensor) or len(y) != len(f):
         raise BadInput("the targets must be a tensor with one label per sample", argument="data")
 

@@ -155,7 +155,6 @@ class Elsewhere:
                 yield take(group, start, min(start + self._fitting(), size(group)))
 
     def _fitting(self) -> int:
-        """Return how many samples' graphs fit in half the problem's memory."""
         if self._most is None:
             probe = self.problem.place(self.problem.probes[0])
             at = self.here.clone().requires_grad_()
