@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
@@ -69,16 +69,13 @@ app.register_install_completion_command(
 
 def main() -> None:
     """Run the `flatlens` command: its entry point."""
-    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # a shell has closed it, such as by `>&-`
+            setattr(sys, stream, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for an encoding without some of our characters
     with nullcontext() if launched() else stoppable():  # torchrun ends its processes itself
         sys.exit(run(sys.argv[1:]))
-
-
-def _nowhere() -> TextIO:
-    """Return a file for what a shell has closed, such as stdout by `>&-`; Python has None there."""
-    return Path(os.devnull).open("w", encoding="utf-8")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -93,7 +90,9 @@ def run(arguments: Sequence[str]) -> int:
         _say(f"stopped{f': {error}' if str(error) else ''}")
         return stopped()
     except (Exception, SystemExit) as error:
-        if _pipe_closed(error):  # by `| head`; the interpreter must not flush into it again
+        # Nobody reads stdout any more, as after `| head`; rich then exits, with the system's error as the context. The
+        # interpreter must not flush into it again.
+        if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         if TRACEBACK in arguments:
@@ -101,11 +100,6 @@ def run(arguments: Sequence[str]) -> int:
         status, message = _told(error)
         _say(message)
         return status
-
-
-def _pipe_closed(error: BaseException) -> bool:
-    """Return whether nobody reads stdout any more; rich then exits, with the system's error as the context."""
-    return isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
 
 
 NOTED = (FormerName, SideOutputFailed, Unexpected)  #: kinds of warnings that are flatlens' own
@@ -138,7 +132,9 @@ def _told(error: BaseException) -> tuple[int, str]:
     if _in_the_users_code(error):
         return 2, f"the code that was given raised {said(error)}{more}"
     if isinstance(error, OSError):
-        return 2, _trouble(error)
+        full = "; free some space, then the same command continues"
+        advice = full if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return 2, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}{advice}"
     if out_of_memory(error):
         return 2, f"out of memory: give a smaller --memory, fewer --samples, or fewer --parameters{more}"
     return 1, f"{typed_line(error)}: an error of flatlens, please report it with what {TRACEBACK} shows"
@@ -173,6 +169,7 @@ PLACES = {
     ("Problem", ""): OPTION,
     ("Lens", ""): OPTION,
     ("check_bounds", ""): OPTION,
+    ("compare", ""): OPTION,
     ("Searches.load", ""): "--after {file}",
     ("train", ""): "{argument}",
     ("", "weights"): "--weights",
@@ -185,13 +182,6 @@ def _option(advised: Give) -> str:
         return "a module of your own around the network (in Python: Problem(forward=...))"
     value = "" if advised.value in (..., True) else f" {advised.value}".replace("torch.", "")
     return f"--{advised.argument.replace('_', '-')}{value}"
-
-
-def _trouble(error: OSError) -> str:
-    where = f": {error.filename}" if error.filename else ""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = "; free some space, then the same command continues" if full else ""
-    return f"{error.strerror or error}{where}{advice}"
 
 
 def _say(message: str) -> None:

@@ -445,8 +445,8 @@ def compare(
     chosen = None if measures is None else named(measures)
     if chosen is not None and all(one.card.family == RISK_FAMILY for one in chosen):
         asked = ", ".join(one.key for one in chosen) or "none"
-        raise BadInput(f"compare(measures=...): {asked} gives nothing to rank by: name at least one other measure; "
-                       f"loss, accuracy and gap are always shown")  # fmt: skip
+        mend = "name at least one other measure; loss, accuracy and gap are always shown"
+        raise BadInput(f"{asked} gives nothing to rank by", argument="measures", remedy=mend, call="compare")
     # Every network is measured with the same random draws
     progress = or_line(progress)
     seed = 0 if generator is None else int(torch.randint(2**40, (), generator=draws))
