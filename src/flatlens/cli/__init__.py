@@ -156,25 +156,25 @@ def in_options(error: FlatlensError) -> str:
     """
     if not isinstance(error, BadInput):
         return str(error)
-    if place := PLACES.get((error.call, error.argument)) or PLACES.get((error.call, "")):
+    if place := PLACES.get((error.call, error.argument)) or (PLACES.get((error.call, ...)) if error.argument else None):
         value = "" if error.value == "..." else f" {error.value}"
         place = place.format(argument=error.argument.replace("_", "-"), value=value, file=error.value.strip("'"))
     return error.told(place, _option)
 
 
 OPTION = "--{argument}{value}"
-PLACES = {
+PLACES: dict[tuple[str, object], str] = {
     ("Problem", "model"): "MODEL",
     ("Problem", "ranks"): "torchrun",
-    ("Problem", ""): OPTION,
-    ("Lens", ""): OPTION,
-    ("check_bounds", ""): OPTION,
-    ("compare", ""): OPTION,
+    ("Problem", ...): OPTION,
+    ("Lens", ...): OPTION,
+    ("check_bounds", ...): OPTION,
+    ("compare", ...): OPTION,
     ("Searches.load", ""): "--after {file}",
-    ("train", ""): "{argument}",
+    ("train", ...): "{argument}",
     ("", "weights"): "--weights",
 }
-"""What the command line calls an argument, by its call in Python and its name; "" stands for all others of a call."""
+"""What the command line calls an argument, by its call in Python and its name; ... stands for all others of a call."""
 
 
 def _option(advised: Give) -> str:

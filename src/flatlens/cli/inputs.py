@@ -73,10 +73,10 @@ def require_trust(models: Sequence[str], trusted: bool) -> None:
         more = f", ... ({len(named)} in all)" if len(named) > _MOST else ""
         told = f"{folder}/config.json names Python code that has to run: {', '.join(named[:_MOST])}{more}"
         if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-            raise BadInput(f"MODEL: {told}: read it, then add --trust to run it")
+            raise BadInput(told, argument="model", remedy="read it, then add --trust to run it")
         print(f"flatlens: {visible(told)}\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise BadInput(f"MODEL: {folder}: nothing was run")
+            raise BadInput(f"{folder}: nothing was run", argument="model")
 
 
 def code_in(config: Path) -> list[str]:
@@ -295,7 +295,8 @@ def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
     try:
         require_checksums(folder)
     except BadFolder as error:
-        raise BadFolder(f"MODEL: {folder} is damaged ({error}): remove it, and run its study again") from error
+        mend = "remove it, and run its study again"
+        raise BadFolder(f"{folder} is damaged ({error})", argument="model", remedy=mend) from error
     network = settings.model.build()
     load_weights(network, folder / "weights.safetensors")
     split = settings.data.load()

@@ -120,6 +120,7 @@ def measure(
         earlier = None if after is None or not after.exists() else Searches.load(after).pairs
         problem = inputs.problem(model)
         names = all_names(measures, "--measures")
+        # a mistyped layer is refused before hours of work
         known = [name for name, _ in (*problem.model.named_modules(), *problem.model.named_parameters()) if name]
         if layers is not None and not any(layers in name for name in known):
             raise UnknownName.among("part of a layer's name", layers, known, argument="--layers", call="")
@@ -130,6 +131,7 @@ def measure(
         found = work(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
         if problem.ranks.rank:  # only the first process writes and prints
             return 0
+        # files that later commands need come first; the numbers are shown also if one cannot be written
         kept = True
         if save is not None and (kept := written("--save", lambda: found.save(save))):
             note(f"report saved in {save}")
@@ -328,9 +330,8 @@ class Compared:
             return [(models[0], file) for file in files]
         if len(models) < 2:
             found = f"{len(models)} MODEL{'' if len(models) == 1 else 's'} and {len(files)} --weights"
-            raise BadInput(
-                f"MODEL: at least two networks are needed, got {found}: name two, or one with several --weights"
-            )
+            mend = "name two, or one with several --weights"
+            raise BadInput(f"at least two networks are needed, got {found}", argument="model", remedy=mend)
         if files and len(files) != len(models):
             read = [model for model in models if Path(model).is_file() and Path(model).suffix not in ("", ".py")]
             mend = f" ({read[0]} was read as a MODEL: repeat --weights before each file)" if read else ""

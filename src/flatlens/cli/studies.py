@@ -404,12 +404,14 @@ def reproduce(
         folders = [out] if alone else [out / one.id for one in chosen]
         if not alone and module.is_reproduction(out):
             raise BadFolder(f"the output folder {str(out)!r} already holds one experiment: name another --out")
+        # networks in the tables of an earlier run are not trained again
         earlier = [known_studies(one, scale, tables) for one in chosen]
         planned = [_planned(one, scale, again) for one in chosen]
         for one, known, studies in zip(chosen, earlier, planned, strict=True):
             if tables is not None:
                 keys, done = {network.key for study in studies for network in study.networks()}, _keys(known)
                 note(f"{one.id} at {scale} scale: {str(tables)!r} has {len(keys & done)} of its {len(keys)} networks")
+        # each experiment announces its own work, then runs it
         found = []
         with running.started() as options:
             for one, folder, known, studies in zip(chosen, folders, earlier, planned, strict=True):
