@@ -110,7 +110,7 @@ def test_a_mistake_is_one_line_and_2(refused, tmp_path, monkeypatch, arguments, 
 @pytest.mark.parametrize(
     ("error", "status", "words"),
     [
-        (BadInput("Problem(data=...): the data\n is empty"), 2, "flatlens: --data: the data is empty\n"),
+        (BadInput("the data\n is empty", argument="data"), 2, "flatlens: --data: the data is empty\n"),
         (StaleLens("the model changed"), 2, "flatlens: the model changed\n"),
         (OSError(28, "No space left on device", "runs/x"), 2, "No space left on device: runs/x; free some space"),
         (PermissionError(13, "Permission denied", "/root/x"), 2, "flatlens: Permission denied: /root/x\n"),
