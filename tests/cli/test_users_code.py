@@ -112,7 +112,7 @@ def test_the_rest_is_shown_on_request(folder, capsys):
     ],
 )
 def test_what_nobody_foresaw_is_one_line_too(folder, capsys, monkeypatch, error, status, words):
-    monkeypatch.setattr(sys.modules["flatlens.cli.networks"], "_require_layers", Mock(side_effect=error))
+    monkeypatch.setattr(sys.modules["flatlens.cli.networks"], "generator_of", Mock(side_effect=error))
     assert cli.run(["measure", "late.py:build", "--data", "late.py:pair", "--loss", "cross_entropy"]) == status
     err = capsys.readouterr().err
     assert words in err
