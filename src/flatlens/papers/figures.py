@@ -190,6 +190,7 @@ def _compression() -> Iterator[PaperFigure]:
 
 def _sharpening() -> Iterator[PaperFigure]:
     trajectory = "loss less label entropy, sharpness and (log axis) softmaxed Jacobian norm over full-batch steps"
+    # descent: a figure for each network and learning rate
     descents = [("Fig. 1", "VGG11", 0.08)]
     descents += [(f"Fig. {6 + i}", "VGG11", lr) for i, lr in enumerate((0.08, 0.04, 0.02))]
     descents += [(f"Fig. {9 + i}", "ResNet18", lr) for i, lr in enumerate((0.08, 0.04, 0.02))]
@@ -197,6 +198,7 @@ def _sharpening() -> Iterator[PaperFigure]:
         at = f"lr_{lr:g}".replace(".", "_")
         yield PaperFigure("sharpening", name, f"{network}, learning rate {lr:g}, three label smoothings: {trajectory}",
                           "X6", (at, f"{network.lower()}_{at}"), _ONE_NETWORK)  # fmt: skip
+    # ends of training: by weight decay, and by learning rate or batch size for each network and data set
     yield PaperFigure("sharpening", "Fig. 2", f"ResNet18: {_ENDS}, over weight decay, a line a learning rate", "X7",
                       ("fig2",))  # fmt: skip
     over = {"lr": "learning rate, a line a batch size", "batch": "batch size, a line a learning rate"}
@@ -208,6 +210,7 @@ def _sharpening() -> Iterator[PaperFigure]:
         kind = {"resnet": "ResNet18", "vgg": "VGG11"}[network]
         yield PaperFigure("sharpening", name, f"{kind} on {data.upper()}: {_ENDS}, over the {over[setting]}{log}",
                           "X8", (f"{network}_{setting}", f"{network}_{data}_{setting}"), _SAME_PICTURE)  # fmt: skip
+    # regularisers: one figure for each network, with and without BatchNorm, and data set
     strengths = "over the strengths of label smoothing, mixup, augmentation and SAM, a line an initial learning rate"
     yield PaperFigure("sharpening", "Fig. 5", f"ResNet18 with BatchNorm on CIFAR10: gap, sharpness and Jacobian norm "
                       f"{strengths}", "X9", ("regularised_resnet18_bn", "regularised_resnet18_cifar10_bn"),
@@ -219,6 +222,7 @@ def _sharpening() -> Iterator[PaperFigure]:
         yield PaperFigure("sharpening", f"Fig. {number}", f"{said}: {six} {strengths}", "X9",
                           (f"regularised_{network}{norm}", f"regularised_{network}_{data}{norm}"),
                           _SAME_PICTURE)  # fmt: skip
+    # the appendices: epochs, scales of the inputs, coordinate networks, Jacobian regularisers
     outputs = "sharpness, softmaxed Jacobian norm and Frobenius norm of the outputs"
     for number, said in ((28, "the first epoch"), (29, "90 epochs")):
         yield PaperFigure("sharpening", f"Fig. {number}", f"VGG11 by SGD, three label smoothings: {outputs}, over "

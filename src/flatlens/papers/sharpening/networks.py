@@ -128,6 +128,7 @@ class Trained:
 
 def kinds(scale: Scale) -> Mapping[str, Trained]:
     """Return the kinds of networks by the names of their studies; each is trained with and without BatchNorm."""
+    # the paper's networks on both of its data sets, with all its learning rates
     if scale == "paper":
         crops, lrs = Augmentation(), (0.1, 0.01, 0.001)
         return {
@@ -138,12 +139,14 @@ def kinds(scale: Scale) -> Mapping[str, Trained]:
                 ("vgg11", "VGG-11", VGG11(classes, init="vgg")),
             )
         }
+    # narrow networks on few of its images, for which one learning rate has to do
     if scale == "desk":
         crops, few = Augmentation(), DataSettings("cifar10", train=200, test=1000)
         return {
             "resnet18": Trained("ResNet-18", few, NARROW_RESNET, 25, 60, 100, (0.05,), crops, measured_in(scale)),
             "vgg11": Trained("VGG-11", few, NARROW_VGG, 25, 60, 100, (0.02,), crops, measured_in(scale)),
         }
+    # stand-ins that a laptop trains in minutes, and smaller ones only to see that it runs
     digits = Trained(
         "ResNet-18",
         DataSettings("digits", train=150, flat=False),
