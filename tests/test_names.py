@@ -26,16 +26,13 @@ SHARED = {
     "Activation": "the activation by name in a model's settings, and its table of slopes in operations",
     "Place": "a rank in a comparison, and a tensor of the graph",
     "Inputs": "the command line's arguments, and the samples that a search moves",
-    "adapted": "an executor, and its Dask form",
     "declared": "assumptions of bounds, and invariances of measures",
     "in_words": "seconds, and a column",
     "kind_of": "of runs, and of optimisers",
     "largest": "of courses, and of samples",
-    "load": "a checkpoint, and the user's file",
     "mean": "of cases, and of samples",
     "moved": "features, and weights",
     "plain": "text without markup, in a terminal and on a page",
-    "read": "a loader's batches, and a layer's weights",
     "together": "processes, and experiments",
 }
 """Names with the reason why two modules have them."""

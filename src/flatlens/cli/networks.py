@@ -26,12 +26,12 @@ from flatlens.cli.terminal import (
     Json,
     Whole,
     note,
+    page_beside,
     require_own,
     require_page,
     show,
     show_json,
     stdout_to_stderr,
-    write_page,
     written,
 )
 from flatlens.errors import BadInput, UnknownName
@@ -138,7 +138,7 @@ def measure(
         if after is not None:
             searches = Searches(lens.remembered, {"model": found.about["model"], "origin": found.about["origin"]})
             kept &= written("--after", lambda: searches.save(after))
-        write_page(page, bar, partial(write_measure_page, found, fl.catalogue()))
+        page_beside(page, bar, partial(write_measure_page, found, fl.catalogue()))
     if as_json:
         about = {name: value for name, value in found.about.items() if name != "seconds"}
         rows = found.frame()
@@ -210,7 +210,7 @@ def bounds(
         )
         _announce(bar, lens, check, inputs.how)
         found = check(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
-        write_page(page, bar, partial(write_bounds_page, found))
+        page_beside(page, bar, partial(write_bounds_page, found))
     if as_json:
         show_json({"about": found.about, "bounds": found.frame().to_dict("records")})
     else:
@@ -272,7 +272,7 @@ def invariance(
         asked, moves = all_names(measures, "--measures") or None, all_names(transforms, "--transforms") or None
         _announce(bar, lens, partial(fl.measure, measures=asked), inputs.how, 1 + len(moves or TRANSFORMS))
         found = fl.check_invariance(lens, asked, moves, anyway=inputs.how.anyway, generator=generator, progress=bar)
-        write_page(page, bar, partial(write_invariance_page, found))
+        page_beside(page, bar, partial(write_invariance_page, found))
     if as_json:
         applied = {name: asdict(one) for name, one in found.moved.items()}
         rows = found.frame().to_dict("records")
@@ -389,7 +389,7 @@ def compare(
         names = all_names(measures, "--measures") or None
         _announce(bar, next(iter(lenses.values())), partial(fl.measure, measures=names), compared.how, len(lenses))
         found = fl.compare(lenses, names, anyway=compared.how.anyway, generator=generator, progress=bar)
-        write_page(page, bar, partial(write_compare_page, found))
+        page_beside(page, bar, partial(write_compare_page, found))
     if as_json:
         show_json(_json(found))
     else:

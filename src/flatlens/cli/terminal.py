@@ -183,7 +183,7 @@ DRAWING = "drawing the page"  # these are the stages of the commands on one netw
 PAUSE = 15.0  #: seconds between two lines where stderr is not a terminal (a log file)
 
 
-def write_page(page: Path | None, bar: Bar, write: Callable[[Path], Path]) -> None:
+def page_beside(page: Path | None, bar: Bar, write: Callable[[Path], Path]) -> None:
     """Write the page beside a command's numbers, if it is asked for; they are shown also if that fails."""
     if page is not None:
         bar.stage(DRAWING)

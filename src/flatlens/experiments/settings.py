@@ -195,7 +195,7 @@ class Study:
         return _read(cls, plain, "study")
 
 
-PLACES = {"UserData": ("source", "held_out"), "UserNetwork": ("source",), "TrainedElsewhere": ("weights",)}
+_PLACES = {"UserData": ("source", "held_out"), "UserNetwork": ("source",), "TrainedElsewhere": ("weights",)}
 """Settings that name a file by its whole path, by their type."""
 
 
@@ -205,7 +205,7 @@ def without_places(plain: Any) -> Any:
         return [without_places(each) for each in plain]
     if not isinstance(plain, dict):
         return plain
-    places = PLACES.get(str(plain.get("type")), ())
+    places = _PLACES.get(str(plain.get("type")), ())
     return {
         key: short(value) if key in places and isinstance(value, str) else without_places(value)
         for key, value in plain.items()

@@ -60,9 +60,9 @@ class LeNet5(Drawn):
         return nn.Sequential(parts)
 
 
-Plan: TypeAlias = Sequence[int | Literal["M"]]
-VGG11_PLAN: Plan = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
-SMALL_PLAN: Plan = (16, "M", 16, "M", 32, "M", 64, 64, "M")
+_Plan: TypeAlias = Sequence[int | Literal["M"]]
+VGG11_PLAN: _Plan = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
+SMALL_PLAN: _Plan = (16, "M", 16, "M", 32, "M", 64, 64, "M")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class VGG11(Drawn):
 
     def _design(self) -> nn.Sequential:
         sizes = iter(scaled("VGG11", _channels(VGG11_PLAN), self.width))
-        plan: Plan = [next(sizes) if isinstance(step, int) else step for step in VGG11_PLAN]
+        plan: _Plan = [next(sizes) if isinstance(step, int) else step for step in VGG11_PLAN]
         linear = (*scaled("VGG11", self.hidden, self.width), self.classes)
         return _vgg(plan, self.channels, self.image, linear, self.batchnorm)
 
@@ -128,7 +128,7 @@ class SmallVGG(Drawn):
         return _vgg(SMALL_PLAN, self.channels, self.image, (128, self.classes), batchnorm=False)
 
 
-def _vgg(plan: Plan, channels: int, image: int, linear: Sequence[int], batchnorm: bool) -> nn.Sequential:
+def _vgg(plan: _Plan, channels: int, image: int, linear: Sequence[int], batchnorm: bool) -> nn.Sequential:
     """Return conv1, bn1, relu1, pool1, ..., flatten, fc1, relu9, ..., fc3; poolings do not count in the numbers."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     conv = pool = 0
@@ -152,11 +152,11 @@ def _vgg(plan: Plan, channels: int, image: int, linear: Sequence[int], batchnorm
     return nn.Sequential(parts)
 
 
-def _channels(plan: Plan) -> list[int]:
+def _channels(plan: _Plan) -> list[int]:
     return [step for step in plan if isinstance(step, int)]
 
 
-def _check(settings: VGG11 | SmallVGG, plan: Plan) -> None:
+def _check(settings: VGG11 | SmallVGG, plan: _Plan) -> None:
     check(settings, ("classes", "channels", "image"), init=LAWS)
     pooled(type(settings).__name__, settings.image, list(plan).count("M"))
 

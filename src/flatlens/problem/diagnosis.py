@@ -267,7 +267,7 @@ def why_random(model: nn.Module, run: _Run, alike: Callable[[Tensor, Tensor], bo
     """Return why a network gives different outputs for the same batch, and the way on; `alike` compares outputs."""
     watch = _watched(model, run, values=False)
     mend = "draw them beforehand, and give them with the data as an input (docs/recipes.md)"
-    if draws(run, alike):
+    if is_random(run, alike):
         what = watch.places(watch.draws) if watch.draws else "forward()"
         which = "random numbers" if watch.draws else "random numbers of NumPy or Python"
         return f"{what} draws {which}, also in eval mode: {mend}"
@@ -293,7 +293,7 @@ def why_random(model: nn.Module, run: _Run, alike: Callable[[Tensor, Tensor], bo
     )
 
 
-def draws(call: Callable[[], object], alike: Callable[[Any, Any], bool]) -> bool:
+def is_random(call: Callable[[], object], alike: Callable[[Any, Any], bool]) -> bool:
     """Return whether calls that differ are the same from the same random state: global random numbers cause it."""
     found = []
     for _ in range(2):

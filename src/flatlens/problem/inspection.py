@@ -21,9 +21,9 @@ from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed,
 from flatlens.problem.batches import FORWARD_CHUNK, Batch, checksum, finite, require_finite, select, size, spaced, take
 from flatlens.problem.data import CHOICE, MOST_IN_BATCH, Data
 from flatlens.problem.diagnosis import (
-    draws,
     forward_failed,
     if_found,
+    is_random,
     losing,
     retold,
     training_in,
@@ -207,7 +207,7 @@ def _outputs(problem: NetworkOnData, model: nn.Module, batch: Batch) -> Tensor:
 
 def _why_other_targets(problem: NetworkOnData, model: nn.Module, batch: Batch) -> str:
     alike = partial(same_targets, roundings=100)
-    if not if_found(lambda: "yes" * draws(lambda: problem.run(model, problem.place(batch))[1], alike)):
+    if not if_found(lambda: "yes" * is_random(lambda: problem.run(model, problem.place(batch))[1], alike)):
         return "not because of random numbers of torch, NumPy or Python: compute them once, and give them with the data"
     if name := if_found(lambda: training_in(problem.forward)):
         return f"the network {name} that it uses is in train mode, and draws random numbers: call eval() on it"

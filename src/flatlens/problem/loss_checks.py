@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from flatlens.errors import BadLoss, LossFailed, one_line, out_of_memory
 from flatlens.operations.graph import Graph
 from flatlens.problem.batches import picked
-from flatlens.problem.diagnosis import draws
+from flatlens.problem.diagnosis import is_random
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import CustomLoss, samples_of
 from flatlens.problem.row_layout import OfForm, OfRows, RowLayout
@@ -159,7 +159,7 @@ class _Batch:
         apart = float((self.whole[0] - again).abs().max())
         if apart > 1e4 * torch.finfo(again.dtype).eps * float(again.abs().max()):
             cause = "it keeps a state between calls, such as a counter or a running mean"
-            if draws(lambda: self.losses(self.f, self.y).detach(), torch.equal):
+            if is_random(lambda: self.losses(self.f, self.y).detach(), torch.equal):
                 cause = "it draws random numbers"
             raise BadLoss(
                 f"the loss gave different values for the same batch twice (max difference {apart:.2g})",

@@ -33,7 +33,7 @@ TINTS = 6  #: number of tints from the smallest value of a column to the largest
 Values: TypeAlias = Mapping[tuple[str, str], Estimate]  #: the values of measures at layers
 
 
-class Answer(NamedTuple):
+class AnswerRow(NamedTuple):
     """One of the network's numbers."""
 
     name: str
@@ -41,16 +41,18 @@ class Answer(NamedTuple):
     kept: tuple[bool, ...]  #: whether it survives each of MOVES; empty where that is not known
 
 
-def answers(report: Report, cards: Sequence[Card]) -> dict[str, list[Answer]]:
+def rows_by_family(report: Report, cards: Sequence[Card]) -> dict[str, list[AnswerRow]]:
     """Return the network's numbers by family, the risk first; families come in the order asked for."""
-    found: dict[str, list[Answer]] = {"risk": []}
+    found: dict[str, list[AnswerRow]] = {"risk": []}
     for (name, layer), estimate in report.items():
         if layer is not None:
             continue
         card = card_of(name, cards)
         risk = spelling(name) in RISK
         kept = survives(name, card) if card and not risk else ()
-        found.setdefault("risk" if risk else card.family if card else "other", []).append(Answer(name, estimate, kept))
+        found.setdefault("risk" if risk else card.family if card else "other", []).append(
+            AnswerRow(name, estimate, kept)
+        )
     return {family: rows for family, rows in found.items() if rows}
 
 
@@ -112,7 +114,7 @@ def _network_table(report: Report, cards: Sequence[Card]) -> Fitted:
     table.column("kind", left=True)
     for _, short, _ in MOVES:
         table.column(short, "extra", left=True)
-    for family, rows in answers(report, cards).items():
+    for family, rows in rows_by_family(report, cards).items():
         table.section(family)
         for name, e, kept in rows:
             badges = [Text("yes", style="green") if yes else Text("no", style="yellow") for yes in kept]
@@ -259,7 +261,7 @@ def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Pat
 
     values, layers, columns = by_layer(report)
     drawn = [depth_figure(report)] if len(layers) > 1 else []
-    families = answers(report, cards)
+    families = rows_by_family(report, cards)
     order = ["risk", *FAMILIES]
     met = {card.name: card for name in report.measures() if (card := card_of(name, cards))}
     return write_page(

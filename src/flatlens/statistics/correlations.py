@@ -48,7 +48,7 @@ _NAMES: tuple[CoefficientName, ...] = get_args(CoefficientName)
 TITLES = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
 COEFFICIENTS = {"pearson": pearson, "spearman": spearman, "kendall": kendall}
 UNIT_LABELS = "independent unit"  #: name of the column with the labels of independent units
-ALIKE = 1e-12  #: two statistics closer than this are equal up to rounding
+EQUAL_WITHIN = 1e-12  #: two statistics closer than this are equal up to rounding
 _ROUNDING = 1e-26  #: share of a resample's mean square below which its variance is rounding
 _EXPLAINED = "the controls explain one of the two completely"
 
@@ -255,7 +255,7 @@ def p_value(value: float, under_null: Array) -> float:
     """
     if len(under_null) == 0 or not np.isfinite(value):
         return NAN
-    return float((1 + (np.abs(under_null) >= abs(value) - ALIKE).sum()) / (1 + len(under_null)))
+    return float((1 + (np.abs(under_null) >= abs(value) - EQUAL_WITHIN).sum()) / (1 + len(under_null)))
 
 
 def require_counts(**counts: int) -> None:
@@ -394,7 +394,7 @@ def kendall_w(
         return Statistic(name, value, n, p=p, method=f"p: chi-square, {n - 1} degrees of freedom", note=note)
     orders = np.argsort(generator(seed).random((permuted, *ranks.shape)), axis=-1)
     drawn = concordance(np.take_along_axis(np.broadcast_to(ranks, orders.shape), orders, axis=-1))
-    p = float((1 + (drawn >= value - ALIKE).sum()) / (1 + permuted))
+    p = float((1 + (drawn >= value - EQUAL_WITHIN).sum()) / (1 + permuted))
     return Statistic(name, value, n, p=p, method=f"p: {permuted} permutations of each ranking", note=note)
 
 

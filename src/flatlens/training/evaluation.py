@@ -18,7 +18,7 @@ from flatlens.training.objective import InputJacobian, accuracy
 from flatlens.training.optimisers import norm
 from flatlens.training.settings import Training
 
-TOGETHER = 1024  #: samples that a look at the loss sends through the network at a time
+SAMPLES_AT_ONCE = 1024  #: samples that a look at the loss sends through the network at a time
 HARD = 8  #: an eighth of the samples is tried first, to see whether a look at all data could end a run
 LOSS_MARGIN = 1e-3  #: relative; a sample's loss has other rounding errors in another batch
 LOSS_ROUNDING = 1e-4  #: mean loss, for outputs of size 1, above which those errors are well below `LOSS_MARGIN`
@@ -85,7 +85,7 @@ class TrainingData:
 
     def _pieces(self) -> Iterator[Pair]:
         """Yield (inputs, targets) in chunks; the inputs are copies, because a network may write to its input."""
-        parts = (torch.split(each, TOGETHER) for each in (self.x, self.targets))
+        parts = (torch.split(each, SAMPLES_AT_ONCE) for each in (self.x, self.targets))
         yield from ((x.clone(), targets) for x, targets in zip(*parts, strict=True))
 
 

@@ -75,7 +75,7 @@ def _share(column: str) -> Number:
 
 
 _SHARP, _NORM = BATCH_SHARPNESS.column, SOFTMAXED.column
-whole = in_trajectory(
+training = in_trajectory(
     "training",
     {
         "share of the largest sharpness": _share(_SHARP),
@@ -87,7 +87,7 @@ whole = in_trajectory(
     },
     networks=trained_in,
 )
-unsmoothed, smoothed = of_smoothing(whole, False), of_smoothing(whole, True)
+unsmoothed, smoothed = of_smoothing(training, False), of_smoothing(training, True)
 first_epoch = in_trajectory(
     "first_epoch", {"rise of sharpness": rise(_SHARP), "rise of the Jacobian norm": rise(_NORM)}
 )

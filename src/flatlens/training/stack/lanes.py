@@ -16,7 +16,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from flatlens.training.evaluation import FAR_FROM_OVERFLOW, HARD, LOSS_MARGIN, LOSS_ROUNDING, TOGETHER, TrainingData
+from flatlens.training.evaluation import (
+    FAR_FROM_OVERFLOW,
+    HARD,
+    LOSS_MARGIN,
+    LOSS_ROUNDING,
+    SAMPLES_AT_ONCE,
+    TrainingData,
+)
 from flatlens.training.objective import accuracy
 from flatlens.training.optimisers import SGD, Adam, Constant, Ridge, RMSProp, Stepping
 from flatlens.training.run import TrainingRun
@@ -301,7 +308,7 @@ class Lanes:
         for start in range(0, len(which), _LOOKED_AT):
             rows, data = list(which[start : start + _LOOKED_AT]), datasets[start : start + _LOOKED_AT]
             views = self.chain.views(self.theta[rows])
-            parts = torch.split(data[0].x.flatten(1), TOGETHER)
+            parts = torch.split(data[0].x.flatten(1), SAMPLES_AT_ONCE)
             outputs = torch.cat([self.chain.outputs(views, x.expand(len(rows), *x.shape)) for x in parts], 1)
             values = self.loss.values(outputs.flatten(0, 1), torch.cat([each.targets for each in data]))
             values = values.view(len(rows), -1)
