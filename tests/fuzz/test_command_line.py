@@ -1,6 +1,7 @@
 """Generated command lines: exit status 0, 1, 2 or 130, never a traceback, one line for every mistake, nothing changed.
 
-They run one after the other in this process, as `flatlens` runs them but for the signals (tests/cli/test_stopping.py).
+They run one after the other in this process, as `flatlens` runs them but for the signals, which
+tests/cli/test_processes_stopping.py tests.
 """
 
 import contextlib

@@ -66,7 +66,7 @@ ADAPTIVE = {
 
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_the_edge_of_adaptive_optimisers_is_that_of_the_preconditioned_sharpness(name: str) -> None:
-    """Their steps are compared with it in tests/curvature/test_preconditioned.py."""
+    """Their steps are compared with it in tests/curvature/test_optimiser_geometry_preconditioned.py."""
     kind, settings, value, formula = ADAPTIVE[name]
     edge = edge_of(kind([torch.nn.Parameter(torch.ones(1))], **settings))
     assert (edge.lr, edge.formula, edge.of) == (settings["lr"], formula, "preconditioned_sharpness")
