@@ -26,7 +26,7 @@ from flatlens.curvature.operators import bytes_saved, derivative_of
 from flatlens.estimate import Progress
 from flatlens.grams import LayerGrams, Plan, PlanBroken, features_read, require_told_apart
 from flatlens.grams.contractions import CACHE_BYTES, norm2, pieces
-from flatlens.grams.plan import samples_coupled
+from flatlens.grams.plan import coupled_samples_error
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.trial import FRONT, Rows, coupled_places
 from flatlens.operations.operator_norm import SearchedNorm, power_of_two, searched_norm
@@ -117,7 +117,7 @@ def _require_apart(
         at[f"input:{number}"], planned[f"input:{number}"] = x, FRONT
     failing = coupled_places(f, at, planned, torch.Generator().manual_seed(0)) if at else []
     if any(name.startswith("input:") for name in failing):
-        raise samples_coupled()
+        raise coupled_samples_error()
     if failing:
         raise PlanBroken([batch], failing)
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from flatlens.errors import out_of_memory
 from flatlens.grams.autograd import each_sample_alone, ignore_slow_batching_warning
 from flatlens.grams.contractions import RowProduct, norm2, pieces, row_products
-from flatlens.grams.plan import BATCHING, Plan, PlanBroken, Weight, samples_coupled
+from flatlens.grams.plan import BATCHING, Plan, PlanBroken, Weight, coupled_samples_error
 from flatlens.grams.record import Call, Tape, run_recorded
 from flatlens.grams.trial import FRONT, Rows, independent_rows, padding_ignored
 from flatlens.operations.graph import LEAF, Place
@@ -457,7 +457,7 @@ class Checker:
         suspected = [name for name in failing if not name.startswith(_PARAMETER)]
         coupled = self._coupled_places(check.batch, suspected) if suspected else []
         if any(name.startswith("input:") for name in coupled):
-            raise samples_coupled()
+            raise coupled_samples_error()
         if coupled or wrong or not padding_holds:
             raise PlanBroken([check.batch], [*coupled, *wrong])
         if suspected and check.batched:  # rounding, or a wrong batching rule: re-run without batching
@@ -473,7 +473,7 @@ class Checker:
             inputs = [f"input:{number}" for number in range(len(self.plan.inputs))]
             still = self._wrong(certificate, explicit)  # may be mere rounding, of derivatives that cancel
             if still and (self._alone_differ(batch) or self._coupled_places(batch, inputs)):
-                raise samples_coupled()
+                raise coupled_samples_error()
         return explicit
 
     def _wrong(self, certificate: Certificate, explicit: dict[str, Tensor]) -> tuple[str, ...]:

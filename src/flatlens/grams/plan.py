@@ -42,10 +42,10 @@ class PlanBroken(Exception):
         self.distrusted = frozenset(distrusted)  #: places whose samples do not lie as planned, or `BATCHING`
 
 
-def samples_coupled() -> BadModel:
+def coupled_samples_error() -> BadModel:
     """Return the error for a network whose samples affect each other on some batch."""
     return BadModel(
-        "in some batch a sample's outputs depend on other samples, so per-sample derivatives do not exist",
+        "in some batch a sample's outputs change with the other samples, so per-sample derivatives do not exist",
         remedy="a branch that few batches take, batch statistics, and attention over samples are possible causes",
     )
 

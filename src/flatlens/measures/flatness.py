@@ -24,7 +24,7 @@ from flatlens.measures.lens import Lens
 
 # features in units of their standard deviation have no scale
 UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalized", "std"): UNITS_AND_ORDER}
-# the end of what layers below a smooth activation cost
+# the end of the `cost` of measures that take products at layers below a smooth activation
 AT_POSITIONS = ", for shared weights times the smaller of m and the number of positions"
 
 
@@ -43,7 +43,10 @@ relative = partial(
 
 
 def _in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
-    """Return R of the layer; with `normalized`, after Theorem 4's preprocessing: features divided by their spread."""
+    """Return R of the layer, R_i[k, k'] = <W^T M_k, W^T M_k'>, M_k the gradient of output k in W.
+
+    With `normalized` it is that after Theorem 4's preprocessing: features divided by their spread.
+    """
     if normalized is None:
         return g.R
     require_one_of(("std", "variance"), normalized=normalized)
@@ -52,7 +55,7 @@ def _in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
 
 
 def _relative_curvature(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
-    """Return the extra term of the literal definition where the outputs are curved in the layer's pre-activation."""
+    """Return Tr of the functional Hessian's part, which `measure` adds to the Gauss-Newton part that the pass has."""
     weight, normalized = lens.layout.weight(layer).matrix, measure.option("normalized")
     if normalized is None:
         return lens.functional_hessian(layer, RowDirections(weight.row_factor), run)

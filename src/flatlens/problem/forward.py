@@ -73,7 +73,7 @@ class NetworkOnData:
 
     @property
     def coupled(self) -> bool:
-        """Return whether samples depend on each other, through the statistics of their batch."""
+        """Whether samples are coupled, through the statistics of their batch: `batchnorm="train"`."""
         return self.ghost_batch is not None
 
     @property

@@ -362,7 +362,7 @@ def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch,
                 f"among {len(rows)}: are sequences padded to the longest of the batch? Pad them to one length, as "
                 "pad_packed_sequence(..., total_length=x.shape[1]) does"
             )
-        apart, allowed = _largest_difference(whole, alone), 1e4 * torch.finfo(f.dtype).eps
+        apart, allowed = _largest_difference(whole, alone), _ROUNDING * torch.finfo(f.dtype).eps
         if apart > allowed * (float(f.abs().max()) + 1e-30) and apart > allowed * of_parts():
             some = partial(_outputs, problem, model, select(raw, rows))
             every = partial(_outputs, problem, model, raw)
@@ -372,7 +372,7 @@ def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch,
                 "per-sample derivatives do not exist",
                 remedy=why or _AS_ONE,
             )
-        if problem.forward is not None and not same_targets(y, targets, 1e4, rows, len(f)):
+        if problem.forward is not None and not same_targets(y, targets, _ROUNDING, rows, len(f)):
             name = if_found(lambda: training_in(problem.forward))
             eval_it = f"call eval() on {name}, which forward= uses in train mode, or " if name else ""
             raise BadData(
