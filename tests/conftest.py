@@ -2,7 +2,7 @@
 
 `durations.json` has the recorded seconds of tests; the default tier is chosen from this file alone:
 
-    {"tests/grams/test_plan.py": {"fixtures": 1.3, "tests": {"test_a": [12, 0.4, {"case": 0.25}]}}}
+    {"tests/grams/test_planner.py": {"fixtures": 1.3, "tests": {"test_a": [12, 0.4, {"case": 0.25}]}}}
 
 Here test_a has 12 cases below CHEAP seconds, 0.4 s together, and one slower case. A function that the file does not
 list is new, and in the default tier. `pytest -n 2 -m 'not slow' --record` writes the file, on an idle machine.

@@ -65,7 +65,7 @@ def reason_of(error: Exception, what: str) -> str:
         return f"{failed} ({one_line(error, 120)})"
     frames = traceback.extract_tb(error.__traceback__)
     files = [frame.filename for frame in frames]
-    # it arose in a file of the user's, or in what this file called
+    # it arose in the user's file, or in what that file called
     last = next((file for file in reversed(files) if file.startswith(OURS) or is_users(file)), OURS)
     if not last.startswith(OURS):
         return f"the code that was given raised {said(error)}"

@@ -1,4 +1,4 @@
-"""The Lens: one network at one moment; the only object with a cache."""
+"""The Lens: one network at one moment, and the values per sample that its passes gave."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class Lens:
             raise
 
     def attempted(self, work: Callable[[], _T], what: str) -> _T | str:
-        """Return the result of `work`, or why there is none, by the rule of `measures.failing`."""
+        """Return the result of `work`, or why there is none, by the rule of failures (`measures.accumulate`)."""
         return attempted(work, what, self._peers, lambda: self.singular)
 
     def forget_failures(self) -> None:

@@ -1,10 +1,11 @@
-"""Checks of a loss: it takes samples separately, depends on outputs and targets alone, and has two derivatives.
+"""Checks of a loss: a mean over separate samples, of outputs and targets alone, that has two derivatives.
 
 *Samples apart.* The losses of a batch are compared with those of parts of it: values, derivatives, and products with
 the second derivative. With J_ij = dl_i / df_j and weights r, row j of d(sum_i r_i l_i) / df is sum_i r_i J_ij. It
 equals r_j times the row of the plain sum exactly where sum_i (r_i - r_j) J_ij = 0. For random r that is, almost
 surely, where J is diagonal. A loss that couples samples through their targets, or through detached outputs, changes
-values. These are compared over parts that separate any two samples at least once.
+values. These are compared over parts that separate any two samples at least once. A loss that is one
+number for a batch has to be the mean of what it is for single samples (`_require_mean`).
 
 *Outputs alone.* Curvature is taken in the outputs: what a loss adds by another path to the weights would be left out.
 

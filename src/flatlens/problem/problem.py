@@ -47,7 +47,7 @@ from flatlens.problem.ranks import ALONE, Ranks, to_parts
 class Problem(NetworkOnData):
     """The problem to measure: the risk of `model` under `loss` on `data`.
 
-    The constructor runs the model once over the data. Outputs must be finite, be the same when computed twice, and each
+    The constructor runs the model over the data, and parts of each batch again. Outputs must be finite, be the same when computed twice, and each
     sample's must not depend on the others. They have shape (n, N), or one of `problem.row_layout`: (n,), images of
     classes, several heads. The model stays as it was; it may be trained further between measurements.
 

@@ -1,6 +1,6 @@
 """The symmetries of a network's attentions, norms and gates: found in autograd's graph, and tried.
 
-What `operations.heads` and `operations.scales` find is tried on a few samples: weights are moved, and the outputs must
+What `operations.pair_finders` finds is tried on a few samples: weights are moved, and the outputs must
 stay. What stays out says why. A network that torch.fx cannot trace has them as well.
 """
 
