@@ -48,8 +48,9 @@ class Problem(NetworkOnData):
     """The problem to measure: the risk of `model` under `loss` on `data`.
 
     The constructor runs the model over the data, and parts of each batch again. Outputs must be finite, be the same
-    when computed twice, and each sample's must not depend on the others. They have shape (n, N), or one of `problem.row_layout`: (n,), images of
-    classes, several heads. The model stays as it was; it may be trained further between measurements.
+    when computed twice, and each sample's must not depend on the others. They have shape (n, N), or one of
+    `problem.row_layout`: (n,), images of classes, several heads. The model stays as it was; it may be trained further
+    between measurements.
 
     For outputs of shape (n, T, N), with one row per token, the rows side by side are a sample's outputs. Some tokens do
     not count: those labelled `ignore_index` (-100), those hidden by an `attention_mask` fed to the model, or those for
