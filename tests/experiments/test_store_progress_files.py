@@ -65,7 +65,7 @@ def test_what_killed_runs_left_is_swept(store):
 
 def test_a_watched_study_shows_its_runs_and_an_unwatched_one_notes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "LOOK_EVERY", 0.01)
-    monkeypatch.setattr(store, "EVERY", 0.0)
+    monkeypatch.setattr(store_module, "EVERY", 0.0)
     seen = []
     with ThreadPoolExecutor(1) as executor:
         run_study(STUDY, tmp_path / "watched", executor=executor, progress=lambda *what: seen.append(what))

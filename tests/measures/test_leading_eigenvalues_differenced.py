@@ -32,7 +32,7 @@ def test_the_ends_of_the_spectrum_are_those_of_the_dense_matrix(monkeypatch: pyt
     lens = fl.Lens(problem())
     wanted = torch.linalg.eigvalsh(Hessian(problem()).matrix()).flip(0)
     with monkeypatch.context() as without:
-        without.setattr(ShardedHessian, "_found_out", lambda H: DIFFERENCES)
+        without.setattr(ShardedHessian, "_tried", lambda H: DIFFERENCES)
         found = sharded_top(lens, run(), "sharpness", 1e-5, top_k=2, bottom_k=1)
     assert found.kind == "estimate"
     assert found.value == pytest.approx(float(wanted[0]), rel=1e-6)
