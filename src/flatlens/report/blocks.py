@@ -16,14 +16,14 @@ NUMBER = re.compile(r"(?<![^.\s])\d+(?=\.)")
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def by_key(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
-    """Return the second parts of pairs by the first, in their order.
+def by_key(entries: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """Return the second parts of entries (key, value) by the first, in their order.
 
     >>> by_key([("a", 1), ("b", 2), ("a", 3)])
     {'a': [1, 3], 'b': [2]}
     """
     found: dict[_Key, list[_Value]] = {}
-    for key, value in pairs:
+    for key, value in entries:
         found.setdefault(key, []).append(value)
     return found
 
