@@ -54,13 +54,17 @@ def cases(path: str, function: str) -> list[tuple[float, tuple[str, str, str]]]:
 def left_out() -> frozenset[tuple[str, str, str]]:
     """Return the cases that do not fit in the budget.
 
-    First each function's cheapest case is taken, in the order of its seconds, then other cases in that order. A file's
-    fixtures are paid with the first of its tests.
+    First each function's cheapest case is taken, then other cases, both in the order of their seconds and their share
+    in the file's fixtures. These are paid with the first of the file's tests.
     """
     functions = [cases(path, function) for path, file in recorded().items() for function in file["tests"]]
     first, more = [one[0] for one in functions], [case for one in functions for case in one[1:]]
+    shares = {path: file["fixtures"] / len(file["tests"]) for path, file in recorded().items()}
     left, paid, out = BUDGET, set(), set()
-    for seconds, case in sorted(first) + sorted(more):
+    for seconds, case in [
+        *sorted(first, key=lambda one: (one[0] + shares[one[1][0]], one)),
+        *sorted(more, key=lambda one: (one[0] + shares[one[1][0]], one)),
+    ]:
         cost = seconds + (0.0 if case[0] in paid else recorded()[case[0]]["fixtures"])
         if cost <= left:
             left -= cost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -25,12 +26,14 @@ NAMES = {
 @pytest.mark.parametrize("name", FORMER_MODULES)
 def test_a_former_module_has_the_present_names_and_warns_where_it_is_imported(name: str) -> None:
     sys.modules.pop(name, None)
+    package, _, own = name.rpartition(".")
+    before = vars(importlib.import_module(package)).get(own)
+    before = None if isinstance(before, ModuleType) else before
     with pytest.warns(FormerName, match=f"{name} is now called {FORMER_MODULES[name]}") as told:
         __import__(name)
     found, present = sys.modules[name], importlib.import_module(FORMER_MODULES[name])
-    assert {n: v for n, v in vars(found).items() if n[0] != "_"} == {
-        n: v for n, v in vars(present).items() if n[0] != "_"
-    }
+    assert {n for n in vars(present) if n[0] != "_" and not hasattr(found, n)} == set()
+    assert before is None or vars(sys.modules[package])[own] is before, "the package's own object of this name stays"
     assert told[0].filename == __file__
     assert NAMES[name].split() == [public for public in NAMES[name].split() if hasattr(found, public)]
 

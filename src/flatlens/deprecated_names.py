@@ -86,7 +86,14 @@ class _Renamed(Loader):
     def exec_module(self, module: ModuleType) -> None:
         present = import_module(FORMER_MODULES[module.__name__])
         warn("import", module.__name__, present.__name__)
-        vars(module).update({name: value for name, value in vars(present).items() if not name.startswith("__")})
+        names = {name: value for name, value in vars(present).items() if not name.startswith("__")}
+        vars(module).update(names)
+        # An import binds the module in its package. Where that has an object of this name, such as the decorator
+        # `flatlens.bounds.bound`, the object stays, and has the module's names as attributes.
+        package, _, own = module.__name__.rpartition(".")
+        if (kept := vars(sys.modules[package]).get(own)) is not None:
+            vars(kept).update({name: value for name, value in names.items() if not hasattr(kept, name)})
+            sys.modules[module.__name__] = kept
 
 
 def present_options(what: str, given: Mapping[str, Any], former: Mapping[str, str]) -> dict[str, Any]:
