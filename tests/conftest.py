@@ -21,7 +21,7 @@ import torch
 
 HERE = Path(__file__).parent
 DURATIONS = HERE / "durations.json"
-BUDGET = 230.0  #: seconds of work in the default tier, for two workers together, without collecting
+BUDGET = 180.0  #: seconds of work in the default tier, for two workers together, without collecting
 CHEAP = 0.02  #: seconds; cheaper cases are recorded by number
 DEFAULT_TIER = "not slow and not thorough"  #: `-m` in pyproject.toml
 
@@ -119,21 +119,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def write(reports: list[pytest.TestReport]) -> None:
     """Write durations.json from the reports of a run of all tests.
 
-    A function's own setup is that of its cheapest case; what other setups take above it is the file's fixtures.
+    A setup of more than half a second is the file's: the first test that needs a fixture pays for all. Tests of one
+    xdist group share what is computed once: each counts as the longest of them.
     """
-    setup, call = defaultdict(dict), defaultdict(dict)
+    took, groups = defaultdict(float), defaultdict(set)
+    files = {parts(report.nodeid)[0]: {"fixtures": 0.0, "tests": {}} for report in reports}
     for report in reports:
-        path, function, case = parts(report.nodeid)
-        took = (setup if report.when == "setup" else call)[path, function]  # what is torn down counts as the call
-        took[case] = took.get(case, 0.0) + report.duration
-    files = {path: {"fixtures": 0.0, "tests": {}} for path in sorted({path for path, _ in call})}
-    for (path, function), seconds in sorted(call.items()):
-        setups = setup[path, function].values()
-        own = min(setups, default=0.0)
-        cheap = [own + took for took in seconds.values() if own + took < CHEAP]
-        slower = {case: round(own + took, 2) for case, took in sorted(seconds.items()) if own + took >= CHEAP}
-        files[path]["fixtures"] += sum(setups) - own * len(setups)
-        files[path]["tests"][function] = [len(cheap), round(sum(cheap), 2), slower]
+        case, group = parts(report.nodeid), report.nodeid.partition("@")[2]
+        if report.when == "setup" and report.duration > 0.5:
+            files[case[0]]["fixtures"] += report.duration
+        else:
+            took[case] += report.duration
+        if group:
+            groups[group].add(case)
+    longest = {case: max(took[one] for one in cases) for cases in groups.values() for case in cases}
+    for (path, function, case), seconds in sorted((took | longest).items()):
+        told = files[path]["tests"].setdefault(function, [0, 0.0, {}])
+        if seconds < CHEAP:
+            told[:2] = [told[0] + 1, round(told[1] + seconds, 2)]
+        else:
+            told[2][case] = round(seconds, 2)
+    files = dict(sorted(files.items()))
     lines = []  # one for each function
     for path, file in files.items():
         tests = ",\n".join(f"  {json.dumps(name)}: {json.dumps(told)}" for name, told in file["tests"].items())
