@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeAlias
 
@@ -61,9 +61,17 @@ class Report(Result, Mapping[Key, Estimate]):
 
     _KIND = "report"
 
-    def __init__(self, estimates: Mapping[Key, Estimate], about: Mapping[str, Any]) -> None:
+    def __init__(
+        self, estimates: Mapping[Key, Estimate], about: Mapping[str, Any], answer: Sequence[str] = ()
+    ) -> None:
         self._estimates = dict(estimates)
         self.about = dict(about)
+        self._answer = list(answer)
+
+    @property
+    def answer(self) -> list[str]:
+        """What the numbers say, in at most three sentences; empty for a report that was put together by hand."""
+        return self._answer
 
     def __getitem__(self, key: str | Key) -> Estimate:
         pair = self._as_kept(key)
@@ -137,7 +145,7 @@ class Report(Result, Mapping[Key, Estimate]):
                 f: getattr(e, f) for f in ("value", "stderr", "kind", "note", "source", "unit", "seconds", "products")
             }
             rows.append({"measure": name, "layer": layer, **scalars})
-        return {"rows": rows}, tensors
+        return {"rows": rows, "answer": self.answer}, tensors
 
     @classmethod
     def _restored(cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
@@ -152,7 +160,7 @@ class Report(Result, Mapping[Key, Estimate]):
             mine = {key.removeprefix("arrays."): tensor for key, tensor in mine.items()}
             measured = str(Column.parse(scalars.pop("measure"))), scalars.pop("layer")
             estimates[measured] = Estimate(**scalars, samples=samples, arrays=mine)
-        return cls(estimates, content["about"])
+        return cls(estimates, content["about"], content.get("answer", ()))
 
 
 def undefined(note: str) -> Estimate:

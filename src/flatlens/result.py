@@ -7,6 +7,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -23,7 +24,7 @@ from flatlens.version import __version__
 
 MOST_ROWS = 80  #: rows of a table that the terminal and a notebook show
 
-SCHEMA = 1  #: number of the form of saved results and of the command line's JSON; it grows when a reader must change
+SCHEMA = 2  #: number of the form of saved results and of the command line's JSON; it grows when a reader must change
 
 _DIGEST, _SECONDS = "flatlens.digest", "flatlens.seconds"
 
@@ -52,6 +53,11 @@ class Result(ABC):
 
     about: dict[str, Any]  #: what was measured: loss, samples, outputs, layers in execution order, versions, device
 
+    @property
+    def answer(self) -> list[str]:
+        """What the numbers say, in at most three sentences: what is the case, how certain, what next."""
+        return []
+
     @abstractmethod
     def frame(self) -> pd.DataFrame:
         """Return a tidy table."""
@@ -70,10 +76,12 @@ class Result(ABC):
         return self.frame()
 
     def __repr__(self) -> str:
-        return self._displayed().to_string(max_rows=MOST_ROWS)
+        table = self._displayed().to_string(max_rows=MOST_ROWS)
+        return "\n".join([*self.answer, "", table]) if self.answer else table
 
     def _repr_html_(self) -> str:
-        return self._displayed().to_html(max_rows=MOST_ROWS, float_format="{:.6g}".format, border=0)
+        table = self._displayed().to_html(max_rows=MOST_ROWS, float_format="{:.6g}".format, border=0)
+        return "".join(f"<p>{escape(sentence)}</p>" for sentence in self.answer) + table
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file, whole or not at all: the arrays as safetensors, the rest in its header.

@@ -144,7 +144,7 @@ def measure(
         rows = found.frame()
         seconds = {**found.about["seconds"], **rows[rows["seconds"] > 0].set_index("measure")["seconds"].to_dict()}
         estimates = rows.drop(columns="seconds").to_dict("records")
-        show_json({"about": about, "estimates": estimates, "seconds": seconds})
+        show_json({"answer": found.answer, "about": about, "estimates": estimates, "seconds": seconds})
     else:
         show(measure_screen(found, fl.catalogue(), layers or ""))
     return 0 if kept else 2
@@ -212,7 +212,7 @@ def bounds(
         found = check(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
         page_beside(page, bar, partial(write_bounds_page, found))
     if as_json:
-        show_json({"about": found.about, "bounds": found.frame().to_dict("records")})
+        show_json({"answer": found.answer, "about": found.about, "bounds": found.frame().to_dict("records")})
     else:
         show(bounds_screen(found))
     return 1 if strict and found.violated else 0
@@ -276,7 +276,10 @@ def invariance(
     if as_json:
         applied = {name: asdict(one) for name, one in found.moved.items()}
         rows = found.frame().to_dict("records")
-        show_json({"about": found.about, "transforms": applied, "left_out": found.left_out, "cells": rows})
+        show_json({
+            "answer": found.answer, "about": found.about, "transforms": applied, "left_out": found.left_out,
+            "cells": rows,
+        })  # fmt: skip
     else:
         show(invariance_screen(found))
     return 1 if strict and found.disagreeing else 0

@@ -70,7 +70,8 @@ def bounds_screen(verdicts: BoundsReport) -> RenderableType:
         above = verdict.bound
     more = "One row per bound: its tightest claim, and how many have its verdict; all claims: --page or --json."
     every = [Text(more, style="dim")] if deep else []
-    return Group(*head_of_screen({"": verdicts.about}), table, *every, _reasons(verdicts), _key(verdicts))
+    head = head_of_screen({"": verdicts.about}, verdicts.answer)
+    return Group(*head, table, *every, _reasons(verdicts), _key(verdicts))
 
 
 def _reasons(verdicts: Sequence[Verdict]) -> Text:
@@ -129,6 +130,7 @@ def write_bounds_page(verdicts: BoundsReport, path: Path) -> Path:
         "bounds",
         path,
         {"": verdicts.about},
+        answer=verdicts.answer,
         figures=[figure for figure in drawn if figure.data[figure.data.columns[2]].notna().any()],
         cards={name: BOUNDS[name] for name in names if name in BOUNDS},
         groups=_by_bound(verdicts),

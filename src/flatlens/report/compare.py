@@ -25,8 +25,7 @@ NO_DIRECTION = "No direction known: a small value means neither flat nor compres
 def compare_screen(comparison: Comparison) -> RenderableType:
     """Return the screen of `flatlens compare`: the networks, their ranks and values, how far the measures agree."""
     heads = headings(comparison)
-    parts: list[RenderableType] = [Text(sentence, style="bold yellow") for sentence in comparison.answer]
-    parts += [*head_of_screen(comparison.about), _networks(comparison, heads)]
+    parts = [*head_of_screen(comparison.about, comparison.answer), _networks(comparison, heads)]
     if len(heads) <= ACROSS:
         parts += [_ranks(comparison, heads), _values(comparison, heads)]
     else:
@@ -202,6 +201,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         "compare",
         path,
         comparison.about,
+        answer=comparison.answer,
         figures=[ranks_figure(comparison), *([taus_figure(comparison)] if len(agreement.taus) > 1 else [])],
         cards={name: one.card for name, one in comparison.measures.items()},
         models=comparison.models,
@@ -210,7 +210,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         told=_of_rankings(agreement),
         method=agreement.overall.method,
         left_out=_left_out(agreement),
-        notes=(*comparison.answer, *comparison.notes),
+        notes=comparison.notes,
         gap=_records(agreement.gap),
         rows=_records(comparison.frame()),
         marked={name: marked(comparison, name) for name in comparison.measures},

@@ -38,7 +38,7 @@ CELLS = (
 def invariance_screen(report: InvarianceReport) -> RenderableType:
     """Return the screen of `flatlens invariance`: a row for each measure, a column for each transform."""
     tables = [_table(report)] if report.moved else []
-    return Group(*head_of_screen({"": report.about}), *tables, _transforms(report), _key(report))
+    return Group(*head_of_screen({"": report.about}, report.answer), *tables, _transforms(report), _key(report))
 
 
 def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
@@ -49,6 +49,7 @@ def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
         "invariance",
         path,
         {"": report.about},
+        answer=report.answer,
         wrong=[f"{cell.measure} under {cell.transform}" for cell in report.disagreeing],
         transforms=list(report.moved),
         rows=[

@@ -95,7 +95,8 @@ def measure_screen(report: Report, cards: Sequence[Card], layers: str = "") -> R
     whole = report
     if sum(layer is None for _, layer in whole) > ANSWERS_DOWN:  # a screen would not hold the parts
         report = Report({key: e for key, e in whole.items() if key[0] == spelling(key[0])}, whole.about)
-    parts = [*head_of_screen({"": report.about}), _network_table(report, cards), *_layer_tables(report, layers)]
+    parts = head_of_screen({"": report.about}, whole.answer)
+    parts += [_network_table(report, cards), *_layer_tables(report, layers)]
     notes = by_key((estimate.note, name) for (name, layer), estimate in report.items() if layer is None)
     if lines := [f"{', '.join(names)}: {note}" for note, names in notes.items() if note]:
         parts.append(remark("\nNotes\n", "\n".join(lines)))
@@ -268,6 +269,7 @@ def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Pat
         "measure",
         path,
         {"": report.about},
+        answer=report.answer,
         figures=[figure for figure in drawn if deep_measures(figure.data)],
         cards=met,
         families={f: families[f] for f in sorted(families, key=lambda f: order.index(f) if f in order else 99)},

@@ -139,6 +139,7 @@ def write_page(
     path: Path,
     abouts: Abouts,
     *,
+    answer: Sequence[str] = (),
     figures: Sequence[Figure] = (),
     cards: Mapping[str, Explained] | None = None,
     **facts: Any,
@@ -146,6 +147,7 @@ def write_page(
     """Write the page of one network or a comparison: what was measured, the figures, what the names mean, the facts."""
     html = environment().get_template(f"{template}.html.j2").render(
         about=next(iter(abouts.values())),
+        answer=answer,
         **head_of_page(abouts),
         figures=[(figure, in_page_colours(svg_of(figure))) for figure in figures],
         cards=cards or {},

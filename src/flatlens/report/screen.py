@@ -184,10 +184,12 @@ UNTRAINED = "random"  #: the first word on the weights of an untrained network
 MOST = 6  #: number of lines on different weights that a screen shows at most
 
 
-def head_of_screen(abouts: Abouts) -> list[RenderableType]:
-    """Return the first lines of a screen; those on untrained weights are highlighted."""
+def head_of_screen(abouts: Abouts, answer: Sequence[str] = ()) -> list[RenderableType]:
+    """Return the first lines of a screen: the answer, and what was measured; untrained weights are highlighted."""
     styles = {True: "bold yellow", False: "dim"}
     return [
+        *(Text(sentence) for sentence in answer),
+        *([Text("")] if answer else []),
         Text(measured_facts(abouts), style="bold"),
         *(Text(f"{what}: {words}", styles[words.startswith(UNTRAINED)]) for what, words in origins(abouts, MOST)),
         *(Text(line, style="bold yellow") for line in _untrained(abouts)),
