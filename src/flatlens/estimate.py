@@ -61,9 +61,7 @@ class Report(Result, Mapping[Key, Estimate]):
 
     _KIND = "report"
 
-    def __init__(
-        self, estimates: Mapping[Key, Estimate], about: Mapping[str, Any], answer: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, estimates: Mapping[Key, Estimate], about: Mapping[str, Any], answer: Sequence[str] = ()) -> None:
         self._estimates = dict(estimates)
         self.about = dict(about)
         self._answer = list(answer)
