@@ -49,16 +49,16 @@ def floor(net: nn.Module, x: Tensor, chunk: int) -> None:
 
 def chunk_of(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> int:
     """Return the number of samples that the pass takes at once."""
-    layout = lay_out(problem, problem.model)
-    return min(PASS_CHUNK, problem.n, layout.samples_at_once(problem.memory, problem.outputs, needs))
+    plan = lay_out(problem, problem.model)
+    return min(PASS_CHUNK, problem.n, plan.samples_at_once(problem.memory, problem.outputs, needs))
 
 
 def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> Callable[[], None]:
     """Return a run of the pass alone: its Grams are made and dropped."""
-    layout = lay_out(problem, problem.model)
+    plan = lay_out(problem, problem.model)
 
     def run() -> None:
-        for chunk in one_pass(problem, problem.model, layout, needs=needs):
+        for chunk in one_pass(problem, problem.model, plan, needs=needs):
             for g in chunk.layers.values():
                 _ = g.G, g.K, g.R, g.C, g.x_norm2
                 if needs == DIAGONALS:

@@ -126,10 +126,10 @@ def floor(problem: fl.Problem, chunk: int, *, batched: bool = True) -> None:
 
 def the_pass(problem: fl.Problem) -> Callable[[], None]:
     """Return a run of the pass alone: its Grams are made and dropped."""
-    layout = lay_out(problem, problem.model)
+    plan = lay_out(problem, problem.model)
 
     def run() -> None:
-        for chunk in one_pass(problem, problem.model, layout):
+        for chunk in one_pass(problem, problem.model, plan):
             for g in chunk.layers.values():
                 _ = g.C, g.x_norm2
                 if g.input_side is not None:

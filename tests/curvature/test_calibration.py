@@ -28,13 +28,11 @@ def draw(name: str, weighted: bool, probes: int, seed: int = 0) -> tuple[float, 
     """(the exact trace of the functional Hessian, that many independent estimates of it)."""
     net, x, y = network(name, n=4)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    layout = fl.Lens(problem).layout
-    curved = curved_parameters(problem, layout)
-    exact, _ = exact_functional_hessian_trace(problem, net, layout, curved, weighted=weighted)
+    plan = fl.Lens(problem).plan
+    curved = curved_parameters(problem, plan)
+    exact, _ = exact_functional_hessian_trace(problem, net, plan, curved, weighted=weighted)
     generator = torch.Generator().manual_seed(seed)
-    drawn = functional_hessian_trace(
-        problem, net, layout, curved, probes=probes, weighted=weighted, generator=generator
-    )
+    drawn = functional_hessian_trace(problem, net, plan, curved, probes=probes, weighted=weighted, generator=generator)
     return sum(exact.values()), torch.stack(list(drawn.values())).sum(0)
 
 
@@ -72,14 +70,14 @@ def test_probes_do_not_depend_on_the_chunk(weighted: bool) -> None:
     rows, memory = [], 10**9
     for _ in range(2):
         problem = fl.Problem(net, "cross_entropy", (x, torch.arange(140) % 2), memory=memory)
-        layout = fl.Lens(problem).layout
+        plan = fl.Lens(problem).plan
         drawn = functional_hessian_trace(
-            problem, net, layout, curved_parameters(problem, layout), probes=3, weighted=weighted,
+            problem, net, plan, curved_parameters(problem, plan), probes=3, weighted=weighted,
             generator=torch.Generator().manual_seed(1),
         )  # fmt: skip
         assert "4.weight" in drawn
         rows.append(torch.stack(list(drawn.values())))
-        memory = 50 * 4 * layout.bytes_per_sample(PRODUCT_OUTPUTS)
+        memory = 50 * 4 * plan.bytes_per_sample(PRODUCT_OUTPUTS)
     torch.testing.assert_close(rows[1], rows[0], rtol=1e-9, atol=1e-13)
 
 

@@ -44,7 +44,7 @@ class Once(nn.Module):
 def test_a_function_that_can_be_differentiated_once_only() -> None:
     _, x, y = network("mlp-relu")
     lens = fl.Lens(fl.Problem(Once().double(), "cross_entropy", (x, y)))
-    assert "0" not in lens.layout.affine
+    assert "0" not in lens.plan.affine
     report = fl.measure(lens, ["ggn_trace", *DERIVED, "kappa_trace"])
     assert report["ggn_trace"].kind == "exact"
     assert report["fisher_rao"].kind == "exact"  # from the pass; a product with J would differentiate twice

@@ -102,7 +102,7 @@ def test_every_probe_of_a_sketch_is_its_combination_of_rows(model: Case, weighte
     problem = fl.Problem(model.net, model.loss, model.data)
     lens, sketch = fl.Lens(problem, outputs=5), Sketch(5, 11, weighted)
     counted = problem.run(model.net, problem.place(model.data))[1].counted
-    for probe, chunk in enumerate(one_pass(problem, model.net, lens.layout, None, None, {"C", "K"}, sketch)):
+    for probe, chunk in enumerate(one_pass(problem, model.net, lens.plan, None, None, {"C", "K"}, sketch)):
         places = [g for g in (*chunk.layers.values(), *chunk.others.values()) if g.counts_weight or g.counts_bias]
         found = sum(g.C * g.K for g in places)[:, 0, 0]
         u = list(sketch.combinations(0, model.n, problem.outputs))[probe]

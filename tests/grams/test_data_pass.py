@@ -56,8 +56,8 @@ def test_gauss_newton_diagonal_and_column_sums(name: str, loss: str) -> None:
     problem = fl.Problem(net, loss, (x, y))
     J = parameter_jacobian(net, x)
     C = problem.loss.output_hessian(net(x).detach(), y)
-    layout = lay_out(problem, net)
-    for chunk in one_pass(problem, net, layout):
+    plan = lay_out(problem, net)
+    for chunk in one_pass(problem, net, plan):
         for layer, grams in chunk.layers.items():
             if grams.weight is None:
                 continue
@@ -184,13 +184,13 @@ def test_a_large_weight_is_treated_in_slices_of_rows(
 def test_memory_holds_the_chunk_beside_the_weights() -> None:
     net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 100), nn.Linear(100, 4))
     problem = fl.Problem(net, "cross_entropy", (torch.randn(6, 1, 6, 6), torch.zeros(6, dtype=torch.long)))
-    layout = lay_out(problem, net)
+    plan = lay_out(problem, net)
     entries, factors = 8 * 9 + 128 * 100 + 400, 8 * 8 + 100 * 100 + 4 * 4
-    fixed, each = 8 * (entries + factors), layout.bytes_per_sample(4)
-    assert layout.samples_at_once(fixed + 3 * each, 4) == 3
-    assert layout.samples_at_once(fixed + 3 * each - 1, 4) == 2
-    assert layout.samples_at_once(0, 4) == 1
-    assert layout.samples_at_once(fixed + 16 * entries + 3 * each, 4, {"G", "diagonal"}) == 3
+    fixed, each = 8 * (entries + factors), plan.bytes_per_sample(4)
+    assert plan.samples_at_once(fixed + 3 * each, 4) == 3
+    assert plan.samples_at_once(fixed + 3 * each - 1, 4) == 2
+    assert plan.samples_at_once(0, 4) == 1
+    assert plan.samples_at_once(fixed + 16 * entries + 3 * each, 4, {"G", "diagonal"}) == 3
 
 
 def test_a_dense_layer_stores_no_per_sample_gradient() -> None:
@@ -218,17 +218,17 @@ def test_a_dense_layer_stores_no_per_sample_gradient() -> None:
 
 def test_parameters_outside_layers_are_found() -> None:
     net, x, y = network("bare")
-    layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
-    assert set(layout.unexplained) == set()
-    assert "scale" in layout.small_parameters
+    plan = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
+    assert set(plan.unexplained) == set()
+    assert "scale" in plan.small_parameters
     net, x, y = network("attention")
-    layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
-    bare = {name for name, weight in layout.weights.items() if not weight.calls}
+    plan = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
+    bare = {name for name, weight in plan.weights.items() if not weight.calls}
     assert bare == {"encoder.self_attn.in_proj_weight", "encoder.self_attn.out_proj.weight"}
     assert {"encoder.norm1.weight", "encoder.norm2.bias", "encoder.self_attn.in_proj_bias"} <= set(
-        layout.small_parameters
+        plan.small_parameters
     )
-    assert not layout.unexplained
+    assert not plan.unexplained
 
 
 AFFINE = {
@@ -244,8 +244,8 @@ AFFINE = {
 @pytest.mark.parametrize("name", AFFINE)
 def test_where_the_pass_is_exact_is_found(name: str) -> None:
     net, x, y = network(name)
-    layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
-    assert {layer for layer in layout.affine if layer not in ("encoder.linear2",)} == AFFINE[name]
+    plan = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
+    assert {layer for layer in plan.affine if layer not in ("encoder.linear2",)} == AFFINE[name]
 
 
 def test_a_curved_function_outside_any_module_is_noticed() -> None:
@@ -286,7 +286,7 @@ def test_no_chunk_waits_for_the_device(name: str) -> None:
     net, x, y = network(name, n=9)
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
     measures = [m for m in MEASURES.values() if isinstance(m, fl.measures.PassMeasure)]
-    gatherer = Gatherer(lens.problem, lens.model, lens.layout, {}, None)
+    gatherer = Gatherer(lens.problem, lens.model, lens.plan, {}, None)
     with Waits() as waits:
         found = gatherer.by_pass(measures)
     assert found.values
@@ -337,11 +337,11 @@ def test_operations_without_batching_rule_are_differentiated_one_by_one() -> Non
 def test_outputs_taken_together_are_those_taken_alone(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x, y = network("mlp-tanh", n=9)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    layout = lay_out(problem, net)
-    [alone] = list(one_pass(problem, net, layout))
+    plan = lay_out(problem, net)
+    [alone] = list(one_pass(problem, net, plan))
     expected = {name: (g.G.clone(), g.K.clone(), g.R.clone()) for name, g in alone.layers.items()}
     monkeypatch.setattr(sys.modules["flatlens.grams.output_jacobians"], "MEMORY_SHARE", share)
-    [chunk] = list(one_pass(problem, net, layout))
+    [chunk] = list(one_pass(problem, net, plan))
     for name, g in chunk.layers.items():
         for found, truth in zip((g.G, g.K, g.R), expected[name], strict=True):
             assert torch.allclose(found, truth, rtol=1e-12, atol=1e-14), name

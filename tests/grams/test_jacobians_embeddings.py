@@ -56,7 +56,7 @@ KINDS = {"plain": True, "padding": True, "sparse": True, "twice": True, "one row
 def test_sums_over_parameters_are_those_of_explicit_jacobians(kind: str, outputs: str | int) -> None:
     net = made(kind)
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (IDS, Y)), outputs=outputs)
-    assert ("embed.weight" in lens.layout.embeddings) == KINDS[kind]
+    assert ("embed.weight" in lens.plan.embeddings) == KINDS[kind]
     values = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
     padded = net.embed.padding_idx
 
@@ -92,8 +92,8 @@ def test_what_no_sample_looks_up_takes_no_memory() -> None:
             self.embed = nn.Embedding(100_000, 3)
 
     lens = fl.Lens(fl.Problem(Big().double(), "cross_entropy", (IDS, Y)))
-    assert lens.layout.unexplained_size == 12 + 15  # the two that nobody calls
-    assert lens.layout.bytes_per_sample(3) < 20_000
+    assert lens.plan.unexplained_size == 12 + 15  # the two that nobody calls
+    assert lens.plan.bytes_per_sample(3) < 20_000
 
 
 def test_an_embedding_called_a_different_number_of_times_is_refused() -> None:

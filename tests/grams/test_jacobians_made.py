@@ -97,10 +97,10 @@ def test_sums_over_parameters_are_those_of_explicit_jacobians(name: str, memory:
         torch.manual_seed(0)
         net = make().double().eval()
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (X, Y), memory=memory))
-    assert set(lens.layout.derived) == made
-    assert not lens.layout.unexplained
+    assert set(lens.plan.derived) == made
+    assert not lens.plan.unexplained
     report = fl.measure(lens, ["interpolation_sharpness", "ggn_trace", "adaptive_sharpness_ggn"])
-    assert set(lens.layout.derived) == made  # the plan held on every chunk
+    assert set(lens.plan.derived) == made  # the plan held on every chunk
     p = net(X).detach().softmax(1)
     C = torch.diag_embed(p) - p[:, :, None] * p[:, None]
     S = trace = adaptive = 0.0
@@ -137,7 +137,7 @@ def test_a_tied_head_is_one_weight() -> None:
             net.embed.weight[0] = torch.randn(4)
     ids, y = torch.tensor([[1, 2, 2], [3, 0, 4], [4, 4, 1], [2, 1, 0]]), torch.tensor([1, 4, 0, 2])
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (ids, y)))
-    assert set(lens.layout.derived) == {"embed.weight", "place.weight"}
+    assert set(lens.plan.derived) == {"embed.weight", "place.weight"}
     report = fl.measure(lens, ["interpolation_sharpness", "relative_flatness", "relative_flatness_ggn", "kappa_trace"])
     S = sum(float(M.square().sum((1, 2)).mean()) for M in jacobians(net, ids).values())
     assert report["interpolation_sharpness"].value == pytest.approx(S, rel=1e-10)
@@ -168,10 +168,10 @@ def test_a_chunk_of_one_sample_keeps_the_plan() -> None:
     """A token expanded to one sample is not repeated, and is still read with samples."""
     net = Net(lambda s, h: torch.cat([s.token.expand(len(h), 1, 4), h], 1), token=free(1, 1, 4)).double()
     problem = fl.Problem(net, "cross_entropy", (X, Y))
-    layout = lay_out(problem, net)
-    assert layout.small_parameters.count("token") == 1
+    plan = lay_out(problem, net)
+    assert plan.small_parameters.count("token") == 1
     for raw in problem.batches(1):
         batch = problem.place(raw)
         with problem.measuring(net):
             tape, inputs, _, _ = run_recorded(problem, net, batch)
-        layout.require_same(tape, inputs, batch)
+        plan.require_same(tape, inputs, batch)

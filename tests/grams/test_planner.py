@@ -49,7 +49,7 @@ PARTS = {
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_are_the_rows_and_columns_that_the_network_reads_apart(name: str) -> None:
     this = case(name, "cross_entropy")
-    parts = fl.Lens(fl.Problem(this.net, this.loss, this.data), outputs="exact", attention_heads=True).layout.parts
+    parts = fl.Lens(fl.Problem(this.net, this.loss, this.data), outputs="exact", attention_heads=True).plan.parts
     first = list(PARTS[name])
     found = {
         part: tuple(None if at is None else at.tolist() for at in (weight.rows, weight.columns))
@@ -69,7 +69,7 @@ def test_numbers_of_parts_are_those_of_their_block_of_the_hessian(name: str) -> 
     for key, estimate in whole.items():  # parts count in no sum and change no other row
         close(report[key].value, estimate.value)
     for part, (rows, columns) in PARTS[name].items():
-        weight = lens.layout.parts[part]
+        weight = lens.plan.parts[part]
         parameter, transposed = weight.parameter, name == "gpt2"
         value = truth.values[parameter].T if transposed else truth.values[parameter]
         at = torch.arange(value.numel()).reshape(value.shape)

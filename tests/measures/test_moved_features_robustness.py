@@ -43,7 +43,7 @@ def test_beyond_the_leading_term_there_is_the_fourth_order(name: str, layer: str
     """A and -A together leave no odd order: c(delta) / delta^2 moves as delta^2, with the same draws throughout."""
     net, x, y = network(name, n=6)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    features = RotatedFeatures(problem, net, fl.Lens(problem).layout.weights[layer])
+    features = RotatedFeatures(problem, net, fl.Lens(problem).plan.weights[layer])
 
     def mean(delta: float) -> float:
         generator = torch.Generator().manual_seed(0)
@@ -61,7 +61,7 @@ def test_every_layers_mean_is_its_relative_flatness(name: str) -> None:
     lens = fl.Lens(problem)
     key = "feature_robustness(delta=0.001, probes=400, layers=True)"
     found = fl.measure(lens, ["relative_flatness", key])
-    for layer, weight in lens.layout.weights.items():
+    for layer, weight in lens.plan.weights.items():
         mean = found[key, layer]
         truth = 0.001**2 * found["relative_flatness", layer].value / (2 * weight.matrix.W.shape[2])
         assert mean.value == pytest.approx(truth, abs=4 * mean.stderr)
@@ -84,7 +84,7 @@ def test_the_worst_matrix_is_no_better_than_any_drawn() -> None:
     net, x, y = network("mlp-tanh", n=10)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     worst = measured(problem, "feature_robustness(delta=0.2, over='worst')")
-    features = RotatedFeatures(problem, net, fl.Lens(problem).layout.weights["4"])
+    features = RotatedFeatures(problem, net, fl.Lens(problem).plan.weights["4"])
     generator = torch.Generator().manual_seed(0)
     drawn = [
         features.change(features.draw(0.2, law, 1.0, generator)) for law in ("rotations", "ball") for _ in range(50)

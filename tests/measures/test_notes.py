@@ -141,7 +141,7 @@ def test_the_reason_why_a_matrix_is_left_out_was_looked_at(how: str) -> None:
     torch.manual_seed(0)
     problem = fl.Problem(Cut(how).double(), "cross_entropy", (X, Y))
     lens = fl.Lens(problem)
-    note = left_out(lens, lens.layout.weights)
+    note = left_out(lens, lens.plan.weights)
     counted = how in ("used", "detach")  # a call that the pass sees makes it a layer
     cut = ["unused.weight"] if counted else ["below.weight", "unused.weight"]
     no_derivative = "the outputs have no derivative in them (unused, or inside no_grad() or behind detach())"

@@ -18,7 +18,7 @@ def test_what_is_slow_for_shared_weights_runs_when_named(monkeypatch: pytest.Mon
     net = nn.Sequential(nn.Conv1d(2, 3, 4), nn.Flatten(), nn.Linear(9, 4)).double()
     x = torch.randn(5, 2, 6, generator=torch.Generator().manual_seed(0)).double()
     problem = fl.Problem(net, "cross_entropy", (x, torch.arange(5) % 4))
-    assert fl.Lens(problem).layout.shared_products(4) == 4 * 3 * 2 * 4 * 3
+    assert fl.Lens(problem).plan.shared_products(4) == 4 * 3 * 2 * 4 * 3
     whole = fl.measure(fl.Lens(problem))
     assert {whole[name].kind for name in names} == {"exact"}
     for most, kind in ((288, "exact"), (287, "undefined")):

@@ -19,11 +19,11 @@ def test_a_matrix_moves_features_and_weights_alike(name: str, layer: str) -> Non
     net, x, y = network(name, n=7)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     lens = fl.Lens(problem)
-    layout = lens.layout
-    weight = layout.weights[layer]
+    plan = lens.plan
+    weight = plan.weights[layer]
     m = weight.matrix.W.shape[2]
     A = 0.3 * torch.randn(m, m, generator=torch.Generator().manual_seed(0)).double()
-    moved = with_moved_features(problem, lens.model, layout, weight, lambda phi: phi + phi @ A.T)
+    moved = with_moved_features(problem, lens.model, plan, weight, lambda phi: phi + phi @ A.T)
     here = problem.loss.values(net(x), y).mean()
     assert feature_change(problem, A, layer) == pytest.approx(moved.risk - float(here.detach()), rel=1e-10)
 
@@ -32,10 +32,10 @@ def test_a_token_wise_layer_moves_every_token() -> None:
     net, x, y = network("attention", n=5)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     lens = fl.Lens(problem)
-    layout = lens.layout
-    weight = layout.weights["encoder.linear1"]
+    plan = lens.plan
+    weight = plan.weights["encoder.linear1"]
     A = 0.3 * torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double()
-    moved = with_moved_features(problem, lens.model, layout, weight, lambda phi: phi + phi @ A.T)
+    moved = with_moved_features(problem, lens.model, plan, weight, lambda phi: phi + phi @ A.T)
     through_weights = feature_change(problem, A, "encoder.linear1")
     assert through_weights == pytest.approx(moved.risk - fl.measure(fl.Lens(problem), "loss")["loss"].value, rel=1e-9)
 
@@ -70,7 +70,7 @@ def test_the_worst_matrix_of_one_output_is_the_worst_vector() -> None:
     w, delta = net.weight.detach()[0], 0.2
     H, g = x.T @ x / 20, ((x @ w - y[:, 0])[:, None] * x).mean(0)
     truth = on_the_ball(H, g, delta * float(w.norm()))
-    features = RotatedFeatures(problem, net, fl.Lens(problem).layout.weights[""])
+    features = RotatedFeatures(problem, net, fl.Lens(problem).plan.weights[""])
     value, reached = features.worst(delta, 3, 60, torch.Generator().manual_seed(0))
     assert truth * (1 - 1e-3) <= value <= truth * (1 + 1e-9)
     assert len(reached) == 3

@@ -68,9 +68,9 @@ def test_a_constant_label_function_changes_nothing() -> None:
     net, x, y = network("mlp-relu", n=8)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     lens = fl.Lens(problem)
-    layout = lens.layout
+    plan = lens.plan
     move = noise(0.5, 1.0, torch.Generator().manual_seed(0))
-    found = relabelled(problem, lens.model, layout, layout.weights["4"], lambda phi: y, move)
+    found = relabelled(problem, lens.model, plan, plan.weights["4"], lambda phi: y, move)
     assert torch.equal(found.told, found.kept)
     assert not found.changed.any()
 
@@ -79,15 +79,15 @@ def test_definition_9_sample_by_sample() -> None:
     net, x, y = network("mlp-tanh", n=8)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     lens = fl.Lens(problem)
-    layout = lens.layout
-    weight = layout.weights["4"]
-    points = seen(problem, lens.model, layout, weight)
+    plan = lens.plan
+    weight = plan.weights["4"]
+    points = seen(problem, lens.model, plan, weight)
     torch.testing.assert_close(points.phi, net[:4](x).detach())
 
     def labels(phi: Tensor) -> Tensor:
         return (phi[:, 0] > 0).long() + (phi[:, 1] > 0).long()
 
-    found = relabelled(problem, lens.model, layout, weight, labels, lambda phi: -phi)
+    found = relabelled(problem, lens.model, plan, weight, labels, lambda phi: -phi)
     there = -net[:4](x)
     f, told = net[4](there), labels(there)
     for losses, label in ((found.told, told), (found.kept, y)):
@@ -99,8 +99,8 @@ def test_the_nearest_sample_tells_the_label() -> None:
     net, x, y = network("mlp-tanh", n=8)
     problem = fl.Problem(net, "cross_entropy", (x, y), test=(x + 0.5, y.flip(0)))
     lens = fl.Lens(problem)
-    layout = lens.layout
-    both = seen(problem, net, layout, layout.weights["4"], held_out=True)
+    plan = lens.plan
+    both = seen(problem, net, plan, plan.weights["4"], held_out=True)
     assert both.phi.shape == (16, 5)
     assert torch.equal(both.nearest(both.phi), torch.cat([y, y.flip(0)]))
 

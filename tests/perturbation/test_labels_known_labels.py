@@ -87,7 +87,7 @@ def test_what_a_label_function_must_give() -> None:
         feature_change(problem, torch.eye(5), labels=lambda phi: phi)
     net, x, y = network("attention", n=4)
     image = fl.Problem(net, "cross_entropy", (x, y))
-    layer = next(name for name, weight in fl.Lens(image).layout.weights.items() if not weight.dense)
+    layer = next(name for name, weight in fl.Lens(image).plan.weights.items() if not weight.dense)
     with pytest.raises(BadInput, match="one position a sample"):
         feature_change(image, torch.eye(2), layer, labels=labels)
 

@@ -72,7 +72,7 @@ def top(A: Tensor) -> Tensor:
 
 def assert_flatness(truth: Literal, lens: fl.Lens, report: fl.Report) -> None:
     """Of every trained weight, tied ones included: relative flatness by Definition 3, and its kin."""
-    checked = {name: w.parameter for name, w in lens.layout.weights.items() if w.measured}
+    checked = {name: w.parameter for name, w in lens.plan.weights.items() if w.measured}
     assert checked
     for name, parameter in checked.items():
         transposed = "c_attn" in name or "c_proj" in name or "c_fc" in name  # GPT-2 stores weights as (m, d)

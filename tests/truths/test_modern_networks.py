@@ -101,12 +101,12 @@ def test_every_matrix_that_multiplies_features_has_rows(both) -> None:
     names = {name for name, p in this.net.named_parameters() if p.ndim >= 2}
     looked_up = ("embed.weight", "wpe.weight", "_embeddings.weight", "cls", "position", "cls_token", "embeddings")
     names = {name for name in names if not name.endswith(looked_up)}
-    assert {weight.parameter for weight in lens.layout.weights.values()} == names
+    assert {weight.parameter for weight in lens.plan.weights.values()} == names
     called = [name for name, m in this.net.named_modules() if is_linear(m) and not name.endswith("out_proj")]
     bare = [
         name for name in names if name.endswith(("in_proj_weight", "out_proj.weight", "table.weight", ".down", ".up"))
     ]
-    assert set(lens.layout.weights) == {*called, *bare}
+    assert set(lens.plan.weights) == {*called, *bare}
 
 
 def test_both_spellings_of_attention_have_the_same_numbers() -> None:

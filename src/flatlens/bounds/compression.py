@@ -299,7 +299,7 @@ def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict
     """sqrt(mean_i ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2) of each layer; this takes a pass."""
     lens, total = context.lens, dict.fromkeys(balanced, 0.0)
     if balanced:
-        walk = one_pass(lens.problem, lens.model, lens.layout, needs={"C", "G"}, progress=context.progress)
+        walk = one_pass(lens.problem, lens.model, lens.plan, needs={"C", "G"}, progress=context.progress)
         with closing(walk) as chunks:
             for chunk in chunks:
                 for layer, scales in balanced.items():

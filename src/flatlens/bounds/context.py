@@ -227,12 +227,12 @@ class Context:
     @cached_property
     def layers(self) -> dict[str, Weight]:
         """Return the linear layers by name, in execution order."""
-        return {name: weight for name, weight in self.lens.layout.weights.items() if weight.calls}
+        return {name: weight for name, weight in self.lens.plan.weights.items() if weight.calls}
 
     @property
     def first(self) -> str | None:
         """Return the only layer that reads the network's input; None if other operations (a BatchNorm) read it."""
-        found = self.lens.layout.input_call
+        found = self.lens.plan.input_call
         return found if found in self.layers else None
 
     @cached_property

@@ -181,7 +181,7 @@ def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor]:
     lens, problem = context.lens, context.lens.problem
     nodes, watched = found.ends, found.in_place()
     gathered: dict[fx.Node, list[Tensor]] = {node: [] for node in nodes}
-    most = max(1, min(PASS_CHUNK, problem.memory // max(1, 2 * lens.layout.bytes_per_sample(problem.outputs))))
+    most = max(1, min(PASS_CHUNK, problem.memory // max(1, 2 * lens.plan.bytes_per_sample(problem.outputs))))
     for raw in problem.data.chunks(most):
         # The trace has to run, and to compute what the network computes
         found.kept.clear()

@@ -162,7 +162,7 @@ class MeasurementCost:
 def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyway: bool = False) -> MeasurementCost:
     """Announce long work before it starts: its size, its time and its memory.
 
-    The trials leave in `lens` what does not depend on the samples (its layout, the weights' norms).
+    The trials leave in `lens` what does not depend on the samples (its plan, the weights' norms).
 
     Raises:
         BadInput: the work does not fit in memory, or a trial of it would take too long, and not `anyway`.
@@ -250,7 +250,7 @@ def _few(lens: Lens, count: int) -> Lens:
     some = next(lens.problem.data.chunks(count))
     few = lens.problem.with_changes(data=some, test=None, batchnorm="eval", ghost_batch=None, ranks=ALONE)
     found = fl.Lens(few, outputs=lens.probes or "exact", attention_heads=lens.attention_heads)
-    found.layout = lens.layout  # with the norms of its weights, once known
+    found.plan = lens.plan  # with the norms of its weights, once known
     return found
 
 
@@ -298,11 +298,11 @@ def chunk(lens: Lens, n: int) -> int:
     """Return how many of `n` samples a pass takes together."""
     from flatlens.grams.data_pass import PASS_CHUNK
 
-    return min(n, PASS_CHUNK, lens.layout.samples_at_once(lens.problem.memory, _rows(lens)))
+    return min(n, PASS_CHUNK, lens.plan.samples_at_once(lens.problem.memory, _rows(lens)))
 
 
 def _per_sample(lens: Lens) -> float:
-    return float(lens.layout.bytes_per_sample(_rows(lens)) + OF_AN_OUTPUT * lens.problem.outputs)
+    return float(lens.plan.bytes_per_sample(_rows(lens)) + OF_AN_OUTPUT * lens.problem.outputs)
 
 
 def _rows(lens: Lens) -> int:

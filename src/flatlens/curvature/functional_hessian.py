@@ -183,7 +183,7 @@ PRODUCT_OUTPUTS = 10  #: outputs of a pass that needs about as much memory as a 
 def functional_hessian_along(
     problem: Problem,
     model: nn.Module,
-    layout: Plan,
+    plan: Plan,
     layer: str,
     directions: Directions,
     of_chunk: Callable[[Tensor], Tensor],
@@ -194,9 +194,9 @@ def functional_hessian_along(
     `of_chunk` gets n sum_k (dl_i/df_k) d2 f_ik/dV2 / mass of each sample and direction V, (samples of the chunk,
     directions) float64. Their mean over all samples is the quadratic form of the risk.
     """
-    problem, weight = problem.as_asked(), layout.weight(layer)
+    problem, weight = problem.as_asked(), plan.weight(layer)
     called_once = len(weight.products) == 1
-    most = max(1, min(64, problem.memory // (_TOGETHER * layout.bytes_per_sample(PRODUCT_OUTPUTS))))
+    most = max(1, min(64, problem.memory // (_TOGETHER * plan.bytes_per_sample(PRODUCT_OUTPUTS))))
     kept: ChunkBuffer[str] = ChunkBuffer()
     seen, count, check = 0, 0, SymmetryCheck(problem, model)
     in_all = directions.count(weight.matrix.W, weight.positions if called_once else None)
@@ -206,7 +206,7 @@ def functional_hessian_along(
             batch, forms = problem.place(raw), []
             with ignore_slow_batching_warning():
                 if called_once:
-                    changes, of_units = _along_preactivation(problem, model, layout, weight, batch, directions, check)
+                    changes, of_units = _along_preactivation(problem, model, plan, weight, batch, directions, check)
                 else:
                     changes, of_units = _along_weight(problem, model, weight, batch, directions, check)
                 for U in _blocks(changes):
@@ -230,12 +230,12 @@ def tell(problem: Problem, progress: Progress | None, products: int, seen: int, 
 class RecordedWeight:
     """A weight that acts through one product, with that product's tensors in one forward pass."""
 
-    def __init__(self, tape: Tape, layout: Plan, weight: Weight, n: int) -> None:
+    def __init__(self, tape: Tape, plan: Plan, weight: Weight, n: int) -> None:
         (slot,) = weight.products
-        product = layout.operations(tape)[slot]
+        product = plan.operations(tape)[slot]
         assert isinstance(product, Product)
         self.n, self.edge, self.shape = n, product.edge, product.shape
-        self._rows, self._weight = layout.rows[slot], weight
+        self._rows, self._weight = plan.rows[slot], weight
         phi = weight.adapter.patches(self._rows.in_front(product.kept(), n), n)
         self.phi = phi if weight.columns is None else phi[:, :, weight.columns.to(phi.device)]
         """The weight's input, (n, g, m, P)."""
@@ -274,15 +274,15 @@ _OfUnits = Callable[[Tensor], Tensor]
 def _along_preactivation(
     problem: Problem,
     model: nn.Module,
-    layout: Plan,
+    plan: Plan,
     weight: Weight,
     batch: Batch,
     directions: Directions,
     check: SymmetryCheck,
 ) -> tuple[Iterator[Tensor], _OfUnits]:
     tape, inputs, f, y = run_recorded(problem, model, batch)
-    layout.require_same(tape, inputs, batch)
-    seen = RecordedWeight(tape, layout, weight, len(f))
+    plan.require_same(tape, inputs, batch)
+    seen = RecordedWeight(tape, plan, weight, len(f))
     of = (slopes(problem, f, y) * f).sum()
     (slope,) = torch.autograd.grad(of, [seen.edge], create_graph=True)
     require_second_derivative([slope])
@@ -440,10 +440,10 @@ class CurvedParameters:
         return (*self.weights.values(), *self.biases.values(), *self.others)
 
 
-def curved_parameters(problem: Problem, layout: Plan) -> CurvedParameters:
+def curved_parameters(problem: Problem, plan: Plan) -> CurvedParameters:
     """Return the parameters in which the network is not piecewise affine; for the others H = GGN."""
-    curved = problem.parameters & layout.structure.curved
-    once = {layer: weight for layer, weight in layout.weights.items() if len(weight.products) == 1}
+    curved = problem.parameters & plan.structure.curved
+    once = {layer: weight for layer, weight in plan.weights.items() if len(weight.products) == 1}
     weights = {layer: w.parameter for layer, w in once.items() if w.parameter is not None and w.parameter in curved}
     biases = {layer: w.bias for layer, w in once.items() if w.bias is not None and w.bias in curved}
     return CurvedParameters(weights, biases, tuple(sorted(curved - {*weights.values(), *biases.values()})))
@@ -452,7 +452,7 @@ def curved_parameters(problem: Problem, layout: Plan) -> CurvedParameters:
 def functional_hessian_trace(
     problem: Problem,
     model: nn.Module,
-    layout: Plan,
+    plan: Plan,
     curved: CurvedParameters,
     *,
     probes: int,
@@ -467,7 +467,7 @@ def functional_hessian_trace(
     if not curved.names:
         return {}
     problem = problem.as_asked()
-    fitting = max(1, min(_BLOCK, problem.memory // (4 * layout.bytes_per_sample(PRODUCT_OUTPUTS))))
+    fitting = max(1, min(_BLOCK, problem.memory // (4 * plan.bytes_per_sample(PRODUCT_OUTPUTS))))
     most = 1 << fitting.bit_length() - 1  # a power of two: no chunk has samples of two blocks
     totals = torch.zeros(len(curved.names), probes, dtype=torch.float64, device=device_of(model))
     seed = int(torch.randint(2**62, (), generator=generator))
@@ -480,7 +480,7 @@ def functional_hessian_trace(
     ):
         for first, raw in problem.shared(most):
             problem.require_as_seen(model, problem.place(raw), first)
-            chunk = _Chunk(problem, model, layout, curved, problem.place(raw), weighted, check)
+            chunk = _Chunk(problem, model, plan, curved, problem.place(raw), weighted, check)
             of_block = torch.Generator().manual_seed(seed + first // _BLOCK)
             for probe in range(probes):
                 totals[:, probe] += chunk.probe(_Signs(curved.names, seed, probe, first), of_block)
@@ -511,19 +511,19 @@ class _Chunk:
         self,
         problem: Problem,
         model: nn.Module,
-        layout: Plan,
+        plan: Plan,
         curved: CurvedParameters,
         batch: Batch,
         weighted: bool,
         check: SymmetryCheck,
     ) -> None:
         tape, inputs, f, y = run_recorded(problem, model, batch)
-        layout.require_same(tape, inputs, batch)
+        plan.require_same(tape, inputs, batch)
         self.curved, self.weighted = curved, weighted
-        self.layers = {layer: layout.weights[layer] for layer in {**curved.weights, **curved.biases}}
+        self.layers = {layer: plan.weights[layer] for layer in {**curved.weights, **curved.biases}}
         parameters = dict(model.named_parameters())
         self.others: dict[str, Tensor] = {name: parameters[name] for name in curved.others}
-        self.seen = {layer: RecordedWeight(tape, layout, weight, len(f)) for layer, weight in self.layers.items()}
+        self.seen = {layer: RecordedWeight(tape, plan, weight, len(f)) for layer, weight in self.layers.items()}
         # phi of each layer with a curved weight, or its factor if that needs far fewer random numbers
         phis = {layer: self.seen[layer].phi for layer in curved.weights}
         few = {layer for layer, phi in phis.items() if not weighted and phi.shape[2] > 4 * phi.shape[3]}
@@ -590,7 +590,7 @@ def _overlap(move: Tensor, Hv: Tensor | None) -> Tensor:
 def exact_functional_hessian_trace(
     problem: Problem,
     model: nn.Module,
-    layout: Plan,
+    plan: Plan,
     curved: CurvedParameters,
     *,
     weighted: bool,
@@ -602,17 +602,17 @@ def exact_functional_hessian_trace(
 
     def total(layer: str, directions: Directions) -> float:
         nonlocal products
-        of = problem, model, layout, layer, directions
+        of = problem, model, plan, layer, directions
         sums, count = functional_hessian_along(*of, lambda forms: forms.sum(1), progress)
         products += count
         return float(sums.sum()) / problem.n
 
     for layer, name in curved.weights.items():
-        groups, rows, _ = layout.weights[layer].matrix.W.shape
+        groups, rows, _ = plan.weights[layer].matrix.W.shape
         every_row = RowDirections(torch.eye(rows).expand(groups, -1, -1))
         found[name] = total(layer, EntryDirections() if weighted else every_row)
     for layer, name in curved.biases.items():
-        matrix = layout.weights[layer].matrix
+        matrix = plan.weights[layer].matrix
         assert matrix.b is not None
         found[name] = total(layer, ShiftDirections(matrix.b.reshape(matrix.W.shape[:2]) if weighted else None))
     if curved.others:
@@ -638,8 +638,8 @@ def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
     return entries
 
 
-def exact_products(layout: Plan, curved: CurvedParameters, sizes: dict[str, int]) -> int:
+def exact_products(plan: Plan, curved: CurvedParameters, sizes: dict[str, int]) -> int:
     """Return the number of products that `exact_functional_hessian_trace` takes."""
-    weights = [layout.weights[layer] for layer in curved.weights]
+    weights = [plan.weights[layer] for layer in curved.weights]
     entries = sum(EntryDirections().count(weight.matrix.W, weight.positions) for weight in weights)
     return entries + sum(sizes[name] for name in (*curved.biases.values(), *curved.others))

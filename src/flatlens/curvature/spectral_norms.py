@@ -55,7 +55,7 @@ class TopGrams:
 def jacobian_norms(
     problem: Problem,
     model: nn.Module,
-    layout: Plan,
+    plan: Plan,
     places: list[CallOrInput],
     *,
     softmax: bool,
@@ -72,7 +72,7 @@ def jacobian_norms(
     seed = int(torch.randint(2**62, (), generator=generator))
     with problem.measuring(model), differentiable(model.parameters()):
         each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
-        basis = 8 * _STEPS * min(problem.outputs, layout.activation_entries)
+        basis = 8 * _STEPS * min(problem.outputs, plan.activation_entries)
         # 3: the graph of the backward pass is about as large again
         most = max(1, min(_CHUNK, problem.memory // (3 * each + basis)))
         for number, raw in problem.shared(most, what="spectral norms", progress=progress):
@@ -81,19 +81,19 @@ def jacobian_norms(
             tape, inputs, f, y = run_recorded(problem, model, batch)
             # the plan must hold for this chunk
             problem.require_as_seen(model, batch, number, f)
-            layout.require_same(tape, inputs, batch)
-            inputs = [inputs[number] for number in layout.inputs]
-            _require_apart(tape, inputs, layout, places, f, batch)
+            plan.require_same(tape, inputs, batch)
+            inputs = [inputs[number] for number in plan.inputs]
+            _require_apart(tape, inputs, plan, places, f, batch)
             grams, residuals, products = {}, {}, 0
             for place in places:
                 # the tensors to differentiate with respect to, and their values side by side, (n, M)
                 if place is None:
                     at, in_front = inputs, True
-                    x = torch.cat([layout.unpadded(x.detach(), tape).flatten(1) for x in inputs], 1)
+                    x = torch.cat([plan.unpadded(x.detach(), tape).flatten(1) for x in inputs], 1)
                 else:
-                    call, axis = tape.linear[place], layout.batch_axis[place]
+                    call, axis = tape.linear[place], plan.batch_axis[place]
                     at, in_front = [call.x], axis == 0
-                    x = layout.unpadded(call.read.movedim(axis, 0), tape).reshape(len(f), -1)
+                    x = plan.unpadded(call.read.movedim(axis, 0), tape).reshape(len(f), -1)
                 apply, shape = squared_jacobian(f, at, softmax, token_mask(y), in_front)
                 values, residual, steps = top_of_each(apply, shape, rtol, own)
                 residuals[place] = residual / values.clamp(min=1e-300)
@@ -108,11 +108,11 @@ def jacobian_norms(
 
 
 def _require_apart(
-    tape: Tape, inputs: list[Tensor], layout: Plan, places: list[CallOrInput], f: Tensor, batch: Batch
+    tape: Tape, inputs: list[Tensor], plan: Plan, places: list[CallOrInput], f: Tensor, batch: Batch
 ) -> None:
     """Refuse samples that depend on each other; raise PlanBroken if samples are not on the axis that the plan says."""
     at = {f"x:{key}": tape.linear[key].x for key in places if key is not None}
-    planned = {f"x:{key}": Rows(layout.batch_axis[key]) for key in places if key is not None}
+    planned = {f"x:{key}": Rows(plan.batch_axis[key]) for key in places if key is not None}
     for number, x in enumerate(inputs if None in places else ()):
         at[f"input:{number}"], planned[f"input:{number}"] = x, FRONT
     failing = coupled_places(f, at, planned, torch.Generator().manual_seed(0)) if at else []
@@ -243,7 +243,7 @@ _TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the
 
 
 def feature_norms(
-    problem: Problem, model: nn.Module, layout: Plan, groups: Mapping[str, Collection[str]] | None = None
+    problem: Problem, model: nn.Module, plan: Plan, groups: Mapping[str, Collection[str]] | None = None
 ) -> dict[str, SearchedNorm]:
     """Return ||X_l||_2 of the features X_l (n x M_l) of each linear call and each weight outside layers.
 
@@ -255,7 +255,7 @@ def feature_norms(
 
     The features are kept if they fit in half the problem's memory, else computed again for each product.
     """
-    kept, complete, widths = _features(problem, model, layout)
+    kept, complete, widths = _features(problem, model, plan)
     norms = {}
     for name, keys in (groups if groups is not None else {key: (key,) for key in widths}).items():
         if not keys or not widths.keys() >= {*keys}:  # a weight that acts in no product has no features
@@ -274,7 +274,7 @@ def feature_norms(
         def apply(v: Tensor, keys: Collection[str] = keys, unit: float = unit, each: list[int] = each) -> Tensor:
             total = torch.zeros_like(v)
             mine, sums = (dict(zip(keys, torch.split(vector, each), strict=True)) for vector in (v, total))
-            for part in kept if complete else _walk(problem, model, layout):
+            for part in kept if complete else _walk(problem, model, plan):
                 m = {key: part[key].shape[1] for key in keys}  # a chunk of shorter sentences has the first tokens alone
                 rows = len(part[next(iter(keys))])
                 for piece in pieces(rows, 8 * sum(m.values()), CACHE_BYTES):  # read twice, so kept in the cache
@@ -331,12 +331,12 @@ def _squared(parts: list[Tensor], width: int) -> Tensor | None:
     return total if usable else None
 
 
-def _features(problem: Problem, model: nn.Module, layout: Plan) -> tuple[list[dict[str, Tensor]], bool, dict[str, int]]:
+def _features(problem: Problem, model: nn.Module, plan: Plan) -> tuple[list[dict[str, Tensor]], bool, dict[str, int]]:
     """Return (the kept features by chunk, whether all chunks are kept, the largest number of features of each call)."""
     kept: list[dict[str, Tensor]] = []
     widths: dict[str, int] = {}
     held, complete = 0, True
-    for part in _walk(problem, model, layout, check=not problem.coupled):
+    for part in _walk(problem, model, plan, check=not problem.coupled):
         widths |= {key: max(X.shape[1], widths.get(key, 0)) for key, X in part.items()}
         held += sum(X.numel() * X.element_size() for X in part.values())
         if kept and held > problem.memory // 2:
@@ -346,7 +346,7 @@ def _features(problem: Problem, model: nn.Module, layout: Plan) -> tuple[list[di
     return kept, complete, widths
 
 
-def _walk(problem: Problem, model: nn.Module, layout: Plan, *, check: bool = False) -> Iterator[dict[str, Tensor]]:
+def _walk(problem: Problem, model: nn.Module, plan: Plan, *, check: bool = False) -> Iterator[dict[str, Tensor]]:
     """Yield the features of every linear call and of every weight outside layers, (n, M_l), chunk by chunk.
 
     With `check`, PlanBroken is raised where rows that are folded into the batch are not those of the planned samples.
@@ -355,8 +355,8 @@ def _walk(problem: Problem, model: nn.Module, layout: Plan, *, check: bool = Fal
     with problem.measuring(model), differentiable(model.parameters()):
         for raw in problem.batches(CHUNK):
             batch = problem.place(raw)
-            tape, found = features_read(problem, model, layout, batch)
+            tape, found = features_read(problem, model, plan, batch)
             n = size(batch)
             if check and any(len(found[key]) != n for key in tape.linear.keys() & found.keys()):
-                require_told_apart(problem, model, layout, batch)
-            yield {key: layout.unpadded(x, tape).reshape(n, -1) for key, x in found.items()}
+                require_told_apart(problem, model, plan, batch)
+            yield {key: plan.unpadded(x, tape).reshape(n, -1) for key, x in found.items()}

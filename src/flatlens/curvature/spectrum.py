@@ -282,9 +282,9 @@ class DenseBlock:
         return lanczos(self, start.to(self.phi), rtol=rtol, progress=progress)
 
 
-def block_fits(problem: Problem, layout: Plan, layer: str) -> bool:
+def block_fits(problem: Problem, plan: Plan, layer: str) -> bool:
     """Return whether the layer is dense and its factors fit in half the problem's memory."""
-    weight = layout.weights[layer]
+    weight = plan.weights[layer]
     if not weight.dense:
         return False
     _, d, m = weight.matrix.W.shape
@@ -293,12 +293,12 @@ def block_fits(problem: Problem, layout: Plan, layer: str) -> bool:
 
 
 def dense_blocks(
-    problem: Problem, model: nn.Module, layout: Plan, layers: list[str], progress: Progress | None = None
+    problem: Problem, model: nn.Module, plan: Plan, layers: list[str], progress: Progress | None = None
 ) -> dict[str, DenseBlock]:
     """Return the factors of some dense layers, from one pass."""
     gathered: dict[str, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     Cs: list[Tensor] = []
-    with closing(one_pass(problem, model, layout, None, progress, {"C", "K"})) as chunks:
+    with closing(one_pass(problem, model, plan, None, progress, {"C", "K"})) as chunks:
         for chunk in chunks:
             for layer in layers:
                 jacobian = chunk.layers[layer].weight

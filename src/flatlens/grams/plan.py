@@ -77,7 +77,7 @@ class Weight:
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Linear(3, 2)
     >>> problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
-    >>> [(weight.value.shape, weight.dense) for weight in fl.Lens(problem).layout.weights.values()]
+    >>> [(weight.value.shape, weight.dense) for weight in fl.Lens(problem).plan.weights.values()]
     [(torch.Size([2, 3]), True)]
     """
 
@@ -171,7 +171,7 @@ class Plan:
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     >>> problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
-    >>> list(fl.Lens(problem).layout.weights)
+    >>> list(fl.Lens(problem).plan.weights)
     ['0', '2']
     """
 

@@ -96,7 +96,7 @@ class Gatherer:
 
     problem: Problem
     model: nn.Module
-    layout: Plan
+    plan: Plan
     scale: Mapping[str, Tensor]  #: the features' spread, if a measure needs it
     progress: Progress | None
 
@@ -109,7 +109,7 @@ class Gatherer:
         totals: dict[tuple[Key, int], Tensor] = {}  # sums, added at once, as each may be as large as a weight
         failed: dict[Key, str] = {}
         needs = frozenset().union(*(measure.needs for measure in measures))
-        walk = one_pass(problem, self.model, self.layout, self.scale, self.progress, needs, sketch, ranks)
+        walk = one_pass(problem, self.model, self.plan, self.scale, self.progress, needs, sketch, ranks)
         with agreed(ranks), closing(walk) as chunks:  # the generator is also closed when a measure raises
             for turn, chunk in enumerate(chunks):
                 probe = turn % probes
@@ -147,8 +147,8 @@ class Gatherer:
     def _sought(self, measure: PassMeasure) -> list[CallOrInput]:
         # the network's input, or every call of a layer for measures that add layers up
         if measure.answer == "input":
-            return [None] if self.layout.inputs else []
-        return list(self.layout.batch_axis)
+            return [None] if self.plan.inputs else []
+        return list(self.plan.batch_axis)
 
     def _top(
         self, measures: list[PassMeasure], wanted: list[CallOrInput], softmax: bool, generator: torch.Generator
@@ -156,7 +156,7 @@ class Gatherer:
         kept: ChunkBuffer[tuple[Key, Literal["value", "residual"]]] = ChunkBuffer()
         products = 0
         walk = jacobian_norms(
-            self.problem, self.model, self.layout, wanted,
+            self.problem, self.model, self.plan, wanted,
             softmax=softmax, rtol=TOLERANCE, generator=generator, progress=self.progress,
         )  # fmt: skip
         with agreed(self.problem.ranks), closing(walk) as chunks:

@@ -56,7 +56,7 @@ def _in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
 
 def _relative_curvature(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     """Return Tr of the functional Hessian's part, which `measure` adds to the Gauss-Newton part that the pass has."""
-    weight, normalized = lens.layout.weight(layer).matrix, measure.option("normalized")
+    weight, normalized = lens.plan.weight(layer).matrix, measure.option("normalized")
     if normalized is None:
         return lens.functional_hessian(layer, RowDirections(weight.row_factor), run)
     spread = lens.feature_scale()[layer]
@@ -106,7 +106,7 @@ def relative_flatness_ggn(g: LayerGrams, *, normalized: str | None = None) -> Te
 
 
 def _curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
-    W = lens.layout.weight(layer).matrix.W
+    W = lens.plan.weight(layer).matrix.W
     every_row = torch.eye(W.shape[1], dtype=W.dtype, device=W.device).expand(len(W), -1, -1)
     return W.square().sum() * lens.functional_hessian(layer, RowDirections(every_row), run)
 

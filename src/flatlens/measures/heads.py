@@ -347,7 +347,7 @@ def _gauss_newton(lens: Lens, run: Run, weights: list[HeadWeight]) -> Tensor:
     problem, model = lens.problem.as_asked(), lens.model
     values = dict(model.named_parameters())
     wanted = sorted({product for one in weights for product, _ in one.uses})
-    most = max(1, min(64, problem.memory // (4 * lens.layout.bytes_per_sample(problem.outputs))))
+    most = max(1, min(64, problem.memory // (4 * lens.plan.bytes_per_sample(problem.outputs))))
     with (
         problem.ranks.as_one(),
         problem.measuring(model),

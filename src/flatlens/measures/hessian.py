@@ -55,7 +55,7 @@ of_rows = partial(of_hessian, family="flatness", unit="loss", invariant_under={L
 def owners(lens: Lens) -> dict[str, list[str]]:
     """Return the measured parameters of each linear layer, by layer; every other parameter under its own name."""
     found: dict[str, list[str]] = {}
-    for layer, weight in lens.layout.weights.items():
+    for layer, weight in lens.plan.weights.items():
         if mine := [name for name in (weight.parameter, weight.bias) if name and name in lens.problem.parameters]:
             found[layer] = mine
     known = {name for names in found.values() for name in names}
@@ -160,7 +160,7 @@ def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Estimate | P
     if not weights:
         return undefined(NO_MEASURED_LAYER)
     # of dense layers with nothing curved above, one pass gives the block itself
-    blocks = closed_form(lens, run, [name for name in weights if name in lens.layout.affine])
+    blocks = closed_form(lens, run, [name for name in weights if name in lens.plan.affine])
     values, kappas = {}, {}
     for name, weight in weights.items():
         if name in blocks:
@@ -228,7 +228,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Es
         before = lens.products
         if name in blocks:
             D = blocks[name].row_curvatures()
-            if name not in lens.layout.affine:  # the functional Hessian's part of D_i[s,s], (n, d)
+            if name not in lens.plan.affine:  # the functional Hessian's part of D_i[s,s], (n, d)
                 D = D + lens.functional_hessian(name, ShiftDirections(), run, weigh=lambda forms: forms).to(D)
             maxima, share = row_block_maxima(D, blocks[name].phi, rtol, run.progress)
         else:
@@ -350,11 +350,11 @@ def layer_factors(
     else:
         curvature, jacobians = _of_samples(lens, problem, run, weights)
     calls = {name: weight.calls or outside_keys(weight) for name, weight in weights.items()}
-    features = feature_norms(problem, lens.model, lens.layout, calls)
+    features = feature_norms(problem, lens.model, lens.plan, calls)
     elsewhere = "the weight also acts in other ways than by products in the layer's calls"
     parts: dict[tuple[str, str | None], Estimate] = {}
     for name, weight in weights.items():
-        unread = undefined(lens.layout.unread(weight) or elsewhere)
+        unread = undefined(lens.plan.unread(weight) or elsewhere)
         parts["features", name] = of_norm(features[name], unit="feature") if name in features else unread
         unmoved = undefined(SEVERAL if weight.explained and problem.coupled else elsewhere)
         parts["jacobian", name] = replace(jacobians.get(name, unmoved), unit="output / feature")
@@ -387,7 +387,7 @@ def _of_samples(
     """Return the loss's curvature, and by layer the Jacobian from its output up: of single samples, from one pass."""
     curvature: _Ends = []
     above = dict.fromkeys((name for name, weight in weights.items() if weight.explained), 0.0)
-    with closing(one_pass(problem, lens.model, lens.layout, None, run.progress, {"C", "K"})) as chunks:
+    with closing(one_pass(problem, lens.model, lens.plan, None, run.progress, {"C", "K"})) as chunks:
         for chunk in chunks:
             curvature.append(torch.linalg.eigvalsh(chunk.outputs.C).aminmax())
             for name in above:

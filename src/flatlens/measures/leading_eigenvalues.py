@@ -125,15 +125,15 @@ def of_jacobian(norm: JacobianNorm) -> Estimate:
 
 def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
     """Return the layers whose weight is a measured parameter."""
-    every = lens.layout.weights.items()
+    every = lens.plan.weights.items()
     known = {name: w for name, w in every if w.parameter is not None and w.has_derivative and run.chosen(name)}
     return {name: w for name, w in known.items() if w.measured or run.frozen}
 
 
 def closed_form(lens: Lens, run: Run, layers: Iterable[str]) -> dict[str, DenseBlock]:
     """Return the Gauss-Newton blocks of those layers where one pass over every output gives them."""
-    closed = [name for name in layers if lens.probes is None and block_fits(lens.problem, lens.layout, name)]
-    return dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
+    closed = [name for name in layers if lens.probes is None and block_fits(lens.problem, lens.plan, name)]
+    return dense_blocks(lens.problem, lens.model, lens.plan, closed, run.progress) if closed else {}
 
 
 def in_batches(lens: Lens, batch_statistics: int | None) -> Problem:

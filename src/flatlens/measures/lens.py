@@ -16,6 +16,7 @@ from flatlens.curvature.functional_hessian import Directions, functional_hessian
 from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.optimiser_geometry import plain_optimiser
 from flatlens.curvature.space import space_of
+from flatlens.deprecated_names import warn
 from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, StaleLens
 from flatlens.estimate import Key, Progress
 from flatlens.grams import Plan, PlanBroken, Sketch, feature_spread, lay_out, singular
@@ -119,14 +120,20 @@ class Lens:
         self._versions = _fingerprints(self.problem.model)
 
     @cached_property
-    def layout(self) -> Plan:
+    def plan(self) -> Plan:
         """Return the plan of the pass: which parameter acts where. It is made again if a chunk breaks it."""
         return self._once(None, lambda: lay_out(self.problem, self.model, attention_heads=self.attention_heads))
 
     @property
-    def laid_out(self) -> bool:
+    def layout(self) -> Plan:
+        """The former name of `plan`."""
+        warn("Lens", "layout", "plan")
+        return self.plan
+
+    @property
+    def has_plan(self) -> bool:
         """Return whether a measure has asked for the plan."""
-        return "layout" in vars(self)
+        return "plan" in vars(self)
 
     @cached_property
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
@@ -150,7 +157,7 @@ class Lens:
         In float32 it is not looked for where the plan says that all weights act through piecewise affine operations
         alone.
         """
-        affine = self.laid_out and self.layout.weights and self.layout.affine.issuperset(self.layout.weights)
+        affine = self.has_plan and self.plan.weights and self.plan.affine.issuperset(self.plan.weights)
         inside = coarsest_inside(self.problem, self.model)
         if affine and self.problem.dtype == inside != torch.float64:
             return "", ""
@@ -236,7 +243,7 @@ class Lens:
                 self._met += broken.batches
                 self._scale = {}  # the features may have been read along the wrong axis
                 self._distrusted |= broken.distrusted
-                self.layout = lay_out(
+                self.plan = lay_out(
                     self.problem, self.model, self._met, self._distrusted, attention_heads=self.attention_heads
                 )
         try:
@@ -312,7 +319,7 @@ class Lens:
         start = time.perf_counter()
         state = None if generator is None else generator.get_state()
         scale = self.feature_scale() if any(m.scales_features for m in measures) else {}
-        gatherer = Gatherer(self.problem, self.model, self.layout, scale, progress)
+        gatherer = Gatherer(self.problem, self.model, self.plan, scale, progress)
         try:
             for found in self._passes(gatherer, measures, generator):
                 self._values |= found.values
@@ -360,7 +367,7 @@ class Lens:
     def feature_scale(self) -> Mapping[str, Tensor]:
         """Return the spread over the data of the features that each linear layer reads, (g, m)."""
         if not self._scale:
-            self._scale = feature_spread(self.problem, self.model, self.layout)
+            self._scale = feature_spread(self.problem, self.model, self.plan)
         return {layer: scale for layer, (scale, _) in self._scale.items()}
 
     def constant_features(self, layer: str) -> int:
@@ -379,7 +386,7 @@ class Lens:
         self.require_fresh()
         by_sample = weigh or ((lambda forms: forms.sum(0, keepdim=True)) if each else (lambda forms: forms.sum(1)))
         rows, products = functional_hessian_along(
-            self.problem, self.model, self.layout, layer, directions, by_sample, run.progress
+            self.problem, self.model, self.plan, layer, directions, by_sample, run.progress
         )
         self.products += products
         return rows.sum(0) if each else rows

@@ -92,7 +92,7 @@ def feature_robustness(
     require_count(2, probes=probes)
     require_count(1, restarts=restarts, steps=steps, levels=levels)
     require_one_of((*ROTATION_LAWS, "noise", "worst"), over=over)
-    weights, last = lens.layout.weights, lens.layout.last()
+    weights, last = lens.plan.weights, lens.plan.last()
     if last is None:
         return undefined(no_linear_layer(lens))
     shares = [(k + 1) / levels for k in range(levels)]
@@ -133,7 +133,7 @@ def _by_noise(
     lens: Lens, run: Run, weight: Weight, delta: float, probes: int, shares: list[float]
 ) -> dict[str, Estimate]:
     """Return the estimates that move every sample in its own random direction, and in the opposite one."""
-    problem, model, layout = lens.problem, lens.model, lens.layout
+    problem, model, plan = lens.problem, lens.model, lens.plan
     here = lens.outcomes("data").losses
     changes, samples = torch.empty(len(shares), probes, dtype=torch.float64), torch.zeros_like(here)
     for number in run.counted(FEATURES_MOVED, probes):
@@ -142,7 +142,7 @@ def _by_noise(
             both = torch.zeros_like(here)
             for sign in (1.0, -1.0):
                 move = noise(share * delta, sign, torch.Generator().manual_seed(seed))
-                both += (with_moved_features(problem, model, layout, weight, move).losses - here) / 2
+                both += (with_moved_features(problem, model, plan, weight, move).losses - here) / 2
             changes[k, number] = both.mean()
         samples = samples + both / probes
     rounding = Elsewhere(problem, model=model).rounding() if problem.parameters else 0.0
@@ -183,13 +183,13 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, probes:
     if isinstance(weight, str):
         return undefined(weight)
     try:
-        known = seen(lens.problem, lens.model, lens.layout, weight, held_out=True)
+        known = seen(lens.problem, lens.model, lens.plan, weight, held_out=True)
     except BadInput as error:
         return undefined(str(error))
     changes, changed = [], []
     for _ in run.counted(FEATURES_MOVED, probes):
         move = noise(delta, 1.0, run.generator)
-        found = relabelled(lens.problem, lens.model, lens.layout, weight, known.nearest, move)
+        found = relabelled(lens.problem, lens.model, lens.plan, weight, known.nearest, move)
         changes.append((found.told - found.kept).abs())
         changed.append(found.changed.nanmean())
     values, shares = torch.stack(changes), torch.stack(changed)
@@ -206,9 +206,9 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, probes:
 
 def _last_layer(lens: Lens) -> Weight | str:
     """Return the last linear layer's weight, or why its features cannot be moved."""
-    if (last := lens.layout.last()) is None:
+    if (last := lens.plan.last()) is None:
         return no_linear_layer(lens)
-    return unmovable(lens.layout.weights[last], by_noise=True) or lens.layout.weights[last]
+    return unmovable(lens.plan.weights[last], by_noise=True) or lens.plan.weights[last]
 
 
 def _none_differs(lens: Lens, weight: Weight, known: SeenFeatures, move: Move, probes: int) -> dict[str, Estimate]:
@@ -230,7 +230,7 @@ def _none_differs(lens: Lens, weight: Weight, known: SeenFeatures, move: Move, p
         def told_alike(phi: Tensor, label: Tensor = label) -> Tensor:
             return label.expand(len(phi), *label.shape)
 
-        moved = relabelled(lens.problem, lens.model, lens.layout, weight, told_alike, move)
+        moved = relabelled(lens.problem, lens.model, lens.plan, weight, told_alike, move)
         largest = max(largest, float((moved.told - moved.kept).abs().max()))
     return {
         "": Estimate(0.0, share * largest / 1.96, "estimate", note),
@@ -288,7 +288,7 @@ def representativeness(
 
 def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, bandwidth: str) -> dict[str, Estimate]:
     try:
-        points = seen(lens.problem, lens.model, lens.layout, weight)
+        points = seen(lens.problem, lens.model, lens.plan, weight)
     except BadInput as error:  # for example, one label per token
         return {"": undefined(str(error))}
     every = lens.outcomes("data").losses
@@ -331,7 +331,7 @@ def _split_gap(
     at_features, at_weights = torch.empty(2, probes, dtype=torch.float64)
     for number in run.counted(FEATURES_MOVED, probes):
         move = noise(delta, 1.0, run.generator, law, sigma)
-        moved = with_moved_features(lens.problem, lens.model, lens.layout, weight, move)
+        moved = with_moved_features(lens.problem, lens.model, lens.plan, weight, move)
         at_features[number] = moved.risk
         at_weights[number] = features.change(features.draw(delta, law, sigma, run.generator))
     nearby, error = (float(v) for v in student(at_features))

@@ -71,7 +71,7 @@ def weight_norm(lens: Lens) -> Estimate | Parts:
     is then the norm of the kernel as a matrix out x (in k k). The network's `.spectral` and `.kernel` are the largest
     of the layers'.
     """
-    weights = lens.layout.weights
+    weights = lens.plan.weights
     if not weights:
         return undefined(no_linear_layer(lens))
     others = left_out(lens, weights)
@@ -123,9 +123,9 @@ def feature_norm(lens: Lens) -> Parts:
     (tokens, windows, views), side by side or folded into the batch, are all of these. A module that is called twice has
     two rows. Where a call changes its input before it multiplies it, its features are what it multiplies.
     """
-    norms, layout = feature_norms(lens.problem, lens.model, lens.layout), lens.layout
-    calls = [*layout.structure.calls, *sorted(layout.structure.varying_calls)]
-    missing = {key: layout.unplaced.get(key, UNREAD_PRODUCT) for key in calls if key not in norms}
+    norms, plan = feature_norms(lens.problem, lens.model, lens.plan), lens.plan
+    calls = [*plan.structure.calls, *sorted(plan.structure.varying_calls)]
+    missing = {key: plan.unplaced.get(key, UNREAD_PRODUCT) for key in calls if key not in norms}
     rows: dict[tuple[str, str | None], Estimate] = {("", key): undefined(why) for key, why in missing.items()}
     rows |= {("", at): of_norm(norm) for at, norm in norms.items()}
     if not norms:
@@ -161,7 +161,7 @@ def fisher_rao(lens: Lens) -> Parts:
         outer = _by_a_forward_pass(lens, lambda f, y: (fisher_slopes(lens.problem, f, y) * f).sum(1))
     if outer.isnan().any():
         return {("", None): undefined(WEIGHTLESS), ("parameters", None): undefined(WEIGHTLESS)}
-    whole = len(lens.layout.weights) * float(euclidean(outer)) / math.sqrt(len(outer))
+    whole = len(lens.plan.weights) * float(euclidean(outer)) / math.sqrt(len(outer))
     found: tuple[Tensor, int] | str = NO_PARAMETER
     if lens.problem.parameters:
         found = lens.attempted(partial(_along_parameters, lens), "fisher_rao.parameters")

@@ -27,8 +27,8 @@ NAMED = 3  #: names that a note lists
 
 def no_linear_layer(lens: Lens) -> str:
     """Return why there is no linear layer to measure: the network has none, or the pass sees no call of one."""
-    if lens.layout.unplaced:
-        return "; ".join(f"{call}: {why}" for call, why in [*lens.layout.unplaced.items()][:NAMED])
+    if lens.plan.unplaced:
+        return "; ".join(f"{call}: {why}" for call, why in [*lens.plan.unplaced.items()][:NAMED])
     if any(is_linear(module) for module in lens.model.modules()):
         return "no call of a linear layer is seen: calls inside torch.func or no_grad() cannot be recorded"
     return "the network has no linear layer"
@@ -54,7 +54,7 @@ def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> st
 
     Each cause is one that was looked at: whether autograd's graph of the outputs has the matrix, and whose it is.
     """
-    weights = [lens.layout.weights[name] for name in layers]
+    weights = [lens.plan.weights[name] for name in layers]
     counted = {weight.parameter for weight in weights}
     made = tuple(f"{weight.layer}." for weight in weights if weight.parameter is None)
     missing = [
@@ -64,7 +64,7 @@ def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> st
         and p.ndim >= 2
         and not (name in counted or name.startswith(made) or name in but)
     ]
-    reads, known = lens.layout.structure.reads, {weight.parameter for weight in lens.layout.weights.values()}
+    reads, known = lens.plan.structure.reads, {weight.parameter for weight in lens.plan.weights.values()}
     linear = {id(module._parameters.get("weight")) for module in lens.model.modules() if is_linear(module)}
     causes: dict[str, list[str]] = {}
     for name, p in missing:
@@ -80,15 +80,15 @@ def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> 
 
     With `layers`, those that have a value, the note names the matrices outside them: one may be the last layer.
     """
-    weights = lens.layout.weights
-    small = {*lens.layout.embeddings, *lens.layout.small_parameters}
+    weights = lens.plan.weights
+    small = {*lens.plan.embeddings, *lens.plan.small_parameters}
     others = "" if layers is None else left_out(lens, layers, but=small)
     later = list(weights)[list(weights).index(layer) + 1 :]
     if later:
         which = f"of {layer}: {later[0]} is {'left out' if weights[later[0]].measured else 'frozen'}"
     elif not weights[layer].measured:
         which = f"of {layer}, which is frozen"
-    elif lens.layout.several_ends:
+    elif lens.plan.several_ends:
         which = f"of {layer}, one of several output layers"
     else:
         which = f"of {layer}" if others else ""

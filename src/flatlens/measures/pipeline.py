@@ -115,7 +115,7 @@ def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str
     known = [name for name, _ in (*lens.model.named_modules(), *lens.model.named_parameters()) if name]
     for part in parts:
         if not any(str(part) in name for name in known):
-            raise UnknownName.among("layer", part, lens.layout.weights)
+            raise UnknownName.among("layer", part, lens.plan.weights)
     return parts
 
 
@@ -230,7 +230,7 @@ def _omitted(lens: Lens, one: PassMeasure, run: Run) -> str:
     It cannot be estimated from combinations of outputs, or nobody has named it and it takes too long.
     """
     if not run.asked and one.needs & GRADIENTS_OF_SAMPLES:
-        products = lens.layout.shared_products(lens.problem.outputs if lens.probes is None else lens.probes)
+        products = lens.plan.shared_products(lens.problem.outputs if lens.probes is None else lens.probes)
         if products > SHARED_PRODUCTS:
             return (
                 f"ask for it by name: it needs every sample's own gradient in shared weights, {products:.1e} "
@@ -265,7 +265,7 @@ class _PassRows:
             why = NO_PARAMETER if one.place == "parameters" else no_linear_layer(lens)
             yield (one.key, None), undefined(f"every linear layer is frozen: {ALL}" if self._frozen_layers else why)
         elif one.answer == "last":
-            last = lens.layout.last()
+            last = lens.plan.last()
             last = last if last in layers else next(reversed(layers))
             yield (one.key, None), with_note(layers[last], which_layer(lens, last, layers))
             yield (f"{one.key}.sum", None), self._without(_over_layers(layers, sum), left_out(lens, layers))
@@ -287,19 +287,19 @@ class _PassRows:
         """The weights that have no value because they are frozen, and parts of such weights."""
         if self.one.place != "weight" or self.run.frozen:
             return set()
-        return {name for name, w in (self.lens.layout.weights | self.lens.layout.parts).items() if not w.measured}
+        return {name for name, w in (self.lens.plan.weights | self.lens.plan.parts).items() if not w.measured}
 
     @property
     def _frozen_layers(self) -> int:
-        return len(self._frozen & self.lens.layout.weights.keys())
+        return len(self._frozen & self.lens.plan.weights.keys())
 
     def _by_layer(self) -> tuple[dict[str, Estimate], dict[str, Estimate], dict[str, Estimate]]:
         """Return the values of layers, of parts of weights (attention heads), and the largest terms of either."""
-        lens, one, layout = self.lens, self.one, self.lens.layout
-        weights = layout.weights | layout.parts
+        lens, one, plan = self.lens, self.one, self.lens.plan
+        weights = plan.weights | plan.parts
         places = [at for at in self._values if at is not None and at not in self._frozen]
         if isinstance(self.run.progress, Watch) and one.products is not None and self.run.asked:
-            curved = [at for at in places if at not in layout.affine and self.run.chosen(at)]
+            curved = [at for at in places if at not in plan.affine and self.run.chosen(at)]
             self.run.progress.expect(sum(one.products(weights[at]) for at in curved))
         layers: dict[str, Estimate] = {}
         largest: dict[str, Estimate] = {}
@@ -310,14 +310,14 @@ class _PassRows:
         # the layers without a value, each with its reason
         failed = {at: why for at, why in lens.failed_at(one).items() if at is not None and at not in self._frozen}
         layers |= {at: undefined(why) for at, why in failed.items()}
-        parts = {name: layers.pop(name) for name in layout.parts if name in layers}
+        parts = {name: layers.pop(name) for name in plan.parts if name in layers}
         if one.place == "weight":
-            for name, w in layout.weights.items():
+            for name, w in plan.weights.items():
                 if name not in layers and name not in self._frozen:
-                    layers[name] = undefined((layout.unread(w) or NO_CALL) if w.has_derivative else MADE_ELSEWHERE)
-            layers = {name: layers[name] for name in layout.weights if name in layers}
+                    layers[name] = undefined((plan.unread(w) or NO_CALL) if w.has_derivative else MADE_ELSEWHERE)
+            layers = {name: layers[name] for name in plan.weights if name in layers}
         if one.place == "input":
-            layers |= {call: undefined(why) for call, why in layout.unplaced.items()}
+            layers |= {call: undefined(why) for call, why in plan.unplaced.items()}
         return layers, parts, largest
 
     @cached_property
@@ -329,17 +329,17 @@ class _PassRows:
         if None not in self._values:
             return undefined(self.lens.failed_at(self.one).get(None) or no_input(self.lens))
         found = self._estimate(None, self._reduced(None, self._values[None]))
-        return with_note(found, "to the first embedding's output" if self.lens.layout.input_is_embedded else "")
+        return with_note(found, "to the first embedding's output" if self.lens.plan.input_is_embedded else "")
 
     def _at_layer(self, layer: str) -> tuple[Estimate, Estimate | None]:
         """Return a layer's value, and the largest of its terms if the measure has `.max`."""
         lens, one, values = self.lens, self.one, self._values[layer]
         before = lens.products
         # the term of the literal definition where the outputs are curved in the pre-activation takes products
-        if one.curvature is not None and layer not in lens.layout.affine:
+        if one.curvature is not None and layer not in lens.plan.affine:
             assert one.products is not None
             if not self.run.asked:
-                return undefined(_by_name(lens, one.products(lens.layout.weight(layer)))), None
+                return undefined(_by_name(lens, one.products(lens.plan.weight(layer)))), None
             if not self.run.chosen(layer):
                 return undefined("it takes curvature products, and is not among layers=..."), None
             bent = one.curvature(lens, layer, one, self.run)
@@ -361,7 +361,7 @@ class _PassRows:
         if one.finish is None or place is None:
             moved = self.lens.per_sample([one], partly=True).get((one.key + BY_ROUNDING, place))
             return one.reduce(values) if moved is None else one.reduce(values, moved)
-        weight = self.lens.layout.weight(place)
+        weight = self.lens.plan.weight(place)
         if not (finite(values) and finite(weight.matrix.W.square())):  # no finite values to minimise over
             return Reduced(math.nan, None)
         return one.finish(values, weight, one)
@@ -508,7 +508,7 @@ def _squares(one: Measure) -> bool:
 def about(lens: Lens) -> dict[str, Any]:
     """Return what was measured, where, and with which versions."""
     problem, kind = lens.problem, type(lens.problem.model)
-    layout = lens.layout if lens.laid_out else None  # the plan takes some backwards: not made for this alone
+    plan = lens.plan if lens.has_plan else None  # the plan takes some backwards: not made for this alone
     test = {} if problem.test is None else {"test": problem.test.told}
     made_in_python = {"model": f"{kind.__module__}.{kind.__qualname__}", "data": problem.data.told, **test}
     return {
@@ -518,12 +518,12 @@ def about(lens: Lens) -> dict[str, Any]:
         "loss": problem.loss.description,
         "n": problem.n,
         "outputs": problem.outputs,
-        "layers": [] if layout is None else list(layout.weights),
-        "piecewise_affine_above": [] if layout is None else sorted(layout.affine),
-        "by_autograd": [] if layout is None else list(layout.unexplained),
+        "layers": [] if plan is None else list(plan.weights),
+        "piecewise_affine_above": [] if plan is None else sorted(plan.affine),
+        "by_autograd": [] if plan is None else list(plan.unexplained),
         "attention_heads": {
             "shown": lens.attention_heads,
-            "not_told": {} if layout is None else dict(layout.not_parted),
+            "not_told": {} if plan is None else dict(plan.not_parted),
         },
         "batchnorm": f"train, in batches of {problem.ghost_batch}" if problem.coupled else "eval",
         "dtype": str(problem.dtype).removeprefix("torch."),

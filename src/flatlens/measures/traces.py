@@ -190,25 +190,25 @@ class FunctionalHessianPart:
 
 def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool, size: float) -> FunctionalHessianPart:
     """Return the part of every curved parameter; `size` is the Gauss-Newton part that it is added to."""
-    problem, model, layout = lens.problem, lens.model, lens.layout
-    curved = curved_parameters(problem, layout)
+    problem, model, plan = lens.problem, lens.model, lens.plan
+    curved = curved_parameters(problem, plan)
     if not curved.names:
         return FunctionalHessianPart((), torch.zeros(0), None, 0)
 
     def draw(probes: int) -> Tensor:
         values = functional_hessian_trace(
-            problem, model, layout, curved,
+            problem, model, plan, curved,
             probes=probes, weighted=weighted, generator=run.generator, progress=run.progress,
         )  # fmt: skip
         return torch.stack([values[name] for name in curved.names], 1)
 
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    drawn = sampled(draw, effort, size, exact_products(layout, curved, sizes), run)
+    drawn = sampled(draw, effort, size, exact_products(plan, curved, sizes), run)
     if drawn is not None:
         found = FunctionalHessianPart(curved.names, *drawn, len(drawn[0]))
     else:
         values, products = exact_functional_hessian_trace(
-            problem, model, layout, curved, weighted=weighted, progress=run.progress
+            problem, model, plan, curved, weighted=weighted, progress=run.progress
         )
         exact = torch.tensor([values[name] for name in curved.names], dtype=torch.float64)
         found = FunctionalHessianPart(curved.names, exact, None, products)
@@ -228,9 +228,9 @@ def traced(
         partial(functional_hessian_part, lens, run, effort, weighted, whole.value), gauss_newton.key
     )
     if isinstance(beyond, str):
-        names = curved_parameters(lens.problem, lens.layout).names
+        names = curved_parameters(lens.problem, lens.plan).names
         beyond = FunctionalHessianPart(tuple(names), torch.zeros(len(names)), None, 0, unknown=beyond)
-    mine = {name: layer for layer, w in lens.layout.weights.items() for name in (w.parameter, w.bias) if name}
+    mine = {name: layer for layer, w in lens.plan.weights.items() for name in (w.parameter, w.bias) if name}
     parts: dict[tuple[str, str | None], Estimate] = {}
     for at, v in places.items():
         here = beyond.over([name for name in beyond.names if mine.get(name, name) == at])
@@ -375,12 +375,12 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
     """
     if not lens.problem.loss.half_square:
         return undefined("Lemma B.1 is about the half squared error")
-    curved = curved_parameters(lens.problem, lens.layout)
+    curved = curved_parameters(lens.problem, lens.plan)
     if curved.others:
         return undefined(f"{curved.others[0]!r} and others act outside one call of a linear layer")
     total, before = 0.0, lens.products
     for layer in {**curved.weights, **curved.biases}:
-        weight = lens.layout.weights[layer]
+        weight = lens.plan.weights[layer]
         W, b = weight.matrix.W, weight.matrix.b
         families: list[tuple[Directions, Tensor | None]] = []  # directions, and the scale of each
         if layer in curved.weights:

@@ -166,21 +166,21 @@ def placed(
         UnknownName: no linear layer has this name.
     """
     model = problem.measured() if model is None else model
-    layout = lay_out(problem, model)
-    name = layout.last() if layer is None else layer
+    plan = lay_out(problem, model)
+    name = plan.last() if layer is None else layer
     if name is None:
         raise BadInput(f"{where}(...): the network has no linear layer whose features could move")
-    if name not in layout.weights:
-        raise UnknownName.among("linear layer", name, layout.weights)
-    if why := unmovable(layout.weights[name], by_noise=by_noise):
+    if name not in plan.weights:
+        raise UnknownName.among("linear layer", name, plan.weights)
+    if why := unmovable(plan.weights[name], by_noise=by_noise):
         raise BadInput(f"{where}(layer={name!r}): {why}")
-    return model, layout, layout.weights[name]
+    return model, plan, plan.weights[name]
 
 
 @contextmanager
-def moved(weight: Weight, layout: Plan, move: Move) -> Iterator[None]:
+def moved(weight: Weight, plan: Plan, move: Move) -> Iterator[None]:
     """Give the layer's call the features that `move` returns, inside this context."""
-    axis = layout.batch_axis[weight.layer]
+    axis = plan.batch_axis[weight.layer]
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         x: Tensor = kwargs["input"] if not args else args[0]
@@ -192,9 +192,9 @@ def moved(weight: Weight, layout: Plan, move: Move) -> Iterator[None]:
         yield
 
 
-def with_moved_features(problem: Problem, model: nn.Module, layout: Plan, weight: Weight, move: Move) -> Outcomes:
+def with_moved_features(problem: Problem, model: nn.Module, plan: Plan, weight: Weight, move: Move) -> Outcomes:
     """Return the outcomes over the data with moved features."""
-    with problem.measuring(model), moved(weight, layout, move):
+    with problem.measuring(model), moved(weight, plan, move):
         whole = problem.shared(FORWARD_CHUNK, ALONE)  # a move may draw for one chunk after another
         return outcomes(problem, whole, lambda batch: problem.run(model, batch))
 

@@ -38,9 +38,9 @@ class SeenFeatures:
         return self.y[torch.cdist(at.to(self.phi), self.phi).argmin(1)]
 
 
-def seen(problem: Problem, model: nn.Module, layout: Plan, weight: Weight, *, held_out: bool = False) -> SeenFeatures:
+def seen(problem: Problem, model: nn.Module, plan: Plan, weight: Weight, *, held_out: bool = False) -> SeenFeatures:
     """Return the features and targets from one forward over the data, or over the held-out data, too."""
-    axis = layout.batch_axis[weight.layer]
+    axis = plan.batch_axis[weight.layer]
     features, targets, counted = [], [], []
     with problem.measuring(model):
         for data in (problem.data, *([problem.test] if held_out and problem.test is not None else [])):
@@ -74,7 +74,7 @@ class Relabelled:
 
 
 def relabelled(
-    problem: Problem, model: nn.Module, layout: Plan, weight: Weight, labels: Labels, move: Move
+    problem: Problem, model: nn.Module, plan: Plan, weight: Weight, labels: Labels, move: Move
 ) -> Relabelled:
     """Return the losses at the features that `move` returns, with the samples' own labels and with those there."""
     kept: list[Tensor] = []
@@ -88,7 +88,7 @@ def relabelled(
                 there.append(move(phi))
                 return there[-1]
 
-            with moved(weight, layout, keep):
+            with moved(weight, plan, keep):
                 f, y = problem.run(model, problem.place(raw))
             _require_labels(f, y)
             f = f.to(torch.float64)
@@ -142,14 +142,14 @@ def label_change_terms(
     probabilities, regression targets). `A`: (m, m). `layer`: the last linear one if None; the paper has the first.
     Source: relative2021 Eq. 8-11.
     """
-    model, layout, weight = placed(problem, layer, model, "label_change_terms", by_noise=True)
+    model, plan, weight = placed(problem, layer, model, "label_change_terms", by_noise=True)
     with problem.measuring(model):
-        parts = [_terms(problem, model, layout, weight, labels, A, raw) for raw in problem.batches(256)]
+        parts = [_terms(problem, model, plan, weight, labels, A, raw) for raw in problem.batches(256)]
     return LabelTerms(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _terms(
-    problem: Problem, model: nn.Module, layout: Plan, weight: Weight, labels: Labels, A: Tensor, raw: Batch
+    problem: Problem, model: nn.Module, plan: Plan, weight: Weight, labels: Labels, A: Tensor, raw: Batch
 ) -> tuple[Tensor, ...]:
     """Return the terms of one chunk: outputs at phi + a A phi, labels at phi + b A phi, c along their derivative."""
     batch = problem.place(raw)
@@ -164,7 +164,7 @@ def _terms(
         read.append(flat.detach().to(torch.float64))
         return (flat + a.to(flat)[:, None] * (flat @ A.to(flat).T)).reshape(phi.shape)
 
-    with moved(weight, layout, along):
+    with moved(weight, plan, along):
         f, y = problem.run(model, batch)
     _require_labels(f, y)
     step = read[0] @ A.to(read[0]).T
@@ -246,10 +246,10 @@ def moved_risk(
     2. `labels` and `layer` are as in `feature_change`. By relative2021 Eq. 3 and 5, E_Rep is the risk of the
     distribution minus this number, and E_F is this number minus the risk of the sample.
     """
-    model, layout, weight = placed(problem, layer, model, "moved_risk", by_noise=True)
+    model, plan, weight = placed(problem, layer, model, "moved_risk", by_noise=True)
     if labels is None:
-        return with_moved_features(problem, model, layout, weight, move).risk
-    return float(relabelled(problem, model, layout, weight, labels, move).told.mean())
+        return with_moved_features(problem, model, plan, weight, move).risk
+    return float(relabelled(problem, model, plan, weight, labels, move).told.mean())
 
 
 def label_change(
@@ -259,6 +259,6 @@ def label_change(
 
     f' are the outputs at phi' = move(phi). The arguments are those of `moved_risk`. Source: relative2021 Def. 9.
     """
-    model, layout, weight = placed(problem, layer, model, "label_change", by_noise=True)
-    found = relabelled(problem, model, layout, weight, labels, move)
+    model, plan, weight = placed(problem, layer, model, "label_change", by_noise=True)
+    found = relabelled(problem, model, plan, weight, labels, move)
     return float((found.told - found.kept).abs().mean())

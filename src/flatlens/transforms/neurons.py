@@ -169,8 +169,8 @@ def as_published(moving: Moving) -> str:
 
 
 def _normalise(moving: Moving, power: int) -> str:
-    layout = lay_out(moving.problem, moving.model)
-    moments = feature_moments(moving.problem, moving.model, layout)
+    plan = lay_out(moving.problem, moving.model)
+    moments = feature_moments(moving.problem, moving.model, plan)
     notes = []
     for link in moving.links:
         reader = link.readers[0]
