@@ -2,6 +2,7 @@
 
 from flatlens.statistics.coefficients import kendall, pearson, spearman
 from flatlens.statistics.correlations import all_pairs, concordance, correlate, kendall_w, partial_correlation
+from flatlens.statistics.group_differences import GroupDifference, group_differences
 from flatlens.statistics.groupwise import granulated_kendall, within_groups
 from flatlens.statistics.inference import average, benjamini_hochberg, clustered, holm, in_cases, share
 from flatlens.statistics.relations import Relations, relate, relate_all, relate_within
@@ -9,8 +10,8 @@ from flatlens.statistics.resampling import Correlation, permutations, resamples,
 from flatlens.statistics.statistic import Statistic
 
 __all__ = [
-    "Correlation", "Relations", "Statistic", "all_pairs", "average", "benjamini_hochberg", "clustered",
-    "concordance", "correlate", "granulated_kendall", "holm", "in_cases", "kendall", "kendall_w",
-    "partial_correlation", "pearson", "permutations", "relate", "relate_all", "relate_within", "resamples", "share",
-    "spearman", "with_interval", "within_groups",
+    "Correlation", "GroupDifference", "Relations", "Statistic", "all_pairs", "average", "benjamini_hochberg",
+    "clustered", "concordance", "correlate", "granulated_kendall", "group_differences", "holm", "in_cases",
+    "kendall", "kendall_w", "partial_correlation", "pearson", "permutations", "relate", "relate_all",
+    "relate_within", "resamples", "share", "spearman", "with_interval", "within_groups",
 ]  # fmt: skip

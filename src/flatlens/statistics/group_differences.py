@@ -1,0 +1,176 @@
+"""Differences between groups of networks, such as SGD and SAM: Welch's, or over pairs, and Holm's correction.
+
+A column of positive numbers is compared as logarithms: its difference is a ratio. Networks of one unit (a seed) count
+once. docs/sizes.md has the simulated error rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+from scipy.stats import ttest_ind
+
+from flatlens.errors import BadInput
+from flatlens.statistics.coefficients import Array
+from flatlens.statistics.inference import FEWEST_DESCRIBED, clustered, holm
+from flatlens.statistics.statistic import NAN, as_columns
+
+Scale: TypeAlias = Literal["ratio", "difference"]
+LEVEL = 0.05  #: a difference is significant where its corrected p is below this
+
+
+@dataclass(frozen=True)
+class GroupDifference:
+    """One column of one group against the first group.
+
+    >>> GroupDifference("sharpness", "SAM", "SGD", 0.5, 0.4, 0.6, "ratio", p=0.001, p_holm=0.004).significant
+    True
+    """
+
+    name: str  #: the column's
+    group: str
+    reference: str  #: the first group
+    value: float  #: ratio of geometric means (group / reference), or difference of means (group - reference)
+    low: float = NAN  #: lower end of its 95% interval, not corrected; NaN where there is none
+    high: float = NAN  #: upper end
+    scale: Scale = "difference"
+    p: float = NAN  #: two-sided; NaN where there is no interval
+    p_holm: float = NAN  #: p corrected for the number of tests in its family; NaN where not tested
+    n: int = 0  #: number of units: pairs, or independent networks of both groups
+    smaller: int = 0  #: number of pairs in which the group has the smaller value; 0 if not paired
+    note: str = ""  #: why there is no interval; what was left out
+
+    @property
+    def significant(self) -> bool:
+        """Whether the groups differ at 5%, after Holm's correction."""
+        return self.p_holm < LEVEL
+
+
+def group_differences(
+    values: Mapping[str, Any],
+    groups: Any,
+    pairs: Any = None,
+    units: Any = None,
+    *,
+    first: Collection[str] = (),
+    untested: Collection[str] = (),
+    linear: Collection[str] = (),
+) -> list[GroupDifference]:
+    """Differences of each column between each group and the first one, with 95% intervals.
+
+    With `pairs` the interval is Student's of the differences within pairs, else Welch's. Either needs 3 units. Columns
+    of which all values are positive are compared as logarithms, unless they are in `linear`. Holm's correction is over
+    the columns in `first`, and over the other ones on their own: name in `first` what decides, and claim nothing from
+    the rest.
+
+    Args:
+        values: columns by name, one number per network, (n,); networks without a finite number are left out.
+        groups: label of each network's group, (n,); the first label is the reference, None reads "none".
+        pairs: label of each network's pair, (n,): networks of one label differ in the group alone. None: not paired.
+        units: label of each network's independent unit, (n,), such as its seed: values of one unit are averaged.
+            None: each pair, or each network, is a unit.
+        first: names of the columns that decide; the other ones have a correction of their own.
+        untested: names of columns that are described, with interval and p, and not corrected.
+        linear: names of columns that are compared without logarithms, such as logarithms themselves.
+
+    Raises:
+        BadInput: fewer than two groups, or columns of unequal lengths.
+
+    >>> sgd, sam = [4.0, 5.0, 6.0, 8.0], [2.1, 2.4, 3.2, 3.9]
+    >>> found, = group_differences({"trace": sgd + sam}, ["SGD"] * 4 + ["SAM"] * 4, pairs=[*range(4)] * 2)
+    >>> found.group, round(found.value, 2), found.scale, found.smaller, found.significant
+    ('SAM', 0.51, 'ratio', 4, True)
+    """
+    labels = np.array(["none" if label is None else str(label) for label in groups], dtype=object)
+    columns = as_columns(**{"_group": labels, **{f"={name}": np.asarray(of, float) for name, of in values.items()}})
+    names = list(dict.fromkeys(labels))
+    if len(names) < 2:
+        raise BadInput(f"at least two groups are needed, got {', '.join(names) or 'none'}")
+    every = np.arange(len(columns))
+    pair = every if pairs is None else pd.factorize(np.asarray(pairs, dtype=object))[0]
+    unit = pair if units is None else pd.factorize(np.asarray(units, dtype=object))[0]
+    columns = columns.assign(**as_columns(_pair=pair, _unit=unit))
+    found = []
+    for name in values:
+        numbers = columns[f"={name}"].to_numpy()
+        known = numbers[np.isfinite(numbers)]
+        scale: Scale = "ratio" if name not in linear and len(known) and bool((known > 0).all()) else "difference"
+        x = np.log(np.where(numbers > 0, numbers, np.nan)) if scale == "ratio" else numbers
+        table = columns[["_group", "_pair", "_unit"]].assign(x=np.where(np.isfinite(x), x, np.nan))
+        for group in names[1:]:
+            mine = table[table["_group"].isin([names[0], group])]
+            one = (_welch if pairs is None else _paired)(mine, GroupDifference(name, group, names[0], NAN))
+            found.append(_as_ratio(one) if scale == "ratio" else one)
+    return _corrected(found, first, untested)
+
+
+def _paired(table: pd.DataFrame, empty: GroupDifference) -> GroupDifference:
+    # Networks of one pair and group are averaged, then the pairs of one unit
+    by_pair = table.dropna().groupby(["_unit", "_pair", "_group"])["x"].mean().unstack("_group")
+    by_pair = by_pair.reindex(columns=[empty.group, empty.reference])
+    left = table["_pair"].nunique() - len(by_pair.dropna())
+    by_pair = by_pair.dropna()
+    of_units = (by_pair[empty.group] - by_pair[empty.reference]).groupby("_unit").mean()
+    x = of_units.to_numpy()
+    note = f"{left} {'pair' if left == 1 else 'pairs'} left out: a value is missing" if left else ""
+    # The delete-one jackknife of a mean is Student's interval
+    found = clustered(
+        empty.name, lambda counts: counts @ x / counts.sum(1), np.arange(len(x)), fewest=FEWEST_DESCRIBED, unit="pair"
+    )
+    note = "; ".join(part for part in (note, found.note) if part)
+    return replace(empty, value=found.value, low=found.low, high=found.high, p=found.p, n=len(x),
+                   smaller=int((x < 0).sum()), note=note)  # fmt: skip
+
+
+def _welch(table: pd.DataFrame, empty: GroupDifference) -> GroupDifference:
+    left = int(table["x"].isna().sum())
+    means = table.dropna().groupby(["_group", "_unit"])["x"].mean()
+    theirs, mine = (_of(means, name) for name in (empty.reference, empty.group))
+    note = f"{left} {'network' if left == 1 else 'networks'} left out: a value is missing" if left else ""
+    value = mine.mean() - theirs.mean() if len(mine) and len(theirs) else NAN
+    empty = replace(empty, value=float(value), n=len(mine) + len(theirs), note=note)
+    # An interval needs a spread in either group
+    if min(len(mine), len(theirs)) < FEWEST_DESCRIBED:
+        why = f"fewer than {FEWEST_DESCRIBED} networks in a group"
+    elif max(np.ptp(mine) / max(abs(mine).max(), 1e-300), np.ptp(theirs) / max(abs(theirs).max(), 1e-300)) < 1e-12:
+        why = "the values within each group are equal: no interval"
+    else:
+        test = ttest_ind(mine, theirs, equal_var=False)
+        low, high = test.confidence_interval(0.95)
+        return replace(empty, low=float(low), high=float(high), p=float(test.pvalue))
+    return replace(empty, note="; ".join(part for part in (note, why) if part))
+
+
+def _of(means: pd.Series[float], group: str) -> Array:
+    here = means.index.get_level_values("_group") == group
+    return np.asarray(means[here].to_numpy())
+
+
+def _as_ratio(one: GroupDifference) -> GroupDifference:
+    value, low, high = (float(np.exp(end)) for end in (one.value, one.low, one.high))
+    return replace(one, value=value, low=low, high=high, scale="ratio")
+
+
+def _corrected(
+    found: list[GroupDifference], first: Collection[str], untested: Collection[str]
+) -> list[GroupDifference]:
+    # Each of the two families has Holm's correction of its own
+    tested = [(at, one.p, one.name in first) for at, one in enumerate(found) if one.name not in untested]
+    p_holm = dict[int, float]()
+    for family in (True, False):
+        p_of = {at: p for at, p, decides in tested if decides == family and p == p}
+        p_holm |= dict(zip(p_of, holm(np.array(list(p_of.values()))).tolist(), strict=True))
+    return [replace(one, p_holm=p_holm.get(at, NAN)) for at, one in enumerate(found)]
+
+
+def as_frame(differences: Collection[GroupDifference]) -> pd.DataFrame:
+    """The tidy table of differences: one row per column and group.
+
+    >>> list(as_frame([GroupDifference("a", "SAM", "SGD", 0.5)]))[:4]
+    ['name', 'group', 'reference', 'value']
+    """
+    return pd.DataFrame(map(asdict, differences), columns=[column.name for column in fields(GroupDifference)])
