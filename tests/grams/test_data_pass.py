@@ -19,7 +19,7 @@ import flatlens as fl
 from flatlens.grams import lay_out, one_pass
 from flatlens.grams.weight_jacobians import GramKind, SharedJacobian, WeightMatrix
 from flatlens.measures import MEASURES
-from flatlens.measures.accumulate import Gatherer
+from flatlens.measures.lens import Gatherer
 
 
 @pytest.mark.parametrize("name", ["mlp-gelu", "residual", "attention", "twice-tanh"])
@@ -165,7 +165,7 @@ def test_a_large_weight_is_treated_in_slices_of_rows(
     """The results do not depend on the scratch memory: it holds one row of a sample's gradient, three rows, or all."""
     monkeypatch.setattr(SharedJacobian, "cheapest", by_way(narrow))
     monkeypatch.setattr("flatlens.grams.weight_jacobians.CACHE_BYTES", bytes_at_once)
-    monkeypatch.setattr("flatlens.grams.contractions.SCRATCH_BYTES", bytes_at_once)
+    monkeypatch.setattr("flatlens.grams.weight_jacobians.SCRATCH_BYTES", bytes_at_once)
     jacobian, scale = shared(6, True, frozenset(get_args(GramKind)))
     J, phi, W, C = jacobian.J, jacobian.phi(slice(0, 3)), jacobian.weight.W, jacobian.C
     M = torch.einsum("nkgdp,ngmp->nkgdm", J, phi)

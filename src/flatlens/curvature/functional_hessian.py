@@ -40,9 +40,9 @@ from flatlens.grams.autograd import (
     require_second_derivative,
     sample_axes,
 )
-from flatlens.grams.contractions import pieces
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.sketch import SampleStream, random_signs
+from flatlens.grams.weight_jacobians import pieces
 from flatlens.operations.graph import Place
 from flatlens.operations.operator_norm import power_of_two
 from flatlens.operations.parameter_uses import Product

@@ -43,9 +43,8 @@ from flatlens.grams.autograd import clear_autograd_errors, require_second_deriva
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import size, spaced, take
-from flatlens.problem.eval_context import device_of, differentiable, fingerprint, hook_failed
+from flatlens.problem.eval_context import catch_up, device_of, differentiable, fingerprint, hook_failed, in_turn
 from flatlens.problem.forward import slopes
-from flatlens.problem.measured_copy import catch_up, in_turn
 from flatlens.problem.op_overrides import checkpoints_made
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.user_code import users_code

@@ -18,7 +18,7 @@ from flatlens.operations.layers import is_linear
 from flatlens.operations.operator_norm import operator_norm
 from flatlens.operations.table import Operation, hooked, operation_of
 from flatlens.problem import measuring
-from flatlens.problem.measured_copy import copy_on_same_weights
+from flatlens.problem.eval_context import copy_on_same_weights
 
 _SLACK = 1e-9  #: relative margin: operator norms are found from below, to 1e-10 of the value
 

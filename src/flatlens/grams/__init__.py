@@ -3,25 +3,22 @@
 Read the modules in this order:
 
     record            runs the network once, and keeps each linear layer's input and output and autograd's graph
-    trial             a run on probe samples: what the graph proves, and the possible positions of the samples
-    planner           makes the plan from the trials, and proves it against autograd there
-    plan              the plan itself, and the check that a chunk has its structure
+    planner           makes the plan from trials on probe samples, and proves it against autograd there
+    plan              the plan itself: what the graph proves, where the samples lie, and the check of a chunk
     data_pass         the loop over chunks
     output_jacobians  the N backward passes of a chunk, and the check that they agree with the plan
-    jacobians         Jacobians of parameters and inputs, from the output Jacobians
-    weight_jacobians  the Jacobian in a weight: dense, at many positions, explicit
-    layer_grams       the Gram matrices of one place, which measures read
+    jacobians         Jacobians and Gram matrices of every place, which measures read, from the output Jacobians
+    weight_jacobians  the Jacobian in a weight: dense, at many positions, explicit; the contractions
 """
 
 from flatlens.grams.autograd import singular
-from flatlens.grams.contractions import quadratic, trace
 from flatlens.grams.data_pass import one_pass
 from flatlens.grams.features import feature_spread, features_read, outside_keys, require_told_apart
-from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
+from flatlens.grams.jacobians import ChunkGrams, LayerGrams
 from flatlens.grams.plan import UNREAD_PRODUCT, Plan, PlanBroken, Weight, agreed
 from flatlens.grams.planner import lay_out
 from flatlens.grams.sketch import Sketch
-from flatlens.grams.weight_jacobians import row_factor
+from flatlens.grams.weight_jacobians import quadratic, row_factor, trace
 
 __all__ = [
     "UNREAD_PRODUCT",

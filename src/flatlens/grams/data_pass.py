@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from flatlens.estimate import Progress
 from flatlens.grams.autograd import clear_autograd_errors, per_sample_gradients
-from flatlens.grams.jacobians import ChunkJacobians, ForwardPass
-from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
+from flatlens.grams.jacobians import ChunkGrams, ChunkJacobians, ForwardPass, LayerGrams
 from flatlens.grams.output_jacobians import Checker, ChunkCheck, Pool, output_jacobians, shown_rounding
 from flatlens.grams.plan import Plan
 from flatlens.grams.record import run_recorded

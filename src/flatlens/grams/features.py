@@ -7,9 +7,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from flatlens.grams.plan import Plan, PlanBroken, Weight
+from flatlens.grams.plan import Plan, PlanBroken, Weight, coupled_places
 from flatlens.grams.record import Tape, record, run_recorded
-from flatlens.grams.trial import coupled_places
 from flatlens.operations.parameter_uses import Product
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.batches import FORWARD_CHUNK, size

@@ -23,10 +23,19 @@ from torch.nn import functional as F
 
 from flatlens.errors import out_of_memory
 from flatlens.grams.autograd import each_sample_alone, ignore_slow_batching_warning
-from flatlens.grams.contractions import RowProduct, norm2, pieces, row_products
-from flatlens.grams.plan import BATCHING, Plan, PlanBroken, Weight, coupled_samples_error
+from flatlens.grams.plan import (
+    BATCHING,
+    FRONT,
+    Plan,
+    PlanBroken,
+    Rows,
+    Weight,
+    coupled_samples_error,
+    independent_rows,
+    padding_ignored,
+)
 from flatlens.grams.record import Call, Tape, run_recorded
-from flatlens.grams.trial import FRONT, Rows, independent_rows, padding_ignored
+from flatlens.grams.weight_jacobians import RowProduct, norm2, pieces, row_products
 from flatlens.operations.graph import LEAF, Place
 from flatlens.operations.layers import Adapter, Convolution
 from flatlens.operations.parameter_uses import Bias, GraphOperation, Lookup, Product

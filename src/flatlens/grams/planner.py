@@ -20,18 +20,96 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from flatlens.errors import BadModel
 from flatlens.grams.autograd import clear_autograd_errors
 from flatlens.grams.jacobians import ForwardPass, lookups_of
 from flatlens.grams.output_jacobians import Checker, certificate_of, watched_places
-from flatlens.grams.plan import BATCHING, Plan, Weight
-from flatlens.grams.record import Call, derived_reads
-from flatlens.grams.trial import Rows, Structure, Trial
-from flatlens.operations.graph import Node, sources_of, walk
+from flatlens.grams.plan import (
+    BATCHING,
+    CANDIDATES,
+    Plan,
+    Rows,
+    Structure,
+    Weight,
+    independent_rows,
+    of_own_inputs,
+    operations_of,
+    padding_ignored,
+    structure_of,
+)
+from flatlens.grams.record import Call, derived_reads, run_recorded
+from flatlens.operations.graph import Node, Place, sources_of, walk
 from flatlens.operations.layers import Adapter, layer_of
 from flatlens.operations.pair_finders import HeadFinder
-from flatlens.operations.parameter_uses import Bias, Entrywise, Lookup, Product, Read, matrix_in_products
+from flatlens.operations.parameter_uses import (
+    Bias,
+    Entrywise,
+    Lookup,
+    Product,
+    Read,
+    matrix_in_products,
+)
 from flatlens.problem import Batch, Problem, measuring
+from flatlens.problem.diagnosis import if_found, why_cut
 from flatlens.problem.eval_context import differentiable
+
+
+class Trial:
+    """A recorded forward pass, and the possible arrangements of samples at its operations and inputs."""
+
+    def __init__(self, problem: Problem, model: nn.Module, batch: Batch) -> None:
+        self.tape, self.inputs, self.f, _ = run_recorded(problem, model, batch)
+        if not self.f.requires_grad:
+            why = if_found(lambda: why_cut(model, lambda: problem.run(model, batch)[0]))
+            raise BadModel(
+                "the outputs do not depend differentiably on any input or weight",
+                remedy=why or "torch.no_grad() or detach() inside forward() is possible",
+            )
+        self.n = len(self.f)
+        self.input_is_embedding = len(self.inputs) == 1 and any(self.inputs[0] is x for x in self.tape.embedded[:1])
+        self.structure = structure_of(self.tape, self.inputs)
+        self.rows: dict[str, list[Rows]] = {}  #: all possible arrangements of the samples, by place
+
+    def find_rows(self, structure: Structure, generator: torch.Generator) -> None:
+        """Find the possible arrangements at all operations of the trials' common structure, and at inputs of calls."""
+        operations = self.tape.operations = operations_of(self.tape, structure)
+        self.tape.names = {operation.node: name for name, operation in operations.items()}
+        inputs = {f"x:{key}": call.x for key, call in self.tape.linear.items() if call.x.requires_grad}
+        inputs |= {f"input:{number}": x for number, x in enumerate(self.inputs)}
+        at: dict[str, Place] = {name: found.edge for name, found in operations.items()} | inputs
+        shapes = {name: operation.shape for name, operation in operations.items()}
+        shapes |= {name: x.shape for name, x in inputs.items()}
+        allowed = {name: [rows for rows in CANDIDATES if rows.fit(shape, self.n)] for name, shape in shapes.items()}
+        for name, operation in operations.items():
+            if isinstance(operation, Product | Bias):
+                allowed[name] = [rows for rows in allowed[name] if rows.axis == 0]
+            elif isinstance(operation, Entrywise):
+                allowed[name] = [rows for rows in allowed[name] if operation.broadcast[rows.axis] == 1]
+        moving: set[str] = set()
+        self.rows = independent_rows(self.f, at, allowed, generator, moving)
+        for name, possible in self.rows.items():  # where the outputs do not tell, as behind a gate that is shut
+            if self.unclear(name, possible) or (name[:2] in ("x:", "z:") and name not in moving):
+                like = self.f.new_empty(shapes[name])
+                self.rows[name] = of_own_inputs(at[name], like, self.inputs, possible, self.n, generator)
+
+    def unclear(self, name: str, possible: list[Rows]) -> bool:
+        """Return whether a sample has several rows at a call's input or product, and several arrangements are left."""
+        if len(possible) < 2 or self.n == 1 or name[:2] not in ("x:", "z:"):
+            return False
+        shape = self.tape.linear[name[2:]].x.shape if name.startswith("x:") else self.tape.operations[name].shape
+        return shape[possible[0].axis] != self.n
+
+    @property
+    def ignores_padding(self) -> bool:
+        """Return whether the derivative is 0 at padded tokens, at every call's input and at the network's."""
+        if self.tape.mask is None:
+            return False
+        read = [call.x for call in self.tape.linear.values() if call.x.requires_grad]
+        u = torch.randn(self.f.shape, generator=torch.Generator().manual_seed(0)).to(self.f)
+        derivatives = torch.autograd.grad(
+            (u * self.f).sum(), [*read, *self.inputs], retain_graph=True, allow_unused=True
+        )
+        return bool(padding_ignored(self.tape.mask, list(derivatives)))
 
 
 def lay_out(

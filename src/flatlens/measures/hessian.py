@@ -20,7 +20,7 @@ from flatlens.curvature.spectrum import SMALL_MATRIX, row_block_maxima
 from flatlens.curvature.spectrum import spectral_density as density_of
 from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.grams import Weight, one_pass, outside_keys
-from flatlens.grams.contractions import gram
+from flatlens.grams.weight_jacobians import gram
 from flatlens.measures.definition import LAYERWISE, PERMUTATION, Parts, Run, on_lens, require_tolerance
 from flatlens.measures.leading_eigenvalues import (
     as_estimate,

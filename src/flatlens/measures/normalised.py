@@ -38,7 +38,7 @@ from torch.nn.functional import threshold
 
 from flatlens.errors import BadInput
 from flatlens.grams import LayerGrams, Weight
-from flatlens.grams.contractions import pieces
+from flatlens.grams.weight_jacobians import pieces
 from flatlens.measures.definition import (
     LAYERWISE,
     PERMUTATION,

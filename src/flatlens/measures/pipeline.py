@@ -21,7 +21,6 @@ from torch import Tensor
 from flatlens.curvature.probes import largest_of, mean_of_forms
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Key, Kind, Progress, Report, joined_notes, undefined, with_note
-from flatlens.measures.accumulate import BY_ROUNDING
 from flatlens.measures.definition import (
     GRADIENTS_OF_SAMPLES,
     MEASURES,
@@ -35,7 +34,7 @@ from flatlens.measures.definition import (
     named,
 )
 from flatlens.measures.leading_eigenvalues import rounded_up
-from flatlens.measures.lens import Lens
+from flatlens.measures.lens import BY_ROUNDING, Lens
 from flatlens.measures.notes import (
     ALL,
     LARGEST_OF_NOISY,

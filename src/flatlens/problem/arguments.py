@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flatlens.errors import BadInput, BadModel, Code, Give, UnknownName
 from flatlens.problem.batches import finite
 from flatlens.problem.data import Data
-from flatlens.problem.measured_copy import in_turn
+from flatlens.problem.eval_context import in_turn
 from flatlens.problem.ranks import Ranks, in_one_piece
 
 HALF = (torch.float16, torch.bfloat16)

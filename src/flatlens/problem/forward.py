@@ -19,9 +19,8 @@ from flatlens.problem.arguments import REDUCED_PRECISION, Arithmetic, require_nu
 from flatlens.problem.batches import FORWARD_CHUNK, Batch, counts_samples, move, size
 from flatlens.problem.data import Data
 from flatlens.problem.diagnosis import forward_failed
-from flatlens.problem.eval_context import copy_of, device_of, differentiable, measuring
+from flatlens.problem.eval_context import copy_of, device_of, differentiable, measuring, put_back
 from flatlens.problem.loss import Loss
-from flatlens.problem.measured_copy import put_back
 from flatlens.problem.op_overrides import in_bfloat16
 from flatlens.problem.ranks import ChunkBuffer, Ranks
 from flatlens.problem.row_layout import attention_mask, in_rows

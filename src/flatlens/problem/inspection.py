@@ -31,11 +31,10 @@ from flatlens.problem.diagnosis import (
     why_not_finite,
     why_random,
 )
-from flatlens.problem.eval_context import copy_of, differentiable, size_of_parts
+from flatlens.problem.eval_context import copy_of, differentiable, original_of, size_of_parts
 from flatlens.problem.forward import NetworkOnData, convention_of
 from flatlens.problem.loss import Loss
 from flatlens.problem.loss_checks import require_apart, require_no_weights, same_targets
-from flatlens.problem.measured_copy import original_of
 from flatlens.problem.ranks import ALONE, Ranks, require_all_processes
 from flatlens.problem.row_layout import hidden_labels, ignored_outputs, in_doubt, known_as_tokens, laid_out, token_mask
 from flatlens.user_code import said, users_code

@@ -26,20 +26,25 @@ from flatlens.problem.arguments import (  # fmt: skip
 )
 from flatlens.problem.batches import Batch, spaced
 from flatlens.problem.data import Data
-from flatlens.problem.eval_context import copy_of, device_of, measuring, require_own_torch, untouched, unwrapped
+from flatlens.problem.eval_context import (
+    ReachesOriginal,
+    apart_from_original,
+    copy_of,
+    copy_on_same_weights,
+    device_of,
+    holds,
+    in_turn,
+    measuring,
+    require_own_torch,
+    turn_together,
+    untouched,
+    unwrapped,
+)
 from flatlens.problem.forward import Convention, Forward, NetworkOnData
 from flatlens.problem.inspection import Seen, check_all, check_first, require_same_everywhere
 from flatlens.problem.loss import Loss
 from flatlens.problem.loss_checks import MOST_OUTPUTS, require_twice
 from flatlens.problem.losses import LossFunction, as_loss
-from flatlens.problem.measured_copy import (
-    ReachesOriginal,
-    apart_from_original,
-    copy_on_same_weights,
-    holds,
-    in_turn,
-    turn_together,
-)
 from flatlens.problem.ranks import ALONE, Ranks, to_parts
 
 
@@ -222,7 +227,7 @@ class Problem(NetworkOnData):
     def measured(self) -> nn.Module:
         """Return the network that is differentiated: a copy of the model on its weights, or with weights in `dtype`.
 
-        The model itself where it has no copy: see `problem.measured_copy`.
+        The model itself where it has no copy: see `problem.eval_context`.
         """
         with in_turn(self.model):  # not while another thread measures it in place
             if all(p.dtype == self.dtype for p in self.model.parameters()):

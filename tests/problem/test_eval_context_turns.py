@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from flatlens.problem import measuring
-from flatlens.problem.measured_copy import in_turn
+from flatlens.problem.eval_context import in_turn
 
 
 def waits(first: nn.Module, second: nn.Module) -> bool:

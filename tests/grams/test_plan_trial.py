@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.errors import BadModel
-from flatlens.grams.trial import CANDIDATES, FRONT, Rows, coupled_places, independent_rows, splits
+from flatlens.grams.plan import CANDIDATES, FRONT, Rows, coupled_places, independent_rows, splits
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 13])

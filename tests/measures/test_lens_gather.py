@@ -7,7 +7,7 @@ import torch
 from builders import chain, lens_on, normal
 
 import flatlens as fl
-from flatlens.measures.accumulate import by_weighting
+from flatlens.measures.lens import by_weighting
 
 
 def test_measures_with_and_without_the_loss_are_gathered_apart() -> None:

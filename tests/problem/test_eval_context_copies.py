@@ -188,7 +188,7 @@ class Seen:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_network_is_as_it_was_at_each_pass(name: str, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modes, freezing, gradients, hooks, names of attributes, and bytes of weights and buffers."""
-    monkeypatch.setattr("flatlens.problem.measured_copy.holds", lambda *_, **__: False)  # the spy holds the network
+    monkeypatch.setattr("flatlens.problem.eval_context.holds", lambda *_, **__: False)  # the spy holds the network
     net = built(name)
     for p in list(net.parameters())[: 2 * frozen]:
         p.requires_grad_(False)

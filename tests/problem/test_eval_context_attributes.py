@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import flatlens as fl
-from flatlens.problem.measured_copy import attributes_kept, put_back
+from flatlens.problem.eval_context import attributes_kept, put_back
 
 
 class Keeping(nn.Module):

@@ -108,7 +108,7 @@ def test_a_measure_of_the_user_s_own_that_fails_is_told_with_its_line() -> None:
         raise ValueError("as told")
 
     report = fl.measure(fl.Lens(problem()), [own, "loss"])
-    assert "ValueError: as told (test_accumulate_failing.py, line" in report["own"].note
+    assert "ValueError: as told (test_lens_failing.py, line" in report["own"].note
     assert report["loss"].kind == "exact"
 
 

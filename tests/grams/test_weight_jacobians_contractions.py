@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.contractions import CACHE_BYTES, gram, quadratic, row_products
-from flatlens.grams.weight_jacobians import WeightMatrix
+from flatlens.grams.weight_jacobians import CACHE_BYTES, WeightMatrix, gram, quadratic, row_products
 
 n, N, M = 150, 10, 512  # three pieces, the last one short
 
