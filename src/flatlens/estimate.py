@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from numbers import Real
 from typing import Any, Literal, Self, TypeAlias
 
 import pandas as pd
@@ -16,20 +19,26 @@ from flatlens.progress import Progress as Progress
 from flatlens.result import Result, of_report
 
 Kind: TypeAlias = Literal["exact", "estimate", "lower bound", "upper bound", "undefined"]
+WITHOUT_ERROR: frozenset[Kind] = frozenset({"lower bound", "upper bound", "undefined"})
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
 class Estimate:
     """A number with its error, its kind and its cost.
 
+    `float(e)` and `f"{e:.3f}"` give its value, by which estimates are ordered; `==` compares identities.
+
     >>> Estimate(2.0, source="compression Def. 3.7")
     2 (exact)
     >>> Estimate(2.0, stderr=0.5, kind="estimate")
     2 +- 0.98 (estimate)
+    >>> e = Estimate(2.0, kind="lower bound")
+    >>> f"{e:.3f}", e > 1, e.stderr, sorted([e, Estimate(1.0)])[0]
+    ('2.000', True, nan, 1 (exact))
     """
 
     value: float
-    stderr: float = 0.0  #: value +- 1.96 stderr is a 95% interval; 0 when exact
+    stderr: float = 0.0  #: value +- 1.96 stderr is a 95% interval; 0 when exact, NaN for bounds and undefined
     kind: Kind = "exact"
     note: str = ""  #: why undefined, the share of samples left out, what was assumed
     samples: Tensor | None = None  #: per-sample values, (n,) float64, in the order of the data
@@ -39,10 +48,37 @@ class Estimate:
     seconds: float = 0.0  #: duration for all rows of its measure, in the first; passes are in about["seconds"]
     products: int = 0  #: curvature-vector products used
 
+    def __post_init__(self) -> None:
+        if self.kind in WITHOUT_ERROR or (self.kind == "exact" and math.isnan(self.stderr)):  # a bound made exact
+            object.__setattr__(self, "stderr", math.nan if self.kind in WITHOUT_ERROR else 0.0)
+
+    @property
+    def margin(self) -> float:
+        """Half-width of the 95% interval, 1.96 stderr; 0 for bounds and undefined."""
+        return 0.0 if self.kind in WITHOUT_ERROR else 1.96 * self.stderr
+
     def __repr__(self) -> str:
-        error = f" +- {1.96 * self.stderr:.2g}" if self.stderr else ""
+        error = f" +- {self.margin:.2g}" if self.margin else ""
         note = f"; {self.note}" if self.note else ""
         return f"{self.value:.6g}{error} ({self.kind}{note})"
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec) if spec else repr(self)
+
+    def __lt__(self, other: Estimate | float) -> bool:
+        return self.value < float(other) if isinstance(other, Estimate | Real) else NotImplemented
+
+    def __le__(self, other: Estimate | float) -> bool:
+        return self.value <= float(other) if isinstance(other, Estimate | Real) else NotImplemented
+
+    def __gt__(self, other: Estimate | float) -> bool:
+        return self.value > float(other) if isinstance(other, Estimate | Real) else NotImplemented
+
+    def __ge__(self, other: Estimate | float) -> bool:
+        return self.value >= float(other) if isinstance(other, Estimate | Real) else NotImplemented
 
 
 Key: TypeAlias = tuple[str, str | None]
@@ -84,9 +120,17 @@ class Report(Result, Mapping[Key, Estimate]):
         if pair in self._estimates:
             return self._estimates[measure, layer]
         if measure not in self.measures():
-            raise UnknownName.among("measure in this report", measure, self.measures())
+            raise self._without(measure)
         layers = [at for name, at in self._estimates if name == measure and at is not None]
         raise UnknownName.among(f"layer with a value of {measure}", str(layer), layers)
+
+    def _without(self, name: str) -> UnknownName:
+        """Return the error for a measure that this report lacks: it says how to get one of the catalogue."""
+        column, known = Column.parse(name), {Column.parse(one).name for one in self.measures()}
+        catalogue = import_module("flatlens.measures").MEASURES  # by name, as it lies above
+        if column.name in known or column.name not in catalogue:
+            return UnknownName.among("measure in this report", name, self.measures())
+        return UnknownName(f"this report has no {name!r}", remedy=f'fl.measure(lens, ["{column.measure}"]) computes it')
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._estimates)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attentions
 import pytest
 import torch
@@ -84,7 +86,7 @@ def test_a_measure_is_unchanged_exactly_where_its_card_says(key: str, how: str) 
     )
     searched = 1e-3 if measure.card.name == "worst_sharpness" else 1e-8  # from other starts, where neurons are permuted
     drawn = 0 if measure.card.name == "representativeness" else 4  # the same splits on either side
-    unchanged = b.value == pytest.approx(a.value, rel=searched, abs=drawn * (a.stderr**2 + b.stderr**2) ** 0.5)
+    unchanged = b.value == pytest.approx(a.value, rel=searched, abs=drawn * math.hypot(a.margin, b.margin) / 1.96)
     assert unchanged == (how in measure.invariant_under), (a, b)
 
 
@@ -119,7 +121,7 @@ def test_a_measure_survives_another_basis_of_heads_exactly_where_its_card_says(k
         return
     searched = 1e-3 if measure.card.name == "worst_sharpness" else 1e-8
     drawn = 0 if measure.card.name == "representativeness" else 4
-    unchanged = b.value == pytest.approx(a.value, rel=searched, abs=drawn * (a.stderr**2 + b.stderr**2) ** 0.5)
+    unchanged = b.value == pytest.approx(a.value, rel=searched, abs=drawn * math.hypot(a.margin, b.margin) / 1.96)
     if measure.card.name in BY_CHANCE:
         assert "headwise" not in measure.invariant_under
         return

@@ -156,4 +156,4 @@ def test_the_printed_values_of_linear_regression(outputs: int) -> None:
         ("kappa_trace", norm * outputs * trace),
     ):
         assert report[key].value == pytest.approx(float(truth), rel=1e-9), key
-        assert report[key].stderr == 0
+        assert report[key].margin == 0

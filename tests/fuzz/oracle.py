@@ -66,7 +66,7 @@ def odd_numbers(report: fl.Report) -> Iterator[str]:
         if estimate.kind == "undefined":
             if not estimate.note or "\n" in estimate.note:
                 yield f"undefined without a reason in one line: {key} {estimate.note!r}"
-        elif not (math.isfinite(estimate.value) and math.isfinite(estimate.stderr) and estimate.stderr >= 0):
+        elif not (math.isfinite(estimate.value) and math.isfinite(estimate.margin) and estimate.margin >= 0):
             yield f"no number: {key} {estimate!r}"
 
 

@@ -113,7 +113,7 @@ def test_whatever_a_measure_gives(value: float, kind: str) -> None:
         return Estimate(value, stderr=value, kind=kind, note="of its own")
 
     found = fl.measure(lens((1.0,), torch.float32), [own])["own"]
-    assert (found.kind, found.stderr) == ("undefined", 0.0)
+    assert (found.kind, found.margin) == ("undefined", 0.0)
     assert found.note.startswith(
         f"the result is {value}, because an intermediate number overflows: dtype=torch.float64"
     )

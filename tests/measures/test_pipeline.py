@@ -48,4 +48,4 @@ def test_a_sum_over_layers_has_their_errors_or_is_a_bound_below_them() -> None:
     both = pipeline._over_layers({"a": off, "b": off, "c": sure}, sum)
     assert (both.value, both.stderr, both.kind) == (5.0, 1.0, "estimate")
     bound = pipeline._over_layers({"a": off, "b": least}, sum)
-    assert (bound.value, bound.stderr, bound.kind) == (pytest.approx(5 - 0.98), 0.0, "lower bound")
+    assert (bound.value, bound.margin, bound.kind) == (pytest.approx(5 - 0.98), 0.0, "lower bound")

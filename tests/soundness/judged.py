@@ -148,9 +148,9 @@ class Judgement:
             return False
         self.verdict.numbers += 1
         rounding = TOLERANCE * max(abs(truth), scale) + 1e-12
-        if estimate.stderr > 0 and not abs(estimate.value - truth) <= rounding + 5 * estimate.stderr:
+        if estimate.margin > 0 and not abs(estimate.value - truth) <= rounding + 2.5 * estimate.margin:
             estimate = self.once_more(name)
-        if not abs(estimate.value - truth) <= rounding + 5 * estimate.stderr:
+        if not abs(estimate.value - truth) <= rounding + 2.5 * estimate.margin:
             self.verdict.fault(f"wrong {name}", f"{at} {estimate.value:.8g} ({estimate.kind}), truth {truth:.8g}")
         return True
 

@@ -125,7 +125,7 @@ def close(value: float, truth: float, tolerance: float = 1e-8, scale: float = 0.
 
 def test_all_of_it_is_exact_or_bounded_to_the_tolerance(case: Case) -> None:
     for (key, _), estimate in case.report.items():
-        assert estimate.stderr == 0
+        assert estimate.margin == 0
         tied = case.name == "bare" and key.endswith(".jacobian")  # of a weight that acts elsewhere, too
         assert estimate.kind in ("exact", "lower bound") or tied, key
 

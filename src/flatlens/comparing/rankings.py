@@ -18,7 +18,6 @@ from flatlens.statistics import Statistic, kendall_w, permutations
 from flatlens.statistics.coefficients import Array, ratio
 from flatlens.statistics.correlations import p_value
 
-_Z = 1.96
 _ROUNDING = 1.5e-8  # half the digits of float64
 
 
@@ -67,7 +66,7 @@ def larger_of(estimates: Sequence[Estimate], rounding: float = _ROUNDING) -> NDA
 def _reach(one: Estimate) -> float:
     searched = one.kind == "lower bound" and {"eigenvalues", "residuals"} <= one.arrays.keys()
     residual = float(one.arrays["residuals"][0]) if searched else 0.0
-    return np.inf if np.isnan(one.stderr) else _Z * one.stderr + residual
+    return np.inf if np.isnan(one.margin) else one.margin + residual
 
 
 PERMUTED = 9999

@@ -47,6 +47,7 @@ from flatlens.problem.eval_context import catch_up, device_of, differentiable, f
 from flatlens.problem.forward import slopes
 from flatlens.problem.op_overrides import checkpoints_made
 from flatlens.problem.ranks import ALONE, Ranks
+from flatlens.progress import count_of
 from flatlens.user_code import users_code
 
 _T = TypeVar("_T")
@@ -232,6 +233,13 @@ class Operator(ABC):
         self.certificate = SymmetryCheck(self.problem, self.model, self._of)
         self._graphs = self._shared_graphs()
 
+    def __repr__(self) -> str:
+        told, kind = repr(self.problem).removeprefix("Problem: "), str(self.dtype).removeprefix("torch.")
+        so_far = f"{count_of(self.products, 'product')} so far"
+        return (
+            f"{type(self).__name__}: {self.size:,} x {self.size:,} of {told}; {kind} on {self.space.device}; {so_far}"
+        )
+
     @property
     def size(self) -> int:
         """Return P, the number of rows and columns."""
@@ -379,6 +387,8 @@ class Hessian(Operator):
     >>> H = fl.curvature.Hessian(problem)
     >>> H.size, round(float(H.matrix().trace()), 9)
     (8, 8.0)
+    >>> str(H).partition(", ")[0]
+    'Hessian: 8 x 8 of Linear of 8 parameters'
     """
 
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:

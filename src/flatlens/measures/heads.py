@@ -421,8 +421,9 @@ def _parts(heads: _Heads, of: Callable[[list[int]], Estimate]) -> dict[tuple[str
     # the largest head: of noisy values, its mean is biased
     heads_alone = [row for (part, _), row in rows.items() if not part]
     largest = max(heads_alone, key=lambda row: row.value)
-    if any(row.stderr for row in heads_alone) and all(row.kind != "undefined" for row in heads_alone):
-        means, errors = torch.tensor([(row.value, row.stderr) for row in heads_alone], dtype=torch.float64).T
+    if any(row.margin for row in heads_alone) and all(row.kind != "undefined" for row in heads_alone):
+        drawn = [(row.value, row.stderr if row.margin else 0.0) for row in heads_alone]
+        means, errors = torch.tensor(drawn, dtype=torch.float64).T
         draws = min((len(row.arrays["probes"]) for row in heads_alone if "probes" in row.arrays), default=None)
         value, stderr = largest_of(means, errors, draws)
         largest = replace(largest, value=value, stderr=stderr, kind="estimate", arrays={}, note=LARGEST_OF_NOISY)

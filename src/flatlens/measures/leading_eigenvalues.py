@@ -88,7 +88,7 @@ def as_estimate(pairs: Eigenpairs, products: int, rounding: float = 0.0) -> Esti
 def proven_by(residual: float, highest: float) -> str:
     """Return the note on what a residual proves and what it does not."""
     chance = f", but one above {highest:.3g} has a probability of at most {CHANCE:.0%}" if highest < math.inf else ""
-    return f"an eigenvalue lies within {rounded_up(residual)}; a larger one can be missed{chance}"
+    return f"an eigenvalue lies within {rounded_up(residual)}; a larger eigenvalue may exist{chance}"
 
 
 def largest_residual(rows: Iterable[Estimate]) -> float:
@@ -98,7 +98,7 @@ def largest_residual(rows: Iterable[Estimate]) -> float:
 
 def within_share(share: float) -> str:
     """Return the note on several Ritz values, each with a residual of at most this share of its size."""
-    return f"each to a residual of {rounded_up(share)} of its size; a larger one can be missed"
+    return f"each to a residual of {rounded_up(share)} of its size; a larger eigenvalue may exist"
 
 
 def rounded_up(value: float) -> str:
@@ -119,7 +119,7 @@ def of_norm(found: SearchedNorm, note: str = "", unit: str = "") -> Estimate:
 
 def of_jacobian(norm: JacobianNorm) -> Estimate:
     """Return the norm of a batch's Jacobian as an estimate: a lower bound unless it is exact."""
-    note = "" if norm.exact else f"a singular value lies within {rounded_up(norm.residual)}; a larger one can be missed"
+    note = "" if norm.exact else f"a singular value lies within {rounded_up(norm.residual)}; a larger one may exist"
     return Estimate(norm.value, kind="exact" if norm.exact else "lower bound", note=note, products=norm.products)
 
 
@@ -171,7 +171,7 @@ def sharded_top(
     residual = float((product - value * vector).norm() + error.norm())
     lens.remember((key, None), Remembered(pairs.values[:1], pairs.vectors[:1]))
     stopped = "" if pairs.converged or pairs.exact else "; stopped before the tolerance was reached"
-    note = f"by {H.by}; an eigenvalue lies within {rounded_up(residual)}; a larger one can be missed{stopped}"
+    note = f"by {H.by}; an eigenvalue lies within {rounded_up(residual)}; a larger eigenvalue may exist{stopped}"
     arrays = {"eigenvalues": pairs.values, "residuals": pairs.residuals}
     stderr = abs(float(vector @ error)) / 1.96
     return Estimate(value, stderr, "lower bound" if H.exact else "estimate", note=note, arrays=arrays)

@@ -59,10 +59,11 @@ from flatlens.perturbation.weights import Landscape, coarsest_inside
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.arguments import require_finite_weights
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
-from flatlens.problem.eval_context import differentiable, fingerprint, in_turn, require_own_torch
+from flatlens.problem.eval_context import device_of, differentiable, fingerprint, in_turn, require_own_torch
 from flatlens.problem.forward import Outcomes, as_rows, forwards, from_rows, outcomes, slopes_of_each
 from flatlens.problem.inspection import require_same_everywhere
 from flatlens.problem.ranks import ALONE, ChunkBuffer, Ranks, emptied, to_parts
+from flatlens.progress import count_of
 from flatlens.user_code import OURS, is_users, said
 
 _T = TypeVar("_T")
@@ -268,8 +269,8 @@ class Lens:
     >>> problem = fl.Problem(net, "half_squared_error", data)
     >>> lens = fl.Lens(problem)
     >>> report = fl.measure(lens, ["mls", "nmls"])
-    >>> lens.passes
-    1
+    >>> lens
+    Lens: Linear of 8 parameters, half_squared_error, 4 samples, 2 outputs; float64 on cpu; 1 pass, 0 products so far
 
     Args:
         problem: The network, loss and data.
@@ -337,6 +338,11 @@ class Lens:
     def plan(self) -> Plan:
         """Return the plan of the pass: which parameter acts where. It is made again if a chunk breaks it."""
         return self._once(None, lambda: lay_out(self.problem, self.model, attention_heads=self.attention_heads))
+
+    def __repr__(self) -> str:
+        told, kind = repr(self.problem).removeprefix("Problem: "), str(self.problem.dtype).removeprefix("torch.")
+        passes = f"{self.passes} pass{'es' * (self.passes != 1)}, {count_of(self.products, 'product')} so far"
+        return f"Lens: {told}; {kind} on {device_of(self.problem.model)}; {passes}"
 
     @property
     def layout(self) -> Plan:

@@ -427,24 +427,24 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
         return Estimate(value, stderr, "estimate", "; ".join(notes), samples, {"probes": together}, products=products)
     kinds = [e.kind for e in each]
     kind: Kind = next((kind for kind in kinds if kind != "exact"), "exact")
-    value, stderr = combine([e.value for e in each]), combine([e.stderr for e in each])
+    value, stderr = combine([e.value for e in each]), combine([e.stderr if e.margin else 0.0 for e in each])
     # the largest of noisy values is biased; of lower bounds with errors, the ends of the intervals remain
     if stderr and combine is max and {*kinds} <= {"exact", "estimate"}:
         means, errors = torch.tensor([(e.value, e.stderr) for e in each], dtype=torch.float64).T
         value, stderr = largest_of(means, errors)
     if stderr and "lower bound" in kinds:
-        value, stderr, kind = combine([e.value - 1.96 * e.stderr for e in each]), 0.0, "lower bound"
+        value, kind = combine([e.value - e.margin for e in each]), "lower bound"
     return Estimate(value, stderr, kind, "; ".join(notes), samples, products=products)
 
 
 def _finite(lens: Lens, estimate: Estimate) -> Estimate:
     """Return undefined, with the cause, where the value is NaN or infinite."""
-    if estimate.kind == "undefined" or (math.isfinite(estimate.value) and math.isfinite(estimate.stderr)):
+    if estimate.kind == "undefined" or (math.isfinite(estimate.value) and math.isfinite(estimate.margin)):
         return estimate
     mend = "smaller weights" if lens.problem.dtype == torch.float64 else "dtype=torch.float64, or smaller weights,"
     met = f"{estimate.value} +- {estimate.stderr}" if math.isfinite(estimate.value) else estimate.value
     note = lens.singular or f"the result is {met}, because an intermediate number overflows: {mend} may help"
-    return replace(estimate, value=math.nan, stderr=0.0, kind="undefined", note=note)
+    return replace(estimate, value=math.nan, kind="undefined", note=note)
 
 
 def _all_zero(rows: Mapping[Key, Estimate]) -> bool:

@@ -112,7 +112,7 @@ def _over_matrices(lens: Lens, run: Run, optimiser: torch.optim.Optimizer) -> Es
     starts = [operator.space.flat({name: gradient[name] for name in radius}), *drawn.to(operator.space.point())]
     peak = climb_in_ball(operator, radius, starts, progress=run.progress)
     lens.count(operator.products)
-    note = f"the best of {CLIMBS} climbs; a larger curvature can be missed"
+    note = f"the best of {CLIMBS} climbs; a larger curvature may exist"
     arrays = {"climbs": peak.restarts / size}
     return Estimate(peak.value / size, kind="lower bound", note=note, products=operator.products, arrays=arrays)
 

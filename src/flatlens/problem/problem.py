@@ -169,7 +169,7 @@ class Problem(NetworkOnData):
         held_out = "" if self.test is None else ", held-out data"
         return (
             f"Problem: {type(self.model).__name__} of {count:,} parameters, {self.loss.description}, "
-            f"{self.n:,} samples, {self.outputs:,} outputs{held_out}"
+            f"{self.n:,} sample{'s' * (self.n != 1)}, {self.outputs:,} output{'s' * (self.outputs != 1)}{held_out}"
         )
 
     @property

@@ -29,7 +29,7 @@ def with_error(estimate: Estimate, value: str) -> str:
     >>> with_error(Estimate(5.4, 8.0, "estimate"), "5.4"), with_error(Estimate(2.0, kind="lower bound"), "2")
     ('5.4 ± 16', '≥2')
     """
-    return f"{SIGNS.get(estimate.kind, '')}{value}" + (f" ± {1.96 * estimate.stderr:.2g}" if estimate.stderr else "")
+    return f"{SIGNS.get(estimate.kind, '')}{value}" + (f" ± {estimate.margin:.2g}" if estimate.margin else "")
 
 
 FAMILIES = {

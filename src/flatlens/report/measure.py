@@ -119,7 +119,7 @@ def _network_table(report: Report, cards: Sequence[Card]) -> Fitted:
         table.section(family)
         for name, e, kept in rows:
             badges = [Text("yes", style="green") if yes else Text("no", style="yellow") for yes in kept]
-            error, kind = f"{1.96 * e.stderr:.2g}" if e.stderr else "", e.kind if e.kind != "undefined" else ""
+            error, kind = f"{e.margin:.2g}" if e.margin else "", e.kind if e.kind != "undefined" else ""
             table.row(f"  {name}", _value(e), error, kind, *badges)
     return table
 

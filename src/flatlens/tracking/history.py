@@ -50,11 +50,15 @@ class History:
         self._skipped += 1
         self.add(step, Report({(measure, None): undefined(why) for measure in measures}, {}), edge)
 
+    @property
+    def moments(self) -> int:
+        """Return the number of steps that were due, measured or skipped."""
+        return len({row[0] for row in self._rows})
+
     def frame(self) -> pd.DataFrame:
         """Return the tidy table; `attrs` says whether the same run would give it again."""
         table = pd.DataFrame(self._rows, columns=list(TYPES)).astype(TYPES)
-        due = len({row[0] for row in self._rows})
-        note = f"{self._skipped} of {due} due measurements were skipped to keep within the budget of wall time"
+        note = f"{self._skipped} of {self.moments} due measurements were skipped to keep within the budget of wall time"
         table.attrs = {"reproducible": not self._skipped, "note": note if self._skipped else ""}
         return table
 

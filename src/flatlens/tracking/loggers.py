@@ -90,7 +90,7 @@ def as_line(moment: Moment) -> str:
         if estimate.kind == "undefined":
             said.append(f"{name} undefined")
             continue
-        told = f"{name} {estimate.value:.3g}" + (f" +- {1.96 * estimate.stderr:.1g}" if estimate.stderr else "")
+        told = f"{name} {estimate.value:.3g}" + (f" +- {estimate.margin:.1g}" if estimate.margin else "")
         edge = moment.edge.beside(column.name)
         if column.name in WITH_EDGE and edge > 0:
             formula = "2/lr" if column.name == "critical_sharpness" else moment.edge.formula
@@ -118,7 +118,7 @@ def scalars(moment: Moment) -> dict[str, float]:
             continue
         name = f"{PREFIX}/layers/{measure}/{layer}" if layer else f"{PREFIX}/{measure}"
         found[name] = estimate.value
-        if estimate.stderr:
+        if estimate.margin:
             found[f"{name}.stderr"] = estimate.stderr
         column = Column.parse(measure)
         edge = moment.edge.beside(column.name)

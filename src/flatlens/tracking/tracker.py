@@ -29,7 +29,7 @@ from flatlens.problem.batches import finite
 from flatlens.problem.data import random_kept
 from flatlens.problem.forward import forwards
 from flatlens.problem.ranks import in_first_process
-from flatlens.progress import Aside, ProgressLine, Watch, beside, no_progress
+from flatlens.progress import Aside, ProgressLine, Watch, beside, count_of, no_progress
 from flatlens.result import of_report
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.loggers import Live, Moment
@@ -176,6 +176,12 @@ class Tracker:
         self._next, self._latest = 0, -1
         self.latest: Moment | None = None  #: the last measurement, in this process
         self._measuring, self._longest, self._before, self._started = 0.0, 0.0, 0.0, time.perf_counter()
+
+    def __repr__(self) -> str:
+        told, plan = repr(self.problem).removeprefix("Problem: "), self._schedule.plain
+        when = f"every {count_of(plan, 'step')}" if isinstance(plan, int) else f"at steps {plan}"
+        done = f"{count_of(self._history.moments, 'measurement')} so far"
+        return f"Tracker: {', '.join(self._identity['measures'])} {when}, of {told}; {done}"
 
     def due(self, step: int) -> bool:
         """Return whether `step` would measure after this many training steps, ignoring the budget."""

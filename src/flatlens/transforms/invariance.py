@@ -183,7 +183,7 @@ class InvarianceReport(Result, Sequence[Cell]):
 
 def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estimate, dtype: torch.dtype) -> Cell:
     """Return the cell of one number, before (a) and after (b)."""
-    stderr, must = math.hypot(a.stderr, b.stderr), declared(one, row, transform)
+    stderr, must = math.hypot(*(e.stderr for e in (a, b) if e.margin)), declared(one, row, transform)
     cell = Cell(row, transform.name, a.value, b.value, math.nan, math.nan, None, must, None)
     if a.kind == "undefined" or b.kind == "undefined":
         lost = (a.kind == "undefined") != (b.kind == "undefined")

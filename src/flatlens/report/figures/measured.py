@@ -152,7 +152,7 @@ def depth_frame(report: Report) -> pd.DataFrame:
             return OUTSIDE
         return role(name, block[name]) if role(name, block[name]) in known else OTHERS
 
-    rows = [(m, at, block[at], kind(at), depth[at], e.value, 1.96 * e.stderr) for m, at, e in values if at in depth]
+    rows = [(m, at, block[at], kind(at), depth[at], e.value, e.margin) for m, at, e in values if at in depth]
     data = pd.DataFrame(rows, columns=["measure", "layer", "block", "kind", "depth", "value", "reach"])
     reach = data.pop("reach")
     return data.assign(low=data["value"] - reach, high=data["value"] + reach)
@@ -315,7 +315,7 @@ def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     parts = [pd.DataFrame(columns=_COLUMNS)]
     for run, history in histories.items():
         rows = history[(history["layer"] == "") & (history["kind"] != "undefined")]
-        reach = Z * rows["stderr"]
+        reach = Z * rows["stderr"].fillna(0)  # a bound has none
         edge = rows["edge"].where(rows["measure"].map(lambda name: Column.parse(name).name in WITH_EDGE))
         parts.append(rows.assign(run=run, low=rows["value"] - reach, high=rows["value"] + reach, edge=edge)[_COLUMNS])
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
