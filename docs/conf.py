@@ -8,7 +8,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from site_parts import docstrings, gallery, markdown  # noqa: E402
+from site_parts import docstrings, formulas, gallery, markdown, offline  # noqa: E402
 
 from flatlens.version import __version__  # noqa: E402
 
@@ -21,7 +21,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.intersphinx",
-    "sphinx.ext.mathjax",
     "sphinxcontrib.bibtex",
     "sphinx_gallery.gen_gallery",
     "sphinx_copybutton",
@@ -55,5 +54,5 @@ sphinx_gallery_conf = gallery.SETTINGS
 
 def setup(app: object) -> None:
     """Connect what is special to flatlens."""
-    for part in (docstrings, markdown):
+    for part in (docstrings, formulas, markdown, offline):
         part.setup(app)

@@ -2,14 +2,18 @@
 
 import doctest
 import importlib.util
+import io
 import json
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
 import nbformat
 import pytest
+from docutils.utils.math.latex2mathml import tex2mathml
 from nbclient import NotebookClient
+from sphinx.application import Sphinx
 from sphinx_gallery.gen_gallery import DEFAULT_GALLERY_CONF
 from sphinx_gallery.notebook import jupyter_notebook
 from sphinx_gallery.py_source_parser import split_code_and_text_blocks
@@ -29,7 +33,7 @@ def script(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["markdown", "docstrings"])
+@pytest.mark.parametrize("name", ["markdown", "docstrings", "offline"])
 def test_what_the_site_changes_is_what_its_examples_show(name):
     found = doctest.testmod(script(f"site_parts/{name}"))
     assert found.attempted
@@ -66,6 +70,44 @@ def test_the_pictures_of_the_architecture_follow_the_import_contract(tmp_path):
     package = ROOT / "src" / "flatlens"
     drawn = {name for row in architecture.layers() for name in row}
     assert drawn == {one.stem for one in package.iterdir() if not one.name.startswith(("__", "py."))}
+
+
+PAGE = """# Formulas
+
+Inline $\\overline{x}$, and a block:
+
+```{math}
+\\sum_i x_i^2
+```
+"""
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_page_loads_nothing_from_a_network(planted, tmp_path):
+    """With the site's own settings, without its tutorials; a script from elsewhere is a warning, which ends a build."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(PAGE)
+    without = ["sphinx_gallery", "bibtex", "intersphinx"]
+    extensions = [one for one in settings()["extensions"] if not any(name in one for name in without)]
+    changed = {"extensions": extensions, "html_js_files": ["https://cdn.example.org/a.js"] if planted else []}
+    told = io.StringIO()
+    folders = tmp_path / "docs", DOCS, tmp_path / "site", tmp_path / "trees"
+    app = Sphinx(*folders, "html", changed, status=None, warning=told)
+    app.build()
+    assert ("index.html needs a network: <script" in told.getvalue()) is planted
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert page.count("<math") == 2
+
+
+def test_every_formula_of_the_documentation_can_be_drawn():
+    formulas = {one for page in DOCS.rglob("*.md") for one in re.findall(r"\$`([^`]+)`\$", page.read_text())}
+    assert len(formulas) > 50
+    assert all(tex2mathml(one).startswith("<math") for one in formulas)
+
+
+def settings():
+    """Return the names in docs/conf.py."""
+    return runpy.run_path(str(DOCS / "conf.py"))
 
 
 def test_one_version_everywhere():

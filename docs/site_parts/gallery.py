@@ -31,7 +31,7 @@ SETTINGS = {
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": (charts,),
     "capture_repr": ("_repr_html_", "__repr__"),
-    "ignore_repr_types": r"altair.*",
+    "ignore_repr_types": r"altair|flatlens\.report\.figures",
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_memory": False,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 
+import altair as alt
 import pytest
 import torch
 from torch import nn
@@ -45,6 +48,25 @@ def test_a_tracker_is_drawn_through_training(problem: fl.Problem) -> None:
     for step in range(3):
         tracker.step(step)
     assert [row["step"] for row in drawn(tracker.plot())] == [0, 1, 2]
+
+
+def test_a_saved_chart_and_one_in_a_notebook_need_no_network(problem: fl.Problem, tmp_path: Path) -> None:
+    tracker = fl.Tracker(problem, "loss", every=1, live=False)
+    tracker.step(0)
+    chart = tracker.plot()
+    chart.properties(title="t").save(tmp_path / "chart.html")
+    shown = chart.properties(title="</script>")._repr_mimebundle_()["text/html"]
+    for html in (tmp_path / "chart.html").read_text(), shown:
+        assert "vegaEmbed" in html
+        assert not re.search(
+            r"""<(script|link|img)[^>]*(src|href)=["']?(https?:)?//|@import|url\(["']?(https?:)?//""", html
+        )
+    assert shown.count("</script>") == 1
+    chart.save(tmp_path / "chart.svg")
+    chart.save(tmp_path / "chart.json")
+    assert isinstance(chart, alt.ConcatChart)
+    with alt.renderers.enable("json"):
+        assert "application/json" in chart._repr_mimebundle_()[0]
 
 
 def test_a_problem_says_what_it_holds(problem: fl.Problem) -> None:

@@ -9,7 +9,8 @@ from importlib.resources import files
 import pytest
 
 from flatlens.report.figures.figure import theme
-from flatlens.report.page import bundle, study_html
+from flatlens.report.figures.offline import bundle
+from flatlens.report.page import study_html
 
 VIEW = "s.viewClass||mod12.View"
 HEADLESS = (

@@ -26,6 +26,7 @@ from flatlens.report import blocks, prose
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
 from flatlens.report.figures.figure import MODES, in_page_colours, level_colours, theme
+from flatlens.report.figures.offline import bundle
 from flatlens.report.figures.plots import crossed
 from flatlens.report.frames import NETWORK, NOT_MEASURES, csv_bytes, measures_of, spoken
 from flatlens.report.screen import Abouts, head_of_page
@@ -92,13 +93,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-@lru_cache(maxsize=1)  # a constant of the installed version that takes a second to make
-def bundle() -> str:
-    """Return the script that draws the charts."""
-    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return script.replace("</script", "<\\/script")
 
 
 @lru_cache(maxsize=1)  # compiles the templates once

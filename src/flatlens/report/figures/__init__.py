@@ -21,6 +21,7 @@ with needs("study", "a figure or a page"):
         tracked_figure,
         tracked_frame,
     )
+    from flatlens.report.figures.offline import offline
     from flatlens.report.figures.study import (
         GAP_PANELS,
         gap_forest,
@@ -62,7 +63,7 @@ def study_figures(result: StudyResult) -> list[Figure]:
 
 
 def picture(of: Report | Comparison | Tracker | StudyResult | Relations, target: str | None = None) -> Drawing:
-    """Return an Altair chart.
+    """Return an Altair chart, which needs no network to be shown or saved.
 
     It shows measures over the depth, ranks of networks, measures through training, each measure against the gap, or
     the correlations of all columns of a table with one of them, the `target`.
@@ -71,15 +72,19 @@ def picture(of: Report | Comparison | Tracker | StudyResult | Relations, target:
         BadInput: a report has no measure with values at two depths.
         UnknownName: the table has no such column.
     """
+    return offline(_figure(of, target).whole)
+
+
+def _figure(of: Report | Comparison | Tracker | StudyResult | Relations, target: str | None) -> Figure:
     if isinstance(of, StudyResult):
-        return gap_panels(of).whole
+        return gap_panels(of)
     if isinstance(of, Relations):
-        return relations_figure(of, target).whole
+        return relations_figure(of, target)
     if isinstance(of, Comparison):
-        return ranks_figure(of).whole
+        return ranks_figure(of)
     if isinstance(of, Tracker):
-        return tracked_figure({"run": of.history}).whole
+        return tracked_figure({"run": of.history})
     figure = depth_figure(of)
     if not deep_measures(figure.data):
         raise BadInput("Report.plot(): no measure has values at two layers or more; report.frame() has the numbers")
-    return figure.whole
+    return figure
