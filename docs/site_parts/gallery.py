@@ -35,6 +35,7 @@ SETTINGS = {
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_memory": False,
+    "write_computation_times": False,  # its page loads scripts from a network
     "show_signature": False,
     "min_reported_time": 0,
     "remove_config_comments": True,

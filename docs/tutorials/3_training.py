@@ -37,7 +37,8 @@ chart
 
 # %%
 # In a loop of your own, call ``tracker.step`` once before the first step of the
-# optimiser and after each step. It measures at the steps that ``every`` names.
+# optimiser and after each step. It measures at the steps that ``every`` names, and
+# ``tracker.close`` after the last one.
 
 model = MLP(inputs=64, widths=(32, 32), outputs=10).build()
 problem = fl.Problem(model, "cross_entropy", split.train)
@@ -47,9 +48,10 @@ tracker = fl.Tracker(
 optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
 x, y = split.train
 tracker.step(optimiser=optimiser)
-for _ in range(200):
+for _ in range(220):
     optimiser.zero_grad()
     torch.nn.functional.cross_entropy(model(x), y).backward()
     optimiser.step()
     tracker.step(optimiser=optimiser)
+tracker.close()
 tracker.history.tail(4)

@@ -49,6 +49,18 @@ def test_the_figure_has_a_panel_a_measure_and_can_be_drawn(tmp_path):
         assert word in svg
 
 
+@pytest.mark.parametrize(("factor", "kind"), [(1.0, None), (0.01, "log"), (100.0, "log"), (-0.01, "symlog")])
+def test_a_sharpness_and_its_edge_are_both_seen(factor, kind):
+    """Near each other on a linear axis; else one that flattens neither."""
+    rows = history()[lambda rows: rows["measure"] == "sharpness"]
+    (panel,) = tracked_figure({"a": rows.assign(value=rows["value"] * factor)}).panel_specs
+    line, dashed = panel["layer"]
+    assert line["encoding"]["y"]["scale"].get("type") == kind
+    assert dashed["mark"]["strokeDash"]
+    assert "edge of stability" in panel["title"]["subtitle"]
+    assert ("log scale" in panel["title"]["subtitle"]) is (kind == "log")
+
+
 def test_a_caption_speaks_of_the_bands_and_the_edge_that_are_drawn():
     every = tracked_figure({"a": history()}).caption
     assert "Bands" in every

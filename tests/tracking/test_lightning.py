@@ -82,6 +82,12 @@ def test_accumulated_batches_count_once(tmp_path) -> None:
     assert tracker.history[tracker.history.measure == "loss"].step.tolist() == list(range(7))
 
 
+def test_the_last_step_is_measured_too(tmp_path) -> None:
+    _, tracker, _ = fit(tmp_path, steps=6)
+    assert sorted(set(tracker.history.step)) == [0, 4, 6]
+    assert tracker.history.edge.notna().all()
+
+
 def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_history(tmp_path, monkeypatch) -> None:
     """Between epochs, and without dropout: Lightning restores neither a loader's place nor the random state."""
     monkeypatch.setattr(nn.Dropout, "forward", lambda self, x: x)

@@ -118,6 +118,37 @@ class Watched(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
+@pytest.mark.parametrize(
+    ("every", "last", "expected"),
+    [(3, True, [0, 3, 6, 7]), (7, True, [0, 7]), (3, False, [0, 3, 6]), ([1, 2], True, [1, 2])],
+)
+def test_the_last_step_is_measured_once_at_the_end(every: object, last: bool, expected: list[int]) -> None:
+    run = Run()
+    with fl.Tracker(run.problem, ["loss", "sharpness"], every=every, live=False, last=last) as tracker:
+        run.train(7, tracker)
+    tracker.close()
+    loss = tracker.history[tracker.history["measure"] == "loss"]
+    assert loss["step"].tolist() == expected
+    if expected[-1] == 7:
+        assert loss["value"].iloc[-1] == fl.measure(fl.Lens(run.problem), "loss")["loss"].value
+        assert tracker.history["edge"].iloc[-1] == pytest.approx(2 * 1.9 / 0.05)
+
+
+def test_an_error_in_the_loop_measures_nothing_and_the_run_may_go_on() -> None:
+    run = Run()
+    tracker = fl.Tracker(run.problem, "loss", every=4, live=False)
+    assert tracker.close() is None  # there is no step yet
+    tracker.step(1)
+    with pytest.raises(ZeroDivisionError), tracker:
+        _ = 1 / 0
+    assert len(tracker.history) == 0
+    assert tracker.close() is not None
+    tracker.step(4)
+    assert tracker.history["step"].tolist() == [1, 4]
+    with pytest.raises(BadInput, match=r"Tracker\.close\(3\): the last step was 4"):
+        tracker.close(3)
+
+
 def test_a_step_that_is_not_due_runs_no_operation_of_torch() -> None:
     run = Run()
     optimiser = torch.optim.Adam(run.problem.model.parameters())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,6 +94,17 @@ def test_accumulated_batches_count_once_and_adam_has_its_own_edge(tmp_path) -> N
     assert table.step.tolist() == [0, 1, 2, 3]
     assert table.lr.tolist() == [0.05] * 4
     assert table.edge.tolist() == pytest.approx([38 / 0.05] * 4)  # of its preconditioned sharpness
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_the_last_step_is_measured_too_unless_the_trainer_went_back(tmp_path, best) -> None:
+    _, tracker = train(tmp_path, steps=5)
+    assert sorted(set(tracker.history.step)) == [0, 2, 4, 5]
+    callback, state, arguments = TrackerCallback(tracker), transformers.TrainerState(), SimpleNamespace()
+    state.global_step, state.best_model_checkpoint = 7, "checkpoint-4" if best else None
+    arguments.load_best_model_at_end = True
+    callback.on_train_end(arguments, state, transformers.TrainerControl())
+    assert (7 in set(tracker.history.step)) is not best
 
 
 def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_history(tmp_path) -> None:

@@ -92,7 +92,9 @@ def tracker_of(model: nn.Module, split: Split, settings: NetworkSettings) -> Tra
     problem = _problem(model, split, settings)
     every = followed.every if isinstance(followed.every, int) else list(followed.every)
     assert settings.training.seed is not None  # the settings of a training here have one
-    return Tracker(problem, followed.measures, every, samples=followed.samples, seed=settings.training.seed, live=False)
+    seed = settings.training.seed
+    # a trajectory has the steps that the study names: the last step is in the table of networks
+    return Tracker(problem, followed.measures, every, samples=followed.samples, seed=seed, live=False, last=False)
 
 
 def _problem(model: nn.Module, split: Split, settings: NetworkSettings) -> Problem:

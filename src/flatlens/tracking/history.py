@@ -45,6 +45,11 @@ class History:
             row: _Row = [step, edge.lr, beside, measure, layer or "", e.value, e.stderr, e.kind, e.seconds]
             self._rows.append([*row, e.products, e.note])
 
+    @property
+    def latest(self) -> int:
+        """The last step with rows; -1 if there is none."""
+        return int(self._rows[-1][0]) if self._rows else -1
+
     def skip(self, step: int, measures: list[str], edge: Edge, why: str) -> None:
         """Add one row for each measure that was due and skipped."""
         self._skipped += 1

@@ -23,7 +23,7 @@ else:
 
 @final
 class TrackerCallback(Callback):
-    """A callback that measures when training starts and after each optimiser step; its state is in the checkpoints.
+    """A callback that measures before the first optimiser step, after each and at the end; checkpoints hold its state.
 
     The tracker's problem uses the plain network inside the LightningModule. Steps are the trainer's `global_step`, so
     that accumulated batches count once; with several processes the first one measures, and all of them where parameters
@@ -53,11 +53,16 @@ class TrackerCallback(Callback):
         """Measure after a batch, whether or not the optimiser made a step."""
         self._step(trainer)
 
-    def _step(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure after the last step."""
+        self._step(trainer, over=True)
+
+    def _step(self, trainer: Trainer, over: bool = False) -> None:
         if trainer.is_global_zero or self.tracker.problem.peers.size > 1:
             optimiser = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
             known = isinstance(optimiser, torch.optim.Optimizer)
-            report = self.tracker.step(trainer.global_step, optimiser=optimiser if known else None)
+            measure = self.tracker.close if over else self.tracker.step
+            report = measure(trainer.global_step, optimiser=optimiser if known else None)
             told = report is not None and self._log and trainer.is_global_zero
             if told and self.tracker.latest is not None:
                 for logger in trainer.loggers:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, Self, TypeAlias, final
 
 import numpy as np
 import pandas as pd
@@ -64,6 +64,11 @@ class Schedule:
             return bool(self._says(step))
         return step in self._listed if self._listed else step % self._divisor == 0
 
+    @property
+    def names_steps(self) -> bool:
+        """Whether the steps are a list or a function of the user's."""
+        return not self._divisor
+
 
 def whole(value: object, name: str, least: int) -> int:
     """Return a whole number of at least `least`.
@@ -104,7 +109,8 @@ class Tracker:
     """A follower of measures during training, which continues with the same digits.
 
     `step` is called after every training step, and once before the first; where parameters are spread over processes,
-    by each of them, and the first one tells. Each measurement is a new `Lens` that starts from the last one's
+    by each of them, and the first one tells. At the end, `close` or leaving a `with` block measures the last step, too,
+    if `every` is a number. Each measurement is a new `Lens` that starts from the last one's
     eigenpairs, and draws from its own generator, seeded by `seed` and the step.
 
     Args:
@@ -117,6 +123,7 @@ class Tracker:
             the history then says that it is not reproducible. Not where several processes measure together.
         outputs: As for `Lens`.
         along: As for `Lens`.
+        last: Whether `close` measures the last step where `every` is a number that does not divide it.
         live: True for a line on stderr, False for none, or a function that is called with a `Moment`.
         log: Functions that are called with each `Moment`, such as `flatlens.tracking.TensorBoardLog(folder)`; one alone
             is enough. One that fails, as on a full disk, is a warning, once, and training goes on. If one has a method
@@ -126,13 +133,15 @@ class Tracker:
     >>> optimiser = torch.optim.SGD(net.parameters(), lr=0.05)
     >>> data = torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)
     >>> tracker = Tracker(Problem(net, "half_squared_error", data), "sharpness", every=2, live=False)
-    >>> for step in range(5):
-    ...     _ = tracker.step(step, optimiser=optimiser)  # and a training step
+    >>> with tracker:
+    ...     for step in range(6):
+    ...         _ = tracker.step(step, optimiser=optimiser)  # and a training step
     >>> tracker.history[["step", "edge", "measure", "value"]].round(6)
        step  edge    measure  value
     0     0  40.0  sharpness   25.0
     1     2  40.0  sharpness   25.0
     2     4  40.0  sharpness   25.0
+    3     5  40.0  sharpness   25.0
     """
 
     @renamed(subset="samples")
@@ -147,6 +156,7 @@ class Tracker:
         budget: float | None = None,
         outputs: Literal["exact"] | int | None = None,
         along: Mapping[str, torch.Tensor] | Problem | None = None,
+        last: bool = True,
         live: bool | Callable[[Moment], None] = True,
         log: Callable[[Moment], None] | Iterable[Callable[[Moment], None]] = (),
     ) -> None:
@@ -156,6 +166,8 @@ class Tracker:
         self._schedule, self._seed, self._budget = Schedule(every), whole(seed, "seed", 0), budget
         self._outputs: Literal["exact"] | int | None = outputs
         self._along = along
+        self._last = last and not self._schedule.names_steps
+        self._optimiser: torch.optim.Optimizer | None = None  # of the latest call
         self._live = Live() if live is True else live or None
         shown = [] if self._live is None else [Aside("the live line of the tracker", self._live)]
         self._tells = [*shown, *(Aside(f"the tracker's log {_name_of(one)}", one) for one in self._logs)]
@@ -195,15 +207,45 @@ class Tracker:
         undefined numbers, never an error.
         """
         step = self._next if step is None else whole(step, "step", 0)
-        optimiser = plain_optimiser(optimiser, "Tracker.step")
+        self._optimiser = plain_optimiser(optimiser, "Tracker.step")
+        before = self._advance(step, "step")
+        if step == before or not self._schedule.due(step):
+            return None
+        return self._taken(step, before)
+
+    def close(self, step: int | None = None, *, optimiser: torch.optim.Optimizer | None = None) -> Report | None:
+        """Measure after the last training step, unless it is measured; return the report, or None.
+
+        Without arguments, `step` and `optimiser` are those of the last call of `step`. It measures only if `every` is a
+        number. The tracker can follow further steps afterwards.
+        """
+        step = self._latest if step is None else whole(step, "step", 0)
+        self._optimiser = plain_optimiser(optimiser, "Tracker.close") or self._optimiser
+        if step < 0 or not self._last:
+            return None
+        before = self._advance(step, "close")
+        return None if step == self._history.latest else self._taken(step, before)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # after an error the weights are not those of a finished step
+            self.close()
+
+    def _advance(self, step: int, by: str) -> int:
+        """Note that this many training steps are done; return the number before."""
         if step < self._latest:
             raise BadInput(
-                f"Tracker.step({step}): the last step was {self._latest}, and steps must increase: make a new Tracker "
+                f"Tracker.{by}({step}): the last step was {self._latest}, and steps must increase: make a new Tracker "
                 f"for a new run"
             )
         before, self._next, self._latest = self._latest, step + 1, step
-        if step == before or not self._schedule.due(step):
-            return None
+        return before
+
+    def _taken(self, step: int, before: int) -> Report | None:
+        """Measure, note and tell; None beyond the budget of time."""
+        optimiser = self._optimiser
         _require_alone(self.problem, self._budget)  # a network may have been spread since
         edge = self._edge(optimiser)
         if why := self._over_budget():

@@ -25,7 +25,7 @@ FILE = "flatlens_tracker.pt"  #: the file beside the weights in each checkpoint'
 
 @final
 class TrackerCallback(TrainerCallback):
-    """A callback that measures when training begins and after each optimiser step; its state is in the checkpoints.
+    """A callback that measures before the first optimiser step, after each and at the end; checkpoints hold its state.
 
     The tracker's problem uses the model that the trainer trains. On resuming, the state is read from the folder
     `checkpoint-STEP` of the output folder; `resume_from` names another. With several processes the first one measures,
@@ -74,6 +74,14 @@ class TrackerCallback(TrainerCallback):
         if self._takes_part(state):
             self._step(state, kwargs)
 
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Measure after the last step, unless the trainer has gone back to its best checkpoint."""
+        went_back = args.load_best_model_at_end and state.best_model_checkpoint is not None
+        if self._takes_part(state) and not went_back:
+            self._step(state, kwargs, over=True)
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the tracker's state beside the new checkpoint."""
         if state.is_world_process_zero and _folder(args, state).is_dir():
@@ -84,11 +92,12 @@ class TrackerCallback(TrainerCallback):
     def _takes_part(self, state: TrainerState) -> bool:
         return state.is_world_process_zero or self.tracker.problem.peers.size > 1
 
-    def _step(self, state: TrainerState, handed: dict[str, Any]) -> None:
+    def _step(self, state: TrainerState, handed: dict[str, Any], over: bool = False) -> None:
         optimiser = handed.get("optimizer")
         optimiser = getattr(optimiser, "optimizer", optimiser)  # accelerate wraps it
         known = isinstance(optimiser, torch.optim.Optimizer)
-        report = self.tracker.step(state.global_step, optimiser=optimiser if known else None)
+        measure = self.tracker.close if over else self.tracker.step
+        report = measure(state.global_step, optimiser=optimiser if known else None)
         told = report is not None and state.is_world_process_zero
         if told and self._log is not None and self.tracker.latest is not None:
             self._log(scalars(self.tracker.latest))

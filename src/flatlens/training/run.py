@@ -104,7 +104,8 @@ def train(
         data: inputs (n, ...), and labels (n,) or targets (n, N): tensors or arrays.
         settings: the settings of the run.
         test: held-out data; used for the curves only.
-        watch: an observer. `watch.step(step, optimiser=...)` is called before the first step and after each step; the
+        watch: an observer. `watch.step(step, optimiser=...)` is called before the first step and after each step,
+            `watch.close(step, optimiser=...)` at the end, if it is there; the
             optimiser has the learning rate of the next step. It is None with SAM, which moves the edge of stability.
         save: a file for the state, written every 10 s. If the run is killed, the same call, with the network built
             anew, continues from there and ends in the same digits. The file stays; after the run, the same call
@@ -186,6 +187,8 @@ def _solved(
         if watch is not None:
             watch.step(step)
         rows.append([step, *held.look(), *([math.nan, math.nan] if held_out is None else held_out.look())])
+    if callable(close := getattr(watch, "close", None)):
+        close(1)
     _, loss, right, *_ = rows[-1]
     return TrainingResult("finished" if math.isfinite(loss) else "diverged", 1, 1.0, loss, right, _curves(rows))
 
@@ -235,6 +238,7 @@ class TrainingRun:
                 checkpoint.save(self.state_dict())
             if self.outcome is not None:
                 break
+        self.end()
         if checkpoint is not None:
             checkpoint.save(self.state_dict())
 
@@ -267,6 +271,12 @@ class TrainingRun:
         if self.watch is not None:
             self.stepper.set_rate(self.factor(epoch))
             self.watch.step(self.step, optimiser=None if self.stepper.ascends else self.stepper.optimiser)
+
+    def end(self) -> None:
+        """Tell the watcher that training is over, if it asks: a `flatlens.Tracker` measures the last step."""
+        if callable(close := getattr(self.watch, "close", None)):
+            self.stepper.set_rate(self.factor(self.batches.epoch))
+            close(self.step, optimiser=None if self.stepper.ascends else self.stepper.optimiser)
 
     def _look(self, last: bool) -> None:
         # a few samples may prove that a look at all data would not end the run: a loss above -1 is finite

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import flatlens as fl
 from flatlens.errors import BadFolder
 from flatlens.training import SGD, Adam, Cosine, RMSProp, Steps, Training, Until, train
 from flatlens.training.stack import Member, population, train_together, why_alone
@@ -244,6 +245,23 @@ def test_an_error_ends_its_own_run_alone(tmp_path):
     (tmp_path / "0.pt").write_bytes(b"hello")
     with pytest.raises(BadFolder, match="cannot be read"):
         list(train_together([member(0, save=tmp_path / "0.pt")]))
+
+
+def test_a_tracker_in_a_stack_measures_the_last_step_as_alone():
+    def tracked(k):
+        one = member(k)
+        problem = fl.Problem(one.model, "cross_entropy", one.data)
+        return replace(one, watch=fl.Tracker(problem, "loss", every=11, live=False))
+
+    members = [tracked(k) for k in range(3)]
+    assert all(each.error is None for each in train_together(members))
+    for k, one in enumerate(members):
+        other = tracked(k)
+        steps = train(other.model, other.data, other.settings, test=other.test, watch=other.watch).steps
+        history = one.watch.history.drop(columns="seconds")
+        assert history.equals(other.watch.history.drop(columns="seconds"))
+        assert history["step"].iloc[-1] == steps
+        assert steps % 11
 
 
 def test_what_diverges_takes_no_other_along():

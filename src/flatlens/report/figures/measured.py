@@ -349,9 +349,19 @@ def _banded(data: pd.DataFrame) -> bool:
     return bool((data["high"] > data["low"]).any())
 
 
+FAR = 5  #: a sharpness and its edge that differ by a larger factor share a logarithmic axis
+
+
 def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Width) -> Drawing:
-    logarithmic = bool((data["value"] > 0).all()) and Column.parse(measure).name not in WITH_EDGE
-    y = value_axis("value:Q", data["value"], logarithmic, 6, zero=True)
+    drawn = pd.concat([data["value"], data["edge"].dropna()])
+    peak, edge = data["value"].abs().max(), data["edge"].median()
+    near = bool(max(peak, edge) <= FAR * min(peak, edge)) if known(data["edge"]) else False
+    # near its edge a sharpness is compared with it by eye; far from it, a linear axis would flatten one of the two
+    beside_edge = Column.parse(measure).name in WITH_EDGE and (near or not known(data["edge"]))
+    logarithmic = bool((drawn > 0).all()) and not beside_edge
+    y = value_axis("value:Q", drawn, logarithmic, 6, zero=True)
+    if not logarithmic and known(data["edge"]) and not near:  # a negative sharpness far from the edge
+        y = alt.Y("value:Q", scale=alt.Scale(type="symlog", constant=peak or 1.0), axis=alt.Axis(title=None))
     colour = alt.Color("run:O", sort=runs, scale=alt.Scale(domain=runs), legend=alt.Legend(title=None, orient="top"))
     x = alt.X("step:Q", title="step", axis=alt.Axis(tickCount=6))
     tooltip = ["run:N", "step:Q", alt.Tooltip("value:Q", format=".4g"), alt.Tooltip("edge:Q", format=".4g")]
@@ -361,4 +371,6 @@ def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Wid
     if known(data["edge"]):
         edge = alt.Chart(data).mark_line(strokeDash=[5, 4], strokeWidth=1.2)
         layers.append(edge.encode(x=x, y="edge:Q", color=colour))
-    return alt.layer(*layers).properties(width=width, height=230, title=measure)
+    told = (["dashed: edge of stability"] if known(data["edge"]) else []) + (["log scale"] if logarithmic else [])
+    title = alt.TitleParams(text=measure, subtitle=", ".join(told)) if told else measure
+    return alt.layer(*layers).properties(width=width, height=230, title=title)

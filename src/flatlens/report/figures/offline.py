@@ -43,7 +43,9 @@ def bundle() -> str:
 class Offline(Base):
     """What is different in a chart that needs no network."""
 
-    def save(self, fp: str | os.PathLike[str] | IO[Any], format: str | None = None, **options: Any) -> None:
+    def save(  # type: ignore[override]
+        self, fp: str | os.PathLike[str] | IO[Any], format: str | None = None, **options: Any
+    ) -> None:
         """Write a file as Altair does; in HTML, `inline` is True."""
         if (format or str(fp).rpartition(".")[2]) == "html":
             options = {"inline": True, **options}
@@ -64,7 +66,8 @@ def offline(drawing: Drawing) -> Drawing:
     >>> isinstance(chart, alt.Chart), isinstance(chart.properties(width=9), Offline)
     (True, True)
     """
-    found: Drawing = _kind(type(drawing))(*drawing._args, **drawing._kwds)
+    kind: Any = type(drawing)
+    found: Drawing = _kind(kind)(*drawing._args, **drawing._kwds)
     return found
 
 

@@ -347,6 +347,8 @@ class _Together:
             if over:
                 lanes.leave(row)
                 del self.inside[run]
+                with torch.enable_grad():
+                    error = error or _unless_it_fails(run.end)
             if error is None and lane.checkpoint is not None and (over or lane.checkpoint.due):
                 if not over:
                     lanes.put_down(row)
