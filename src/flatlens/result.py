@@ -76,8 +76,8 @@ class Result(ABC):
         return self.frame()
 
     def __repr__(self) -> str:
-        table = self._displayed().to_string(max_rows=MOST_ROWS)
-        return "\n".join([*self.answer, "", table]) if self.answer else table
+        text: str = of_report("screen.frame_as_text")(self._displayed(), self.answer)
+        return text
 
     def _repr_html_(self) -> str:
         table = self._displayed().to_html(max_rows=MOST_ROWS, float_format="{:.6g}".format, border=0)

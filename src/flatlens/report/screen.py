@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import pandas as pd
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -18,11 +19,14 @@ from rich.text import Text
 
 from flatlens.progress import count_of
 from flatlens.report.blocks import by_key, profile
+from flatlens.result import MOST_ROWS
 
 _Role = Literal["name", "value", "extra", "picture"]
 _NAME = 24  #: width to which names may be folded before extra columns are dropped
 _LEAST = 12  #: width to which names are folded once no extra column is left
-_BETWEEN = re.compile(r"(?<=[_.(,=/\s-])(?=.)")  #: the places where a name may be folded
+_BETWEEN = re.compile(r"(?<=[_.(,=/\s-])(?=.)")  #: the places where a name may be folded, unless in a number
+_NUMBER = re.compile(r"(?:(?<![\w.])[-+])?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+WIDE = 100  #: columns of a table that is not printed on a terminal
 
 
 class _Column(NamedTuple):
@@ -40,10 +44,17 @@ class Fitted:
     """
 
     def __init__(
-        self, title: str = "", names: Iterable[str] = (), values: Iterable[str] = (), *, between: int = 2
+        self,
+        title: str = "",
+        names: Iterable[str] = (),
+        values: Iterable[str] = (),
+        *,
+        between: int = 2,
+        instead: str = "a wider screen or --json has them",
     ) -> None:
         self.title = title
         self.between = between  #: spaces between columns
+        self._instead = instead  #: where the columns are that have no room
         self._columns: list[_Column] = []
         self._rows: list[tuple[RenderableType, ...] | str] = []  #: a text is a section's heading
         for heading in names:
@@ -80,6 +91,10 @@ class Fitted:
             left_out.insert(0, extras.pop())
             shown.remove(left_out[0])
 
+        # names that do not even fit by themselves continue below, beside the first one
+        if taken(names, _LEAST) > options.max_width:
+            names = names[:1]
+
         # what then does not fit beside the names continues below them
         blocks, rest = [], [at for at in shown if at not in names]
         while rest:
@@ -92,7 +107,7 @@ class Fitted:
             yield from self._part(block, self._rooms(block, widths, options.max_width), first=number == 0)
         if left_out:
             dropped = ", ".join(self._columns[at].heading for at in left_out)
-            yield Text(f"no room for the columns {dropped}: a wider screen or --json has them", style="dim")
+            yield Text(f"no room for the columns {dropped}: {self._instead}", style="dim")
 
     def _width(self, console: Console, options: ConsoleOptions, at: int) -> int:
         """Return the width of a column that shows everything; of pictures the smallest that they can be drawn in."""
@@ -154,10 +169,10 @@ class Profile:
 
 
 def name_in_lines(cell: RenderableType, room: int) -> RenderableType:
-    r"""Return a name with line ends where it is folded: after a mark such as _ or a dot, else anywhere.
+    r"""Return a name with line ends where it is folded: after a mark such as _ or a dot, else anywhere but in a number.
 
-    >>> name_in_lines("parameter_jacobian_frobenius", 24), name_in_lines("  mls", 24)
-    ('parameter_jacobian_\nfrobenius', '  mls')
+    >>> name_in_lines("parameter_jacobian_frobenius", 24), name_in_lines("  mls", 24), name_in_lines("r = -1.5e-05", 10)
+    ('parameter_jacobian_\nfrobenius', '  mls', 'r =\n-1.5e-05')
     """
     if isinstance(cell, Text):
         return Text(str(name_in_lines(cell.plain, room)), style=cell.style)
@@ -165,11 +180,59 @@ def name_in_lines(cell: RenderableType, room: int) -> RenderableType:
         return cell
     indent = " " * (len(cell) - len(cell.lstrip()))
     lines = [indent]
-    for piece in _BETWEEN.split(cell.lstrip()):
+    for piece in _pieces(cell.lstrip()):
         if lines[-1].strip() and cell_len(lines[-1] + piece.rstrip()) > room:
             lines.append(indent * 2)
         lines[-1] += piece
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _pieces(name: str) -> Iterator[str]:
+    inside = {at for number in _NUMBER.finditer(name) for at in range(number.start() + 1, number.end())}
+    start = 0
+    for place in _BETWEEN.finditer(name):
+        if place.start() not in inside:
+            yield name[start : place.start()]
+            start = place.start()
+    yield name[start:]
+
+
+def frame_as_text(frame: pd.DataFrame, answer: Sequence[str] = ()) -> str:
+    """Return a result's answer and table as text that is as wide as the terminal, or `WIDE` columns in a file.
+
+    Numbers have six digits. Columns without an entry are left out, and of long tables the middle rows.
+
+    >>> print(frame_as_text(pd.DataFrame({"layer": ["fc1", "fc2"], "value": [1.5, -4.0953e12], "note": ""})))
+    layer        value
+    fc1            1.5
+    fc2    -4.0953e+12
+    """
+    if not isinstance(frame.index, pd.RangeIndex):
+        frame = frame.reset_index(names="") if frame.index.name is None else frame.reset_index()
+    frame = frame[[name for name in frame if not frame[name].isin(["", None]).all()]] if len(frame) else frame
+    table = Fitted(instead="frame() has them")
+    first = len(frame.columns)  # the place of the first column of numbers: names stand before it
+    for at, name in enumerate(frame):
+        numeric = pd.api.types.is_numeric_dtype(frame[name])
+        first = min(first, at) if numeric else first
+        long = not numeric and frame[name].astype(str).str.len().max() > _NAME
+        table.column(str(name), "name" if at < min(first, 2) else "extra" if long else "value", left=not numeric)
+    half, rows = MOST_ROWS // 2, [tuple(map(_shown, row)) for row in frame.itertuples(index=False)]
+    for row in rows[:half] if len(rows) > MOST_ROWS else rows:
+        table.row(*row)
+    if len(rows) > MOST_ROWS:
+        table.section(f"{len(rows) - 2 * half} more rows: frame() has them")
+        for row in rows[-half:]:
+            table.row(*row)
+    probe = Console()
+    console = Console(width=probe.width if probe.is_terminal else WIDE, color_system=None, force_jupyter=False)
+    with console.capture() as captured:
+        console.print(*map(Text, answer), *([""] if answer else []), table, sep="\n", highlight=False, markup=False)
+    return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+
+
+def _shown(cell: object) -> str:
+    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 
 def remark(head: str, words: str) -> Text:
