@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias, final
 
@@ -100,6 +100,17 @@ def count_of(number: int, noun: str) -> str:
     ('1 network', '48 networks')
     """
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(items: Sequence[str], most: int | None = None) -> str:
+    """Return items as an English list; those after the first `most` are counted.
+
+    >>> listed(["4", "16", "64"]), listed(["4", "16", "64"], 2)
+    ('4, 16 and 64', '4, 16 and 1 more')
+    """
+    if most is not None and len(items) > most:
+        items = [*items[:most], f"{len(items) - most} more"]
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
 
 
 def no_progress(what: str, done: int, total: int) -> None:

@@ -55,7 +55,7 @@ def test_the_undefined_have_no_rank_and_are_nobodys_rival():
 
 
 def test_an_unknown_error_decides_nothing():
-    assert ranks(Estimate(1.0, math.nan), Estimate(100.0)) == [1.5, 1.5]
+    assert ranks(Estimate(1.0, math.nan, "estimate"), Estimate(100.0)) == [1.5, 1.5]
 
 
 def test_eigenvalues_that_a_search_found_are_open_within_their_residuals():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from functools import partial
@@ -561,3 +562,66 @@ def test_a_loss_of_torch_has_its_own_name_and_short_ones(kind: type[nn.Module]) 
 def test_a_name_that_is_no_one_loss_s_names_the_nearest(name: str, words: str) -> None:
     with pytest.raises(UnknownName, match=words):
         fl.Problem(nn.Linear(3, 4), name, (torch.randn(6, 3), LABELS))
+
+
+def best_constant(loss: torch.nn.Module, y: torch.Tensor, outputs: int) -> float:
+    """The smallest mean loss over outputs that are the same for all samples, by Newton's steps of L-BFGS."""
+    f = torch.zeros(outputs, dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([f], max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def risk() -> torch.Tensor:
+        search.zero_grad()
+        value = loss(f.expand(len(y), -1), y)
+        value.backward()
+        return value
+
+    search.step(risk)
+    return float(risk().detach())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ignore_index": 1}, {"weight": torch.tensor([1.0, 2.0, 0.5]).double()}, {"label_smoothing": 0.2},
+     {"label_smoothing": 0.2, "weight": torch.tensor([1.0, 2.0, 0.5]).double()}],
+)  # fmt: skip
+def test_the_constant_fit_is_the_best_one_for_classes(options) -> None:
+    loss = torch.nn.CrossEntropyLoss(**options)
+    y = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2, 2] * 40)
+    net = torch.nn.Linear(2, 3).double()
+    found = fl.Problem(net, loss, (torch.zeros(len(y), 2).double(), y)).constant
+    assert found is not None
+    seen = y[y != options.get("ignore_index", -100)]
+    assert found.share == pytest.approx(0.5 if "ignore_index" in options else 0.4)
+    assert found.loss == pytest.approx(best_constant(loss, y, 3), abs=3 / len(seen))  # less the bias of the fit
+    assert found.loss <= float(loss(torch.zeros(len(y), 3).double(), y)) + 1e-12
+
+
+def test_the_constant_fit_of_few_samples_is_no_better_than_equal_probabilities() -> None:
+    net, y = torch.nn.Linear(2, 100).double(), torch.arange(5)
+    found = fl.Problem(net, "cross_entropy", (torch.zeros(5, 2).double(), y)).constant
+    assert found is not None
+    assert found.loss == pytest.approx(math.log(100))
+
+
+@pytest.mark.parametrize("name", ["mse", "half_squared_error"])
+def test_the_constant_fit_of_numbers_is_their_variance(name: str) -> None:
+    y = torch.randn(50, 2, dtype=torch.float64) + 3
+    found = fl.Problem(torch.nn.Linear(2, 2).double(), name, (torch.zeros(50, 2).double(), y)).constant
+    assert found is not None
+    assert found.loss == pytest.approx(float(y.var(0).sum()) / 2)  # of two outputs, both losses take half
+
+
+def test_the_constant_fit_of_tokens_is_over_those_that_count() -> None:
+    x, y = torch.zeros(6, 4, 2).double(), torch.tensor([[0, 1, 1, -100]] * 6)
+    found = fl.Problem(torch.nn.Linear(2, 2).double(), "cross_entropy", (x, y)).constant
+    assert found is not None
+    assert found.share == pytest.approx(2 / 3)
+    entropy = -(2 / 3 * math.log(2 / 3) + 1 / 3 * math.log(1 / 3))
+    assert found.loss == pytest.approx(entropy + 1 / 36)
+
+
+def test_equal_targets_and_other_losses_have_no_constant_fit() -> None:
+    net, x = torch.nn.Linear(2, 3).double(), torch.zeros(4, 2).double()
+    assert fl.Problem(net, "cross_entropy", (x, torch.ones(4, dtype=torch.long))).constant is None
+    assert fl.Problem(net, "mse", (x, torch.ones(4, 3).double())).constant is None
+    assert fl.Problem(net, torch.nn.HuberLoss(), (x, torch.randn(4, 3).double())).constant is None

@@ -11,7 +11,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from flatlens.curvature.probes import largest_of, mean_of_forms
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Key, Kind, Progress, Report, joined_notes, undefined, with_note
+from flatlens.measures.answer import answer, state_of
 from flatlens.measures.definition import (
     GRADIENTS_OF_SAMPLES,
     MEASURES,
@@ -104,7 +105,9 @@ def measure(
     draws = drawing(generator, progress, "measure")
     watch = Watch(or_line(progress), math.inf if anyway else LIMIT)
     lens.require_fresh()
-    return measure_with(lens, measures, Run(draws, watch, layers=_parts_of_names(lens, layers)))
+    found = measure_with(lens, measures, Run(draws, watch, layers=_parts_of_names(lens, layers)))
+    details = found.about | (state_of(lens, found) if measures is None else {})
+    return Report(found, details, answer(found, details))
 
 
 def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str, ...] | None:
@@ -517,6 +520,7 @@ def about(lens: Lens) -> dict[str, Any]:
         "loss": problem.loss.description,
         "n": problem.n,
         "outputs": problem.outputs,
+        "constant": None if problem.constant is None else asdict(problem.constant),
         "layers": [] if plan is None else list(plan.weights),
         "piecewise_affine_above": [] if plan is None else sorted(plan.affine),
         "by_autograd": [] if plan is None else list(plan.unexplained),

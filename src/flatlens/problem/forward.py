@@ -20,7 +20,7 @@ from flatlens.problem.batches import FORWARD_CHUNK, Batch, counts_samples, move,
 from flatlens.problem.data import Data
 from flatlens.problem.diagnosis import forward_failed
 from flatlens.problem.eval_context import copy_of, device_of, differentiable, measuring, put_back
-from flatlens.problem.loss import Loss
+from flatlens.problem.loss import Constant, Loss
 from flatlens.problem.op_overrides import in_bfloat16
 from flatlens.problem.ranks import ChunkBuffer, Ranks
 from flatlens.problem.row_layout import attention_mask, in_rows
@@ -62,6 +62,7 @@ class NetworkOnData:
     outputs: int = 0  #: N; with one row per token, N of the longest batch
     n: int = 0  #: samples
     mass: float = 0.0  #: sum of the samples' masses
+    constant: Constant | None = None  #: the best fit by outputs that ignore the input, where it has a formula
     works_in: Arithmetic = "full"  #: `arithmetic` in the pass and in curvature products only
 
     def changed(self, **attributes: Any) -> Self:

@@ -220,6 +220,7 @@ class Contents:
     n: int = 0  #: samples
     outputs: int = 0  #: N; with one row per token, N of the longest batch
     mass: float = 0.0  #: sum of the samples' masses
+    sums: Tensor | float = 0.0  #: of the targets, for the best constant fit; NaN where it is not known
     readings: frozenset[str] = frozenset()  #: as what outputs of tokens are read
     doubt: str = ""  #: the words on the first chunk whose shapes have two meanings
     hidden: int = 0  #: tokens with a label that attention_mask hides
@@ -227,8 +228,9 @@ class Contents:
 
     def __add__(self, other: Contents) -> Contents:
         return Contents(
-            self.n + other.n, max(self.outputs, other.outputs), self.mass + other.mass, self.readings | other.readings,
-            self.doubt or other.doubt, self.hidden + other.hidden, self.labelled + other.labelled,
+            self.n + other.n, max(self.outputs, other.outputs), self.mass + other.mass, self.sums + other.sums,
+            self.readings | other.readings, self.doubt or other.doubt, self.hidden + other.hidden,
+            self.labelled + other.labelled,
         )  # fmt: skip
 
 
@@ -246,8 +248,10 @@ def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> tuple[Con
             seen.note(number, f)
             hidden = hidden_labels(y, problem.loss.ignore_index) if problem.forward is None else (0, 0)
             readings = frozenset() if token_mask(y) is None else frozenset({y.reading})
-            mass = float(problem.loss.mass(f, y).sum())
-            found += Contents(len(f), f.shape[1], mass, readings, in_doubt(y), *hidden)
+            mass, sums = float(problem.loss.mass(f, y).sum()), problem.loss.target_sums(f, y)
+            found += Contents(
+                len(f), f.shape[1], mass, math.nan if sums is None else sums, readings, in_doubt(y), *hidden
+            )
             if own and turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8, ...
                 few[number] = spaced(raw, _PROBE)
     # all ranks go on with the same numbers

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadLoss, NotDifferentiable
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The best fit by outputs that are the same for all samples: what a network does that ignores its input."""
+
+    loss: float  #: smallest risk, with the bias taken off that comes from a fit to these samples
+    share: (
+        float  #: largest accuracy, the share of the most frequent class; it says nothing where targets are no classes
+    )
 
 
 class Loss(ABC):
@@ -64,6 +75,17 @@ class Loss(ABC):
 
     def least(self, f: Tensor, y: Any) -> Tensor | None:
         """Return the smallest possible l_i for these targets over all outputs, (n,) float64; None if not known."""
+        return None
+
+    def target_sums(self, f: Tensor, y: Any) -> Tensor | None:
+        """Return the sums over these targets of which `constant` is made, float64; None if it has no formula."""
+        return None
+
+    def constant(self, sums: Tensor, mass: float) -> Constant | None:
+        """Return the best fit by outputs that are the same for all samples, from the sums of `target_sums`.
+
+        None where all targets are the same.
+        """
         return None
 
     def total(self, f: Tensor, y: Any) -> Tensor:

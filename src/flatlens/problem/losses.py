@@ -15,7 +15,16 @@ from torch.nn import functional as F
 
 from flatlens.errors import FORWARD, BadData, BadLoss, LossFailed, UnknownName
 from flatlens.problem.batches import picked
-from flatlens.problem.loss import Loss, as_vectors, class_labels, one_each, probabilities, slices_of_rows, smoothed
+from flatlens.problem.loss import (
+    Constant,
+    Loss,
+    as_vectors,
+    class_labels,
+    one_each,
+    probabilities,
+    slices_of_rows,
+    smoothed,
+)
 from flatlens.problem.row_layout import HeadLosses
 from flatlens.user_code import needed_arguments, takes, users_code
 
@@ -340,6 +349,18 @@ class SquaredError(Loss):
         """Return 0: every target can be reached."""
         return torch.zeros(len(f), dtype=torch.float64, device=f.device)
 
+    def target_sums(self, f: Tensor, y: Any) -> Tensor:
+        """Return the sum of the targets and, at the end, of their squares, (N + 1,)."""
+        target = as_vectors(f.to(torch.float64), y, self.name, self.label_smoothing)
+        return torch.cat([target.sum(0), target.square().sum()[None]]).cpu()
+
+    def constant(self, sums: Tensor, mass: float) -> Constant | None:
+        """Return the fit by the mean target: the unbiased variance of the targets, scaled as the loss is."""
+        mean, square, a = sums[:-1] / mass, float(sums[-1]) / mass, self.label_smoothing
+        spread = (square - float(mean.square().sum())) * mass / (mass - 1)
+        share = (float(mean.max()) - a / len(mean)) / (1 - a) if a < 1 else math.nan
+        return Constant(self._factor(len(mean)) * spread, share) if spread > 1e-9 * square else None
+
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
         """Return a multiple of the identity, (n, N, N)."""
         N = f.shape[1]
@@ -428,6 +449,29 @@ class CrossEntropy(Loss):
         parts = self._shares(f.to(torch.float64), self._target(f, y))
         entropy: Tensor = torch.special.entr(parts).sum(1) - torch.special.entr(parts.sum(1))
         return entropy
+
+    def target_sums(self, f: Tensor, y: Any) -> Tensor:
+        """Return how often each class is the label, or the sum of its probabilities, (N,)."""
+        target = self._target(f, y)
+        if target.is_floating_point():
+            return target.to(torch.float64).sum(0).cpu()
+        counted = target[target != self.ignore_index]
+        return torch.bincount(counted, minlength=f.shape[1]).to(torch.float64).cpu()
+
+    def constant(self, sums: Tensor, mass: float) -> Constant | None:
+        """Return the fit by the frequencies of the classes, as the loss smoothes and weighs them.
+
+        The entropy of N frequencies among n samples is too small by (N - 1) / 2n (Miller and Madow); that of equal
+        probabilities is the largest one.
+        """
+        total, N = float(sums.sum()), len(sums)
+        if bool((sums == total).any()):
+            return None
+        a = smoothed(sums[None] / total, self.label_smoothing)[0] * self._weight(sums[None], torch.float64)
+        entropy = float(torch.special.entr(a).sum() - torch.special.entr(a.sum()))
+        whole = float(a.sum())
+        loss = min(entropy + whole * (N - 1) / (2 * total), whole * math.log(N)) * total / mass
+        return Constant(loss, float(sums.max()) / total)
 
     def mass(self, f: Tensor, y: Any) -> Tensor:
         """Return the weight of the label's class; 0 where ignored; 1 for class probabilities, as in torch."""

@@ -154,6 +154,8 @@ class Problem(NetworkOnData):
                 self.loss = loss
                 found, self.probes, seen = check_all(self, network, self.data)
                 self.n, self.outputs, self.mass = found.n, found.outputs, found.mass
+                if isinstance(found.sums, Tensor) and found.mass > 1:
+                    self.constant = self.loss.constant(found.sums, found.mass)
                 self.seen = None if self.coupled else seen
                 if not self.sharded and self.outputs <= MOST_OUTPUTS:
                     few = spaced(self.probes[0], max(1, MOST_OUTPUTS // self.outputs))

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import FORWARD, BadData, BadLoss, BadModel
-from flatlens.problem.loss import SAMPLE, Loss, one_each
+from flatlens.problem.loss import SAMPLE, Constant, Loss, one_each
 
 Reading: TypeAlias = Literal["tokens", "places", "either"]
 """What outputs (n, A, B) with their targets are: A tokens, B places with A classes (torch's rule), or either."""
@@ -622,6 +622,20 @@ class OfRows(Loss):
         each = [part.loss.least(part.rows, part.targets) for part in parts if part.counted is None]
         known = [least for least in each if least is not None]
         return torch.stack(known).sum(0) if len(known) == len(parts) else None
+
+    def target_sums(self, f: Tensor, y: Any) -> Tensor | None:
+        """Return the sums over all tokens that count; None with several heads, or for a mean over a sample's tokens."""
+        if self.heads or self.half_square:
+            return None
+        (part,) = self.parts(f, y)
+        if part.counted is None:
+            return part.loss.target_sums(part.rows, part.targets)
+        counted = part.counted.flatten()
+        return part.loss.target_sums(part.rows[counted], part.targets[counted])
+
+    def constant(self, sums: Tensor, mass: float) -> Constant | None:
+        """Return that of a row's loss."""
+        return self.each[0].constant(sums, mass)
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
         """Return C with one block per row, (n, N, N)."""

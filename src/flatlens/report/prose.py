@@ -14,7 +14,7 @@ from flatlens.experiments.narrative import is_or_are
 from flatlens.experiments.overrides import TOGETHER, but_seeds, is_seed, last_field, split_values
 from flatlens.experiments.quantities import in_words
 from flatlens.measures.definition import PAPERS
-from flatlens.progress import count_of
+from flatlens.progress import count_of, listed
 from flatlens.report.cards import plain
 from flatlens.training import REACHED
 from flatlens.user_code import short
@@ -232,15 +232,6 @@ def caveats(result: StudyResult) -> list[str]:
             f"{count_of(result.unfinished, 'network')} of the study not finished yet: these are the findings so far."
         )
     return lines
-
-
-def listed(items: list[str]) -> str:
-    """Return items as an English list.
-
-    >>> listed(["4", "16", "64"])
-    '4, 16 and 64'
-    """
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

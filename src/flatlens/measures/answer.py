@@ -1,0 +1,188 @@
+"""The answer of a report: how well the network fits, what is unusual about it, how certain the numbers are, what next.
+
+Every sentence is a template filled with numbers of the report, or with what `about` says: `constant`, the best fit by
+outputs that are the same for all samples, the origin of the weights, and what `state_of` finds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from flatlens.column import Column
+from flatlens.estimate import Estimate, Key, Kind
+from flatlens.measures.definition import LAYERWISE, MEASURES, NEURONWISE, named
+from flatlens.measures.lens import Lens
+from flatlens.progress import count_of, listed
+
+UNTRAINED = "random"  #: the first word on the weights of an untrained network, in `about["origin"]`
+FITS = 0.1  #: ratio of the loss to that of constant outputs up to which the network fits
+HARDLY = 0.95  #: ratio of the loss to that of constant outputs from which the network hardly fits
+FAR = 2.0  #: ratio of the loss to that of constant outputs from which the preparation is in doubt
+DESCENT = 0.1  #: share of the loss by which one gradient step lowers it where the network is not at a minimum
+LOST = 0.5  #: share of the samples without a response in some direction of the outputs from which it is unusual
+DEAD = 0.1  #: share of a layer's features that are constant from which it is unusual
+MOST = 3  #: names that a sentence lists
+FEW = 3  #: numbers of a report up to which each is described
+RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
+RISK = "generalisation"  #: the family of the numbers that one would like to predict
+EXAMPLE = "relative_flatness"  #: a measure that no rescaling changes
+
+
+def answer(estimates: Mapping[Key, Estimate], about: Mapping[str, Any]) -> list[str]:
+    """Return at most three sentences on the network's numbers.
+
+    >>> numbers = {("loss", None): Estimate(2.4), ("mls", None): Estimate(1.0)}
+    >>> for sentence in answer(numbers, {"n": 5, "constant": {"loss": 2.3, "share": 0.2}}):
+    ...     print(sentence)
+    The network hardly fits these data: its loss is 2.4, and constant outputs reach 2.3. Is it trained?
+    The 2 numbers are exact for these 5 samples, up to rounding.
+    To compare networks use mls: rescaling the weights does not change it.
+    """
+    rows = {name: e for (name, layer), e in estimates.items() if layer is None}
+    whole = {
+        name: e for name, e in rows.items() if not Column.parse(name).part or Column.parse(name).measure not in rows
+    }
+    unusual = _unusual(whole, about)
+    sentences = [_fit(whole, about), f"Unusual: {'; '.join(unusual)}." if unusual else "", _certain(whole, about)]
+    return [sentence for sentence in [*sentences, _to_compare(whole)] if sentence][:3]
+
+
+def state_of(lens: Lens, estimates: Mapping[Key, Estimate]) -> dict[str, Any]:
+    """Return the gradient's norm and the layer with the largest share of constant features, as far as they are known.
+
+    They take one backward and one forward pass.
+    """
+    if lens.problem.sharded:
+        return {}
+    found: dict[str, Any] = {}
+    if estimates.get(("sharpness", None), Estimate(math.nan)) > 0:
+        gradient = lens.attempted(lambda: lens.gradient, "the gradient")
+        if not isinstance(gradient, str):
+            found["gradient_norm"] = math.sqrt(sum(float(part.double().square().sum()) for part in gradient.values()))
+    scales = lens.attempted(lens.feature_scale, "the features' spread")
+    if not isinstance(scales, str):
+        inner = list(lens.plan.weights.items())[1:]  # the first layer reads the data
+        counts = {
+            name: (lens.constant_features(name), weight.adapter.features(weight.matrix.W))
+            for name, weight in inner
+            if name in scales
+        }
+        if counts:
+            layer = max(counts, key=lambda name: counts[name][0] / counts[name][1])
+            found["constant_features"] = {"layer": layer, "constant": counts[layer][0], "features": counts[layer][1]}
+    return found
+
+
+def _fit(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
+    """Return whether the network fits the data: with numbers, where its loss is among the rows."""
+    loss, accuracy, constant = rows.get("loss"), rows.get("accuracy"), about.get("constant")
+    if about.get("origin", {}).get("weights", "").startswith(UNTRAINED):
+        return "The network is untrained: its weights are random."
+    if loss is None or not math.isfinite(loss.value):
+        return ""
+    right = "" if accuracy is None or accuracy.kind == "undefined" else f", its accuracy {100 * accuracy.value:.3g}%"
+    if constant is None:
+        return f"The loss of the network is {loss:.3g}{right}."
+    reached = f"constant outputs reach {constant['loss']:.3g}"
+    ratio = loss.value / constant["loss"]
+    by_chance = not right or accuracy is None or accuracy <= _by_chance(constant["share"], about["n"])
+    if ratio > FAR:
+        question = "Is this the preparation that it was trained with?"
+        return f"The network does not fit these data: its loss is {loss:.3g}{right}, and {reached}. {question}"
+    if ratio > HARDLY and by_chance:
+        return f"The network hardly fits these data: its loss is {loss:.3g}{right}, and {reached}. Is it trained?"
+    if ratio > 1:
+        confident = "its wrong predictions are very confident"
+        return f"The loss of the network is {loss:.3g}{right}, and {reached}: {confident}."
+    gap = rows.get("generalisation_gap")
+    held_out = "" if gap is None or gap.kind == "undefined" else f"; the gap to held-out data is {_interval(gap)}"
+    if ratio > FITS:
+        return f"The loss of the network is {loss:.3g}{right}, and {reached}{held_out}."
+    return f"The network fits the data: its loss is {loss:.3g}{right}, and {reached}{held_out}."
+
+
+def _by_chance(share: float, n: int) -> float:
+    """Return the accuracy that n samples do not tell from that of one class for all."""
+    return share + 1.96 * math.sqrt(share * (1 - share) / n)
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"{estimate:.3g}" + (f" ± {estimate.margin:.2g}" if estimate.margin else "")
+
+
+def _unusual(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> list[str]:
+    """Return what is unusual about the network, apart from its fit."""
+    found = []
+    loss, top, norm = rows.get("loss"), rows.get("sharpness"), about.get("gradient_norm")
+    if norm is not None and loss is not None and top is not None and loss > 0 and top > 0:
+        descent = norm**2 / (2 * top.value)  # of the quadratic with the largest curvature in every direction
+        if descent > DESCENT * loss.value:
+            share = min(descent / loss.value, 1.0)
+            step = f"a step along the gradient (norm {norm:.2g}) lowers the loss by some {share:.0%}"
+            found.append(f"this is not a minimum, as {step}")
+    if (dead := about.get("constant_features")) and dead["constant"] >= DEAD * dead["features"]:
+        found.append(f"{dead['constant']} of {dead['features']} features that {dead['layer']} reads are constant")
+    volume = rows.get("log_volume")
+    if volume is not None and volume.samples is not None and "softmax" not in volume.note:  # there it is known
+        lost = int((volume.samples == -torch.inf).sum())
+        if lost >= LOST * len(volume.samples):
+            found.append(f"at {lost} of {len(volume.samples)} samples the outputs do not respond in every direction")
+    return found
+
+
+def _certain(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
+    """Return how certain the numbers are: each one's error if they are few, else those that are not exact by kind."""
+    samples = count_of(about["n"], "sample") if "n" in about else "samples"
+    kinds: dict[Kind, list[str]] = {}
+    for name, e in rows.items():
+        kinds.setdefault(e.kind, []).append(name)
+    if not rows:
+        return ""
+    if set(kinds) == {"exact"} and len(rows) > 1:
+        return f"The {len(rows)} numbers are exact for these {samples}, up to rounding."
+    if len(rows) <= FEW:
+        return f"{'; '.join(_alone(name, e, samples) for name, e in rows.items())}."
+    exact = len(kinds.pop("exact", ()))
+    told = [f"{exact} of {len(rows)} numbers {'is' if exact == 1 else 'are'} exact for these {samples}"]
+    for kind, names in kinds.items():
+        several = len(names) > 1
+        form = kind if kind == "undefined" else f"{kind}s" if several else f"{'an' if kind[0] in 'eu' else 'a'} {kind}"
+        each = [f"{name} (± {rows[name].margin:.2g})" if rows[name].margin else name for name in names]
+        told.append(f"{listed(each, MOST)} {'are' if several else 'is'} {form}")
+    return f"{'; '.join(told)}."
+
+
+def _alone(name: str, estimate: Estimate, samples: str) -> str:
+    """Return how certain one number is."""
+    note = f": {estimate.note}" if estimate.note else ""
+    return {
+        "exact": f"{name} is {estimate:.4g}, exact for these {samples}, up to rounding",
+        "estimate": f"{name} is {estimate:.4g} ± {estimate.margin:.2g} (95% interval){note}",
+        "lower bound": f"{name} is at least {estimate:.4g}{note}",
+        "upper bound": f"{name} is at most {estimate:.4g}{note}",
+        "undefined": f"{name} is undefined{note}",
+    }[estimate.kind]
+
+
+def _to_compare(rows: Mapping[str, Estimate]) -> str:
+    """Return by which of the numbers networks can be compared: those that no rescaling of the weights changes."""
+    stable: list[str] = []
+    changed: list[str] = []
+    for name, e in rows.items():
+        column = Column.parse(name)
+        if column.name not in MEASURES or MEASURES[column.name].card.family == RISK or e.kind == "undefined":
+            continue
+        (one,) = named([column.measure])
+        (stable if one.invariant_under >= RESCALINGS else changed).append(name)
+    if not stable:
+        if not changed:
+            return ""
+        which = "an invariant measure" if EXAMPLE in changed else f"an invariant measure, such as {EXAMPLE}"
+        moved = f"Rescaling the weights can change {listed(changed, MOST)} and not the function"
+        return f"{moved}: compare networks by {which}."
+    them, but = "it" if len(stable) == 1 else "them", f", but can change {listed(changed, MOST)}" if changed else ""
+    return f"To compare networks use {listed(stable, MOST)}: rescaling the weights does not change {them}{but}."
