@@ -1,11 +1,10 @@
-"""Progress of long work and side outputs: a line on stderr, a watch that refuses what would take too long.
+"""Progress of long work and side outputs: a watch that refuses what would take too long.
 
 A side output (a log, a line of progress, a live page) that fails takes neither numbers nor training with it.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -78,10 +77,6 @@ USUAL_SEARCH = 20  #: products that a search is expected to take
 
 SURE = 10.0  #: seconds of work before its duration is extrapolated: a busy machine can stop for some
 
-DELAY, REWRITE, PAUSE = 2.0, 0.2, 15.0
-"""Seconds before a line is shown, between two on a terminal, and between two elsewhere."""
-
-
 def in_words(seconds: float) -> str:
     """Return a duration in words.
 
@@ -117,48 +112,11 @@ def no_progress(what: str, done: int, total: int) -> None:
     """Show nothing: the `progress` of work inside other work that shows its own."""
 
 
-def or_line(progress: Progress | None) -> Progress | None:
-    """Return a progress that never stops the work; where there is none, a line if stderr is a terminal."""
-    return beside(ProgressLine() if progress is None and sys.stderr.isatty() else progress)
-
-
-def beside(progress: Progress | None) -> Progress | None:
+def beside(progress: Progress) -> Progress:
     """Return a progress that never stops the work: it goes on without one that fails."""
-    if progress is None or isinstance(progress, Aside | Watch):
+    if isinstance(progress, Aside | Watch):
         return progress
     return Aside("the report of progress", progress)
-
-
-@final
-class ProgressLine:
-    """A `Progress` in a line on stderr, with the time left; on a terminal rewritten in place, and removed at the end.
-
-    `prefix` says what the work belongs to.
-    """
-
-    def __init__(self, prefix: str = "") -> None:
-        self._prefix, self._terminal = prefix, sys.stderr.isatty()
-        self._next = time.monotonic() + (DELAY if self._terminal else PAUSE)
-        self._begun: dict[str, tuple[int, float]] = {}
-        self._shown = False
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that `done` of `total` are finished."""
-        now = time.monotonic()
-        first, start = self._begun.setdefault(what, (done, now))
-        if done >= total:
-            del self._begun[what]
-            if self._shown and not self._begun:
-                print("\x1b[2K\r", end="", file=sys.stderr, flush=True)
-                self._shown = False
-            return
-        if now < self._next:
-            return
-        left = f", about {in_words((now - start) * (total - done) / (done - first))} left" if done > first else ""
-        line = f"flatlens: {self._prefix}{what} {done:,}/{total:,}{left}"
-        print(f"\x1b[2K{line}\r" if self._terminal else f"{line}\n", end="", file=sys.stderr, flush=True)
-        self._shown = self._terminal
-        self._next = now + (REWRITE if self._terminal else PAUSE)
 
 
 @final

@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token, convert
 
 from flatlens.errors import BadFolder, FlatlensError, needs, one_line, typed_line
 from flatlens.files import require_writable
-from flatlens.progress import Aside, in_words
+from flatlens.progress import Aside
+from flatlens.progress_bar import Bar, visible
 from flatlens.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.progress import TaskID
     from rich.segment import Segment
 
 
@@ -106,19 +101,6 @@ def show(*renderables: RenderableType) -> None:
         console.print(_Visible(renderable), highlight=False, markup=False)
 
 
-def visible(text: str) -> str:
-    r"""Replace every character that controls a terminal by a visible sign: names of layers may contain any character.
-
-    >>> visible("fc\x1b[31mred\n"), visible("\u202etxt")
-    ('fc\ufffd[31mred\n', '\ufffdtxt')
-    """
-    return OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tabs and line ends, marks that change the direction of writing, and lone surrogates."""
-
-
 class _Visible:
     """Something to print, without the characters in its text that control a terminal."""
 
@@ -176,11 +158,8 @@ def stdout_to_stderr() -> AbstractContextManager[object]:
     return redirect_stdout(sys.stderr)
 
 
-DELAY = 1.5  #: seconds before anything is shown
-TICK = 0.1  #: seconds between two checks of the clock
 READING, TRYING, MEASURING = "reading the network and the data", "trying a few samples", "measuring"
 DRAWING = "drawing the page"  # these are the stages of the commands on one network
-PAUSE = 15.0  #: seconds between two lines where stderr is not a terminal (a log file)
 
 
 def page_beside(page: Path | None, bar: Bar, write: Callable[[Path], Path]) -> None:
@@ -188,115 +167,3 @@ def page_beside(page: Path | None, bar: Bar, write: Callable[[Path], Path]) -> N
     if page is not None:
         bar.stage(DRAWING)
         Aside(f"--page {page}", lambda: note(f"page written: {write(page)}"))()
-
-
-class Bar:
-    """A `Progress` callback: a bar with the time left in a terminal, a line from time to time elsewhere.
-
-    `announcement` says what work follows. It is printed at the first call, if there is work left then: never before an
-    error about the input. Between the calls, the `stage` is shown with the time it has taken: a thread updates it,
-    because one call into torch can take minutes.
-    """
-
-    def __init__(
-        self, announcement: str = "", *, stage: str = "working", delay: float | None = None, pause: float = PAUSE
-    ) -> None:
-        from rich import progress as rich
-        from rich.console import Console
-
-        console = Console(stderr=True)
-        self._bars = rich.Progress(
-            rich.TextColumn("{task.description}", markup=False),
-            rich.BarColumn(),
-            rich.MofNCompleteColumn(),
-            rich.TimeElapsedColumn(),
-            rich.TextColumn("left"),
-            rich.TimeRemainingColumn(),
-            console=console,
-            speed_estimate_period=600,  # networks finish seconds apart
-            transient=True,
-        )
-        self._terminal = console.is_terminal
-        self.announcement = announcement
-        self._delay = DELAY if delay is None else delay
-        self._tasks: dict[str, _Task] = {}
-        self._idle: TaskID | None = None
-        self._pause = pause
-        self._lock, self._over = threading.RLock(), threading.Event()
-        self.stage(stage)
-
-    def stage(self, what: str) -> None:
-        """Set the name of the work that is done between calls, from now on."""
-        self._stage, self._since = what, time.monotonic()
-        self._show_stage()
-
-    def __enter__(self) -> Self:
-        self._since = time.monotonic()
-        self._spoke = self._since + self._delay - self._pause
-        threading.Thread(target=self._tick, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._lock:
-            self._over.set()
-            if self._terminal:
-                self._bars.stop()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that `done` of `total` are finished; remove the bar when all are."""
-        what = visible(what)
-        with self._lock:
-            if self.announcement and done < total:
-                told = f"flatlens: {self.announcement}"
-                self._bars.console.print(told, markup=False, highlight=False, soft_wrap=True)
-            self.announcement = ""
-            if what not in self._tasks:
-                number = self._bars.add_task(what, total=total, completed=done)
-                self._tasks[what] = _Task(number, done, time.monotonic())
-            task = self._tasks[what]
-            self._bars.update(task.number, completed=done, total=total)
-            task.count = f" {done}/{total}"
-            left = (time.monotonic() - task.start) * (total - done) / max(1, done - task.first)
-            self._speak(f"{what}{task.count}{f', about {in_words(left)} left' if done > task.first else ''}")
-            if done >= total:
-                self._bars.remove_task(self._tasks.pop(what).number)
-            if bool(self._tasks) == (self._idle is not None):
-                self._show_stage()
-
-    def _tick(self) -> None:
-        begin = time.monotonic() + self._delay
-        while not self._over.wait(TICK):
-            with self._lock:
-                if self._over.is_set() or time.monotonic() < begin:
-                    continue
-                if self._terminal:
-                    self._bars.start()
-                    return  # the bars update themselves in their own thread
-                at = next(reversed(self._tasks), self._stage)
-                task = self._tasks.get(at)
-                seconds = time.monotonic() - (task.start if task else self._since)
-                self._speak(f"{at}{task.count if task else ''}, {in_words(seconds)} so far")
-
-    def _speak(self, line: str) -> None:
-        """Print a line, if there is no bar and enough time has passed since the last line."""
-        now = time.monotonic()
-        if not self._terminal and now - self._spoke >= self._pause:
-            self._spoke = now
-            print(f"flatlens: {line}", file=sys.stderr, flush=True)
-
-    def _show_stage(self) -> None:
-        """Show a bar without an end if there is no other bar."""
-        with self._lock:
-            if self._idle is not None:
-                self._bars.remove_task(self._idle)
-            self._idle = None if self._tasks else self._bars.add_task(self._stage, total=None)
-
-
-@dataclass
-class _Task:
-    number: TaskID
-    first: int
-    start: float
-    count: str = ""  #: " 3/10"
