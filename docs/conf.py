@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+os.environ["FLATLENS_PROGRESS"] = "0"  # notebooks would keep the bar of a tutorial
 sys.path.insert(0, str(HERE))
 
 from site_parts import docstrings, formulas, gallery, markdown, offline  # noqa: E402

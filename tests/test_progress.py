@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 
@@ -13,7 +12,7 @@ from torch import nn
 import flatlens as fl
 from flatlens import progress
 from flatlens.errors import BadInput, TooLong, UnknownName
-from flatlens.progress import PRODUCTS, SEARCH, ProgressLine, Watch
+from flatlens.progress import PRODUCTS, SEARCH, Watch
 
 
 class Clock:
@@ -76,6 +75,18 @@ def test_a_search_is_judged_by_what_searches_take(clock: Clock) -> None:
     assert refused(watch(), SEARCH, 300)[0] == 2
 
 
+def test_a_search_announces_what_it_is_expected_to_take() -> None:
+    told: list[tuple[int, int]] = []
+    seen = fl.Lens(smooth(n=200))
+    report = fl.measure(
+        seen, "sharpness(rtol=1e-6)", progress=lambda what, *at: told.append(at) if what == SEARCH else 0
+    )
+    assert len(told) > 5
+    assert [done for done, _ in told][:3] == [1, 2, 3]
+    assert {total for done, total in told if done < 20} <= {20, told[-1][0]}
+    assert told[-1][0] == told[-1][1] == report["sharpness(rtol=1e-06)"].products
+
+
 def test_the_layers_of_a_measure_are_judged_together(clock: Clock) -> None:
     clock.step = 1.0
     known = watch()
@@ -88,48 +99,11 @@ def test_the_layers_of_a_measure_are_judged_together(clock: Clock) -> None:
     assert refused(unknown, PRODUCTS, 100)[0] < 15
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_gets_one_line_that_goes_away(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr", err := Terminal())
-    line, clock.step = ProgressLine(), 0.6
-    for done in range(1, 11):
-        line(PRODUCTS, done, 10)
-    text = err.getvalue()
-    assert re.search(r"flatlens: curvature products 5/10, about \d s left", text)
-    assert text.count("\n") == 0
-    assert text.endswith("\x1b[2K\r")
-
-
-def test_quick_work_shows_nothing_and_a_file_gets_whole_lines(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr", err := Terminal())
-    line, clock.step = ProgressLine(), 0.1
-    for done in range(1, 11):
-        line(PRODUCTS, done, 10)
-    assert err.getvalue() == ""
-    monkeypatch.setattr("sys.stderr", file := io.StringIO())
-    line, clock.step = ProgressLine("step 7: "), 4.0
-    for done in range(1, 11):
-        line(PRODUCTS, done, 10)
-    assert re.fullmatch(r"(flatlens: step 7: curvature products \d+/10, about \d+ s left\n){2}", file.getvalue())
-
-
 def smooth(tokens: bool = False, n: int = 6) -> fl.Problem:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     x = torch.randn(n, 3, 3).double() if tokens else torch.randn(n, 3).double()
     return fl.Problem(net, "mse", (x, torch.zeros(*x.shape[:-1], 2).double()))
-
-
-def test_python_shows_the_line_on_a_terminal_alone(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock.step = 1.0
-    for err in (io.StringIO(), Terminal()):
-        monkeypatch.setattr("sys.stderr", err)
-        fl.measure(fl.Lens(smooth(n=200)), "spectral_density(probes=3, steps=5)", anyway=True)
-        assert ("curvature products" in err.getvalue()) == err.isatty()
 
 
 @pytest.mark.parametrize("tokens", [False, True], ids=["dense", "tokens"])

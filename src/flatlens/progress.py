@@ -73,9 +73,10 @@ LESS_OF_A_MEASURE = (
 LESS_OF_A_BOUND = "check fewer samples (Problem.subset), or leave this bound out (bounds=...)"
 """What makes long work shorter, for the errors that refuse it."""
 
-USUAL_SEARCH = 20  #: products that a search is expected to take
+USUAL_SEARCH = 20  #: products that a search is expected to take; twice as many once it has taken these
 
 SURE = 10.0  #: seconds of work before its duration is extrapolated: a busy machine can stop for some
+
 
 def in_words(seconds: float) -> str:
     """Return a duration in words.
@@ -108,13 +109,24 @@ def listed(items: Sequence[str], most: int | None = None) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
 
 
+def expected_of_search(done: int, most: int, usual: int = USUAL_SEARCH) -> int:
+    """Return the number of products that a search is expected to take which has taken `done` of at most `most`.
+
+    >>> expected_of_search(3, 300), expected_of_search(20, 300), expected_of_search(250, 300)
+    (20, 40, 300)
+    """
+    while usual <= done:
+        usual *= 2
+    return min(usual, most)
+
+
 def no_progress(what: str, done: int, total: int) -> None:
     """Show nothing: the `progress` of work inside other work that shows its own."""
 
 
-def beside(progress: Progress) -> Progress:
+def beside(progress: Progress | None) -> Progress | None:
     """Return a progress that never stops the work: it goes on without one that fails."""
-    if isinstance(progress, Aside | Watch):
+    if progress is None or isinstance(progress, Aside | Watch):
         return progress
     return Aside("the report of progress", progress)
 

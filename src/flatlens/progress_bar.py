@@ -57,7 +57,7 @@ def shown(progress: Shown, stage: str = "measuring") -> Iterator[Progress]:
         with Bar(stage=stage) as bar:
             yield Aside("the report of progress", bar)
     else:
-        yield beside(progress)
+        yield beside(progress) or no_progress
 
 
 @final
@@ -127,7 +127,7 @@ class Bar:
             what = f"{self._prefix}{visible(what)}"
             task = self._tasks.get(what)
             if task is None or done < task.done:  # the same loop again, for another layer
-                task = self._tasks[what] = _Task(done, time.monotonic(), number=task and task.number)
+                task = self._tasks[what] = _Task(done, time.monotonic(), number=None if task is None else task.number)
             task.done, task.total = done, total
             if not self._terminal and time.monotonic() - self._spoke >= self._pause:
                 left = (time.monotonic() - task.start) * (total - done) / max(1, done - task.first)

@@ -10,7 +10,7 @@ from flatlens import cli
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No progress, however slow the machine is."""
-    monkeypatch.setattr("flatlens.cli.terminal.DELAY", 1e6)
+    monkeypatch.setattr("flatlens.progress_bar.DELAY", 1e6)
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ import pytest
 from invocations import folder, invocations
 
 from flatlens import cli
-from flatlens.cli import terminal
-from flatlens.cli.terminal import OBEYED
+from flatlens.progress_bar import OBEYED
 
 ONE_BY_ONE = 60
 ALL, SHARE = 1000, 100
@@ -73,7 +72,7 @@ def faults(at: Path, seed: int, count: int) -> list[tuple[list[str], str]]:
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(terminal, "DELAY", 1e6)
+    monkeypatch.setattr("flatlens.progress_bar.DELAY", 1e6)
     return tmp_path
 
 

@@ -17,11 +17,11 @@ from flatlens.bounds.context import Assumption, Claim, Context, Target, declared
 from flatlens.bounds.definition import BOUNDS, Bound, Verdict, weigh
 from flatlens.distributions import RULES, Distribution, Rule
 from flatlens.errors import BadInput, Give, NotDifferentiable, UnknownName
-from flatlens.estimate import Progress
 from flatlens.measures import Lens, about
 from flatlens.problem import measuring
 from flatlens.problem.arguments import drawing
-from flatlens.progress import LESS_OF_A_BOUND, LIMIT, Watch, or_line
+from flatlens.progress import LESS_OF_A_BOUND, LIMIT, Watch
+from flatlens.progress_bar import Shown, shown
 from flatlens.result import Result
 
 
@@ -93,7 +93,7 @@ def check_bounds(
     rule: Rule = "exact",
     anyway: bool = False,
     generator: torch.Generator | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> BoundsReport:
     """Check inequalities on a network: those that need the pass alone, or the named ones.
 
@@ -116,7 +116,7 @@ def check_bounds(
         rule: The way to compute it: "exact", "published" or "tight" (`Distribution.covering_radius`).
         anyway: Whether to do long work, too.
         generator: Draws the random numbers; seeded with 0 if None.
-        progress: Called with (what, done, total); None shows a line if stderr is a terminal.
+        progress: Called with (what, done, total); None shows a bar after two seconds, False shows none.
     """
     # The lens: every output of each sample by itself, in full precision
     refused = partial(BadInput, call="check_bounds")
@@ -140,7 +140,6 @@ def check_bounds(
         raise refused(needed, argument="bounds", value=[])
     generator = drawing(generator, progress, "check_bounds")
     lens.problem.peers.same_draws(generator)
-    watch = Watch(or_line(progress), math.inf if anyway else LIMIT, "check_bounds", LESS_OF_A_BOUND)
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
         raise refused("a radius in the input's units is needed, above 0 and finite", argument="delta", value=delta)
     for name, given, kind in (("distribution", distribution, Distribution), ("target", target, Target)):
@@ -148,8 +147,9 @@ def check_bounds(
             raise refused(f"a {kind.__name__} is needed, got {type(given).__name__}", argument=name)
     if rule not in RULES:
         raise UnknownName.among("rule for the covering radius", str(rule), RULES)
-    context = Context(lens, declared(assume), distribution, generator, watch, target, delta, rule)
-    with measuring(lens.model):
+    with shown(progress, "checking") as line, measuring(lens.model):
+        watch = Watch(line, math.inf if anyway else LIMIT, "check_bounds", LESS_OF_A_BOUND)
+        context = Context(lens, declared(assume), distribution, generator, watch, target, delta, rule)
         verdicts = [verdict for one in chosen for verdict in _verdicts(one, context, watch)]
     return BoundsReport(verdicts, {**about(lens), "assume": sorted(context.declared), "rule": rule})
 

@@ -27,7 +27,7 @@ from flatlens.cli.listing import data, list_names
 from flatlens.cli.networks import bounds, compare, invariance, measure
 from flatlens.cli.processes import JOIN, launched, speak, stoppable, stopped, together
 from flatlens.cli.studies import report, reproduce, study
-from flatlens.cli.terminal import note, visible
+from flatlens.cli.terminal import note
 from flatlens.deprecated_names import FormerName
 from flatlens.errors import (
     FORWARD,
@@ -39,6 +39,7 @@ from flatlens.errors import (
     typed_line,
 )
 from flatlens.progress import SideOutputFailed
+from flatlens.progress_bar import visible
 from flatlens.user_code import said
 from flatlens.version import __version__
 

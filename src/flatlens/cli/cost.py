@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, final
 
-from flatlens.cli.terminal import DELAY, note
+from flatlens.cli.terminal import note
 from flatlens.errors import BadInput, FlatlensError, TooLong
 from flatlens.progress import in_words
+from flatlens.progress_bar import DELAY
 
 if TYPE_CHECKING:
     import torch

@@ -16,9 +16,10 @@ from cyclopts import Parameter
 
 from flatlens import user_code
 from flatlens.cli.processes import local, ranks
-from flatlens.cli.terminal import Flag, Whole, note, stdout_to_stderr, visible
+from flatlens.cli.terminal import Flag, Whole, note, stdout_to_stderr
 from flatlens.column import split_at_commas
 from flatlens.errors import BadFolder, BadInput, BadLoss, BadModel
+from flatlens.progress_bar import visible
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from flatlens.cli.studies import STUDIES
-from flatlens.cli.terminal import Bar, Flag, Json, note, show, show_json, stdout_to_stderr
+from flatlens.cli.terminal import Flag, Json, note, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
+from flatlens.progress_bar import Bar
 
 if TYPE_CHECKING:
     pass

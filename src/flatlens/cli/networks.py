@@ -21,7 +21,6 @@ from flatlens.cli.terminal import (
     MEASURING,
     READING,
     TRYING,
-    Bar,
     Flag,
     Json,
     Whole,
@@ -37,6 +36,7 @@ from flatlens.cli.terminal import (
 from flatlens.errors import BadInput, UnknownName
 from flatlens.files import require_writable
 from flatlens.progress import no_progress
+from flatlens.progress_bar import Bar
 
 if TYPE_CHECKING:
     from flatlens.comparing import Comparison

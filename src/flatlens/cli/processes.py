@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Never, NoReturn
 
-from flatlens.cli.terminal import visible
 from flatlens.errors import BadInput, LostRank, one_line
+from flatlens.progress_bar import visible
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -19,7 +19,6 @@ from flatlens.cli.processes import patient
 from flatlens.cli.terminal import (
     DRAWING,
     WHOLE,
-    Bar,
     Flag,
     Json,
     Whole,
@@ -32,6 +31,7 @@ from flatlens.cli.terminal import (
 )
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.progress import in_words
+from flatlens.progress_bar import Bar
 from flatlens.user_code import YAML, is_userfile
 
 if TYPE_CHECKING:

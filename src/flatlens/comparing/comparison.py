@@ -19,13 +19,13 @@ from flatlens.comparing.rankings import Agreement, Place, agreement, places
 from flatlens.curvature.probes import student
 from flatlens.deprecated_names import present_measure, warn
 from flatlens.errors import BadInput, UnknownName
-from flatlens.estimate import Estimate, Progress, Report
+from flatlens.estimate import Estimate, Report
 from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, Card, Lens, Measure, measure, named
 from flatlens.problem import Problem
 from flatlens.problem.arguments import REDUCED_PRECISION, drawing
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
 from flatlens.problem.data import Data
-from flatlens.progress import or_line
+from flatlens.progress_bar import Shown, shown
 from flatlens.result import Result, of_report
 
 SMALL = {
@@ -416,7 +416,7 @@ def compare(
     *,
     anyway: bool = False,
     generator: torch.Generator | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Comparison:
     """Rank networks by each measure; 1 is the smallest value.
 
@@ -435,7 +435,7 @@ def compare(
         measures: Names or Measure objects; one alone is enough. None is every exact one-pass measure.
         anyway: Whether to do work that `measure` refuses because it takes long.
         generator: Draws the random numbers; seeded with 0 if None.
-        progress: Called with (what, done, total); None shows a line if stderr is a terminal.
+        progress: Called with (what, done, total); None shows a bar after two seconds, False shows none.
 
     Raises:
         BadInput: fewer than two networks, two names of one model object, or losses or data that differ.
@@ -448,17 +448,15 @@ def compare(
         mend = "name at least one other measure; loss, accuracy and gap are always shown"
         raise BadInput(f"{asked} gives nothing to rank by", argument="measures", remedy=mend, call="compare")
     # Every network is measured with the same random draws
-    progress = or_line(progress)
     seed = 0 if generator is None else int(torch.randint(2**40, (), generator=draws))
     reports = {}
-    for done, (name, lens) in enumerate(lenses.items()):
-        if progress:
-            progress("networks", done, len(lenses))
-        together = None if chosen is None else [*chosen, *_beside(chosen, lens)]
-        draw = torch.Generator().manual_seed(seed)
-        reports[name] = measure(lens, together, anyway=anyway, generator=draw, progress=progress)
-    if progress:
-        progress("networks", len(lenses), len(lenses))
+    with shown(progress) as line:
+        for done, (name, lens) in enumerate(lenses.items()):
+            line("networks", done, len(lenses))
+            together = None if chosen is None else [*chosen, *_beside(chosen, lens)]
+            draw = torch.Generator().manual_seed(seed)
+            reports[name] = measure(lens, together, anyway=anyway, generator=draw, progress=line)
+        line("networks", len(lenses), len(lenses))
     # Ranked is what the networks have a number for, except the risk
     keys = {key for report in reports.values() for key, layer in report if layer is None}
     ranked = [one for one in (MEASURES.values() if chosen is None else chosen) if one.card.family != RISK_FAMILY]

@@ -33,7 +33,7 @@ from torch import Tensor
 from flatlens.deprecated_names import renamed
 from flatlens.errors import Give, Overflows
 from flatlens.estimate import Progress
-from flatlens.progress import SEARCH
+from flatlens.progress import SEARCH, expected_of_search
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -269,9 +269,9 @@ def _with_repeated(
     def along(v: Tensor) -> Tensor:
         return (V @ v) @ V
 
-    def told(what: str, done: int, _: int) -> None:
+    def told(what: str, done: int, expected: int) -> None:
         if progress is not None:
-            progress(what, products + done, most)
+            progress(what, products + done, products + expected)
 
     # until a search finds nothing beyond the last value asked for, at either end
     for sign, k in ((1, rule.top_k), (-1, rule.bottom_k)):
@@ -352,7 +352,7 @@ def _search(
     while krylov.products < most:
         krylov.extend()
         if progress is not None:
-            progress(SEARCH, krylov.products, most)
+            progress(SEARCH, krylov.products, expected_of_search(krylov.products, most))
         if krylov.beta == 0:  # the basis is invariant under A: all its Ritz pairs are eigenpairs
             enough = block_is_random and wanted.cannot_improve(krylov, block)
             grown = krylov.ritz()[0] if grown is None else grown
@@ -368,6 +368,8 @@ def _search(
             half = len(theta) // 2
             krylov.compress(ends_of(len(theta), min(top_k + 3, half), min(bottom_k + 1, half)))
             block = 0
+    if progress is not None:
+        progress(SEARCH, krylov.products, krylov.products)
     theta, S, residuals = krylov.ritz()
     ends = ends_of(len(theta), top_k, bottom_k)
     return Eigenpairs(
@@ -469,7 +471,7 @@ def recall(
     while True:
         model.multiply(apply)
         if progress is not None:
-            progress(SEARCH, len(model.W), most)
+            progress(SEARCH, len(model.W), expected_of_search(len(model.W), most))
         theta, S = model.ritz()
         ends = ends_of(len(theta), top_k, 0)
         residuals = model.residuals(theta[ends], S[:, ends])
@@ -481,6 +483,9 @@ def recall(
             break
         target = ends_of(len(values), top_k, 0)[min(unmet, top_k - 1)]
         model.set_next(vectors, coefficients[:, target], fresh)
+
+    if progress is not None:
+        progress(SEARCH, len(model.W), len(model.W))
 
     def combine(columns: Tensor) -> Tensor:
         return columns.T.to(vectors) @ vectors

@@ -27,7 +27,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import size
-from flatlens.progress import SEARCH
+from flatlens.progress import SEARCH, expected_of_search
 
 _State = Mapping[str, Any]
 
@@ -181,7 +181,7 @@ class PreconditionedHessian(Operator):
 
 
 _SETTLED = 1e-4  #: relative rise at which a climb ends
-_STEPS = 40  #: largest number of steps of a climb
+_STEPS, _USUAL = 40, 10  #: the largest and the usual number of steps of a climb
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,14 +243,15 @@ def climb_in_ball(
     never falls. The largest value is at least the one found; the problem is not convex, and no climb proves more.
     """
     before, values = operator.products, []
-    starts = list(starts)
-    for number, start in enumerate(starts):
+    starts, taken = list(starts), 0
+    for start in starts:
         D = _corner(operator, start, radius)
         HD = operator(D)
         value = dot([D], [HD])
-        for step in range(_STEPS):
+        for _ in range(_STEPS):
+            taken += 1
             if progress is not None:
-                progress(SEARCH, number * _STEPS + step, len(starts) * _STEPS)
+                progress(SEARCH, taken, expected_of_search(taken, len(starts) * _STEPS, len(starts) * _USUAL))
             E = _corner(operator, HD, radius)
             HE = operator(E)
             across, there = dot([E], [HD]), dot([E], [HE])
@@ -261,6 +262,8 @@ def climb_in_ball(
             if rise <= _SETTLED * abs(value):
                 break
         values.append(value)
+    if progress is not None:
+        progress(SEARCH, taken, taken)
     return BallPeak(max(values), torch.tensor(values, dtype=torch.float64), operator.products - before)
 
 

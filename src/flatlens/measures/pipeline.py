@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flatlens.curvature.probes import largest_of, mean_of_forms
 from flatlens.errors import BadInput, UnknownName
-from flatlens.estimate import Estimate, Key, Kind, Progress, Report, joined_notes, undefined, with_note
+from flatlens.estimate import Estimate, Key, Kind, Report, joined_notes, undefined, with_note
 from flatlens.measures.answer import answer, state_of
 from flatlens.measures.definition import (
     GRADIENTS_OF_SAMPLES,
@@ -52,7 +52,8 @@ from flatlens.problem import measuring
 from flatlens.problem.arguments import drawing
 from flatlens.problem.batches import finite
 from flatlens.problem.eval_context import device_of
-from flatlens.progress import LIMIT, Watch, or_line
+from flatlens.progress import LIMIT, Watch
+from flatlens.progress_bar import Shown, shown
 from flatlens.version import __version__
 
 SHARED_PRODUCTS = 200_000_000
@@ -72,7 +73,7 @@ def measure(
     layers: str | Iterable[str] | None = None,
     anyway: bool = False,
     generator: torch.Generator | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Report:
     """Measure a network: every exact one-pass measure, or the ones named.
 
@@ -90,7 +91,7 @@ def measure(
             the others' values are then undefined. None is all of them.
         anyway: Whether to do long work, too.
         generator: Draws the random numbers, in several processes the first one's; seeded with 0 if None.
-        progress: Called with (what, done, total); None shows a line if stderr is a terminal.
+        progress: Called with (what, done, total); None shows a bar after two seconds, False shows none.
 
     >>> net = torch.nn.Linear(2, 1, bias=False)
     >>> with torch.no_grad():
@@ -103,10 +104,11 @@ def measure(
     if not isinstance(lens, Lens):
         raise BadInput(f"measure(...): a Lens is needed, got {type(lens).__name__}: measure(Lens(problem))")
     draws = drawing(generator, progress, "measure")
-    watch = Watch(or_line(progress), math.inf if anyway else LIMIT)
     lens.require_fresh()
-    found = measure_with(lens, measures, Run(draws, watch, layers=_parts_of_names(lens, layers)))
-    details = found.about | (state_of(lens, found) if measures is None else {})
+    with shown(progress) as line:
+        watch = Watch(line, math.inf if anyway else LIMIT)
+        found = measure_with(lens, measures, Run(draws, watch, layers=_parts_of_names(lens, layers)))
+        details = found.about | (state_of(lens, found) if measures is None else {})
     return Report(found, details, answer(found, details))
 
 

@@ -224,8 +224,8 @@ def require_ghosts(batchnorm: object, ghost_batch: object) -> None:
 
 def drawing(generator: object, progress: object, where: str) -> torch.Generator:
     """Return the generator to draw from (seed 0 for None); refuse other types, and a progress that cannot be called."""
-    if progress is not None and not callable(progress):
-        raise BadInput(f"{where}(progress={progress!r}): a function of (what, done, total) is needed, or None")
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise BadInput(f"{where}(progress={progress!r}): a function of (what, done, total) is needed, None or False")
     if generator is None:
         return torch.Generator().manual_seed(0)
     if not isinstance(generator, torch.Generator):

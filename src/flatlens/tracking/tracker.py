@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import operator
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Literal, Self, TypeAlias, final
 
@@ -29,7 +30,8 @@ from flatlens.problem.batches import finite
 from flatlens.problem.data import random_kept
 from flatlens.problem.forward import forwards
 from flatlens.problem.ranks import in_first_process
-from flatlens.progress import Aside, ProgressLine, Watch, beside, count_of, no_progress
+from flatlens.progress import Aside, Watch, beside, count_of, no_progress
+from flatlens.progress_bar import PAUSE, Bar
 from flatlens.result import of_report
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.loggers import Live, Moment
@@ -288,8 +290,10 @@ class Tracker:
             if moments % _LOOKS:
                 lens.rounding = seen
             shown = self._live is not None and self.problem.first and in_first_process()
-            watch = Watch(beside(ProgressLine(f"step {step}: ")) if shown else no_progress, limit=math.inf)
-            report = measure_with(lens, self._measures, Run(self._generator(step), watch))
+            delay = None if sys.stderr.isatty() else PAUSE  # a log has the tracker's own lines
+            with Bar(prefix=f"step {step}: ", delay=delay) if shown else nullcontext(no_progress) as line:
+                watch = Watch(beside(line), limit=math.inf)
+                report = measure_with(lens, self._measures, Run(self._generator(step), watch))
         except _UNMEASURABLE as error:
             report = Report({(m.key, None): undefined(one_line(error)) for m in self._measures}, {})
             if lens is None:

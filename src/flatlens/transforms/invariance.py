@@ -20,7 +20,7 @@ from flatlens.estimate import Estimate, Progress
 from flatlens.measures import MEASURES, Lens, Measure, PassMeasure, about, measure, named
 from flatlens.problem import Problem
 from flatlens.problem.arguments import drawing
-from flatlens.progress import or_line
+from flatlens.progress_bar import Shown, shown
 from flatlens.result import Result
 from flatlens.transforms import attention, neurons  # noqa: F401  # their import registers their transforms
 from flatlens.transforms.definition import TRANSFORMS, Moved, Transform, copied, with_model
@@ -246,7 +246,7 @@ def check_invariance(
     *,
     anyway: bool = False,
     generator: torch.Generator | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> InvarianceReport:
     """Measure a network before and after each transform of its weights that leaves its function alone.
 
@@ -260,7 +260,7 @@ def check_invariance(
         transforms: Names or Transform objects; one alone is enough. None is every one that is valid in this network.
         anyway: Whether to do work that `measure` refuses because it takes long.
         generator: Draws the random numbers; seeded with 0 if None.
-        progress: Called with (what, done, total); None shows a line if stderr is a terminal.
+        progress: Called with (what, done, total); None shows a bar after two seconds, False shows none.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
     >>> from flatlens import Problem
@@ -277,10 +277,9 @@ def check_invariance(
     if asked == []:
         needed = "name at least one measure, or leave measures out for all of one pass"
         raise BadInput(needed, argument="measures", value=[], call="check_invariance")
-    draws, progress = drawing(generator, progress, "check_invariance"), or_line(progress)
+    draws = drawing(generator, progress, "check_invariance")
     lens.problem.peers.same_draws(draws)
     seeds = [int(torch.randint(2**40, (), generator=draws)) for _ in range(2)]
-    numbers = partial(_numbers, lens, seed=seeds[0], anyway=anyway, progress=progress)
     # In float64 if possible: in float32, a change of a percent could pass as rounding
     problem = lens.problem
     if problem.dtype != torch.float64:
@@ -290,25 +289,26 @@ def check_invariance(
     wiring = read_wiring(problem, copied(problem))
     left_out = {one.name: why for one in moves if (why := one.offer(wiring).refused)}
     moves = [one for one in moves if one.name not in left_out]
-    before = numbers(problem, asked) if moves else {}
-    found: dict[str, list[Cell]] = {row: [] for row in before}
-    applied = {}
-    for done, one in enumerate(moves, start=1):
-        moved = one.apply(problem, torch.Generator().manual_seed(seeds[1]))
-        after = numbers(moved.problem, asked)
-        applied[one.name] = Applied.of(moved)
-        for row in [row for row in before if row in after]:
-            (measured, a), (_, b) = before[row], after[row]
-            found[row].append(compare(one, measured, row, a, b, problem.dtype))
-        if progress is not None:
-            progress("transforms", done, len(moves))
+    with shown(progress) as line:
+        numbers = partial(_numbers, lens, seed=seeds[0], anyway=anyway, progress=line)
+        before = numbers(problem, asked) if moves else {}
+        found: dict[str, list[Cell]] = {row: [] for row in before}
+        applied = {}
+        for done, one in enumerate(moves, start=1):
+            moved = one.apply(problem, torch.Generator().manual_seed(seeds[1]))
+            after = numbers(moved.problem, asked)
+            applied[one.name] = Applied.of(moved)
+            for row in [row for row in before if row in after]:
+                (measured, a), (_, b) = before[row], after[row]
+                found[row].append(compare(one, measured, row, a, b, problem.dtype))
+            line("transforms", done, len(moves))
     cells = [cell for of_row in found.values() for cell in of_row]
     precision = {"dtype": str(problem.dtype).removeprefix("torch."), "arithmetic": problem.arithmetic}
     return InvarianceReport(cells, applied, left_out, about(lens) | precision)
 
 
 def _numbers(
-    lens: Lens, problem: Problem, asked: list[Measure] | None, *, seed: int, anyway: bool, progress: Progress | None
+    lens: Lens, problem: Problem, asked: list[Measure] | None, *, seed: int, anyway: bool, progress: Progress
 ) -> dict[str, tuple[Measure, Estimate]]:
     """The network's answers, and their parts with a declaration, by row.
 

@@ -1,13 +1,19 @@
-"""The progress bar: silent for short work, and never on stdout."""
+"""The progress bar, of commands and in Python: silent for short work, and never on stdout."""
 
 import inspect
 import io
+import re
 import sys
 import time
 
 import pytest
+import torch
 
-from flatlens.cli.terminal import DELAY, TICK, Bar, in_words
+import flatlens as fl
+from flatlens import progress_bar
+from flatlens.measures.definition import Run, on_lens
+from flatlens.progress import in_words
+from flatlens.progress_bar import DELAY, TICK, Bar
 
 
 class Terminal(io.StringIO):
@@ -71,7 +77,6 @@ def test_work_that_tells_nothing_is_told_of(capsys):
 
 
 def test_one_call_into_torch_is_told_of(capsys):
-    torch = pytest.importorskip("torch")
     with Bar(stage="measuring", delay=0.1, pause=0.1):
         start = time.monotonic()
         size = 1000
@@ -124,8 +129,9 @@ def test_two_kinds_of_work_have_a_bar_each(capsys):
 
 def test_the_bar_of_what_is_finished_goes(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with Bar() as bar:
+    with Bar(delay=0) as bar:
         bar("networks", 0, 4)
+        time.sleep(0.5)
         for seed in range(100):
             bar(f"seed {seed}", 1, 2)
             bar(f"seed {seed}", 2, 2)
@@ -151,3 +157,62 @@ def test_finished_work_is_not_announced(capsys):
     with Bar("48 networks, 5 minutes") as bar:
         bar("networks", 48, 48)
     assert capsys.readouterr().err == ""
+
+
+def slow() -> fl.Lens:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+    return fl.Lens(fl.Problem(net, "mse", (torch.randn(40, 3), torch.zeros(40, 2))))
+
+
+def sleepy(lens: fl.Lens, run: Run) -> fl.Estimate:
+    """A measure of half a second."""
+    for _ in run.counted("steps", 5):
+        time.sleep(0.1)
+    return fl.Estimate(1.0)
+
+
+SLEEPY = on_lens(id="own", family="own", symbol="s", source="nowhere", unit="", invariant_under=set(), on_request=True)(
+    sleepy
+)
+
+
+@pytest.mark.parametrize("call", [fl.measure, fl.check_invariance], ids=lambda call: call.__name__)
+def test_a_script_shows_its_work_too(call, capsys, monkeypatch):
+    monkeypatch.setattr(progress_bar, "DELAY", 0.05)
+    monkeypatch.setattr(progress_bar, "PAUSE", 0.1)
+    call(slow(), SLEEPY)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.search(r"^flatlens: steps [1-4]/5, (about )?\d s (left|so far)$", err, re.MULTILINE)
+
+
+def test_one_switch_turns_it_off(capsys, monkeypatch):
+    monkeypatch.setattr(progress_bar, "DELAY", 0.05)
+    fl.measure(slow(), SLEEPY, progress=False)
+    monkeypatch.setenv("FLATLENS_PROGRESS", "0")
+    fl.measure(slow(), SLEEPY)
+    with Bar(delay=0, pause=0) as bar:
+        bar("networks", 0, 1)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.delenv("FLATLENS_PROGRESS")
+    monkeypatch.setenv("RANK", "1")  # the first process shows it for all
+    fl.measure(slow(), SLEEPY)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(fl.errors.BadInput, match=r"None or False"):
+        fl.measure(slow(), SLEEPY, progress="no")
+
+
+def test_a_notebook_gets_one_line_that_goes_away(monkeypatch):
+    class OutStream(io.StringIO):
+        __module__ = "ipykernel.iostream"
+
+    monkeypatch.setattr(progress_bar, "DELAY", 0.05)
+    monkeypatch.setattr(progress_bar, "REWRITE", 0.05)
+    monkeypatch.setattr(sys, "stderr", OutStream())
+    fl.measure(slow(), SLEEPY)
+    text = sys.stderr.getvalue()
+    assert "\rflatlens: steps 2/5" in text
+    assert "\n" not in text
+    assert text.endswith("\r")
+    assert not text.split("\r")[-2].strip()  # overwritten
