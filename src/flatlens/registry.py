@@ -41,13 +41,14 @@ class Registry(Mapping[str, _T], Generic[_T]):
         former: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self._what, self._kind, self._rows, self._order, self._former = what, kind, rows, order, former or {}
-        self._known: dict[str, tuple[tuple[int, int, int], _T]] = {}
+        self._known: dict[str, tuple[tuple[int, int, int], _T]] = {}  #: in the catalogue's order
 
     def add(self, name: str, row: str, thing: _T) -> None:
         """Register an object under its name, if its row belongs to the catalogue."""
         letter, number = row[:1], row[1:]
         if letter and letter in self._rows and number.isdigit():
             self._known[name] = (self._rows.index(letter), int(number), self._order(thing)), thing
+            self._known = dict(sorted(self._known.items(), key=lambda item: item[1][0]))
 
     def __getitem__(self, name: str) -> _T:
         if name in self._former:
@@ -55,7 +56,7 @@ class Registry(Mapping[str, _T], Generic[_T]):
         return self._known[self._former.get(name, name)][1]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._known, key=lambda name: self._known[name][0]))
+        return iter(self._known)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -75,18 +76,17 @@ class Registry(Mapping[str, _T], Generic[_T]):
             asked = [asked]
         if not isinstance(asked, Iterable):
             raise self._unfit(asked, call)
-        return [self._one(each, call, read) for each in asked]
-
-    def _one(self, each: str | _T, call: str, read: Callable[[str], _T] | None) -> _T:
-        if isinstance(each, self._kind):
-            return each
-        if not isinstance(each, str):
-            raise self._unfit(each, call)
-        if read is not None:
-            return read(each)
-        if self._former.get(each, each) not in self._known:
-            raise UnknownName.among(self._what, each, self._known)
-        return self[each]
+        found: list[_T] = []
+        for each in asked:
+            if isinstance(each, self._kind):
+                found.append(each)
+            elif not isinstance(each, str):
+                raise self._unfit(each, call)
+            elif read is None and self._former.get(each, each) not in self._known:
+                raise UnknownName.among(self._what, each, self._known)
+            else:
+                found.append(self[each] if read is None else read(each))
+        return found
 
     def _unfit(self, given: object, call: str) -> BadInput:
         example = f"such as {next(iter(self))!r}, " if self._known else ""

@@ -14,6 +14,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -74,6 +75,7 @@ def guarded(call: Callable[[], _T], what: str) -> _T:
 
 
 @final
+@dataclass(frozen=True)
 class users_code:  # noqa: N801 (a context; one made of a generator would let a StopIteration pass)
     """A context that raises `failed(line)` in place of an error of the user's code, `line` being that of `said`.
 
@@ -81,8 +83,8 @@ class users_code:  # noqa: N801 (a context; one made of a generator would let a 
     `hooks`, all errors pass except those of user code that torch called, such as a backward hook.
     """
 
-    def __init__(self, failed: Callable[[str], FlatlensError], *, hooks: bool = False) -> None:
-        self.failed, self.hooks = failed, hooks
+    failed: Callable[[str], FlatlensError]
+    hooks: bool = False
 
     def __enter__(self) -> None:
         return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flatlens.operations.table import OPERATIONS, node_role, operation_of, role_of
+from flatlens.operations.table import OPERATIONS, operation_of, role_of
 
 ROWS = torch.tensor([2, 0, 2])
 PLACES = (torch.tensor([1, 0, 2]), torch.tensor([3, 1, 0]))
@@ -373,7 +373,7 @@ def test_complex_numbers_have_no_role() -> None:
     """|z| is curved in the real and the imaginary part, and a real tensor becomes complex by a mere product."""
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     for z in (x.to(torch.complex128), x * (1 + 2j)):
-        assert node_role(z.grad_fn.name()) is not None
+        assert operation_of(z.grad_fn.name()).role is not None
         assert role_of(z.grad_fn) is None
 
 

@@ -17,9 +17,8 @@ from torch.utils.data import DataLoader
 
 import flatlens as fl
 from flatlens.errors import BadData, BadInput, BadLoss, UnknownName
-from flatlens.problem.loss import correct
 from flatlens.problem.loss_checks import require_apart
-from flatlens.problem.losses import MODULE_OF, as_loss
+from flatlens.problem.losses import MODULE_OF, CrossEntropy, as_loss
 
 G = torch.Generator().manual_seed(0)
 F6 = torch.randn(6, 4, generator=G, dtype=torch.float64)
@@ -105,10 +104,10 @@ def test_wrong_losses_are_refused() -> None:
 
 def test_correct_knows_labels_and_one_hot_and_nothing_else() -> None:
     f = torch.tensor([[2.0, 1.0], [0.0, 1.0]])
-    assert correct(f, torch.tensor([0, 0])).tolist() == [1, 0]
-    assert correct(f, torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist() == [1, 1]
-    assert correct(f, torch.tensor([[0.3, 0.0], [0.0, 1.0]])) is None
-    assert torch.isnan(correct(f, torch.tensor([0, -100]))[1])
+    assert CrossEntropy().correct(f, torch.tensor([0, 0])).tolist() == [1, 0]
+    assert CrossEntropy().correct(f, torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist() == [1, 1]
+    assert CrossEntropy().correct(f, torch.tensor([[0.3, 0.0], [0.0, 1.0]])) is None
+    assert torch.isnan(CrossEntropy().correct(f, torch.tensor([0, -100]))[1])
 
 
 def test_targets_that_would_broadcast_are_given_the_outputs_shape() -> None:

@@ -18,8 +18,8 @@ from flatlens.bounds.definition import BOUNDS, Bound, Verdict, weigh
 from flatlens.distributions import RULES, Distribution, Rule
 from flatlens.errors import BadInput, Give, NotDifferentiable, UnknownName
 from flatlens.measures import Lens, about
+from flatlens.measures.definition import drawing
 from flatlens.problem import measuring
-from flatlens.problem.arguments import drawing
 from flatlens.progress import LESS_OF_A_BOUND, LIMIT, Watch
 from flatlens.progress_bar import Shown, shown
 from flatlens.result import Result

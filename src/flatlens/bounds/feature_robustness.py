@@ -77,7 +77,7 @@ def smooth(context: Context, layer: str) -> Assumption:
     ends = [call.z.grad_fn for key, call in tape.linear.items() if key in context.layers[layer].calls]
     graph, above, waiting = Graph(risk), set[Node](), [end for end in ends if end is not None]
     while waiting:
-        more = {reader for reader, _ in graph.read_by(waiting.pop())} - above
+        more = {reader for reader, _ in graph.readers[waiting.pop()]} - above
         above |= more
         waiting += more
     nodes, of_layer = [node for node in graph.nodes if node in above], above.union(ends)

@@ -21,8 +21,9 @@ from flatlens.deprecated_names import present_measure, warn
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Report
 from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, Card, Lens, Measure, measure, named
+from flatlens.measures.definition import drawing
 from flatlens.problem import Problem
-from flatlens.problem.arguments import REDUCED_PRECISION, drawing
+from flatlens.problem.arguments import REDUCED_PRECISION
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
 from flatlens.problem.data import Data
 from flatlens.progress_bar import Shown, shown

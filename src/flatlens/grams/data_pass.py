@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from flatlens.estimate import Progress
 from flatlens.grams.autograd import clear_autograd_errors, per_sample_gradients
 from flatlens.grams.jacobians import ChunkGrams, ChunkJacobians, ForwardPass, LayerGrams
-from flatlens.grams.output_jacobians import Checker, ChunkCheck, Pool, output_jacobians, shown_rounding
+from flatlens.grams.output_jacobians import MEMORY_SHARE, Checker, ChunkCheck, Pool, output_jacobians, shown_rounding
 from flatlens.grams.plan import Plan
 from flatlens.grams.record import run_recorded
 from flatlens.grams.sketch import Sketch
@@ -75,7 +75,7 @@ def one_pass(
             model,
             plan,
             feature_scale or {},
-            Pool(problem.memory, batched=plan.batched),
+            Pool(problem.memory // MEMORY_SHARE, None if plan.batched else False),
             frozenset(needs),
             Checker(problem, model, plan),
         )

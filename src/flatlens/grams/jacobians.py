@@ -331,14 +331,9 @@ class ChunkJacobians:
     scale: Mapping[str, Tensor]  #: spread of each layer's features, by layer
     make_grams: Callable[..., LayerGrams]
 
-    @property
-    def plan(self) -> Plan:
-        """The plan of the pass."""
-        return self.forward.plan
-
     def layers(self) -> dict[str, LayerGrams]:
         """Return the calls of linear layers and the weights outside them; a weight belongs to its first call."""
-        layers, plan, tape = {}, self.plan, self.forward.tape
+        layers, plan, tape = {}, self.forward.plan, self.forward.tape
         for key in dict.fromkeys((*plan.structure.calls, *plan.weights)):
             x = None
             if key in plan.batch_axis:
@@ -360,7 +355,7 @@ class ChunkJacobians:
     def parts(self, layers: Mapping[str, LayerGrams]) -> dict[str, LayerGrams]:
         """Return the plan's parts of weights, from the whole weights in `layers`."""
         found = {}
-        for name, part in self.plan.parts.items():
+        for name, part in self.forward.plan.parts.items():
             whole = layers[part.part_of]
             if whole.has_derivative:
                 found[name] = grams = self.make_grams()
@@ -370,7 +365,7 @@ class ChunkJacobians:
 
     def others(self) -> dict[str, LayerGrams]:
         """Return all other parameters: those that are no weight of a product."""
-        plan, named = self.plan, self.forward.named
+        plan, named = self.forward.plan, self.forward.named
         mine = {weight.parameter for weight in plan.weights.values()}
         stored: dict[str, tuple[Tensor | None, Tensor | None]] = {name: (M, None) for name, M in self.explicit.items()}
         stored.update({name: (self.forward.entries(name, self.found), None) for name in plan.small_parameters})
@@ -407,7 +402,7 @@ class ChunkJacobians:
 
     def jacobian(self, weight: Weight) -> WeightJacobian:
         """Return the Jacobian in a weight."""
-        plan, n = self.plan, len(self.C)
+        plan, n = self.forward.plan, len(self.C)
         if not weight.products:
             M = self._stored(weight.parameter)
             assert M is not None
@@ -443,11 +438,11 @@ class ChunkJacobians:
     @cached_property
     def derived(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         """(M, ids) of each parameter that tensors are derived from, see `ForwardPass.derived`."""
-        return {name: self.forward.derived(name, self.found) for name in self.plan.derived}
+        return {name: self.forward.derived(name, self.found) for name in self.forward.plan.derived}
 
     def _stored(self, parameter: str | None) -> Tensor | None:
         """The Jacobian in a parameter stored entry by entry, (n, N, size); None if it is not."""
-        if parameter in self.plan.derived:
+        if parameter in self.forward.plan.derived:
             M, ids = self.derived[parameter]
             return M if ids is None else None
         return None if parameter is None else self.explicit.get(parameter)
@@ -456,7 +451,7 @@ class ChunkJacobians:
         self, key: str, jacobian: WeightJacobian | None, x: Tensor
     ) -> Callable[[], Mapping[RowProduct, Tensor]]:
         """A function that computes G at a call's input x, and what else measures need there."""
-        plan, weight = self.plan, self.plan.weights.get(key)
+        plan, weight = self.forward.plan, self.forward.plan.weights.get(key)
         # df/dx x equals <df/dW, W> if the weight acts there alone, on the whole input
         along = weight is not None and weight.as_given and len(weight.products) == 1 and not plan.ignores_padding
         wanted, route = self._input_wanted(along=along), input_route(plan, key, self.needs)

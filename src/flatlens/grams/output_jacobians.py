@@ -14,7 +14,7 @@ parameter does not act as planned, or torch's batching is wrong. Up to rounding 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -172,17 +172,16 @@ MEMORY_SHARE = 8
 """A batched backward pass may use the memory divided by this; the previous chunk still holds its part."""
 
 
+@dataclass(eq=False)
 class Pool:
     """Buffers for Jacobians that are computed output by output, kept for the whole pass.
 
     New memory for every chunk would cost as much time as the arithmetic.
     """
 
-    def __init__(self, memory: int, *, batched: bool = True) -> None:
-        self._kept: dict[str, Tensor] = {}
-        self.batch_bytes = memory // MEMORY_SHARE  #: bytes of derivatives that one batched pass may return
-        self.batched: bool | None = None if batched else False
-        """Whether torch can batch the network's operations; None before the first attempt."""
+    batch_bytes: int  #: bytes of derivatives that one batched pass may return
+    batched: bool | None = None  #: whether torch can batch the network's operations; None before the first attempt
+    _kept: dict[str, Tensor] = field(default_factory=dict)
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return an uninitialised buffer of this shape, (n, ...)."""

@@ -202,10 +202,6 @@ class Structure:
             self.first if self.first == other.first else None,
         )
 
-    def covers(self, other: Structure) -> bool:
-        """Return whether every fact stated here also holds on the other."""
-        return self.common_with(other) == self
-
 
 def structure_of(tape: Tape, inputs: list[Tensor]) -> Structure:
     """Return the structure that one recorded forward pass shows."""
@@ -218,11 +214,11 @@ def structure_of(tape: Tape, inputs: list[Tensor]) -> Structure:
     curved = graph.curved_in(bits)
     # The inputs that the graph reads, and the pure call that alone reads the network's only input, perhaps reshaped.
     read = {number: graph.leaves.get(id(x)) if x.grad_fn is None else x.grad_fn for number, x in enumerate(inputs)}
-    read = {number: node for number, node in read.items() if node is not None and graph.read_by(node)}
+    read = {number: node for number, node in read.items() if node is not None and graph.readers[node]}
     pure = {call.x.grad_fn: key for key, call in tape.linear.items() if call.pure}
     node = next(iter(read.values())) if len(read) == 1 else None
     while node is not None and node not in pure:
-        readers = graph.read_by(node)
+        readers = graph.readers[node]
         node = readers[0][0] if len(readers) == 1 and readers[0][0].name() in RESHAPING else None
     return Structure(
         calls={
@@ -385,7 +381,7 @@ class Weight:
     @property
     def neurons(self) -> int:
         """Return the number of rows of the weight, g d."""
-        return self.matrix.W.shape[0] * self.matrix.W.shape[1]
+        return self.matrix.W.shape[:2].numel()
 
     @cached_property
     def searched_kernel_norm(self) -> SearchedNorm:
@@ -510,7 +506,7 @@ class Plan:
 
     def require_same(self, tape: Tape, inputs: list[Tensor], batch: Batch) -> None:
         """Raise PlanBroken if the network does not do on this batch what the plan says."""
-        if not self.structure.covers(structure_of(tape, inputs)):
+        if self.structure.common_with(structure_of(tape, inputs)) != self.structure:
             raise PlanBroken([batch])
         n, operations = size(batch), self.operations(tape)
         if any(name not in operations for name in self.rows):

@@ -82,6 +82,17 @@ class Run:
                 self.progress(what, number + 1, total)
 
 
+def drawing(generator: object, progress: object, where: str) -> torch.Generator:
+    """Return the generator to draw from (seed 0 for None); refuse other types, and a progress that cannot be called."""
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise BadInput(f"{where}(progress={progress!r}): a function of (what, done, total) is needed, None or False")
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    if not isinstance(generator, torch.Generator):
+        raise BadInput(f"{where}(generator=...): a torch.Generator is needed, got {type(generator).__name__}")
+    return generator
+
+
 @dataclass(frozen=True)
 class Card:
     """The description of a measure, known before it is run.

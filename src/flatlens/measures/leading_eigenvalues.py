@@ -26,7 +26,8 @@ from flatlens.measures.definition import Run, require_count, require_tolerance
 from flatlens.measures.lens import Lens
 from flatlens.measures.notes import STOPPED
 from flatlens.operations.operator_norm import SearchedNorm
-from flatlens.perturbation.weights import Landscape, ShardedHessian, coarsest_inside
+from flatlens.perturbation.autograd_check import coarsest_inside
+from flatlens.perturbation.weights import Landscape, ShardedHessian
 from flatlens.problem import Problem
 from flatlens.problem.ranks import in_one_piece
 from flatlens.result import Result

@@ -54,13 +54,13 @@ from flatlens.grams import (
 from flatlens.grams.record import run_recorded
 from flatlens.grams.sketch import random_signs
 from flatlens.measures.definition import FREE, PassMeasure, Run, comes_along
-from flatlens.perturbation.autograd_check import moved_by_rounding
-from flatlens.perturbation.weights import Landscape, coarsest_inside
+from flatlens.perturbation.autograd_check import coarsest_inside, moved_by_rounding
+from flatlens.perturbation.weights import Landscape
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.arguments import require_finite_weights
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
 from flatlens.problem.eval_context import device_of, differentiable, fingerprint, in_turn, require_own_torch
-from flatlens.problem.forward import Outcomes, as_rows, forwards, from_rows, outcomes, slopes_of_each
+from flatlens.problem.forward import Outcomes, forwards, from_rows, outcomes, slopes_of_each
 from flatlens.problem.inspection import require_same_everywhere
 from flatlens.problem.ranks import ALONE, ChunkBuffer, Ranks, emptied, to_parts
 from flatlens.progress import count_of
@@ -153,7 +153,7 @@ class Gatherer:
             for turn, chunk in enumerate(chunks):
                 probe = turn % probes
                 if probe == 0:
-                    ends.add(chunk.number, as_rows(chunk.losses, chunk.correct))
+                    ends.add(chunk.number, {"losses": chunk.losses, "hits": chunk.correct})
                 for measure in measures:
                     for key, value in _values(measure, chunk):
                         at = key, probe

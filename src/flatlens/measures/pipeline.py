@@ -32,6 +32,7 @@ from flatlens.measures.definition import (
     Reduced,
     Run,
     by_probes,
+    drawing,
     named,
 )
 from flatlens.measures.leading_eigenvalues import rounded_up
@@ -49,7 +50,6 @@ from flatlens.measures.notes import (
 )
 from flatlens.perturbation.autograd_check import other_derivative
 from flatlens.problem import measuring
-from flatlens.problem.arguments import drawing
 from flatlens.problem.batches import finite
 from flatlens.problem.eval_context import device_of
 from flatlens.progress import LIMIT, Watch

@@ -35,8 +35,9 @@ from flatlens.measures.definition import (
 )
 from flatlens.measures.leading_eigenvalues import sharded_top, top_of
 from flatlens.measures.lens import Lens
+from flatlens.perturbation.autograd_check import coarsest_inside
 from flatlens.perturbation.searches import critical_step
-from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, coarsest_inside, next_update, spread_of
+from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, next_update, spread_of
 
 NO_OPTIMISER = (
     "it needs the optimiser that trains the network: Lens(problem, optimiser=...), Tracker.step(optimiser=...)"

@@ -12,6 +12,7 @@ from one place to the other give the map itself.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,7 +104,8 @@ class Graph:
         self.nodes = _inputs_first(f.grad_fn)
         self.parameters = {} if model is None else dict(model.named_parameters())
         self.names = {id(p): name for name, p in self.parameters.items()}
-        self.readers: dict[Node, list[tuple[Node, int]]] = {}  #: by node: (reader, which of its inputs)
+        self.readers: dict[Node, list[tuple[Node, int]]] = defaultdict(list)
+        """By node: the operations that read its output, and as which of their inputs."""
         self.leaves: dict[int, Node] = {}  #: leaf nodes by the id of the leaf tensor
         self._moved: dict[Node, list[GraphEdge] | None] = {}
         for node in self.nodes:
@@ -111,11 +113,7 @@ class Graph:
                 self.leaves[id(node.variable)] = node
             for operand, (source, _) in enumerate(node.next_functions):
                 if source is not None:
-                    self.readers.setdefault(source, []).append((node, operand))
-
-    def read_by(self, node: Node) -> list[tuple[Node, int]]:
-        """Return the operations that read a node's output, and as which of their inputs."""
-        return self.readers.get(node, [])
+                    self.readers[source].append((node, operand))
 
     def behind(self, sources: Collection[Node]) -> set[Node]:
         """Nodes whose output depends on that of one of the sources, and the sources."""
@@ -184,7 +182,7 @@ class Graph:
         found = []
 
         def onward(one: GraphEdge) -> Iterator[GraphEdge]:
-            for reader, operand in self.read_by(one[0]):
+            for reader, operand in self.readers[one[0]]:
                 if reader.next_functions[operand] != one:
                     continue
                 if one[0] in self.fixed or one not in (self._moves(reader) or ()):
@@ -199,11 +197,11 @@ class Graph:
     def acting(self, parameter: Tensor) -> list[tuple[Node, GraphEdge]]:
         """Return the operations on samples that read a parameter or what is made from it, each with what it reads."""
         leaf = self.leaves.get(id(parameter))
-        made = walk([] if leaf is None else [leaf], lambda node: [r for r, _ in self.read_by(node) if r in self.fixed])
+        made = walk([] if leaf is None else [leaf], lambda node: [r for r, _ in self.readers[node] if r in self.fixed])
         return [
             (reader, reader.next_functions[operand])
             for node in made
-            for reader, operand in self.read_by(node)
+            for reader, operand in self.readers[node]
             if reader not in self.fixed
         ]
 

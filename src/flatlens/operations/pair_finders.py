@@ -419,7 +419,7 @@ class ScaleFinder:
             for operand in range(2):
                 vector, other = self._vector(node, operand), node.next_functions[1 - operand]
                 if vector is not None and other[0] is not None and other[0] not in self.graph.fixed:
-                    adds = [reader for reader, _ in self.graph.read_by(node) if self._shifts(reader, node)]
+                    adds = [reader for reader, _ in self.graph.readers[node] if self._shifts(reader, node)]
                     return None if adds else (vector, None, frozenset({node}))
         if name == "AddBackward0":
             for operand in range(2):

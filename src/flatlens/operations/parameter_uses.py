@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeAlias, final
 
 import torch
@@ -161,7 +162,7 @@ def reads_of(graph: Graph, parameter: Tensor) -> tuple[Read, ...] | None:
 
     def onward(at: tuple[Node, torch.Size, bool]) -> Iterator[tuple[Node, torch.Size, bool]]:
         node, shape, transposed = at  # the parameter in another shape, or its transpose
-        for reader, operand in graph.read_by(node):
+        for reader, operand in graph.readers[node]:
             if is_complex(reader):
                 found.append(None)
             elif transposes(reader) and not transposed:
@@ -176,7 +177,7 @@ def reads_of(graph: Graph, parameter: Tensor) -> tuple[Read, ...] | None:
     for _ in walk([] if leaf is None else [(leaf, parameter.shape, False)], onward):
         pass
     known = [read for read in found if read is not None]
-    return tuple(sorted(known, key=lambda read: read.turn)) if len(known) == len(found) else None
+    return tuple(sorted(known, key=attrgetter("turn"))) if len(known) == len(found) else None
 
 
 def transposes(node: Node) -> bool:
@@ -244,9 +245,9 @@ def _added_behind(graph: Graph, node: Node, operand: int, shape: torch.Size) -> 
         return None
     out = shape_of((node, 0))
     below = node.next_functions[0][0]
-    while below is not None and below.name() in RESHAPING and len(graph.read_by(below)) == 1:
+    while below is not None and below.name() in RESHAPING and len(graph.readers[below]) == 1:
         below = below.next_functions[0][0]
-    if below is None or below.name() != "MmBackward0" or len(graph.read_by(below)) != 1:
+    if below is None or below.name() != "MmBackward0" or len(graph.readers[below]) != 1:
         return None
     product = shape_of((below, 0))
     fits = product.numel() == out.numel() and product[-1] == out[-1] == shape[0]
@@ -370,7 +371,7 @@ def derived_from(graph: Graph, leaf: Node, shape: torch.Size, sampled: Collectio
     def onward(at: tuple[Node, int, torch.Size]) -> Iterator[tuple[Node, int, torch.Size]]:
         node, number, shape = at
         reads: list[Read] = []
-        for reader, operand in graph.read_by(node):
+        for reader, operand in graph.readers[node]:
             if reader.next_functions[operand][1] != number:
                 continue
             read = None if is_complex(reader) else read_of(graph, reader, operand, shape)

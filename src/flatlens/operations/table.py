@@ -369,22 +369,17 @@ def hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def node_role(name: str) -> Role | None:
-    """Return the role of an autograd node by its name, for real tensors in eval mode; None: curved or unknown.
-
-    A change of a part of a tensor in place (CopySlices) is unknown: its node does not tell what was done to the part.
-
-    >>> node_role("ReluBackward0"), node_role("MulBackward0"), node_role("ExpBackward0")
-    ('piecewise linear', 'bilinear', None)
-    """
-    found = operation_of(name)
-    return None if found is None else found.role
-
-
 def role_of(node: Node) -> Role | None:
-    """Return the role of a node as it ran; None also where a norm takes batch statistics, or the output is complex."""
-    trains = getattr(node, "_saved_training", False)
-    return None if trains or is_complex(node) else node_role(node.name())
+    """Return the role of an autograd node as it ran; None: curved or unknown.
+
+    So it is where a norm takes batch statistics, and where the output is complex. A change of a part of a tensor in
+    place (CopySlices) is unknown: its node does not tell what was done to the part.
+
+    >>> role_of(torch.ones(2, requires_grad=True).relu().grad_fn)
+    'piecewise linear'
+    """
+    found = operation_of(node.name())
+    return None if found is None or getattr(node, "_saved_training", False) or is_complex(node) else found.role
 
 
 def is_complex(node: Node) -> bool:

@@ -238,7 +238,7 @@ class WeightReader:
             added = product.next_functions[0]
             return None if added[0] is None else (product, added)
         node = product
-        while len(readers := self.graph.read_by(node)) == 1:
+        while len(readers := self.graph.readers[node]) == 1:
             node = readers[0][0]
             if node.name() == "AddBackward0":
                 bias = self.graph.bias_behind(node)

@@ -6,18 +6,17 @@ Gradient reversal, straight-through estimators and `detach()` do. Differences of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError
+from flatlens.grams.autograd import Runner
 from flatlens.grams.sketch import random_signs
-from flatlens.operations.graph import sources_of, walk
-from flatlens.perturbation.weights import Elsewhere, coarsest_inside, floating_input
+from flatlens.operations.graph import Graph, sources_of, walk
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import move, size
 from flatlens.problem.eval_context import copy_of, device_of, differentiable
@@ -37,6 +36,8 @@ _ROUNDED = 0.01  #: smallest relative change of the derivative by rounding that 
 _ANOTHER = 0.1  #: smallest difference of outputs, relative to the largest, that is not taken for rounding
 _SIDES = ("weights", "inputs")
 _FOUND = "the derivative that is not autograd's"
+_INSIDE = "the coarsest dtype inside, and fake quantisation"
+_ROUNDS = ("FakeQuantize", "FusedMovingAvgObsFq")  #: beginnings of the names of nodes of fake quantisation
 
 
 def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
@@ -54,18 +55,62 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
         numbers = sum(p.numel() for p in model.parameters()) + size(problem.probes[0]) * problem.outputs
         held = _VECTORS * numbers * torch.finfo(problem.dtype).bits // 8
         if problem.parameters and not problem.sharded and held <= problem.memory:
-            inside = coarsest_inside(problem, model)
-            with suppress(RuntimeError, FlatlensError):  # it has no derivative, or does not run at other weights
-                told = _straight_through(problem, model)
-                if told == ("", ""):
-                    with problem.measuring(model):
-                        there, batch = Elsewhere(problem, model=model), problem.place(problem.probes[0])
-                        combination = _Combination(there, batch, inside)
-                        words = [_words(combination, side) for side in range(len(combination.here))]
+            _, told = _inside(problem, model)
+            if told == ("", ""):
+                # a RuntimeError: it has no derivative, or does not run at other weights
+                with suppress(RuntimeError, FlatlensError), problem.measuring(model):
+                    combination = _Combination(problem, model)
+                    words = [_words(combination, side) for side in range(len(combination.here))]
                     told = words[0], words[-1]
         problem.facts[_FOUND] = told
     found: tuple[str, str] = problem.facts[_FOUND]
     return found
+
+
+def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
+    """Return the coarsest dtype among the operations that make the outputs of a network, if it is coarser than its own.
+
+    Operations that nothing differentiates do not count.
+    """
+    return problem.dtype if problem.arithmetic != "full" or problem.sharded else _inside(problem, model)[0]
+
+
+def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str, str]]:
+    """Return the coarsest dtype in the graph of the outputs; words on fake quantisation there, or empty ones.
+
+    The words are on the weights, and on the inputs: differences cannot show it where its steps are small. Looked for
+    once for a problem, on a few samples.
+    """
+    if _INSIDE not in problem.facts:
+        dtype, told = problem.dtype, ("", "")
+        batch, frozen = problem.place(problem.probes[0]), {id(p) for p in model.parameters() if not p.requires_grad}
+        # a RuntimeError: the outputs have no derivative
+        with suppress(RuntimeError, FlatlensError), problem.measuring(model), differentiable(model.parameters()):
+            leaf = x if (x := _floating_input(batch)) is None else x.clone().requires_grad_()
+            f, _ = problem.run(model, batch if leaf is None else (leaf.clone(), *batch[1:]))
+            nodes = Graph(f).nodes
+            dtypes = {made.dtype for node in nodes for made in node._input_metadata}
+            numbers = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
+            dtype = max(numbers, key=lambda dtype: torch.finfo(dtype).eps, default=problem.dtype)
+            behind = walk([node for node in nodes if node.name().startswith(_ROUNDS)], sources_of)
+            rounded = {id(node.variable) for node in behind if hasattr(node, "variable")} - frozen
+            words = (
+                "autograd's derivative is not the function's in the {} (fake quantisation: its steps count as a "
+                "straight line)"
+            )
+            told = (
+                words.format(_SIDES[0]) if rounded - {id(leaf)} else "",
+                words.format(_SIDES[1]) if id(leaf) in rounded else "",
+            )
+        problem.facts[_INSIDE] = dtype, told
+    found: tuple[torch.dtype, tuple[str, str]] = problem.facts[_INSIDE]
+    return found
+
+
+def _floating_input(batch: Batch) -> Tensor | None:
+    """Return the first input of a batch, if it has floating numbers."""
+    x = batch[0] if isinstance(batch, tuple) else None
+    return x if isinstance(x, Tensor) and x.is_floating_point() else None
 
 
 def moved_by_rounding(problem: Problem, model: nn.Module) -> tuple[str, str]:
@@ -102,7 +147,7 @@ def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
         batch = move(problem.probes[0], device_of(network), dtype)
         tensors: list[Tensor] = [p for name, p in network.named_parameters() if name in problem.parameters]
         with problem.measuring(network), differentiable(tensors):
-            x = floating_input(batch)
+            x = _floating_input(batch)
             leaf = [] if x is None else [x.clone().requires_grad_()]
             f, y = problem.run(network, (leaf[0].clone(), *batch[1:]) if leaf else batch)
             outputs.append(f.detach().to("cpu", torch.float64))
@@ -143,34 +188,6 @@ def _off(true: list[Tensor], own: list[Tensor]) -> float:
     return apart / length if length else 0.0
 
 
-def _straight_through(problem: Problem, model: nn.Module) -> tuple[str, str]:
-    """Return words on fake quantisation in the graph of the outputs, in the weights and in the inputs; empty without.
-
-    Differences cannot show it where its steps are small.
-    """
-    batch = problem.place(problem.probes[0])
-    x = floating_input(batch)
-    leaf = None if x is None else x.detach().requires_grad_()
-    with problem.measuring(model), torch.enable_grad():
-        f, _ = problem.run(model, batch if leaf is None else (leaf.clone(), *batch[1:]))
-
-    def rounds(node: Any) -> bool:
-        return bool(node.name().startswith(("FakeQuantize", "FusedMovingAvgObsFq")))
-
-    def onward(at: tuple[Any, bool]) -> list[tuple[Any, bool]]:
-        return [(source, at[1] or rounds(source)) for source in sources_of(at[0])]
-
-    ends = [] if f.grad_fn is None else walk([(f.grad_fn, rounds(f.grad_fn))], onward)
-    of_input = [node.variable is leaf for node, rounded in ends if rounded and hasattr(node, "variable")]
-    words = (
-        "autograd's derivative is not the function's in the {} (fake quantisation: its steps count as a straight line)"
-    )
-    return (
-        words.format(_SIDES[0]) if not all(of_input) else "",
-        words.format(_SIDES[-1]) if any(of_input) else "",
-    )
-
-
 def _words(combination: _Combination, side: int) -> str:
     step = _STEP.get(combination.inside, _STEP[torch.float32])
     for direction, slope in combination.directions(side):
@@ -195,17 +212,20 @@ def _apart(found: float, slope: float) -> bool:
 class _Combination:
     """A random combination of a batch's outputs, as a function of the weights and, if they are floating, the inputs."""
 
-    def __init__(self, network: Elsewhere, batch: Batch, inside: torch.dtype) -> None:
-        self.network, self.batch = network, batch
-        self.inside = inside  #: the coarsest dtype that makes the outputs
+    def __init__(self, problem: Problem, model: nn.Module) -> None:
+        self.batch, self.runner = problem.place(problem.probes[0]), Runner(problem, model)
+        self.inside = coarsest_inside(problem, model)  #: the coarsest dtype that makes the outputs
         self.generator = torch.Generator().manual_seed(0)
-        x = floating_input(batch)
-        own = [network.here] if x is None else [network.here, x]
-        self.here = [one.detach() + _ASIDE * self._as_long(one, self._signs(one)) for one in own]
-        outputs, _ = network.run(self.here[0], batch)
-        self.signs = self._signs(outputs.detach())
-        coarse = torch.finfo(inside).eps if inside != network.problem.dtype else network.problem.precision
-        self.rounding = coarse * float(torch.linalg.vector_norm(outputs.detach()))
+        weights = {name: p.detach() for name, p in model.named_parameters() if name in problem.parameters}
+        self.weights = {name: p for name, p in weights.items() if p.is_floating_point()}
+        x = _floating_input(self.batch)
+        own = [torch.cat([p.flatten() for p in self.weights.values()]), *([] if x is None else [x.detach()])]
+        signs = (random_signs(one.shape, one, self.generator) for one in own)
+        self.here = [one + _ASIDE * _as_long(one, part) for one, part in zip(own, signs, strict=True)]
+        outputs = self._outputs(self.here[:1]).detach()
+        self.signs = random_signs(outputs.shape, outputs, self.generator)
+        coarse = torch.finfo(self.inside).eps if self.inside != problem.dtype else problem.precision
+        self.rounding = coarse * float(torch.linalg.vector_norm(outputs))
         self.value = float(self._at(self.here).detach())
 
     @cached_property
@@ -220,8 +240,8 @@ class _Combination:
         """
         here, gradient = self.here[side], self.gradient[side]
         for turn in range(1 + _RANDOM):
-            part = self._signs(here) if turn else gradient
-            part = self._as_long(here, part * (gradient != 0) if side == 0 else part)
+            part = random_signs(here.shape, here, self.generator) if turn else gradient
+            part = _as_long(here, part * (gradient != 0) if side == 0 else part)
             direction = [part if at == side else torch.zeros_like(one) for at, one in enumerate(self.here)]
             yield direction, float(torch.sum(gradient * part, dtype=torch.float64))
 
@@ -230,15 +250,16 @@ class _Combination:
             moved = [here + step * part for here, part in zip(self.here, direction, strict=True)]
             return (float(self._at(moved).detach()) - self.value) / step
 
-    def _at(self, point: list[Tensor]) -> Tensor:
+    def _at(self, point: Sequence[Tensor]) -> Tensor:
+        return torch.sum(self._outputs(point) * self.signs, dtype=torch.float64)
+
+    def _outputs(self, point: Sequence[Tensor]) -> Tensor:
         theta, *x = (one.clone() for one in point)  # forward() may write to its input, or call requires_grad_() on it
-        outputs, _ = self.network.run(theta, (*x, *self.batch[1:]) if x else self.batch)
-        return torch.sum(outputs * self.signs, dtype=torch.float64)
+        parts = torch.split(theta, [p.numel() for p in self.weights.values()])
+        values = {name: part.view(p.shape) for (name, p), part in zip(self.weights.items(), parts, strict=True)}
+        return self.runner.at(values, (*x, *self.batch[1:]) if x else self.batch)[0]
 
-    def _signs(self, like: Tensor) -> Tensor:
-        return random_signs(like.shape, like, self.generator)
 
-    @staticmethod
-    def _as_long(here: Tensor, part: Tensor) -> Tensor:
-        length, own = (float(torch.linalg.vector_norm(one)) for one in (here, part))
-        return part * (length / own) if own else part
+def _as_long(here: Tensor, part: Tensor) -> Tensor:
+    length, own = (float(torch.linalg.vector_norm(one)) for one in (here, part))
+    return part * (length / own) if own else part

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, TypeAlias, final
@@ -23,48 +23,19 @@ from flatlens.curvature.operators import LARGEST_CHUNK, bytes_of_a_sample, bytes
 from flatlens.curvature.optimiser_geometry import rate_of_a_step
 from flatlens.curvature.space import as_one_vector, dot, inner, space_of
 from flatlens.curvature.symmetry import operations
-from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, one_line, out_of_memory
+from flatlens.errors import BadInput, NotDifferentiable, one_line, out_of_memory
 from flatlens.estimate import Progress
 from flatlens.grams.autograd import Runner, require_second_derivative
 from flatlens.grams.sketch import random_signs
-from flatlens.operations.graph import Graph
 from flatlens.operations.table import operation_of
+from flatlens.perturbation.autograd_check import coarsest_inside
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import FORWARD_CHUNK, size, take
 from flatlens.problem.eval_context import differentiable, moved_in_place
 from flatlens.problem.forward import Outcomes, outcomes
 from flatlens.problem.ranks import in_one_piece, of_the_first, whole_parameters
 
-_INSIDE = "the coarsest dtype inside"
 _DRAWS = 4  #: draws of a rounding
-
-
-def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
-    """Return the coarsest dtype among the operations that make the outputs of a network, if it is coarser than its own.
-
-    Looked for once for a problem, on a few samples. Operations that nothing differentiates do not count.
-    """
-    if problem.arithmetic != "full" or problem.sharded:
-        return problem.dtype
-    if _INSIDE not in problem.facts:
-        problem.facts[_INSIDE] = problem.dtype
-        batch = problem.place(problem.probes[0])
-        # a RuntimeError: the outputs have no derivative
-        with suppress(RuntimeError, FlatlensError), problem.measuring(model), differentiable(model.parameters()):
-            if (x := floating_input(batch)) is not None:
-                batch = (x.clone().requires_grad_().clone(), *batch[1:])
-            f, _ = problem.run(model, batch)
-            dtypes = {made.dtype for node in Graph(f).nodes for made in node._input_metadata}
-            numbers = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
-            problem.facts[_INSIDE] = max(numbers, key=lambda dtype: torch.finfo(dtype).eps, default=problem.dtype)
-    found: torch.dtype = problem.facts[_INSIDE]
-    return found
-
-
-def floating_input(batch: Batch) -> Tensor | None:
-    """Return the first input of a batch, if it has floating numbers."""
-    x = batch[0] if isinstance(batch, tuple) else None
-    return x if isinstance(x, Tensor) and x.is_floating_point() else None
 
 
 def rounded(values: Tensor, generator: torch.Generator, eps: float) -> Tensor:

@@ -81,28 +81,6 @@ def _require_real(model: nn.Module, dtype: torch.dtype) -> None:
             )
 
 
-def require_numbers(outputs: Tensor) -> None:
-    """Refuse outputs that are not dense real floating numbers, at least one per sample."""
-    if outputs.is_complex():
-        raise BadModel(
-            "the outputs are complex, but must be real: return, for instance, torch.view_as_real(outputs).flatten(1)"
-        )
-    if not outputs.is_floating_point():
-        raise BadModel(
-            f"the outputs are {outputs.dtype}, but must be floating numbers",
-            remedy="return them before argmax, rounding or comparison",
-        )
-    if outputs.is_meta or outputs.layout != torch.strided:
-        raise BadModel(
-            "the outputs are sparse, or on the meta device, but must be dense numbers",
-            remedy="return, for instance, outputs.to_dense()",
-        )
-    if outputs.ndim > 1 and 0 in outputs.shape[1:]:
-        raise BadModel(
-            f"the outputs have shape {tuple(outputs.shape)}, with no entries per sample: at least one output is needed"
-        )
-
-
 def require_finite_weights(model: nn.Module) -> None:
     """Refuse a network with NaN or inf in its parameters or running statistics; a mask may well hold -inf."""
     running = ("running_mean", "running_var")
@@ -220,14 +198,3 @@ def require_ghosts(batchnorm: object, ghost_batch: object) -> None:
     if batchnorm == "train" and not (isinstance(ghost_batch, int) and ghost_batch >= 2):
         needed = "the number of samples normalised together is needed, at least 2"
         raise BadInput(needed, argument="ghost_batch", value=ghost_batch)
-
-
-def drawing(generator: object, progress: object, where: str) -> torch.Generator:
-    """Return the generator to draw from (seed 0 for None); refuse other types, and a progress that cannot be called."""
-    if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise BadInput(f"{where}(progress={progress!r}): a function of (what, done, total) is needed, None or False")
-    if generator is None:
-        return torch.Generator().manual_seed(0)
-    if not isinstance(generator, torch.Generator):
-        raise BadInput(f"{where}(generator=...): a torch.Generator is needed, got {type(generator).__name__}")
-    return generator

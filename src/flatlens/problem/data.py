@@ -10,7 +10,7 @@ import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, cast, final
 
@@ -358,20 +358,18 @@ class Data:
     @property
     def notes(self) -> list[str]:
         """Return in words what changes the risk or the number of samples, and is easily not meant."""
-        return [note for note in (self.hidden, self.reading, self._repeated) if note]
-
-    @property
-    def _repeated(self) -> str:
-        """Return in words that all workers of a stream gave the same batches; empty if they did not."""
+        notes = [note for note in (self.hidden, self.reading) if note]
         if self._source is None or not isinstance(self._source.dataset, IterableDataset):
-            return ""
+            return notes
+        # all workers of a stream may give the same batches
         workers, prints = self._source.num_workers, [self._prints.get(number) for number in range(len(self._prints))]
         turns = [prints[at : at + workers] for at in range(0, len(prints), max(1, workers))]
-        alike = all(None not in turn and len(turn) == workers and len(set(turn)) == 1 for turn in turns)
-        return "" if workers < 2 or not turns or not alike else (
-            f"the {workers} workers gave the same batches, so each sample is there {workers} times: does the stream "
-            f"divide its samples by torch.utils.data.get_worker_info()?"
-        )  # fmt: skip
+        if workers > 1 and turns and all(len(turn) == workers and {*turn} == {turn[0]} != {None} for turn in turns):
+            notes.append(
+                f"the {workers} workers gave the same batches, so each sample is there {workers} times: does the "
+                f"stream divide its samples by torch.utils.data.get_worker_info()?"
+            )
+        return notes
 
     @cached_property
     def _values(self) -> str:
@@ -398,6 +396,8 @@ class Data:
     @property
     def remarks(self) -> list[str]:
         """Return in words which samples a loader repeats or leaves out, and which are measured though it drops them."""
+        if self._source is None:
+            return []
         drawn, there = self._drawn, _length(self._source) or 0
         of_drawn = f"of the {len(drawn)} samples are"
         again, out = len(drawn) - len(set(drawn)), there - len(set(drawn)) if drawn else 0
@@ -533,7 +533,10 @@ class Data:
 
 
 def _checksum_of_all(batch: Batch) -> int:
-    return reduce(lambda total, leaf: checksum(leaf, total), tensors_in(batch), 0)
+    total = 0
+    for leaf in tensors_in(batch):
+        total = checksum(leaf, total)
+    return total
 
 
 def _length(loader: DataLoader[Any] | None) -> int | None:

@@ -44,21 +44,20 @@ def losing(loss: Loss, where: str, f: Tensor, y: Any) -> Iterator[None]:
 
 
 def forward_failed(
-    where: str, model: nn.Module | None = None, batch: Any = None, itself: Callable[[], object] | None = None
-) -> Callable[[str], ForwardFailed]:
-    """Return the function that makes one line about an exception into the error of a failed forward().
+    line: str,
+    where: str,
+    model: nn.Module | None = None,
+    batch: Any = None,
+    itself: Callable[[], object] | None = None,
+) -> ForwardFailed:
+    """Return the error of a failed forward(), from one line about the exception.
 
     `itself` runs the network in the dtype that its owner gave it, if that is another one.
     """
-
-    def failed(line: str) -> ForwardFailed:
-        what = "forward failed on ", where, f" ({line})"
-        if NO_LOOP in line:
-            return ForwardFailed(what)
-        mend = _mend_of_forward(line, model, tensors_in(batch), itself)
-        return ForwardFailed(what, remedy=mend)
-
-    return failed
+    what = "forward failed on ", where, f" ({line})"
+    if NO_LOOP in line:
+        return ForwardFailed(what)
+    return ForwardFailed(what, remedy=_mend_of_forward(line, model, tensors_in(batch), itself))
 
 
 def _mend_of_forward(line: str, model: nn.Module | None, inputs: list[Tensor], itself: Any) -> Words:
@@ -152,7 +151,7 @@ def retold(where: str | Callable[[], str]) -> Iterator[None]:
         cause, place = error.__cause__ or error, where if isinstance(where, str) else where()
         if isinstance(error.what, tuple):  # of `forward_failed`: what, where, line
             raise error.but(what=(error.what[0], place, error.what[2])) from cause
-        raise forward_failed(place)(said(cause)) from cause
+        raise forward_failed(said(cause), place) from cause
 
 
 def _kind(y: Any) -> str:

@@ -435,47 +435,45 @@ def measuring(
     require_own_torch()
     with in_turn(model):
         catch_up(model)
-        with parts_between_calls(model), _restored(model, batch_statistics, tf32, twice):
-            yield
-
-
-@contextmanager
-def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool) -> Iterator[None]:
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm)] if batch_statistics else []
-    compiled = "torch._dynamo" in sys.modules  # its import takes a second; without it nothing is compiled
-    as_written = partial(torch.compiler.set_stance, "force_eager")
-    with (
-        _buffers_kept(model),
-        replaced((p, "grad", None) for p in model.parameters()),  # forward() may add to an existing gradient
-        users_code(hook_failed, hooks=True),
-        modes_kept(model),
-        random_kept(devices),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        held_by_all("math attention", partial(sdpa_kernel, SDPBackend.MATH)) if twice else nullcontext(),
-        # in float32 under any autocast, or in TF32
-        torch.autocast(device_of(model).type, enabled=False),
-        plain_autocast(),
-        _tf32(tf32),
-        torch.autograd.set_detect_anomaly(False),  # its search for NaN cannot look into batched derivatives
-        plain_embeddings(model),
-        plain_gradients(model),
-        plain_weight_norms(model),
-        held_by_all("plain operations", plain_operations),
-        # compiled code calls no hooks and has no second derivative
-        held_by_all("eager", as_written) if compiled else nullcontext(),
-    ):
-        try:
-            model.eval()
-        except Exception as error:
-            remedy = "of a module of torch.export, pass the nn.Module that was exported"
-            raise BadModel(f"eval() failed ({said(error)})", remedy=remedy) from error
-        # a BatchNorm's running statistics are neither used nor updated
-        as_trained = (("training", True), ("track_running_stats", False))
-        # attributes last: some of the others set them
-        with replaced((norm, *setting) for norm in norms for setting in as_trained), attributes_kept(model):
-            yield
+        devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+        norms = [m for m in model.modules() if isinstance(m, _BatchNorm)] if batch_statistics else []
+        compiled = "torch._dynamo" in sys.modules  # its import takes a second; without it nothing is compiled
+        as_written = partial(torch.compiler.set_stance, "force_eager")
+        # forward() may add to an existing gradient; eval() sets the modes
+        before = [(p, "grad", None) for p in model.parameters()] + [
+            (m, "training", m.training) for m in model.modules()
+        ]
+        with (
+            parts_between_calls(model),
+            _buffers_kept(model),
+            replaced(before),
+            users_code(hook_failed, hooks=True),
+            random_kept(devices),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            held_by_all("math attention", partial(sdpa_kernel, SDPBackend.MATH)) if twice else nullcontext(),
+            # in float32 under any autocast, or in TF32
+            torch.autocast(device_of(model).type, enabled=False),
+            plain_autocast(),
+            _tf32(tf32),
+            torch.autograd.set_detect_anomaly(False),  # its search for NaN cannot look into batched derivatives
+            plain_embeddings(model),
+            plain_gradients(model),
+            plain_weight_norms(model),
+            held_by_all("plain operations", plain_operations),
+            # compiled code calls no hooks and has no second derivative
+            held_by_all("eager", as_written) if compiled else nullcontext(),
+        ):
+            try:
+                model.eval()
+            except Exception as error:
+                remedy = "of a module of torch.export, pass the nn.Module that was exported"
+                raise BadModel(f"eval() failed ({said(error)})", remedy=remedy) from error
+            # a BatchNorm's running statistics are neither used nor updated
+            as_trained = (("training", True), ("track_running_stats", False))
+            # attributes last: some of the others set them
+            with replaced((norm, *setting) for norm in norms for setting in as_trained), attributes_kept(model):
+                yield
 
 
 @contextmanager

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatlens.errors import FORWARD, BadData, BadInput
-from flatlens.problem.arguments import REDUCED_PRECISION, Arithmetic, require_numbers
+from flatlens.errors import FORWARD, BadData, BadInput, BadModel
+from flatlens.problem.arguments import REDUCED_PRECISION, Arithmetic
 from flatlens.problem.batches import FORWARD_CHUNK, Batch, counts_samples, move, size
-from flatlens.problem.data import Data
+from flatlens.problem.data import MOST_IN_BATCH, Data
 from flatlens.problem.diagnosis import forward_failed
-from flatlens.problem.eval_context import copy_of, device_of, differentiable, measuring, put_back
+from flatlens.problem.eval_context import copy_of, device_of, differentiable, measuring, put_back, size_of_parts
 from flatlens.problem.loss import Constant, Loss
 from flatlens.problem.op_overrides import in_bfloat16
-from flatlens.problem.ranks import ChunkBuffer, Ranks
+from flatlens.problem.ranks import ALONE, ChunkBuffer, Ranks
 from flatlens.problem.row_layout import attention_mask, in_rows
 from flatlens.progress import Progress
 from flatlens.user_code import users_code
@@ -30,6 +31,8 @@ from flatlens.user_code import users_code
 Forward: TypeAlias = Callable[[nn.Module, Batch], tuple[Any, ...]]
 """Maps (model, batch) to (outputs, targets), or to (outputs (n, T, N), targets, mask of counted tokens (n, T))."""
 
+_AT_ONCE = 2**13  #: outputs of a sample that are combined together: many have no float64 copy
+ROUNDING = 1e4  #: differences in units of machine epsilon that are rounding
 _IGNORED = -100  #: a label that counts as no target, in torch and in transformers
 
 
@@ -64,12 +67,17 @@ class NetworkOnData:
     mass: float = 0.0  #: sum of the samples' masses
     constant: Constant | None = None  #: the best fit by outputs that ignore the input, where it has a formula
     works_in: Arithmetic = "full"  #: `arithmetic` in the pass and in curvature products only
+    seen: Seen | None = None  #: the outputs of the first check; None where samples are coupled
 
     def changed(self, **attributes: Any) -> Self:
         """Return the same with other attributes, not checked again."""
         changed = copy.copy(self)
         vars(changed).update(attributes)
         return changed
+
+    def as_asked(self) -> Self:
+        """Return the same problem in the requested arithmetic: for the pass and curvature products only."""
+        return self.changed(works_in=self.arithmetic, seen=self.seen if self.arithmetic == "full" else None)
 
     @property
     def coupled(self) -> bool:
@@ -129,46 +137,41 @@ class NetworkOnData:
 
     def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """Return (outputs (n, N), targets) of a placed batch, in the form of `problem.row_layout`."""
+        n, itself = size(batch), None if model is self.model else partial(self._itself, batch)
+        failed = partial(forward_failed, where=f"a batch of {n} samples", itself=itself)
         cast = in_bfloat16(device_of(model).type) if self.works_in == "bfloat16" else nullcontext()
         put_back(model)
         torch.clear_autocast_cache()  # weights may have moved since an autocast around this call kept casts of them
-        with cast:
-            outputs, targets, counted = self._answer(model, batch)
-        if isinstance(outputs, Tensor):
-            require_numbers(outputs)
-            outputs = outputs.to(self.dtype)
-        return in_rows(outputs, targets, size(batch), self.loss, counted, self.outputs)
-
-    def _answer(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
-        """Return (outputs, targets, mask of counted tokens) as the network or forward= returns them."""
-        where, itself = (
-            f"a batch of {size(batch)} samples",
-            None if model is self.model else partial(self._itself, batch),
-        )
+        # the answer of forward=, or of the network, with the targets and the mask of the tokens that count
         if self.forward is not None:
-            with users_code(forward_failed(where, None, batch, itself)):
+            with cast, users_code(partial(failed, batch=batch)):
                 found = self.forward(model, batch)
             if not isinstance(found, tuple | list) or len(found) not in (2, 3):
                 raise BadInput(
                     f"it must return (outputs, targets), or (outputs, targets, mask), got {type(found).__name__}",
                     argument="forward",
                 )
-            outputs, targets, *mask = found
-            return main_output(outputs), targets, mask[0] if mask else None
-        if not isinstance(batch, tuple) or len(batch) != 2:
-            told = "batches must be pairs (x, y) or dicts with labels"
-            if isinstance(batch, Tensor) or (isinstance(batch, tuple) and len(batch) == 1):
-                told = "the data have no targets: give (x, x) for an autoencoder"
-            raise BadData((f"{told}; for others give ", FORWARD), argument="data")
-        x, targets = batch
-        with users_code(forward_failed(where, model, x, itself)):
-            outputs = main_output(called(model, x, targets if self.convention.fed else None))
-        counted = self.mask(batch)
-        if self.convention.by_token and counted is None and isinstance(outputs, Tensor):
-            counted = torch.ones(outputs.shape[:2], dtype=torch.bool)
-        if not self.convention.shifted:
-            return outputs, targets, counted
-        return outputs[:, :-1], targets[:, 1:], None if counted is None else counted[:, 1:]
+            outputs, targets, counted = main_output(found[0]), found[1], found[2] if len(found) == 3 else None
+        else:
+            if not isinstance(batch, tuple) or len(batch) != 2:
+                told = "batches must be pairs (x, y) or dicts with labels"
+                if isinstance(batch, Tensor) or (isinstance(batch, tuple) and len(batch) == 1):
+                    told = "the data have no targets: give (x, x) for an autoencoder"
+                raise BadData((f"{told}; for others give ", FORWARD), argument="data")
+            x, targets = batch
+            with cast, users_code(partial(failed, model=model, batch=x)):
+                outputs = main_output(called(model, x, targets if self.convention.fed else None))
+            counted = self.mask(batch)
+            if self.convention.by_token and counted is None and isinstance(outputs, Tensor):
+                counted = torch.ones(outputs.shape[:2], dtype=torch.bool)
+            if self.convention.shifted:
+                outputs, targets = outputs[:, :-1], targets[:, 1:]
+                counted = None if counted is None else counted[:, 1:]
+        # outputs in rows, in the measured dtype
+        if isinstance(outputs, Tensor):
+            require_numbers(outputs)
+            outputs = outputs.to(self.dtype)
+        return in_rows(outputs, targets, n, self.loss, counted, self.outputs)
 
     def _itself(self, batch: Batch) -> object:
         model = copy_of(self.model, "a cause").eval()
@@ -207,6 +210,28 @@ def _parameters(model: nn.Module) -> tuple[set[str], bool]:
     except (TypeError, ValueError):
         return set(), True
     return {p.name for p in parameters}, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def require_numbers(outputs: Tensor) -> None:
+    """Refuse outputs that are not dense real floating numbers, at least one per sample."""
+    if outputs.is_complex():
+        raise BadModel(
+            "the outputs are complex, but must be real: return, for instance, torch.view_as_real(outputs).flatten(1)"
+        )
+    if not outputs.is_floating_point():
+        raise BadModel(
+            f"the outputs are {outputs.dtype}, but must be floating numbers",
+            remedy="return them before argmax, rounding or comparison",
+        )
+    if outputs.is_meta or outputs.layout != torch.strided:
+        raise BadModel(
+            "the outputs are sparse, or on the meta device, but must be dense numbers",
+            remedy="return, for instance, outputs.to_dense()",
+        )
+    if outputs.ndim > 1 and 0 in outputs.shape[1:]:
+        raise BadModel(
+            f"the outputs have shape {tuple(outputs.shape)}, with no entries per sample: at least one output is needed"
+        )
 
 
 def main_output(answer: Any) -> Any:
@@ -268,6 +293,80 @@ def _is_slope(slope: Tensor, f: Tensor, labels: Tensor) -> bool:
     return float((slope - expected).abs().max()) <= 1e-3 * float(expected.abs().max())
 
 
+# Each sample's outputs, when they were first seen
+
+
+@final
+class Seen:
+    """A combination of each sample's outputs, by the sample's place in the data: what the first check saw.
+
+    Chunks of other sizes must give every sample the same. A gate on a mean over the batch may be open in all parts that
+    the check compared, and shut in a smaller chunk.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[int, Tensor] = {}
+        self._rows: dict[int, Tensor] = {}  #: of whole batches of the source
+
+    def note(self, number: int, f: Tensor) -> None:
+        """Keep the outputs (n, N) of the chunk whose first sample has this number."""
+        self._parts[number] = combined(f).cpu()
+
+    def join(self, ranks: Ranks) -> None:
+        """Put all chunks together, those of all processes."""
+        every = {number: part for mine in ranks.together(self._parts) for number, part in mine.items()}
+        for number in sorted(every):
+            source = number // MOST_IN_BATCH
+            held = self._rows.get(source)
+            self._rows[source] = every[number] if held is None else torch.cat([held, every[number]])
+        self._parts = {}
+
+    def off(self, number: int, f: Tensor) -> Tensor:
+        """Return how far the outputs of a chunk are from those seen, as a share of their size; 0 if it was not seen."""
+        start, held = number % MOST_IN_BATCH, self._rows.get(number // MOST_IN_BATCH)
+        if held is None or start + len(f) > len(held):
+            return f.new_zeros((), dtype=torch.float64)
+        known = held[start : start + len(f)].to(f.device)
+        largest = f.detach().abs().max().to(torch.float64) * math.sqrt(f.shape[1]) + 1e-300
+        return (combined(f.detach()) - known).abs().max() / largest
+
+    def require_same(
+        self, problem: NetworkOnData, model: nn.Module, batch: Batch, number: int, f: Tensor, off: Tensor
+    ) -> None:
+        """Refuse outputs that are `off` by more than rounding from those of the same network in larger chunks.
+
+        The network may have been trained since: then it is run once more.
+
+        Raises:
+            BadModel: they are.
+        """
+        allowed = ROUNDING * torch.finfo(f.dtype).eps
+        (share,) = off[None].tolist()
+        if share <= allowed:
+            return
+        self._rows = {}
+        with torch.no_grad():
+            for first, raw in problem.shared(FORWARD_CHUNK, ALONE):
+                self.note(first, problem.run(model, problem.place(raw))[0])
+        self.join(ALONE)
+        apart = float(self.off(number, f))
+        if apart > allowed:
+            parts = size_of_parts(model, "a check", lambda moved: problem.run(moved, batch)[0].detach())
+            if apart * float(f.detach().abs().max()) > allowed * parts:
+                raise BadModel(
+                    f"outputs of the samples in a chunk of {len(f)} differ from those in larger chunks (by "
+                    f"{apart:.2g} of their size), so per-sample derivatives do not exist: does forward() gate, sort "
+                    "or count over the batch? Make the whole batch one sample, or gate each sample alone"
+                )
+
+
+def combined(f: Tensor) -> Tensor:
+    """Return a fixed combination of each sample's outputs, (n,) float64; outputs of 0 at the end change nothing."""
+    weights = (1.7 * torch.arange(1, f.shape[1] + 1, dtype=torch.float64)).cos().to(f.device)
+    parts = zip(torch.split(f, _AT_ONCE, 1), torch.split(weights, _AT_ONCE), strict=True)
+    return torch.stack([torch.mv(part.to(torch.float64), own) for part, own in parts]).sum(0)
+
+
 # Each sample's loss
 
 
@@ -312,8 +411,8 @@ def outcomes(
         for number, raw in shared:
             f, y = run(problem.place(raw))
             f = f.to(torch.float64)
-            rows = as_rows(problem.loss.values(f, y), problem.loss.correct(f, y))
-            kept.add(number, rows | {"mass": problem.loss.mass(f, y)})
+            losses, hits, mass = problem.loss.values(f, y), problem.loss.correct(f, y), problem.loss.mass(f, y)
+            kept.add(number, {"losses": losses, "hits": hits, "mass": mass})
     found = kept.joined(problem.ranks)
     seen, mean = from_rows(found), found["mass"].sum() / len(found["mass"])
     return Outcomes(seen.losses / mean, seen.correct, found["mass"] / mean)
@@ -339,14 +438,9 @@ def fisher_slopes(problem: NetworkOnData, f: Tensor, y: object) -> Tensor:
     are NaN where a sample has a slope and no weight, as smoothed labels have of a class with the weight 0.
     """
     f = f.detach().to(torch.float64)
-    slope, mass = slopes(problem, f, y), problem.loss.mass(f, y)
+    slope, mass = slopes_of_each(problem, f, y, problem.mass), problem.loss.mass(f, y)
     rows = slope * (problem.n * problem.mass / mass.clamp(min=1e-300)).sqrt()[:, None]
     return torch.where((mass == 0)[:, None] & (slope != 0), torch.nan, rows)
-
-
-def as_rows(losses: Tensor, hits: Tensor | None) -> dict[str, Tensor]:
-    """Return the rows of one chunk that are kept."""
-    return {"losses": losses} if hits is None else {"losses": losses, "hits": hits}
 
 
 def from_rows(found: Mapping[str, Tensor]) -> Outcomes:

@@ -1,9 +1,4 @@
-"""Checks of model, loss and data together when a Problem is made: on the first batch, then on every batch.
-
-The outputs that the first check saw are kept as one number for each sample, a fixed combination of its outputs:
-chunks of other sizes must give every sample the same. A gate on a mean over the batch may be open in all parts that
-the check compared, and shut in a smaller chunk.
-"""
+"""Checks of model, loss and data together when a Problem is made: on the first batch, then on every batch."""
 
 from __future__ import annotations
 
@@ -12,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, Give, NotAlike, Words
 from flatlens.problem.batches import FORWARD_CHUNK, Batch, checksum, finite, require_finite, select, size, spaced, take
-from flatlens.problem.data import CHOICE, MOST_IN_BATCH, Data
+from flatlens.problem.data import CHOICE, Data
 from flatlens.problem.diagnosis import (
     forward_failed,
     if_found,
@@ -32,83 +27,12 @@ from flatlens.problem.diagnosis import (
     why_random,
 )
 from flatlens.problem.eval_context import copy_of, differentiable, original_of, size_of_parts
-from flatlens.problem.forward import NetworkOnData, convention_of
+from flatlens.problem.forward import ROUNDING, NetworkOnData, Seen, combined, convention_of
 from flatlens.problem.loss import Loss
 from flatlens.problem.loss_checks import require_apart, require_no_weights, same_targets
-from flatlens.problem.ranks import ALONE, Ranks, require_all_processes
+from flatlens.problem.ranks import require_all_processes
 from flatlens.problem.row_layout import hidden_labels, ignored_outputs, in_doubt, known_as_tokens, laid_out, token_mask
 from flatlens.user_code import said, users_code
-
-_AT_ONCE = 2**13  #: outputs of a sample that are combined together: many have no float64 copy
-_ROUNDING = 1e4  #: differences in units of machine epsilon that are rounding
-
-
-@final
-class Seen:
-    """A combination of each sample's outputs, by the sample's place in the data."""
-
-    def __init__(self) -> None:
-        self._parts: dict[int, Tensor] = {}
-        self._rows: dict[int, Tensor] = {}  #: of whole batches of the source
-
-    def note(self, number: int, f: Tensor) -> None:
-        """Keep the outputs (n, N) of the chunk whose first sample has this number."""
-        self._parts[number] = combined(f).cpu()
-
-    def join(self, ranks: Ranks) -> None:
-        """Put all chunks together, those of all processes."""
-        every = {number: part for mine in ranks.together(self._parts) for number, part in mine.items()}
-        for number in sorted(every):
-            source = number // MOST_IN_BATCH
-            held = self._rows.get(source)
-            self._rows[source] = every[number] if held is None else torch.cat([held, every[number]])
-        self._parts = {}
-
-    def off(self, number: int, f: Tensor) -> Tensor:
-        """Return how far the outputs of a chunk are from those seen, as a share of their size; 0 if it was not seen."""
-        start, held = number % MOST_IN_BATCH, self._rows.get(number // MOST_IN_BATCH)
-        if held is None or start + len(f) > len(held):
-            return f.new_zeros((), dtype=torch.float64)
-        known = held[start : start + len(f)].to(f.device)
-        largest = f.detach().abs().max().to(torch.float64) * math.sqrt(f.shape[1]) + 1e-300
-        return (combined(f.detach()) - known).abs().max() / largest
-
-    def require_same(
-        self, problem: NetworkOnData, model: nn.Module, batch: Batch, number: int, f: Tensor, off: Tensor
-    ) -> None:
-        """Refuse outputs that are `off` by more than rounding from those of the same network in larger chunks.
-
-        The network may have been trained since: then it is run once more.
-
-        Raises:
-            BadModel: they are.
-        """
-        allowed = _ROUNDING * torch.finfo(f.dtype).eps
-        (share,) = off[None].tolist()
-        if share <= allowed:
-            return
-        self._rows = {}
-        with torch.no_grad():
-            for first, raw in problem.shared(FORWARD_CHUNK, ALONE):
-                self.note(first, problem.run(model, problem.place(raw))[0])
-        self.join(ALONE)
-        apart = float(self.off(number, f))
-        if apart > allowed:
-            parts = size_of_parts(model, "a check", lambda moved: problem.run(moved, batch)[0].detach())
-            if apart * float(f.detach().abs().max()) > allowed * parts:
-                raise BadModel(
-                    f"outputs of the samples in a chunk of {len(f)} differ from those in larger chunks (by "
-                    f"{apart:.2g} of their size), so per-sample derivatives do not exist: does forward() gate, sort "
-                    "or count over the batch? Make the whole batch one sample, or gate each sample alone"
-                )
-
-
-def combined(f: Tensor) -> Tensor:
-    """Return a fixed combination of each sample's outputs, (n,) float64; outputs of 0 at the end change nothing."""
-    weights = (1.7 * torch.arange(1, f.shape[1] + 1, dtype=torch.float64)).cos().to(f.device)
-    parts = zip(torch.split(f, _AT_ONCE, 1), torch.split(weights, _AT_ONCE), strict=True)
-    return torch.stack([torch.mv(part.to(torch.float64), own) for part, own in parts]).sum(0)
-
 
 _PROBE = 8  #: samples in a probe
 _MASKED = -1e9  #: an output whose exp() is 0
@@ -167,7 +91,7 @@ def check_first(problem: NetworkOnData, model: nn.Module) -> Loss:
     if first is None or size(first) == 0:
         raise BadData("the data is empty", argument="data", remedy="at least one sample is needed")
     if problem.forward is None and problem.data.labelled:
-        with retold("the first batch"), users_code(forward_failed("the first batch")):
+        with retold("the first batch"), users_code(partial(forward_failed, where="the first batch")):
             problem.convention = convention_of(model, *problem.place(first))
     for _ in problem.batches(256):  # read again from the start: the first batch must come back the same
         break
@@ -365,7 +289,7 @@ def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch,
                 f"among {len(rows)}: are sequences padded to the longest of the batch? Pad them to one length, as "
                 "pad_packed_sequence(..., total_length=x.shape[1]) does"
             )
-        apart, allowed = _largest_difference(whole, alone), _ROUNDING * torch.finfo(f.dtype).eps
+        apart, allowed = _largest_difference(whole, alone), ROUNDING * torch.finfo(f.dtype).eps
         if apart > allowed * (float(f.abs().max()) + 1e-30) and apart > allowed * of_parts():
             some = partial(_outputs, problem, model, select(raw, rows))
             every = partial(_outputs, problem, model, raw)
@@ -375,7 +299,7 @@ def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch,
                 "per-sample derivatives do not exist",
                 remedy=why or _AS_ONE,
             )
-        if problem.forward is not None and not same_targets(y, targets, _ROUNDING, rows, len(f)):
+        if problem.forward is not None and not same_targets(y, targets, ROUNDING, rows, len(f)):
             name = if_found(lambda: training_in(problem.forward))
             eval_it = f"call eval() on {name}, which forward= uses in train mode, or " if name else ""
             raise BadData(

@@ -173,7 +173,17 @@ class Loss(ABC):
 
         None if targets are no classes.
         """
-        return correct(f, y, self.ignore_index)
+        try:
+            y = torch.as_tensor(y, device=f.device)
+        except (TypeError, ValueError, RuntimeError):  # such as a list of boxes
+            return None
+        if y.is_floating_point() and y.shape == f.shape and f.shape[1] > 1:
+            one_hot = (y.sum(1) == 1) & (y.max(1).values == 1)
+            return (f.argmax(1) == y.argmax(1)).to(torch.float64) if bool(one_hot.all()) else None
+        if y.is_floating_point() or y.shape != (len(f),) or f.shape[1] == 1:
+            return None
+        hit = (f.argmax(1) == y).to(torch.float64)
+        return torch.where(y == self.ignore_index, math.nan, hit)
 
     def __repr__(self) -> str:
         return self.name
@@ -306,21 +316,3 @@ def probabilities(y: Tensor, name: str) -> Tensor:
             remedy="if these are logits, apply softmax(); if they are logarithms, apply exp()",
         )
     return y
-
-
-def correct(f: Tensor, y: Any, ignore: int = -100) -> Tensor | None:
-    """Return whether each sample is classified correctly, (n,) float64, NaN where ignored.
-
-    None if the targets are no classes.
-    """
-    try:
-        y = torch.as_tensor(y, device=f.device)
-    except (TypeError, ValueError, RuntimeError):  # such as a list of boxes
-        return None
-    if y.is_floating_point() and y.shape == f.shape and f.shape[1] > 1:
-        one_hot = (y.sum(1) == 1) & (y.max(1).values == 1)
-        return (f.argmax(1) == y.argmax(1)).to(torch.float64) if bool(one_hot.all()) else None
-    if y.is_floating_point() or y.shape != (len(f),) or f.shape[1] == 1:
-        return None
-    hit = (f.argmax(1) == y).to(torch.float64)
-    return torch.where(y == ignore, math.nan, hit)

@@ -1,8 +1,8 @@
 """Plain operations in place of those that torch differentiates wrongly, or that do not give the risk's derivative.
 
-One table, `_table`, says which of torch's functions are replaced while a network is measured, in every thread: until
-the last thread has ended. Two kinds of module have options that training needs beside it: embeddings and hooks are
-changed in the network that is measured alone. Everything is restored afterwards, and outputs change by rounding
+`plain_operations` has the table of torch's functions that are replaced while a network is measured, in every thread:
+until the last thread has ended. Two kinds of module have options that training needs beside it: embeddings and hooks
+are changed in the network that is measured alone. Everything is restored afterwards, and outputs change by rounding
 errors at most.
 
 A `TorchFunctionMode` would need no lock. But each call of torch's that flatlens makes itself would pass through it:
@@ -31,25 +31,6 @@ from torch.utils._pytree import tree_leaves
 from flatlens.errors import BadModel
 
 
-def _table() -> list[tuple[Any, str, object]]:
-    """Return (owner, name, what replaces it) of torch's own, for every network."""
-    return [
-        *_WEIGHT_NORMS,
-        *((F, name, _in_order(norm, name == "instance_norm")) for name, norm in _NORMS.items()),
-        # torch's own has no second derivative, and its first derivative rounds 1/6 to float32
-        (F, "hardsigmoid", lambda input, inplace=False: F.relu6(input + 3) / 6),
-        *((torch._VF, name, partial(_without_backends, fast)) for name, fast in _RECURRENCES.items()),
-        # a parametrised weight that was cached without a graph does not depend on any parameter
-        (parametrize, "_cache_enabled", 0),
-        (parametrize, "_cache", {}),
-        # the fast path of attention calls no hooks and has no derivative
-        (torch.backends.mha, "_is_fastpath_enabled", False),
-        (checkpoints, "CheckpointFunction", _NotReentrant),
-        (checkpoints, "_checkpoint_hook", _Counted),
-        (control_flow, "_hop_compile_and_call", _in_python),
-    ]
-
-
 @contextmanager
 def replaced(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
     """Set attributes, (owner, name, value), those that are there; restore them afterwards.
@@ -73,13 +54,23 @@ def replaced(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-@contextmanager
-def plain_operations() -> Iterator[None]:
+def plain_operations() -> AbstractContextManager[None]:
     """Compute all that no module of the network has a part in, plainly, in every thread."""
-    with ExitStack() as stack:
-        for entry in _table():
-            stack.enter_context(_replaced(*entry))
-        yield
+    # (owner, name, what replaces it) of torch's own, for every network
+    return replaced([
+        *_NORMS,
+        # torch's own has no second derivative, and its first derivative rounds 1/6 to float32
+        (F, "hardsigmoid", lambda input, inplace=False: F.relu6(input + 3) / 6),
+        *_RECURRENCES,
+        # a parametrised weight that was cached without a graph does not depend on any parameter
+        (parametrize, "_cache_enabled", 0),
+        (parametrize, "_cache", {}),
+        # the fast path of attention calls no hooks and has no derivative
+        (torch.backends.mha, "_is_fastpath_enabled", False),
+        (checkpoints, "CheckpointFunction", _NotReentrant),
+        (checkpoints, "_checkpoint_hook", _Counted),
+        (control_flow, "_hop_compile_and_call", _in_python),
+    ])  # fmt: skip
 
 
 _LOCK = threading.RLock()
@@ -109,11 +100,6 @@ def held_by_all(what: Hashable, hold: Callable[[], AbstractContextManager[object
                 end.close()
 
 
-def _replaced(owner: Any, name: str, plain: object) -> AbstractContextManager[None]:
-    """Replace an attribute of torch's, if this version of torch has it, in every thread."""
-    return held_by_all((owner, name), lambda: replaced([(owner, name, plain)]))
-
-
 # Weight norms: the second derivative of torch's fused kernel is wrong (2.13), it treats the saved norms as constants
 
 
@@ -132,15 +118,12 @@ _WEIGHT_NORMS: list[tuple[Any, str, object]] = [
 def plain_weight_norms(model: nn.Module) -> Iterator[None]:
     """Compute weight_norm (a hook or a parametrisation) as v (g / ||v||), and weights of hooks anew."""
     hooks = [(m, hook) for m in model.modules() for hook in m._forward_pre_hooks.values() if type(hook) is WeightNorm]
-    with ExitStack() as stack:
-        for entry in _WEIGHT_NORMS:
-            stack.enter_context(_replaced(*entry))
+    with (
+        held_by_all("weight norms", partial(replaced, _WEIGHT_NORMS)),
         # the weights that are there may belong to older parameters
-        stack.enter_context(replaced([(module, hook.name, hook.compute_weight(module)) for module, hook in hooks]))
+        replaced([(module, hook.name, hook.compute_weight(module)) for module, hook in hooks]),
+    ):
         yield
-
-
-_NORMS = {name: getattr(F, name) for name in ("batch_norm", "instance_norm")}
 
 
 def _in_order(norm: Callable[..., Tensor], always: bool) -> Callable[..., Tensor]:
@@ -163,7 +146,9 @@ def _in_order(norm: Callable[..., Tensor], always: bool) -> Callable[..., Tensor
     return plain
 
 
-_RECURRENCES = {name: getattr(torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+_NORMS: list[tuple[Any, str, object]] = [
+    (F, "batch_norm", _in_order(F.batch_norm, False)), (F, "instance_norm", _in_order(F.instance_norm, True)),
+]  # fmt: skip
 
 
 def _without_backends(recurrence: Callable[..., Any], *given: Any) -> Any:
@@ -173,8 +158,15 @@ def _without_backends(recurrence: Callable[..., Any], *given: Any) -> Any:
     matrices of products. cuDNN's recurrences have no second derivative, and in eval mode not even a first one.
     """
     # only here: convolutions need them for speed
-    with _replaced(torch.backends.mkldnn, "enabled", False), _replaced(torch.backends.cudnn, "enabled", False):
+    off = [(backend, "enabled", False) for backend in (torch.backends.mkldnn, torch.backends.cudnn)]
+    with held_by_all("backends", partial(replaced, off)):
         return recurrence(*given)
+
+
+_RECURRENCES: list[tuple[Any, str, object]] = [
+    (torch._VF, name, partial(_without_backends, getattr(torch._VF, name)))
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+]
 
 
 # Checkpoints: the reentrant kind gives no derivatives to chosen tensors, and none at all to the parameters inside if
@@ -293,7 +285,7 @@ def plain_autocast(on: bool = True) -> Iterator[None]:
     Derivatives and differences would be rounding, and its cache of cast weights outlives moves of them.
     """
     before = getattr(_WIDENED, "on", False)
-    with _replaced(torch.autocast, "__enter__", _enter_autocast):
+    with held_by_all("autocast", partial(replaced, [(torch.autocast, "__enter__", _enter_autocast)])):
         try:
             _WIDENED.on = on
             yield

@@ -41,7 +41,7 @@ from flatlens.problem.eval_context import (
     unwrapped,
 )
 from flatlens.problem.forward import Convention, Forward, NetworkOnData
-from flatlens.problem.inspection import Seen, check_all, check_first, require_same_everywhere
+from flatlens.problem.inspection import check_all, check_first, require_same_everywhere
 from flatlens.problem.loss import Loss
 from flatlens.problem.loss_checks import MOST_OUTPUTS, require_twice
 from flatlens.problem.losses import LossFunction, as_loss
@@ -130,7 +130,6 @@ class Problem(NetworkOnData):
         self._asked = parameters if isinstance(parameters, str) else None
         self.facts: dict[Hashable, Any] = {}  #: found out about the network once, for a tracker that asks often
         self.origin: dict[str, str] = {}  #: origin of network and data, in words; every report repeats it
-        self.seen: Seen | None = None  #: the outputs of the first check; None where samples are coupled
         self.probes: list[Batch] = []  #: a few samples from all over the data, for trials
         require_same_everywhere(self)
         require_finite_weights(model)
@@ -189,10 +188,6 @@ class Problem(NetworkOnData):
             require_present(self.model, self.parameters)
         now = self.parameters if self._asked is None else chosen_parameters(self.model, self._asked)
         return self if now == self.parameters else self.changed(parameters=now)
-
-    def as_asked(self) -> Problem:
-        """Return the same problem in the requested arithmetic: for the pass and curvature products only."""
-        return self.changed(works_in=self.arithmetic, seen=self.seen if self.arithmetic == "full" else None)
 
     def widened(self) -> Problem:
         """Return the same problem in float64, not checked again: for a copy of its network."""

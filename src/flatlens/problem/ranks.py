@@ -17,7 +17,7 @@ import os
 import pickle
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -203,6 +203,7 @@ Name = TypeVar("Name", bound=Hashable)
 _Value = TypeVar("_Value")
 
 
+@dataclass(eq=False)
 class ChunkBuffer(Generic[Name]):
     """Rows of every chunk by name, (rows of the chunk, ...), one buffer per name that doubles when it is full.
 
@@ -210,15 +211,16 @@ class ChunkBuffer(Generic[Name]):
     around them would be too small for the next chunk, and the process would grow by some buffers with every chunk.
     """
 
-    def __init__(self) -> None:
-        self._buffers: dict[Name, Tensor] = {}
-        self._filled: dict[Name, int] = {}
-        self._chunks: dict[int, dict[Name, slice]] = {}
+    _buffers: dict[Name, Tensor] = field(default_factory=dict)
+    _filled: dict[Name, int] = field(default_factory=dict)
+    _chunks: dict[int, dict[Name, slice]] = field(default_factory=dict)
 
-    def add(self, number: int, parts: Mapping[Name, Tensor]) -> None:
-        """Add rows of chunk `number`; the parts of one chunk may come one after another."""
+    def add(self, number: int, parts: Mapping[Name, Tensor | None]) -> None:
+        """Add rows of chunk `number`, where there are any; the parts of one chunk may come one after another."""
         places = self._chunks.setdefault(number, {})
         for name, part in parts.items():
+            if part is None:
+                continue
             start = self._filled.get(name, 0)
             stop = self._filled[name] = start + len(part)
             buffer = self._buffers.get(name)
@@ -278,6 +280,9 @@ def parts_between_calls(model: nn.Module) -> Iterator[None]:
     ...     nothing
     """
     modules = _wrapped(model)
+    if not modules:
+        yield
+        return
     for module in modules:  # the outermost first, as in a first forward, which decides what it keeps whole
         module._get_fsdp_state()._lazy_init()
     to_parts(model)

@@ -18,8 +18,8 @@ from flatlens.deprecated_names import FORMER_TRANSFORMS
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Progress
 from flatlens.measures import MEASURES, Lens, Measure, PassMeasure, about, measure, named
+from flatlens.measures.definition import drawing
 from flatlens.problem import Problem
-from flatlens.problem.arguments import drawing
 from flatlens.progress_bar import Shown, shown
 from flatlens.result import Result
 from flatlens.transforms import attention, neurons  # noqa: F401  # their import registers their transforms
