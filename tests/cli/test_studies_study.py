@@ -28,7 +28,7 @@ TINY = (
 )
 
 
-def blank_page(result: study.StudyResult, out: Path, progress: object = None) -> list[Path]:
+def blank_page(result: study.StudyResult, out: Path, **_options: object) -> list[Path]:
     """In place of the page, whose figures take seconds to draw."""
     (out / "report.html").write_text(f"{len(result.networks)} networks")
     return [out / "report.html", out / "figures" / "gap.png"]
@@ -205,7 +205,9 @@ def test_a_yaml_file_is_run_and_carried_on(tmp_path, capsys):
     assert cli.run(command) == 0
     other = ["study", str(file), "--out", str(tmp_path / "out"), "--set", "lr=0.2"]
     assert cli.run(other) == 2
-    assert "holds another study (base.training.optimiser.lr: 0.1 there, 0.2 asked for)" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "holds 4 networks that this study does not have (label_smoothing 0, seed 0; label_smoothing 0, seed 1;" in told
+    assert "base.training.optimiser.lr: 0.1 there, 0.2 asked for: ask for them, too, or name another --out" in told
 
 
 def test_settings_on_the_command_line(tmp_path, capsys):

@@ -114,11 +114,27 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_kept(store):
     unmourned.wait()
 
 
-def test_the_same_study_may_come_back_another_is_refused(store):
+def test_the_same_study_may_come_back_and_grow(store):
     Store.create(store.out, STUDY)
-    other = STUDY.over("lr", 0.3)
-    with pytest.raises(BadFolder, match=r"another study \(lr: \[0.05, 0.1\] there, \[0.3\] asked for\)"):
-        Store.create(store.out, other)
+    grown = STUDY.over("seed", 0, 1, 2).over("momentum", 0, 0.9)
+    Store.create(store.out, grown)
+    assert store.study() == STUDY.over("seed", 0, 1, 2).over("momentum", 0.0, 0.9)  # as the base spells it
+    Store.create(store.out, grown)
+
+
+def test_a_study_without_networks_that_are_there_is_refused_with_their_names(store):
+    names = r"lr 0.05, batch_size 4, seed 0; lr 0.05, batch_size 4, seed 1; lr 0.05, batch_size 16, seed 0; 5 more"
+    apart = r"lr: \[0.05, 0.1\] there, \[0.3\] asked for: ask for them, too, or name another --out"
+    with pytest.raises(BadFolder, match=rf"holds 8 networks that this study does not have \({names}\): {apart}"):
+        Store.create(store.out, STUDY.over("lr", 0.3))
+    steps = r"base.training.max_steps: 10000 there, 500 asked for"
+    with pytest.raises(BadFolder, match=rf"holds 8 networks .*: {steps}: ask for them, too, or name another --out"):
+        Store.create(store.out, STUDY.over("seed", 0, 1, 2).setting("max_steps", 500))
+    one = STUDY.over("lr", 0.05).over("batch_size", 4).over("seed", 0)
+    Store.create(store.out.parent / "one", one)
+    with pytest.raises(BadFolder, match=rf"holds 1 network that .* \({one.networks()[0].key}\): .*: ask for it, too"):
+        Store.create(store.out.parent / "one", one.setting("momentum", 0.5))
+    assert store.study() == STUDY
 
 
 def test_foreign_files_are_refused_and_left_alone(tmp_path):

@@ -14,6 +14,7 @@ from flatlens.data.sources import DataSettings
 from flatlens.errors import BadFolder
 from flatlens.estimate import Estimate, Report
 from flatlens.experiments import Quantity, Study, load_study, run_study
+from flatlens.experiments import derived as derived_module
 from flatlens.experiments import network as network_module
 from flatlens.experiments import study as study_module
 from flatlens.models import MLP
@@ -170,6 +171,51 @@ def test_networks_of_an_earlier_result_are_not_computed_again(finished, tmp_path
         (tmp_path / "more" / "known.zip").write_bytes(damaged)
         with pytest.raises(BadFolder, match=r"known\.zip' does not hold the tables of an earlier run, or is damaged"):
             load_study(tmp_path / "more")
+
+
+def test_a_study_grows_in_its_folder_and_trains_only_what_is_new(finished, tmp_path, monkeypatch):
+    """Another value, another seed and another axis, spelled 0 for 0.0: the same bytes as of the whole at once."""
+    out, whole = finished
+    shutil.copytree(out, tmp_path / "out")
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out" / "networks").rglob("*.json")}
+    trained, train = [], network_module.train
+    monkeypatch.setattr(network_module, "train", lambda *given, **more: trained.append(1) or train(*given, **more))
+    seeds = STUDY.over("seed", 0, 1, 2).over("lr", 0.05, 0.1, 0.2)
+    run(tmp_path / "out", seeds, together=1)
+    assert len(trained) == 18 - 8
+    grown = run(tmp_path / "out", seeds.over("momentum", 0, 0.5), together=1)
+    assert len(trained) == 36 - 8
+    assert all(file.stat().st_mtime_ns == then for file, then in before.items())
+    assert set(whole.networks["key"]) < set(grown.networks["key"])
+    run(tmp_path / "at once", seeds.over("momentum", 0.0, 0.5), together=1)
+    for name in ("study.json", "table.csv", "relations.csv", "gap.csv", "derived.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "at once" / name).read_bytes()
+    with pytest.raises(BadFolder, match="holds 28 networks that this study does not have"):
+        run(tmp_path / "out", STUDY)
+    assert load_study(tmp_path / "out").networks.equals(grown.networks)
+
+
+def test_nothing_is_derived_again_unless_something_changed(finished, tmp_path, monkeypatch):
+    out, whole = finished
+    shutil.copytree(out, tmp_path / "out")
+    derived, derive = [], study_module.relate_all
+    monkeypatch.setattr(study_module, "relate_all", lambda *given: derived.append(1) or derive(*given))
+    for name in ("relations", "within", "gap_correlations"):
+        pd.testing.assert_frame_equal(
+            getattr(run(tmp_path / "out"), name), getattr(load_study(out, again=True), name), check_exact=True
+        )
+    assert len(derived) == 3  # those asked for
+    assert run(tmp_path / "out").findings == whole.findings
+    (tmp_path / "out" / "derived.json").write_text("{")
+    run(tmp_path / "out")
+    monkeypatch.setattr(derived_module, "_source", lambda: "another version of flatlens")
+    run(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "networks" / whole.networks["key"][0])
+    assert load_study(tmp_path / "out").unfinished == 1
+    assert len(derived) == 6
+    run(tmp_path / "out")
+    run(tmp_path / "out")
+    assert len(derived) == 6
 
 
 def test_an_earlier_result_that_varied_other_settings_has_the_columns_of_this_study(finished, tmp_path):

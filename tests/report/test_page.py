@@ -282,6 +282,29 @@ def test_progress_is_called_to_the_end(make_result, tmp_path):
     assert calls[-1] == ("drawing figures", 5, 5)
 
 
+def test_a_page_of_the_same_result_is_not_drawn_again(folder, smoke, tmp_path):
+    out, files = folder
+    shutil.copytree(out, tmp_path / "out")
+    there = [tmp_path / "out" / file.relative_to(out) for file in files]
+    for file in there:
+        file.write_text("as it was")
+
+    def drawn(result=smoke, **options):
+        assert write_study_page(result, tmp_path / "out", **options) == there
+        return there[0].read_text() != "as it was"
+
+    assert not drawn()
+    (tmp_path / "out" / "table.csv").unlink()  # the page links it
+    assert drawn()
+    there[0].write_text("as it was")
+    assert not drawn()
+    assert drawn(again=True)
+    there[-1].unlink()
+    assert drawn()
+    there[0].write_text("as it was")
+    assert drawn(replace(smoke, findings=["another"]))
+
+
 SCRIPTED = """
 const row = (search, value) => ({ hidden: false, dataset: { search }, cells: [{ dataset: { value } }] });
 const rows = [row("SGD", "nan"), row("Adam", "inf"), row("sgd", "2.0"), row("x", "-inf")];

@@ -228,9 +228,11 @@ def study(
 ) -> int:
     """Train a population of networks, measure each, correlate the measures with generalisation, write the page.
 
-    If it is stopped at any moment, the same command continues, with the same digits in the end. For example:
+    If it is stopped at any moment, the same command continues, with the same digits in the end. A command with more
+    seeds, values or axes adds to what the folder holds. For example:
 
         flatlens study digits --out runs/digits
+        flatlens study digits --out runs/digits --set seed=0:20
         flatlens study digits --out runs/quick --scale smoke
         flatlens study patches --out runs/vgg --model SmallVGG --set lr=0.02,0.05 --set seed=0:6
         flatlens study net.py:samples --out runs/mine --model net.py:build --set width=8,16,32 --set seed=0:6
@@ -262,6 +264,7 @@ def study(
     require_names(data, model, all_names(measures, "--measures"), settings)
     with stdout_to_stderr(), Bar(stage="reading the data") as bar:
         from flatlens.experiments.specification import study_of
+        from flatlens.experiments.store import Store
 
         chosen = study_of(
             data,
@@ -271,6 +274,7 @@ def study(
             settings=settings,
             measures=all_names(measures, "--measures"),
             scale=scale,
+            begun=Store(out).begun(),
         )
         from flatlens.experiments.study import run_study
         from flatlens.report import write_study_page
@@ -305,10 +309,10 @@ def report(
         from flatlens.experiments.study import load_study, write_tables
         from flatlens.report import write_study_page
 
-        result = load_study(folder)
+        result = load_study(folder, again=True)
         write_tables(result, folder)
         files = list[Path]()
-        kept = written("the page", lambda: files.extend(write_study_page(result, folder, progress=bar)))
+        kept = written("the page", lambda: files.extend(write_study_page(result, folder, again=True, progress=bar)))
     _conclude(result, files, as_json)
     return 0 if kept else 2
 

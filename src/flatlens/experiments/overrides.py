@@ -23,6 +23,19 @@ IDENTITY = ["key", "lr", "batch_size", "seed"]
 """The first columns of every table of networks."""
 
 
+NONE = "none"
+"""A setting that is None, in words."""
+
+
+def as_text(value: object) -> str:
+    """Return a setting as text.
+
+    >>> as_text(None), as_text(0.1), as_text("relu")
+    ('none', '0.1', 'relu')
+    """
+    return NONE if value is None else str(value)
+
+
 def last_field(path: str) -> str:
     """Return the name of the last field of a path.
 

@@ -1,12 +1,12 @@
 """The definition of a study: settings shared by its networks, axes along which they differ, quantities to relate.
 
-Two studies are compared in words by `settings_apart`.
+A study may grow: `spelled_as` and `lost` compare it with an earlier one, `settings_apart` does so in words.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -18,7 +18,7 @@ from flatlens.data import Split, UserData
 from flatlens.data.sources import DataSettings
 from flatlens.deprecated_names import FORMER_TRANSFORMS, former_measure, former_transform, present_measure, silent
 from flatlens.errors import BadInput, UnknownName
-from flatlens.experiments.overrides import paths, vary
+from flatlens.experiments.overrides import as_text, paths, value_of, vary
 from flatlens.experiments.quantities import STUDIED, Quantity, quantities
 from flatlens.measures import named
 from flatlens.models import ARCHITECTURES, MLP, Architecture, UserNetwork
@@ -180,6 +180,27 @@ class Study:
                 settings = vary(settings, name, value)  # the architecture first: its seed may be another axis
             yield settings
 
+    def spelled_as(self, there: Study) -> Study:
+        """Return this study with each number spelled as in an earlier one (0.0 for 0): a key is a hash of the text.
+
+        >>> there = Study.digits("smoke")
+        >>> there.over("momentum", 0, 0.9).spelled_as(there).axes[-1].values
+        (0.0, 0.9)
+        """
+        former = {axis.name: axis.values for axis in there.axes}
+        axes = []
+        for axis in self.axes:
+            with suppress(UnknownName, BadInput):  # not a setting of the earlier architecture
+                known = (*former.get(axis.name, ()), value_of(there.base, axis.name))
+                axis = replace(axis, values=_spelled(axis.values, known))
+            axes.append(axis)
+        return replace(self, base=_spelled_within(self.base, there.base), axes=tuple(axes))
+
+    def lost(self, there: Study) -> list[NetworkSettings]:
+        """Return the networks of an earlier study that this one does not have."""
+        keys = {one.key for one in self.networks()}
+        return [one for one in there.networks() if one.key not in keys]
+
     def as_json(self) -> dict[str, Any]:
         """Return plain dicts, lists and numbers; `from_json` undoes it."""
         plain: dict[str, Any] = as_plain(self)
@@ -210,6 +231,13 @@ def without_places(plain: Any) -> Any:
         key: short(value) if key in places and isinstance(value, str) else without_places(value)
         for key, value in plain.items()
     }
+
+
+def in_words(settings: NetworkSettings, varied: Sequence[str]) -> str:
+    """Return a network by the settings in which it differs from the others: "lr 0.1, seed 0"."""
+    if isinstance(settings.training, TrainedElsewhere):
+        return short(settings.training.weights)
+    return ", ".join(f"{name} {as_text(value_of(settings, name))}" for name in varied) or settings.key
 
 
 def facts(settings: NetworkSettings) -> dict[str, Any]:
@@ -280,6 +308,21 @@ def _by_value(value: Any) -> Any:
     return value if isinstance(value, Real) and not isinstance(value, bool) else repr(value)
 
 
+def _spelled(values: Iterable[Any], known: Iterable[Any]) -> tuple[Any, ...]:
+    """Return values, each as it is among those known, if an equal one is."""
+    spelling = {_by_value(one): one for one in known}
+    return tuple(spelling.get(_by_value(value), value) for value in values)
+
+
+def _spelled_within(settings: Any, there: Any) -> Any:
+    """Return settings with the numbers of their parts spelled as in others, where they are equal."""
+    if is_dataclass(settings) and type(settings) is type(there):
+        parts = {f.name: getattr(settings, f.name) for f in fields(settings) if f.init}
+        spelled = {name: _spelled_within(part, getattr(there, name)) for name, part in parts.items()}
+        return replace(settings, **spelled)  # type: ignore[type-var]  # an instance, not a class
+    return _spelled([settings], [there])[0]
+
+
 def _in_order(values: tuple[Any, ...]) -> list[Any]:
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     return sorted(values) if numbers else list(values)
@@ -305,28 +348,44 @@ def _read(kind: type[_S], plain: Mapping[str, Any], what: str) -> _S:
     return found
 
 
-def settings_apart(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Return how two studies differ, given as plain settings: their first two differences; "" if there are none.
+def settings_apart(there: Study, here: Study) -> str:
+    """Return what keeps a study from holding the networks of an earlier one: the first two differences, or "".
 
-    >>> settings_apart({"scale": "smoke", "base": {"samples": 40}}, {"scale": "smoke", "base": {"samples": None}})
-    'base.samples: 40 there, null asked for'
+    Axes that are new, or have more values, are none; nor are the study's name, scale and quantities.
+
+    >>> study = Study.digits("smoke").over("seed", 0, 1, 2)
+    >>> settings_apart(Study.digits("smoke"), study.setting("samples", 40).over("lr", 0.1))
+    'base.samples: none there, 40 asked for; lr: [0.05, 0.1] there, [0.1] asked for'
     """
-    before, now = _by_name(without_places(there)), _by_name(without_places(here))
+    before, now = (_by_name(without_places(one.as_json())) for one in (there, here))
+    for axis in there.axes:
+        now[axis.name] = now.get(axis.name, [as_plain(_value_in(here.base, axis.name))])
+    for axis in here.axes:
+        before[axis.name] = before.get(axis.name, [as_plain(_value_in(there.base, axis.name))])
+        if all(value in now[axis.name] for value in before[axis.name]):
+            now[axis.name] = before[axis.name]
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return "; ".join(_apart(name, before.get(name), now.get(name)) for name in names[:2])
 
 
-def _by_name(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a study's settings by dotted name, and its axes by name."""
-    found: dict[str, Any] = {}
+def _value_in(settings: NetworkSettings, name: str) -> Any:
+    try:
+        return value_of(settings, name)
+    except (UnknownName, BadInput):  # another architecture
+        return None
+
+
+def _by_name(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a study's networks by dotted name, and its axes by name."""
+    return dict(_dotted(plain["base"], "base.")) | {axis["name"]: axis["values"] for axis in plain["axes"]}
+
+
+def _dotted(plain: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in plain.items():
-        if key == "axes":
-            found |= {axis["name"]: axis["values"] for axis in value}
-        elif isinstance(value, dict):
-            found |= _by_name(value, f"{prefix}{key}.")
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{key}.")
         elif key != "type":
-            found[f"{prefix}{key}"] = value
-    return found
+            yield f"{prefix}{key}", value
 
 
 def _apart(name: str, there: Any, here: Any) -> str:
@@ -344,5 +403,13 @@ def _apart(name: str, there: Any, here: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    text = _told(value)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_told, value))}]"
+    if isinstance(value, dict):
+        return f"{value.get('type', '')}({', '.join(f'{k}={_told(v)}' for k, v in value.items() if k != 'type')})"
+    return "none" if value is None else str(value)

@@ -476,11 +476,13 @@ def study_of(
     test: str | None = None,
     checkpoints: str | None = None,
     scale: StudyScale = "laptop",
+    begun: Study | None = None,
 ) -> Study:
     """Return the study that a command line describes; `data` is a data set's name, the user's own, or a YAML file.
 
     `settings` are `NAME=VALUE` for all networks, or `NAME=VALUE,VALUE` and `NAME=FIRST:END` for an axis. The default
-    axes apply only if no axis is given, without those of settings that are given.
+    axes apply only if no axis is given, without those of settings that are given. `begun` is the study that the folder
+    holds: where this is that of the digits without options, `settings` are changes of it.
 
     >>> study = study_of("digits", settings=["lr=0.05,0.1", "seed=0:5", "label_smoothing=0.1"], scale="smoke")
     >>> len(study.networks()), study.base.training.label_smoothing
@@ -492,8 +494,10 @@ def study_of(
     # the parts of the file, and what is given here in their place
     given_here = {"model": model, "test": test, "checkpoints": checkpoints}
     file = _file_of(data, given_here)
-    if data == "digits" and not (any(given_here.values()) or settings or measures):
-        return Study.digits(scale)
+    if data == "digits" and not (any(given_here.values()) or measures):
+        own, changes = Study.digits(scale), [assigned(one) for one in settings]
+        if not changes or (begun is not None and begun.base == own.base and "model" not in dict(changes)):
+            return _changed(own, changes)
     named_measures = tuple(measures) or tuple(map(str, file.get("measures", ()))) or STUDIED
     given = [*pairs(file.get("set", {})), *map(assigned, settings)]
     if ends := {name: several[0] for name, several in given if name in ENDS and "checkpoints" not in file}:
@@ -523,9 +527,23 @@ def study_of(
         grid = tuple(replace(axis, values=models) if axis.name == "model" else axis for axis in grid)
     else:
         base = _complete(base, grid, split)
-    settings_shown = [shown for axis in grid if (shown := setting(axis.name, axis.values)) is not None]
-    compared = quantities(base.measures, settings_shown, first_layer=_first_layer(base.model))
-    return Study(name, base, grid, compared, scale=scale)
+    return _with_quantities(Study(name, base, grid, scale=scale))
+
+
+def _with_quantities(study: Study) -> Study:
+    """Return the study with the quantities to compare: its measures, and those of its axes that are numbers."""
+    shown = [one for axis in study.axes if (one := setting(axis.name, axis.values)) is not None]
+    first = _first_layer(study.base.model)
+    return replace(study, quantities=quantities(study.base.measures, shown, first_layer=first))
+
+
+def _changed(study: Study, given: Sequence[tuple[str, tuple[Any, ...]]]) -> Study:
+    """Return the study with other values on its axes, more axes, and other settings of all networks."""
+    axes = {axis.name for axis in study.axes}
+    for name, values in given:
+        alone = len(values) == 1 and name not in axes
+        study = study.setting(name, values[0]) if alone else study.over(name, *values)
+    return _with_quantities(study) if given else study
 
 
 def _file_of(data: str, given: Mapping[str, str | None]) -> dict[str, Any]:

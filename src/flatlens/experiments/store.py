@@ -12,6 +12,7 @@
     OUT/failed/<key>/  config.json, failed.json    a run that ended in an error; removed when the network is finished
     OUT/known.zip                        the tables of networks that an earlier run finished elsewhere
     OUT/table.csv, OUT/relations.csv     derived; no timings, dates, hosts or paths
+    OUT/derived.json, OUT/drawn.json     what was derived and drawn, with the digest of what that was made of
 
 There is no lock and no daemon: several processes may work in one folder. If two compute the same network, the result of
 the first to finish is kept. Versions, device, instruction set and threads are recorded, for they can change digits.
@@ -19,7 +20,6 @@ the first to finish is kept. Versions, device, instruction set and threads are r
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -51,7 +51,7 @@ from flatlens.experiments.result import (
     require_result,
     write_study,
 )
-from flatlens.experiments.settings import NetworkSettings, Study, settings_apart
+from flatlens.experiments.settings import NetworkSettings, Study, in_words, settings_apart, without_places
 from flatlens.files import (
     PARTIAL,
     csv_of,
@@ -63,6 +63,7 @@ from flatlens.files import (
     write_checksums,
     write_whole,
 )
+from flatlens.progress import count_of
 from flatlens.settings_json import digest
 from flatlens.tracking.history import load_history, save_history
 from flatlens.user_code import without_folders
@@ -96,6 +97,8 @@ def difference(recorded: dict[str, str], now: dict[str, str]) -> str:
     return "; ".join(f"{name} {recorded.get(name, 'unknown')} there, {now.get(name, 'unknown')} here" for name in names)
 
 
+MOST_NAMES = 3
+"""Number of networks that an error names."""
 OLD = 24 * 3600.0
 """Seconds after which any temporary file is removed: its process number may belong to another process by now."""
 
@@ -111,7 +114,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         flush_all([*partial.iterdir(), partial])
-        with contextlib.suppress(FileExistsError):
+        with suppress(FileExistsError):
             _rename_folder(partial, target)
         flush(target.parent)
     finally:
@@ -274,10 +277,10 @@ class Store:
 
     @classmethod
     def create(cls, out: Path, study: Study) -> Store:
-        """Return the folder for this study, new or begun before; remove temporary files of killed runs.
+        """Return the folder for this study, new, or begun with this study or a part of it; sweep what killed runs left.
 
         Raises:
-            BadFolder: it holds another study or other files.
+            BadFolder: it holds networks that this study does not have, or other files.
         """
         store = cls(out)
         with clear_errors(out):
@@ -287,7 +290,7 @@ class Store:
                 out.mkdir(parents=True, exist_ok=True)
                 write_whole(out / "study.json", _pretty(study.as_json()))
             sweep(out)
-            store._refuse_other_study(study)
+            store._grow(study)
             for folder in (store._in("networks"), store._in("training")):
                 folder.mkdir(parents=True, exist_ok=True)
                 sweep(folder)
@@ -315,6 +318,16 @@ class Store:
             return Study.from_json(_read_json(self.out / "study.json"))
         except BadInput as error:
             raise BadFolder(f"{str(self.out / 'study.json')!r} cannot be read: {error}") from error
+
+    def begun(self) -> Study | None:
+        """Return the study that the folder holds; None if it holds none, or one that cannot be read."""
+        with suppress(BadFolder):
+            return Store.open(self.out).study()
+        return None
+
+    def spelled(self, study: Study) -> Study:
+        """Return a study with its numbers spelled as in the folder's one, so that equal settings have equal keys."""
+        return study.spelled_as(self.study())
 
     def folder(self, key: str) -> Path:
         """Return the folder of a network, which may not exist yet."""
@@ -461,7 +474,7 @@ class Store:
         for name in ("failed.json", "config.json"):
             (folder / name).unlink(missing_ok=True)
         for empty in (folder, self._in("failed")):
-            with contextlib.suppress(OSError):  # not there, not empty, or another process was quicker
+            with suppress(OSError):  # not there, not empty, or another process was quicker
                 empty.rmdir()
 
     def failed(self, keys: Iterable[str]) -> list[str]:
@@ -486,12 +499,20 @@ class Store:
             if self.folder(checkpoint.name.partition(".")[0]).is_dir():
                 checkpoint.unlink(missing_ok=True)
 
-    def _refuse_other_study(self, study: Study) -> None:
-        plain = _read_json(self.out / "study.json")
-        with contextlib.suppress(BadInput):  # the names of this version, where it can read the settings
-            plain = Study.from_json(plain).as_json()
-        if what := settings_apart(plain, study.as_json()):
-            raise BadFolder(f"the output folder {str(self.out)!r} holds another study ({what}): name another --out")
+    def _grow(self, study: Study) -> None:
+        """Write the study in place of the one that is there, if it has all networks of that one."""
+        there, asked = self.study(), self.spelled(study)
+        if without_places(there.as_json()) == without_places(asked.as_json()):
+            return
+        if lost := asked.lost(there):
+            named = "; ".join(in_words(one, there.varied) for one in lost[:MOST_NAMES])
+            more = f"; {len(lost) - MOST_NAMES} more" if len(lost) > MOST_NAMES else ""
+            raise BadFolder(
+                f"the output folder {str(self.out)!r} holds {count_of(len(lost), 'network')} that this study does not "
+                f"have ({named}{more}): {settings_apart(there, asked)}: ask for {'it' if len(lost) == 1 else 'them'}, "
+                f"too, or name another --out"
+            )
+        write_whole(self.out / "study.json", _pretty(asked.as_json()))
 
 
 @lru_cache(maxsize=8)

@@ -10,20 +10,21 @@ from dataclasses import fields, replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
+import pandas as pd
 from torch import nn
 
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
+from flatlens.experiments.derived import digest_of, read_derived, write_derived
 from flatlens.experiments.narrative import answers, findings
 from flatlens.experiments.network import ComputeInto
-from flatlens.experiments.overrides import value_of
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.runner import run_all
-from flatlens.experiments.settings import NetworkSettings, Study, without_places
-from flatlens.experiments.store import Store, versions
+from flatlens.experiments.settings import NetworkSettings, Study, in_words, without_places
+from flatlens.experiments.store import Store, clear_errors, versions
 from flatlens.experiments.tables import (
     Loaded,
     gap_correlations,
@@ -39,7 +40,6 @@ from flatlens.training.optimisers import SGD, Ridge
 from flatlens.training.settings import TrainedElsewhere, Training
 from flatlens.training.stack import LANES, why_alone
 from flatlens.training.stack.lanes import kind_of
-from flatlens.user_code import short
 
 Pack: TypeAlias = tuple[NetworkSettings, ...]
 FEW, MANY = LANES, 64
@@ -121,12 +121,13 @@ def run_study(
 ) -> StudyResult:
     """Train and measure every network of the study that `out` does not hold yet, then relate them all.
 
-    Killed and called again it carries on, and ends in the same digits.
+    Killed and called again it carries on, and ends in the same digits. A study that has all networks of the one in
+    `out`, and more, is added to it. Where nothing has changed, nothing is computed again.
     Beside the networks' folders it leaves the tables of `write_tables` in `out`.
 
     Args:
         study: what to run.
-        out: a new or empty folder, or one where this study was begun.
+        out: a new or empty folder, or one where this study, or a part of it, was begun.
         workers: processes of one thread each.
         executor: run there instead; its workers must see `out` under the same path.
         pack: networks handed out at a time, of those that no stack takes.
@@ -138,13 +139,14 @@ def run_study(
         mixed: carry on although the finished networks were computed with other versions or on another device.
 
     Raises:
-        BadFolder: `out` holds another study or other files, cannot be written, or was begun with other versions; or
-            no network could be finished.
+        BadFolder: `out` holds networks that this study does not have, or other files; it cannot be written, or was
+            begun with other versions; or no network could be finished.
     """
     for name, number in (("workers", workers), ("pack", pack), ("together", together)):
         if number < 1:
             raise BadInput(f"run_study({name}={number}): at least 1 is needed")
     store = Store.create(Path(out).absolute(), study)
+    study = store.spelled(study)
     todo = {settings.key: settings for settings in study.networks()}
     if known is not None:
         store.keep(known, todo, None if mixed else versions())
@@ -161,7 +163,7 @@ def run_study(
         pack=lambda left: packs(left, together=together, hands=workers if executor is None else None, pack=pack),
         progress=progress,
         done=len(over),
-        label=lambda settings: _label(settings, study.varied),
+        label=lambda settings: in_words(settings, study.varied),
         in_progress=lambda: store.in_progress(todo),
         count=lambda: len(store.finished(todo)),
     )
@@ -170,16 +172,11 @@ def run_study(
     return result
 
 
-def _label(settings: NetworkSettings, varied: Sequence[str]) -> str:
-    if isinstance(settings.training, TrainedElsewhere):
-        return short(settings.training.weights)
-    return ", ".join(f"{name} {value_of(settings, name)}" for name in varied) or settings.key
-
-
 def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
     """Write the networks and their relations as table.csv, relations.csv and gap.csv into the study's folder.
 
-    Values that were followed in training go to histories.csv.
+    Values that were followed in training go to histories.csv. derived.json keeps what `load_study` need not derive
+    again.
     """
     store = Store.open(Path(out).absolute())
     store.write_table("table.csv", result.networks)
@@ -187,10 +184,26 @@ def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
     store.write_table("gap.csv", result.gap_correlations)
     if len(result.histories):
         store.write_table("histories.csv", result.histories)
+    with clear_errors(store.out):
+        write_derived(store.out / DERIVED, _digest(result), {name: getattr(result, name) for name in _DERIVED})
 
 
-def load_study(out: str | os.PathLike[str]) -> StudyResult:
+DERIVED = "derived.json"
+_DERIVED = ("relations", "within", "gap_correlations", "findings", "answers")
+"""The fields of a result that are derived from the others."""
+
+
+def _digest(result: StudyResult) -> str:
+    """Return the digest of what these fields are derived from."""
+    return digest_of(result.settings, result.networks, result.curves, result.failed, result.unfinished)
+
+
+def load_study(out: str | os.PathLike[str], *, again: bool = False) -> StudyResult:
     """Read the result of a study from its folders, complete or not.
+
+    Args:
+        out: the study's folder.
+        again: derive the relations again, also if neither the networks nor flatlens have changed since.
 
     Raises:
         BadFolder: `out` holds no study, no finished network, or a damaged one.
@@ -203,7 +216,9 @@ def load_study(out: str | os.PathLike[str]) -> StudyResult:
     if not finished:
         why = f"; the first error: {failed[0][1]}" if failed else ""
         raise BadFolder(f"no network of the study in {str(out)!r} is finished ({len(failed)} failed{why})")
-    return _result(study, _gathered(store, study, finished), failed)
+    result = _underived(study, _gathered(store, study, finished), failed)
+    known = None if again else read_derived(store.out / DERIVED, _digest(result))
+    return replace(result, **(_derived(study, result) if known is None else known))
 
 
 def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Loaded:
@@ -216,9 +231,35 @@ def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Loaded:
     return found
 
 
-def _result(study: Study, found: Loaded, failed: list[tuple[str, str]]) -> StudyResult:
-    networks = found.networks
-    values = values_table(networks, study.quantities)
+def _underived(study: Study, found: Loaded, failed: list[tuple[str, str]]) -> StudyResult:
+    """Return what the folders hold of a study; what is derived from it is empty."""
+    nothing = pd.DataFrame()
+    return StudyResult(
+        networks=found.networks,
+        layers=found.layers,
+        curves=found.curves,
+        histories=found.histories,
+        functions=found.functions,
+        values=values_table(found.networks, study.quantities),
+        relations=nothing,
+        within=nothing,
+        gap_correlations=nothing,
+        findings=[],
+        quantities=study.quantities,
+        settings=without_places(study.as_json()),
+        versions=found.versions,
+        excluded=found.excluded,
+        failed=failed,
+        unfinished=len(study.networks()) - len(found.networks) - len(failed),
+        alone=found.alone,
+        varied=study.varied,
+        seconds=round(found.seconds, 1),
+    )
+
+
+def _derived(study: Study, result: StudyResult) -> dict[str, Any]:
+    """Return the relations between the quantities of a result, and what they say in words."""
+    networks, values = result.networks, result.values
     included = networks[values["included"]].reset_index(drop=True)
     quantities = values.loc[values["included"], [q.name for q in study.quantities]].reset_index(drop=True)
     units = included[unit_column(study.varied)]
@@ -226,26 +267,11 @@ def _result(study: Study, found: Loaded, failed: list[tuple[str, str]]) -> Study
     within = relate_within(quantities, GAP.name, groupings(included, study.varied), units)
     settings, kinds = without_seeds(included, study.varied), kinds_of(included)
     with_gap = gap_correlations(quantities, settings, study.quantities, units, kinds)
-    unfinished = len(study.networks()) - len(networks) - len(failed)
-    return StudyResult(
-        networks=networks,
-        layers=found.layers,
-        curves=found.curves,
-        histories=found.histories,
-        functions=found.functions,
-        values=values,
-        relations=relations,
-        within=within,
-        gap_correlations=with_gap,
-        findings=findings(study, networks, relations, within, with_gap, unfinished, len(failed)),
-        quantities=study.quantities,
-        settings=without_places(study.as_json()),
-        versions=found.versions,
-        excluded=found.excluded,
-        failed=failed,
-        unfinished=unfinished,
-        alone=found.alone,
-        varied=study.varied,
-        answers=answers(study, relations, within, with_gap, len(networks) - len(included) + len(failed), unfinished),
-        seconds=round(found.seconds, 1),
-    )
+    left_out, unfinished, failed = len(networks) - len(included), result.unfinished, len(result.failed)
+    return {
+        "relations": relations,
+        "within": within,
+        "gap_correlations": with_gap,
+        "findings": findings(study, networks, relations, within, with_gap, unfinished, failed),
+        "answers": answers(study, relations, within, with_gap, left_out + failed, unfinished),
+    }

@@ -11,13 +11,15 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from importlib.resources import files
+from importlib.metadata import version
+from importlib.resources import files as package_files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from flatlens.column import Column
 from flatlens.errors import needs
 from flatlens.estimate import Progress
+from flatlens.experiments.derived import digest_of, read_derived, write_derived
 from flatlens.experiments.narrative import closest
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
@@ -105,7 +107,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    script = files("flatlens.report").joinpath("templates", "groups.js").read_text(encoding="utf-8")
+    script = package_files("flatlens.report").joinpath("templates", "groups.js").read_text(encoding="utf-8")
     environment.globals["script"] = script  # the only one that a page of a single network or a comparison may run
     environment.globals["script_hash"] = f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"
     for function in (
@@ -161,26 +163,42 @@ def drawing_page(template: str, specs: Mapping[str, Any], colours: int, **facts:
     )  # fmt: skip
 
 
-def write_study_page(result: StudyResult, out: Path, *, progress: Progress | None = None) -> list[Path]:
+_DRAWN = "drawn.json"
+
+
+def write_study_page(
+    result: StudyResult, out: Path, *, again: bool = False, progress: Progress | None = None
+) -> list[Path]:
     """Write `out/report.html` and `out/figures/`; the same result gives the same page, byte for byte.
+
+    What is there, and was drawn from the same result, stays as it is.
 
     Args:
         result: The study, complete or not.
         out: Its folder; made if it is not there.
+        again: Draw also what is there.
         progress: Called once a figure.
 
     Returns:
-        The files written, the page first.
+        The files of the page, the page first.
     """
-    progress, folder = beside(progress), Path(out) / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
+    progress, out = beside(progress), Path(out)
+    tables = [name for name in TABLES if (out / name).exists()]
+    of = digest_of(*vars(result).values(), tables, *map(version, ("altair", "vl-convert-python")))
+    there = read_derived(out / _DRAWN, of)
+    files = [out / name for name in (there or {}).get("files", ())]
+    if there is not None and not again and all(map(Path.is_file, files)):
+        return files
+    (out / "figures").mkdir(parents=True, exist_ok=True)
     figures = study_figures(result)
-    written = write_figures([(figure, folder) for figure in figures], Grid.of(result).known_colours, progress)
-    tables = [name for name in TABLES if (Path(out) / name).exists()]
-    page = write_whole(Path(out) / PAGE, study_html(result, figures, catalogue(), tables))
+    drawn = [(figure, out / "figures") for figure in figures]
+    written = write_figures(drawn, Grid.of(result).known_colours, progress)
+    page = write_whole(out / PAGE, study_html(result, figures, catalogue(), tables))
+    files = [page, *written]
+    write_derived(out / _DRAWN, of, {"files": [file.relative_to(out).as_posix() for file in files]})
     if progress:
         progress("drawing figures", len(figures), len(figures))
-    return [page, *written]
+    return files
 
 
 class _Shown(NamedTuple):
