@@ -206,7 +206,7 @@ def test_a_yaml_file_is_run_and_carried_on(tmp_path, capsys):
     other = ["study", str(file), "--out", str(tmp_path / "out"), "--set", "lr=0.2"]
     assert cli.run(other) == 2
     told = capsys.readouterr().err
-    assert "holds 4 networks that this study does not have (label_smoothing 0, seed 0; label_smoothing 0, seed 1;" in told
+    assert "holds 4 networks that this study does not have (label_smoothing 0, seed 0; label_smoothing 0," in told
     assert "base.training.optimiser.lr: 0.1 there, 0.2 asked for: ask for them, too, or name another --out" in told
 
 
