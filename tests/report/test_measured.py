@@ -14,8 +14,9 @@ from rich.console import Console
 from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate, Report, undefined
 from flatlens.measures import catalogue
-from flatlens.report.figures.measured import depth_figure, depth_frame
+from flatlens.report.figures.layers import DARK, layers_figure, layers_frame
 from flatlens.report.measure import measure_screen, write_measure_page
+from flatlens.report.page import svg_of
 
 PARTS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 LAYERS = ["stem<b>", *(f"blocks.{i}.{part}" for i in range(30) for part in PARTS), "head"]
@@ -79,13 +80,51 @@ def test_the_script_s_hash_is_that_of_the_script(page):
     assert f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" in page
 
 
-def test_the_depth_counts_blocks_and_knows_the_kinds_of_layers(deep):
-    data = depth_frame(deep)
-    assert set(data["kind"]) == {*PARTS, "outside the blocks"}
-    assert data.set_index("layer").loc["head", "depth"].to_list() == [31, 31]
-    assert data[data["layer"] == "blocks.7.mlp.fc1"]["depth"].to_list() == [8]
-    assert len(data) == len(LAYERS) + 1  # relative flatness at the head; what is undefined is left out
-    assert [panel["title"] for panel in depth_figure(deep).spec["concat"]] == ["mls"]
+def test_a_deep_network_is_mapped_by_block(deep):
+    data = layers_frame(deep)
+    assert data["row"].to_list() == ["stem<b>", *(f"blocks.{i}" for i in range(30)), "head"] * 2
+    mls = data[data["measure"] == "mls"].set_index("row")
+    assert mls.loc["blocks.3", "layer"] == "blocks.3.attn.qkv"  # with 2^-3 the largest: the other three have 2^-4
+    assert mls.loc["blocks.3", "value"] == 2.0**-3
+    assert (mls["place"].iloc[0], mls["place"].iloc[-1]) == (1.0, 0.0)
+    assert mls.loc["blocks.15", "place"] == pytest.approx(0.5, abs=0.02)  # half the way in logarithms
+    flatness = data[data["measure"] == "relative_flatness"].set_index("row")
+    assert flatness["text"].to_list() == ["–"] * 31 + ["3"]
+    assert flatness.loc["blocks.0", "told"] == "relative_flatness of blocks.0.attn.qkv: undefined: it curves"
+    assert "ggn_trace" not in set(data["measure"])  # at a bias alone
+    figure = layers_figure(deep)
+    assert figure.caption.startswith("Blocks, each with its largest value")
+    assert "undefined" in figure.caption
+
+
+def layered(values, **more):
+    return Report({("mls", layer): Estimate(value) for layer, value in values.items()}, {**ABOUT, "layers": [*values]})
+
+
+def test_the_colour_is_the_place_between_the_smallest_and_the_largest_layer():
+    def places(values):
+        return layers_frame(layered(values))["place"].to_list()
+
+    assert places({"a": 1.0, "b": 10.0, "c": 100.0}) == [0.0, 0.5, 1.0]
+    assert places({"a": 100.0, "b": 101.0}) == [0.0, pytest.approx(math.log2(1.01), abs=1e-4)]  # pale: almost equal
+    assert places({"a": -1.0, "b": 0.0, "c": 3.0}) == [0.0, 0.25, 1.0]
+    assert places({"a": 1.0, "b": math.inf, "c": 3.0})[1] != places({"a": 1.0, "b": math.inf, "c": 3.0})[1]  # NaN
+    svg = svg_of(layers_figure(layered({"a": 1.0, "b": 10.0})))
+    assert "rgb({}, {}, {})".format(*bytes.fromhex(DARK[1:])) in svg
+    assert svg.count('aria-roledescription="rect mark"') == 2
+
+
+def test_two_hundred_layers_without_blocks_are_rows_without_values_and_long_names_are_shortened():
+    names = [f"a_very_long_name_of_a_layer_{i}" for i in range(200)]
+    figure = layers_figure(layered({name: 1.0 + i for i, name in enumerate(names)}))
+    assert len(figure.data) == 200
+    assert [layer["mark"]["type"] for layer in figure.spec["layer"]] == ["rect", "rect"]
+    assert figure.caption.startswith("Layers")
+    svg = svg_of(figure)
+    assert "a_very_long_…_of_a_layer_0" in svg
+    assert float(re.search(r'height="(\d+)', svg)[1]) < 3000
+    few = layers_figure(layered({"fc1": 1.0, "fc2": 2.0}))
+    assert [layer["mark"]["type"] for layer in few.spec["layer"]] == ["rect", "rect", "text"]
 
 
 def printed(report: Report, layers: str = "", width: int = 100) -> list[str]:
@@ -169,36 +208,15 @@ def test_an_estimate_of_a_layer_has_its_error_and_a_bound_its_sign(tmp_path):
     screen = "\n".join(printed(report))
     assert "5.4 ± 16" in screen
     assert "≥2" in screen
-    (panel,) = depth_figure(report).spec["concat"]
-    assert [layer["mark"]["type"] for layer in panel["layer"]] == ["line", "rule", "point"]
-    assert panel["layer"][1]["encoding"]["y"]["scale"].get("type") is None  # the interval reaches below zero
-
-
-def test_layers_without_blocks_are_named_and_joined():
-    values = {("mls", layer): Estimate(value) for layer, value in {"fc1": 1.0, "fc2": 3.0, "fc3": 2.0}.items()}
-    figure = depth_figure(Report(values, {**ABOUT, "layers": ["fc1", "fc2", "fc3"]}))
-    (panel,) = figure.spec["concat"]
-    line = panel["layer"][0]
-    assert line["mark"]["type"] == "line"
-    drawn = line.get("data") or figure.spec.get("data") or panel["data"]
-    assert [row["layer"] for row in figure.spec["datasets"][drawn["name"]]] == ["fc1", "fc2", "fc3"]
-    assert line["encoding"]["x"]["field"] == "layer"
-    assert line["encoding"]["x"]["scale"]["domain"] == ["fc1", "fc2", "fc3"]
-    assert line["encoding"]["color"]["legend"] is None
-    assert "block" not in figure.caption
-    assert "interval of an estimate" not in figure.caption
-
-
-def test_the_axis_of_blocks_has_a_title_and_its_caption_explains_them(deep):
-    figure = depth_figure(deep)
-    assert "block" in figure.spec["concat"][0]["layer"][0]["encoding"]["x"]["title"]
-    assert "Across: blocks" in figure.caption
+    cells = layers_frame(report).set_index("layer")
+    assert cells.loc["fc1", "text"].to_list() == ["5.4", "≥2"]
+    assert cells.loc["fc1", "told"].iloc[0] == "ggn_trace of fc1: 5.4 ± 16 (estimate)"
 
 
 def test_the_picture_takes_the_colours_of_the_page_and_the_sources_are_named(page):
     picture = page[page.index("<svg") : page.index("</svg>")]
     assert 'fill="var(--panel)"' in picture
-    assert 'fill="var(--ink)"' in picture
+    assert 'fill="var(--soft)"' in picture
     assert not re.search('"(white|#1c2430|#5b6675|#e3e7ec)"', picture)
     sources = re.search("<p>Sources: (.*?)</p>", page).group(1)
     assert re.findall("<em>(.*?)</em>", sources) == ["compression", "sharpening", "relative2021"]
@@ -208,17 +226,24 @@ def test_a_long_name_may_break_between_its_words(page):
     assert '<th scope="row">relative_<wbr>flatness.<wbr>sum</th>' in page
 
 
-def test_no_picture_over_the_depth_of_measures_at_one_layer_each(tmp_path):
+def test_no_map_of_a_single_layer(tmp_path):
     report = Report({("mls", "fc1"): Estimate(1.0), ("ggn_trace", "fc2"): Estimate(1.0)}, {**ABOUT, "layers": ["fc1"]})
-    assert "Over the depth" not in write_measure_page(report, catalogue(), tmp_path / "page.html").read_text()
+    assert "Layers by measures" not in write_measure_page(report, catalogue(), tmp_path / "page.html").read_text()
 
 
-def test_an_infinite_value_is_in_the_table_and_left_out_of_the_picture(tmp_path):
+def test_an_infinite_value_is_in_the_table_and_has_no_tint_in_the_map(tmp_path):
     values = {"a.0.x": math.inf, "a.0.y": 2.0, "a.1.x": 1.0, "a.1.y": 2.0}
-    about = {**ABOUT, "layers": [*values]}
-    report = Report({("mls", layer): Estimate(value) for layer, value in values.items()}, about)
+    report = layered(values)
     assert "inf (exact)" in write_measure_page(report, catalogue(), tmp_path / "page.html").read_text()
-    assert depth_frame(report)["layer"].to_list() == ["a.0.y", "a.1.x", "a.1.y"]
+    data = layers_frame(report).set_index("layer")
+    assert data.loc["a.0.x", "text"] == "inf"
+    assert math.isnan(data.loc["a.0.x", "place"])
+
+
+def test_the_answer_and_the_map_come_first(page):
+    main = page[page.index("<main>") :]
+    assert main.index('class="lead"') < main.index('id="layers-map"') < main.index('id="network"')
+    assert "<title>mls of blocks.0.attn.qkv: 1 (exact)</title>" in main  # the pointer shows it
 
 
 def test_parameters_beside_the_layers_are_counted_as_such(page):

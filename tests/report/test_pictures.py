@@ -27,7 +27,7 @@ def drawn(chart: object) -> list[dict[str, object]]:
     return [row for rows in chart.to_dict()["datasets"].values() for row in rows]
 
 
-def test_a_report_is_drawn_over_the_depth(problem: fl.Problem) -> None:
+def test_a_report_is_drawn_as_a_map_of_its_layers(problem: fl.Problem) -> None:
     report = fl.measure(fl.Lens(problem), ["mls", "relative_flatness"])
     rows = {(row["measure"], row["layer"]): row["value"] for row in drawn(report.plot())}
     assert rows == {(m, at): e.value for (m, at), e in report.items() if at is not None}

@@ -102,7 +102,7 @@ def measure(
             are the queries' rows in the weight of `attn.qkv`, `attn.qkv/query/0` those of the first head.
         layers: Show every value of the layers whose names contain this, such as `blocks.3.`; curvature
             products that are taken layer by layer are taken for these alone.
-        page: Write an HTML page: every number, profiles over the depth, and the layers by block, with a search.
+        page: Write an HTML page: a map of layers by measures, every number, and the layers by block, with a search.
         save: Save the report with its per-sample values in this file; `flatlens.Report.load` reads it.
         after: Searches for eigenvectors start from those that an earlier measurement of the network left in this file,
             if it is there, and leave theirs in it: fewer products for checkpoint after checkpoint.

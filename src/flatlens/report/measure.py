@@ -257,11 +257,11 @@ class Group:
 
 def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Path:
     """Write one HTML file that needs no network."""
-    from flatlens.report.figures.measured import deep_measures, depth_figure  # not above: the screen draws nothing
+    from flatlens.report.figures.layers import layers_figure  # not above: the screen draws nothing
     from flatlens.report.page import write_page
 
     values, layers, columns = by_layer(report)
-    drawn = [depth_figure(report)] if len(layers) > 1 else []
+    drawn = layers_figure(report)
     families = rows_by_family(report, cards)
     order = ["risk", *FAMILIES]
     met = {card.name: card for name in report.measures() if (card := card_of(name, cards))}
@@ -270,7 +270,7 @@ def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Pat
         path,
         {"": report.about},
         answer=report.answer,
-        figures=[figure for figure in drawn if deep_measures(figure.data)],
+        figures=[drawn] if drawn.data["row"].nunique() > 1 else [],
         cards=met,
         families={f: families[f] for f in sorted(families, key=lambda f: order.index(f) if f in order else 99)},
         moves=[(short, in_words) for _, short, in_words in MOVES],

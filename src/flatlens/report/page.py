@@ -27,7 +27,7 @@ from flatlens.progress import beside
 from flatlens.report import blocks, prose
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
-from flatlens.report.figures.figure import MODES, in_page_colours, level_colours, theme
+from flatlens.report.figures.figure import MODES, in_page, level_colours, theme
 from flatlens.report.figures.offline import bundle
 from flatlens.report.figures.plots import crossed
 from flatlens.report.frames import NETWORK, NOT_MEASURES, csv_bytes, measures_of, spoken
@@ -145,7 +145,7 @@ def write_page(
         about=next(iter(abouts.values())),
         answer=answer,
         **head_of_page(abouts),
-        figures=[(figure, in_page_colours(svg_of(figure))) for figure in figures],
+        figures=[(figure, in_page(svg_of(figure))) for figure in figures],
         cards=cards or {},
         papers=prose.cited(card.source for card in (cards or {}).values()),
         **facts,

@@ -14,9 +14,8 @@ from flatlens.tracking import Tracker
 
 with needs("study", "a figure or a page"):
     from flatlens.report.figures.figure import Figure, Grid
+    from flatlens.report.figures.layers import layers_figure
     from flatlens.report.figures.measured import (
-        deep_measures,
-        depth_figure,
         ranks_figure,
         tracked_figure,
         tracked_frame,
@@ -65,11 +64,11 @@ def study_figures(result: StudyResult) -> list[Figure]:
 def picture(of: Report | Comparison | Tracker | StudyResult | Relations, target: str | None = None) -> Drawing:
     """Return an Altair chart, which needs no network to be shown or saved.
 
-    It shows measures over the depth, ranks of networks, measures through training, each measure against the gap, or
+    It shows a map of layers by measures, ranks of networks, measures through training, each measure against the gap, or
     the correlations of all columns of a table with one of them, the `target`.
 
     Raises:
-        BadInput: a report has no measure with values at two depths.
+        BadInput: a report has values at fewer than two layers.
         UnknownName: the table has no such column.
     """
     return offline(_figure(of, target).whole)
@@ -84,7 +83,7 @@ def _figure(of: Report | Comparison | Tracker | StudyResult | Relations, target:
         return ranks_figure(of)
     if isinstance(of, Tracker):
         return tracked_figure({"run": of.history})
-    figure = depth_figure(of)
-    if not deep_measures(figure.data):
+    figure = layers_figure(of)
+    if figure.data["row"].nunique() < 2:
         raise BadInput("Report.plot(): no measure has values at two layers or more; report.frame() has the numbers")
     return figure

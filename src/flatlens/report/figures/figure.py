@@ -7,6 +7,7 @@ reads in grey and with any form of colour blindness. The dark theme takes a brig
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,12 +46,18 @@ _IN_PAGE = {
 """The colours of a chart that the page's style has, too, by its names of them."""
 
 
-def in_page_colours(svg: str) -> str:
+_MARK = re.compile(r'<path aria-label="([^"]*)" role="graphics-symbol"[^>]*')
+
+
+def in_page(svg: str) -> str:
     """Return a picture in light colours as a page holds it: its ink, lines and ground follow the page's.
 
-    >>> in_page_colours('<rect fill="white" stroke="#e3e7ec"/>')
-    '<rect fill="var(--panel)" stroke="var(--line)"/>'
+    The pointer shows what a mark is described by.
+
+    >>> in_page('<path aria-label="a: 1" role="graphics-symbol" fill="white" stroke="#e3e7ec"/>')
+    '<path aria-label="a: 1" role="graphics-symbol" fill="var(--panel)" stroke="var(--line)"><title>a: 1</title></path>'
     """
+    svg = _MARK.sub(lambda mark: f"{mark[0].rstrip('/')}><title>{mark[1]}</title></path", svg)
     for colour, name in _IN_PAGE.items():
         svg = svg.replace(f'"{colour}"', f'"var({name})"')
     return svg
@@ -299,6 +306,17 @@ def interval(row: Mapping[Hashable, Any] | None, name: str, symbol: str) -> str:
     words, low, high = f"{symbol} = {row[name]:z.2f}", row[f"{name}_low"], row[f"{name}_high"]
     words += f" [{low:z.2f}, {high:z.2f}]" if low == low else ""  # too few independent units have none
     return words.replace("-", "−")
+
+
+def short_labels(most: int) -> str:
+    """Return the expression of an axis that shortens long names in the middle.
+
+    >>> short_labels(9)
+    "length(datum.label) > 9 ? slice(datum.label, 0, 4) + '…' + slice(datum.label, -4) : datum.label"
+    """
+    left = (most - 1) // 2
+    short = f"slice(datum.label, 0, {left}) + '…' + slice(datum.label, -{most - 1 - left})"
+    return f"length(datum.label) > {most} ? {short} : datum.label"
 
 
 def empty(message: str) -> alt.Chart:
