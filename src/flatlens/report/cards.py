@@ -32,6 +32,18 @@ def with_error(estimate: Estimate, value: str) -> str:
     return f"{SIGNS.get(estimate.kind, '')}{value}" + (f" ± {estimate.margin:.2g}" if estimate.margin else "")
 
 
+def number(value: float, digits: int = 3) -> str:
+    """Return a number in few characters.
+
+    >>> number(0.0000123456), number(12345.6, 2), number(float("nan")), number(1e10)
+    ('1.23e-5', '1.2e4', '-', '1e10')
+    """
+    if value != value:
+        return "-"
+    digit, e, power = f"{value:.{digits}g}".partition("e")
+    return f"{digit}e{int(power)}" if e else digit
+
+
 FAMILIES = {
     "sharpness": "Size of the derivatives of the outputs, and so of the risk, with respect to the parameters.",
     "sensitivity": "Size of the derivatives of the outputs with respect to the input.",

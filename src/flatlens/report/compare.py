@@ -12,7 +12,7 @@ from rich.text import Text
 
 from flatlens.comparing import Agreement, Comparison, direction
 from flatlens.report.blocks import by_key
-from flatlens.report.cards import SIGNS
+from flatlens.report.cards import SIGNS, number
 from flatlens.report.screen import Fitted, head_of_screen
 from flatlens.statistics import Statistic
 
@@ -108,18 +108,6 @@ def _values(comparison: Comparison, heads: Sequence[str]) -> Fitted:
         cells = cells if alike else [f"{sign}{cell}" for sign, cell in zip(signs, cells, strict=True)]
         table.row(f"{marked(comparison, name)} {signs[0] if alike else ''}".rstrip(), *cells)
     return table
-
-
-def number(value: float, digits: int = 3) -> str:
-    """Return a number in few characters.
-
-    >>> number(0.0000123456), number(12345.6, 2), number(float("nan")), number(1e10)
-    ('1.23e-5', '1.2e4', '-', '1e10')
-    """
-    if value != value:
-        return "-"
-    digit, e, power = f"{value:.{digits}g}".partition("e")
-    return f"{digit}e{int(power)}" if e else digit
 
 
 def _key(comparison: Comparison) -> Text:

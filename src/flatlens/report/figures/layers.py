@@ -9,8 +9,7 @@ import pandas as pd
 
 from flatlens.estimate import Estimate, Report
 from flatlens.report.blocks import CALL, grouped
-from flatlens.report.cards import spelling, with_error
-from flatlens.report.compare import number
+from flatlens.report.cards import number, spelling, with_error
 from flatlens.report.figures.figure import Drawing, Figure, short_labels
 
 WHOLE = 40  #: with more layers, a row is a block
