@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flatlens.bounds import batchnorm, compression, feature_robustness, relative_generalisation, residual, sharpening  # noqa: F401  # their import registers their bounds
+from flatlens.bounds.answer import answer
 from flatlens.bounds.context import Assumption, Claim, Context, Target, declared
 from flatlens.bounds.definition import BOUNDS, Bound, Verdict, weigh
 from flatlens.distributions import RULES, Distribution, Rule
@@ -41,6 +42,11 @@ class BoundsReport(Result, Sequence[Verdict]):
     def __init__(self, verdicts: Iterable[Verdict], about: Mapping[str, Any] | None = None) -> None:
         self._verdicts = list(verdicts)
         self.about = dict(about or {})
+
+    @property
+    def answer(self) -> list[str]:
+        """How many claims hold, which one says most, what to declare; a violation comes first."""
+        return answer(self._verdicts)
 
     @overload
     def __getitem__(self, which: int | str | tuple[str, str | None]) -> Verdict: ...

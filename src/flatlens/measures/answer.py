@@ -29,7 +29,7 @@ MOST = 3  #: names that a sentence lists
 FEW = 3  #: numbers of a report up to which each is described
 RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
 RISK = "generalisation"  #: the family of the numbers that one would like to predict
-EXAMPLE = "relative_flatness"  #: a measure that no rescaling changes
+EXAMPLE = "adaptive_sharpness"  #: a measure that no rescaling changes
 
 
 def answer(estimates: Mapping[Key, Estimate], about: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from flatlens.bounds import BOUNDS, BoundsReport, Verdict
+from flatlens.bounds.answer import cause
 from flatlens.column import Column
 from flatlens.report.blocks import by_key, summed_up
 from flatlens.report.screen import Fitted, head_of_screen, remark
@@ -71,7 +72,7 @@ def bounds_screen(verdicts: BoundsReport) -> RenderableType:
     more = "One row per bound: its tightest claim, and how many have its verdict; all claims: --page or --json."
     every = [Text(more, style="dim")] if deep else []
     head = head_of_screen({"": verdicts.about}, verdicts.answer)
-    return Group(*head, table, *every, _reasons(verdicts), _key(verdicts))
+    return Group(*head, table, *every, _reasons(verdicts), _key())
 
 
 def _reasons(verdicts: Sequence[Verdict]) -> Text:
@@ -94,29 +95,16 @@ def _shown(value: float, digits: int) -> str:
     return f"{value:.{digits}g}" if value == value else "-"
 
 
-def _key(verdicts: Sequence[Verdict]) -> Text:
-    text = remark(
+def _key() -> Text:
+    return remark(
         "\ntight: ",
         "left side over right side, where they are closest; 1 is equality. not applicable: an assumption of the "
         "theorem fails here, or is neither checked nor declared; the sides are shown anyway.",
     )
-    counts = ", ".join(f"{count} {status}" for status, count in _counts(verdicts).items())
-    text.append("\nClaims: ", style="bold").append(counts, style="not bold")
-    if violated := [v for v in verdicts if v.status == "violated"]:
-        names = ", ".join(dict.fromkeys(v.bound for v in violated))
-        text.append(f"\nVIOLATED: {names}: {_cause(violated)}.", style="bold red")
-    return text
 
 
 def _counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
     return {status: sum(v.status == status for v in verdicts) for status in STYLES}
-
-
-def _cause(violated: Sequence[Verdict]) -> str:
-    """Return the meaning of a violated bound; the user's own declarations come first."""
-    declared = list(dict.fromkeys(v.assumption for v in violated if v.assumption))
-    ours = "an error in flatlens or in a theorem: please report it"
-    return f"either an assumption that you declared is false ({'; '.join(declared)}), or {ours}" if declared else ours
 
 
 def write_bounds_page(verdicts: BoundsReport, path: Path) -> Path:
@@ -136,6 +124,6 @@ def write_bounds_page(verdicts: BoundsReport, path: Path) -> Path:
         groups=_by_bound(verdicts),
         why=_why,
         shown=_shown,
-        cause=_cause([v for v in verdicts if v.status == "violated"]),
+        cause=cause([v for v in verdicts if v.status == "violated"]),
         counts=_counts(verdicts),
     )

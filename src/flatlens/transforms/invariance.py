@@ -23,6 +23,7 @@ from flatlens.problem import Problem
 from flatlens.progress_bar import Shown, shown
 from flatlens.result import Result
 from flatlens.transforms import attention, neurons  # noqa: F401  # their import registers their transforms
+from flatlens.transforms.answer import answer
 from flatlens.transforms.definition import TRANSFORMS, Moved, Transform, copied, with_model
 from flatlens.transforms.wiring import read_wiring
 
@@ -132,6 +133,11 @@ class InvarianceReport(Result, Sequence[Cell]):
         self.moved = dict(moved)
         self.left_out = dict(left_out)
         self.about = dict(about)
+
+    @property
+    def answer(self) -> list[str]:
+        """Which numbers stay, which change most, how it is known; a number that is not as declared comes first."""
+        return answer(self._cells, self.moved, self.left_out, self.about)
 
     @overload
     def __getitem__(self, which: int | tuple[str, str]) -> Cell: ...
