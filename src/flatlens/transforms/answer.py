@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flatlens.column import Column
 from flatlens.measures import MEASURES
 from flatlens.progress import count_of, listed
-
-if TYPE_CHECKING:
-    from flatlens.transforms.invariance import Applied, Cell
+from flatlens.transforms.cell import Applied, Cell
 
 MOST = 3  #: names that a sentence lists
 RISK = "generalisation"  #: the family of the numbers that belong to the function
