@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.curvature.krylov import lanczos, unseen
 from flatlens.curvature.probes import largest_of, mean_of_forms, skewed, student
-from flatlens.grams.sketch import Sketch
+from flatlens.grams.data_pass import Sketch
 from flatlens.perturbation.searches import Crossing, first_crossing
 
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import torch
 from builders import normal
 
 from flatlens.measures.definition import Reduced, by_probes, largest, mean, mean_of_finite
-from flatlens.measures.volume import mean_of_logs, mean_of_volumes
+from flatlens.measures.sensitivity import mean_of_logs, mean_of_volumes
 
 
 def test_mean_and_maximum() -> None:

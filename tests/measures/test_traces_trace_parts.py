@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.errors import BadInput
-from flatlens.grams.sketch import random_signs
+from flatlens.grams.data_pass import random_signs
 from flatlens.measures.definition import Run
 from flatlens.measures.traces import Effort, of_probes, sampled
 

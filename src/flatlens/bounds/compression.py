@@ -32,9 +32,8 @@ from flatlens.grams import one_pass, quadratic
 from flatlens.grams.weight_jacobians import DenseJacobian
 from flatlens.measures.flatness import relative_flatness_ggn
 from flatlens.measures.normalised import normalized_sharpness
-from flatlens.measures.sensitivity import input_invariant_mls, jacobian_frobenius, mls, normalized_mls
+from flatlens.measures.sensitivity import input_invariant_mls, jacobian_frobenius, log_volume, mls, normalized_mls
 from flatlens.measures.traces import interpolation_sharpness
-from flatlens.measures.volume import log_volume
 from flatlens.problem.forward import forwards
 
 POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}  #: the powers k of Eq. 6 that are checked, and their rows

@@ -25,7 +25,7 @@ from flatlens.grams.weight_jacobians import DenseJacobian, SharedJacobian
 from flatlens.measures import Lens, PassMeasure, named
 from flatlens.measures.definition import Run, per_sample
 from flatlens.measures.pipeline import measure_with
-from flatlens.measures.volume import positive
+from flatlens.measures.sensitivity import positive
 
 DECLARABLE = (
     "convex_support", "locally_constant_labels", "local_minimum", "iid_samples", "smooth_density", "bounded_loss",

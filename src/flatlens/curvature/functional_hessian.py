@@ -40,11 +40,10 @@ from flatlens.grams.autograd import (
     require_second_derivative,
     sample_axes,
 )
+from flatlens.grams.data_pass import SampleStream, random_signs
 from flatlens.grams.record import Tape, run_recorded
-from flatlens.grams.sketch import SampleStream, random_signs
-from flatlens.grams.weight_jacobians import pieces
+from flatlens.grams.weight_jacobians import pieces, power_of_two
 from flatlens.operations.graph import Place
-from flatlens.operations.operator_norm import power_of_two
 from flatlens.operations.parameter_uses import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import has_lists, is_list, select, size

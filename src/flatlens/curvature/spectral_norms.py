@@ -27,8 +27,8 @@ from flatlens.estimate import Progress
 from flatlens.grams import LayerGrams, Plan, PlanBroken, features_read, require_told_apart
 from flatlens.grams.plan import FRONT, Rows, coupled_places, coupled_samples_error
 from flatlens.grams.record import Tape, run_recorded
-from flatlens.grams.weight_jacobians import CACHE_BYTES, norm2, pieces
-from flatlens.operations.operator_norm import SearchedNorm, power_of_two, searched_norm
+from flatlens.grams.weight_jacobians import CACHE_BYTES, norm2, pieces, power_of_two
+from flatlens.operations.operator_norm import SearchedNorm, searched_norm
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import size
 from flatlens.problem.eval_context import differentiable

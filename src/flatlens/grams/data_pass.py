@@ -7,6 +7,15 @@ For each chunk:
 3. Make the Gram matrices of all layers and parameters from these (`jacobians`), and yield them.
 4. Check the certificate. PlanBroken then makes the caller plan again, with this chunk among the trials, and start anew.
 
+With many outputs, few backward passes take the place of N: those of random combinations of the outputs, the sketch.
+With random signs u, E[u u^T] = I, so ||u^T J||^2 has the mean tr(J J^T). With C = R R^T the combination R u gives
+tr(J^T C J) in the same way. Each probe is the exact pass of a network with the one output u^T f. So every trace,
+diagonal and sum of squares is unbiased. Every sample has its own probes, which do not depend on its chunk.
+
+With k probes of signs, the products u_a u_b of two outputs are equal in all probes with probability 2^(1-k). If few
+outputs of one sample decide, the probes then have no spread at all: with k = 3, 95% intervals cover 0.75. Therefore few
+probes are not signs but balanced normal numbers (`_balanced`).
+
 The certificate is read one chunk late, so that a device need not be waited for. The numbers of a pass count only when
 the pass has ended without PlanBroken.
 """
@@ -16,7 +25,9 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,14 +37,106 @@ from flatlens.grams.jacobians import ChunkGrams, ChunkJacobians, ForwardPass, La
 from flatlens.grams.output_jacobians import MEMORY_SHARE, Checker, ChunkCheck, Pool, output_jacobians, shown_rounding
 from flatlens.grams.plan import Plan
 from flatlens.grams.record import run_recorded
-from flatlens.grams.sketch import Sketch
 from flatlens.operations.graph import closing_softmax
-from flatlens.problem import Batch, Problem
+from flatlens.problem import Batch, Loss, Problem
 from flatlens.problem.eval_context import differentiable
 from flatlens.problem.forward import fisher_slopes
 from flatlens.problem.loss import labels_known
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.row_layout import token_mask
+
+
+def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return independent +1 and -1, the probes with the least variance, with the dtype and device of `like`."""
+    return torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1).to(like)
+
+
+_FEW = 31
+"""Largest number of probes for which signs are not used: a few outputs that move alike decide a form of signs, which
+takes a handful of values, and 16 can miss the rare large one."""
+_HELD = 2**15  #: most numbers of one sample: all probes are held at once, signs one by one
+_VERY_FEW = 4  #: largest number of probes whose numbers are normal, and scaled until both sums are right
+_ROUNDS = 20  #: number of times that these are scaled; for more probes once is enough
+
+
+def _balanced(draws: Tensor, rounds: int) -> Tensor:
+    """Return combinations (probes, n, N): random numbers, scaled to have the sums of squares that signs have.
+
+    For each sample, the squares add up to the number of probes for each output, and to N for each probe. So the
+    variance of means over probes is at most that of signs, and products of two outputs differ between probes.
+    E[u u^T] = I, because the signs of the entries are random and the probes are exchangeable.
+    """
+    for _ in range(rounds):
+        draws *= draws.square().mean(2, keepdim=True).rsqrt()
+        draws *= draws.square().mean(0, keepdim=True).rsqrt()
+    return draws
+
+
+@dataclass(frozen=True)
+class SampleStream:
+    """Random numbers for samples: those of a sample do not depend on which other samples are drawn with it."""
+
+    seed: int
+    number: int
+
+    def signs(self, first: int, n: int, each: int) -> Tensor:
+        """Return +1 and -1, (n, each) float64, for n samples from number `first` on."""
+        bits = np.unpackbits(self._raw(first, n, -(-each // 256)).view(np.uint8), axis=1)[:, :each]
+        return torch.from_numpy(bits).to(torch.float64).mul_(2).sub_(1)
+
+    def normal(self, first: int, n: int, each: int) -> Tensor:
+        """Return standard normal numbers, (n, each) float64, for n samples from number `first` on."""
+        normal: Tensor = torch.special.ndtri(self._shares(first, n, each))
+        return normal
+
+    def uniform(self, first: int, n: int, each: int) -> Tensor:
+        """Return numbers in (-1, 1), (n, each) float64, for n samples from number `first` on."""
+        return self._shares(first, n, each).mul_(2).sub_(1)
+
+    def _shares(self, first: int, n: int, each: int) -> Tensor:
+        high = (self._raw(first, n, -(-each // 4))[:, :each] >> np.uint64(12)).astype(np.float64)
+        return torch.from_numpy(high).add_(0.5).mul_(2.0**-52)
+
+    def _raw(self, first: int, n: int, blocks: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
+        """Return raw bits, (n, 4 blocks); Philox makes blocks of four numbers and can start at any block."""
+        drawn = np.random.Philox(key=(self.number << 64) + self.seed, counter=first * blocks)
+        return drawn.random_raw(n * blocks * 4).reshape(n, blocks * 4)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The random combinations of the outputs.
+
+    >>> Sketch(probes=4, seed=0, weighted=False).probes
+    4
+    """
+
+    probes: int  #: number of combinations; each takes a pass
+    seed: int
+    weighted: bool  #: whether combinations are for traces with the loss's C; else for traces with I
+
+    def views(self, loss: Loss, f: Tensor, y: Any, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield for each probe rows (n, r, N) and C (n, r, r): those of a network with r outputs, rows times f.
+
+        `chunk` is the number of the chunk's first sample.
+        """
+        for u in self.combinations(chunk, len(f), f[0].numel()):
+            u = u.reshape(f.shape).to(f.device)
+            if self.weighted:
+                yield loss.combine(f.detach(), y, u)
+            else:
+                yield u[:, None], u.new_ones(len(f), 1, 1)
+
+    def combinations(self, first: int, n: int, outputs: int) -> Iterator[Tensor]:
+        """Yield each probe's u, (n, N) float64, for n samples from number `first` on."""
+        streams = [SampleStream(self.seed, probe) for probe in range(self.probes)]
+        if self.probes > _FEW or (self.probes > _VERY_FEW and self.probes * outputs > _HELD):
+            yield from (stream.signs(first, n, outputs) for stream in streams)
+        elif self.probes > _VERY_FEW:
+            yield from _balanced(torch.stack([stream.uniform(first, n, outputs) for stream in streams]), 1)
+        else:
+            yield from _balanced(torch.stack([stream.normal(first, n, outputs) for stream in streams]), _ROUNDS)
+
 
 ALL_GRAMS = ("C", "G", "K", "R")
 PASS_CHUNK = 256  #: samples of a chunk at most; more gain no speed (benchmarks/one_pass.py)
@@ -141,9 +244,12 @@ class _Pass:
         problem, plan, needs, tape = self.problem, self.plan, self.needs, chunk.forward.tape
         # Differentiate to all places. Weights were checked on the trials, see `planner`; other parameters are here.
         checked = (*plan.unexplained, *plan.small_parameters, *plan.derived)
+        # Only an output whose token counts in some sample has a derivative: None if all count.
+        per_token = 1 if of.counted is None else of.f.shape[1] // of.counted.shape[1]
+        live = None if of.counted is None else of.counted.any(0).repeat_interleave(per_token).tolist()
         found, certificate = output_jacobians(
             of.f, tape, plan, chunk.inputs, needs, self.pool,
-            live=of.live, keep_graph=not of.last or bool(plan.derived),
+            live=live, keep_graph=not of.last or bool(plan.derived),
             certify=torch.Generator().manual_seed(chunk.number) if of.first else None,
             parameters={name: chunk.forward.named[name] for name in checked},
         )  # fmt: skip
@@ -209,11 +315,3 @@ class _Outputs:
     rows: Tensor | None = None  #: (n, r, N): f is these times the network's outputs; None for its own
     first: bool = True  #: whether the chunk's certificate is drawn
     last: bool = True  #: whether the graph is not needed afterwards
-
-    @property
-    def live(self) -> list[bool] | None:
-        """For each output whether its token counts in some sample: all others have derivative 0. None if all count."""
-        if self.counted is None:
-            return None
-        live: list[bool] = self.counted.any(0).repeat_interleave(self.f.shape[1] // self.counted.shape[1]).tolist()
-        return live

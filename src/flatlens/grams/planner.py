@@ -37,7 +37,7 @@ from flatlens.grams.plan import (
     padding_ignored,
     structure_of,
 )
-from flatlens.grams.record import Call, derived_reads, run_recorded
+from flatlens.grams.record import derived_reads, run_recorded
 from flatlens.operations.graph import Node, Place, sources_of, walk
 from flatlens.operations.layers import Adapter, layer_of
 from flatlens.operations.pair_finders import HeadFinder
@@ -279,10 +279,12 @@ class _Planner:
         return {name: found[name] for name in sorted(found, key=turns.__getitem__)}
 
     def _of_layer(self, keys: list[str]) -> Weight:
+        """The weight of a layer, from all its calls."""
         calls, own = [self.tape.linear[key] for key in keys], tuple(f"z:{key}" for key in keys)
         module, parameter = calls[0].module, self.names.get(id(calls[0].module._parameters.get("weight")))
         value, bias = module.weight, module.bias
         assert isinstance(value, Tensor)
+        # the products through which the weight acts
         if parameter is not None:
             products = self._products(parameter, value.shape)
         else:  # a weight that is computed from other parameters acts through the products in its layer's calls
@@ -293,6 +295,22 @@ class _Planner:
         operation = self.tape.operations[products[0]] if products else None
         adapter = operation.adapter if isinstance(operation, Product) else layer_of(module)
         pure = explained and all(call.pure for call in calls)
+        # the bias, if it is added to the layer's products and acts nowhere else
+        added = self.names.get(id(calls[0].module._parameters.get("bias"))) if explained else None
+        if added is not None:
+            alone = len({id(call.module._parameters.get("bias")) for call in calls}) == 1
+            only = all(isinstance(read, Bias) for read in self.tape.reads[added] or ())
+            added = added if alone and only and set(self.uses[added] or ()) == set(products) else None
+        # The linear map, and the size of one sample's input to it. Of a convolution it is the module's; of one in a
+        # user's own module, and of a transposed convolution, whose call may choose the output's size, the product's.
+        x, product = calls[0].x, calls[0].product
+        torchs_own = type(module).__module__.startswith("torch.nn.modules")
+        if adapter.token_wise:
+            linear_map = adapter, torch.Size((x.numel() // (self.first.n * x.shape[-1]), x.shape[-1]))
+        elif product is not None and (isinstance(module, _ConvTransposeNd) or not torchs_own):
+            linear_map = adapter, product.kept().shape[1:]
+        else:
+            linear_map = layer_of(module), x.shape[1:]
         return Weight(
             layer=keys[0],
             calls=tuple(keys),
@@ -301,13 +319,13 @@ class _Planner:
             value=value.detach(),
             bias_value=bias.detach() if isinstance(bias, Tensor) else None,
             parameter=parameter,
-            bias=self._bias(calls, products) if explained else None,
+            bias=added,
             explained=explained,
             pure=pure,
             as_given=pure and self.structure.altered.isdisjoint(keys),
             positions=self._positions(products, adapter, value),
             module=module,
-            linear_map=_linear_map(calls[0], adapter, self.first.n),
+            linear_map=linear_map,
             unplaced=next((self.unplaced[key] for key in keys if key in self.unplaced), ""),
             measured=parameter is None or parameter in self.measured,
         )
@@ -355,28 +373,6 @@ class _Planner:
             sum(trial.tape.operations[product].shape.numel() for product in products) // (trial.n * rows)
             for trial in self.trials
         )
-
-    def _bias(self, calls: list[Call], products: tuple[str, ...]) -> str | None:
-        """The name of a layer's bias, if it is added to the layer's products and acts nowhere else."""
-        biases = {id(call.module._parameters.get("bias")) for call in calls}
-        name = self.names.get(biases.pop())
-        if name is None or biases or set(self.uses[name] or ()) != set(products):
-            return None
-        return name if all(isinstance(read, Bias) for read in self.tape.reads[name] or ()) else None
-
-
-def _linear_map(call: Call, adapter: Adapter, n: int) -> tuple[Adapter, torch.Size]:
-    """The linear map that a layer applies, and the size of one sample's input to it.
-
-    Of a convolution it is the module's; of one in a user's own module, and of a transposed convolution, whose call may
-    choose the output's size, it is the product's.
-    """
-    if adapter.token_wise:
-        return adapter, torch.Size((call.x.numel() // (n * call.x.shape[-1]), call.x.shape[-1]))
-    torchs_own = type(call.module).__module__.startswith("torch.nn.modules")
-    if call.product is not None and (isinstance(call.module, _ConvTransposeNd) or not torchs_own):
-        return adapter, call.product.kept().shape[1:]
-    return layer_of(call.module), call.x.shape[1:]
 
 
 def parts_of(weights: Mapping[str, Weight], heads: HeadFinder) -> dict[str, Weight]:

@@ -197,9 +197,9 @@ def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] =
         called[module] += 1
         key = names[module] if times == 0 else f"{names[module]}:{times}"
         handed_on = z.clone()
-        tape.linear[key] = Call(
-            key, names[module], module, x, z, _sequence_number(x, -1), _sequence_number(handed_on, 2**63)
-        )
+        began = -1 if x.grad_fn is None else int(x.grad_fn._sequence_nr())
+        ended = 2**63 if handed_on.grad_fn is None else int(handed_on.grad_fn._sequence_nr())
+        tape.linear[key] = Call(key, names[module], module, x, z, began, ended)
         return handed_on
 
     doubtful: list[Tensor] = []
@@ -222,10 +222,6 @@ def record(model: nn.Module, mask: Tensor | None = None, ids: Sequence[Tensor] =
                 hooks.callback(module.register_forward_hook(embed, with_kwargs=True).remove)
         yield tape
         tape.embedded += doubtful
-
-
-def _sequence_number(tensor: Tensor, otherwise: int) -> int:
-    return otherwise if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())
 
 
 def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape, list[Tensor], Tensor, Any]:

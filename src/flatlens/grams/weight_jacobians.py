@@ -26,11 +26,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+
+
+def power_of_two(t: Tensor, dim: int | None = None) -> Tensor:
+    """Return the power of 2 just below the largest entry in size, 1 if there is none: dividing by it rounds nothing.
+
+    >>> power_of_two(torch.tensor([3.0, -5.0])), power_of_two(torch.zeros(2))
+    (tensor(4.), tensor(1.))
+    """
+    size = t.detach().abs()
+    top = size.max() if dim is None else size.amax(dim, keepdim=True)
+    usual = (top > 0) & top.isfinite()
+    powers: Tensor = torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent - 1)
+    return powers.where(usual, 1.0)
+
+
+def euclidean(t: Tensor, dim: int | None = None) -> Tensor:
+    """Return the norm of a tensor, or of its rows along `dim`, whose squares neither overflow nor underflow.
+
+    >>> euclidean(torch.tensor([3e-200, 4e-200], dtype=torch.float64))
+    tensor(5.0000e-200, dtype=torch.float64)
+    """
+    unit = power_of_two(t, dim) if t.numel() else torch.ones_like(t[..., :1])
+    norms: Tensor = torch.linalg.vector_norm(t / unit, dim=dim)
+    return norms * (unit if dim is None else unit.squeeze(dim))
+
 
 FEW_OUTPUTS = 32  #: with more, a root of C takes longer than what it saves
 SCRATCH_BYTES = 2**23  #: bytes of scratch memory of a contraction; more would not fit in the cache
@@ -197,7 +222,7 @@ class WeightMatrix:
         True
         """
         T = self.row_factor[0].to(J.dtype)
-        return gram(_by_rows(J, lambda rows: _times_triangle(rows, T)))
+        return gram(_by_rows(J, partial(_times_triangle, T=T)))
 
 
 def _by_rows(J: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:

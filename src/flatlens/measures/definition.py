@@ -49,7 +49,7 @@ FREE: frozenset[Need] = frozenset({"C"})
 """What costs a pass nothing."""
 
 MEASURE_MODULES = (
-    "sensitivity", "traces", "volume", "flatness", "norms", "hessian", "normalised", "moved_weights", "moved_features",
+    "sensitivity", "traces", "flatness", "norms", "hessian", "normalised", "moved_weights", "moved_features",
     "generalisation", "heads", "steps",
 )  # fmt: skip
 """The modules of measures, in the order in which a catalogue row with several measures lists them."""

@@ -15,8 +15,8 @@ from flatlens.curvature import Residual
 from flatlens.curvature.probes import largest_of
 from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.grams.autograd import ignore_slow_batching_warning
+from flatlens.grams.data_pass import random_signs
 from flatlens.grams.record import read_heads, run_recorded
-from flatlens.grams.sketch import random_signs
 from flatlens.measures.definition import HEADWISE, LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.lens import Lens
 from flatlens.measures.notes import ALL, LARGEST_OF_NOISY

@@ -51,8 +51,8 @@ from flatlens.grams import (
     one_pass,
     singular,
 )
+from flatlens.grams.data_pass import random_signs
 from flatlens.grams.record import run_recorded
-from flatlens.grams.sketch import random_signs
 from flatlens.measures.definition import FREE, PassMeasure, Run, comes_along
 from flatlens.perturbation.autograd_check import coarsest_inside, moved_by_rounding
 from flatlens.perturbation.weights import Landscape
@@ -337,7 +337,7 @@ class Lens:
     @cached_property
     def plan(self) -> Plan:
         """Return the plan of the pass: which parameter acts where. It is made again if a chunk breaks it."""
-        return self._once(None, lambda: lay_out(self.problem, self.model, attention_heads=self.attention_heads))
+        return self._once(None, partial(lay_out, self.problem, self.model, attention_heads=self.attention_heads))
 
     def __repr__(self) -> str:
         told, kind = repr(self.problem).removeprefix("Problem: "), str(self.problem.dtype).removeprefix("torch.")
@@ -517,7 +517,7 @@ class Lens:
                 free = frozenset() if failing else FREE  # what fails is asked for by those alone that need it
                 missing += [measure for measure in comes_along(missing, free) if measure.key not in self._passed]
             needs = frozenset[str]().union(*(measure.needs for measure in missing))
-            self._once(needs, lambda: self.planned(lambda: self._gather(missing, progress, generator)))
+            self._once(needs, partial(self.planned, partial(self._gather, missing, progress, generator)))
         lost = [] if partly else [why for measure in measures for why in self.failed_at(measure).values()]
         if lost:
             raise NotDifferentiable(lost[0])

@@ -15,11 +15,12 @@ from flatlens.curvature.operators import ParameterJacobian
 from flatlens.curvature.spectral_norms import feature_norms
 from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.grams import UNREAD_PRODUCT, LayerGrams
+from flatlens.grams.weight_jacobians import euclidean
 from flatlens.measures.definition import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
 from flatlens.measures.leading_eigenvalues import of_norm
 from flatlens.measures.lens import Lens
 from flatlens.measures.notes import NO_PARAMETER, left_out, no_linear_layer
-from flatlens.operations.operator_norm import euclidean, largest_norm
+from flatlens.operations.operator_norm import largest_norm
 from flatlens.problem.forward import fisher_slopes, forwards
 
 WEIGHTLESS = "a sample has no weight and its loss a slope (smoothed labels of a class of weight 0): F is infinite"

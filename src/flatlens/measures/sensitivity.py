@@ -1,7 +1,8 @@
-"""Sensitivity of the outputs to the input: norms of df/dx, and searches around each sample."""
+"""Sensitivity of the outputs to the input: norms of df/dx, searches, volumes and dimension of the image."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -9,15 +10,18 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.spectral_norms import batch_jacobians
-from flatlens.estimate import Estimate, undefined, with_note
+from flatlens.errors import BadOption
+from flatlens.estimate import Estimate, joined_notes, undefined, with_note
 from flatlens.grams import LayerGrams
 from flatlens.measures.definition import (
     FUNCTION,
     PERMUTATION,
     Parts,
+    Reduced,
     Run,
     largest,
     mean_of_finite,
+    number_of,
     on_lens,
     per_sample,
     require_count,
@@ -222,3 +226,187 @@ def mls_by_search(
         secants = "mean over the steepest secants of that length, not over slopes"
         found = replace(found, kind="lower bound", note=secants)
     return with_note(with_note(found, reduced.note), rounded if coarse else "")
+
+
+STATED = 1e-3
+"""Smallest relative error of a volume by rounding that is told."""
+DEFICIENT = "rank-deficient within rounding"
+WITHOUT = "without that many directions behind the closing softmax"
+IS_ROUNDING = "its error is rounding, which moves small singular values"
+TAKEN_OFF = "less the error by rounding"
+BEHIND_SOFTMAX = "the network ends in a softmax, so its outputs move in fewer directions than there are outputs"
+LOST = 0.1  #: share of a Jacobian that is rounding, from which on its shape is that of rounding
+LOST_BELOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  #: of G, which squares derivatives
+
+
+def positive(g: LayerGrams) -> Tensor:
+    """Return which eigenvalues of G are above 0 beyond rounding, (n, N).
+
+    Rounding hides those below 100 eps of lmax(G) in float64, in which G is accumulated; below (100 eps)^2 of it in the
+    arithmetic of the derivatives (G squares them: 1.4e-10 for a float32 network); and below (100 r)^2 of tr G, where r
+    is the error of the sample's own Jacobian by rounding, relative to its length, which is larger where derivatives
+    cancel. Behind a closing softmax the smallest ones are 0 whatever the digits.
+    """
+    values = g.eigenvalues
+    least = max(100 * torch.finfo(torch.float64).eps, (100 * g.precision) ** 2) * values[:, -1:]
+    if g.rounding is not None:
+        least = torch.maximum(least, (100 * g.rounding[:, None]).square() * values.sum(1, keepdim=True))
+    numbers = torch.arange(values.shape[1], device=values.device)
+    return (values > least.clamp(min=LOST_BELOW)) & (numbers >= values.shape[1] - _directions(g)[:, None])
+
+
+def _directions(g: LayerGrams) -> Tensor:
+    """Return how many directions the outputs can move in, (n,): each closing softmax takes one.
+
+    Of tokens the softmax may be over the tokens. It is taken as one over the classes where no other is as long; else
+    it counts only in samples without masked tokens, which have all parts of it.
+    """
+    size = g.softmax_size
+    if not size:
+        return g.outputs
+    less = g.outputs - g.outputs // size
+    if g.counted is None:
+        return less
+    tokens = g.counted.shape[1]
+    if size * tokens == g.f.shape[1] and size != tokens:
+        return less
+    return torch.where(g.counted.all(1), less, g.outputs)
+
+
+def log_volumes(g: LayerGrams, top_k: int | None) -> tuple[Tensor, Tensor]:
+    """Return log sqrt(det G_i), or of the `top_k` largest eigenvalues, and how far rounding may move it, (n,) each.
+
+    Where the rank is lower, it is -inf: with an infinite error within rounding, and with none behind a closing softmax.
+    Only the sample's own rows count: rows of masked tokens have eigenvalue 0, and are left out.
+    """
+    N = g.eigenvalues.shape[1]
+    if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= N):
+        raise BadOption(f"option top_k={top_k!r}: a whole number between 1 and the number of outputs, {N}, is needed")
+    key = "log volumes", top_k
+    if key not in g.shared:
+        values, k = g.eigenvalues, g.outputs.clamp(max=top_k or N)[:, None]
+        # eigenvalues have errors of about sqrt(N) eps lmax in float64, singular values that of the Jacobian
+        share = torch.full_like(values[:, 0], g.precision) if g.rounding is None else g.rounding.clamp(min=g.precision)
+        of_jacobian = share * values.sum(1).sqrt()
+        of_gram = N**0.5 * torch.finfo(torch.float64).eps * values[:, -1]
+        each = of_gram[:, None] / (2 * values) + of_jacobian[:, None] / values.sqrt()
+        kept = torch.arange(N, device=k.device) >= N - k  # ascending
+        full = positive(g).gather(1, (N - k).clamp(max=N - 1))[:, 0]
+        logs = torch.where(full, 0.5 * torch.where(kept, values, 1.0).log().sum(1), -math.inf)
+        moved = torch.where(full, torch.where(kept, each, 0.0).sum(1), math.inf)
+        overflow = values[:, -1].isnan()
+        known = overflow | (k[:, 0] > _directions(g))
+        g.shared[key] = torch.where(overflow, math.nan, logs), torch.where(known, 0.0, moved)
+    logs, moved = g.shared[key]
+    return logs, moved
+
+
+def mean_of_dimensions(values: Tensor) -> Reduced:
+    """Return the mean over samples; NaN stands for no response, inf for one that is rounding, -inf for one unknown."""
+    if bool((values == -math.inf).any()):
+        return Reduced(math.nan, values)
+    lost, finite = values.isinf(), values.isfinite()
+    samples = values.where(~lost, torch.nan)
+    if int(lost.sum()) > int(finite.sum()):
+        why = f"the response of {int(lost.sum())} of {len(values)} samples is rounding"
+        return Reduced(math.nan, samples, why, "undefined")
+    return mean_of_finite(samples, f"without any response ({'rounding, or ' if lost.any() else ''}G = 0)")
+
+
+def mean_of_volumes(logs: Tensor, moved: Tensor) -> Reduced:
+    """Return the mean of exp(logs), computed in logarithms so that nothing overflows.
+
+    `moved`, (n,), is how far rounding may move each logarithm: infinite where it hides the rank, and the volume counts
+    as 0; 0 with a logarithm of -inf where the volume is known to be 0.
+    """
+    total, volumes = logs.logsumexp(0), logs.exp()
+    log, value = float(total) - math.log(len(logs)), float((total - math.log(len(logs))).exp())
+    known = (logs == -math.inf) & (moved == 0)
+    if bool(known.all()):
+        return Reduced(0.0, volumes, BEHIND_SOFTMAX)
+    beyond = f"float64, its logarithm is {log:.6g}: see log_volume"
+    if math.isfinite(log) and math.isinf(value):
+        return Reduced(math.nan, volumes, f"above {beyond}", "undefined")
+    error = float(torch.where(logs.isfinite(), (logs - total).exp() * moved, 0.0).sum())  # relative
+    hidden = number_of(moved.isinf(), f"{DEFICIENT}, their volume counted as 0")
+    none = number_of(known, f"{WITHOUT}, their volume is 0")
+    if math.isfinite(log) and value < torch.finfo(torch.float64).tiny:
+        return Reduced(0.0, volumes, joined_notes(f"below {beyond}", hidden, none), "lower bound")
+    if hidden:
+        less = max(1 - error, 0.0) if error > STATED else 1.0
+        return Reduced(value * less, volumes, joined_notes(hidden, none, TAKEN_OFF if less < 1 else ""), "lower bound")
+    if error > STATED:
+        return Reduced(value, volumes, joined_notes(none, IS_ROUNDING), "estimate", value * error / 1.96)
+    return Reduced(value, volumes, none)
+
+
+def mean_of_logs(logs: Tensor, moved: Tensor) -> Reduced:
+    """Return the mean over the samples with a volume above 0; `moved` is that of `mean_of_volumes`."""
+    there = logs != -math.inf
+    known = ~there & (moved == 0)
+    if not bool(there.any()):
+        why = BEHIND_SOFTMAX if bool(known.all()) else f"every sample is {DEFICIENT}"
+        return Reduced(math.nan, logs, why, "undefined")
+    value, error = float(logs[there].mean()), float(moved[there].mean())
+    left_out = joined_notes(
+        number_of(moved.isinf(), f"{DEFICIENT}, left out"), number_of(known, f"{WITHOUT}, left out")
+    )
+    if error > STATED:
+        return Reduced(value, logs, joined_notes(left_out, IS_ROUNDING), "estimate", error / 1.96)
+    return Reduced(value, logs, left_out)
+
+
+of_image = partial(
+    per_sample, family="compression", place="input", needs={"G"}, answer="input", invariant_under=FUNCTION
+)
+of_volumes = partial(of_image, id="M5", reduce=mean_of_volumes, cost="one pass, eigenvalues", needs_full_precision=True)
+
+
+@of_volumes(symbol=r"\overline{d\mathrm{Vol}}", source="compression Def. 3.1, 3.3", unit="(output / input)^N")
+def local_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, Tensor]:
+    """Mean local volumetric ratio: mean_i sqrt(det(df/dx df/dx^T)).
+
+    The paper prints det(df^T df), which is 0 if there are fewer outputs than inputs. `top_k` keeps only the largest
+    eigenvalues, as the authors' figures do with `top_k=3`. The product is computed in logarithms. Where the smallest
+    singular value of df/dx is below 1.5e-7 of the largest (1.2e-5 in float32), or where derivatives cancel so far that
+    it is below 100 times the rounding error of df/dx, rounding hides it: the sample's volume counts as 0, and the value
+    is a lower bound. An error by rounding of more than 0.1% is stated, or taken off a lower bound. Behind a closing
+    softmax the whole volume is 0: the sum of the outputs, or of their exponentials, is 1.
+    """
+    return log_volumes(g, top_k)
+
+
+@of_volumes(
+    symbol=r"\overline{\log d\mathrm{Vol}}", source="compression Fig. 1, Eq. 7", unit="log", reduce=mean_of_logs
+)
+def log_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, Tensor]:
+    """Mean log volume: mean_i log sqrt(det G_i) over the samples of full rank; the note counts the others."""
+    return log_volumes(g, top_k)
+
+
+@of_volumes(
+    symbol=r"dV_{net}",
+    source="compression Def. 3.5",
+    unit="(output / feature)^N",
+    answer="sum",
+    invariant_under={PERMUTATION},
+)
+def network_volume(g: LayerGrams, *, top_k: int | None = None) -> tuple[Tensor, Tensor]:
+    """Network volumetric ratio: the sum over linear layers of their mean local volume (rows of `local_volume`)."""
+    return log_volumes(g, top_k)
+
+
+@of_image(id="M6", symbol=r"D_{PR}", source="compression Eq. 15", unit="dimensions", reduce=mean_of_dimensions)
+def local_dimension(g: LayerGrams) -> Tensor:
+    """Participation ratio of the image of a small ball: mean_i (tr G_i)^2 / tr(G_i^2), between 1 and N.
+
+    Samples with G = 0 have no image. They are left out, and the note counts them; so are those whose response is
+    rounding, as of a layer that shifts all outputs before a softmax. Where these are more than the others, the value is
+    undefined: some of them look like a response by chance.
+    """
+    total = g.G.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)[..., None]
+    share = g.G / total  # NaN where G = 0
+    dimension = torch.where(total[:, 0, 0].isfinite(), 1 / share.square().sum((1, 2)), -math.inf)
+    if g.rounding is None:
+        return dimension
+    return torch.where((g.rounding > LOST) & (dimension > 0), math.inf, dimension)

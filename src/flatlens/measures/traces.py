@@ -30,7 +30,7 @@ from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, Kind, undefined
 from flatlens.grams import LayerGrams, trace
-from flatlens.grams.sketch import random_signs
+from flatlens.grams.data_pass import random_signs
 from flatlens.measures.definition import (
     PERMUTATION,
     UNITS_AND_ORDER,

@@ -41,30 +41,6 @@ def largest_norm(norms: Iterable[SearchedNorm]) -> SearchedNorm:
     return SearchedNorm(max(values), all(converged))
 
 
-def power_of_two(t: Tensor, dim: int | None = None) -> Tensor:
-    """Return the power of 2 just below the largest entry in size, 1 if there is none: dividing by it rounds nothing.
-
-    >>> power_of_two(torch.tensor([3.0, -5.0])), power_of_two(torch.zeros(2))
-    (tensor(4.), tensor(1.))
-    """
-    size = t.detach().abs()
-    top = size.max() if dim is None else size.amax(dim, keepdim=True)
-    usual = (top > 0) & top.isfinite()
-    powers: Tensor = torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent - 1)
-    return powers.where(usual, 1.0)
-
-
-def euclidean(t: Tensor, dim: int | None = None) -> Tensor:
-    """Return the norm of a tensor, or of its rows along `dim`, whose squares neither overflow nor underflow.
-
-    >>> euclidean(torch.tensor([3e-200, 4e-200], dtype=torch.float64))
-    tensor(5.0000e-200, dtype=torch.float64)
-    """
-    unit = power_of_two(t, dim) if t.numel() else torch.ones_like(t[..., :1])
-    norms: Tensor = torch.linalg.vector_norm(t / unit, dim=dim)
-    return norms * (unit if dim is None else unit.squeeze(dim))
-
-
 def blocks_norm(W: Tensor) -> SearchedNorm:
     """Return ||W||_2 of a block-diagonal matrix with blocks W (g, d, m), float64."""
     return largest_norm(_matrix_norm(block) for block in W)

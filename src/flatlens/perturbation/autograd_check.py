@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import FlatlensError
 from flatlens.grams.autograd import Runner
-from flatlens.grams.sketch import random_signs
+from flatlens.grams.data_pass import random_signs
 from flatlens.operations.graph import Graph, sources_of, walk
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import move, size

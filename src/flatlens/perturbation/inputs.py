@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from flatlens.curvature.operators import bytes_of_a_sample, samples_at_once
 from flatlens.errors import BadModel, BadOption
 from flatlens.estimate import Progress
+from flatlens.grams.data_pass import random_signs
 from flatlens.grams.record import run_recorded
-from flatlens.grams.sketch import random_signs
 from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import counts_samples, has_lists, size
 from flatlens.problem.diagnosis import why_no_slope

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from flatlens.errors import one_line
 from flatlens.estimate import Progress
-from flatlens.grams.sketch import random_signs
+from flatlens.grams.data_pass import random_signs
 from flatlens.operations.table import ARITHMETIC, Activation, Operation, Trace, hooked
 from flatlens.perturbation.inputs import ROUNDINGS, Inputs, Refused, in_float64, inputs_of, require_seen
 from flatlens.problem import Problem

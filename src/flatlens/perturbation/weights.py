@@ -26,7 +26,7 @@ from flatlens.curvature.symmetry import operations
 from flatlens.errors import BadInput, NotDifferentiable, one_line, out_of_memory
 from flatlens.estimate import Progress
 from flatlens.grams.autograd import Runner, require_second_derivative
-from flatlens.grams.sketch import random_signs
+from flatlens.grams.data_pass import random_signs
 from flatlens.operations.table import operation_of
 from flatlens.perturbation.autograd_check import coarsest_inside
 from flatlens.problem import Batch, Problem

@@ -24,7 +24,7 @@ from flatlens.problem.eval_context import copy_of, device_of, differentiable, me
 from flatlens.problem.loss import Constant, Loss
 from flatlens.problem.op_overrides import in_bfloat16
 from flatlens.problem.ranks import ALONE, ChunkBuffer, Ranks
-from flatlens.problem.row_layout import attention_mask, in_rows
+from flatlens.problem.row_layout import in_rows
 from flatlens.progress import Progress
 from flatlens.user_code import users_code
 
@@ -180,8 +180,17 @@ class NetworkOnData:
             return self.forward(model, batch) if self.forward is not None else called(model, batch[0])
 
     def mask(self, batch: Batch) -> Tensor | None:
-        """Return the mask of a batch's tokens, (n, T), 0 at padding; None if there is none."""
-        return None if self.convention.fed else attention_mask(batch)
+        """Return the (n, T) mask, 0 at padding, that a batch feeds to the model as `attention_mask`.
+
+        None for an encoder-decoder, whose outputs and features are of other tokens.
+        """
+        for part in () if self.convention.fed else batch if isinstance(batch, tuple) else (batch,):
+            if isinstance(part, Mapping) and any(str(key).startswith("decoder_") for key in part):
+                return None
+            mask = part.get("attention_mask") if isinstance(part, Mapping) else None
+            if isinstance(mask, Tensor) and mask.ndim == 2:
+                return mask
+        return None
 
 
 # The call of the network

@@ -260,20 +260,6 @@ def ignored_outputs(loss: Loss, f: Tensor, y: Any) -> list[Tensor]:
     return []
 
 
-def attention_mask(batch: Any) -> Tensor | None:
-    """Return the (n, T) mask, 0 at padding, that a batch feeds to the model as `attention_mask`.
-
-    None for an encoder-decoder, whose outputs and features are of other tokens.
-    """
-    for part in batch if isinstance(batch, tuple) else (batch,):
-        if isinstance(part, Mapping) and any(str(key).startswith("decoder_") for key in part):
-            return None
-        mask = part.get("attention_mask") if isinstance(part, Mapping) else None
-        if isinstance(mask, Tensor) and mask.ndim == 2:
-            return mask
-    return None
-
-
 def unpadded(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return features (n, T, ...) with zeros at the padding.
 

@@ -28,8 +28,8 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadInput, BadModel, UnknownName
+from flatlens.grams.data_pass import random_signs
 from flatlens.grams.record import Call
-from flatlens.grams.sketch import random_signs
 from flatlens.operations.layers import is_linear, layer_of
 from flatlens.problem.loss import Loss, smoothed
 from flatlens.problem.losses import CrossEntropy, SquaredError
