@@ -261,7 +261,8 @@ class Context:
         """
         if key not in self._reports:
             # claims on a layer also hold for a frozen one
-            self._reports[key] = measure_with(self.lens, key, Run(self.generator, self.progress, frozen=True))
+            run = Run(self.generator, self.progress, frozen=True, thorough=True)
+            self._reports[key] = measure_with(self.lens, key, run)
         row = f"{named(key)[0].key}.{part}" if part else named(key)[0].key
         return self._reports[key][row, layer]
 

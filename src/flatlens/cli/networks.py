@@ -93,8 +93,9 @@ def measure(
         model: `file.py:NAME` or `package.module:NAME`, a function without arguments that returns the network; the
             folder of a study's network (OUT/networks/KEY); `timm:NAME`; `hf:NAME` or `hf:FOLDER`.
         inputs: The network's data, loss and weights, and how to measure.
-        measures: The measures, separated by commas, or repeat the option; `flatlens list measures` has the names.
-            Without it: all that one pass over the data gives.
+        measures: The measures, separated by commas, or repeat the option; `flatlens list measures` has the names. Or a
+            preset: `summary`, a dozen numbers; `pass`, all that one pass over the data gives; `all`; `family:NAME`, such
+            as `family:flatness`. Without it: `summary`.
         outputs: `exact`, a backward pass for each of the network's outputs, or a number of random combinations that
             replace them: traces are then estimates, spectral norms lower bounds. Without it: exact up to 128 outputs,
             16 combinations for more.
@@ -253,8 +254,8 @@ def invariance(
     Args:
         model: As for `flatlens measure`.
         inputs: The network's data, loss and weights, and how to measure.
-        measures: The measures, separated by commas, or repeat the option; `flatlens list measures` has the names.
-            Without it: all that one pass over the data gives.
+        measures: The measures, separated by commas, or repeat the option; `flatlens list measures` has the names. Or a
+            preset, as for `flatlens measure`. Without it: `pass`, all that one pass over the data gives.
         transforms: The transforms, in the same form; `flatlens list transforms` has the names. Without it: all that are
             valid in this network.
         page: Write the table, and what each transform did, as an HTML page.
@@ -377,7 +378,7 @@ def compare(
         models: Two or more, as for `flatlens measure`; or one, with several --weights.
         compared: The networks to compare, and their data.
         measures: The measures to rank by, separated by commas, or repeat the option; `flatlens list measures` has the
-            names. Without it: all that one pass over the data gives.
+            names. Or a preset, as for `flatlens measure`. Without it: `summary`.
         page: Write an HTML page, with a picture of the ranks.
         seed: Seed of the random numbers of estimates, the same for every network.
         as_json: Print JSON.

@@ -22,6 +22,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Report
 from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, Card, Lens, Measure, measure, named
 from flatlens.measures.definition import drawing
+from flatlens.measures.presets import PRESETS, Choice, asked_for
 from flatlens.problem import Problem
 from flatlens.problem.arguments import REDUCED_PRECISION
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
@@ -413,7 +414,7 @@ def remarks(lenses: Mapping[str, Lens]) -> tuple[str, ...]:
 
 def compare(
     lenses: Mapping[str, Lens],
-    measures: str | Measure | Iterable[str | Measure] | None = None,
+    measures: Choice = None,
     *,
     anyway: bool = False,
     generator: torch.Generator | None = None,
@@ -433,7 +434,7 @@ def compare(
 
     Args:
         lenses: The networks by the names to show.
-        measures: Names or Measure objects; one alone is enough. None is every exact one-pass measure.
+        measures: Names or Measure objects; one alone is enough; or a preset of `measure`. None is "summary".
         anyway: Whether to do work that `measure` refuses because it takes long.
         generator: Draws the random numbers; seeded with 0 if None.
         progress: Called with (what, done, total); None shows a bar after two seconds, False shows none.
@@ -443,28 +444,29 @@ def compare(
     """
     require_alike(lenses)
     draws = drawing(generator, progress, "compare")
-    chosen = None if measures is None else named(measures)
-    if chosen is not None and all(one.card.family == RISK_FAMILY for one in chosen):
-        asked = ", ".join(one.key for one in chosen) or "none"
+    asked = asked_for(measures)
+    if all(one.card.family == RISK_FAMILY for one in asked.measures):
+        names = ", ".join(one.key for one in asked.measures) or "none"
         mend = "name at least one other measure; loss, accuracy and gap are always shown"
-        raise BadInput(f"{asked} gives nothing to rank by", argument="measures", remedy=mend, call="compare")
+        raise BadInput(f"{names} gives nothing to rank by", argument="measures", remedy=mend, call="compare")
     # Every network is measured with the same random draws
     seed = 0 if generator is None else int(torch.randint(2**40, (), generator=draws))
     reports = {}
     with shown(progress) as line:
         for done, (name, lens) in enumerate(lenses.items()):
             line("networks", done, len(lenses))
-            together = None if chosen is None else [*chosen, *_beside(chosen, lens)]
+            together = asked.preset if asked.preset in PRESETS else [*asked.measures, *_beside(asked.measures, lens)]
             draw = torch.Generator().manual_seed(seed)
             reports[name] = measure(lens, together, anyway=anyway, generator=draw, progress=line)
         line("networks", len(lenses), len(lenses))
     # Ranked is what the networks have a number for, except the risk
-    keys = {key for report in reports.values() for key, layer in report if layer is None}
-    ranked = [one for one in (MEASURES.values() if chosen is None else chosen) if one.card.family != RISK_FAMILY]
-    return Comparison(reports, {one.key: one for one in ranked if one.key in keys}, remarks(lenses))
+    shown = {row for report in reports.values() for row, _ in report}
+    known = {row: one for row, one in asked.answers.items() if one.card.family != RISK_FAMILY and row in shown}
+    ranked = {row: one for row, one in known.items() if all(row in report for report in reports.values())}
+    return Comparison(reports, ranked, remarks(lenses))
 
 
-def _beside(chosen: list[Measure], lens: Lens) -> list[Measure]:
+def _beside(chosen: Iterable[Measure], lens: Lens) -> list[Measure]:
     # The risk and, with held-out data, the gap, which are always shown
     keys = {one.key for one in chosen}
     risk = [one for one in MEASURES.values() if one.card.family == RISK_FAMILY]

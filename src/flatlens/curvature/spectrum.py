@@ -53,6 +53,7 @@ def eigenpairs(
     rtol: float = 1e-3,
     most: int = 300,
     start: Tensor | Remembered | None = None,
+    share: int | None = None,
     keep: int = 0,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
@@ -78,6 +79,7 @@ def eigenpairs(
         start: A vector for Lanczos, or the `remembered` pairs of an earlier search on the same operator. None is a
             mixture of the leading Ritz vectors of the operator on every 8th sample: `_WARMING` products there cost as
             much as 1.5 on all samples, and save more.
+        share: Compute the start on every so many-th sample, also of little data.
         keep: The number of pairs to keep for the next search, as memory allows.
         generator: Draws the random numbers; seeded with 0 if None.
         progress: Called with (what, done, total).
@@ -107,7 +109,7 @@ def eigenpairs(
                 return pairs
             start, random = pairs.vectors.sum(0), 0.0
     if start is None:
-        start, random = _warm_start(operator, generator)
+        start, random = _warm_start(operator, generator, share)
         before = operator.products
     start, most, room = start.to(operator.space.device, operator.dtype), most - spent, min(most, room)
     pairs = lanczos(
@@ -123,21 +125,22 @@ def _random(operator: Operator, generator: torch.Generator) -> Tensor:
     return draws.to(operator.space.device, operator.dtype)
 
 
-def _warm_start(operator: Operator, generator: torch.Generator) -> tuple[Tensor, float]:
+def _warm_start(operator: Operator, generator: torch.Generator, share: int | None = None) -> tuple[Tensor, float]:
     """Return (a start vector, the share of it that is random and independent of the rest).
 
     It mixes the leading Ritz vectors on a part of the data with a random vector; on little data it is random.
     """
     fresh = _random(operator, generator)
-    if operator.problem.n < _WORTH or operator.size < 4 * _WARMING:
+    if (operator.problem.n < _WORTH and share is None) or operator.size < 4 * _WARMING:
         return fresh, 1.0
-    small = operator.on_every(_SHARE)
+    share = share or _SHARE
+    small = operator.on_every(share)
     krylov = Krylov(small, fresh, _WARMING)
     while not krylov.full:
         krylov.extend()
         if krylov.beta == 0:
             break
-    operator.products += -(-krylov.products // _SHARE)
+    operator.products += -(-krylov.products // share)
     theta, S, _ = krylov.ritz()
     weight = (theta.clamp(min=0) / theta.abs().max().clamp(min=1e-300)).square()
     mixed = krylov.vectors((S * weight).sum(1, keepdim=True))[0]

@@ -24,12 +24,13 @@ from flatlens.estimate import Estimate, Key, Progress, Report
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.store import Record, Store, versions
 from flatlens.files import contents_of
-from flatlens.measures import Lens, Measure, about, measure, named
+from flatlens.measures import Lens, Measure, Run, about, named
+from flatlens.measures.pipeline import measure_with
 from flatlens.models.weights import load_weights
 from flatlens.operations.layers import is_linear
 from flatlens.problem import Problem, measuring
 from flatlens.problem.eval_context import copy_of
-from flatlens.progress import no_progress
+from flatlens.progress import Watch, no_progress
 from flatlens.settings_json import digest
 from flatlens.tracking import Tracker
 from flatlens.training import SGD, Ridge, TrainedElsewhere, Training, TrainingResult, Until, train
@@ -69,7 +70,8 @@ def _measured(problem: Problem, settings: NetworkSettings) -> tuple[dict[Key, Es
 
 
 def _quietly(lens: Lens, measures: list[Measure] | list[str]) -> Report:  # a study has its own limits and progress
-    return measure(lens, measures, anyway=True, progress=no_progress)
+    run = Run(torch.Generator().manual_seed(0), Watch(no_progress, math.inf), thorough=True)
+    return measure_with(lens, measures, run)
 
 
 def _own_seed(settings: NetworkSettings) -> int:

@@ -69,6 +69,9 @@ class Run:
     frozen: bool = False  #: whether layers whose weights are not measured get rows and count in sums
     layers: tuple[str, ...] | None = None  #: parts of the names of the layers that get curvature products; None: all
     asked: bool = True  #: whether the measures were named
+    thorough: bool = False  #: whether the default accuracy of searches and probes is that of studies and trackers
+    budget: float = math.inf
+    """The size of the products of one measure: samples times the multiplications of a forward pass, summed."""
 
     def chosen(self, layer: str) -> bool:
         """Return whether a layer gets curvature products."""

@@ -32,6 +32,12 @@ from flatlens.problem import Problem
 from flatlens.problem.ranks import in_one_piece
 from flatlens.result import Result
 
+MOST = 300  #: products of a search
+ENOUGH = 16  #: products with which most searches converge
+LEAST = 4  #: products on all samples of a search that is limited
+OF_THE_START, LEAST_OF_THE_START = 16, 32
+"""A limited search starts on every 16th sample, and on 32 samples at least."""
+
 REMEMBERED = 10  #: Ritz pairs that a search keeps for the next moment's search
 
 
@@ -41,11 +47,14 @@ def top_of(
     """Return the ends of an operator's spectrum; the search starts from the earlier lens's eigenpairs."""
     require_tolerance(rtol)
     earlier = lens.remembered.get((key, None))
+    most, share = _within_budget(lens, run)
     pairs = eigenpairs(
         operator,
         top_k=top_k,
         bottom_k=bottom_k,
         rtol=rtol,
+        most=most,
+        share=share,
         start=earlier if earlier is not None and earlier.vectors.shape[1] == operator.size else None,
         keep=max(REMEMBERED, top_k + bottom_k),
         generator=run.generator,
@@ -57,7 +66,22 @@ def top_of(
     # operations inside a network may be coarser than it
     inside = coarsest_inside(lens.problem, lens.model)
     rounding = 0.0 if inside == lens.problem.dtype else 10 * torch.finfo(inside).eps
-    return as_estimate(pairs, operator.products, rounding)
+    found = as_estimate(pairs, operator.products, rounding)
+    stopped = most < MOST and not (pairs.converged or pairs.exact)
+    return with_note(found, "by name, the search runs to its tolerance" if stopped else "")
+
+
+def _within_budget(lens: Lens, run: Run) -> tuple[int, int | None]:
+    """Return the number of products that a search may take, and the part of the samples that it starts on.
+
+    With few products the start decides, so it comes from a part of the samples, on whatever number of them.
+    """
+    if run.budget == math.inf:
+        return MOST, None
+    affordable = int(run.budget / (lens.problem.n * lens.multiplications))
+    if affordable >= ENOUGH:
+        return min(affordable, MOST), None
+    return max(affordable, LEAST), max(1, min(OF_THE_START, lens.problem.n // LEAST_OF_THE_START))
 
 
 def as_estimate(pairs: Eigenpairs, products: int, rounding: float = 0.0) -> Estimate:

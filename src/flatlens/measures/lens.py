@@ -356,6 +356,18 @@ class Lens:
         return "plan" in vars(self)
 
     @cached_property
+    def multiplications(self) -> int:
+        """Return the multiplications by weights in one sample's forward pass, by which the size of work is judged.
+
+        The number of measured parameters where no plan of a pass says how often each weight is used.
+        """
+        alone = self.problem.coupled or self.problem.sharded
+        plan = "" if alone else self.attempted(lambda: self.plan, "the plan")
+        weights = () if isinstance(plan, str) else plan.weights.values()
+        used = sum(weight.value.numel() * weight.positions for weight in weights)
+        return max(used, sum(p.numel() for name, p in self.model.named_parameters() if name in self.problem.parameters))
+
+    @cached_property
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
         """Return the risk, and its gradient in each measured parameter, by name."""
         return Landscape(self.problem, model=self.model).risk_and_gradient()

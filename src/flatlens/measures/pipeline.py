@@ -10,14 +10,15 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from flatlens.curvature.functional_hessian import curved_parameters
 from flatlens.curvature.probes import largest_of, mean_of_forms
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Key, Kind, Report, joined_notes, undefined, with_note
@@ -33,7 +34,6 @@ from flatlens.measures.definition import (
     Run,
     by_probes,
     drawing,
-    named,
 )
 from flatlens.measures.leading_eigenvalues import rounded_up
 from flatlens.measures.lens import BY_ROUNDING, Lens
@@ -48,13 +48,26 @@ from flatlens.measures.notes import (
     no_linear_layer,
     which_layer,
 )
+from flatlens.measures.presets import (
+    SAME_ALWAYS,
+    SAME_WHERE_AFFINE,
+    SAME_WITHOUT_CURVATURE,
+    Choice,
+    asked_for,
+)
 from flatlens.perturbation.autograd_check import other_derivative
-from flatlens.problem import measuring
+from flatlens.problem import Problem, measuring
 from flatlens.problem.batches import finite
 from flatlens.problem.eval_context import device_of
+from flatlens.problem.forward import Forward
+from flatlens.problem.loss import Loss
+from flatlens.problem.losses import OWN_LOSSES, LossFunction
 from flatlens.progress import LIMIT, Watch
 from flatlens.progress_bar import Shown, shown
 from flatlens.version import __version__
+
+BUDGET = 4e9
+"""Size of the products of one measure of the summary: samples times multiplications of a forward pass, summed."""
 
 SHARED_PRODUCTS = 200_000_000
 """Multiplications a sample for the gradients of shared weights; with more, measures that need them run when named."""
@@ -66,29 +79,60 @@ MADE_ELSEWHERE = "the weight is made from other parameters, by more than the lay
 NO_CALL = "the outputs depend differentiably on no call of the layer"
 
 
+@overload
 def measure(
-    lens: Lens,
-    measures: str | Measure | Iterable[str | Measure] | None = None,
+    model: Lens, measures: Choice = None, /, *, layers: str | Iterable[str] | None = None, anyway: bool = False,
+    generator: torch.Generator | None = None, progress: Shown = None,
+) -> Report: ...  # fmt: skip
+
+
+@overload
+def measure(
+    model: Lens, /, *, measures: Choice, layers: str | Iterable[str] | None = None, anyway: bool = False,
+    generator: torch.Generator | None = None, progress: Shown = None,
+) -> Report: ...  # fmt: skip
+
+
+@overload
+def measure(
+    model: nn.Module, loss: AnyLoss, data: Any, *, measures: Choice = None, test: Any = None,
+    forward: Forward | None = None, layers: str | Iterable[str] | None = None, anyway: bool = False,
+    generator: torch.Generator | None = None, progress: Shown = None,
+) -> Report: ...  # fmt: skip
+
+
+def measure(
+    model: Lens | nn.Module,
+    loss: AnyLoss | Choice = None,
+    data: Any = None,
     *,
+    measures: Choice = None,
+    test: Any = None,
+    forward: Forward | None = None,
     layers: str | Iterable[str] | None = None,
     anyway: bool = False,
     generator: torch.Generator | None = None,
     progress: Shown = None,
 ) -> Report:
-    """Measure a network: every exact one-pass measure, or the ones named.
+    """Measure a network: a dozen numbers, or the measures that are asked for.
 
-    A number that cannot be computed is undefined, and its note says why; the others are computed. An error is raised
+    `measure(model, loss, data)` takes a network, `measure(lens)` a lens; `measure(lens, ["mls"])` names measures.
+    A number without a value is undefined, and its note says why. What was not computed has no row. An error is raised
     for wrong arguments, and for what would make every number wrong. A measure whose products, searches or draws are
     expected to take more than 10 minutes is refused, unless `anyway`.
 
     Args:
-        lens: The network to measure, `Lens(problem)`.
-        measures: Names, such as "mls" or "local_volume(top_k=3)", or Measure objects; one alone is enough. None is
-            every exact measure of the pass. Measures that take curvature products (sharpness, Hessian trace, ...),
-            searches or random draws run only when named. So do, in large convolutional networks and transformers,
-            those that need every sample's own gradient; their rows say so.
+        model: The network, or a lens on it: `Lens(problem)`, which has its loss and data.
+        loss: The loss of a network, as for `Problem`; after a lens, the measures.
+        data: The training data of a network, as for `Problem`.
+        measures: A preset, or names, such as "mls" or "local_volume(top_k=3)", or Measure objects. The presets:
+            "summary" (or None), a dozen numbers (`measures.presets.SUMMARY`), whose searches and probes stop at a fixed
+            amount of work; "pass", every exact measure of one pass over the data; "all"; "family:NAME", all measures of
+            a family. Of measures with the same numbers on this network, a preset has one, and its note names the other.
+        test: Held-out data of a network, as for `Problem`: gap, loss and accuracy.
+        forward: Called with (network, batch); returns (outputs, targets), as for `Problem`.
         layers: Parts of the names of the layers that get curvature products, where a measure takes them layer by layer;
-            the others' values are then undefined. None is all of them.
+            the others then have no row. None is all of them.
         anyway: Whether to do long work, too.
         generator: Draws the random numbers, in several processes the first one's; seeded with 0 if None.
         progress: Called with (what, done, total); None shows a bar after two seconds, False shows none.
@@ -96,20 +140,47 @@ def measure(
     >>> net = torch.nn.Linear(2, 1, bias=False)
     >>> with torch.no_grad():
     ...     _ = net.weight.copy_(torch.tensor([[3.0, 4.0]]))
-    >>> from flatlens import Problem
-    >>> problem = Problem(net, "half_squared_error", (torch.ones(1, 2), torch.zeros(1, 1)))
-    >>> measure(Lens(problem), ["mls", "relative_flatness"])["relative_flatness"]  # ||w||^2 ||x||^2
-    50 (exact)
+    >>> report = measure(net, "half_squared_error", (torch.ones(1, 2), torch.zeros(1, 1)))
+    >>> report["relative_flatness_ggn.sum"].value, report["sharpness"].value  # ||w||^2 ||x||^2, ||x||^2
+    (50.0, 2.0)
     """
-    if not isinstance(lens, Lens):
-        raise BadInput(f"measure(...): a Lens is needed, got {type(lens).__name__}: measure(Lens(problem))")
+    given = {"data": data, "test": test, "forward": forward}
+    if isinstance(model, Lens):
+        lens, measures = model, _measures_of_lens(loss, measures, given)
+    else:
+        lens = Lens(_problem_of(model, loss, given))
     draws = drawing(generator, progress, "measure")
     lens.require_fresh()
     with shown(progress) as line:
         watch = Watch(line, math.inf if anyway else LIMIT)
         found = measure_with(lens, measures, Run(draws, watch, layers=_parts_of_names(lens, layers)))
-        details = found.about | (state_of(lens, found) if measures is None else {})
+        details = found.about | (state_of(lens, found) if asked_for(measures).preset else {})
     return Report(found, details, answer(found, details))
+
+
+AnyLoss: TypeAlias = "str | nn.Module | Loss | LossFunction | Mapping[str, Any] | Sequence[Any]"
+
+
+def _measures_of_lens(second: object, measures: Choice, given: Mapping[str, object]) -> Choice:
+    """Return the measures asked for beside a lens, which are its second argument or named; refuse a loss and data."""
+    remedy = "leave it out, or give the network: measure(model, loss, data)"
+    for name, value in given.items():
+        if value is not None:
+            raise BadInput("a Lens has its loss, data and forward", argument=name, remedy=remedy, call="measure")
+    is_loss = isinstance(second, Loss | nn.Module) or (isinstance(second, str) and second in OWN_LOSSES)
+    if is_loss or (second is not None and measures is not None):
+        raise BadInput("a Lens has its loss", argument="loss", value=second, remedy=remedy, call="measure")
+    return measures if second is None else second  # type: ignore[return-value]  # asked_for() refuses other types
+
+
+def _problem_of(model: object, loss: Any, given: Mapping[str, Any]) -> Problem:
+    if isinstance(model, Problem):
+        raise BadInput("a network or a Lens is needed, got a Problem", remedy="measure(Lens(problem))", call="measure")
+    for name, value in {"loss": loss, "data": given["data"]}.items():
+        if value is None:
+            example = 'measure(model, "cross_entropy", (x, y))'
+            raise BadInput(f"{name} is missing for {type(model).__name__}", remedy=example, call="measure")
+    return Problem(model, loss, **given)  # type: ignore[arg-type]  # it says what it needs
 
 
 def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str, ...] | None:
@@ -123,19 +194,14 @@ def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str
     return parts
 
 
-def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] | None, run: Run) -> Report:
+def measure_with(lens: Lens, measures: Choice, run: Run) -> Report:
     """Return what `measure` does for a lens known to be fresh, with rows for frozen layers if the run includes them."""
     lens.problem.peers.same_draws(run.generator)
-    run = replace(run, asked=measures is not None)
-    given = [measures] if isinstance(measures, str | Measure) else measures
-    given = list(given) if isinstance(given, Iterable) else given
-    every = [m for m in MEASURES.values() if not m.on_request and (lens.problem.test is not None or not m.held_out)]
-    chosen = every if given is None else named(given)
-    spelled = {
-        each: one.key
-        for each, one in zip(given or (), chosen, strict=False)
-        if isinstance(each, str) and each != one.key
-    }
+    asked = asked_for(measures, held_out=lens.problem.test is not None)
+    run = replace(run, asked=asked.in_full, budget=BUDGET if asked.brief else math.inf)
+    if asked.brief and isinstance(run.progress, Watch):
+        run.progress.limit = math.inf  # its work is limited otherwise
+    chosen = list(asked.measures)
     lens.forget_failures()
     estimates: dict[Key, Estimate] = {}
     measured: dict[Key, Measure] = {}
@@ -153,7 +219,44 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
     estimates |= _underflowing(lens, estimates, measured)
     for key in derived:
         estimates[key] = with_note(estimates[key], doubts[_of_inputs(measured[key])])
+    # a preset: no number twice, and of the summary's measures one number each
+    spelled = dict(asked.spelled)
+    if asked.preset:
+        estimates = {key: estimate for key, estimate in estimates.items() if asked.shows(*key)}
+        estimates, same = _without_twins(lens, estimates)
+        spelled |= same
     return Report(estimates, about(lens) | ({"spelled": spelled} if spelled else {}))
+
+
+def _without_twins(lens: Lens, estimates: dict[Key, Estimate]) -> tuple[dict[Key, Estimate], dict[str, str]]:
+    """Return the rows without those that repeat another measure, and the kept measure of each repeated one.
+
+    A measure that repeats one of the report by theorem is in its note, and its name finds the same rows.
+    """
+    kept: dict[str, str] = {}
+    rows: dict[Key, str] = {key: key[0].partition(".")[0] for key in estimates}  # presets set no options
+    for twins in _same_numbers(lens):
+        there = [name for name in twins if name in rows.values()]
+        if there:
+            kept |= {name: there[-1] for name in twins if name != there[-1]}
+    alike = {mine: ", ".join(other for other, one in kept.items() if one == mine) for mine in kept.values()}
+    found = {key: e for key, e in estimates.items() if rows[key] not in kept}
+    for name, others in alike.items():
+        answers = [key for key in found if rows[key] == name and key[1] is None]
+        for key in [(name, None)] if (name, None) in answers else answers:
+            found[key] = with_note(found[key], f"{others} is the same number")
+    return found, kept
+
+
+def _same_numbers(lens: Lens) -> Iterator[tuple[str, str]]:
+    """Yield pairs of measures that have the same numbers on this network, by theorem."""
+    yield from SAME_ALWAYS.items()
+    if not lens.has_plan:
+        return
+    if lens.plan.affine.issuperset(lens.plan.weights):
+        yield from SAME_WHERE_AFFINE.items()
+    if not curved_parameters(lens.problem, lens.plan).names:
+        yield from SAME_WITHOUT_CURVATURE.items()
 
 
 def _not_defined(lens: Lens, one: Measure) -> str:
@@ -228,23 +331,19 @@ def _answer(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
     return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in in_order}
 
 
-def _omitted(lens: Lens, one: PassMeasure, run: Run) -> str:
-    """Return why a measure is not computed; empty if it is.
+def _omitted(lens: Lens, one: PassMeasure, run: Run) -> bool:
+    """Return whether a measure is not computed.
 
-    It cannot be estimated from combinations of outputs, or nobody has named it and it takes too long.
+    It cannot be estimated from combinations of outputs, or nobody has named it and it takes about as long as all others.
     """
     if not run.asked and one.needs & GRADIENTS_OF_SAMPLES:
-        products = lens.plan.shared_products(lens.problem.outputs if lens.probes is None else lens.probes)
-        if products > SHARED_PRODUCTS:
-            return (
-                f"ask for it by name: it needs every sample's own gradient in shared weights, {products:.1e} "
-                "multiplications a sample, which takes about as long as the rest of the report"
-            )
+        outputs = lens.problem.outputs if lens.probes is None else lens.probes
+        if lens.plan.shared_products(outputs) > SHARED_PRODUCTS:
+            return True
     if lens.probes is None or one.sketched == "probes":
-        return ""
-    if one.sketched == "never":
-        return needs_every_output(lens)
-    return "" if run.asked or one.answer == "input" else "ask for it by name: many outputs need a search at every layer"
+        return False
+    # many outputs take a search at every layer
+    return one.sketched == "never" or not (run.asked or one.answer == "input")
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,19 +357,24 @@ class _PassRows:
     def rows(self) -> Iterator[tuple[Key, Estimate]]:
         """Yield the network's answer, its parts and every layer's value."""
         lens, one = self.lens, self.one
-        if why := _omitted(lens, one, self.run):
-            yield (one.key, None), undefined(why)
+        if _omitted(lens, one, self.run):
+            if self.run.asked:
+                yield (one.key, None), undefined(needs_every_output(lens))
             return
         layers, parts, largest = self._by_layer()
-        # the network's answer, and what is beside it
+        # the network's answer, and what is beside it; a sum needs every layer
         if one.answer == "input":
             yield (one.key, None), self._of_input()
+        elif left := self._not_run:
+            last = lens.plan.last()
+            if one.answer == "last" and last in layers and last not in left:
+                yield (one.key, None), with_note(layers[last], which_layer(lens, last, layers))
         elif not layers:
             why = NO_PARAMETER if one.place == "parameters" else no_linear_layer(lens)
             yield (one.key, None), undefined(f"every linear layer is frozen: {ALL}" if self._frozen_layers else why)
         elif one.answer == "last":
             last = lens.plan.last()
-            last = last if last in layers else next(reversed(layers))
+            last = last if last is not None and last in layers else next(reversed(layers))
             yield (one.key, None), with_note(layers[last], which_layer(lens, last, layers))
             yield (f"{one.key}.sum", None), self._without(_over_layers(layers, sum), left_out(lens, layers))
             yield (f"{one.key}.max", None), self._without(_over_layers(layers, max))
@@ -280,9 +384,9 @@ class _PassRows:
             if one.place != "input":
                 peaks = {name: largest.get(name, layer) for name, layer in layers.items()}
                 yield (f"{one.key}.max", None), self._without(_over_layers(peaks, max))
-            for name in (*layers, *parts):
-                if name in largest:
-                    yield (f"{one.key}.max", name), replace(largest[name], arrays={})
+        for name in (*layers, *parts):
+            if name in largest:
+                yield (f"{one.key}.max", name), replace(largest[name], arrays={})
         if one.place != "input" or one.answer == "input":  # the layers of `nmls` are the rows of `mls`
             yield from (((one.key, name), estimate) for name, estimate in (layers | parts).items())
 
@@ -293,6 +397,14 @@ class _PassRows:
             return set()
         return {name for name, w in (self.lens.plan.weights | self.lens.plan.parts).items() if not w.measured}
 
+    @cached_property
+    def _not_run(self) -> set[str]:
+        """The layers whose curvature products nobody asked for: they have no row."""
+        if self.one.curvature is None:
+            return set()
+        bent = self._values.keys() - self.lens.plan.affine - self._frozen - {None}
+        return {at for at in bent if at is not None and not (self.run.asked and self.run.chosen(at))}
+
     @property
     def _frozen_layers(self) -> int:
         return len(self._frozen & self.lens.plan.weights.keys())
@@ -301,9 +413,9 @@ class _PassRows:
         """Return the values of layers, of parts of weights (attention heads), and the largest terms of either."""
         lens, one, plan = self.lens, self.one, self.lens.plan
         weights = plan.weights | plan.parts
-        places = [at for at in self._values if at is not None and at not in self._frozen]
+        places = [at for at in self._values if at is not None and at not in self._frozen | self._not_run]
         if isinstance(self.run.progress, Watch) and one.products is not None and self.run.asked:
-            curved = [at for at in places if at not in plan.affine and self.run.chosen(at)]
+            curved = [at for at in places if at not in plan.affine]
             self.run.progress.expect(sum(one.products(weights[at]) for at in curved))
         layers: dict[str, Estimate] = {}
         largest: dict[str, Estimate] = {}
@@ -317,7 +429,7 @@ class _PassRows:
         parts = {name: layers.pop(name) for name in plan.parts if name in layers}
         if one.place == "weight":
             for name, w in plan.weights.items():
-                if name not in layers and name not in self._frozen:
+                if name not in layers and name not in self._frozen | self._not_run:
                     layers[name] = undefined((plan.unread(w) or NO_CALL) if w.has_derivative else MADE_ELSEWHERE)
             layers = {name: layers[name] for name in plan.weights if name in layers}
         if one.place == "input":
@@ -341,11 +453,6 @@ class _PassRows:
         before = lens.products
         # the term of the literal definition where the outputs are curved in the pre-activation takes products
         if one.curvature is not None and layer not in lens.plan.affine:
-            assert one.products is not None
-            if not self.run.asked:
-                return undefined(_by_name(lens, one.products(lens.plan.weight(layer)))), None
-            if not self.run.chosen(layer):
-                return undefined("it takes curvature products, and is not among layers=..."), None
             bent = one.curvature(lens, layer, one, self.run)
             values = values + (bent / lens.problem.n if one.total else bent)
         reduced = self._reduced(layer, values)
@@ -383,16 +490,6 @@ class _PassRows:
     def _without(self, estimate: Estimate, others: str = "") -> Estimate:
         frozen = f"{self._frozen_layers} frozen layers left out" if self._frozen_layers else ""
         return with_note(with_note(estimate, frozen), "" if estimate.kind == "undefined" else others)
-
-
-def _by_name(lens: Lens, products: int) -> str:
-    """Return why a layer's value is not in a default report, and what it costs."""
-    work = 3 * products / (lens.problem.outputs if lens.probes is None else lens.probes)
-    times = f"about {work:,.0f} times" if work >= 2 else "at most twice"
-    return (
-        f"the outputs are curved in this layer's pre-activation: ask by name; it takes {products:,} curvature "
-        f"products, {times} the work of this pass"
-    )
 
 
 def _peak(whole: Estimate, terms: Tensor, probes: Tensor | None) -> Estimate:

@@ -28,7 +28,7 @@ from flatlens.curvature.functional_hessian import (
 )
 from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import BadOption
-from flatlens.estimate import Estimate, Kind, undefined
+from flatlens.estimate import Estimate, Kind, undefined, with_note
 from flatlens.grams import LayerGrams, trace
 from flatlens.grams.data_pass import random_signs
 from flatlens.measures.definition import (
@@ -94,6 +94,7 @@ def parameter_jacobian_frobenius(g: LayerGrams) -> Tensor:
 _FIRST = 8  #: probes of the pilot: fewer do not show their own spread
 _FEW = 64  #: number of directions up to which all are taken: probes of few directions are far from normal
 _SURE = 16  #: number of probes that do not all agree by chance: a form that varies takes no value more often than 3/4
+_FEWEST = 4  #: number of probes where their work is limited
 _MOST = 4096  #: largest number of probes
 _ALIKE = 1e-5  #: spread of few probes, relative to the largest, below which they may agree by chance
 
@@ -102,12 +103,14 @@ _ALIKE = 1e-5  #: spread of few probes, relative to the largest, below which the
 class Effort:
     """The accuracy that a trace estimate aims at, and its method."""
 
-    rtol: float  #: standard error wanted, relative to the value
+    rtol: float | None  #: standard error wanted, relative to the value
     probes: int | None  #: this many, whatever the error
     exact: bool  #: whether to use every direction and no probes
+    few: int = _SURE  #: number of probes where neither `rtol` nor `probes` is given
 
     def __post_init__(self) -> None:
-        require_positive(rtol=self.rtol)
+        if self.rtol is not None:
+            require_positive(rtol=self.rtol)
         if self.exact and self.probes is not None:
             raise BadOption("options exact=True and probes=...: choose one")
         if self.probes is not None and not (isinstance(self.probes, int) and self.probes >= 2):
@@ -124,9 +127,10 @@ def sampled(
     few = _FEW if effort.probes is None else max(_SURE, effort.probes)
     if effort.exact or everything <= few:
         return None
-    if effort.probes is not None:
-        rows = draw(effort.probes)
-        more = _SURE - effort.probes
+    if effort.probes is not None or effort.rtol is None:
+        probes = effort.probes or effort.few
+        rows = draw(probes)
+        more = _SURE - probes
         return (torch.cat([rows, draw(more)]) if more > 0 and _some_agree(rows) else rows), None
     start = time.perf_counter()
     rows = draw(_FIRST)
@@ -176,6 +180,7 @@ class FunctionalHessianPart:
     pilot: int | None
     products: int
     unknown: str = ""  #: why all values are 0 and should not be
+    drawn: str = ""  #: what the probes are, if their number was not asked for
 
     def over(self, names: Collection[str]) -> Estimate:
         """Return the sum over some parameters: they share their probes, so the sum is taken per probe."""
@@ -185,7 +190,7 @@ class FunctionalHessianPart:
         total = self.values[..., chosen].sum(-1)
         if self.values.ndim == 1:
             return Estimate(float(total), products=self.products if chosen else 0)
-        return of_probes(total, self.pilot) if chosen else Estimate(0.0)
+        return with_note(of_probes(total, self.pilot), self.drawn) if chosen else Estimate(0.0)
 
 
 def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool, size: float) -> FunctionalHessianPart:
@@ -205,7 +210,9 @@ def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     drawn = sampled(draw, effort, size, exact_products(plan, curved, sizes), run)
     if drawn is not None:
-        found = FunctionalHessianPart(curved.names, *drawn, len(drawn[0]))
+        few = effort.rtol is None and effort.probes is None
+        told = f"{len(drawn[0])} probes; the option rtol=0.01 takes more" if few else ""
+        found = FunctionalHessianPart(curved.names, *drawn, len(drawn[0]), drawn=told)
     else:
         values, products = exact_functional_hessian_trace(
             problem, model, plan, curved, weighted=weighted, progress=run.progress
@@ -278,20 +285,29 @@ of_trace = partial(
 )
 
 
-@of_trace(id="H3", symbol=r"\mathrm{Tr}\,H", source="compression Eq. 2", works_coupled=True)
+def _effort(lens: Lens, run: Run, rtol: float | None, probes: int | None, exact: bool) -> Effort:
+    """Return the effort that the options ask for; without any, few probes, or an error of 1% in a thorough run."""
+    few = _SURE
+    if run.budget < math.inf:
+        few = max(_FEWEST, min(_SURE, int(run.budget / (lens.problem.n * lens.multiplications))))
+    return Effort(0.01 if rtol is None and run.thorough else rtol, probes, exact, few)
+
+
+@of_trace(id="H3", symbol=r"\mathrm{Tr}\,H", source="compression Eq. 2", works_coupled=True, reads=(ggn_trace,))
 def hessian_trace(
-    lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False
+    lens: Lens, run: Run, *, rtol: float | None = None, probes: int | None = None, exact: bool = False
 ) -> Estimate | Parts:
     """Trace of the risk's Hessian in the measured parameters, also of each layer's block.
 
     The value is the exact Gauss-Newton trace plus the trace of H - GGN. In piecewise-linear networks that use each
-    weight once, the latter is 0. In other networks, random probes estimate it: as many as bring the standard error
-    below `rtol` times the value (at most 4,096), or `probes` of them (16 if fewer agree). It is exact if every
-    direction in turn takes at most 64 products (with `probes`: 16), or no more than the probes, or with `exact=True`.
+    weight once, the latter is 0. In other networks, random probes estimate it: `probes` of them (16 if fewer agree), or
+    as many as bring the standard error below `rtol` times the value (at most 4,096). Without these options there are
+    16; in studies, trackers, bounds and tables of invariance `rtol` is 0.01. It is exact if every direction in turn
+    takes at most 64 products (with `probes`: 16), or no more than the probes, or with `exact=True`.
     `.gauss_newton` and `.functional_hessian` are the two parts. With `batchnorm="train"`, probes estimate all of Tr H,
     and there are neither parts nor layers.
     """
-    effort = Effort(rtol, probes, exact)
+    effort = _effort(lens, run, rtol, probes, exact)
     if lens.problem.coupled:
         return _hutchinson(lens, run, effort)
     return traced(lens, run, ggn_trace, effort, weighted=False)
@@ -319,23 +335,24 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
     source="compression Def. E.1",
     unit="loss",
     invariant_under=UNITS_AND_ORDER,
+    reads=(adaptive_sharpness_ggn,),
 )
 def adaptive_sharpness(
-    lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False
+    lens: Lens, run: Run, *, rtol: float | None = None, probes: int | None = None, exact: bool = False
 ) -> Parts:
     """Elementwise-adaptive sharpness: sum_j theta_j^2 d2L/dtheta_j^2, the limit of the average-case one as rho -> 0.
 
     It is `adaptive_sharpness_ggn` plus the same sum for the functional Hessian. Options and parts are those of
     `hessian_trace`.
     """
-    return traced(lens, run, adaptive_sharpness_ggn, Effort(rtol, probes, exact), weighted=True)
+    return traced(lens, run, adaptive_sharpness_ggn, _effort(lens, run, rtol, probes, exact), weighted=True)
 
 
 @of_trace(
     id="H7",
     symbol=r"\mathrm{Tr}\,H - S",
     source="compression Lemma B.1",
-    cost="as hessian_trace; with bound=True a Hessian product for every direction",
+    cost="as hessian_trace with rtol=0.01; with bound=True a Hessian product for every direction",
 )
 def interpolation_gap(
     lens: Lens,

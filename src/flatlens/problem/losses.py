@@ -591,7 +591,7 @@ def _from_module(module: nn.Module) -> Loss:
     return other_module(module)
 
 
-_OWN: dict[str, Callable[[], Loss]] = {
+OWN_LOSSES: dict[str, Callable[[], Loss]] = {
     "cross_entropy": CrossEntropy,
     "half_squared_error": lambda: SquaredError("half_squared_error"),
     "mse": lambda: SquaredError("mse"),
@@ -604,8 +604,8 @@ def _named(name: str) -> Loss:
     >>> _named("HuberLoss"), _named("huber"), _named("l1_loss")
     (HuberLoss, HuberLoss, L1Loss)
     """
-    if name in _OWN:
-        return _OWN[name]()
+    if name in OWN_LOSSES:
+        return OWN_LOSSES[name]()
     torchs = {kind.__name__: kind for kind in MODULE_OF.values()} | {f.__name__: kind for f, kind in MODULE_OF.items()}
     plain = name.removeprefix("torch.").removeprefix("nn.").removeprefix("functional.").removesuffix("()")
     same = {kind for one, kind in torchs.items() if _short(one) == _short(plain)}
@@ -615,7 +615,7 @@ def _named(name: str) -> Loss:
     if same:
         told = ", ".join(sorted(kind.__name__ for kind in near))
         raise UnknownName(f"no loss is called {name!r}: did you mean {told} (of torch.nn)?")
-    raise UnknownName.among("loss", name, [*_OWN, *(kind.__name__ for kind in MODULE_OF.values())])
+    raise UnknownName.among("loss", name, [*OWN_LOSSES, *(kind.__name__ for kind in MODULE_OF.values())])
 
 
 def _short(name: str) -> str:
@@ -650,7 +650,7 @@ def as_loss(loss: object) -> Loss:
         require_two_arguments(loss, name)
         return CustomLoss(loss, name, settings=settings_of_function(loss))
     raise BadLoss(
-        f"a name ({', '.join(_OWN)}), a torch loss, a function (outputs, targets) -> losses, or a dict of these for "
+        f"a name ({', '.join(OWN_LOSSES)}), a torch loss, a function (outputs, targets) -> losses, or a dict of these for "
         "several heads is needed, got "
         f"{type(loss).__name__}{': the order is Problem(model, loss, data)' * isinstance(loss, Tensor)}"
     )

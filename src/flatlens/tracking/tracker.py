@@ -293,7 +293,7 @@ class Tracker:
             delay = None if sys.stderr.isatty() else PAUSE  # a log has the tracker's own lines
             with Bar(prefix=f"step {step}: ", delay=delay) if shown else nullcontext(no_progress) as line:
                 watch = Watch(beside(line), limit=math.inf)
-                report = measure_with(lens, self._measures, Run(self._generator(step), watch))
+                report = measure_with(lens, self._measures, Run(self._generator(step), watch, thorough=True))
         except _UNMEASURABLE as error:
             report = Report({(m.key, None): undefined(one_line(error)) for m in self._measures}, {})
             if lens is None:

@@ -17,9 +17,12 @@ from flatlens.column import Column
 from flatlens.deprecated_names import FORMER_TRANSFORMS
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Progress
-from flatlens.measures import MEASURES, Lens, Measure, PassMeasure, about, measure, named
+from flatlens.measures import Lens, Measure, PassMeasure, Run, about
 from flatlens.measures.definition import drawing
+from flatlens.measures.pipeline import measure_with
+from flatlens.measures.presets import Asked, Choice, asked_for
 from flatlens.problem import Problem
+from flatlens.progress import LIMIT, Watch
 from flatlens.progress_bar import Shown, shown
 from flatlens.result import Result
 from flatlens.transforms import attention, neurons  # noqa: F401  # their import registers their transforms
@@ -192,7 +195,7 @@ def _change(before: float, after: float) -> float:
 
 def check_invariance(
     lens: Lens,
-    measures: str | Measure | Iterable[str | Measure] | None = None,
+    measures: Choice = None,
     transforms: str | Transform | Iterable[str | Transform] | None = None,
     *,
     anyway: bool = False,
@@ -207,7 +210,7 @@ def check_invariance(
 
     Args:
         lens: The network.
-        measures: Names or Measure objects; one alone is enough. None is every default measure.
+        measures: Names or Measure objects; one alone is enough; or a preset of `measure`. None is "pass".
         transforms: Names or Transform objects; one alone is enough. None is every one that is valid in this network.
         anyway: Whether to do work that `measure` refuses because it takes long.
         generator: Draws the random numbers; seeded with 0 if None.
@@ -224,8 +227,9 @@ def check_invariance(
         got = type(lens).__name__
         raise BadInput(f"check_invariance(...): a Lens is needed, got {got}: check_invariance(Lens(problem))")
     lens.require_fresh()
-    asked, moves = None if measures is None else named(measures), named_transforms(transforms)
-    if asked == []:
+    asked = asked_for("pass" if measures is None else measures, held_out=lens.problem.test is not None)
+    moves = named_transforms(transforms)
+    if not asked.measures:
         needed = "name at least one measure, or leave measures out for all of one pass"
         raise BadInput(needed, argument="measures", value=[], call="check_invariance")
     draws = drawing(generator, progress, "check_invariance")
@@ -259,21 +263,21 @@ def check_invariance(
 
 
 def _numbers(
-    lens: Lens, problem: Problem, asked: list[Measure] | None, *, seed: int, anyway: bool, progress: Progress
+    lens: Lens, problem: Problem, asked: Asked, *, seed: int, anyway: bool, progress: Progress
 ) -> dict[str, tuple[Measure, Estimate]]:
     """The network's answers, and their parts with a declaration, by row.
 
     Each side looks afresh and draws afresh, so that neither searches from where the other ended.
     """
     fresh = Lens(problem, outputs=lens.probes or "exact")
-    together = None if asked is None else [one for one in asked if not one.on_request]
-    runs = [] if together == [] else [together]
-    runs += [[one] for one in asked or [] if one.on_request]
-    known = {one.key: one for one in (MEASURES.values() if asked is None else asked)}
+    together = [one for one in asked.measures if not one.on_request]
+    runs: list[Choice] = ["pass"] if asked.preset == "pass" else [together] if together else []
+    runs += [[one] for one in asked.measures if one.on_request]
+    known = {one.key: one for one in asked.measures}
     found = {}
     for each in runs:
-        draw = torch.Generator().manual_seed(seed)
-        report = measure(fresh, each, anyway=anyway, generator=draw, progress=progress)
+        watch = Watch(progress, math.inf if anyway else LIMIT)
+        report = measure_with(fresh, each, Run(torch.Generator().manual_seed(seed), watch, thorough=True))
         for (row, layer), estimate in report.items():
             one = known[Column.parse(row).measure]
             if layer is None and (row == one.key or declared(one, row, TRANSFORMS["layerwise"]) is not None):
