@@ -101,7 +101,7 @@ def contestants(name: str, n: int | None = None) -> dict[str, Callable[[], Any]]
     runs["without certificates"] = on_trust(runs["pass"])
     if chunk > SMALLER:  # on a large network it takes minutes
         runs["with diagonals"] = the_pass(problem, DIAGONALS)
-    runs["fl.measure"] = lambda: fl.measure(fl.Lens(problem))
+    runs["fl.measure"] = lambda: fl.measure(fl.Lens(problem), "pass")
     return runs
 
 
@@ -136,7 +136,7 @@ def report(name: str, n: int, repeats: int) -> dict[str, Any]:
         "repeats": repeats,
         "seconds": {who: round(statistics.median(times), 3) for who, times in seconds.items()},
         "ratio_to_floor": machine.beside_the_floor(seconds)["fl.measure"]["ratio_to_floor"],
-        "left_out": [key for (key, _), one in fl.measure(fl.Lens(timed.case()[0])).items()
+        "left_out": [key for (key, _), one in fl.measure(fl.Lens(timed.case()[0]), "pass").items()
                      if one.note.startswith("ask for it by name")],
     }  # fmt: skip
 

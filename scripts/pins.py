@@ -621,7 +621,7 @@ def of_measures(found: Found) -> None:
         problem = fl.Problem(model, loss, data, **options)
         cards = [card.name for card in fl.catalogue() if not (name.startswith("truths") and card.name in quick)]
         chosen = [quick.get(one, one) for one in cards]
-        found.attempt(f"{name}/plain", lambda problem=problem: fl.measure(fl.Lens(problem)))
+        found.attempt(f"{name}/plain", lambda problem=problem: fl.measure(fl.Lens(problem), "pass"))
         optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
         lens = fl.Lens(problem, attention_heads=name in ("heads", "encoder"))
         for one in chosen:
@@ -632,16 +632,16 @@ def of_measures(found: Found) -> None:
             for one in OPTIONS:
                 found.attempt(f"{name}/{one}", lambda one=one, lens=lens: fl.measure(lens, [one]))
             sketched = fl.Lens(problem, outputs=2, after=lens)
-            found.attempt(f"{name}/sketched", lambda sketched=sketched: fl.measure(sketched))
+            found.attempt(f"{name}/sketched", lambda sketched=sketched: fl.measure(sketched, "pass"))
             found.attempt(f"{name}/after", lambda sketched=sketched: fl.measure(sketched, ["sharpness", "ggn_norm"]))
             momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             sgd = fl.Lens(problem, optimiser=momentum)
             for one in ("critical_sharpness", "preconditioned_sharpness", "directional_sharpness"):
                 found.attempt(f"{name}/sgd/{one}", lambda one=one, sgd=sgd: fl.measure(sgd, [one]))
             small = fl.Problem(model, loss, data, memory=3000, **options)
-            found.attempt(f"{name}/small chunks", lambda small=small: fl.measure(fl.Lens(small)))
+            found.attempt(f"{name}/small chunks", lambda small=small: fl.measure(fl.Lens(small), "pass"))
             doubled = fl.Problem(model, loss, data, dtype=torch.float64, parameters="all", **options)
-            found.attempt(f"{name}/in float64", lambda doubled=doubled: fl.measure(fl.Lens(doubled)))
+            found.attempt(f"{name}/in float64", lambda doubled=doubled: fl.measure(fl.Lens(doubled), "pass"))
 
 
 def stepped(model: Any, optimiser: Any, problem: Any) -> None:
@@ -751,18 +751,18 @@ def of_errors(found: Found) -> None:
         "after": lambda: fl.Lens(problem, after=3),
         "optimiser": lambda: fl.Lens(problem, optimiser=3),
         "along": lambda: fl.Lens(problem, along={"w": x}),
-        "measure": lambda: fl.measure(problem),
+        "measure": lambda: fl.measure(problem, "pass"),
         "unknown": lambda: fl.measure(lens, ["ML"]),
         "unknown option": lambda: fl.measure(lens, ["mls(k=3)"]),
         "not a measure": lambda: fl.measure(lens, [3]),
         "option": lambda: fl.measure(lens, ["local_volume(top_k=0)"]),
         "option kind": lambda: fl.measure(lens, ["average_sharpness(rho=-1)"]),
         "layers": lambda: fl.measure(lens, ["sharpness(layers=True)"], layers="fc"),
-        "generator": lambda: fl.measure(lens, generator=3),
-        "progress": lambda: fl.measure(lens, progress=3),
+        "generator": lambda: fl.measure(lens, "pass", generator=3),
+        "progress": lambda: fl.measure(lens, "pass", progress=3),
         "stale": lambda: stale(fl.Problem(copy.deepcopy(net), "mse", (x, y))),
-        "row": lambda: fl.measure(lens)["ML"],
-        "layer": lambda: fl.measure(lens)["mls", "fc"],
+        "row": lambda: fl.measure(lens, "pass")["ML"],
+        "layer": lambda: fl.measure(lens, "pass")["mls", "fc"],
         "bounds": lambda: fl.check_bounds(lens, "chain"),
         "bounds lens": lambda: fl.check_bounds(problem),
         "bounds assume": lambda: fl.check_bounds(lens, assume={"niceness"}),
@@ -823,7 +823,7 @@ def stale(problem: Any) -> Any:
     lens = fl.Lens(problem)
     with torch.no_grad():
         problem.model.weight.add_(1)
-    return fl.measure(lens)
+    return fl.measure(lens, "pass")
 
 
 @part
@@ -953,9 +953,9 @@ def of_reports(found: Found) -> None:
     if found.wants("texts"):
         for name in ("tanh", "encoder"):
             other = fl.Lens(fl.Problem(*made[name]()[:3]))
-            found.attempt(f"texts/{name}", lambda other=other: SECONDS.sub("# s", fl.measure(other).frame()
+            found.attempt(f"texts/{name}", lambda other=other: SECONDS.sub("# s", fl.measure(other, "pass").frame()
                           .drop(columns="seconds").to_string()))  # fmt: skip
-            found.attempt(f"texts/{name}/shown", lambda other=other: repr(fl.measure(other)["mls"]))
+            found.attempt(f"texts/{name}/shown", lambda other=other: repr(fl.measure(other, "pass")["mls"]))
     if found.wants("tracker"):
         for optimiser in ("SGD", "Adam"):
             model = made["tanh"]()[0]

@@ -382,7 +382,7 @@ def test_the_pass_agrees_with_the_products(title: str) -> None:
     """The Gauss-Newton trace from the pass is the sum of the matrix's diagonal, in directions drawn at random."""
     names, *_ = case(title)
     problem = made(title, names)
-    report = fl.measure(fl.Lens(problem, outputs="exact"))
+    report = fl.measure(fl.Lens(problem, outputs="exact"), "pass")
     operator = fl.curvature.GaussNewton(problem)
     signs = torch.randint(0, 2, (64, operator.size), generator=torch.Generator().manual_seed(0)).double() * 2 - 1
     forms = (signs * operator(signs)).sum(1)

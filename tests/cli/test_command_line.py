@@ -17,6 +17,7 @@ from flatlens.cli import terminal
 from flatlens.cli.terminal import show_json
 from flatlens.errors import BadInput, StaleLens
 from flatlens.measures import MEASURES
+from flatlens.measures.presets import SUMMARY
 from flatlens.report.cards import FAMILIES, by_family, page, plain
 from flatlens.result import SCHEMA
 
@@ -164,9 +165,12 @@ def test_measures_are_listed(capsys):
     assert {"mls", "relative_flatness", "interpolation_sharpness"} <= {row["name"] for row in rows}
     assert all(row["name"] in text for row in rows)
     assert all(isinstance(row["invariant_under"], list) for row in rows)
-    named = {row["name"] for row in rows if row["run"] == "only when asked for by name"}
-    assert "sharpness" in named
+    named = {row["name"] for row in rows if row["run"].startswith("by name")}
+    summary = {row["name"] for row in rows if row["run"].startswith("summary")}
+    assert "ggn_norm" in named
+    assert "sharpness" in summary
     assert set(re.findall(r"([a-z]\w+) \* ", text)) == named
+    assert set(re.findall(r"([a-z]\w+) # ", text)) == summary == {row.partition(".")[0] for row in SUMMARY}
 
 
 @pytest.mark.parametrize("columns", [100, 160])

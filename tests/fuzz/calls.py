@@ -61,7 +61,7 @@ def one_of(options: tuple, pick: int) -> object:
 
 def whole(s: Setup, pick: int) -> list[object]:
     lens = lens_of(s)
-    return [fl.measure(lens), fl.measure(lens, ["mls", "loss"])]
+    return [fl.measure(lens, "pass"), fl.measure(lens, ["mls", "loss"])]
 
 
 def some(s: Setup, pick: int) -> list[object]:

@@ -29,12 +29,14 @@ def test_splitting_the_data_changes_nothing(name: str) -> None:
     y[::7] = -100
     loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 0.2]).double())
     lazily = [
-        fl.measure(fl.Lens(fl.Problem(net, loss, DataLoader(TensorDataset(x, y), batch_size=b))))
+        fl.measure(fl.Lens(fl.Problem(net, loss, DataLoader(TensorDataset(x, y), batch_size=b))), "pass")
         for b in (110, 100, 10)
     ]
-    small = fl.measure(fl.Lens(fl.Problem(net, loss, (x, y), memory="20KB")))
+    small = fl.measure(fl.Lens(fl.Problem(net, loss, (x, y), memory="20KB")), "pass")
     whole = {
-        key: e.value for key, e in fl.measure(fl.Lens(fl.Problem(net, loss, (x, y)))).items() if e.kind != "undefined"
+        key: e.value
+        for key, e in fl.measure(fl.Lens(fl.Problem(net, loss, (x, y))), "pass").items()
+        if e.kind != "undefined"
     }
     for report in [*lazily, small]:
         for key, value in whole.items():

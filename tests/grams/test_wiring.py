@@ -64,7 +64,7 @@ def test_sums_and_sensitivities_are_right_however_layers_are_wired(wiring: str, 
     if frozen:
         for p in (net.a.weight, net.b.bias):
             p.requires_grad_(False)
-    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y), parameters="all")))
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y), parameters="all")), "pass")
     assert torch.equal(X, before)
     assert net.a.weight.requires_grad != frozen
     truth = sum(float(j.square().sum()) for j in J.values()) / len(X)
@@ -123,7 +123,7 @@ class Normed(nn.Module):
 def test_reparametrised_layers() -> None:
     """S counts the trained parameters; relative flatness reads the weight that is computed from them."""
     net = Normed().double().eval()
-    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y))))
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y))), "pass")
     truth = sum(float(j.square().sum()) for j in parameter_jacobian(net, X).values()) / len(X)
     assert report["interpolation_sharpness"].value == pytest.approx(truth, rel=1e-10)
     plain = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)).double()
@@ -131,7 +131,7 @@ def test_reparametrised_layers() -> None:
         for mine, theirs in ((plain[0], net.a), (plain[2], net.b), (plain[4], net.o)):
             mine.weight.copy_(theirs.weight)
             mine.bias.copy_(theirs.bias)
-    same = fl.measure(fl.Lens(fl.Problem(plain, "cross_entropy", (X, Y))))
+    same = fl.measure(fl.Lens(fl.Problem(plain, "cross_entropy", (X, Y))), "pass")
     for mine, theirs in (("0", "a"), ("2", "b"), ("4", "o")):
         assert report["relative_flatness", theirs].value == pytest.approx(
             same["relative_flatness", mine].value, rel=1e-10
@@ -166,7 +166,7 @@ def test_token_ids(kind: str) -> None:
     J = parameter_jacobian(dense, ids)
     if kind == "frozen":
         net.embed.weight.requires_grad_(False)
-    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (ids, ids[:, 0]), parameters="all")))
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (ids, ids[:, 0]), parameters="all")), "pass")
     truth = sum(float(j.square().sum()) for j in J.values()) / len(ids)
     assert report["interpolation_sharpness"].value == pytest.approx(truth, rel=1e-10)
     assert report["mls"].value > 0
@@ -187,7 +187,7 @@ def test_a_frozen_backbone_under_no_grad() -> None:
             return self.o(h)
 
     net = Backbone().double()
-    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y), parameters=["o.weight", "o.bias"])))
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y), parameters=["o.weight", "o.bias"])), "pass")
     h2 = torch.relu(net.a(X)).detach().square().sum(1)
     assert report["interpolation_sharpness"].value == pytest.approx(float(3 * (h2 + 1).mean()), rel=1e-12)
     assert report["mls"].kind == "undefined"
@@ -217,7 +217,7 @@ class Packed(nn.Module):
 def test_packed_tokens_go_through_per_sample_autograd() -> None:
     x = torch.randn(11, 5, 2, generator=G).double()
     net = Packed().double()
-    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, torch.zeros(11, dtype=torch.long)))))
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, torch.zeros(11, dtype=torch.long)))), "pass")
     truth = 0.0
     for i in range(11):
         rows = [torch.autograd.grad(net(x[i : i + 1])[0, k], list(net.parameters())) for k in range(3)]
@@ -244,7 +244,7 @@ def test_a_network_that_changes_its_calls_half_way_is_right() -> None:
     batches = [(torch.randn(4, T, generator=G).double(), torch.zeros(4, dtype=torch.long)) for T in lengths]
     loader = torch.utils.data.DataLoader(batches, batch_size=None)
     net = Cells().double()
-    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", loader)))
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", loader)), "pass")
     S = sum(float(J.square().sum()) for x, _ in batches for J in parameter_jacobian(net, x).values()) / 16
     assert report["interpolation_sharpness"].value == pytest.approx(S, rel=1e-10)
     norms = [float(top) for x, _ in batches for top in torch.linalg.svdvals(input_jacobian(net, x))[:, 0]]

@@ -24,7 +24,7 @@ def test_a_linear_network() -> None:
     net = linear()
     W, x2 = net.weight.detach(), float(X.square().sum(1).mean())
     s = torch.linalg.svdvals(W)
-    report = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (X, torch.zeros(8, 2).double()))))
+    report = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (X, torch.zeros(8, 2).double()))), "pass")
     assert report["mls"].value == pytest.approx(float(s[0]))
     assert report["nmls"].value == pytest.approx(float(s[0]))
     assert report["interpolation_sharpness"].value == pytest.approx(2 * x2)

@@ -27,7 +27,7 @@ def on(name: str) -> fl.Lens:
 def test_ridge_regression_is_relative_flatness_of_the_squared_error() -> None:
     """relative2021 section 3 (i): 2 ||w||^2 mean ||x||^2 for the squared error (the printed one drops 1/|S|)."""
     net = chain([3, 1], 5, bias=False)
-    report = fl.measure(fl.Lens(fl.Problem(net, "mse", (X, torch.zeros(8, 1).double()))))
+    report = fl.measure(fl.Lens(fl.Problem(net, "mse", (X, torch.zeros(8, 1).double()))), "pass")
     truth = 2 * float(net[0].weight.detach().square().sum()) * float(X.square().sum(1).mean())
     assert report["relative_flatness"].value == pytest.approx(truth)
 
@@ -36,7 +36,7 @@ def test_the_identities_of_dense_piecewise_linear_networks() -> None:
     """kappa^l = mean ||phi||^2 tr(C G); normalised MLS <= kappa^1 for C = I."""
     net, x, y = network("mlp-relu")
     lens = fl.Lens(fl.Problem(net, "half_squared_error", (x, y)))
-    report = fl.measure(lens)
+    report = fl.measure(lens, "pass")
     assert report["normalized_mls"].value <= report["relative_flatness", "0"].value
     assert report["relative_flatness"].value == report["relative_flatness_ggn"].value
 

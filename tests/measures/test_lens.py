@@ -22,20 +22,20 @@ def test_one_pass_serves_all_measures_that_read_no_more() -> None:
     fl.measure(one, ["mls"])
     fl.measure(one, ["nmls", "log_volume", "local_dimension"])  # all are about G
     assert one.passes == 1
-    fl.measure(one)
+    fl.measure(one, "pass")
     assert one.passes == 2
     fl.measure(one, ["kappa_trace"])
     report = fl.measure(one, ["local_volume(top_k=1)"])  # not planned for
     assert one.passes == 3
     assert report.about["passes"] == 3
-    assert report["local_volume(top_k=1)"].value == pytest.approx(fl.measure(one)["mls"].value)
+    assert report["local_volume(top_k=1)"].value == pytest.approx(fl.measure(one, "pass")["mls"].value)
 
 
 @pytest.mark.parametrize("name", ["mlp-tanh", "cnn-tanh", "residual", "twice-relu", "attention", "bare"])
 def test_numbers_that_a_pass_has_are_those_of_products(name: str) -> None:
     net, x, y = network(name)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    alone, whole = fl.measure(fl.Lens(problem), ["fisher_rao", "output_norm"]), fl.measure(fl.Lens(problem))
+    alone, whole = fl.measure(fl.Lens(problem), ["fisher_rao", "output_norm"]), fl.measure(fl.Lens(problem), "pass")
     for key in ("fisher_rao", "fisher_rao.parameters", "output_norm"):
         assert whole[key].value == pytest.approx(alone[key].value, rel=1e-12)
     assert [report["fisher_rao.parameters"].products for report in (alone, whole)] == [1, 0]
@@ -45,7 +45,7 @@ def test_numbers_that_a_pass_has_are_those_of_products(name: str) -> None:
 def test_a_changed_model_is_stale(change: str) -> None:
     net, x, y = network("residual")
     one = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
-    fl.measure(one)
+    fl.measure(one, "pass")
     with torch.no_grad():
         if change == "in place":
             net.head.weight.mul_(2)
@@ -59,11 +59,11 @@ def test_a_changed_model_is_stale(change: str) -> None:
             net.norm.running_mean.add_(1)
     name = "norm.running_mean" if change == "buffer" else "head.weight"
     with pytest.raises(StaleLens, match=f"'{name}' changed.*new Lens"):
-        fl.measure(one)
+        fl.measure(one, "pass")
 
 
 def test_a_report_survives_its_file(tmp_path) -> None:
-    report = fl.measure(lens("mlp-tanh"))
+    report = fl.measure(lens("mlp-tanh"), "pass")
     report.save(tmp_path / "r.safetensors")
     back = fl.Report.load(tmp_path / "r.safetensors")
     assert back.about == report.about

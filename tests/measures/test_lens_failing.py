@@ -151,8 +151,8 @@ def test_a_function_that_is_differentiable_once_costs_second_derivatives_alone(f
         return (x[:, None] - torch.eye(5).to(x)).norm(dim=2)
 
     marked, plain = {"once": (Once.apply, torch.sin), "cdist": (near, plainly_near)}[function]
-    report = fl.measure(fl.Lens(problem(1, outputs, Applied(marked))))
-    truth = fl.measure(fl.Lens(problem(1, outputs, Applied(plain))))
+    report = fl.measure(fl.Lens(problem(1, outputs, Applied(marked))), "pass")
+    truth = fl.measure(fl.Lens(problem(1, outputs, Applied(plain))), "pass")
     assert {"loss", "ggn_trace", "jacobian_frobenius", "weight_norm"} <= {key for (key, _) in values(report)}
     for key, (value, _) in values(report).items():
         assert value == pytest.approx(truth[key].value, rel=1e-6), key
@@ -166,7 +166,7 @@ def test_memory_that_runs_out_in_the_pass_leaves_what_needs_no_pass(monkeypatch:
 
     monkeypatch.setattr(sys.modules["flatlens.grams.data_pass"], "output_jacobians", full)
     lens = fl.Lens(problem())
-    report = fl.measure(lens)
+    report = fl.measure(lens, "pass")
     assert report["loss"].kind == report["weight_norm"].kind == "exact"
     assert "4096 bytes" in report["mls"].note
     assert "memory=" in report["mls"].note

@@ -71,7 +71,7 @@ class Beside(nn.Module):
 def test_token_ids_beside_numbers(form: str) -> None:
     net = Beside(form == "ids first")
     given = {"ids first": (IDS, X), "ids last": (X, IDS), "by name": {"a": X, "b": IDS}}[form]
-    report = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (given, torch.zeros(8, 2).double()))))
+    report = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (given, torch.zeros(8, 2).double()))), "pass")
     sizes, norms = [], []
     for i in range(8):
         x = X[i : i + 1].clone().requires_grad_()
@@ -151,7 +151,7 @@ def test_what_is_recomputed_meets_the_same_state_in_every_product(options: dict[
 @pytest.mark.parametrize("loss", [nn.MultiMarginLoss(), nn.MultiMarginLoss(p=2)], ids=["p=1", "p=2"])
 def test_a_loss_that_torch_differentiates_once_is_refused_by_its_name(loss: nn.Module) -> None:
     lens = fl.Lens(fl.Problem(nn.Linear(3, 2).double(), loss, (X, Y)))
-    report = fl.measure(lens)
+    report = fl.measure(lens, "pass")
     assert report["loss"].kind == report["mls"].kind == "exact"  # only what reads the loss's second derivative is lost
     assert re.search(r"multi_margin_loss_backward.*plain operations", report["ggn_trace"].note)
     assert "\n" not in report["ggn_trace"].note

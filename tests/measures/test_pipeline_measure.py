@@ -17,7 +17,7 @@ from flatlens.errors import BadInput
 
 def test_progress_is_told() -> None:
     seen = []
-    fl.measure(lens(memory="8KB"), progress=lambda what, done, total: seen.append((what, done, total)))
+    fl.measure(lens(memory="8KB"), "pass", progress=lambda what, done, total: seen.append((what, done, total)))
     assert seen[-1] == ("one pass", 5, 5)
     assert len(seen) > 1
 
@@ -36,27 +36,28 @@ def test_degenerate_networks_give_numbers_or_reasons() -> None:
     ):
         x = torch.randn(1, inputs, generator=torch.Generator().manual_seed(0)).double()
         y = torch.zeros(1, 1).double() if loss != "cross_entropy" else torch.zeros(1, dtype=torch.long)
-        for (name, at), estimate in fl.measure(fl.Lens(fl.Problem(net, loss, (x, y)))).items():
+        for (name, at), estimate in fl.measure(fl.Lens(fl.Problem(net, loss, (x, y))), "pass").items():
             assert estimate.note or torch.isfinite(torch.tensor(estimate.value)), (name, at)
-    report = fl.measure(fl.Lens(fl.Problem(dead, "cross_entropy", (x, torch.zeros(1, dtype=torch.long)))))
+    report = fl.measure(fl.Lens(fl.Problem(dead, "cross_entropy", (x, torch.zeros(1, dtype=torch.long)))), "pass")
     assert report["mls"].value == 0
     assert report["local_volume"].value == 0
     assert report["log_volume"].kind == "undefined"
     assert "G = 0" in report["local_dimension"].note
 
 
-def test_without_names_it_is_every_exact_measure_of_the_pass() -> None:
-    report = fl.measure(lens_on(chain([3, 2], 5), normal(8, 3, seed=3)))
-    known = [m for m in fl.measures.MEASURES.values() if not m.on_request and not m.held_out]
-    assert {name.partition(".")[0] for name in report.measures()} == {m.key for m in known}
+def test_the_pass_is_every_exact_measure_of_the_pass() -> None:
+    report = fl.measure(lens_on(chain([3, 2], 5), normal(8, 3, seed=3)), "pass")
+    known = {m.key for m in fl.measures.MEASURES.values() if not m.on_request and not m.held_out}
+    known -= {"relative_flatness", "neuron_flatness", "parameter_jacobian_frobenius"}  # no number twice
+    assert {name.partition(".")[0] for name in report.measures()} == known
     assert {estimate.kind for estimate in report.values()} <= {"exact", "undefined"}
     assert report.about["passes"] == 1
 
 
 def test_what_is_no_lens_or_no_measure_is_one_line() -> None:
     one = lens_on(chain([3, 2], 5), normal(8, 3, seed=3))
-    with pytest.raises(BadInput, match=r"a Lens is needed, got int: measure\(Lens\(problem\)\)"):
-        fl.measure(5)
+    with pytest.raises(BadInput, match=r"a network or a Lens is needed, got int: .* or measure\(Lens\(problem\)\)"):
+        fl.measure(5, "pass")
     with pytest.raises(BadInput, match=r"give names of measures, such as .*, or Measure objects, got 5"):
         fl.measure(one, [5])
 
@@ -96,7 +97,7 @@ def test_what_underflows_is_neither_0_nor_rounding(convolution: bool, where: str
     """Values are a power of the unit times their value at unit 1; the power shows at units that are near 1."""
 
     def at(unit: float, dtype: torch.dtype = torch.float64) -> dict[Any, fl.Estimate]:
-        return dict(fl.measure(homogeneous(convolution, where, unit, dtype)).items())
+        return dict(fl.measure(homogeneous(convolution, where, unit, dtype), "pass").items())
 
     one, few, fewer = at(1.0), at(2.0**-10), at(2.0**-20)
     powers = {}
@@ -128,6 +129,6 @@ def test_what_is_0_stays_0() -> None:
     """Also where the weights of another network would underflow: the derivative is looked at, not guessed."""
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     net[2].weight.data.zero_()
-    report = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (torch.randn(5, 3), torch.randn(5, 2)))))
+    report = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (torch.randn(5, 3), torch.randn(5, 2)))), "pass")
     assert (report["mls"].value, report["mls"].kind) == (0.0, "exact")
     assert (report["relative_flatness"].value, report["relative_flatness"].kind) == (0.0, "exact")

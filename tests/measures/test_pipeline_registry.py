@@ -25,7 +25,7 @@ def test_names_and_options() -> None:
     with pytest.raises(BadInput, match="write a name"):
         fl.measure(one, ["local_volume(3)"])
     with pytest.raises(UnknownName, match="fc9"):
-        fl.measure(one)["mls", "fc9"]
+        fl.measure(one, "pass")["mls", "fc9"]
 
 
 @pytest.mark.parametrize(

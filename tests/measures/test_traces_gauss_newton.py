@@ -14,7 +14,7 @@ import flatlens as fl
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_linear_network(bias: bool) -> None:
     """S = N mean ||x||^2, one more for each output's bias; ||df/dtheta||_F^2 of a sample is the same number."""
-    report = fl.measure(lens_on(chain([3, 2], 5, bias=bias), X))
+    report = fl.measure(lens_on(chain([3, 2], 5, bias=bias), X), "pass")
     S = 2 * (float(A.trace()) + bias)
     for key in ("interpolation_sharpness", "ggn_trace", "parameter_jacobian_frobenius"):
         assert report[key].value == pytest.approx(S)

@@ -80,7 +80,7 @@ def make(network: nn.Module, data: Any, loss: Any = "cross_entropy", **options: 
 
 
 def measured(network: nn.Module, data: Any) -> fl.Report:
-    return fl.measure(fl.Lens(make(network, data)))
+    return fl.measure(fl.Lens(make(network, data)), "pass")
 
 
 counter, generator = itertools.count(), torch.Generator()
@@ -466,7 +466,7 @@ def test_what_cannot_be_copied_is_measured_as_it_is(held: Callable[[], object]) 
     plain = of(lambda net, x: net.l(x).relu())
     plain.load_state_dict(net.state_dict())
     x, y = drawn(1)
-    ours, theirs = (fl.measure(fl.Lens(make(one, (x, y)))) for one in (net, plain))
+    ours, theirs = (fl.measure(fl.Lens(make(one, (x, y))), "pass") for one in (net, plain))
     assert all(ours[name].value == theirs[name].value or ours[name].kind == "undefined" for name in ("loss", "mls"))
 
 

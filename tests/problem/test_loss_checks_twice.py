@@ -76,7 +76,7 @@ def test_what_needs_no_second_derivative_is_measured(name: str) -> None:
         assert report[key].kind == "undefined", key
         assert report[key].note.startswith("Problem(loss=...): the loss"), key
     assert all(row.kind == "undefined" or row.value == row.value for row in fl.measure(fl.Lens(fl.Problem(
-        net, loss, (X, y)))).values())  # fmt: skip
+        net, loss, (X, y))), "pass").values())  # fmt: skip
     verdicts = fl.check_bounds(fl.Lens(fl.Problem(net, loss, (X, y))))
     assert {one.status for one in verdicts} == {"holds", "not applicable"}
 

@@ -188,7 +188,7 @@ def test_everything_is_put_back_also_after_an_error(fail: bool) -> None:
     grad, hooks = model.linear.weight.grad.clone(), len(model.linear._forward_hooks)
     state = torch.random.get_rng_state()
     model.fail = fail
-    report = fl.measure(fl.Lens(problem))
+    report = fl.measure(fl.Lens(problem), "pass")
     assert (report["mls"].kind == "undefined") == fail
     assert not fail or "as told" in report["mls"].note
     assert model.training
@@ -235,7 +235,7 @@ def same(data: object) -> dict[str, float]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", data)))
+    report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", data)), "pass")
     return {f"{m}/{at}": e.value for (m, at), e in report.items() if e.kind != "undefined"}
 
 
@@ -266,12 +266,12 @@ def test_forward_unwraps_what_a_model_is_fed() -> None:
             return type("Output", (), {"logits": self.linear(pixels)})()
 
     model = Named()
-    plain = fl.measure(fl.Lens(fl.Problem(model.linear, "cross_entropy", (X, Y))))
-    by_dict = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", ({"pixels": X}, Y))))
+    plain = fl.measure(fl.Lens(fl.Problem(model.linear, "cross_entropy", (X, Y))), "pass")
+    by_dict = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", ({"pixels": X}, Y))), "pass")
     by_forward = fl.Problem(
         model, "cross_entropy", {"pixels": X, "labels": Y}, forward=lambda m, b: (m(pixels=b["pixels"]), b["labels"])
     )
-    for report in (by_dict, fl.measure(fl.Lens(by_forward))):
+    for report in (by_dict, fl.measure(fl.Lens(by_forward), "pass")):
         for name in ("mls", "interpolation_sharpness", "loss", "relative_flatness"):
             assert report[name].value == pytest.approx(plain[name].value, rel=1e-6)
 
@@ -281,7 +281,7 @@ def test_parameters_chooses_what_counts() -> None:
     model[0].weight.requires_grad_(False)
 
     def S(**options: object) -> float:
-        return fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y), **options)))[
+        return fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y), **options)), "pass")[
             "interpolation_sharpness"
         ].value
 
@@ -292,10 +292,10 @@ def test_parameters_chooses_what_counts() -> None:
 
 def test_half_types_are_measured_in_a_float32_copy() -> None:
     model = net().to(torch.bfloat16)
-    report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y))))
+    report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y))), "pass")
     twin = net()
     twin.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
-    assert report["mls"].value == fl.measure(fl.Lens(fl.Problem(twin, "cross_entropy", (X, Y))))["mls"].value
+    assert report["mls"].value == fl.measure(fl.Lens(fl.Problem(twin, "cross_entropy", (X, Y))), "pass")["mls"].value
     assert report.about["dtype"] == "float32"
     assert model.weight.dtype == torch.bfloat16
 
@@ -306,7 +306,7 @@ def test_a_network_that_writes_to_its_input() -> None:
             return super().forward(x.mul_(2))
 
     model, before = Doubling(3, 2), X.clone()
-    report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y))))
+    report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y))), "pass")
     assert torch.equal(X, before)
     assert report["mls"].value == pytest.approx(2 * float(torch.linalg.matrix_norm(model.weight.detach(), 2)), rel=1e-6)
 

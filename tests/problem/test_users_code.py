@@ -72,7 +72,7 @@ ERRORS = [
 def test_forward_fails_at_any_call(error: BaseException, call: int) -> None:
     model = FailsAt(error, call)
     with pytest.raises(ForwardFailed) as caught:
-        fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X[:9], Y[:9]))))
+        fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X[:9], Y[:9]))), "pass")
     told = str(caught.value)
     assert next(model.failure.calls) > call
     assert caught.value.__cause__ is error

@@ -111,7 +111,7 @@ def test_it_is_what_brute_force_says(name: str, memory: str | int) -> None:
         make, width = NETWORKS[name]
         net, x = make().double(), torch.randn(40, width, dtype=torch.float64)
     S, mls = truth(net, [x])
-    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, torch.arange(40) % 3), memory=memory)))
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, torch.arange(40) % 3), memory=memory)), "pass")
     assert report["interpolation_sharpness"].value == pytest.approx(S, rel=1e-10)
     assert report["mls"].value == pytest.approx(mls, rel=1e-10)
     assert all("\n" not in estimate.note for estimate in report.values())
@@ -148,7 +148,7 @@ def test_what_autograd_refuses_is_one_line() -> None:
     frozen = nn.Parameter(torch.randn(5, 5), requires_grad=False)
     net = Net(act, a=nn.Linear(4, 5), w=frozen, o=nn.Linear(5, 3)).double()
     problem = fl.Problem(net, "cross_entropy", (torch.randn(10, 4).double(), torch.arange(10) % 3))
-    report = fl.measure(fl.Lens(problem))
+    report = fl.measure(fl.Lens(problem), "pass")
     assert report["loss"].kind == "exact"
     assert "do not change tensors or frozen parameters in place" in report["mls"].note
     assert "\n" not in report["mls"].note

@@ -97,7 +97,9 @@ def fetch(name: str, /, *, root: Path | None = None, as_json: Json = False) -> N
 
 
 KEY = (
-    "\n* takes curvature products, searches or random draws: run only when asked for by name."
+    "\n# in the summary, the default of `flatlens measure` and `flatlens compare`."
+    "\n* takes products, searches or random draws, or repeats a measure where it takes none: run by name, or with "
+    "--measures all or family:NAME. --measures pass runs the others, except sharpness and hessian_trace."
     "\nsurvives: layer: the number stays under a layer-wise rescaling of the weights; neuron: under a neuron-wise one; "
     "order: under a permutation of the neurons; head: under another basis of attention heads; all: under all four, "
     "which leave the network's function as it is. An option may change that."
@@ -175,16 +177,17 @@ def _measures() -> Iterator[Any]:
     for number, (family, members) in enumerate(by_family().items()):
         title = Text(f"\n{family}: {FAMILIES.get(family, '')}", style="bold")
         table = Table(box=None, pad_edge=False, title=title, title_justify="left", show_header=number == 0)
-        table.add_column("measure", width=29, overflow="fold")
+        table.add_column("measure", width=30, overflow="fold")
         table.add_column("survives", width=12, overflow="fold")
         table.add_column("meaning; unit; cost; source", overflow="fold")
         for one in members:
-            card, star = one.card, " *" if runs(one) == RUN_WHEN_NAMED else ""
+            card, run = one.card, runs(one)
+            mark = " #" if run.startswith("summary") else " *" if run == RUN_WHEN_NAMED else ""
             symbol = Padding(Text(plain(card.symbol), style="dim"), (0, 0, 0, 2))
             facts = Text(f"{card.unit}; {card.cost}; {card.source}", style="dim")
             moves = [short for move, short, _ in MOVES if move in card.invariant_under]
             survives = "all" if len(moves) == len(MOVES) else ", ".join(moves) or "none"
-            table.add_row(Group(Text(card.name + star), symbol), survives, Group(Text(card.meaning), facts))
+            table.add_row(Group(Text(card.name + mark), symbol), survives, Group(Text(card.meaning), facts))
         yield table
 
 

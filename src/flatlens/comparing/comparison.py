@@ -462,7 +462,7 @@ def compare(
     # Ranked is what the networks have a number for, except the risk
     shown = {row for report in reports.values() for row, _ in report}
     known = {row: one for row, one in asked.answers.items() if one.card.family != RISK_FAMILY and row in shown}
-    ranked = {row: one for row, one in known.items() if all(row in report for report in reports.values())}
+    ranked = {row: one for row, one in known.items() if all((row, None) in report for report in reports.values())}
     return Comparison(reports, ranked, remarks(lenses))
 
 

@@ -174,8 +174,9 @@ def _measures_of_lens(second: object, measures: Choice, given: Mapping[str, obje
 
 
 def _problem_of(model: object, loss: Any, given: Mapping[str, Any]) -> Problem:
-    if isinstance(model, Problem):
-        raise BadInput("a network or a Lens is needed, got a Problem", remedy="measure(Lens(problem))", call="measure")
+    if not isinstance(model, nn.Module):
+        remedy = "measure(model, loss, data), or measure(Lens(problem))"
+        raise BadInput(f"a network or a Lens is needed, got {type(model).__name__}", remedy=remedy, call="measure")
     for name, value in {"loss": loss, "data": given["data"]}.items():
         if value is None:
             example = 'measure(model, "cross_entropy", (x, y))'
@@ -241,11 +242,25 @@ def _without_twins(lens: Lens, estimates: dict[Key, Estimate]) -> tuple[dict[Key
             kept |= {name: there[-1] for name in twins if name != there[-1]}
     alike = {mine: ", ".join(other for other, one in kept.items() if one == mine) for mine in kept.values()}
     found = {key: e for key, e in estimates.items() if rows[key] not in kept}
-    for name, others in alike.items():
+    for name in dict.fromkeys(rows.values()):
         answers = [key for key in found if rows[key] == name and key[1] is None]
         for key in [(name, None)] if (name, None) in answers else answers:
-            found[key] = with_note(found[key], f"{others} is the same number")
+            told = f"{alike[name]} is the same number" if name in alike else _beyond(lens, name)
+            found[key] = found[key] if found[key].kind == "undefined" else with_note(found[key], told)
     return found, kept
+
+
+def _beyond(lens: Lens, name: str) -> str:
+    """Return the note on a Gauss-Newton part: whose part it is, and what the whole takes. Empty for other measures."""
+    whole = next((one for one, part in (SAME_WHERE_AFFINE | SAME_WITHOUT_CURVATURE).items() if part == name), None)
+    if whole is None or not lens.has_plan:
+        return ""
+    one, weights = MEASURES[whole], lens.plan.weights
+    takes = "curvature products"
+    if isinstance(one, PassMeasure) and one.products is not None:
+        bent = [w for at, w in weights.items() if at not in lens.plan.affine and w.has_derivative]
+        takes = f"{sum(one.products(weight) for weight in bent):,} curvature products"
+    return f"the Gauss-Newton part of {whole}, which takes {takes} more"
 
 
 def _same_numbers(lens: Lens) -> Iterator[tuple[str, str]]:
@@ -334,7 +349,7 @@ def _answer(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
 def _omitted(lens: Lens, one: PassMeasure, run: Run) -> bool:
     """Return whether a measure is not computed.
 
-    It cannot be estimated from combinations of outputs, or nobody has named it and it takes about as long as all others.
+    It has no estimate from combinations of outputs, or nobody has named it and it takes about as long as all others.
     """
     if not run.asked and one.needs & GRADIENTS_OF_SAMPLES:
         outputs = lens.problem.outputs if lens.probes is None else lens.probes

@@ -87,7 +87,8 @@ def asked_for(measures: Choice, held_out: bool = True) -> Asked:
         return Asked(tuple(one for one in possible if in_preset(one, preset)), preset)
     found = named(each or given)
     pairs = zip(each, found, strict=False)
-    return Asked(tuple(found), spelled={text: one.key for text, one in pairs if isinstance(text, str) and text != one.key})
+    spelled = {text: one.key for text, one in pairs if isinstance(text, str) and text != one.key}
+    return Asked(tuple(found), spelled=spelled)
 
 
 def in_preset(one: Measure, preset: str) -> bool:

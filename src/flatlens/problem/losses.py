@@ -650,7 +650,7 @@ def as_loss(loss: object) -> Loss:
         require_two_arguments(loss, name)
         return CustomLoss(loss, name, settings=settings_of_function(loss))
     raise BadLoss(
-        f"a name ({', '.join(OWN_LOSSES)}), a torch loss, a function (outputs, targets) -> losses, or a dict of these for "
-        "several heads is needed, got "
+        f"a name ({', '.join(OWN_LOSSES)}), a torch loss, a function (outputs, targets) -> losses, or a dict of these "
+        "for several heads is needed, got "
         f"{type(loss).__name__}{': the order is Problem(model, loss, data)' * isinstance(loss, Tensor)}"
     )

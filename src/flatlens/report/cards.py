@@ -10,6 +10,7 @@ from flatlens.column import Column
 from flatlens.estimate import Estimate
 from flatlens.measures import HEADWISE, LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, Measure, PassMeasure, named
 from flatlens.measures.definition import GRADIENTS_OF_SAMPLES
+from flatlens.measures.presets import in_preset
 
 #: A move of the weights that leaves the network's function as it is: (name on a card, short, in words).
 MOVES = (
@@ -84,7 +85,7 @@ WORDS = {
 }
 """The LaTeX commands of the cards' symbols, as characters."""
 
-RUN_WHEN_NAMED = "only when asked for by name"
+RUN_WHEN_NAMED = "by name, or with the presets all and family:NAME"
 
 
 def spelling(name: str) -> str:
@@ -136,14 +137,15 @@ def plain(symbol: str) -> str:
 
 
 def runs(measure: Measure) -> str:
-    """Return in words whether `flatlens.measure` runs the measure by default.
+    """Return in words which presets of `flatlens.measure` run the measure, apart from all and its family.
 
-    >>> [runs(MEASURES[name]) for name in ("mls", "sharpness")]
-    ['by default', 'only when asked for by name']
+    >>> [runs(MEASURES[name]) for name in ("mls", "sharpness", "nmls", "ggn_norm")]
+    ['summary, pass', 'summary', 'pass', 'by name, or with the presets all and family:NAME']
     """
-    if measure.on_request:
+    presets = [preset for preset in ("summary", "pass") if in_preset(measure, preset)]
+    if not presets:
         return RUN_WHEN_NAMED
-    said = ["by default, where there is held-out data" if measure.held_out else "by default"]
+    said = [", ".join(presets) + (", where there is held-out data" if measure.held_out else "")]
     if isinstance(measure, PassMeasure) and measure.curvature is not None:
         said.append(f"at layers below a smooth activation {RUN_WHEN_NAMED}")
     if isinstance(measure, PassMeasure) and measure.needs & GRADIENTS_OF_SAMPLES:
