@@ -460,8 +460,7 @@ def compare(
             reports[name] = measure(lens, together, anyway=anyway, generator=draw, progress=line)
         line("networks", len(lenses), len(lenses))
     # Ranked is what the networks have a number for, except the risk
-    shown = {row for report in reports.values() for row, _ in report}
-    known = {row: one for row, one in asked.answers.items() if one.card.family != RISK_FAMILY and row in shown}
+    known = {row: one for row, one in asked.answers.items() if one.card.family != RISK_FAMILY}
     ranked = {row: one for row, one in known.items() if all((row, None) in report for report in reports.values())}
     return Comparison(reports, ranked, remarks(lenses))
 

@@ -181,7 +181,7 @@ def _problem_of(model: object, loss: Any, given: Mapping[str, Any]) -> Problem:
         if value is None:
             example = 'measure(model, "cross_entropy", (x, y))'
             raise BadInput(f"{name} is missing for {type(model).__name__}", remedy=example, call="measure")
-    return Problem(model, loss, **given)  # type: ignore[arg-type]  # it says what it needs
+    return Problem(model, loss, **given)
 
 
 def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str, ...] | None:
