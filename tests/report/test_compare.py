@@ -1,17 +1,20 @@
 """The screen fits 80 columns and explains its marks; the page is whole, offline and escapes what it is given."""
 
+import math
 import re
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from flatlens.comparing import Comparison
 from flatlens.estimate import Estimate, Report, undefined
 from flatlens.measures import MEASURES
-from flatlens.measures.definition import PAPERS
+from flatlens.measures.definition import PAPERS, named
 from flatlens.report.compare import compare_screen, headings, number, write_compare_page
 from flatlens.report.figures.measured import INK, NEUTRAL, ranks_figure, ranks_frame, taus_figure
+from flatlens.report.figures.values import values_figure
 from flatlens.report.page import svg_of
 
 ABOUT = {"n": 20, "outputs": 3, "loss": "cross_entropy", "dtype": "float64", "device": "cpu", "layers": ["fc1"],
@@ -179,7 +182,7 @@ def test_the_page_needs_nothing_and_shows_everything(tmp_path, gap):
     assert "script-src 'sha256-" in text
     assert "<b>&" not in text
     assert "&lt;b&gt;&amp;" in text
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == len(RANKED) + 2  # a panel for each measure, the ranks, the agreement
     assert ("generalisation gap does" in text) == gap
     assert "2 networks compared" in text
     assert "They differ in precision." in text
@@ -195,3 +198,47 @@ def test_the_page_needs_nothing_and_shows_everything(tmp_path, gap):
 def test_the_page_is_the_same_byte_for_byte(tmp_path):
     one, two = (write_compare_page(made_up(["a", "b", "c"]), tmp_path / name).read_bytes() for name in ("1", "2"))
     assert one == two
+
+
+@pytest.fixture
+def pairs():
+    """`a` and `b` fit the data, and `c` does not; each measure of `b` has a wide interval."""
+
+    def report(loss, value, error):
+        samples = torch.linspace(0.9, 1.1, 50) * loss
+        estimates = {("loss", None): Estimate(loss, samples=samples), ("accuracy", None): Estimate(1.0)}
+        estimates["mls", None] = Estimate(value, error, "estimate") if error else Estimate(value)
+        estimates["sharpness", None] = Estimate(50 * value, math.nan, "lower bound")
+        return Report(estimates, ABOUT | {"model": "Net", "parameters": 3})
+
+    measures = {name: named(name)[0] for name in ("mls", "sharpness")}
+    return Comparison({"a": report(0.1, 1.0, 0.0), "b": report(0.11, 2.0, 0.5), "c": report(2.0, 0.1, 0.0)}, measures)
+
+
+def test_each_network_s_value_is_drawn_with_its_interval_and_what_is_not_ranked_is_marked(pairs):
+    figure = values_figure(pairs)
+    rows = figure.data.set_index(["measure", "model"])
+    assert rows.loc["mls", "b"][["low", "high"]].to_list() == pytest.approx([2 - 0.98, 2 + 0.98])
+    assert rows["ranked"].to_list() == [True, True, False] * 2
+    assert rows.loc["mls", "c"]["told"] == "mls of c: 0.1, not ranked"
+    assert rows.loc["sharpness", "a"]["told"] == "sharpness of a: ≥50"
+    titles = [(panel["title"]["text"], panel["title"]["subtitle"]) for panel in figure.panel_specs]
+    assert titles == [
+        ("mls", "smaller is more compressed, log scale"),
+        ("sharpness *", "smaller is flatter, log scale"),
+    ]
+    for words in ("bar is the 95% interval", "hollow grey dot", "points to the right is a lower bound", "*:"):
+        assert words in figure.caption
+    for drawing in (figure.whole, *figure.panels):
+        drawing.to_dict(validate=True)
+    svg = svg_of(figure)
+    assert svg.count('aria-roledescription="point"') == 6
+    filled = re.findall(r'aria-label="\w+ of (\w): [^>]*fill="#2f7fc1"', svg)
+    assert filled == ["a", "b"] * 2  # the others are hollow
+
+
+def test_a_page_of_a_comparison_shows_values_before_ranks_one_picture_for_each_measure(pairs, tmp_path):
+    page = write_compare_page(pairs, tmp_path / "page.html").read_text()
+    assert page.index('id="compared"') < page.index('id="ranks"')
+    assert page[: page.index('id="ranks"')].count("<svg") == 2
+    assert "<title>mls of c: 0.1, not ranked</title>" in page

@@ -182,6 +182,7 @@ def _undefined(comparison: Comparison) -> dict[str, list[str]]:
 def write_compare_page(comparison: Comparison, path: Path) -> Path:
     """Write one HTML file that needs no network: the ranks as a picture, the networks, the agreement, every value."""
     from flatlens.report.figures.measured import ranks_figure, taus_figure  # not above: the screen draws nothing
+    from flatlens.report.figures.values import values_figure
     from flatlens.report.page import write_page
 
     agreement = comparison.agreement()
@@ -190,7 +191,11 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         path,
         comparison.about,
         answer=comparison.answer,
-        figures=[ranks_figure(comparison), *([taus_figure(comparison)] if len(agreement.taus) > 1 else [])],
+        figures=[
+            values_figure(comparison),
+            ranks_figure(comparison),
+            *([taus_figure(comparison)] if len(agreement.taus) > 1 else []),
+        ],
         cards={name: one.card for name, one in comparison.measures.items()},
         models=comparison.models,
         networks=_records(comparison.networks()),

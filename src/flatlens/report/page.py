@@ -49,8 +49,12 @@ TABLES = ("table.csv", "relations.csv", "gap.csv", "study.json")  # written by t
 
 def svg_of(figure: Figure, colours: int = 1) -> str:
     """Return the picture as the text of an SVG file, in light colours; `colours` as for `theme`."""
-    spec = json.dumps({"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **figure.spec})
-    svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", colours), allowed_base_urls=[])
+    return _svg(figure.spec, colours)
+
+
+def _svg(spec: Mapping[str, Any], colours: int = 1) -> str:
+    text = json.dumps({"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **spec})
+    svg: str = vl_convert.vegalite_to_svg(text, config=theme("light", colours), allowed_base_urls=[])
     return svg
 
 
@@ -145,7 +149,7 @@ def write_page(
         about=next(iter(abouts.values())),
         answer=answer,
         **head_of_page(abouts),
-        figures=[(figure, in_page(svg_of(figure))) for figure in figures],
+        figures=[(figure, [in_page(_svg(spec)) for spec in figure.drawn_apart]) for figure in figures],
         cards=cards or {},
         papers=prose.cited(card.source for card in (cards or {}).values()),
         **facts,

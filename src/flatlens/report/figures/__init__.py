@@ -16,7 +16,6 @@ with needs("study", "a figure or a page"):
     from flatlens.report.figures.figure import Figure, Grid
     from flatlens.report.figures.layers import layers_figure
     from flatlens.report.figures.measured import (
-        ranks_figure,
         tracked_figure,
         tracked_frame,
     )
@@ -30,6 +29,7 @@ with needs("study", "a figure or a page"):
         scatter_matrix,
         training_curves,
     )
+    from flatlens.report.figures.values import values_figure
 
 if TYPE_CHECKING:
     from flatlens.report.figures.figure import Drawing
@@ -64,8 +64,8 @@ def study_figures(result: StudyResult) -> list[Figure]:
 def picture(of: Report | Comparison | Tracker | StudyResult | Relations, target: str | None = None) -> Drawing:
     """Return an Altair chart, which needs no network to be shown or saved.
 
-    It shows a map of layers by measures, ranks of networks, measures through training, each measure against the gap, or
-    the correlations of all columns of a table with one of them, the `target`.
+    It shows a map of layers by measures, values of networks, measures through training, each measure against the gap,
+    or the correlations of all columns of a table with one of them, the `target`.
 
     Raises:
         BadInput: a report has values at fewer than two layers.
@@ -80,7 +80,7 @@ def _figure(of: Report | Comparison | Tracker | StudyResult | Relations, target:
     if isinstance(of, Relations):
         return relations_figure(of, target)
     if isinstance(of, Comparison):
-        return ranks_figure(of)
+        return values_figure(of)
     if isinstance(of, Tracker):
         return tracked_figure({"run": of.history})
     figure = layers_figure(of)

@@ -141,6 +141,11 @@ class Figure:
         """Return the page's panels as Vega-Lite JSON, without a theme: the page brings its own."""
         return [self.spec if panel is self.whole else _plain(panel) for panel in self.panels]
 
+    @property
+    def drawn_apart(self) -> list[dict[str, Any]]:
+        """Return the panels that flow with the width of a page, or the whole picture."""
+        return self.panel_specs if self.layout == "grid" else [self.spec]
+
 
 def _plain(drawing: Drawing) -> dict[str, Any]:
     """Return the JSON without the schema's address, so that the page holds none, and without Altair's theme."""
