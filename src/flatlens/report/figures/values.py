@@ -39,10 +39,9 @@ def values_frame(comparison: Comparison) -> pd.DataFrame:
         + ("" if row["ranked"] else ", not ranked")
         for row in data.to_dict("records")
     ]
-    survives = data["measure"].map(comparison.survives)
-    points = data["small_means"] != ""
-    order = (2 * points.astype(int) + survives.astype(int)).rsub(3)
-    return data.assign(survives=survives).iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
+    data["survives"] = [comparison.survives(name) for name in data["measure"]]
+    data["points"] = data["small_means"] != ""
+    return data.sort_values(["points", "survives"], ascending=False, kind="stable", ignore_index=True)
 
 
 def values_figure(comparison: Comparison) -> Figure:
