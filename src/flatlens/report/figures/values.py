@@ -41,7 +41,8 @@ def values_frame(comparison: Comparison) -> pd.DataFrame:
     ]
     data["survives"] = [comparison.survives(name) for name in data["measure"]]
     data["points"] = data["small_means"] != ""
-    return data.sort_values(["points", "survives"], ascending=False, kind="stable", ignore_index=True)
+    found: pd.DataFrame = data.sort_values(["points", "survives"], ascending=False, kind="stable", ignore_index=True)
+    return found
 
 
 def values_figure(comparison: Comparison) -> Figure:
