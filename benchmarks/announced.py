@@ -24,7 +24,7 @@ from benchmarks import machine
 from benchmarks.timed import mlp
 from flatlens import cli
 from flatlens.cli import cost
-from flatlens.cli.cost import OfProcess
+from flatlens.memory import OfProcess
 from flatlens.models import LeNet5
 
 Pair = tuple[Tensor, Tensor]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from flatlens.errors import StaleLens as StaleLens
     from flatlens.estimate import Estimate as Estimate
     from flatlens.estimate import Report as Report
+    from flatlens.forecast import Cost as Cost
+    from flatlens.forecast import cost as cost
     from flatlens.measures import Lens as Lens
     from flatlens.measures import catalogue as catalogue
     from flatlens.measures import measure as measure
@@ -45,6 +47,7 @@ from flatlens.version import __version__ as __version__
 _HOME = {
     "BoundsReport": "flatlens.bounds",
     "Comparison": "flatlens.comparing",
+    "Cost": "flatlens.forecast",
     "Estimate": "flatlens.estimate",
     "FlatlensError": "flatlens.errors",
     "InvarianceReport": "flatlens.transforms",
@@ -59,6 +62,7 @@ _HOME = {
     "check_bounds": "flatlens.bounds",
     "check_invariance": "flatlens.transforms",
     "compare": "flatlens.comparing",
+    "cost": "flatlens.forecast",
     "measure": "flatlens.measures",
     "relate": "flatlens.statistics",
 }

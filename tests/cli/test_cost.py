@@ -1,6 +1,7 @@
 """What is told of time and memory before work starts, and the refusal of what does not fit."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,8 @@ import torch
 from torch import nn
 
 import flatlens as fl
-from flatlens import cli
+from flatlens import cli, forecast
 from flatlens.cli import cost
-from flatlens.cli.cost import OfProcess, _of_group
 
 NET = """
 import torch
@@ -79,8 +79,27 @@ def test_the_other_commands_announce_too(net, capsys, monkeypatch, command):
     assert "40 samples" in capsys.readouterr().err
 
 
+def test_a_dry_run_says_how_long_and_ends(net, capsys, monkeypatch):
+    for command, *options in (
+        ["measure", *net[1:]],
+        ["bounds", *net[1:-2]],
+        ["invariance", *net[1:]],
+        ["compare", net[1], *net[1:]],
+    ):
+        assert cli.run([command, *options, "--dry-run"]) == 0
+        first, second, *_ = capsys.readouterr().out.splitlines()
+        took = r"This takes (about \d+ s|less than 1 s), in about 0\.\d+ GiB of memory \(.* free\)\."
+        assert re.fullmatch(took, first)
+        assert "67 parameters, 40 samples" in second
+    assert cli.run([*net, "--dry-run", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["answer"][0].startswith("This takes ")
+    assert {row["measure"] for row in answer["measures"]} == {"mls", "the pass", "the rest"}
+    assert "estimates" not in answer
+
+
 def test_what_does_not_fit_is_refused_in_one_line(net, capsys, monkeypatch):
-    monkeypatch.setattr(cost, "meter", lambda device: Gauge(left=10))
+    monkeypatch.setattr(forecast, "meter", lambda device: Gauge(left=10))
     assert cli.run(net) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -90,89 +109,10 @@ def test_what_does_not_fit_is_refused_in_one_line(net, capsys, monkeypatch):
     assert cli.run([*net, "--anyway"]) == 0
 
 
-def test_the_peak_follows_the_chunk_not_the_data(lens, monkeypatch):
-    gauge = Gauge(left=1e12)
-
-    def work(few):
-        gauge.most = (60 + 2 * cost.chunk(few, few.problem.n)) * MIB  # 50 of them were taken before
-
-    monkeypatch.setattr(cost, "meter", lambda device: gauge)
-    monkeypatch.setattr(cost, "DELAY", 0.0)
-    whole = cost.chunk(lens, 200)
-    assert 25 < whole < 200  # beyond the last trial, short of the data
-    found = cost.trials(lens, work)
-    assert found.peak == pytest.approx((60 + 2 * whole) * MIB)
-    assert found.least == pytest.approx(62 * MIB)
-    assert found.more == pytest.approx((10 + 2 * whole) * MIB)
-
-
-def test_results_are_counted_for_every_sample(lens, monkeypatch):
-    gauge = Gauge(left=1e12)
-    monkeypatch.setattr(cost, "meter", lambda device: gauge)
-    monkeypatch.setattr(cost, "DELAY", 0.0)
-    monkeypatch.setattr(cost, "_slope", lambda *points: 0.0)
-
-    def work(few):
-        return fl.measure(few, ["mls", "interpolation_sharpness"])
-
-    report = work(lens)
-    kept = [*lens.per_sample([]).values(), *(e.samples for e in report.values() if e.samples is not None)]
-    each = sum({v.data_ptr(): v.nbytes for v in kept if v.shape == (200,)}.values()) / 200
-    assert each >= 8 * 8
-    assert cost.trials(lens, work).more == pytest.approx(each * (200 - 25))  # the last trial has 25 samples
-
-
-def test_what_was_freed_does_not_hide_what_is_taken():
-    gauge = OfProcess()
-    if not gauge.begin():
-        pytest.skip("this kernel keeps no peak that can be set back")
-    held = [torch.ones(16_000) for _ in range(1000)]  # too small each to be given back by itself
-    del held[::2]
-    del held[:]
-    gauge.begin()
-    before = gauge.used()
-    held = [torch.ones(16_000) for _ in range(1000)]
-    assert gauge.peak() - before > 40 * MIB
-    assert len(held) == 1000
-
-
 def test_smaller_chunks_are_advised_where_they_would_do(lens, monkeypatch):
-    monkeypatch.setattr(cost, "meter", lambda device: Gauge(left=30_000))  # one sample takes some 1400 bytes
+    monkeypatch.setattr(forecast, "meter", lambda device: Gauge(left=30_000))  # one sample takes some 1400 bytes
     with pytest.raises(fl.errors.BadInput, match=r"--memory 1MiB"):
         cost.announce(lens, lambda few: None)
-
-
-def test_seconds_are_those_of_all_samples(lens, monkeypatch):
-    clock = iter([0.0, 5.0, 10.0, 14.0])  # 5 s for 2 samples at first, then 4 s for 8
-    monkeypatch.setattr(cost.time, "monotonic", lambda: next(clock))
-    samples, chunks = 200 / 8, -(-200 // cost.chunk(lens, 200))
-    assert chunks < samples
-    assert cost.trials(lens, lambda few: None).seconds == pytest.approx(4.0 * (samples * chunks) ** 0.5)
-
-
-def test_the_process_is_weighed():
-    gauge = OfProcess()
-    gauge.begin()
-    before = gauge.peak()
-    if before is None:
-        pytest.skip("this kernel keeps no peak that can be set back")
-    held = torch.ones(64 * MIB // 4)
-    assert gauge.peak() - before > 50 * MIB
-    del held
-    gauge.begin()
-    assert gauge.peak() - before < 50 * MIB
-    assert gauge.left() > 0
-
-
-def test_a_container_s_limit_counts_without_the_files_it_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("flatlens.cli.cost.GROUP", tmp_path)
-    assert _of_group() is None
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
-    assert _of_group() is None
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert _of_group() == 450
 
 
 def test_json_stays_json_where_work_is_announced(net, capsys, monkeypatch):

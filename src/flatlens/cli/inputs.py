@@ -138,6 +138,9 @@ class How:
     """Run the Python files that the config.json of a study's network names. Without it: flatlens asks first, and
     refuses where there is no terminal."""
 
+    dry_run: Annotated[bool, Flag] = False
+    """Say how long it takes and how much memory, from trials on a few samples, and end."""
+
     anyway: Annotated[bool, Flag] = False
     """Start even if the work is not expected to fit in memory, or takes longer than 10 minutes for one measure."""
 

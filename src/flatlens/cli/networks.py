@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.cost import announce
+from flatlens.cli.cost import DryRun, announce, foretold, or_cost
 from flatlens.cli.inputs import How, Inputs, Names, all_names, generator_of, require_trust, split_names
 from flatlens.cli.terminal import (
     MEASURING,
@@ -58,10 +58,14 @@ def _reading(models: Sequence[str], how: How, page: Path | None) -> Iterator[Bar
 def _announce(bar: Bar, lens: Lens, work: Callable[..., object], how: How, times: int = 1) -> None:
     """Announce what `times` such measurements will take, from trials on a few samples."""
     bar.stage(TRYING)
-    announce(lens, partial(work, progress=no_progress), times=times, anyway=how.anyway)
+    quiet = partial(work, progress=no_progress)
+    if how.dry_run:
+        raise DryRun(foretold(lens, quiet, times=times))
+    announce(lens, quiet, times=times, anyway=how.anyway)
     bar.stage(MEASURING)
 
 
+@or_cost
 def measure(
     model: str,
     /,
@@ -161,6 +165,7 @@ def _combinations(outputs: str | None) -> Literal["exact"] | int | None:
     return int(outputs)
 
 
+@or_cost
 def bounds(
     model: str,
     /,
@@ -232,6 +237,7 @@ def _law(name: str, problem: Problem) -> Distribution:
     return Cube(M) if name == "cube" else Sphere(M - 1)
 
 
+@or_cost
 def invariance(
     model: str,
     /,
@@ -359,6 +365,7 @@ class Compared:
         return unique(labels)
 
 
+@or_cost
 def compare(
     *models: str,
     compared: Compared = Compared(),

@@ -1,0 +1,150 @@
+"""What is expected of a measurement, from trials: time, products, and memory as the machine counts it."""
+
+import pytest
+import torch
+from torch import nn
+
+import flatlens as fl
+from flatlens import forecast
+from flatlens.forecast import Cost, seconds_of
+from flatlens.memory import OfProcess, _of_group
+
+MIB = 2**20
+
+
+class Gauge:
+    """A machine on which work takes 10 MiB, and 2 MiB for each sample of a chunk."""
+
+    def __init__(self, left: float) -> None:
+        self.room, self.most = int(left), 0
+
+    def used(self):
+        return 50 * MIB
+
+    def begin(self):
+        self.most = 0
+        return True
+
+    def peak(self):
+        return self.most
+
+    def left(self):
+        return self.room
+
+
+@pytest.fixture
+def lens():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    return fl.Lens(fl.Problem(net, "cross_entropy", (torch.randn(200, 4), torch.arange(200) % 3), memory="100KB"))
+
+
+def test_the_peak_follows_the_chunk_not_the_data(lens, monkeypatch):
+    gauge = Gauge(left=1e12)
+
+    def work(few):
+        gauge.most = (60 + 2 * forecast.chunk(few, few.problem.n)) * MIB  # 50 of them were taken before
+
+    monkeypatch.setattr(forecast, "meter", lambda device: gauge)
+    whole = forecast.chunk(lens, 200)
+    assert 25 < whole < 200  # beyond the last trial, short of the data
+    found = forecast.forecast(lens, work)
+    assert found.peak == pytest.approx((60 + 2 * whole) * MIB)
+    assert found.least == pytest.approx(62 * MIB)
+    assert found.more == pytest.approx((10 + 2 * whole) * MIB)
+
+
+def test_results_are_counted_for_every_sample(lens, monkeypatch):
+    gauge = Gauge(left=1e12)
+    monkeypatch.setattr(forecast, "meter", lambda device: gauge)
+    monkeypatch.setattr(forecast, "_slope", lambda *points: 0.0)
+
+    def work(few):
+        return fl.measure(few, ["mls", "interpolation_sharpness"])
+
+    report = work(lens)
+    kept = [*lens.per_sample([]).values(), *(e.samples for e in report.values() if e.samples is not None)]
+    each = sum({v.data_ptr(): v.nbytes for v in kept if v.shape == (200,)}.values()) / 200
+    assert each >= 8 * 8
+    assert forecast.forecast(lens, work).more == pytest.approx(each * (200 - 25))  # the last trial has 25 samples
+
+
+def test_what_was_freed_does_not_hide_what_is_taken():
+    gauge = OfProcess()
+    if not gauge.begin():
+        pytest.skip("this kernel keeps no peak that can be set back")
+    held = [torch.ones(16_000) for _ in range(1000)]  # too small each to be given back by itself
+    del held[::2]
+    del held[:]
+    gauge.begin()
+    before = gauge.used()
+    held = [torch.ones(16_000) for _ in range(1000)]
+    assert gauge.peak() - before > 40 * MIB
+    assert len(held) == 1000
+
+
+def test_seconds_are_those_of_all_samples(lens, monkeypatch):
+    """The machine takes 2 s more at first, 0.5 s for each call, and 0.25 s for each sample."""
+    clock = [0.0, 2.0]
+    monkeypatch.setattr(forecast.time, "monotonic", lambda: clock[0])
+
+    def work(few):
+        clock[:] = [clock[0] + 0.5 + 0.25 * few.problem.n + clock[1], 0.0]
+
+    chunks = -(-200 // forecast.chunk(lens, 200))
+    found = forecast.forecast(lens, work, whole=True)
+    assert found.seconds == pytest.approx(0.25 * 200 + 0.5 * chunks**0.5)
+    assert found.cost(lens, 3).seconds == pytest.approx(2.0 + 3 * found.seconds)
+
+
+def test_a_trial_that_a_busy_machine_delays_gives_no_negative_time():
+    assert seconds_of([(2, 4.0), (4, 3.0)], 100, 100) == 3.0
+    assert seconds_of([(2, 1.0), (4, 9.0)], 100, 100) == pytest.approx(9.0 / 4 * 100)  # no more than each sample alone
+
+
+def test_the_cost_of_a_measurement_is_that_of_its_parts():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    data = torch.randn(300, 4), torch.arange(300) % 3
+    names = ["mls", "sharpness", "hessian_trace(probes=8)"]
+    found = fl.cost(net, "cross_entropy", data, measures=names)
+    assert isinstance(found, Cost)
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data)), names)
+    assert found.measures["hessian_trace(probes=8)"][1] == report["hessian_trace(probes=8)"].products > 0
+    assert abs(found.measures["sharpness"][1] - report["sharpness"].products) < 20  # of other samples
+    assert found.products >= sum(products for _, products in found.measures.values())
+    assert set(found.frame()["measure"]) == {*names, "the pass", "the rest"}
+    assert found.seconds >= found.frame()["seconds"].sum() > 0
+    assert repr(found).endswith("curvature products")
+    assert found.size == "67 parameters, 300 samples, 1 forward and 3 backward passes"
+
+
+def test_few_samples_have_a_cost_too():
+    net = nn.Sequential(nn.Linear(4, 1))
+    for n in (1, 3, 15):
+        assert 0 < fl.cost(net, "mse", (torch.randn(n, 4), torch.zeros(n, 1)), measures="mls").seconds < 60
+
+
+def test_the_process_is_weighed():
+    gauge = OfProcess()
+    gauge.begin()
+    before = gauge.peak()
+    if before is None:
+        pytest.skip("this kernel keeps no peak that can be set back")
+    held = torch.ones(64 * MIB // 4)
+    assert gauge.peak() - before > 50 * MIB
+    del held
+    gauge.begin()
+    assert gauge.peak() - before < 50 * MIB
+    assert gauge.left() > 0
+
+
+def test_a_container_s_limit_counts_without_the_files_it_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("flatlens.memory.GROUP", tmp_path)
+    assert _of_group() is None
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
+    assert _of_group() is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert _of_group() == 450
