@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from flatlens.papers.evidence import CASE, UNIT
-from flatlens.statistics.coefficients import Array
 from flatlens.statistics.correlations import COEFFICIENTS
+from flatlens.statistics.statistic import Array
 
 Rng: TypeAlias = np.random.Generator
 LRS = 3

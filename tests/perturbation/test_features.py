@@ -10,8 +10,13 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadInput, UnknownName
-from flatlens.perturbation.features import RotatedFeatures, noise, smallest_feature_matrix, with_moved_features
-from flatlens.perturbation.labels import feature_change
+from flatlens.perturbation.features import (
+    RotatedFeatures,
+    feature_change,
+    noise,
+    smallest_feature_matrix,
+    with_moved_features,
+)
 
 
 @pytest.mark.parametrize(("name", "layer"), [("mlp-tanh", "2"), ("mlp-relu", "4"), ("residual", "head")])

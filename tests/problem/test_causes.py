@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import flatlens as fl
 from flatlens.errors import BadInput
 from flatlens.measures.sensitivity import local_variation
-from flatlens.problem.arguments import is_quantised
+from flatlens.problem.problem import is_quantised
 
 
 class Of(nn.Module):

@@ -24,9 +24,9 @@ from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, Card, Lens, Measu
 from flatlens.measures.definition import drawing
 from flatlens.measures.presets import PRESETS, Choice, asked_for
 from flatlens.problem import Problem
-from flatlens.problem.arguments import REDUCED_PRECISION
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
 from flatlens.problem.data import Data
+from flatlens.problem.forward import REDUCED_PRECISION
 from flatlens.progress_bar import Shown, shown
 from flatlens.result import Result, of_report
 

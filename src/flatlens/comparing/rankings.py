@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from flatlens.estimate import Estimate
 from flatlens.statistics import Statistic, kendall_w, permutations
-from flatlens.statistics.coefficients import Array, ratio
 from flatlens.statistics.correlations import p_value
+from flatlens.statistics.resampling import ratio
+from flatlens.statistics.statistic import Array
 
 _ROUNDING = 1.5e-8  # half the digits of float64
 

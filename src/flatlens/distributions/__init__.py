@@ -1,8 +1,7 @@
 """Known distributions of data: samples, densities, and how closely a number of samples covers the support."""
 
-from flatlens.distributions.covering import RULES, Rule
 from flatlens.distributions.cube import Cube
-from flatlens.distributions.distribution import Distribution, covering_radius_of
+from flatlens.distributions.distribution import RULES, Distribution, Rule, covering_radius_of
 from flatlens.distributions.mixture import GaussianMixture
 from flatlens.distributions.push_forward import PushForward, lipschitz_product
 from flatlens.distributions.sphere import Sphere

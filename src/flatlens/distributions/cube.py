@@ -28,9 +28,18 @@ from scipy.optimize import brentq
 from scipy.special import erf, gammaln
 from torch import Tensor
 
-from flatlens.distributions import covering
-from flatlens.distributions.covering import Rule, SmallestBall
-from flatlens.distributions.distribution import Distribution, check_whole, drawable, points
+from flatlens.distributions.distribution import (
+    COMPUTED,
+    Distribution,
+    Rule,
+    SmallestBall,
+    check_whole,
+    checked,
+    drawable,
+    log_share,
+    points,
+    published_radius,
+)
 from flatlens.estimate import Estimate, undefined
 
 _Array = NDArray[np.float64]
@@ -210,17 +219,17 @@ class Cube(Distribution):
         >>> Cube(10).covering_radius(100, 0.05, rule="published").kind
         'undefined'
         """
-        covering.checked(samples, failure, rule)
+        checked(samples, failure, rule)
         ball = SmallestBall(lambda r: log_corner_measure(self.d, r), self.diameter)
         if rule != "published":
-            return covering.COMPUTED[rule](ball, samples, failure)
-        log_t = (covering.log_share(samples, failure) - log_orthant(self.d)) / self.d
+            return COMPUTED[rule](ball, samples, failure)
+        log_t = (log_share(samples, failure) - log_orthant(self.d)) / self.d
         if log_t > 0:
             reach = f"delta/2 = {math.exp(log_t):.6g}" if log_t < 700 else "delta/2"
             return undefined(
                 f"Eq. 6 holds up to delta/2 = 1, while a ball about a corner fits in the cube; here {reach}"
             )
-        return covering.published_radius(2 * math.exp(log_t), "Eq. 6", ball, samples, failure)
+        return published_radius(2 * math.exp(log_t), "Eq. 6", ball, samples, failure)
 
     def extreme_points(self, most: int, generator: torch.Generator) -> Tensor:
         """Return the corners, (2^d, d), or `most` random ones if there are more."""

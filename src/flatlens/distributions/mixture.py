@@ -9,9 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from flatlens.distributions import covering
-from flatlens.distributions.covering import Rule
-from flatlens.distributions.distribution import Distribution, drawable, points
+from flatlens.distributions.distribution import Distribution, Rule, checked, drawable, points
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 
@@ -84,7 +82,7 @@ class GaussianMixture(Distribution):
 
     def covering_radius(self, samples: int, failure: float, *, rule: Rule = "exact") -> Estimate:
         """Return an undefined estimate: no number of samples covers R^m within any distance."""
-        covering.checked(samples, failure, rule)
+        checked(samples, failure, rule)
         return undefined(
             "the support of a Gaussian mixture is unbounded: no finite sample covers it within any distance"
         )

@@ -10,8 +10,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from flatlens.distributions.covering import THEOREM, Rule
-from flatlens.distributions.distribution import Distribution, drawable
+from flatlens.distributions.distribution import THEOREM, Distribution, Rule, drawable
 from flatlens.errors import BadInput, one_line
 from flatlens.estimate import Estimate
 from flatlens.operations.layers import is_linear

@@ -11,9 +11,18 @@ import torch
 from scipy.special import betainc, betaln, roots_laguerre
 from torch import Tensor
 
-from flatlens.distributions import covering
-from flatlens.distributions.covering import Rule, SmallestBall
-from flatlens.distributions.distribution import Distribution, check_whole, drawable, points
+from flatlens.distributions.distribution import (
+    COMPUTED,
+    Distribution,
+    Rule,
+    SmallestBall,
+    check_whole,
+    checked,
+    drawable,
+    log_share,
+    points,
+    published_radius,
+)
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 
@@ -125,23 +134,23 @@ class Sphere(Distribution):
         drops the factor 2/d of an integral. It takes r^d / 2 for a cap whose measure, for small r, is
         Gamma((d+1)/2) / (2 sqrt(pi) Gamma(d/2+1)) r^d. The ratio is sqrt(pi) Gamma(d/2+1) / Gamma((d+1)/2): pi/2 at
         d = 1, and 2 at d = 2, where r^2/4 is exact. So, apart from gamma, the radius of Eq. 7 is smaller than that of
-        Eq. 19 by the d-th root of this ratio. It still is a covering radius where (*) of `covering` proves it, which
-        needs a little over half of the radius of Eq. 19; elsewhere it is undefined.
+        Eq. 19 by the d-th root of this ratio. It still is a covering radius where (*) of `distribution` proves
+        it, which needs a little over half of the radius of Eq. 19; elsewhere it is undefined.
 
         >>> sphere = Sphere(2)
         >>> printed, right = (sphere.covering_radius(10**6, 0.05, rule=rule).value for rule in ("published", "exact"))
         >>> round((right / printed) ** 2, 3)
         2.0
         """
-        covering.checked(samples, failure, rule)
+        checked(samples, failure, rule)
         if gamma is not None and rule != "published":
             raise BadInput(f"Sphere.covering_radius(gamma={gamma!r}): it belongs to rule='published' alone")
         if gamma is not None and not 0 < gamma < 1:
             raise BadInput(f"Sphere.covering_radius(gamma={gamma!r}): a number above 0 and below 1 is needed")
         ball = SmallestBall(lambda r: log_cap_measure(self.d, r), self.diameter)
         if rule != "published":
-            return covering.COMPUTED[rule](ball, samples, failure)
-        log_root = (math.log(2) + covering.log_share(samples, failure)) / self.d
+            return COMPUTED[rule](ball, samples, failure)
+        log_root = (math.log(2) + log_share(samples, failure)) / self.d
         least = math.exp(2 * log_root) if log_root < 0 else math.inf
         gamma = _smallest_gamma(least) if gamma is None else gamma
         if not least < gamma - gamma**2:
@@ -150,7 +159,7 @@ class Sphere(Distribution):
                 f"Eq. 7 needs (2 log(N/eps)/N)^(2/d) < {room}; here it is {least:.6g}: more samples are needed"
             )
         R = 2 * math.exp(log_root) / math.sqrt(1 - gamma)
-        return covering.published_radius(R, f"Eq. 7 at gamma = {gamma:.6g}", ball, samples, failure)
+        return published_radius(R, f"Eq. 7 at gamma = {gamma:.6g}", ball, samples, failure)
 
 
 def _smallest_gamma(least: float) -> float:

@@ -57,11 +57,11 @@ from flatlens.measures.definition import FREE, PassMeasure, Run, comes_along
 from flatlens.perturbation.autograd_check import coarsest_inside, moved_by_rounding
 from flatlens.perturbation.weights import Landscape
 from flatlens.problem import Batch, Problem, measuring
-from flatlens.problem.arguments import require_finite_weights
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
 from flatlens.problem.eval_context import device_of, differentiable, fingerprint, in_turn, require_own_torch
 from flatlens.problem.forward import Outcomes, forwards, from_rows, outcomes, slopes_of_each
 from flatlens.problem.inspection import require_same_everywhere
+from flatlens.problem.problem import require_finite_weights
 from flatlens.problem.ranks import ALONE, ChunkBuffer, Ranks, emptied, to_parts
 from flatlens.progress import count_of
 from flatlens.user_code import OURS, is_users, said

@@ -32,12 +32,14 @@ from flatlens.perturbation.features import (
     ROTATION_LAWS,
     Move,
     RotatedFeatures,
+    SeenFeatures,
     mismatch,
     noise,
+    relabelled,
+    seen,
     unmovable,
     with_moved_features,
 )
-from flatlens.perturbation.labels import SeenFeatures, relabelled, seen
 from flatlens.perturbation.weights import Elsewhere
 
 FEW_LABELS = 20  #: labels of all that show how much another label can change the loss

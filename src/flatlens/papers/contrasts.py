@@ -36,9 +36,8 @@ from flatlens.papers.evidence import (
 )
 from flatlens.papers.experiment import Results, Side, deferred
 from flatlens.statistics import Statistic, average, in_cases, pearson, spearman
-from flatlens.statistics.coefficients import Array
 from flatlens.statistics.inference import FEWEST_UNITS, Holds, beyond_errors, fishers_z
-from flatlens.statistics.statistic import Retained
+from flatlens.statistics.statistic import Array, Retained
 
 OfCounts: TypeAlias = Callable[[Array, Array, Array], Array]
 """A correlation of two columns in each subset of networks: `pearson` or `spearman`."""

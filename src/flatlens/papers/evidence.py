@@ -22,10 +22,9 @@ from flatlens.experiments.result import StudyResult
 from flatlens.experiments.tables import unit_column
 from flatlens.papers.experiment import Results, deferred
 from flatlens.statistics import Statistic, average, clustered, kendall, spearman
-from flatlens.statistics.coefficients import Array
 from flatlens.statistics.correlations import COEFFICIENTS, TITLES, CoefficientName
 from flatlens.statistics.resampling import Coefficient
-from flatlens.statistics.statistic import Retained, keep
+from flatlens.statistics.statistic import Array, Retained, keep
 from flatlens.training import REACHED
 
 UNIT = "unit"

@@ -9,24 +9,36 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeAlias, final
+from typing import Any, Literal, Self, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatlens.errors import FORWARD, BadData, BadInput, BadModel
-from flatlens.problem.arguments import REDUCED_PRECISION, Arithmetic
 from flatlens.problem.batches import FORWARD_CHUNK, Batch, counts_samples, move, size
 from flatlens.problem.data import MOST_IN_BATCH, Data
 from flatlens.problem.diagnosis import forward_failed
-from flatlens.problem.eval_context import copy_of, device_of, differentiable, measuring, put_back, size_of_parts
+from flatlens.problem.eval_context import (
+    copy_of,
+    device_of,
+    differentiable,
+    measuring,
+    put_back,
+    size_of_parts,
+)
 from flatlens.problem.loss import Constant, Loss
 from flatlens.problem.op_overrides import in_bfloat16
 from flatlens.problem.ranks import ALONE, ChunkBuffer, Ranks
 from flatlens.problem.row_layout import in_rows
 from flatlens.progress import Progress
 from flatlens.user_code import users_code
+
+Arithmetic = Literal["full", "tf32", "bfloat16"]
+
+
+REDUCED_PRECISION = {"tf32": 2.0**-10, "bfloat16": torch.finfo(torch.bfloat16).eps}  #: machine epsilon of each mode
+
 
 Forward: TypeAlias = Callable[[nn.Module, Batch], tuple[Any, ...]]
 """Maps (model, batch) to (outputs, targets), or to (outputs (n, T, N), targets, mask of counted tokens (n, T))."""

@@ -1,12 +1,19 @@
 """Statistics over populations of networks: correlations (plain, partial, granulated), and agreement of rankings."""
 
-from flatlens.statistics.coefficients import kendall, pearson, spearman
 from flatlens.statistics.correlations import all_pairs, concordance, correlate, kendall_w, partial_correlation
 from flatlens.statistics.group_differences import GroupDifference, group_differences
 from flatlens.statistics.groupwise import granulated_kendall, within_groups
 from flatlens.statistics.inference import average, benjamini_hochberg, clustered, holm, in_cases, share
 from flatlens.statistics.relations import Relations, relate, relate_all, relate_within
-from flatlens.statistics.resampling import Correlation, permutations, resamples, with_interval
+from flatlens.statistics.resampling import (
+    Correlation,
+    kendall,
+    pearson,
+    permutations,
+    resamples,
+    spearman,
+    with_interval,
+)
 from flatlens.statistics.statistic import Statistic
 
 __all__ = [

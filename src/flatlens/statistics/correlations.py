@@ -16,32 +16,29 @@ from scipy.stats import rankdata
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.progress import count_of
-from flatlens.statistics.coefficients import (
+from flatlens.statistics.inference import clustered
+from flatlens.statistics.resampling import (
     CONSTANT,
-    Array,
+    FEWEST_POINTS,
+    Coefficient,
     GroupNumbers,
+    Seed,
     centred_ranks,
+    draws,
     from_median,
+    generator,
+    has_interval,
+    is_every,
     kendall,
+    no_interval,
     pearson,
     ratio,
     signs,
     spearman,
     standardised,
-)
-from flatlens.statistics.inference import clustered
-from flatlens.statistics.resampling import (
-    FEWEST_POINTS,
-    Coefficient,
-    Seed,
-    draws,
-    generator,
-    has_interval,
-    is_every,
-    no_interval,
     with_interval,
 )
-from flatlens.statistics.statistic import NAN, Retained, Statistic, as_columns, keep
+from flatlens.statistics.statistic import NAN, Array, Retained, Statistic, as_columns, keep
 
 CoefficientName: TypeAlias = Literal["pearson", "spearman", "kendall"]
 _NAMES: tuple[CoefficientName, ...] = get_args(CoefficientName)

@@ -15,9 +15,8 @@ import pandas as pd
 from scipy.stats import ttest_ind
 
 from flatlens.errors import BadInput
-from flatlens.statistics.coefficients import Array
 from flatlens.statistics.inference import FEWEST_DESCRIBED, clustered, holm
-from flatlens.statistics.statistic import NAN, as_columns
+from flatlens.statistics.statistic import NAN, Array, as_columns
 
 Scale: TypeAlias = Literal["ratio", "difference"]
 LEVEL = 0.05  #: a difference is significant where its corrected p is below this

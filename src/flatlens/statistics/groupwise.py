@@ -15,11 +15,22 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flatlens.errors import BadInput
-from flatlens.statistics.coefficients import Array, GroupNumbers, from_median, pearson, signs, standardised
 from flatlens.statistics.correlations import UNIT_LABELS, bootstrapped, of_units, over_units, require_counts
 from flatlens.statistics.relations import FEWEST_WITHIN
-from flatlens.statistics.resampling import FEWEST_POINTS, Seed, draws, generator, no_interval, permutations
-from flatlens.statistics.statistic import NAN, Statistic, as_columns, keep
+from flatlens.statistics.resampling import (
+    FEWEST_POINTS,
+    GroupNumbers,
+    Seed,
+    draws,
+    from_median,
+    generator,
+    no_interval,
+    pearson,
+    permutations,
+    signs,
+    standardised,
+)
+from flatlens.statistics.statistic import NAN, Array, Statistic, as_columns, keep
 
 
 def within_groups(

@@ -24,9 +24,8 @@ import pandas as pd
 from scipy.stats import beta, false_discovery_control
 from scipy.stats import t as student
 
-from flatlens.statistics.coefficients import Array, GroupNumbers
-from flatlens.statistics.resampling import Coefficient, generator
-from flatlens.statistics.statistic import NAN, Statistic, Tails, as_columns, keep
+from flatlens.statistics.resampling import Coefficient, GroupNumbers, generator
+from flatlens.statistics.statistic import NAN, Array, Statistic, Tails, as_columns, keep
 
 Holds: TypeAlias = Literal["all", "some"]
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.result import Result, of_report
-from flatlens.statistics.coefficients import Array, kendall, pearson
 from flatlens.statistics.correlations import undefined_because
 from flatlens.statistics.inference import FEWEST_DESCRIBED, clustered
-from flatlens.statistics.resampling import Coefficient
+from flatlens.statistics.resampling import Coefficient, kendall, pearson
+from flatlens.statistics.statistic import Array
 
 FEWEST_WITHIN = 10  #: smallest number of points minus number of groups for a correlation within groups
 _NOTHING = (np.nan, np.nan, np.nan)

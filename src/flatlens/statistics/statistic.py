@@ -12,9 +12,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.statistics.coefficients import Array
+
+Array: TypeAlias = NDArray[np.float64]
+
 
 NAN = float("nan")
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatlens.distributions import Cube, Sphere, covering_radius_of
-from flatlens.distributions.covering import SmallestBall
 from flatlens.distributions.cube import log_corner_measure
+from flatlens.distributions.distribution import SmallestBall
 from flatlens.distributions.sphere import log_cap_measure
 from flatlens.errors import BadInput
 

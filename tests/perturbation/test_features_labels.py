@@ -10,8 +10,7 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.errors import BadInput
 from flatlens.perturbation import label_change_terms
-from flatlens.perturbation.features import noise
-from flatlens.perturbation.labels import relabelled, seen
+from flatlens.perturbation.features import noise, relabelled, seen
 
 
 def smooth(phi: Tensor) -> Tensor:
