@@ -6,13 +6,15 @@ import re
 from dataclasses import replace
 from importlib import import_module
 
+import altair as alt
 import numpy as np
 import pandas as pd
 import pytest
 import vl_convert
 
-from flatlens.bounds import Verdict
+from flatlens.bounds import BoundsReport, Verdict
 from flatlens.progress import SideOutputFailed
+from flatlens.report.bounds import write_bounds_page
 from flatlens.report.figures import (
     gap_forest,
     gap_panels,
@@ -229,3 +231,22 @@ def test_a_picture_that_cannot_be_drawn_leaves_the_others(smoke, monkeypatch):
     with pytest.warns(SideOutputFailed, match=r"the picture broken failed \(ValueError: Too many bins\)"):
         left = [figure.name for figure in study_figures(smoke)]
     assert left == [name for name in names if name != names[2]]
+
+
+def test_a_picture_that_is_too_wide_for_a_phone_has_a_narrow_twin_without_empty_rows(tmp_path):
+    about = {"model": "Net", "n": 2, "outputs": 1, "layers": ["fc"], "loss": "mse", "parameters": 2, "device": "cpu",
+             "dtype": "float64", "versions": {"torch": "2.13"}}  # fmt: skip
+    verdicts = BoundsReport([
+        Verdict("linear_stability.a_long_name_of_a_bound", "fc", 1.0, 2.0, 1.0, 0.5, "holds", "", 0.0, "", ""),
+        Verdict("without_a_number", None, 0.0, 0.0, 0.0, math.nan, "not applicable", "no value", 0.0, "", ""),
+    ], about)  # fmt: skip
+    figure = tightness_figure(verdicts)
+    for wide, spec in zip((True, False), figure.drawn_apart, strict=True):
+        svg = svg_of(replace(figure, whole=alt.LayerChart.from_dict(spec)))
+        assert ("linear_stability.a_long_name_of_a_bound<" in svg) is wide
+        assert ("linear_sta…of_a_bound<" in svg) is not wide
+        assert "without_a_number" not in svg
+        assert ">violated<" not in svg
+        assert float(re.search(r'width="([\d.]+)', svg)[1]) < (2000 if wide else 345)
+    page = write_bounds_page(verdicts, tmp_path / "page.html").read_text()
+    assert page.count('class="box drawing wide-screen"') == page.count('class="box drawing phone"') == 1

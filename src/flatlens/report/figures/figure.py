@@ -130,6 +130,7 @@ class Figure:
     layout: FigureLayout
     signs: bool = False  #: whether the shape of a mark shows a setting
     colours: bool = True  #: whether colours show a setting, so that the page explains them
+    narrow: Drawing | None = None  #: the whole for a phone, where it would be too wide
 
     @cached_property
     def spec(self) -> dict[str, Any]:
@@ -143,8 +144,10 @@ class Figure:
 
     @property
     def drawn_apart(self) -> list[dict[str, Any]]:
-        """Return the panels that flow with the width of a page, or the whole picture."""
-        return self.panel_specs if self.layout == "grid" else [self.spec]
+        """Return the panels that flow with the width of a page; or the whole picture, and that for a phone."""
+        if self.layout == "grid":
+            return self.panel_specs
+        return [self.spec] if self.narrow is None else [self.spec, _plain(self.narrow)]
 
 
 def _plain(drawing: Drawing) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from flatlens.report.figures.figure import (
     in_panels,
     known,
     log_ticks,
+    short_labels,
     value_axis,
 )
 from flatlens.tracking.stability import WITH_EDGE
@@ -64,20 +65,27 @@ def chain_figure(verdicts: Sequence[Verdict]) -> Figure:
     """Return four bars, each no longer than the next."""
     data = chain_frame(verdicts)
     data["label"] = data["letter"] + "  " + data["meaning"]
-    bars = alt.Chart(data, width=640, height=150).mark_bar(height=18, color="#7e03a8").encode(
-        y=alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=360)),
-        x=alt.X("value:Q", title="output / input"),
+    whole, narrow = _chain(data, 640, 60), _chain(data, 120, 24)
+    caption = (
+        "From the sensitivity to the input to the sharpness, a step at a time: each bar is at most as long as the "
+        "next, where the step's assumptions hold. A step that adds much length is where the bound is lost."
+    )
+    title = "The chain A ≤ B ≤ C ≤ D"
+    return Figure("chain", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
+
+
+def _chain(data: pd.DataFrame, width: int, letters: int) -> Drawing:
+    beside = alt.Axis(labelLimit=0, labelExpr=short_labels(letters))
+    bars = alt.Chart(data, width=width, height=150).mark_bar(height=18, color="#7e03a8").encode(
+        y=alt.Y("label:N", sort=None, title=None, axis=beside),
+        x=alt.X("value:Q", title="output / input", axis=alt.Axis(tickCount=width // 60)),
         tooltip=["letter:N", "meaning:N", "value:Q", "share_of_next:Q", "status:N"],
     )  # fmt: skip
     numbers = alt.Chart(data).mark_text(align="left", dx=5).encode(
         y=alt.Y("label:N", sort=None), x="value:Q", text=alt.Text("value:Q", format=".4~g")
     )  # fmt: skip
-    whole = bars + numbers
-    caption = (
-        "From the sensitivity to the input to the sharpness, a step at a time: each bar is at most as long as the "
-        "next, where the step's assumptions hold. A step that adds much length is where the bound is lost."
-    )
-    return Figure("chain", "The chain A ≤ B ≤ C ≤ D", caption, data, whole, (whole,), "wide", colours=False)
+    drawn: Drawing = bars + numbers
+    return drawn
 
 
 def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
@@ -94,19 +102,7 @@ def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
         }
         for v in verdicts
     ])  # fmt: skip
-    seen = data["drawn"].dropna()
-    low, high = (float(seen.min()) / 1.5, max(2.0, float(seen.max()) * 1.5)) if len(seen) else (0.1, 2.0)
-    marks = alt.Chart(data, width=760, height=alt.Step(17)).mark_point(size=60, filled=True, opacity=0.85).encode(
-        y=alt.Y("bound:N", sort=None, title=None),
-        x=alt.X("drawn:Q", title="left side / right side",
-                scale=alt.Scale(type="log", domain=[low, high]), axis=alt.Axis(values=log_ticks(low, high) or [1.0])),
-        shape=alt.Shape("status:N", scale=alt.Scale(domain=list(STATUS), range=list(_SHAPES)),
-                        legend=alt.Legend(orient="top", title=None), condition=_ARROWS),
-        color=alt.Color("status:N", scale=alt.Scale(domain=list(STATUS), range=list(_COLOURS))),
-        tooltip=["bound:N", "layer:N", "tightness:Q", "status:N", "assumption:N"],
-    )  # fmt: skip
-    line = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(x="one:Q")
-    whole = line + marks
+    whole, narrow = _tightness(data, 760, 60, 4), _tightness(data, 180, 22, 2)
     caption = (
         "Each mark is a claim about the network or one of its layers, at the sample where it is tightest. At 1 the "
         "sides are equal; far to the left a claim holds and says little. A grey cross: the theorem does not apply to "
@@ -115,7 +111,29 @@ def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
     for side, end in {"left": f"below {FLOOR:g}", "right": f"above {CEILING:g}"}.items():
         if side in set(data["beyond"]):
             caption += f" A triangle that points to the {side}: {end}, and drawn there."
-    return Figure("tightness", "How tight every bound is", caption, data, whole, (whole,), "wide", colours=False)
+    title = "How tight every bound is"
+    return Figure("tightness", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
+
+
+def _tightness(data: pd.DataFrame, width: int, letters: int, columns: int) -> Drawing:
+    data = data[data["drawn"].notna()]  # a bound without a mark would leave its row empty
+    seen = data["drawn"]
+    low, high = (float(seen.min()) / 1.5, max(2.0, float(seen.max()) * 1.5)) if len(seen) else (0.1, 2.0)
+    met = [at for at, status in enumerate(STATUS) if status in set(data["status"])]
+    statuses, shapes, colours = ([of[at] for at in met] for of in (STATUS, _SHAPES, _COLOURS))
+    ticks = log_ticks(low, high) or [1.0]
+    marks = alt.Chart(data, width=width, height=alt.Step(17)).mark_point(size=60, filled=True, opacity=0.85).encode(
+        y=alt.Y("bound:N", sort=None, title=None, axis=alt.Axis(labelLimit=0, labelExpr=short_labels(letters))),
+        x=alt.X("drawn:Q", title="left side / right side", axis=alt.Axis(values=ticks, labelOverlap=True, format="~g"),
+                scale=alt.Scale(type="log", domain=[low, high], nice=False)),
+        shape=alt.Shape("status:N", scale=alt.Scale(domain=statuses, range=shapes),
+                        legend=alt.Legend(orient="top", title=None, columns=columns), condition=_ARROWS),
+        color=alt.Color("status:N", scale=alt.Scale(domain=statuses, range=colours)),
+        tooltip=["bound:N", "layer:N", "tightness:Q", "status:N", "assumption:N"],
+    )  # fmt: skip
+    line = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(x="one:Q")
+    drawn: Drawing = line + marks
+    return drawn
 
 
 SMALL, MIDDLE, LARGE, NEUTRAL = "#8fcfae", "#f7f5ef", "#eeb07e", "#eef0f3"
