@@ -244,7 +244,7 @@ def test_a_picture_that_is_too_wide_for_a_phone_has_a_narrow_twin_without_empty_
     for wide, spec in zip((True, False), figure.drawn_apart, strict=True):
         svg = svg_of(replace(figure, whole=alt.LayerChart.from_dict(spec)))
         assert ("linear_stability.a_long_name_of_a_bound<" in svg) is wide
-        assert ("linear_sta…of_a_bound<" in svg) is not wide
+        assert ("linear_sta…_of_a_bound<" in svg) is not wide
         assert "without_a_number" not in svg
         assert ">violated<" not in svg
         assert float(re.search(r'width="([\d.]+)', svg)[1]) < (2000 if wide else 345)
