@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flatlens.bounds import BoundsReport as BoundsReport
     from flatlens.bounds import check_bounds as check_bounds
     from flatlens.comparing import Comparison as Comparison
+    from flatlens.comparing import GroupComparison as GroupComparison
     from flatlens.comparing import compare as compare
     from flatlens.errors import FlatlensError as FlatlensError
     from flatlens.errors import StaleLens as StaleLens
@@ -50,6 +51,7 @@ _HOME = {
     "Cost": "flatlens.forecast",
     "Estimate": "flatlens.estimate",
     "FlatlensError": "flatlens.errors",
+    "GroupComparison": "flatlens.comparing",
     "InvarianceReport": "flatlens.transforms",
     "Lens": "flatlens.measures",
     "Problem": "flatlens.problem",

@@ -72,17 +72,17 @@ def test_marks_are_explained_and_used():
     flat = " ".join(text.split())
     assert "mls *" not in text
     assert "ggn_trace *" in text
-    assert "relative_flatness *" in text  # it survives layer-wise rescaling alone
+    assert "relative_flatness *" in text  # it is invariant under layer-wise rescaling alone
     ggn = next(line for line in text.splitlines() if line.startswith("ggn_trace *"))
     assert ggn.split()[2:5] == ["2~", "2~", "2~"]
     assert "sharpness * ≥" in text
     assert "≥, ≤: a bound" in flat
     assert "Undefined: log_volume on b: every sample is rank-deficient" in flat
-    assert "Not counted: weight_norm: no direction known" in flat
-    assert "~: tied, or its 95% interval overlaps" in flat
+    assert "Not counted: weight_norm: smaller is not necessarily better" in flat
+    assert "~: tied, or 95% intervals overlap" in flat
     assert "They differ in precision." in flat
     assert "W says little about 3 networks" in flat
-    assert text.index("Survive any rescaling") < text.index("* Change when") < text.index("No direction known: a small")
+    assert text.index("Invariant under rescaling") < text.index("* Not invariant") < text.index("Smaller is not")
 
 
 def test_the_picture_has_the_signs_of_bounds():
@@ -183,7 +183,7 @@ def test_the_page_needs_nothing_and_shows_everything(tmp_path, gap):
     assert "<b>&" not in text
     assert "&lt;b&gt;&amp;" in text
     assert text.count("<svg") == len(RANKED) + 2  # a panel for each measure, the ranks, the agreement
-    assert ("generalisation gap does" in text) == gap
+    assert ("Measures and the generalisation gap" in text) == gap
     assert "2 networks compared" in text
     assert "They differ in precision." in text
     assert all(MEASURES[key].card.meaning.split("<")[0][:20] in text for key in ("mls", "weight_norm"))

@@ -39,7 +39,7 @@ from flatlens.progress import no_progress
 from flatlens.progress_bar import Bar
 
 if TYPE_CHECKING:
-    from flatlens.comparing import Comparison
+    from flatlens.comparing import Comparison, GroupComparison
     from flatlens.distributions import Distribution
     from flatlens.measures import Lens
     from flatlens.problem import Problem
@@ -317,12 +317,42 @@ class Compared:
     """Names for the networks, in order, separated by commas, or repeat the option. Without it: the parts in which their
     files or folders differ."""
 
+    group: Names = ()
+    """A group of networks, as `NAME=FILE,FILE`: weights for the one MODEL, or MODELs where none is given. Repeat the
+    option for each group; each is compared with the first one."""
+
+    paired: Annotated[bool, Flag] = False
+    """The networks at the same place of each group are a pair: they share a seed."""
+
     how: How = How()  # noqa: RUF009 (frozen)
+
+    def groups(self, models: Sequence[str]) -> dict[str, list[str]]:
+        """Return what each --group names."""
+        found: dict[str, list[str]] = {}
+        for given in self.group:
+            name, equals, networks = given.partition("=")
+            if not equals or not name or not split_names(networks):
+                raise BadInput(f"--group {given}: NAME=FILE,FILE is needed, such as SGD=a.pt,b.pt")
+            found[name] = [*found.get(name, []), *split_names(networks)]
+        if found and (len(models) > 1 or self.weights or self.name):
+            raise BadInput("--group names the networks: give at most one MODEL, and neither --weights nor --name")
+        sizes = {len(of) for of in found.values()}
+        if len(found) == 1 or (self.paired and len(sizes) != 1):
+            raise BadInput("--group: at least two groups are needed, and groups of one size with --paired")
+        return found
 
     def problems(self, models: Sequence[str]) -> dict[str, Problem]:
         """Return a problem for every checkpoint, by name; the data is read once."""
-        pairs = self._checkpoints(models)
-        names = self._names(pairs)
+        groups = self.groups(models)
+        pairs: list[tuple[str, Path | None]]
+        if groups:
+            labels = [(group, number, network) for group, of in groups.items() for number, network in enumerate(of, 1)]
+            names = [f"{group} {number}" for group, number, _ in labels]
+            given = [network for _, _, network in labels]
+            pairs = [(models[0], Path(one)) for one in given] if models else [(one, None) for one in given]
+        else:
+            pairs = self._checkpoints(models)
+            names = self._names(pairs)
         found: dict[str, Problem] = {}
         for name, (model, weights) in zip(names, pairs, strict=True):
             inputs = Inputs(self.data, self.test, self.loss, weights, self.how)
@@ -374,37 +404,55 @@ def compare(
     seed: Whole = 0,
     as_json: Json = False,
 ) -> None:
-    """Rank several checkpoints by each measure, and say how far the rankings agree.
+    """Compare checkpoints, or groups of checkpoints: which is best, which is flattest, and how certain it is.
 
     For example:
 
         flatlens compare net.py:build --weights epoch1.pt --weights epoch9.pt --data net.py:samples --loss cross_entropy
+        flatlens compare net.py:build --group SGD=1.pt,2.pt,3.pt --group SAM=4.pt,5.pt,6.pt --paired --data digits
         flatlens compare runs/digits/networks/0123456789ab runs/digits/networks/ba9876543210 --page compared.html
 
     Args:
-        models: Two or more, as for `flatlens measure`; or one, with several --weights.
+        models: Two or more, as for `flatlens measure`; or one, with several --weights or --group.
         compared: The networks to compare, and their data.
         measures: The measures to rank by, separated by commas, or repeat the option; `flatlens list measures` has the
             names. Or a preset, as for `flatlens measure`. Without it: `summary`.
-        page: Write an HTML page, with a picture of the ranks.
+        page: Write an HTML page.
         seed: Seed of the random numbers of estimates, the same for every network.
         as_json: Print JSON.
     """
-    with _reading(models, compared.how, page) as bar:
+    groups = compared.groups(models)
+    named = [*models, *(network for of in groups.values() for network in of)]
+    with _reading(named, compared.how, page) as bar:
         import flatlens as fl
         from flatlens.report.compare import compare_screen, write_compare_page
+        from flatlens.report.groups import group_screen, write_group_page
 
         problems = compared.problems(models)
         lenses = {name: fl.Lens(problem) for name, problem in problems.items()}
         generator = generator_of(seed)
         names = all_names(measures, "--measures") or None
         _announce(bar, next(iter(lenses.values())), partial(fl.measure, measures=names), compared.how, len(lenses))
-        found = fl.compare(lenses, names, anyway=compared.how.anyway, generator=generator, progress=bar)
-        page_beside(page, bar, partial(write_compare_page, found))
-    if as_json:
-        show_json(_json(found))
+        if groups:
+            each = iter(lenses.values())
+            of = {group: [next(each) for _ in networks] for group, networks in groups.items()}
+            grouped = fl.compare(
+                None,
+                names,
+                groups=of,
+                paired=compared.paired,
+                anyway=compared.how.anyway,
+                generator=generator,
+                progress=bar,
+            )
+            page_beside(page, bar, partial(write_group_page, grouped))
+        else:
+            found = fl.compare(lenses, names, anyway=compared.how.anyway, generator=generator, progress=bar)
+            page_beside(page, bar, partial(write_compare_page, found))
+    if groups:
+        show_json(_json_of_groups(grouped)) if as_json else show(group_screen(grouped))
     else:
-        show(compare_screen(found))
+        show_json(_json(found)) if as_json else show(compare_screen(found))
 
 
 def unique(labels: Sequence[str]) -> list[str]:
@@ -425,6 +473,19 @@ def unique(labels: Sequence[str]) -> list[str]:
             return short
     last = [part[-1] for part in parts]
     return [f"{name} {number}" for number, name in enumerate(last, 1)]
+
+
+def _json_of_groups(found: GroupComparison) -> dict[str, Any]:
+    return {
+        "answer": found.answer,
+        "not_ranked": [asdict(one) for one in found.not_ranked.values()],
+        "about": found.about,
+        "groups": found.groups,
+        "paired": found.paired,
+        "differences": found.frame().to_dict("records"),
+        "networks": found.networks.networks().to_dict("records"),
+        "notes": found.networks.notes,
+    }
 
 
 def _json(found: Comparison) -> dict[str, Any]:

@@ -1,33 +1,26 @@
-"""fl.compare: several networks, measured in the same way and ranked; and the result, as tables."""
+"""Networks measured in the same way, ranked by each measure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import combinations
 from typing import Any, Self, overload
 
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from flatlens.comparing.rankings import Agreement, Place, agreement, places
-from flatlens.curvature.probes import student
+from flatlens.comparing.answers import answer_of, first_of
+from flatlens.comparing.fit import NotRanked, not_ranked
+from flatlens.comparing.rankings import ALL_EQUAL, Agreement, Place, agreement, all_equal, not_counted, places
 from flatlens.deprecated_names import present_measure, warn
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Report
-from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, Card, Lens, Measure, measure, named
-from flatlens.measures.definition import drawing
-from flatlens.measures.presets import PRESETS, Choice, asked_for
-from flatlens.problem import Problem
-from flatlens.problem.batches import FORWARD_CHUNK, checksum
-from flatlens.problem.data import Data
+from flatlens.measures import FUNCTION, LAYERWISE, NEURONWISE, Card, Measure, named
 from flatlens.problem.forward import REDUCED_PRECISION
-from flatlens.progress_bar import Shown, shown
 from flatlens.result import Result, of_report
 
 SMALL = {
@@ -49,57 +42,8 @@ def direction(card: Card) -> str:
     return "" if card.name in NEITHER else SMALL.get(card.family, "")
 
 
-_TIMES = 2.0  #: ratio of training losses beyond which the larger one is not as good a fit
-_POINTS = 0.02  #: difference of accuracies beyond which the smaller one is not as good a fit
-
-
-@dataclass(frozen=True)
-class NotRanked:
-    """A network that does not fit the data as well as the best one."""
-
-    network: str
-    reason: str
-    loss: float
-    accuracy: float  #: NaN where the targets are not class labels
-
-
-def not_ranked(reports: Mapping[str, Report]) -> dict[str, NotRanked]:
-    """Return the networks that fit the data worse than the one of the smallest training loss.
-
-    The 95% interval of the paired difference of the losses excludes 0, and the loss is over twice the smallest one or
-    the accuracy over 2 points lower; or the loss is not finite.
-    """
-    reports = {name: report for name, report in reports.items() if ("loss", None) in report}
-    losses = {name: report["loss"].value for name, report in reports.items()}
-    known = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
-    if not known:
-        return {}
-    best = min(known, key=lambda name: known[name])
-    reasons = {name: _reason(report, reports[best], best) for name, report in reports.items()}
-    return {name: NotRanked(name, why, losses[name], _accuracy(reports[name])) for name, why in reasons.items() if why}
-
-
-def _reason(report: Report, best: Report, name: str) -> str:
-    mine, its = report["loss"], best["loss"]
-    if not math.isfinite(mine.value):
-        return f"training loss {mine.value:g}"
-    if mine.samples is None or its.samples is None or len(mine.samples) < 2:
-        return ""
-    difference, stderr = student(mine.samples - its.samples)
-    larger = mine.value > its.value + (_TIMES - 1) * abs(its.value)
-    accuracies = _accuracy(report), _accuracy(best)
-    worse = accuracies[0] < accuracies[1] - _POINTS  # False where there is none
-    if not (difference > 1.96 * stderr and (larger or worse)):
-        return ""
-    told = f"training loss {mine.value:.3g} against {its.value:.3g} of {name}"
-    return f"{told}, accuracy {accuracies[0]:.0%} against {accuracies[1]:.0%}" if worse else told
-
-
-def _accuracy(report: Report) -> float:
-    return report["accuracy"].value if ("accuracy", None) in report else math.nan
-
-
 _COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
+DIFFERENT = "differ in architecture"  #: in the note that says so
 BESIDE = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")
 RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
 
@@ -123,6 +67,7 @@ class Comparison(Result):
     reports: Mapping[str, Report]  #: by network, with layers, parts and samples
     measures: Mapping[str, Measure]  #: the ranked measures, by the name of their row
     notes: tuple[str, ...] = ()  #: differences between the networks beside their weights
+    same_architecture: bool = True
 
     @cached_property
     def about(self) -> dict[str, Any]:  # type: ignore[override]  # it cannot be set
@@ -137,11 +82,13 @@ class Comparison(Result):
     @cached_property
     def places(self) -> dict[str, dict[str, Place]]:
         """Return each network's rank by each measure, and the networks whose order to it is open."""
-        found = {name: places(self._ranked_estimates(name), self.rounding) for name in self.measures}
+        found = {name: places(row, self.rounding) for name, row in self._ranked_estimates.items()}
         return {name: {model: of.get(model, Place(math.nan)) for model in self.reports} for name, of in found.items()}
 
-    def _ranked_estimates(self, measure: str) -> dict[str, Estimate]:
-        return {name: self.reports[name][measure] for name in self.ranked}
+    @cached_property
+    def _ranked_estimates(self) -> dict[str, dict[str, Estimate]]:
+        ranked = self.ranked
+        return {measure: {name: self.reports[name][measure] for name in ranked} for measure in self.measures}
 
     @cached_property
     def not_ranked(self) -> dict[str, NotRanked]:
@@ -155,15 +102,21 @@ class Comparison(Result):
 
     @cached_property
     def answer(self) -> list[str]:
-        """Return what to know before any rank, in sentences."""
-        if not self.not_ranked:
-            return []
-        networks = ", ".join(f"{one.network} ({one.reason})" for one in self.not_ranked.values())
-        told = [f"Not ranked, because the training losses differ: {networks}."]
-        told.append("A network that does not fit the data can have small derivatives without being at a flat minimum.")
-        if len(self.ranked) < 2:
-            told.append("No two networks are left to rank.")
-        return told
+        """Which network is best, by held-out loss if there is any, and which is flattest; how certain; what next."""
+        if all_equal(self._ranked_estimates, self.rounding):
+            return list(ALL_EQUAL)
+        return answer_of(self.reports, self.not_ranked, self._smallest("flat"), self._smallest("compressed"))
+
+    def _smallest(self, meaning: str) -> dict[str, str | None]:
+        """By invariant measure of this meaning, the network with the smallest value; None where that is open."""
+        pointing = [name for name, one in self.measures.items() if direction(one.card) == meaning]
+        ignored = not_counted(self._ranked_estimates, pointing, self.rounding)
+        names = [name for name in pointing if name not in ignored and self.invariant(name)]
+        return {name: first_of(self.places[name]) for name in names}
+
+    def invariant(self, measure: str) -> bool:
+        """Whether a measure is invariant to what differs: the scales of the weights, or the architecture, too."""
+        return self.measures[measure].invariant_under >= (RESCALINGS if self.same_architecture else FUNCTION)
 
     @property
     def rounding(self) -> float:
@@ -236,8 +189,7 @@ class Comparison(Result):
         gaps = {name: r["generalisation_gap"] for name, r in reports.items() if ("generalisation_gap", None) in r}
         surviving = [name for name in self.measures if self.survives(name)]
         pointing = [name for name, one in self.measures.items() if direction(one.card)]
-        estimates = {name: self._ranked_estimates(name) for name in self.measures}
-        return agreement(estimates, pointing, surviving, gaps, self.rounding)
+        return agreement(self._ranked_estimates, pointing, surviving, gaps, self.rounding)
 
     @overload
     def __getitem__(self, key: str) -> dict[str, Estimate]: ...
@@ -283,7 +235,8 @@ class Comparison(Result):
             }
             for name, one in self.measures.items()
         }
-        return {"reports": rows, "measures": measures, "notes": self.notes}, tensors
+        content = {"reports": rows, "measures": measures, "notes": self.notes}
+        return {**content, "same_architecture": self.same_architecture}, tensors
 
     @classmethod
     def _restored(cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
@@ -295,7 +248,11 @@ class Comparison(Result):
         measures = {
             present_measure(name): _from_plain(present_measure(name), row) for name, row in content["measures"].items()
         }
-        return cls(reports, measures, tuple(content["notes"]))
+        notes = tuple(content["notes"])
+        alike = content.get(
+            "same_architecture", not any(DIFFERENT in note for note in notes)
+        )  # schema 1 has only notes
+        return cls(reports, measures, notes, alike)
 
 
 def _from_plain(name: str, row: Mapping[str, Any]) -> Measure:
@@ -311,162 +268,3 @@ def _from_plain(name: str, row: Mapping[str, Any]) -> Measure:
 
 def _lost(*_arguments: object, **_options: object) -> Estimate:
     raise BadInput("this measure comes from a saved comparison, which has its values and not its function")
-
-
-SAME_LOSS = "they must be measured under one loss"
-
-
-def require_alike(lenses: Mapping[str, Lens]) -> None:
-    """Refuse networks that are not measured on the same task and data; name the first two that differ."""
-    if not isinstance(lenses, Mapping) or not all(isinstance(lens, Lens) for lens in lenses.values()):
-        such = 'such as compare({"a": Lens(...), "b": Lens(...)})'
-        raise BadInput(f"compare(...): a dict of name -> Lens is needed, {such}")
-    if len(lenses) < 2:
-        raise BadInput(f"compare(...): at least two networks are needed, got {len(lenses)}")
-    for (a, first), (b, second) in combinations(lenses.items(), 2):
-        if first.problem.model is second.problem.model:
-            raise BadInput(
-                f"compare(...): {a} and {b} use the same model object: make one model for each checkpoint "
-                f"(copy.deepcopy, or load the weights into a new one)"
-            )
-    (a, first), *others = lenses.items()
-    for b, lens in others:
-        for (what, mine, advice), (_, theirs, _) in zip(_facts(first.problem), _facts(lens.problem), strict=True):
-            if mine != theirs:
-                raise BadInput(f"compare(...): {what} of {a}: {mine}, of {b}: {theirs}; {advice}")
-    _require_same_data(lenses)
-    _require_same_loss(lenses)
-
-
-def _facts(problem: Problem) -> list[tuple[str, object, str]]:
-    # What must be equal, its value, and the advice if it is not
-    ghost = "eval" if problem.ghost_batch is None else f"train, ghost_batch={problem.ghost_batch}"
-    held_out = "none" if problem.test is None else "given"
-    return [
-        ("loss", problem.loss.description, SAME_LOSS),
-        ("samples", problem.n, "they must be measured on the same data"),
-        ("outputs", problem.outputs, "they must answer the same task"),
-        ("held-out data", held_out, "give the same test data to all, or to none"),
-        ("batchnorm", ghost, "give all the same batchnorm and ghost_batch"),
-    ]
-
-
-def _require_same_data(lenses: Mapping[str, Lens]) -> None:
-    # The same bytes in the same order; a shared data object is read once
-    for which, name in (("data", "data"), ("test", "held-out data")):
-        (a, first), *others = ((model, getattr(lens.problem, which)) for model, lens in lenses.items())
-        print_of_first: int | None = None
-        for b, data in others:
-            if data is first:
-                continue
-            print_of_first = _print(first) if print_of_first is None else print_of_first
-            if _print(data) != print_of_first:
-                raise BadInput(f"compare(...): the {name} of {a} and {b} differ: give all the same, in the same order")
-
-
-def _require_same_loss(lenses: Mapping[str, Lens]) -> None:
-    # The same losses of the first network's outputs: a description does not tell two functions apart
-    (a, first), *others = lenses.items()
-    problem = first.problem
-    with problem.measuring(first.model), torch.no_grad():
-        f, y = problem.run(first.model, problem.place(problem.probes[0]))
-        f = f.to(torch.float64)
-        mine = problem.loss.values(f, y)
-        for b, lens in others:
-            theirs = lens.problem.loss.values(f, y)
-            if not torch.allclose(mine, theirs, rtol=1e-6, atol=1e-12, equal_nan=True):
-                at = int((mine - theirs).abs().argmax())
-                raise BadInput(
-                    f"compare(...): the losses of {a} and {b} differ: {float(mine[at]):.6g} and "
-                    f"{float(theirs[at]):.6g} for the same outputs of a sample; {SAME_LOSS}"
-                )
-
-
-def _print(data: Data) -> int:
-    found = 0
-    for batch in data.chunks(FORWARD_CHUNK):
-        for leaf in tree_leaves(batch):
-            found = checksum(leaf, found) if isinstance(leaf, Tensor) else found
-    return found
-
-
-def remarks(lenses: Mapping[str, Lens]) -> tuple[str, ...]:
-    """Return the allowed differences, one sentence each."""
-    told = []
-    sizes = {name: sum(p.numel() for p in lens.problem.model.parameters()) for name, lens in lenses.items()}
-    shapes = [[(name, p.shape) for name, p in lens.problem.model.named_parameters()] for lens in lenses.values()]
-    if any(shape != shapes[0] for shape in shapes):
-        each = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        told.append(
-            f"The networks differ in architecture (parameters: {each}): measures that sum over parameters or layers, "
-            f"or use units of a layer's features, also depend on the architecture itself."
-        )
-    for what, values in {
-        "precision": {name: str(lens.problem.dtype).removeprefix("torch.") for name, lens in lenses.items()},
-        "combinations of outputs": {name: str(lens.probes or "all") for name, lens in lenses.items()},
-    }.items():
-        if len(set(values.values())) > 1:
-            told.append(f"They differ in {what}: {', '.join(f'{name} {value}' for name, value in values.items())}.")
-    if len({tuple(sorted(lens.problem.parameters)) for lens in lenses.values()}) > 1 and not told:
-        told.append("They differ in which parameters are measured.")
-    return tuple(told)
-
-
-def compare(
-    lenses: Mapping[str, Lens],
-    measures: Choice = None,
-    *,
-    anyway: bool = False,
-    generator: torch.Generator | None = None,
-    progress: Shown = None,
-) -> Comparison:
-    """Rank networks by each measure; 1 is the smallest value.
-
-    All must be measured under the same loss on the same data, and all or none have held-out data. Every network sees
-    the same random draws, so that what they share does not tell them apart.
-
-    >>> import torch, flatlens as fl
-    >>> nets = {"a": torch.nn.Linear(3, 2), "b": torch.nn.Linear(3, 2)}
-    >>> data = (torch.ones(4, 3), torch.zeros(4, 2))
-    >>> comparison = compare({name: fl.Lens(fl.Problem(net, "mse", data)) for name, net in nets.items()}, "mls")
-    >>> comparison["mls", "a"].kind
-    'exact'
-
-    Args:
-        lenses: The networks by the names to show.
-        measures: Names or Measure objects; one alone is enough; or a preset of `measure`. None is "summary".
-        anyway: Whether to do work that `measure` refuses because it takes long.
-        generator: Draws the random numbers; seeded with 0 if None.
-        progress: Called with (what, done, total); None shows a bar after two seconds, False shows none.
-
-    Raises:
-        BadInput: fewer than two networks, two names of one model object, or losses or data that differ.
-    """
-    require_alike(lenses)
-    draws = drawing(generator, progress, "compare")
-    asked = asked_for(measures)
-    if all(one.card.family == RISK_FAMILY for one in asked.measures):
-        names = ", ".join(one.key for one in asked.measures) or "none"
-        mend = "name at least one other measure; loss, accuracy and gap are always shown"
-        raise BadInput(f"{names} gives nothing to rank by", argument="measures", remedy=mend, call="compare")
-    # Every network is measured with the same random draws
-    seed = 0 if generator is None else int(torch.randint(2**40, (), generator=draws))
-    reports = {}
-    with shown(progress) as line:
-        for done, (name, lens) in enumerate(lenses.items()):
-            line("networks", done, len(lenses))
-            together = asked.preset if asked.preset in PRESETS else [*asked.measures, *_beside(asked.measures, lens)]
-            draw = torch.Generator().manual_seed(seed)
-            reports[name] = measure(lens, together, anyway=anyway, generator=draw, progress=line)
-        line("networks", len(lenses), len(lenses))
-    # Ranked is what the networks have a number for, except the risk
-    known = {row: one for row, one in asked.answers.items() if one.card.family != RISK_FAMILY}
-    ranked = {row: one for row, one in known.items() if all((row, None) in report for report in reports.values())}
-    return Comparison(reports, ranked, remarks(lenses))
-
-
-def _beside(chosen: Iterable[Measure], lens: Lens) -> list[Measure]:
-    # The risk and, with held-out data, the gap, which are always shown
-    keys = {one.key for one in chosen}
-    risk = [one for one in MEASURES.values() if one.card.family == RISK_FAMILY]
-    return [one for one in risk if one.key not in keys and (lens.problem.test is not None or not one.held_out)]

@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flatlens.estimate import Estimate
+from flatlens.progress import count_of
 from flatlens.statistics import Statistic, kendall_w, permutations
 from flatlens.statistics.correlations import p_value
 from flatlens.statistics.resampling import ratio
@@ -114,9 +115,7 @@ def agreement(
         gaps: the generalisation gap by network; empty without held-out data.
         rounding: values that are closer than this, relatively, tie.
     """
-    left_out = _left_out(estimates, pointing, rounding)
-    known = any(e.value == e.value for row in estimates.values() for e in row.values())
-    equal = known and all(_equal(row, rounding) for row in estimates.values())
+    left_out, equal = not_counted(estimates, pointing, rounding), all_equal(estimates, rounding)
     counted = [name for name in estimates if name not in left_out]
     models = list(next(iter(estimates.values()), {}))
     ranks = pd.DataFrame(
@@ -125,7 +124,7 @@ def agreement(
     )  # fmt: skip
     kept = [name for name in counted if name in surviving]
     overall = _w(ranks, "Kendall's W, all measures")
-    of_function = _w(ranks.loc[kept], "Kendall's W, measures that survive rescalings")
+    of_function = _w(ranks.loc[kept], "Kendall's W, measures invariant under rescaling")
     signs = {
         name: larger_of(list(row.values()), rounding)
         for name, row in estimates.items()
@@ -138,16 +137,22 @@ def agreement(
     return Agreement(overall, of_function, counted, left_out, equal, taus, _with_gap(signs, gaps, rounding), remarks)
 
 
-def _left_out(estimates: _Table, pointing: Collection[str], rounding: float) -> dict[str, str]:
-    # The measures that do not count as a ranking of their own, with the reason
+def all_equal(estimates: _Table, rounding: float) -> bool:
+    """Return whether every measure has the same value on all networks."""
+    known = any(e.value == e.value for row in estimates.values() for e in row.values())
+    return known and all(_equal(row, rounding) for row in estimates.values())
+
+
+def not_counted(estimates: _Table, pointing: Collection[str], rounding: float) -> dict[str, str]:
+    """Return the measures that do not count as a ranking of their own, with the reason."""
     found: dict[str, str] = {}
     before: dict[str, Array] = {}
     for name, row in estimates.items():
         values = np.array([e.value for e in row.values()])
         missing = [model for model, e in row.items() if e.kind == "undefined" or e.value != e.value]
-        twin = next((other for other, seen in before.items() if _proportional(values, seen, rounding)), None)
+        twin = next((other for other, seen in before.items() if proportional(values, seen, rounding)), None)
         if name not in pointing:
-            found[name] = "no direction known: a small value means neither flat nor compressed"
+            found[name] = "smaller is not necessarily better"
         elif missing:
             found[name] = f"undefined on {'every network' if len(missing) == len(row) else ', '.join(missing)}"
         elif len(row) < 2:
@@ -167,7 +172,8 @@ def _equal(row: Mapping[str, Estimate], rounding: float) -> bool:
     return len(values) > 1 and bool(np.isnan(values).all() or np.allclose(values, values[0], rtol=rounding, atol=0))
 
 
-def _proportional(a: Array, b: Array, rounding: float) -> bool:
+def proportional(a: Array, b: Array, rounding: float) -> bool:
+    """Return whether one row of values is a positive multiple of another one."""
     if not (np.isfinite(a).all() and np.isfinite(b).all() and a.any() and b.any()):
         return False
     at = int(np.abs(a).argmax())
@@ -204,7 +210,7 @@ def _with_gap(signs: Mapping[str, Array], gaps: Mapping[str, Estimate], rounding
 
 def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
     if w.value != w.value:
-        return [f"How far the rankings agree cannot be said: {w.note}."]
+        return [f"The agreement of the rankings is undefined: {w.note}."]
     told = [
         "The p-value of W assumes independent rankings. Measures of the same weights are not independent, and some "
         "bound each other: some agreement is expected, and p is too small."
@@ -215,10 +221,14 @@ def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
     if networks == 2:
         a, b = ranks.columns
         first, second = (int((ranks[x] < ranks[y]).sum()) for x, y in ((a, b), (b, a)))
-        told.append(
-            f"{a} is smaller by {first} measures, {b} by {second}, and neither by {len(ranks) - first - second}."
-        )
+        told.append(_two(a, first, b, second, len(ranks) - first - second))
     return told
+
+
+def _two(a: str, first: int, b: str, second: int, ties: int) -> str:
+    """Which of two networks is smaller by how many measures."""
+    tied = f"{ties} {'tie' if ties == 1 else 'ties'}" if ties else "no ties"
+    return f"{a} is smaller by {count_of(first, 'measure')}, {b} by {second}; {tied}."
 
 
 def _about_gaps(gaps: Mapping[str, Estimate], rounding: float) -> list[str]:
@@ -227,7 +237,7 @@ def _about_gaps(gaps: Mapping[str, Estimate], rounding: float) -> list[str]:
         return []
     known = [gap for gap in gaps.values() if np.isfinite(gap.value)]
     unknown = ", ".join(model for model, gap in gaps.items() if not np.isfinite(gap.value))
-    told = [f"Without a finite generalisation gap, and left out of tau with it: {unknown}."] if unknown else []
+    told = [f"Excluded from tau with the gap (no finite generalisation gap): {unknown}."] if unknown else []
     signs = larger_of(known, rounding)
     pairs = len(known) * (len(known) - 1) // 2
     undecided = pairs - int((signs > 0).sum())

@@ -89,7 +89,7 @@ def _fit(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
         return f"The loss of the network is {loss:.3g}{right}."
     reached = f"constant outputs reach {constant['loss']:.3g}"
     ratio = loss.value / constant["loss"]
-    by_chance = not right or accuracy is None or accuracy <= _by_chance(constant["share"], about["n"])
+    by_chance = not right or accuracy is None or accuracy <= accuracy_by_chance(constant["share"], about["n"])
     if ratio > FAR:
         question = "Is this the preparation that it was trained with?"
         return f"The network does not fit these data: its loss is {loss:.3g}{right}, and {reached}. {question}"
@@ -105,7 +105,7 @@ def _fit(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     return f"The network fits the data: its loss is {loss:.3g}{right}, and {reached}{held_out}."
 
 
-def _by_chance(share: float, n: int) -> float:
+def accuracy_by_chance(share: float, n: int) -> float:
     """Return the accuracy that n samples do not tell from that of one class for all."""
     return share + 1.96 * math.sqrt(share * (1 - share) / n)
 

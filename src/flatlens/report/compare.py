@@ -17,9 +17,9 @@ from flatlens.report.screen import Fitted, head_of_screen
 from flatlens.statistics import Statistic
 
 ACROSS = 6  #: largest number of networks with a column each on a screen
-SURVIVE = "Survive any rescaling of the weights"
-CHANGE = "* Change when the weights are rescaled without changing the function"
-NO_DIRECTION = "No direction known: a small value means neither flat nor compressed"
+SURVIVE = "Invariant under rescaling of the weights"
+CHANGE = "* Not invariant: a rescaling of the weights that keeps the function changes the measure"
+NO_DIRECTION = "Smaller is not necessarily better"
 
 
 def compare_screen(comparison: Comparison) -> RenderableType:
@@ -119,7 +119,7 @@ def _key(comparison: Comparison) -> Text:
 
     if rankings := _of_rankings(agreement):
         say("Agreement", "; ".join(rankings) + ".")
-    for remark in (*agreement.remarks, *comparison.notes):
+    for remark in (*remarks(agreement), *comparison.notes):
         text.append(f"\n{remark}", style="not bold")
     for why, names in _left_out(agreement).items():
         say("Not counted", f"{', '.join(names)}: {why}")
@@ -127,9 +127,9 @@ def _key(comparison: Comparison) -> Text:
         say("Undefined", f"{'; '.join(names)}: {why}")
     say(
         "rank",
-        "small is flat or compressed, where a direction is known. ~: tied, or its 95% interval overlaps another's, and "
-        "the rank is shared. *: the measure changes when the weights are rescaled without changing the function, so "
-        "its ranks also depend on the scales of the weights. ≥, ≤: a bound, ranked by its value.",
+        "1 is the smallest value: flat or compressed, where a direction is known. ~: tied, or 95% intervals overlap: "
+        "a shared rank. *: not invariant under rescaling of the weights, so ranks also depend on their scales. "
+        "≥, ≤: a bound, ranked by its value.",
     )
     if len(agreement.gap):
         say(
@@ -138,6 +138,11 @@ def _key(comparison: Comparison) -> Text:
             "Each p is for one measure alone: by chance one in twenty is below 0.05.",
         )
     return text
+
+
+def remarks(agreement: Agreement) -> tuple[str, ...]:
+    """Return what is said beside the answer."""
+    return () if agreement.equal else agreement.remarks
 
 
 def _of_rankings(agreement: Agreement) -> list[str]:
@@ -201,6 +206,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         networks=_records(comparison.networks()),
         agreement=agreement,
         told=_of_rankings(agreement),
+        remarks=remarks(agreement),
         method=agreement.overall.method,
         left_out=_left_out(agreement),
         notes=comparison.notes,
