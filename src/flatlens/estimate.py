@@ -161,6 +161,10 @@ class Report(Result, Mapping[Key, Estimate]):
         """Return an Altair chart (report.figures); a notebook shows it by itself."""
         return of_report("figures.picture")(self)
 
+    def __repr__(self) -> str:
+        text: str = of_report("measure.printed")(self)
+        return text
+
     def _repr_html_(self) -> str:
         html: str = of_report("measure.folded")(self)
         return html

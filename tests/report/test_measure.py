@@ -5,7 +5,8 @@ from rich.console import Console
 
 from flatlens.estimate import Estimate, Report, undefined
 from flatlens.measures import catalogue
-from flatlens.report.measure import measure_screen
+from flatlens.report.cards import MEANINGS
+from flatlens.report.measure import EXPLAINED, LINES, measure_screen
 
 LAYERS = ["fc1", "fc2"]
 
@@ -38,7 +39,7 @@ def test_numbers_errors_and_invariances_stand_in_one_row():
     assert row(lines, "ggn_trace") == ["ggn_trace", "10", "0.98", "estimate", "no", "no", "yes", "no"]
     assert row(lines, "local_volume") == ["local_volume", "undefined", "yes", "yes", "yes", "yes"]
     assert "local_volume: every sample is rank-deficient" in lines
-    assert "Survive any rescaling of the weights: mls, local_volume" in lines
+    assert "is the network's number invariant under layer-wise" in " ".join(lines)
 
 
 def test_the_risk_comes_first_and_has_no_badges():
@@ -53,8 +54,48 @@ def test_the_risk_comes_first_and_has_no_badges():
 def test_a_family_stands_together_whatever_the_order():
     answers = ("mls", "local_volume", "nmls", "my_own", "log_volume")
     lines = printed(Report({(name, None): Estimate(1.0) for name in answers}, {}))
-    shown = [line.split()[0] for line in lines[4:12]]
+    shown = [line.split()[0] for line in lines[4:14] if not line.startswith("    ")]
     assert shown == ["sensitivity", "mls", "nmls", "compression", "local_volume", "log_volume", "other", "my_own"]
+
+
+def test_the_numbers_that_most_people_ask_for_have_a_line_of_meaning_where_there_is_room():
+    lines = printed(report())
+    assert (
+        lines[lines.index(next(line for line in lines if line.split()[:1] == ["mls"])) + 1].strip() == MEANINGS["mls"]
+    )
+    assert {*MEANINGS} <= {card.name for card in CARDS}
+    assert max(map(len, MEANINGS.values())) + len("    ") <= 80
+    many = {(f"local_volume(top_k={k})", None): Estimate(1.0) for k in range(1, EXPLAINED + 1)}
+    assert MEANINGS["mls"] not in " ".join(printed(Report(many | {("mls", None): Estimate(1.0)}, {})))
+
+
+def test_few_numbers_have_their_notes_in_the_answer_alone():
+    sharpness = {("sharpness", None): Estimate(1.0, kind="lower bound", note="an eigenvalue lies within 0.1")}
+    told = " ".join(printed(Report(sharpness, {}, ["sharpness is at least 1: an eigenvalue lies within 0.1."])))
+    assert told.count("an eigenvalue lies within 0.1") == 1
+    assert "an eigenvalue lies within 0.1" in " ".join(printed(Report(sharpness, {})))
+
+
+@pytest.mark.parametrize(
+    ("measures", "layers", "left_out"), [(5, 3, ""), (5, 300, ""), (50, 5, "layers"), (90, 5, "and more")]
+)
+def test_print_fits_a_screen(measures, layers, left_out):
+    names = [f"local_volume(top_k={k})" for k in range(1, measures + 1)]
+    at = [None, *(f"blocks.{k}.a_rather_long_name" for k in range(layers))]
+    lines = str(Report({(name, place): Estimate(4.0953e12) for name in names for place in at}, {})).split("\n")
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= 100
+    assert left_out in lines[-1]
+    assert ("report.frame()" in lines[-1]) == bool(left_out)
+
+
+def test_a_notebook_shows_meaning_direction_and_invariances():
+    html = report()._repr_html_()
+    assert "<th>small means</th>" in html
+    assert "<td>compressed</td>" in html
+    assert "<td>layer, neuron, order, head</td>" in html
+    assert "Maximum local sensitivity" in html
+    assert "<p>An answer.</p>" in Report({}, {}, ["An answer."])._repr_html_()
 
 
 @pytest.mark.parametrize(("count", "parts"), [(3, True), (40, False)])

@@ -85,6 +85,26 @@ WORDS = {
 }
 """The LaTeX commands of the cards' symbols, as characters."""
 
+MEANINGS = {
+    "loss": "mean loss over the data",
+    "accuracy": "share of the samples that are classified rightly",
+    "test_loss": "mean loss over the held-out data",
+    "test_accuracy": "share of the held-out samples that are classified rightly",
+    "generalisation_gap": "test loss minus training loss",
+    "sharpness": "curvature of the loss in its steepest direction of the parameters",
+    "hessian_trace": "sum of the loss's curvatures over all directions of the parameters",
+    "relative_flatness": "curvature along the weights of a layer, in units of these weights",
+    "relative_flatness_ggn": "curvature along the weights of a layer, in units of these weights",
+    "adaptive_sharpness": "curvature along each parameter in units of its value, summed",
+    "adaptive_sharpness_ggn": "curvature along each parameter in units of its value, summed",
+    "mls": "largest response of the outputs to a small change of the input",
+    "jacobian_norm": "the same response at the most sensitive sample",
+    "log_volume": "log of the volume to which a small ball of inputs is mapped",
+    "local_dimension": "number of directions in which the outputs respond to the input",
+    "weight_norm": "size of the weights of all linear layers together",
+}
+"""The meaning of the numbers that most people ask for, in a line of a narrow screen."""
+
 RUN_WHEN_NAMED = "by name, or with the presets all and family:NAME"
 
 
@@ -95,6 +115,17 @@ def spelling(name: str) -> str:
     ['local_volume(top_k=3)', 'relative_flatness', 'mls']
     """
     return Column.parse(name).measure
+
+
+def in_short(name: str) -> str:
+    """Return the meaning of a row in a short line; "" where it has none.
+
+    >>> in_short("weight_norm"), in_short("weight_norm.spectral")
+    ('size of the weights of all linear layers together', '')
+    """
+    column = Column.parse(name)
+    summed = ", summed over layers" if column.part == "sum" else ""
+    return MEANINGS.get(column.name, "") + summed if not column.part or summed else ""
 
 
 def card_of(name: str, cards: Sequence[Card]) -> Card | None:

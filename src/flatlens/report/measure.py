@@ -16,18 +16,26 @@ from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.text import Text
 
+from flatlens.comparing import direction
 from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate, Report
-from flatlens.measures import Card
-from flatlens.progress import count_of
+from flatlens.measures import Card, catalogue
+from flatlens.progress import count_of, listed
 from flatlens.report.blocks import CALL, by_key, grouped, heights, role
-from flatlens.report.cards import FAMILIES, MOVES, card_of, spelling, survives, with_error
-from flatlens.report.screen import Fitted, Profile, head_of_screen, remark
+from flatlens.report.cards import FAMILIES, MOVES, card_of, in_short, spelling, survives, with_error
+from flatlens.report.screen import Fitted, Profile, as_text, head_of_screen, remark
 from flatlens.result import MOST_ROWS
 
 LAYERS_ACROSS = 5  #: largest number of layers with a column each
 BLOCKS = 4  #: smallest number of blocks with a profile
 ANSWERS_DOWN = 32  #: with more rows, parts such as `relative_flatness.max` are not shown
+EXPLAINED = 16  #: number of the network's numbers up to which each has a line with its meaning
+NOTEBOOK = [
+    "measure", "layer", "value", "stderr", "kind", "small means", "invariant under", "meaning", "unit", "note",
+    "source", "seconds", "products",
+]  # fmt: skip
+"""The columns of a notebook's table; those without an entry are left out."""
+LINES = 60  #: number of lines that `print(report)` shows at most
 RISK = frozenset({"loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap"})
 TINTS = 6  #: number of tints from the smallest value of a column to the largest
 Values: TypeAlias = Mapping[tuple[str, str], Estimate]  #: the values of measures at layers
@@ -92,20 +100,39 @@ def measure_screen(report: Report, cards: Sequence[Card], layers: str = "") -> R
     Returns:
         Something for a rich console: what was measured, the network's answers, the layers' values, a key.
     """
+    return Lines(*(part for parts in _parts(report, cards, layers).values() for part in parts))
+
+
+def printed(report: Report) -> str:
+    """Return the screen as text of `LINES` lines at most, without what `frame()` shows better."""
+    parts = _parts(report, catalogue())
+    left_out: list[str] = []
+    for name in ("", "layers", "notes", "key"):
+        left_out += [name] if parts.pop(name, []) else []
+        more = f"\nNot shown: {listed(left_out)} (report.frame() has every number)"
+        shown = [part for several in parts.values() for part in several]
+        lines = as_text(*shown, *([Text(more)] if left_out else [])).split("\n")
+        if len(lines) <= LINES:
+            return "\n".join(lines)
+    return "\n".join([*lines[: LINES - 1], "and more: report.frame() has every number"])
+
+
+def _parts(report: Report, cards: Sequence[Card], layers: str = "") -> dict[str, list[RenderableType]]:
+    """Return what a screen shows, by name, from top to bottom."""
     whole = report
     if sum(layer is None for _, layer in whole) > ANSWERS_DOWN:  # a screen would not hold the parts
         report = Report({key: e for key, e in whole.items() if key[0] == spelling(key[0])}, whole.about)
-    parts = head_of_screen({"": report.about}, whole.answer)
-    parts += [_network_table(report, cards), *_layer_tables(report, layers)]
     notes = by_key((estimate.note, name) for (name, layer), estimate in report.items() if layer is None)
-    if lines := [f"{', '.join(names)}: {note}" for note, names in notes.items() if note]:
-        parts.append(remark("\nNotes\n", "\n".join(lines)))
-    parts.append(_key(report, cards))
-    if len(report) < len(whole):
-        parts.append(
-            Text("Parts such as .sum and .max are in --json and --save, and shown of measures asked for by name.")
-        )
-    return Lines(*parts)
+    told = " ".join(whole.answer)  # of few numbers it has the notes
+    lines = [f"{', '.join(names)}: {note}" for note, names in notes.items() if note and note not in told]
+    dotted = "Parts such as .sum and .max are in --json and --save, and shown of measures asked for by name."
+    return {
+        "head": head_of_screen({"": report.about}, whole.answer),
+        "network": [_network_table(report, cards)],
+        "layers": _layer_tables(report, layers),
+        "notes": [remark("\nNotes\n", "\n".join(lines))] if lines else [],
+        "key": [_key(), *([Text(dotted)] if len(report) < len(whole) else [])],
+    }
 
 
 def _network_table(report: Report, cards: Sequence[Card]) -> Fitted:
@@ -115,12 +142,16 @@ def _network_table(report: Report, cards: Sequence[Card]) -> Fitted:
     table.column("kind", left=True)
     for _, short, _ in MOVES:
         table.column(short, "extra", left=True)
-    for family, rows in rows_by_family(report, cards).items():
+    families = rows_by_family(report, cards)
+    explained = sum(map(len, families.values())) <= EXPLAINED
+    for family, rows in families.items():
         table.section(family)
         for name, e, kept in rows:
             badges = [Text("yes", style="green") if yes else Text("no", style="yellow") for yes in kept]
             error, kind = f"{e.margin:.2g}" if e.margin else "", e.kind if e.kind != "undefined" else ""
             table.row(f"  {name}", _value(e), error, kind, *badges)
+            if explained and (meaning := in_short(name)):
+                table.section(f"    {meaning}")
     return table
 
 
@@ -197,32 +228,34 @@ def _range_table(report: Report, values: Values, layers: list[str], names: list[
     return table
 
 
-def _key(report: Report, cards: Sequence[Card]) -> Text:
-    """Return the meaning of the last columns, and the measures that any two networks can be compared by."""
-    names = dict.fromkeys(name for name, layer in report if layer is None and spelling(name) not in RISK)
-    met = {spelling(name): card for name in names if (card := card_of(name, cards))}
-    key = remark(
+def _key() -> Text:
+    """Return the meaning of the last columns."""
+    return remark(
         f"\n{', '.join(short for _, short, _ in MOVES)}: ",
-        f"does the network's value survive {', '.join(in_words for _, _, in_words in MOVES)}? All of these leave the "
-        "network's function as it is.",
+        f"is the network's number invariant under {', '.join(in_words for _, _, in_words in MOVES)}? None of these "
+        "changes the function.",
     )
-    if met:
-        survive = [name for name, card in met.items() if all(survives(name, card)[:2])]  # both rescalings
-        key.append("\nSurvive any rescaling of the weights: ", style="bold")
-        key.append(", ".join(survive) if survive else "none of these", style="not bold")
-    return key
 
 
 def folded(report: Report) -> str:
-    """Return the HTML of a report's table: the network's numbers, and each block's below its name."""
-    table = report.frame()
+    """Return the HTML of a report: the answer, the network's numbers and their meaning, each block's below its name."""
+    cards, described = catalogue(), []
+    for row in report.frame().to_dict("records"):
+        card = None if row["layer"] else card_of(row["measure"], cards)
+        kept = survives(row["measure"], card) if card else ()
+        under = ", ".join(short for (_, short, _), stays in zip(MOVES, kept, strict=False) if stays)
+        words = (direction(card), under, card.meaning) if card else ("", "", "")
+        described.append(row | dict(zip(("small means", "invariant under", "meaning"), words, strict=True)))
+    table = pd.DataFrame(described, columns=NOTEBOOK)
 
     def html(rows: pd.DataFrame) -> str:
-        return rows.to_html(float_format="{:.6g}".format, border=0)
+        shown = [name for name in rows if not rows[name].isin(["", 0]).all()]
+        return rows[shown].to_html(float_format="{:.6g}".format, border=0, na_rep="")
 
+    answer = [f"<p>{escape(sentence)}</p>" for sentence in report.answer]
     if len(table) <= MOST_ROWS:
-        return html(table)
-    parts = [html(table[table["layer"] == ""])]
+        return "\n".join([*answer, html(table)])
+    parts = [*answer, html(table[table["layer"] == ""])]
     for block, members in grouped(list(dict.fromkeys(layer for layer in table["layer"] if layer))):
         rows = table[table["layer"].isin(members)]
         layers = f"{len(members)} layers, " if len(members) > 1 else ""

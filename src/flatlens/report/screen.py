@@ -224,10 +224,15 @@ def frame_as_text(frame: pd.DataFrame, answer: Sequence[str] = ()) -> str:
         table.section(f"{len(rows) - 2 * half} more rows: frame() has them")
         for row in rows[-half:]:
             table.row(*row)
+    return as_text(*map(Text, answer), *([""] if answer else []), table)
+
+
+def as_text(*parts: RenderableType) -> str:
+    """Return what a screen would show, without colours: as wide as the terminal, or `WIDE` columns in a file."""
     probe = Console()
     console = Console(width=probe.width if probe.is_terminal else WIDE, color_system=None, force_jupyter=False)
     with console.capture() as captured:
-        console.print(*map(Text, answer), *([""] if answer else []), table, sep="\n", highlight=False, markup=False)
+        console.print(*parts, sep="\n", highlight=False, markup=False)
     return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
 
 
@@ -255,7 +260,7 @@ def head_of_screen(abouts: Abouts, answer: Sequence[str] = ()) -> list[Renderabl
         *([Text("")] if answer else []),
         Text(measured_facts(abouts), style="bold"),
         *(Text(f"{what}: {words}", styles[words.startswith(UNTRAINED)]) for what, words in origins(abouts, MOST)),
-        *(Text(line, style="bold yellow") for line in _untrained(abouts)),
+        *(Text(line, style="bold yellow") for line in _untrained(abouts) if "untrained" not in " ".join(answer)),
     ]
 
 
