@@ -109,3 +109,12 @@ def test_experiments_are_listed(capsys):
     listed = capsys.readouterr().out
     assert "X4" in listed
     assert "Fig. G.5" in listed
+
+
+def test_a_dry_run_says_what_is_left(out, tmp_path, capsys):
+    command = ["reproduce", "X3", "--scale", "smoke", "--dry-run", "--out"]
+    assert run([*command, str(out)]) == 0
+    assert capsys.readouterr().out.startswith("X3 at smoke scale: 0 of 4 networks left")
+    assert run([*command, str(tmp_path / "new"), "--again"]) == 0
+    assert capsys.readouterr().out.startswith("X3 at smoke scale: 8 of 8 networks left")
+    assert not (tmp_path / "new").exists()

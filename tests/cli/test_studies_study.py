@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -318,3 +319,21 @@ def test_names_that_are_checked_before_torch_is_imported_are_those_that_there_ar
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert said in found.stderr
         assert found.returncode == 0, "torch was imported, which takes seconds"
+
+
+def test_a_dry_run_says_what_is_left_and_trains_nothing(out, tmp_path, capsys, monkeypatch):
+    command = ["study", "digits", "--scale", "smoke", "--dry-run", "--out"]
+    assert cli.run([*command, str(out)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "digits: 0 of 4 networks left to train and measure."
+    assert second == "Only the tables and the page are made again."
+    monkeypatch.setattr(studies, "SECONDS", {})
+    assert cli.run([*command, str(tmp_path / "new"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["networks"], found["left"], found["workers"], found["at_most"]) == (4, 4, 2, False)
+    assert 0 < found["seconds"] < 600
+    assert 0 < found["training"] < 1
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr(studies, "TRIAL", 0.0)  # no training ends within it
+    assert cli.run([*command, str(tmp_path / "new")]) == 0
+    assert re.search(r"This takes (at most about \d+ s|less than 1 s) with 2 workers", capsys.readouterr().out)

@@ -54,10 +54,10 @@ def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyw
 
 
 class DryRun(Exception):
-    """The end of a command with --dry-run, from within its work: it has the cost to show in its place."""
+    """The end of a command with --dry-run, from within its work: `show` prints the cost, as JSON or as text."""
 
-    def __init__(self, cost: Cost) -> None:
-        self.cost = cost
+    def __init__(self, show: Callable[[bool], int]) -> None:
+        self.show = show
 
 
 def or_cost(command: Callable[_P, _T]) -> Callable[_P, _T | int]:
@@ -68,7 +68,7 @@ def or_cost(command: Callable[_P, _T]) -> Callable[_P, _T | int]:
         try:
             return command(*given, **options)
         except DryRun as end:
-            return show_cost(end.cost, bool(options.get("as_json")))
+            return end.show(bool(options.get("as_json")))
 
     return either
 

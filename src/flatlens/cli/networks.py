@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.cost import DryRun, announce, foretold, or_cost
+from flatlens.cli.cost import DryRun, announce, foretold, or_cost, show_cost
 from flatlens.cli.inputs import How, Inputs, Names, all_names, generator_of, require_trust, split_names
 from flatlens.cli.terminal import (
     MEASURING,
@@ -60,7 +60,7 @@ def _announce(bar: Bar, lens: Lens, work: Callable[..., object], how: How, times
     bar.stage(TRYING)
     quiet = partial(work, progress=no_progress)
     if how.dry_run:
-        raise DryRun(foretold(lens, quiet, times=times))
+        raise DryRun(partial(show_cost, foretold(lens, quiet, times=times)))
     announce(lens, quiet, times=times, anyway=how.anyway)
     bar.stage(MEASURING)
 

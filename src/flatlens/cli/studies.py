@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from flatlens.cli.cost import DryRun, or_cost
 from flatlens.cli.inputs import Names, all_names
 from flatlens.cli.processes import patient
 from flatlens.cli.terminal import (
@@ -30,7 +32,7 @@ from flatlens.cli.terminal import (
     written,
 )
 from flatlens.errors import BadFolder, BadInput, UnknownName
-from flatlens.progress import in_words
+from flatlens.progress import count_of, in_words
 from flatlens.progress_bar import Bar
 from flatlens.user_code import YAML, is_userfile
 
@@ -140,6 +142,9 @@ class Running:
     mixed: Annotated[bool, Flag] = False
     """Continue a study that was begun with other versions of the software."""
 
+    dry_run: Annotated[bool, Flag] = False
+    """Say how many networks are left, how long they take and how much memory, from a trial of one, and end."""
+
     def check(self) -> None:
         """Refuse impossible values before anything is imported or written."""
         for name, number in (("workers", self.workers), ("pack", self.pack)):
@@ -208,9 +213,11 @@ STUDIES = {
     "`flatlens study digits --out DIR`",
 }
 SECONDS = {"smoke": 3.0, "laptop": 0.7}  #: seconds for a network of the digits study, with two workers
+USUAL_SHARE = 0.95  #: of them, the share of training
 Settings = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False, allow_leading_hyphen=True)]
 
 
+@or_cost
 def study(
     data: str,
     /,
@@ -279,6 +286,10 @@ def study(
         from flatlens.experiments.study import run_study
         from flatlens.report import write_study_page
 
+        if running.dry_run:
+            bar.stage("a trial")
+            left = _left([(chosen, out)], set(), running.workers)
+            raise DryRun(partial(_show_left, chosen.name, left))
         bar.announcement = _expected(chosen)
         bar.stage("relating the networks")
         with running.started() as options:
@@ -317,16 +328,80 @@ def report(
     return 0 if kept else 2
 
 
+def _usual(chosen: Study) -> float | None:
+    """Return the seconds that a network of the digits study takes with two workers; None for another study."""
+    own = chosen.scale in SECONDS and chosen.base == type(chosen).digits(chosen.scale).base  # type: ignore[arg-type]
+    return SECONDS[chosen.scale] if own else None
+
+
 def _expected(chosen: Study) -> str:
     memory = "about 0.5 GiB of memory for each worker"
-    if chosen.scale in SECONDS and chosen.base == type(chosen).digits(chosen.scale).base:  # type: ignore[arg-type]
+    if (each := _usual(chosen)) is not None:
         networks = len(chosen.networks())
-        told = f"{networks} networks, about {in_words(SECONDS[chosen.scale] * networks)}"
+        told = f"{networks} networks, about {in_words(each * networks)}"
         return f"{chosen.name} at {chosen.scale} scale: {told} on two cores, {memory}"
     if any("+" in axis.name for axis in chosen.axes):
         return f"{chosen.name}: {len(chosen.networks())} networks, {memory}"
     axes = " x ".join(f"{len(axis.values)} {axis.name}" for axis in chosen.axes)
     return f"{chosen.name}: {len(chosen.networks())} networks ({axes}), {memory}"
+
+
+@dataclass(frozen=True)
+class Left:
+    """The networks of studies that are still to train, and what they are expected to take."""
+
+    networks: int  #: of all studies
+    left: int
+    workers: int
+    at_most: bool  #: whether every training was counted with all its steps, although it may end earlier
+    seconds: float  #: with these workers
+    training: float  #: the share of the seconds that training takes
+    memory: int | None  #: bytes of one worker; None where they cannot be read
+
+
+TRIAL = 20.0  #: seconds in which a network of a study may be trained and measured, to see what it takes
+
+
+def _left(where: Sequence[tuple[Study, Path]], known: set[str], workers: int) -> Left:
+    """Return what is left of studies, from a trial of each in this process."""
+    from flatlens.experiments.network import Cost, cost_of, tried
+    from flatlens.experiments.store import Store
+    from flatlens.memory import OfProcess
+
+    every, at_most, cost = 0, False, Cost(0, 0.0, 0.0)
+    for study, place in where:
+        networks = study.networks()
+        done = known.union(Store(place.absolute()).finished([one.key for one in networks]))
+        left = [one for one in networks if one.key not in done]
+        every += len(networks)
+        # one network to its end, if it is quick; else some steps of it, and all that it may take
+        if (each := _usual(study)) is not None:
+            one: Cost | None = Cost(1, 2 * each * USUAL_SHARE, 2 * each * (1 - USUAL_SHARE))
+        else:
+            one = tried(left[len(left) // 2], TRIAL) if left else None
+        if one is not None:
+            cost += Cost(len(left), len(left) * one.training, len(left) * one.measuring)
+        elif left:
+            cost, at_most = cost + cost_of([study], done), True
+    hands, share = max(1, min(workers, cost.networks)), cost.training / cost.seconds if cost.seconds else 0.0
+    return Left(every, cost.networks, hands, at_most, cost.seconds / hands, share, OfProcess().peak())
+
+
+def _show_left(name: str, left: Left, as_json: bool) -> int:
+    """Print what is left in place of the work."""
+    from flatlens.memory import in_gib
+
+    memory = "" if left.memory is None else f", in about {in_gib(left.memory)} of memory each"
+    most = "at most " * left.at_most
+    time = f"{most}about {in_words(left.seconds)}" if left.seconds >= 1 else "less than 1 s"
+    takes = f"{time} with {count_of(left.workers, 'worker')}{memory}; {left.training:.0%} of it is training"
+    answer = [f"{name}: {left.left} of {count_of(left.networks, 'network')} left to train and measure."]
+    answer += [f"This takes {takes}."] if left.left else ["Only the tables and the page are made again."]
+    if as_json:
+        show_json({"answer": answer, **asdict(left)})
+    else:
+        show(*answer)
+    return 0
 
 
 def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
@@ -364,6 +439,7 @@ def _facts(result: StudyResult) -> dict[str, Any]:
     }
 
 
+@or_cost
 def reproduce(
     *experiments: str,
     out: Path,
@@ -411,6 +487,13 @@ def reproduce(
         # networks in the tables of an earlier run are not trained again
         earlier = [known_studies(one, scale, tables) for one in chosen]
         planned = [_planned(one, scale, again) for one in chosen]
+        if running.dry_run:
+            bar.stage("a trial of each study")
+            known_keys = {key for known in earlier for key in _keys(known)}
+            where = [(study, place) for one, folder in zip(chosen, folders, strict=True)
+                     for study, place in _places(one, scale, again, folder)]  # fmt: skip
+            name = f"{', '.join(one.id for one in chosen)} at {scale} scale"
+            raise DryRun(partial(_show_left, name, _left(where, known_keys, running.workers)))
         for one, known, studies in zip(chosen, earlier, planned, strict=True):
             if tables is not None:
                 keys, done = {network.key for study in studies for network in study.networks()}, _keys(known)
@@ -439,6 +522,16 @@ def _planned(one: Experiment, scale: Scale, again: bool) -> list[Study]:
 
     studies = list(one.studies(scale).values())
     return studies + [rerun(study) for study in studies] * again
+
+
+def _places(one: Experiment, scale: Scale, again: bool, folder: Path) -> Iterator[tuple[Study, Path]]:
+    """Yield the studies of an experiment, and the folder of each."""
+    from flatlens.papers.reproduction import RERUN, rerun
+
+    for name, study in one.studies(scale).items():
+        yield study, folder / name
+        if again:
+            yield rerun(study), folder / f"{RERUN}{name}"
 
 
 def _keys(known: Results) -> set[str]:

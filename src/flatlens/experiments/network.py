@@ -328,6 +328,25 @@ def cost_of(studies: Iterable[Study], done: Collection[str] = ()) -> Cost:
     return sum((_of_networks(networks) for networks in left if networks), Cost(0, 0.0, 0.0))
 
 
+class _OutOfTime(BaseException):  # no Exception, which would only end the report of progress
+    pass
+
+
+def tried(settings: NetworkSettings, most: float) -> Cost | None:
+    """Return what one network takes, trained to its end and measured; None if this takes over `most` seconds."""
+    begun = time.perf_counter()
+
+    def within(what: str, done: int, total: int) -> None:
+        if time.perf_counter() - begun > most:
+            raise _OutOfTime
+
+    try:
+        result = compute(settings, progress=within).result
+    except _OutOfTime:
+        return None
+    return Cost(1, result["seconds_training"], result["seconds_measuring"])
+
+
 def _of_networks(networks: Sequence[NetworkSettings]) -> Cost:
     first = networks[0]
     unmeasured = replace(first, measures=("loss",), moved=())  # some measure for minutes
