@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -57,33 +58,26 @@ def of_transformers(name: str, **options: Any) -> nn.Module:
     return kind(kind.config_class(**options)).double().eval()
 
 
-class Squeezed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x).squeeze()
+def squeezed() -> nn.Module:
+    return module_of(
+        lambda net, x: net.net(x).squeeze(), net=nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    )
 
 
-class TwoHeads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk, self.kind, self.size = nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(4, 2)
+def two_heads() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        h = torch.tanh(net.trunk(x))
+        return {"size": net.size(h), "kind": net.kind(h)}
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        h = torch.tanh(self.trunk(x))
-        return {"size": self.size(h), "kind": self.kind(h)}
+    return module_of(forward, trunk=(3, 4), kind=(4, 3), size=(4, 2))
 
 
-class MeanAndVariance(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk, self.mean, self.spread = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+def mean_and_variance() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(net.trunk(x))
+        return net.mean(h), F.softplus(net.spread(h))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.tanh(self.trunk(x))
-        return self.mean(h), F.softplus(self.spread(h))
+    return module_of(forward, trunk=(3, 4), mean=(4, 2), spread=(4, 2))
 
 
 def contrastive_loss(f: Tensor, labels: Tensor) -> Tensor:
@@ -95,39 +89,29 @@ def contrastive_loss(f: Tensor, labels: Tensor) -> Tensor:
     return pairs.sum((1, 2)) / (n * (n - 1))
 
 
-class Packed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.head = nn.GRU(3, 2, batch_first=True), nn.Linear(2, 3)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+def packing() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return self.head(nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0])
+        return net.head(nn.utils.rnn.pad_packed_sequence(net.rnn(packed)[0], batch_first=True)[0])
+
+    return module_of(forward, rnn=nn.GRU(3, 2, batch_first=True), head=(2, 3))
 
 
-class Bag(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
-
-    def forward(self, bag: Tensor) -> Tensor:
-        return self.two(torch.tanh(self.one(bag)).mean(0))
+def bagging() -> nn.Module:
+    return module_of(lambda net, bag: net.two(torch.tanh(net.one(bag)).mean(0)), one=(3, 4), two=(4, 2))
 
 
-class Graph(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
+def graph() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor, edges: Tensor) -> Tensor:
+        h = torch.tanh(net.one(x))
+        return net.two(h + torch.zeros_like(h).index_add(0, edges[1], h[edges[0]]))
 
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        h = torch.tanh(self.one(x))
-        return self.two(h + torch.zeros_like(h).index_add(0, edges[1], h[edges[0]]))
+    return module_of(forward, one=(3, 4), two=(4, 2))
 
 
-class Variational(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode, self.decode = nn.Linear(3, 4), nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+def variational() -> nn.ModuleDict:
+    decode = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+    return nn.ModuleDict({"encode": nn.Linear(3, 4), "decode": decode})
 
 
 def negative_elbo(f: Tensor, x: Tensor) -> Tensor:
@@ -136,24 +120,20 @@ def negative_elbo(f: Tensor, x: Tensor) -> Tensor:
     return (rebuilt - x).square().sum(1) + divergence
 
 
-class Attends(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+def attends() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor, hidden: Tensor) -> Tensor:
+        scores = (net.query(x) @ x.mT).masked_fill(hidden, -torch.inf)
+        return net.head(torch.tanh(scores.softmax(-1) @ x))
 
-    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
-        scores = (self.query(x) @ x.mT).masked_fill(hidden, -torch.inf)
-        return self.head(torch.tanh(scores.softmax(-1) @ x))
+    return module_of(forward, query=(4, 4), head=(4, 3))
 
 
-class Detector(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.boxes, self.scores = nn.Conv2d(1, 4, 3, stride=2), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1, 1)
+def detector() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        h = F.softplus(net.conv(x))
+        return {"boxes": net.boxes(h).flatten(2).mT, "scores": net.scores(h).flatten(2).mT}
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        h = F.softplus(self.conv(x))
-        return {"boxes": self.boxes(h).flatten(2).mT, "scores": self.scores(h).flatten(2).mT}
+    return module_of(forward, conv=nn.Conv2d(1, 4, 3, stride=2), boxes=nn.Conv2d(4, 4, 1), scores=nn.Conv2d(4, 1, 1))
 
 
 def of_one_image(anchors: Tensor, boxes: Tensor) -> Tensor:
@@ -228,13 +208,13 @@ def case(title: str) -> tuple[dict[str, Any], nn.Module, int, Callable[[int], tu
         net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 3)).double()
         return {"autoencoder": net, "x": x}, net, 4, lambda i: (F.mse_loss(net(x[i]), x[i]), 1)
     if title.startswith("Sequences"):
-        net, series, lengths = Packed().double(), torch.randn(3, 4, 3).double(), torch.tensor([4, 1, 3])
+        net, series, lengths = packing().double(), torch.randn(3, 4, 3).double(), torch.tensor([4, 1, 3])
         tags = torch.randint(0, 3, (3, 4))
         names = {"packed": net, "x": series, "lengths": lengths, "tags": tags}
         cut = lambda i: (series[i : i + 1, : lengths[i]], lengths[i : i + 1])  # noqa: E731
         return names, net, 3, lambda i: of_tokens(net(*cut(i))[0], tags[i, : lengths[i]])
     if title.startswith("Images, bags"):
-        net, bags = Bag().double(), [torch.randn(k, 3).double() for k in (2, 5, 2, 1)]
+        net, bags = bagging().double(), [torch.randn(k, 3).double() for k in (2, 5, 2, 1)]
         pairs = [(bag, i % 2) for i, bag in enumerate(bags)]
         return (
             {"bag_net": net, "pairs": pairs},
@@ -243,12 +223,12 @@ def case(title: str) -> tuple[dict[str, Any], nn.Module, int, Callable[[int], tu
             lambda i: (F.cross_entropy(net(bags[i]), torch.tensor(i % 2)), 1),
         )
     if title.startswith("A graph"):
-        net, edges = Graph().double(), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 1]])
+        net, edges = graph().double(), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 1]])
         classes, train = torch.tensor([0, 1, 1, 0]), torch.tensor([True, False, True, True])
         names = {"gnn": net, "nodes": x, "edges": edges, "classes": classes, "train": train}
         return names, net, 1, lambda _: of_tokens(net(x, edges)[train], classes[train])
     if title.startswith("A variational"):
-        net = Variational().double()
+        net = variational().double()
         noise = torch.randn(4, 2, generator=torch.Generator().manual_seed(3))
 
         def elbo(i: int) -> tuple[Tensor, int]:
@@ -262,10 +242,10 @@ def case(title: str) -> tuple[dict[str, Any], nn.Module, int, Callable[[int], tu
 
         return {"vae": net, "x": x, "negative_elbo": negative_elbo, "noise": noise}, net, 4, elbo
     if title.startswith("A regression"):
-        net, y = Squeezed().double(), torch.randn(4).double()
+        net, y = squeezed().double(), torch.randn(4).double()
         return {"regression": net, "x": x, "y": y}, net, 4, lambda i: (F.huber_loss(net(x[i]), y[i]), 1)
     if title.startswith("A mean and"):
-        net, y = MeanAndVariance().double(), torch.randn(4, 2).double()
+        net, y = mean_and_variance().double(), torch.randn(4, 2).double()
 
         def likely(i: int) -> tuple[Tensor, int]:
             mean, variance = net(x[i : i + 1])
@@ -289,7 +269,7 @@ def case(title: str) -> tuple[dict[str, Any], nn.Module, int, Callable[[int], tu
 
         return {"encoder": net, "x": x, "labels": labels, "contrastive_loss": contrastive_loss}, net, 3, of_batch
     if title == "Several heads":
-        net = TwoHeads().double()
+        net = two_heads().double()
 
         def added(i: int) -> tuple[Tensor, int]:
             out = net(x[i : i + 1])
@@ -308,7 +288,7 @@ def case(title: str) -> tuple[dict[str, Any], nn.Module, int, Callable[[int], tu
 
         return {"reader": net, "batch": {"input_ids": IDS, "attention_mask": MASK, **positions}}, net, 3, ended
     if title.startswith("Detection"):
-        net, images = Detector().double(), torch.randn(5, 1, 7, 7).double()
+        net, images = detector().double(), torch.randn(5, 1, 7, 7).double()
         boxes = [torch.rand(k, 4).double() for k in (2, 0, 1, 4, 5)]  # 4 boxes, and 5: as many as samples
 
         def batches(chosen: list[int]) -> tuple[Tensor, list[Tensor]]:
@@ -323,7 +303,7 @@ def case(title: str) -> tuple[dict[str, Any], nn.Module, int, Callable[[int], tu
 
         return names, net, 5, of_image
     if title.startswith("Attention"):
-        net, tokens = Attends().double(), torch.randn(4, 5, 4).double()
+        net, tokens = attends().double(), torch.randn(4, 5, 4).double()
         padding = torch.arange(5) >= torch.tensor([5, 3, 1, 4])[:, None]
         labels = torch.randint(0, 3, (4, 5)).masked_fill(padding, -100)
         names = {"attention": net, "tokens": tokens, "padding": padding, "labels": labels}

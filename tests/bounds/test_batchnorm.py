@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from mutants import mutated
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -143,15 +144,6 @@ def test_wrong_formulas_are_caught(where: str, right: str, wrong: str) -> None:
 
 
 def test_an_input_given_by_name() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.norm(input=x))
-
-    row = check_bounds(lens_of(Named().double(), drawn("normal", 70, 3)), "batchnorm_limit").of(
-        "batchnorm_limit", "norm"
-    )
+    net = module_of(lambda net, x: net.head(net.norm(input=x)), norm=nn.BatchNorm1d(3), head=(3, 2)).double()
+    row = check_bounds(lens_of(net, drawn("normal", 70, 3)), "batchnorm_limit").of("batchnorm_limit", "norm")
     assert row.status == "holds"

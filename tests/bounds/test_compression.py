@@ -7,6 +7,7 @@ import torch
 from builders import chain, lens_on, normal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from networks import module_of
 from torch import Tensor, nn
 
 from flatlens import Lens, Problem
@@ -144,40 +145,26 @@ def test_on_convolutions_the_published_form_fails_and_the_sound_one_holds(paddin
     assert max(shares) > 0
 
 
-class Normed(nn.Module):
+def normed() -> nn.Module:
     """The first linear layer reads what a norm made of the input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.first, self.last = nn.BatchNorm1d(3), nn.Linear(3, 4), nn.Linear(4, 2)
-        self.norm.running_var.fill_(4.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(self.norm(x))))
+    net = module_of(
+        lambda net, x: net.last(torch.tanh(net.first(net.norm(x)))), norm=nn.BatchNorm1d(3), first=(3, 4), last=(4, 2)
+    )
+    net.norm.running_var.fill_(4.0)
+    return net
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """A decoder with the encoder's weight: its gradient is not that of the encoder's call alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.encode(x)) @ self.encode.weight
+    return module_of(lambda net, x: torch.tanh(net.encode(x)) @ net.encode.weight, encode=(3, 2))
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mid, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.mid(torch.tanh(self.mid(x)))))
+def twice() -> nn.Module:
+    return module_of(lambda net, x: net.last(torch.tanh(net.mid(torch.tanh(net.mid(x))))), mid=(3, 3), last=(3, 2))
 
 
 @pytest.mark.parametrize(
-    ("net", "why"), [(Normed(), "reads_the_input"), (Tied(), "unshared_weights"), (Twice(), "unshared_weights")]
+    ("net", "why"), [(normed(), "reads_the_input"), (tied(), "unshared_weights"), (twice(), "unshared_weights")]
 )
 def test_what_speaks_of_the_first_layer_does_not_apply_without_one(net, why):
     report = check_bounds(lens_on(net.double(), normal(5, 3)), NAMES)
@@ -391,32 +378,28 @@ def test_nothing_is_claimed_of_a_layer_that_does_more_than_its_product(how, chan
             assert row.assumption == f"linear_layer: a call of {name} does more than W x + b"
 
 
-class Views(nn.Module):
+def viewing(views: int, how: str, first: bool) -> nn.Module:
     """A layer that reads several views of a sample, folded into the batch or beside it, averaged behind it."""
 
-    def __init__(self, views: int, how: str, first: bool) -> None:
-        super().__init__()
-        self.below = None if first else nn.Linear(3, 3)
-        self.mid, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
-        self.views, self.how = views, how
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        x = x if net.below is None else torch.tanh(net.below(x))
+        views, n = [x * (-2) ** k for k in range(net.views)], len(x)
+        if net.how == "calls":
+            return net.last(torch.stack([torch.sigmoid(net.mid(view)) for view in views]).mean(0))
+        if net.how == "inner":
+            return net.last(torch.sigmoid(net.mid(torch.cat(views))).view(-1, n, 3).mean(0))
+        if net.how == "outer":
+            return net.last(torch.sigmoid(net.mid(torch.stack(views, 1).flatten(0, 1))).view(n, -1, 3).mean(1))
+        return net.last(torch.sigmoid(net.mid(torch.stack(views, 1))).mean(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x if self.below is None else torch.tanh(self.below(x))
-        views, n = [x * (-2) ** k for k in range(self.views)], len(x)
-        if self.how == "calls":
-            return self.last(torch.stack([torch.sigmoid(self.mid(view)) for view in views]).mean(0))
-        if self.how == "inner":
-            return self.last(torch.sigmoid(self.mid(torch.cat(views))).view(-1, n, 3).mean(0))
-        if self.how == "outer":
-            return self.last(torch.sigmoid(self.mid(torch.stack(views, 1).flatten(0, 1))).view(n, -1, 3).mean(1))
-        return self.last(torch.sigmoid(self.mid(torch.stack(views, 1))).mean(1))
+    return module_of(forward, below=None if first else nn.Linear(3, 3), mid=(3, 3), last=(3, 2), views=views, how=how)
 
 
 @pytest.mark.parametrize("how", ["calls", "inner", "outer", "beside"])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("views", [2, 3])
 def test_views_of_a_sample_are_no_unshared_layer(how, first, views):
-    report = check_bounds(lens_on(Views(views, how, first).double(), normal(4, 3)), NAMES)
+    report = check_bounds(lens_on(viewing(views, how, first).double(), normal(4, 3)), NAMES)
     assert not report.violated
     row = report.of("linear_stability", "mid")
     assert row.status == "not applicable"

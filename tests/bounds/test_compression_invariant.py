@@ -4,6 +4,7 @@ import pytest
 import torch
 from builders import lens_on, mlp, normal
 from literal_bounds import layers
+from networks import module_of
 from torch import Tensor, nn
 
 from flatlens import Lens, Problem, measure
@@ -109,15 +110,9 @@ def test_both_sides_survive_a_rescaling_of_neurons():
 def test_a_loss_that_curves_downwards_at_one_sample_is_not_convex():
     """Its average curves upwards, so that no entry of H is negative; sqrt(8) on the left was above 0.28."""
 
-    class Gated(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(2, 2, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (self.fc(x[:, :2]) * x[:, 2:]).sum(1, keepdim=True)
-
-    net = Gated().double()
+    net = module_of(
+        lambda net, x: (net.fc(x[:, :2]) * x[:, 2:]).sum(1, keepdim=True), fc=nn.Linear(2, 2, bias=False)
+    ).double()
     nn.init.ones_(net.fc.weight)
     x = torch.tensor([[1.0, 1, 1, 1], [1, 1, 1, -1]]).double()
     problem = Problem(net, lambda f, y: y[:, 0] * f[:, 0] ** 2 / 2, (x, torch.tensor([[1.0], [-0.99]]).double()))

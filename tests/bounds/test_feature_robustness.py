@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import applied, module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -103,7 +104,7 @@ def test_either_form_may_be_the_tighter_one() -> None:
     x = torch.randn(30, 4).double()
 
     def tightness(scales: list[float]) -> list[float]:
-        net = nn.Sequential(nn.Linear(4, 2, bias=False), Scaled(scales)).double()
+        net = nn.Sequential(nn.Linear(4, 2, bias=False), scaled(scales)).double()
         with torch.no_grad():
             net[0].weight.copy_(torch.tensor([[1.0], [0.01 if scales[0] > 1 else 1.0]]) @ torch.ones(1, 4))
             target = net(x)
@@ -118,13 +119,8 @@ def test_either_form_may_be_the_tighter_one() -> None:
     assert spectral < whole / 10
 
 
-class Scaled(nn.Module):
-    def __init__(self, scales: list[float]) -> None:
-        super().__init__()
-        self.scales = torch.tensor(scales).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scales
+def scaled(scales: list[float]) -> nn.Module:
+    return module_of(lambda net, x: x * net.scales, scales=torch.tensor(scales).double())
 
 
 def rectified() -> fl.Problem:
@@ -143,15 +139,8 @@ def test_a_kink_above_a_layer_takes_the_theorem_away_and_one_below_does_not() ->
 
 
 def test_kinks_outside_modules_are_seen() -> None:
-    class Bent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.first(x).abs())
-
-    problem = fl.Problem(Bent().double(), "mse", (torch.randn(9, 3).double(), torch.randn(9, 2).double()))
+    net = module_of(lambda net, x: net.last(net.first(x).abs()), first=(3, 4), last=(4, 2)).double()
+    problem = fl.Problem(net, "mse", (torch.randn(9, 3).double(), torch.randn(9, 2).double()))
     report = table(problem, "feature_robustness_bound")
     assert "abs acts above first" in report.of("feature_robustness_bound", "first").assumption
     assert report.of("feature_robustness_bound", "last").status == "holds"
@@ -385,15 +374,6 @@ def test_no_generalisation_bound_is_violated_where_the_density_is_known() -> Non
     assert holding >= 60
 
 
-class Applied(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.function(z)
-
-
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
@@ -419,7 +399,7 @@ class Doubled(torch.autograd.Function):
 )
 def test_what_may_have_a_kink_is_not_taken_for_smooth(function: Callable[[Tensor], Tensor], named: str) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 3), Applied(function)).double()
+    net = nn.Sequential(nn.Linear(2, 3), applied(function)).double()
     problem = fl.Problem(net, "mse", (torch.randn(9, 2).double(), torch.randn(9, 3).double()))
     where = "feature_robustness_bound", "0"
     row = table(problem, where[0]).of(*where)
@@ -429,14 +409,10 @@ def test_what_may_have_a_kink_is_not_taken_for_smooth(function: Callable[[Tensor
 
 
 def test_a_mask_is_a_kink() -> None:
-    class Masked(nn.Module):
-        def forward(self, z: torch.Tensor) -> torch.Tensor:
-            return z * (z > 0)
-
     torch.manual_seed(0)
     x, y = torch.randn(20, 2).double(), torch.randn(20, 1).double()
-    turned = Applied(lambda z: z if z.sum() > 0 else -z)  # what is compared does not lead to the loss
-    for act, named in ((nn.ReLU(), "relu"), (Masked(), "gt"), (turned, "gt")):
+    turned = applied(lambda z: z if z.sum() > 0 else -z)  # what is compared does not lead to the loss
+    for act, named in ((nn.ReLU(), "relu"), (module_of(lambda net, z: z * (z > 0)), "gt"), (turned, "gt")):
         net = nn.Sequential(nn.Linear(2, 3), act, nn.Linear(3, 1)).double()
         report = fl.check_bounds(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), "feature_robustness_bound")
         row = report.of("feature_robustness_bound", "0")
@@ -462,7 +438,7 @@ def test_the_mask_of_tokens_is_no_kink_and_a_fixed_choice_may_be_declared() -> N
     tokens = fl.Problem(net, "cross_entropy", (torch.randn(4, 5, 3).double(), torch.randint(0, 2, (4, 5))))
     assert table(tokens, "feature_robustness_bound").of("feature_robustness_bound", "2").status == "holds"
     mask = torch.tensor([True, False, True])
-    chosen = nn.Sequential(nn.Linear(3, 3), Applied(lambda z: torch.where(mask, z, 0.0))).double()
+    chosen = nn.Sequential(nn.Linear(3, 3), applied(lambda z: torch.where(mask, z, 0.0))).double()
     problem = fl.Problem(chosen, "mse", (torch.randn(9, 3).double(), torch.randn(9, 3).double()))
     row = table(problem, "feature_robustness_bound").of("feature_robustness_bound", "0")
     assert row.assumption == "smooth: where acts above 0, and may have a kink"

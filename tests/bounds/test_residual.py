@@ -9,6 +9,7 @@ from builders import lens_on, normal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from literal_bounds import sharpness
+from networks import module_of
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
@@ -187,35 +188,39 @@ def test_with_a_projection_on_the_skip_it_fails_and_does_not_apply():
     assert max(shares) > 0
 
 
-class Behind(nn.Module):
+def behind_sum(kind: str) -> nn.Module:
     """What a block's sum is followed by, and what reads its input, as told."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.norm, self.one, self.two, self.other = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.drop, self.head, self.deep = nn.Dropout(0.5), nn.Linear(4, 2), nn.Linear(4, 4)
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
         h = x
-        if self.kind == "norm first":
-            h = h + self.one(self.norm(h))
-        elif self.kind == "in place":
+        if kind == "norm first":
+            h = h + net.one(net.norm(h))
+        elif kind == "in place":
             h = 2 * h
-            h += torch.relu_(self.one(h))
-        elif self.kind == "dropout":
-            h = self.drop(h) + self.drop(torch.tanh(self.one(self.drop(h))))
-        elif self.kind == "two readers":
-            h = h + self.one(h) * self.other(h)
+            h += torch.relu_(net.one(h))
+        elif kind == "dropout":
+            h = net.drop(h) + net.drop(torch.tanh(net.one(net.drop(h))))
+        elif kind == "two readers":
+            h = h + net.one(h) * net.other(h)
         else:
-            h = h + torch.tanh(self.one(h))
-        if self.kind == "data":
+            h = h + torch.tanh(net.one(h))
+        if kind == "data":
             h = h if h.sum() > 0 else h * 2
-        if self.kind == "relu between":
+        if kind == "relu between":
             h = nn.functional.leaky_relu(h)
-        h = h.add(self.two(h))
-        return self.head(torch.tanh(self.deep(h)) if self.kind == "deep head" else h)
+        h = h.add(net.two(h))
+        return net.head(torch.tanh(net.deep(h)) if kind == "deep head" else h)
+
+    return module_of(
+        forward,
+        norm=nn.LayerNorm(4),
+        one=(4, 4),
+        two=(4, 4),
+        other=(4, 4),
+        drop=nn.Dropout(0.5),
+        head=(4, 2),
+        deep=(4, 4),
+    ).double()
 
 
 @pytest.mark.parametrize(
@@ -236,7 +241,7 @@ class Behind(nn.Module):
     ],
 )
 def test_what_the_telescoped_sum_supposes_is_read_off_the_network(kind, assumption):
-    report = table(Behind(kind), normal(6, 4))
+    report = table(behind_sum(kind), normal(6, 4))
     found = report.of("residual_bound.sum")
     assert found.assumption.startswith(assumption)
     assert found.status == ("not applicable" if assumption else "holds")
@@ -244,7 +249,7 @@ def test_what_the_telescoped_sum_supposes_is_read_off_the_network(kind, assumpti
 
 
 def test_a_block_changed_in_place_is_the_block_it_was():
-    net, x = Behind("in place"), normal(6, 4)
+    net, x = behind_sum("in place"), normal(6, 4)
     found = check_bounds(lens_on(net, x), "residual_bound").of("residual_bound", "one")
     one = 2 * x
     J = vmap(jacrev(lambda h: net.head((y := h + torch.relu(net.one(h))) + net.two(y))))(one)
@@ -264,26 +269,23 @@ def test_a_norm_whose_search_stopped_early_bounds_nothing(monkeypatch):
 
 
 def test_a_network_that_cannot_be_traced_says_so():
-    found = table(Behind("data"), normal(1, 4))[0]
+    found = table(behind_sum("data"), normal(1, 4))[0]
     assert (found.status, found.layer) == ("not applicable", None)
     assert "torch.fx cannot trace it" in found.assumption
 
 
-class Other(nn.Module):
+def traced_otherwise() -> nn.Module:
     """Does something else when traced: its proxies are no tensors."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
-        self.double()
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = x + net.one(x)
+        return net.head(h) * (2 if isinstance(x, Tensor) else 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = x + self.one(x)
-        return self.head(h) * (2 if isinstance(x, Tensor) else 1)
+    return module_of(forward, one=(3, 3), head=(3, 2)).double()
 
 
 def test_a_trace_that_computes_something_else_is_not_believed():
-    assert "computes something else" in table(Other(), normal(4, 3))[0].assumption
+    assert "computes something else" in table(traced_otherwise(), normal(4, 3))[0].assumption
 
 
 def test_a_network_without_skips_says_so():
@@ -294,21 +296,19 @@ def test_a_network_without_skips_says_so():
     assert math.isnan(found.lhs)
 
 
-class Convolutional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(2, 2, 3, padding=1), nn.Linear(32, 2)
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head((x + torch.relu(self.conv(x))).flatten(1))
+def convolutional() -> nn.Module:
+    return module_of(
+        lambda net, x: net.head((x + torch.relu(net.conv(x))).flatten(1)),
+        conv=nn.Conv2d(2, 2, 3, padding=1),
+        head=(32, 2),
+    ).double()
 
 
 def test_of_shared_weights_the_sound_form_holds():
     with torch.random.fork_rng():
         for seed in range(5):
             torch.manual_seed(seed)
-            report = table(Convolutional(), normal(4, 2, 4, 4, seed=seed))
+            report = table(convolutional(), normal(4, 2, 4, 4, seed=seed))
             assert report.of("residual_bound", "conv").assumption.startswith("unshared_weights")
             assert report.of("residual_bound.sound", "conv").status == "holds"
             assert report.of("residual_bound.sum").status == "not applicable"
@@ -375,16 +375,8 @@ def test_transformers_are_told_why_not(name, layer, why):
 
 
 def test_a_skip_that_repeats_its_input_is_no_identity() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.f, self.h = nn.Linear(1, 4), nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.h(x + torch.tanh(self.f(x)))  # (n, 1) + (n, 4)
-
     torch.manual_seed(0)
-    net = Block().double()
+    net = module_of(lambda net, x: net.h(x + torch.tanh(net.f(x))), f=(1, 4), h=(4, 1)).double()
     nn.init.ones_(net.h.weight)
     net.f.weight.data *= 0.1
     problem = Problem(net, "half_squared_error", (torch.randn(5, 1).double(), torch.zeros(5, 1).double()))

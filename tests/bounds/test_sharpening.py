@@ -10,6 +10,7 @@ import pytest
 import torch
 from builders import seeded
 from mutants import mutated
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -278,18 +279,15 @@ def test_a_mutant_of_an_expression_that_is_not_there_once_fails(where: str, righ
 
 
 def test_outputs_without_an_axis_of_their_own_and_networks_that_count_their_calls() -> None:
-    class Counted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
-            self.register_buffer("calls", torch.zeros(1))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return self.net(x).squeeze(-1)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        net.calls += 1
+        return net.net(x).squeeze(-1)
 
     torch.manual_seed(0)
-    net, x = Counted(), torch.randn(12, 2).double()
+    net = module_of(
+        forward, net=nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double(), calls=torch.zeros(1)
+    )
+    x = torch.randn(12, 2).double()
     lens = fl.Lens(fl.Problem(net, "half_squared_error", (x, x.sum(1))))
     for bound in ("jacobian_growth", "lipschitz_bound"):
         row = check_bounds(lens, bound, delta=0.1, assume="convex_support").of(bound)

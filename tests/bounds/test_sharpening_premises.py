@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from builders import mlp, seeded
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -44,22 +45,19 @@ def test_a_gap_in_the_support_refutes_theorem_4_3() -> None:
     assert untrue.of("lipschitz_bound").status == "violated"
 
 
-class Angle(nn.Module):
+def angle() -> nn.Module:
     """The angle of a point of the plane; it jumps at pi, where the arc is open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * torch.atan2(x[:, 1:], x[:, :1])
+    return module_of(
+        lambda net, x: net.scale * torch.atan2(x[:, 1:], x[:, :1]),
+        scale=nn.Parameter(torch.ones(1, dtype=torch.float64)),
+    )
 
 
 def test_an_arc_refutes_theorem_4_3() -> None:
     opening, delta = 0.3, 0.02
     angles = torch.linspace(-math.pi + opening / 2, math.pi - opening / 2, 300, dtype=torch.float64)
     x = torch.stack([angles.cos(), angles.sin()], 1)
-    report = check_bounds(fl.Lens(fl.Problem(Angle(), "mse", (x, angles[:, None]))), "lipschitz_bound", delta=delta)
+    report = check_bounds(fl.Lens(fl.Problem(angle(), "mse", (x, angles[:, None]))), "lipschitz_bound", delta=delta)
     assert report.of("lipschitz_bound").status == "not applicable"  # atan2 is no chain of layers
     row = report.of("lipschitz_bound.searched")
     assert row.lhs == pytest.approx((2 * math.pi - opening) / (2 * math.sin(opening / 2)), rel=1e-3)  # 20

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import flatlens as fl
 
 
-class Gated(nn.Module):
+def gated() -> nn.Module:
     """A learnt filter in frequency above a layer: the outputs are affine in the layer, and the slope has a graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.w = nn.Linear(3, 8), nn.Parameter(torch.randn(5))
-        self.out = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.fft.irfft(torch.fft.rfft(self.a(x)) * self.w, n=8))
+    return module_of(
+        lambda net, x: net.out(torch.fft.irfft(torch.fft.rfft(net.a(x)) * net.w, n=8)),
+        a=nn.Linear(3, 8),
+        w=nn.Parameter(torch.randn(5)),
+        out=(8, 2),
+    )
 
 
 def normed(groups: int, channels: int, act: nn.Module, *, affine: bool = True) -> nn.Module:
@@ -40,7 +39,7 @@ NETWORKS = {
         ),
         (7, 1, 3, 3),
     ),
-    "a gate above": (Gated, (6, 3)),
+    "a gate above": (gated, (6, 3)),
 }  # fmt: skip
 
 
@@ -88,28 +87,26 @@ def test_channels_last_is_no_lack_of_memory(pool: type[nn.Module]) -> None:
     assert values[0].value == pytest.approx(values[1].value, rel=1e-9)
 
 
-class Cells(nn.Module):
+def cells(cell: type[nn.LSTMCell] | type[nn.GRUCell]) -> nn.Module:
     """Two steps of a cell that torch.func cannot differentiate for several directions at once."""
 
-    def __init__(self, cell: type[nn.LSTMCell] | type[nn.GRUCell]) -> None:
-        super().__init__()
-        self.cell, self.out = cell(2, 3), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
         h = c = x.new_zeros(len(x), 3)
         for step in range(x.shape[1]):
-            if isinstance(self.cell, nn.LSTMCell):
-                h, c = self.cell(x[:, step], (h, c))
+            if isinstance(net.cell, nn.LSTMCell):
+                h, c = net.cell(x[:, step], (h, c))
             else:
-                h = self.cell(x[:, step], h)
-        return self.out(h)
+                h = net.cell(x[:, step], h)
+        return net.out(h)
+
+    return module_of(forward, cell=cell(2, 3), out=(3, 2))
 
 
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell])
 @pytest.mark.parametrize("name", ["cell.weight_ih", "cell.weight_hh"])
 def test_relative_flatness_of_cells_is_its_definition(cell: type[nn.LSTMCell] | type[nn.GRUCell], name: str) -> None:
     torch.manual_seed(0)
-    net, x, y = Cells(cell).double(), torch.randn(4, 2, 2, dtype=torch.float64), torch.arange(4) % 2
+    net, x, y = cells(cell).double(), torch.randn(4, 2, 2, dtype=torch.float64), torch.arange(4) % 2
     found = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["relative_flatness"])
     W = dict(net.named_parameters())[name]
     (gradient,) = torch.autograd.grad(F.cross_entropy(net(x), y), [W], create_graph=True)
@@ -123,19 +120,15 @@ def test_relative_flatness_of_cells_is_its_definition(cell: type[nn.LSTMCell] | 
 def test_a_forward_with_torch_func_inside() -> None:
     """Its graph cannot be watched while it is built; the curvature exists all the same."""
 
-    class Energy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(2, 4), nn.Linear(4, 1)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        def energy(x: Tensor) -> Tensor:
+            return net.b(net.a(x).tanh()).squeeze(-1)
 
-        def of(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x).tanh()).squeeze(-1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([self.of(x)[:, None], torch.func.vmap(torch.func.grad(self.of))(x)], 1)
+        return torch.cat([energy(x)[:, None], torch.func.vmap(torch.func.grad(energy))(x)], 1)
 
     torch.manual_seed(0)
-    net, x, y = Energy().double(), torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    net = module_of(forward, a=(2, 4), b=(4, 1)).double()
+    x, y = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
     found = fl.measure(fl.Lens(fl.Problem(net, "mse", (x, y))), ["loss", "sharpness(rtol=1e-8)"])
     parameters = list(net.parameters())
     slopes = torch.autograd.grad(F.mse_loss(net(x), y), parameters, create_graph=True)

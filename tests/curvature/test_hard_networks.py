@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from networks import network
+from networks import module_of, network
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -31,19 +31,14 @@ class Square(torch.autograd.Function):
         return 2 * x * slope
 
 
-class Once(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(Square.apply(self.a(x)))
+def squared(function: type[torch.autograd.Function]) -> nn.Module:
+    return module_of(lambda net, x: net.b(function.apply(net.a(x))), a=(6, 4), b=(4, 3)).double()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_function_that_can_be_differentiated_once_only() -> None:
     _, x, y = network("mlp-relu")
-    lens = fl.Lens(fl.Problem(Once().double(), "cross_entropy", (x, y)))
+    lens = fl.Lens(fl.Problem(squared(Square), "cross_entropy", (x, y)))
     assert "0" not in lens.plan.affine
     report = fl.measure(lens, ["ggn_trace", *DERIVED, "kappa_trace"])
     assert report["ggn_trace"].kind == "exact"
@@ -177,26 +172,10 @@ class NoBackward(torch.autograd.Function):
 
 
 def test_a_function_without_a_backward_is_named() -> None:
-    class Forward(Once):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(NoBackward.apply(self.a(x)))
-
     _, x, y = network("mlp-relu")
-    report = fl.measure(fl.Lens(fl.Problem(Forward().double(), "cross_entropy", (x, y))), ["ggn_trace", "loss"])
+    report = fl.measure(fl.Lens(fl.Problem(squared(NoBackward), "cross_entropy", (x, y))), ["ggn_trace", "loss"])
     assert "give the autograd.Function a backward()" in report["ggn_trace"].note
     assert report["loss"].kind == "exact"
-
-
-class Inside(nn.Module):
-    """Two layers, with an operation of forward() between, around or in place of them."""
-
-    def __init__(self, forward: Callable[[Inside, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.f, self.g, self.scale = nn.Linear(3, 4), nn.Linear(4, 3), nn.Parameter(torch.rand(4))
-        self.told, self.A = forward, torch.rand(4, 4).triu()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.told(self, x)
 
 
 def across_samples(x: Tensor) -> Tensor:
@@ -209,12 +188,12 @@ def diagonal(values: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(torch.stack([rows, rows.flip(0)]), values, (len(values), len(values)))
 
 
-def hidden(net: Inside, x: Tensor) -> Tensor:
+def hidden(net: nn.Module, x: Tensor) -> Tensor:
     return net.f(x).tanh()
 
 
 F = torch.func
-INSIDE: dict[str, Callable[[Inside, Tensor], Tensor]] = {
+INSIDE: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "sparse.mm": lambda net, x: net.g(torch.sparse.mm(net.A.to_sparse(), hidden(net, x).T).T),
     "csr @": lambda net, x: net.g((net.A.to_sparse_csr() @ hidden(net, x).T).T.tanh()),
     "csc @": lambda net, x: net.g((net.A.to_sparse_csc() @ hidden(net, x).T).T.tanh()),
@@ -266,8 +245,9 @@ def test_sparse_operands_and_transforms_inside_forward(name: str, seed: int) -> 
     """Numbers are those of differences of gradients over two steps, or undefined where torch's own are wrong."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        net = Inside(INSIDE[name]).double()
-        net.A = net.A.double()
+        net = module_of(INSIDE[name], f=(3, 4), g=(4, 3))
+        net.scale, net.A = nn.Parameter(torch.rand(4)), torch.rand(4, 4).triu()
+        net.double().A = net.A.double()
         x, y = torch.randn(5, 3).double(), torch.arange(5) % 3
     H, finer = (by_differences(net, x, y, step) for step in (1e-4, 5e-5))
     assert torch.allclose(H, finer, atol=1e-6)
@@ -278,7 +258,7 @@ def test_sparse_operands_and_transforms_inside_forward(name: str, seed: int) -> 
         one = found[measure]
         if one.kind == "undefined":  # torch's own second derivative of a sparse parameter is wrong
             assert name == "sparse parameter"
-            assert "second derivatives of the network itself (Inside) are wrong by" in one.note
+            assert "second derivatives of the network itself (Of) are wrong by" in one.note
         else:
             assert one.value == pytest.approx(value, rel=2e-3, abs=1e-6)
     assert all(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from literal_modern import close
 from modern import Case, case, tokens
+from networks import module_of
 from torch import Tensor, nn
 from torch.autograd.functional import hessian, jacobian
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,15 +22,9 @@ from flatlens.grams import Sketch, one_pass
 WORDS = 7
 
 
-class RootMeanSquare(nn.Module):
+def root_mean_square(weight: nn.Parameter, eps: float) -> nn.Module:
     """Llama's norm in the arithmetic of its input; that of transformers is in float32 whatever the network's dtype."""
-
-    def __init__(self, weight: nn.Parameter, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = weight, eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+    return module_of(lambda net, x: net.weight * x * (x.square().mean(-1, keepdim=True) + eps).rsqrt(), weight=weight)
 
 
 def llama(**changes: Any) -> Any:
@@ -40,7 +35,7 @@ def llama(**changes: Any) -> Any:
     net = LlamaForCausalLM(LlamaConfig(**given))
     for name, module in list(net.named_modules()):
         if type(module).__name__ == "LlamaRMSNorm":
-            net.set_submodule(name, RootMeanSquare(module.weight, module.variance_epsilon))
+            net.set_submodule(name, root_mean_square(module.weight, module.variance_epsilon))
     return net
 
 

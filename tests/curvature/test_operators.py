@@ -20,7 +20,7 @@ from literal_curvature import (
     slices,
     with_parameters,
 )
-from networks import network
+from networks import module_of, network
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -201,26 +201,22 @@ def test_the_same_targets_are_drawn_for_every_product(memory: str) -> None:
     assert not torch.allclose(other(v), once)
 
 
-class Tied(nn.Module):
+def tied_network() -> nn.Module:
     """One weight in two places, one that nothing uses, one frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
-        self.second.weight = self.first.weight
-        self.idle = nn.Linear(2, 2)
-        self.head = nn.Linear(4, 3)
-        self.first.bias.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+    net = module_of(
+        lambda net, x: net.head(torch.tanh(net.second(torch.tanh(net.first(x))))), first=(4, 4), second=(4, 4)
+    )
+    net.second.weight = net.first.weight
+    net.idle = nn.Linear(2, 2)
+    net.head = nn.Linear(4, 3)
+    net.first.bias.requires_grad_(False)
+    return net
 
 
 def tied() -> tuple[nn.Module, Tensor, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        return Tied().double(), torch.randn(5, 4).double(), torch.arange(5) % 3
+        return tied_network().double(), torch.randn(5, 4).double(), torch.arange(5) % 3
 
 
 @pytest.mark.parametrize("kind", OPERATORS, ids=lambda k: k.__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -156,17 +157,12 @@ class Within(nn.Linear):
         return super().forward(nn.functional.normalize(x, dim=-1))
 
 
-class Normalised(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.normalize(x, dim=-1)
-
-
 @pytest.mark.parametrize("shape", [(6, 3), (6, 4, 3)])
 def test_features_are_what_the_weight_multiplies(shape: tuple[int, ...]) -> None:
     """A layer that normalises its input inside its call has the features of one behind a module that does."""
     torch.manual_seed(0)
     x, last = torch.randn(shape).double(), [nn.Tanh(), nn.Flatten(), nn.LazyLinear(2)]
-    apart = nn.Sequential(Normalised(), nn.Linear(3, 3), *last).double()
+    apart = nn.Sequential(module_of(lambda net, x: nn.functional.normalize(x, dim=-1)), nn.Linear(3, 3), *last).double()
     apart(x)
     within = nn.Sequential(Within(3, 3), *last).double()
     within[0].load_state_dict(apart[1].state_dict())

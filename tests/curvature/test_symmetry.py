@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builders import normal, redrawn
-from networks import network
+from networks import module_of, network
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -71,13 +71,8 @@ class Ramp(torch.autograd.Function):
         return slope * (ctx.saved_tensors[0] > 0)
 
 
-class Act(nn.Module):
-    def __init__(self, function: type[torch.autograd.Function]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function.apply(x)
+def act(function: type[torch.autograd.Function]) -> nn.Module:
+    return module_of(lambda net, x: function.apply(x))
 
 
 class Fused(nn.Linear):
@@ -108,7 +103,7 @@ def data(n: int = 20, outlier: float = 0.0) -> tuple[Tensor, Tensor]:
 
 
 def with_act(function: type[torch.autograd.Function]) -> nn.Module:
-    return drawn(nn.Linear(6, 4), Act(function), nn.Linear(4, 3))
+    return drawn(nn.Linear(6, 4), act(function), nn.Linear(4, 3))
 
 
 def products(kind: type[Operator], net: nn.Module, x: Tensor, y: Tensor, **options: object) -> Operator:
@@ -121,8 +116,8 @@ def products(kind: type[Operator], net: nn.Module, x: Tensor, y: Tensor, **optio
 @pytest.mark.parametrize("kind", [Hessian, Residual])
 def test_a_wrong_backward_is_named(kind: type[Operator], dtype: torch.dtype) -> None:
     wrong = {
-        r"'1' \(Act\), which runs FlatSquareBackward": with_act(FlatSquare),
-        r"'1' \(Act\), which runs DeafSquareBackward": with_act(DeafSquare),
+        r"'1' \(Of\), which runs FlatSquareBackward": with_act(FlatSquare),
+        r"'1' \(Of\), which runs DeafSquareBackward": with_act(DeafSquare),
         r"'0' \(Fused\)": drawn(Fused(), nn.Tanh(), nn.Linear(4, 3)),
     }
     for words, net in wrong.items():
@@ -145,7 +140,7 @@ def test_a_jacobian_that_is_not_the_adjoint_of_its_transpose(kind: type[Operator
 def test_rare_branches_are_proved_where_they_are_met() -> None:
     """One sample of 300, not among those looked at first: an operation of torch's, and a value of a user's function."""
     fused = drawn(Fused(rare=True), nn.Tanh(), nn.Linear(4, 3))
-    square = drawn(nn.Linear(6, 4), Act(RareSquare), nn.Linear(4, 3))
+    square = drawn(nn.Linear(6, 4), act(RareSquare), nn.Linear(4, 3))
     with torch.no_grad():
         square[0].weight.mul_(0.1)
         square[0].bias.mul_(0.1)
@@ -285,35 +280,32 @@ def test_a_loss_with_a_wrong_backward_is_named(kind: type[Operator]) -> None:
         operator(torch.ones(operator.size, dtype=operator.dtype))
 
 
-class Encoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x[:, None] * torch.linspace(0.5, 1.5, 4).to(x)[:, None]).mean(1))
+def encoder() -> nn.Module:
+    return module_of(
+        lambda net, x: net.head(net.layer(x[:, None] * torch.linspace(0.5, 1.5, 4).to(x)[:, None]).mean(1)),
+        layer=nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True),
+        head=(6, 3),
+    )
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x.unflatten(1, (3, 2)))[0][:, -1])
+def recurrent() -> nn.Module:
+    return module_of(
+        lambda net, x: net.head(net.lstm(x.unflatten(1, (3, 2)))[0][:, -1]),
+        lstm=nn.LSTM(2, 3, batch_first=True),
+        head=(3, 3),
+    )
 
 
 RIGHT = {
-    "encoder": Encoder,
-    "lstm": Recurrent,
+    "encoder": encoder,
+    "lstm": recurrent,
     "batchnorm": lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.GELU(), nn.Linear(5, 3)),
     "layernorm": lambda: nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.SiLU(), nn.Linear(5, 3)),
     "instancenorm": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.InstanceNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)
     ),
-    "ramp": lambda: nn.Sequential(nn.Linear(6, 40), Act(Ramp), nn.Linear(40, 3)),
-    "square": lambda: nn.Sequential(nn.Linear(6, 4), Act(RightSquare), nn.Linear(4, 3)),
+    "ramp": lambda: nn.Sequential(nn.Linear(6, 40), act(Ramp), nn.Linear(40, 3)),
+    "square": lambda: nn.Sequential(nn.Linear(6, 4), act(RightSquare), nn.Linear(4, 3)),
     "no curvature": lambda: nn.Linear(6, 3),
 }
 
@@ -384,26 +376,25 @@ def test_a_problem_knows_what_was_checked() -> None:
         assert operator.certificate.products > 2
 
 
-class TiedWords(nn.Module):
+def tied_words() -> nn.Module:
     """Word 0 has no gradient where it is read, but one where it is predicted; norms compute in float32."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(3, 4, padding_idx=0)
-        nn.init.normal_(self.words.weight, generator=torch.Generator().manual_seed(0))
-        self.mix = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.words(x).mean(1)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = net.words(x).mean(1)
         for _ in range(4):
             z = h.to(torch.float32)
-            h = h + 3 * torch.tanh(self.mix((z * z.square().mean(1, keepdim=True).rsqrt()).to(h.dtype)))
-        return h @ self.words.weight.T
+            h = h + 3 * torch.tanh(net.mix((z * z.square().mean(1, keepdim=True).rsqrt()).to(h.dtype)))
+        return h @ net.words.weight.T
+
+    net = module_of(forward, words=nn.Embedding(3, 4, padding_idx=0))
+    nn.init.normal_(net.words.weight, generator=torch.Generator().manual_seed(0))
+    net.mix = nn.Linear(4, 4)
+    return net
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_gradients_that_are_cut_on_purpose_are_no_fault_of_second_derivatives(seed: int) -> None:
     torch.manual_seed(seed)
     data = torch.tensor([[0, 1, 2], [0, 0, 1], [2, 1, 0]]), torch.tensor([0, 1, 2])
-    problem = fl.Problem(TiedWords().double(), "cross_entropy", data)
+    problem = fl.Problem(tied_words().double(), "cross_entropy", data)
     assert bool(Hessian(problem)(normal(32, seed=seed)).isfinite().all())

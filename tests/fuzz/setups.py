@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -37,66 +38,44 @@ class Setup:
         self.data, self.x, self.y = (x, y), x, y
 
 
-class Temperature(nn.Module):
+def temperature() -> nn.Module:
     """A learned scalar, without an axis."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.scale = nn.Linear(INPUTS, OUTPUTS), nn.Parameter(torch.tensor(1.3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a(x).tanh() * self.scale
+    return module_of(
+        lambda net, x: net.a(x).tanh() * net.scale, a=(INPUTS, OUTPUTS), scale=nn.Parameter(torch.tensor(1.3))
+    )
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, OUTPUTS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(x + self.a(x).relu())
+def residual() -> nn.Module:
+    return module_of(lambda net, x: net.b(x + net.a(x).relu()), a=(INPUTS, INPUTS), b=(INPUTS, OUTPUTS))
 
 
-class Checkpointed(Residual):
-    reentrant = False
+def checkpointed(reentrant: bool = False) -> nn.Module:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        return net.b(checkpoint(lambda h: net.a(h).tanh(), x, use_reentrant=reentrant))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(checkpoint(lambda h: self.a(h).tanh(), x, use_reentrant=self.reentrant))
-
-
-class Reentrant(Checkpointed):
-    reentrant = True
+    return module_of(forward, a=(INPUTS, INPUTS), b=(INPUTS, OUTPUTS))
 
 
-class Looked(nn.Module):
+def looked(beside: bool = False) -> nn.Module:
     """Token ids, or ids beside numbers."""
 
-    def __init__(self, beside: bool = False) -> None:
-        super().__init__()
-        self.embed, self.head, self.beside = nn.Embedding(7, 2), nn.Linear(4 + INPUTS * beside, OUTPUTS), beside
+    def forward(net: nn.Module, ids: Tensor, x: Tensor | None = None) -> Tensor:
+        h = net.embed(ids).flatten(1)
+        return net.head(h if x is None else torch.cat([h, x], 1))
 
-    def forward(self, ids: Tensor, x: Tensor | None = None) -> Tensor:
-        h = self.embed(ids).flatten(1)
-        return self.head(h if x is None else torch.cat([h, x], 1))
+    return module_of(forward, embed=nn.Embedding(7, 2), head=(4 + INPUTS * beside, OUTPUTS))
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(INPUTS, INPUTS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a(self.a(x).tanh())[:, :OUTPUTS]
+def tied() -> nn.Module:
+    return module_of(lambda net, x: net.a(net.a(x).tanh())[:, :OUTPUTS], a=(INPUTS, INPUTS))
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.attend, self.b = nn.Linear(1, 2), nn.MultiheadAttention(2, 1, batch_first=True), nn.Linear(2, 2)
+def attention() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = net.a(x[..., None])
+        return net.b(net.attend(h, h, h)[0].mean(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x[..., None])
-        return self.b(self.attend(h, h, h)[0].mean(1))
+    return module_of(forward, a=nn.Linear(1, 2), attend=nn.MultiheadAttention(2, 1, batch_first=True), b=(2, 2))
 
 
 def mlp(*layers: nn.Module) -> nn.Module:
@@ -121,15 +100,15 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     ),
     "spectralnorm": lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(INPUTS, OUTPUTS))),
     "convolutional": convolutional,
-    "residual": Residual,
-    "temperature": Temperature,
-    "tied": Tied,
-    "attention": Attention,
-    "checkpoint": Checkpointed,
-    "reentrant": Reentrant,
+    "residual": residual,
+    "temperature": temperature,
+    "tied": tied,
+    "attention": attention,
+    "checkpoint": checkpointed,
+    "reentrant": lambda: checkpointed(reentrant=True),
     "one output": lambda: nn.Sequential(nn.Linear(INPUTS, 3), nn.SiLU(), nn.Linear(3, 1)),
-    "ids": Looked,
-    "ids and numbers": lambda: Looked(beside=True),
+    "ids": looked,
+    "ids and numbers": lambda: looked(beside=True),
 }
 SPECTRAL = ("weightnorm", "spectralnorm")  #: cannot be copied: their truth is asked of other tests
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -28,16 +29,12 @@ SECOND: dict[str, Callable[[Tensor], Tensor]] = {
 }  #: whose second derivative is not
 
 
-class Net(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor], width: int) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.first, self.function = nn.Linear(3, EACH, bias=False), function
-            self.head = nn.Linear(width, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.function(self.first(x)))
+def through(function: Callable[[Tensor], Tensor], width: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return module_of(
+            lambda net, x: net.head(function(net.first(x))), first=nn.Linear(3, EACH, bias=False), head=(width, 2)
+        )
 
 
 def drawn(function: Callable[[Tensor], Tensor], seed: int) -> tuple[fl.Problem, list[int]]:
@@ -50,7 +47,7 @@ def drawn(function: Callable[[Tensor], Tensor], seed: int) -> tuple[fl.Problem, 
     width = function(torch.ones(2, EACH)).shape[1]
     dtype = draw.choice([torch.float32, torch.float64])
     y = torch.ones(n, 2, dtype=torch.float64)
-    return fl.Problem(Net(function, width).double(), "half_squared_error", (x, y), dtype=dtype), at
+    return fl.Problem(through(function, width).double(), "half_squared_error", (x, y), dtype=dtype), at
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from literal import matrices, parameter_jacobian
-from networks import NETWORKS, network
+from networks import NETWORKS, module_of, network
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
@@ -251,15 +251,7 @@ def test_where_the_pass_is_exact_is_found(name: str) -> None:
 
 
 def test_a_curved_function_outside_any_module_is_noticed() -> None:
-    class Hidden(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(torch.sin(self.a(x)))
-
-    net = Hidden().double()
+    net = module_of(lambda net, x: net.b(torch.sin(net.a(x))), a=(6, 4), b=(4, 3)).double()
     x, y = torch.randn(4, 6).double(), torch.zeros(4, dtype=torch.long)
     assert lay_out(fl.Problem(net, "cross_entropy", (x, y)), net).affine == {"b"}
 
@@ -310,16 +302,15 @@ class Odd(torch.autograd.Function):
         return gradient * 3 * x**2 if float(gradient.abs().max()) >= 0 else gradient  # looks at a value
 
 
-class Cubed(nn.Module):
-    def __init__(self, own: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second, self.own = nn.Linear(4, 6).double(), nn.Linear(6, 3).double(), own
+def cubed(own: bool) -> nn.Module:
+    torch.manual_seed(0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        found: Tensor = self.second(Odd.apply(h) if self.own else h**3)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = net.first(x)
+        found: Tensor = net.second(Odd.apply(h) if own else h**3)
         return found
+
+    return module_of(forward, first=(4, 6), second=(6, 3)).double()
 
 
 def test_operations_without_batching_rule_are_differentiated_one_by_one() -> None:
@@ -327,7 +318,7 @@ def test_operations_without_batching_rule_are_differentiated_one_by_one() -> Non
     x, y = torch.randn(40, 4).double(), torch.zeros(40).long()
     reports = [
         fl.measure(
-            fl.Lens(fl.Problem(Cubed(own), "cross_entropy", (x, y), memory="20KB")), ["mls", "ggn_trace", "nmls"]
+            fl.Lens(fl.Problem(cubed(own), "cross_entropy", (x, y), memory="20KB")), ["mls", "ggn_trace", "nmls"]
         )
         for own in (False, True)
     ]

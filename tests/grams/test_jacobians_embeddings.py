@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
@@ -14,34 +15,31 @@ IDS = torch.tensor([[0, 1, 1, 3], [2, 2, 2, 2], [3, 0, 4, 1]])  # ids that come 
 Y = torch.tensor([0, 1, 2])
 
 
-class Net(nn.Module):
+def reading(kind: str) -> nn.Module:
     """A network that sums embedding rows behind a curved layer."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.embed = nn.Embedding(5, 3, padding_idx=0 if kind == "padding" else None, sparse=kind == "sparse")
-        self.place = nn.Embedding(4, 3)
-        self.mix, self.head = nn.Linear(3, 4), nn.Linear(4, 5 if kind == "tied" else 3)
-        self.back = nn.Linear(3, 5, bias=False)
-        if kind == "tied":
-            self.back.weight = self.embed.weight
+    def forward(net: nn.Module, ids: Tensor) -> Tensor:
+        x = net.embed(ids)
+        if kind == "twice":
+            x = x * net.embed(ids.flip(1)).sin()
+        if kind == "positions":
+            x = x + net.place(torch.arange(ids.shape[1]))[None]
+        if kind == "one row":
+            return net.head(torch.tanh(net.mix(net.embed(ids[:, 0]))))
+        h = torch.tanh(net.mix(x) * torch.arange(1, 5)[None, :, None]).mean(1)
+        return net.head(h) + (net.back(x.mean(1)) if kind == "tied" else 0)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids)
-        if self.kind == "twice":
-            x = x * self.embed(ids.flip(1)).sin()
-        if self.kind == "positions":
-            x = x + self.place(torch.arange(ids.shape[1]))[None]
-        if self.kind == "one row":
-            return self.head(torch.tanh(self.mix(self.embed(ids[:, 0]))))
-        h = torch.tanh(self.mix(x) * torch.arange(1, 5)[None, :, None]).mean(1)
-        return self.head(h) + (self.back(x.mean(1)) if self.kind == "tied" else 0)
+    embed = nn.Embedding(5, 3, padding_idx=0 if kind == "padding" else None, sparse=kind == "sparse")
+    net = module_of(forward, embed=embed, place=nn.Embedding(4, 3), mix=(3, 4), head=(4, 5 if kind == "tied" else 3))
+    net.back = nn.Linear(3, 5, bias=False)
+    if kind == "tied":
+        net.back.weight = net.embed.weight
+    return net
 
 
 def made(kind: str) -> nn.Module:
     torch.manual_seed(0)
-    net = Net(kind).double()
+    net = reading(kind).double()
     if kind == "frozen":
         net.embed.weight.requires_grad_(False)
     return net
@@ -86,48 +84,29 @@ def test_sums_over_parameters_are_those_of_explicit_jacobians(kind: str, outputs
 
 
 def test_what_no_sample_looks_up_takes_no_memory() -> None:
-    class Big(Net):
-        def __init__(self) -> None:
-            super().__init__("plain")
-            self.embed = nn.Embedding(100_000, 3)
-
-    lens = fl.Lens(fl.Problem(Big().double(), "cross_entropy", (IDS, Y)))
+    big = reading("plain")
+    big.embed = nn.Embedding(100_000, 3)
+    lens = fl.Lens(fl.Problem(big.double(), "cross_entropy", (IDS, Y)))
     assert lens.plan.unexplained_size == 12 + 15  # the two that nobody calls
     assert lens.plan.bytes_per_sample(3) < 20_000
 
 
 def test_an_embedding_called_a_different_number_of_times_is_refused() -> None:
-    class Longer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(5, 3), nn.Linear(3, 3)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.head(sum(self.embed(column) for column in ids.T[: 2 + len(ids) // 9]))
-
     data = (torch.arange(90).reshape(30, 3) % 5, torch.arange(30) % 3)
+
+    def forward(net: nn.Module, ids: Tensor) -> Tensor:
+        return net.head(sum(net.embed(column) for column in ids.T[: 2 + len(ids) // 9]))
+
+    net = module_of(forward, embed=nn.Embedding(5, 3), head=(3, 3))
     with pytest.raises(BadModel, match="other samples"):
-        fl.measure(fl.Lens(fl.Problem(Longer(), "cross_entropy", data)), "ggn_trace")
+        fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data)), "ggn_trace")
 
 
-class Bagged(nn.Module):
-    """A bag of words: ids of a sample in one row, or all samples' in one with the places where they begin."""
-
-    def __init__(self, mode: str, how: str) -> None:
-        super().__init__()
-        self.bag, self.how = nn.EmbeddingBag(9, 5, mode=mode), how
-        self.mid, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
-
-    def bagged(self, ids: Tensor) -> Tensor:
-        if self.how == "offsets":
-            return self.bag(ids.flatten(), torch.arange(len(ids)) * ids.shape[1])
-        return self.bag(input=ids) if self.how == "named" else self.bag(ids)
-
-    def above(self, z: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.mid(z)))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.above(self.bagged(ids))
+def bagged(net: nn.Module, ids: Tensor, how: str) -> Tensor:
+    """The bags of words: ids of a sample in one row, or all samples' in one with the places where they begin."""
+    if how == "offsets":
+        return net.bag(ids.flatten(), torch.arange(len(ids)) * ids.shape[1])
+    return net.bag(input=ids) if how == "named" else net.bag(ids)
 
 
 @pytest.mark.parametrize("mode", ["mean", "sum", "max"])
@@ -136,11 +115,13 @@ class Bagged(nn.Module):
 def test_the_input_of_a_bag_of_words_is_the_bag(mode: str, how: str, n: int, tokens: int) -> None:
     """As that of words is their vectors: sensitivities are to the output of the first embedding, one per sample."""
     torch.manual_seed(n)
-    net, ids = Bagged(mode, how).double(), torch.randint(0, 9, (n, tokens))
+    bag, above = nn.EmbeddingBag(9, 5, mode=mode), nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    net = module_of(lambda net, ids: net.above(bagged(net, ids, how)), bag=bag, above=above).double()
+    ids = torch.randint(0, 9, (n, tokens))
     report = fl.measure(
         fl.Lens(fl.Problem(net, "cross_entropy", (ids, torch.arange(n) % 3))), ["mls", "normalized_mls"]
     )
-    z = net.bagged(ids).detach()
+    z = bagged(net, ids, how).detach()
     norms = torch.stack([torch.linalg.matrix_norm(torch.func.jacrev(net.above)(one), 2) for one in z]).detach()
     assert report["mls"].value == pytest.approx(float(norms.mean()), rel=1e-10)
     assert report["mls"].note == "to the first embedding's output"

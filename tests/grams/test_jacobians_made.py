@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,17 +19,9 @@ X = torch.randn(7, 3, 4, dtype=torch.float64, generator=torch.Generator().manual
 Y = torch.tensor([0, 1, 2, 0, 1, 2, 1])
 
 
-class Net(nn.Module):
+def of(act: Callable[[Any, Tensor], Tensor], **parts: Any) -> nn.Module:
     """A forward() of its own over the given parts; the mean over tokens and a linear layer follow."""
-
-    def __init__(self, act: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.act, self.first, self.head = act, nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.act(self, self.first(x)).tanh().mean(1))
+    return module_of(lambda net, x: net.head(act(net, net.first(x)).tanh().mean(1)), **parts, first=(4, 4), head=(4, 3))
 
 
 def free(*shape: int) -> nn.Parameter:
@@ -47,31 +40,31 @@ def with_distances(s: Any, h: Tensor) -> Tensor:
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
-    "a slice of a weight": (lambda: Net(lambda s, h: h + F.linear(h, s.w[1:5]), w=free(6, 4)), {"w"}),
-    "a weight in units of its size": (lambda: Net(lambda s, h: F.linear(h, s.w / s.w.norm()), w=free(4, 4)), {"w"}),
+    "a slice of a weight": (lambda: of(lambda s, h: h + F.linear(h, s.w[1:5]), w=free(6, 4)), {"w"}),
+    "a weight in units of its size": (lambda: of(lambda s, h: F.linear(h, s.w / s.w.norm()), w=free(4, 4)), {"w"}),
     "a weight of two factors": (
-        lambda: Net(lambda s, h: h + F.linear(h, s.up @ s.down), up=free(4, 2), down=free(2, 4)), {"up", "down"}
+        lambda: of(lambda s, h: h + F.linear(h, s.up @ s.down), up=free(4, 2), down=free(2, 4)), {"up", "down"}
     ),
-    "a weight that also acts as it is": (lambda: Net(lambda s, h: F.linear(h, s.w) + F.linear(h, s.w.exp()),
+    "a weight that also acts as it is": (lambda: of(lambda s, h: F.linear(h, s.w) + F.linear(h, s.w.exp()),
                                                      w=free(4, 4)), {"w"}),
     "cross-attention": (
-        lambda: Net(from_others, mha=nn.MultiheadAttention(4, 2, batch_first=True)),
+        lambda: of(from_others, mha=nn.MultiheadAttention(4, 2, batch_first=True)),
         {"mha.in_proj_weight", "mha.in_proj_bias"},
     ),
-    "a part of a table of positions": (lambda: Net(lambda s, h: h + s.place[:, : h.shape[1]], place=free(1, 5, 4)),
+    "a part of a table of positions": (lambda: of(lambda s, h: h + s.place[:, : h.shape[1]], place=free(1, 5, 4)),
                                        {"place"}),
     "positions looked up for all samples at once": (
-        lambda: Net(lambda s, h: h + s.place(torch.arange(h.shape[1])[None]), place=nn.Embedding(6, 4)),
+        lambda: of(lambda s, h: h + s.place(torch.arange(h.shape[1])[None]), place=nn.Embedding(6, 4)),
         {"place.weight"},
     ),
     "a row that is looked up twice, and padding": (
-        lambda: Net(lambda s, h: h * s.place(torch.tensor([[2, 0, 2]])).sin(),
+        lambda: of(lambda s, h: h * s.place(torch.tensor([[2, 0, 2]])).sin(),
                     place=nn.Embedding(6, 4, padding_idx=0)), {"place.weight"},
     ),
-    "a table of distances": (lambda: Net(with_distances, table=free(5)), {"table"}),
-    "a weight and its transpose": (lambda: Net(lambda s, h: F.linear(F.linear(h, s.w).tanh(), s.w.T), w=free(5, 4)),
+    "a table of distances": (lambda: of(with_distances, table=free(5)), {"table"}),
+    "a weight and its transpose": (lambda: of(lambda s, h: F.linear(F.linear(h, s.w).tanh(), s.w.T), w=free(5, 4)),
                                    {"w"}),
-    "a temperature": (lambda: Net(lambda s, h: h * s.t.exp(), t=free()), {"t"}),
+    "a temperature": (lambda: of(lambda s, h: h * s.t.exp(), t=free()), {"t"}),
 }  # fmt: skip
 
 
@@ -114,25 +107,29 @@ def test_sums_over_parameters_are_those_of_explicit_jacobians(name: str, memory:
     assert report["adaptive_sharpness_ggn"].value == pytest.approx(adaptive, rel=1e-10)
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """A causal model in small: its table is read by ids, and multiplies the last features; ids 0 are padding."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.place = nn.Embedding(5, 4, padding_idx=0), nn.Embedding(6, 4)
-        self.mix, self.head = nn.Linear(4, 4), nn.Linear(4, 5, bias=False)
-        self.head.weight = self.embed.weight
+    def forward(net: nn.Module, ids: Tensor) -> Tensor:
+        h = net.embed(ids) + net.place(torch.arange(ids.shape[1])[None])
+        return net.head(net.mix(h).tanh().mean(1))
 
-    def forward(self, ids: Tensor) -> Tensor:
-        h = self.embed(ids) + self.place(torch.arange(ids.shape[1])[None])
-        return self.head(self.mix(h).tanh().mean(1))
+    net = module_of(
+        forward,
+        embed=nn.Embedding(5, 4, padding_idx=0),
+        place=nn.Embedding(6, 4),
+        mix=nn.Linear(4, 4),
+        head=nn.Linear(4, 5, bias=False),
+    )
+    net.head.weight = net.embed.weight
+    return net
 
 
 def test_a_tied_head_is_one_weight() -> None:
     """Sums are those of explicit Jacobians, and relative flatness is Definition 3 by explicit double backward."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = Tied().double().eval()
+        net = tied().double().eval()
         with torch.no_grad():
             net.embed.weight[0] = torch.randn(4)
     ids, y = torch.tensor([[1, 2, 2], [3, 0, 4], [4, 4, 1], [2, 1, 0]]), torch.tensor([1, 4, 0, 2])
@@ -157,7 +154,7 @@ def test_a_tied_head_is_one_weight() -> None:
 
 def test_what_depends_on_the_sample_is_not_taken_for_made() -> None:
     """A weight times a number of each sample goes through per-sample autograd, or is right all the same."""
-    net = Net(lambda s, h: F.linear(h, s.w) * (s.w * h.detach().mean()).exp().sum(), w=free(4, 4)).double()
+    net = of(lambda s, h: F.linear(h, s.w) * (s.w * h.detach().mean()).exp().sum(), w=free(4, 4)).double()
     problem = fl.Problem(net, "cross_entropy", (X[:1], Y[:1]))
     report = fl.measure(fl.Lens(problem), "interpolation_sharpness")
     S = sum(float(J.square().sum()) for J in jacobians(net, X[:1]).values())
@@ -166,7 +163,7 @@ def test_what_depends_on_the_sample_is_not_taken_for_made() -> None:
 
 def test_a_chunk_of_one_sample_keeps_the_plan() -> None:
     """A token expanded to one sample is not repeated, and is still read with samples."""
-    net = Net(lambda s, h: torch.cat([s.token.expand(len(h), 1, 4), h], 1), token=free(1, 1, 4)).double()
+    net = of(lambda s, h: torch.cat([s.token.expand(len(h), 1, 4), h], 1), token=free(1, 1, 4)).double()
     problem = fl.Problem(net, "cross_entropy", (X, Y))
     plan = lay_out(problem, net)
     assert plan.small_parameters.count("token") == 1

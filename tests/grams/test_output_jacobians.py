@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from literal import call_jacobians, input_jacobian, parameter_jacobian
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,17 +21,11 @@ from flatlens.grams.record import run_recorded
 module = sys.modules["flatlens.grams.output_jacobians"]
 
 
-class Ends(nn.Module):
+def ends(end: Callable[[Any, Tensor], Tensor], last: nn.Linear | None = None) -> nn.Module:
     """Two layers, and a function that ends the network."""
-
-    def __init__(self, end: Callable[[Any, Tensor], Tensor], last: nn.Linear | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.first, self.last = nn.Linear(4, 6), last or nn.Linear(6, 3)
-        self.end = end
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.end(self, torch.tanh(self.first(x)))
+    torch.manual_seed(1)
+    first = nn.Linear(4, 6)
+    return module_of(lambda net, x: end(net, torch.tanh(net.first(x))), first=first, last=last or (6, 3))
 
 
 class Twice(nn.Linear):
@@ -72,7 +67,7 @@ def twice(net: Any, h: Tensor) -> Tensor:
     return net.last(torch.cat([net.last(h), h[:, :3]], 1))
 
 
-def hooked(net: Ends) -> Ends:
+def hooked(net: nn.Module) -> nn.Module:
     net.last.register_forward_hook(lambda module, args, z: 0.5 * z)
     return net
 
@@ -85,25 +80,25 @@ def heard(net: Any, h: Tensor) -> Tensor:
     return z
 
 
-def frozen(net: Ends) -> Ends:
+def frozen(net: nn.Module) -> nn.Module:
     net.last.requires_grad_(False)
     return net
 
 
-ENDS: dict[str, tuple[Ends, bool]] = {
-    "plain": (Ends(plain), True),
-    "no bias": (Ends(plain, nn.Linear(6, 3, bias=False)), True),
-    "frozen": (frozen(Ends(plain)), True),
-    "two calls": (Ends(twice), True),
-    "in place behind it": (Ends(in_place), False),
-    "a road around it": (Ends(around), False),
-    "a factor behind it": (Ends(doubled), False),
-    "a hook behind it": (hooked(Ends(plain)), False),
-    "a hook on the outputs": (Ends(heard), False),
-    "spectral norm": (Ends(plain, nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3))), False),
-    "a factor before it": (Ends(plain, Twice(6, 3)), False),
-    "a mask on its weight": (Ends(plain, Masked(6, 3)), False),
-    "a factor inside it": (Ends(plain, Loud(6, 3)), False),
+ENDS: dict[str, tuple[nn.Module, bool]] = {
+    "plain": (ends(plain), True),
+    "no bias": (ends(plain, nn.Linear(6, 3, bias=False)), True),
+    "frozen": (frozen(ends(plain)), True),
+    "two calls": (ends(twice), True),
+    "in place behind it": (ends(in_place), False),
+    "a road around it": (ends(around), False),
+    "a factor behind it": (ends(doubled), False),
+    "a hook behind it": (hooked(ends(plain)), False),
+    "a hook on the outputs": (ends(heard), False),
+    "spectral norm": (ends(plain, nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3))), False),
+    "a factor before it": (ends(plain, Twice(6, 3)), False),
+    "a mask on its weight": (ends(plain, Masked(6, 3)), False),
+    "a factor inside it": (ends(plain, Loud(6, 3)), False),
 }
 
 

@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -51,24 +52,22 @@ def test_one_pair_that_meets_is_found() -> None:
     assert coupled_places(f, {"x": x}, {"x": FRONT}, generator) == ["x"]
 
 
-class RarelyCoupled(nn.Module):
+def rarely_coupled() -> nn.Module:
     """A network whose samples affect each other only on batches with an outlier, and only in derivatives."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.o = nn.Linear(4, 6), nn.Linear(6, 40)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.a(x))
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = torch.relu(net.a(x))
         other = 0.1 * h.roll(1, 0)
-        return self.o(h + other - other.detach() if bool((x > 5).any()) else h)
+        return net.o(h + other - other.detach() if bool((x > 5).any()) else h)
+
+    return module_of(forward, a=(4, 6), o=(6, 40))
 
 
 @pytest.mark.parametrize("outputs", ["exact", 4])
 def test_samples_that_meet_on_a_late_batch_are_refused(outputs: str | int) -> None:
     x = torch.randn(600, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[400] = 9
-    problem = fl.Problem(RarelyCoupled().double(), "cross_entropy", (x, torch.arange(600) % 40))
+    problem = fl.Problem(rarely_coupled().double(), "cross_entropy", (x, torch.arange(600) % 40))
     for measure in ("interpolation_sharpness", "mls"):
         with pytest.raises(BadModel, match="change with the other samples"):
             fl.measure(fl.Lens(problem, outputs=outputs), measure)

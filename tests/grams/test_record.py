@@ -4,39 +4,42 @@ from __future__ import annotations
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.grams.record import sample_axis
 
 
-class Reader(nn.Module):
+def embedded(net: nn.Module, ids: Tensor) -> Tensor:
+    """The words and their places, looked up in one of several orders."""
+    places = torch.arange(ids.shape[1])
+    if net.order == "transposed":
+        return net.words(ids.T).movedim(0, 1) + net.places(places)
+    if net.order == "copied":
+        return net.words(ids.T.contiguous()).movedim(0, 1) + net.places(places)
+    if net.order == "places first":
+        before = net.places(places[None])
+        return before + net.words(ids)
+    if net.order == "keyword":
+        return net.words(input=ids) + net.places(places)
+    if net.order == "one row":
+        return net.words(ids.reshape(-1)).reshape(*ids.shape, -1) + net.places(places)
+    return net.words(ids) + net.places(places)
+
+
+def reader(order: str) -> nn.Module:
     """Embeds token ids in one of several orders; the function of the ids is the same in all."""
-
-    def __init__(self, order: str) -> None:
-        super().__init__()
-        self.order = order
-        self.words, self.places, self.out = nn.Embedding(6, 3), nn.Embedding(8, 3), nn.Linear(3, 2)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1])
-        if self.order == "transposed":
-            h = self.words(ids.T).movedim(0, 1) + self.places(places)
-        elif self.order == "copied":
-            h = self.words(ids.T.contiguous()).movedim(0, 1) + self.places(places)
-        elif self.order == "places first":
-            before = self.places(places[None])
-            h = before + self.words(ids)
-        else:
-            h = self.words(ids) + self.places(places)
-        return self.out(h.tanh().mean(1))
+    net = module_of(lambda net, ids: net.out(embedded(net, ids).tanh().mean(1)), order=order)
+    net.words, net.places, net.out = nn.Embedding(6, 3), nn.Embedding(8, 3), nn.Linear(3, 2)
+    return net
 
 
 @pytest.mark.parametrize("tokens", [3, 4])  # fewer tokens than samples, and as many
 @pytest.mark.parametrize("order", ["transposed", "copied", "places first"])
 def test_the_input_is_that_of_the_words(order: str, tokens: int) -> None:
     torch.manual_seed(0)
-    plain, net = Reader("words first").double(), Reader(order).double()
+    plain, net = reader("words first").double(), reader(order).double()
     net.load_state_dict(plain.state_dict())
     data = torch.randint(0, 6, (4, tokens)), torch.tensor([0, 1, 1, 0])
     asked = ["mls", "interpolation_sharpness", "ggn_trace", "jacobian_norm"]
@@ -54,21 +57,13 @@ def test_a_column_is_one_id_of_each_sample() -> None:
 
 
 def test_ids_by_keyword_and_in_one_row() -> None:
-    class Other(Reader):
-        def forward(self, ids: Tensor) -> Tensor:
-            if self.order == "keyword":
-                h = self.words(input=ids)
-            else:
-                h = self.words(ids.reshape(-1)).reshape(*ids.shape, -1)
-            return self.out((h + self.places(torch.arange(ids.shape[1]))).tanh().mean(1))
-
     torch.manual_seed(0)
-    plain = Reader("words first").double()
+    plain = reader("words first").double()
     for tokens in (3, 4):
         data = torch.randint(0, 6, (4, tokens)), torch.tensor([0, 1, 1, 0])
         truth = fl.measure(fl.Lens(fl.Problem(plain, "cross_entropy", data)), ["interpolation_sharpness", "mls"])
         for order in ("keyword", "one row"):
-            net = Other(order).double()
+            net = reader(order).double()
             net.load_state_dict(plain.state_dict())
             found = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data)), ["interpolation_sharpness", "mls"])
             assert found["interpolation_sharpness"].value == pytest.approx(truth["interpolation_sharpness"].value)

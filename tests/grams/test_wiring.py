@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from literal import definition_3, input_jacobian, parameter_jacobian, weight_hessian
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,16 +22,9 @@ def cross_entropy(f: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(f, y, reduction="none")
 
 
-class Wired(nn.Module):
+def wired(wiring, width: int = 6) -> nn.Module:
     """Two layers a and b and an output layer o, connected by a function."""
-
-    def __init__(self, wiring, width: int = 6) -> None:
-        super().__init__()
-        self.a, self.b, self.o = nn.Linear(6, width), nn.Linear(width, 6), nn.Linear(6, 3)
-        self.wiring = wiring
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.wiring(self, x)
+    return module_of(lambda net, x: net.wiring(net, x), a=(6, width), b=(width, 6), o=(6, 3), wiring=wiring)
 
 
 WIRINGS = {
@@ -45,7 +39,7 @@ WIRINGS = {
 }
 
 
-def not_in_place(s: Wired, x: Tensor) -> Tensor:
+def not_in_place(s: nn.Module, x: Tensor) -> Tensor:
     """Compute what "an in-place start" does, in a form that functional transforms accept."""
     return s.o(F.relu(s.a(F.relu(x))))
 
@@ -55,7 +49,7 @@ def not_in_place(s: Wired, x: Tensor) -> Tensor:
 def test_sums_and_sensitivities_are_right_however_layers_are_wired(wiring: str, frozen: bool) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        net = Wired(WIRINGS[wiring]).double()
+        net = wired(WIRINGS[wiring]).double()
     before = X.clone()
     net.wiring = not_in_place if wiring == "an in-place start" else net.wiring
     J = parameter_jacobian(net, X)
@@ -76,7 +70,7 @@ def test_sums_and_sensitivities_are_right_however_layers_are_wired(wiring: str, 
 def test_relative_flatness_is_definition_3_or_undefined(wiring: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        net = Wired(WIRINGS[wiring]).double()
+        net = wired(WIRINGS[wiring]).double()
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y))), "relative_flatness")
     seen = 0
     for name in ("a", "b", "o"):
@@ -97,7 +91,7 @@ def test_curvature_hidden_from_the_first_samples_is_found(activation) -> None:
     """On the first samples the second derivative is 0."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        net = Wired(lambda s, x: s.o(activation(s.a(x)))).double()
+        net = wired(lambda s, x: s.o(activation(s.a(x)))).double()
     with torch.no_grad():
         net.a.bias.zero_()
     x = torch.cat([torch.zeros(9, 6).double(), X])
@@ -107,22 +101,19 @@ def test_curvature_hidden_from_the_first_samples_is_found(activation) -> None:
     assert report["relative_flatness", "a"].value == pytest.approx(truth, rel=1e-9)
 
 
-class Normed(nn.Module):
+def normed() -> nn.Module:
     """Two weight-normed layers of one shape, and a spectral-normed one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
-        self.b = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
-        self.o = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.o(F.relu(self.b(F.relu(self.a(x)))))
+    return module_of(
+        lambda net, x: net.o(F.relu(net.b(F.relu(net.a(x))))),
+        a=nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+        b=nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+        o=nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)),
+    )
 
 
 def test_reparametrised_layers() -> None:
     """S counts the trained parameters; relative flatness reads the weight that is computed from them."""
-    net = Normed().double().eval()
+    net = normed().double().eval()
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y))), "pass")
     truth = sum(float(j.square().sum()) for j in parameter_jacobian(net, X).values()) / len(X)
     assert report["interpolation_sharpness"].value == pytest.approx(truth, rel=1e-10)
@@ -138,28 +129,26 @@ def test_reparametrised_layers() -> None:
         )
 
 
-class Tokens(nn.Module):
+def tokens(sparse: bool = False) -> nn.Module:
     """A network of token ids whose embedding is tied to its head."""
-
-    def __init__(self, sparse: bool = False) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(7, 4, padding_idx=0, sparse=sparse)
-        self.mid = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 7, bias=False)
-        if not sparse:
-            self.head.weight = self.embed.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.mid(self.embed(ids))).mean(1))
+    net = module_of(
+        lambda net, ids: net.head(torch.tanh(net.mid(net.embed(ids))).mean(1)),
+        embed=nn.Embedding(7, 4, padding_idx=0, sparse=sparse),
+        mid=nn.Linear(4, 4),
+        head=nn.Linear(4, 7, bias=False),
+    )
+    if not sparse:
+        net.head.weight = net.embed.weight
+    return net
 
 
 @pytest.mark.parametrize("kind", ["tied", "sparse", "frozen"])
 def test_token_ids(kind: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        net = Tokens(kind == "sparse").double()
+        net = tokens(kind == "sparse").double()
     ids = torch.randint(0, 7, (9, 3), generator=G)
-    dense = Tokens().double()
+    dense = tokens().double()
     if kind == "sparse":
         dense.head.weight = nn.Parameter(net.head.weight.detach().clone())
     dense.load_state_dict(net.state_dict())
@@ -176,17 +165,12 @@ def test_token_ids(kind: str) -> None:
 
 
 def test_a_frozen_backbone_under_no_grad() -> None:
-    class Backbone(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.o = nn.Linear(6, 5), nn.Linear(5, 3)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = torch.relu(net.a(x))
+        return net.o(h)
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                h = torch.relu(self.a(x))
-            return self.o(h)
-
-    net = Backbone().double()
+    net = module_of(forward, a=(6, 5), o=(5, 3)).double()
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y), parameters=["o.weight", "o.bias"])), "pass")
     h2 = torch.relu(net.a(X)).detach().square().sum(1)
     assert report["interpolation_sharpness"].value == pytest.approx(float(3 * (h2 + 1).mean()), rel=1e-12)
@@ -195,28 +179,26 @@ def test_a_frozen_backbone_under_no_grad() -> None:
 
 
 def test_a_recurrence_over_samples_is_refused() -> None:
-    net = Wired(lambda s, x: s.o(s.a(x).cumsum(0))).double()
+    net = wired(lambda s, x: s.o(s.a(x).cumsum(0))).double()
     with pytest.raises(BadModel, match="outputs change with the other samples"):
         fl.Problem(net, "cross_entropy", (X, Y))
 
 
-class Packed(nn.Module):
+def packed() -> nn.Module:
     """A layer that sees only some tokens of each sample."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.o = nn.Linear(2, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
         seen = x[..., 0] > -0.5
         h = torch.zeros(*x.shape[:2], 4, dtype=x.dtype)
-        h[seen] = torch.tanh(self.a(x[seen]))
-        return self.o(h.mean(1))
+        h[seen] = torch.tanh(net.a(x[seen]))
+        return net.o(h.mean(1))
+
+    return module_of(forward, a=(2, 4), o=(4, 3))
 
 
 def test_packed_tokens_go_through_per_sample_autograd() -> None:
     x = torch.randn(11, 5, 2, generator=G).double()
-    net = Packed().double()
+    net = packed().double()
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, torch.zeros(11, dtype=torch.long)))), "pass")
     truth = 0.0
     for i in range(11):
@@ -229,21 +211,16 @@ def test_packed_tokens_go_through_per_sample_autograd() -> None:
 def test_a_network_that_changes_its_calls_half_way_is_right() -> None:
     """Longer sequences come only after the probed batches: the plan is made anew."""
 
-    class Cells(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.c, self.o = nn.Linear(3, 2), nn.Linear(2, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = x.new_zeros(len(x), 2)
-            for t in range(x.shape[1]):
-                h = torch.tanh(self.c(torch.cat([x[:, t, None], h], 1)))
-            return self.o(h)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 2)
+        for t in range(x.shape[1]):
+            h = torch.tanh(net.c(torch.cat([x[:, t, None], h], 1)))
+        return net.o(h)
 
     lengths = [2, 2, 2, 4]
     batches = [(torch.randn(4, T, generator=G).double(), torch.zeros(4, dtype=torch.long)) for T in lengths]
     loader = torch.utils.data.DataLoader(batches, batch_size=None)
-    net = Cells().double()
+    net = module_of(forward, c=(3, 2), o=(2, 3)).double()
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", loader)), "pass")
     S = sum(float(J.square().sum()) for x, _ in batches for J in parameter_jacobian(net, x).values()) / 16
     assert report["interpolation_sharpness"].value == pytest.approx(S, rel=1e-10)
@@ -274,35 +251,22 @@ def test_a_dead_feature_does_not_spoil_theorem_4() -> None:
 
 
 def test_parameters_without_any_axis_count() -> None:
-    class Scaled(nn.Module):
-        """a tanh(b x), a and b single numbers."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(0.5))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.a * torch.tanh(self.b * x)
-
+    # a tanh(b x), a and b single numbers.
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
-    problem = fl.Problem(Scaled().double(), "half_squared_error", (x, torch.zeros(5, 3).double()))
+    net = module_of(
+        lambda net, x: net.a * torch.tanh(net.b * x),
+        a=nn.Parameter(torch.tensor(2.0)),
+        b=nn.Parameter(torch.tensor(0.5)),
+    ).double()
+    problem = fl.Problem(net, "half_squared_error", (x, torch.zeros(5, 3).double()))
     t = torch.tanh(0.5 * x)
     truth = float((t.square().sum(1) + (2 * (1 - t.square()) * x).square().sum(1)).mean())
     assert fl.measure(fl.Lens(problem), "ggn_trace")["ggn_trace"].value == pytest.approx(truth)
 
 
 def test_an_input_that_is_shifted_first_is_not_the_first_layers() -> None:
-    class Shifted(nn.Module):
-        """The Jacobian at the layer's input is the network's own, but the input is not."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(6, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.fc(x - 5)
-
-    net = Shifted().double()
+    # The Jacobian at the layer's input is the network's own, but the input is not.
+    net = module_of(lambda net, x: net.fc(x - 5), fc=(6, 3)).double()
     problem = fl.Problem(net, "cross_entropy", (X, Y))
     J = net.fc.weight.detach()
     truth = float(X.square().sum(1).mean() * torch.linalg.matrix_norm(J, 2) ** 2)

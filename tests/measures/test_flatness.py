@@ -10,8 +10,8 @@ import copy
 import pytest
 import torch
 from builders import chain, normal
-from networks import network
-from torch import Tensor, nn
+from networks import module_of, network
+from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadOption
@@ -51,22 +51,19 @@ def test_theorem_4_on_the_network_itself(name: str) -> None:
     scale = lens.feature_scale()
     layer = {"mlp-tanh": "2", "cnn-tanh": "2", "twice-tanh": "mid"}[name]
 
-    class Scaled(nn.Module):
-        def __init__(self, inner: nn.Module, s: torch.Tensor) -> None:
-            super().__init__()
-            self.inner, self.s = inner, s
-            g = len(s)
-            with torch.no_grad():
-                inner.weight.mul_(s.repeat_interleave(inner.weight.shape[0] // g, 0).reshape(inner.weight.shape))
+    def scaled(inner: nn.Module, s: torch.Tensor) -> nn.Module:
+        def forward(net: nn.Module, h: torch.Tensor) -> torch.Tensor:
+            per_channel = s.reshape(-1) if h.ndim == 2 else s[:, ::4].reshape(1, -1, 1, 1)
+            return net.inner(h / per_channel)
 
-        def forward(self, h: torch.Tensor) -> torch.Tensor:
-            per_channel = self.s.reshape(-1) if h.ndim == 2 else self.s[:, ::4].reshape(1, -1, 1, 1)
-            return self.inner(h / per_channel)
+        with torch.no_grad():
+            inner.weight.mul_(s.repeat_interleave(inner.weight.shape[0] // len(s), 0).reshape(inner.weight.shape))
+        return module_of(forward, inner=inner)
 
     if name == "twice-tanh":
-        net.mid = Scaled(net.mid, scale[layer])
+        net.mid = scaled(net.mid, scale[layer])
     else:
-        net[int(layer)] = Scaled(net[int(layer)], scale[layer])
+        net[int(layer)] = scaled(net[int(layer)], scale[layer])
     plain = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["relative_flatness"])
     ours = report["relative_flatness(normalized='std')", layer].value
     assert ours == pytest.approx(plain["relative_flatness", f"{layer}.inner"].value, rel=1e-9)
@@ -93,18 +90,12 @@ def test_curvature_products_are_counted() -> None:
 def test_small_weights_in_float32_lose_no_second_derivative(size: float, twice: bool) -> None:
     """The second derivative of an activation times two weights of 1e-12 is below float32; in their units it is not."""
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b((self.a(self.a(x).tanh()) if twice else self.a(x)).tanh())
-
     names = ["relative_flatness", "kappa_trace", "neuron_flatness"]
     for seed in range(3):
         torch.manual_seed(seed)
-        net = Net().requires_grad_(False)
+        net = module_of(
+            lambda net, x: net.b((net.a(net.a(x).tanh()) if twice else net.a(x)).tanh()), a=(4, 4), b=(4, 3)
+        ).requires_grad_(False)
         for p in net.parameters():
             p.mul_(size)
         net.requires_grad_()

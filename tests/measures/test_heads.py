@@ -6,6 +6,7 @@ import attentions
 import modern
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -207,16 +208,11 @@ def test_a_weight_with_something_added_is_no_parameter():
     """Its derivative is that of the change, and its values are not: a change of 0 would have no flatness."""
     net, x, y = attentions.made("plain")
 
-    class Added(nn.Module):
-        def __init__(self, base: Tensor):
-            super().__init__()
-            self.register_buffer("base", base)
-
-        def forward(self, change: Tensor) -> Tensor:
-            return self.base + change
+    def added(base: Tensor) -> nn.Module:
+        return module_of(lambda net, change: net.base + change, base=base)
 
     for layer in (net.attention.q, net.attention.k, net.attention.v, net.attention.o):
-        parametrize.register_parametrization(layer, "weight", Added(layer.weight.detach().clone()), unsafe=True)
+        parametrize.register_parametrization(layer, "weight", added(layer.weight.detach().clone()), unsafe=True)
     report = measured(fl.Problem(net, "cross_entropy", (x, y)))
     assert report[NAME].kind == "undefined"
     assert "no parameter itself" in report[NAME].note

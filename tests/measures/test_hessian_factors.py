@@ -8,6 +8,7 @@ import pytest
 import torch
 from builders import chain, lens_on
 from linear import A, X, measured
+from networks import module_of
 from torch import nn
 
 import flatlens as fl
@@ -46,16 +47,13 @@ def test_without_the_blocks_the_factors_stay() -> None:
 def test_a_table_that_also_makes_the_outputs_has_a_block_and_no_features() -> None:
     """Its products read what a lookup made of the weight: only the factors of other layers are known."""
 
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return nn.functional.linear(self.norm(self.table(ids)).mean(1), self.table.weight)
-
     torch.manual_seed(0)
-    problem = fl.Problem(Tied().double(), "cross_entropy", (torch.randint(7, (6, 3)), torch.randint(7, (6,))))
+    net = module_of(
+        lambda net, ids: nn.functional.linear(net.norm(net.table(ids)).mean(1), net.table.weight),
+        table=nn.Embedding(7, 4),
+        norm=nn.LayerNorm(4),
+    ).double()
+    problem = fl.Problem(net, "cross_entropy", (torch.randint(7, (6, 3)), torch.randint(7, (6,))))
     report = fl.measure(fl.Lens(problem), ["layer_factors"])
     assert report["layer_factors", "table.weight"].value > 0
     for part in ("features", "jacobian"):

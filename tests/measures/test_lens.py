@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from networks import lens, network
+from networks import lens, module_of, network
 from torch import nn
 
 import flatlens as fl
@@ -138,28 +138,30 @@ def test_a_zero_that_is_one_stays() -> None:
     assert "underflow" not in "".join(found[name].note for name in ZERO)
 
 
-class Deep(nn.Module):
+def deep(depth: int, kind: str) -> nn.Module:
     """Many layers, plain or with norms, skips, or one parameter that every layer's input reads."""
 
-    def __init__(self, depth: int, kind: str) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(depth))
-        self.norms = nn.ModuleList(nn.LayerNorm(2) if kind == "normed" else nn.Identity() for _ in range(depth))
-        self.shift, self.kind = nn.Parameter(torch.ones(2)), kind
-        for layer in self.layers:
-            nn.init.orthogonal_(layer.weight)  # so that no depth makes slopes vanish
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            z = torch.tanh(layer(norm(x + self.shift if self.kind == "shifted" else x)))
-            x = z if self.kind == "chain" else x + z
+    def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        for layer, norm in zip(net.layers, net.norms, strict=True):
+            z = torch.tanh(layer(norm(x + net.shift if kind == "shifted" else x)))
+            x = z if kind == "chain" else x + z
         return x
+
+    net = module_of(
+        forward,
+        layers=nn.ModuleList(nn.Linear(2, 2) for _ in range(depth)),
+        norms=nn.ModuleList(nn.LayerNorm(2) if kind == "normed" else nn.Identity() for _ in range(depth)),
+        shift=nn.Parameter(torch.ones(2)),
+    )
+    for layer in net.layers:
+        nn.init.orthogonal_(layer.weight)  # so that no depth makes slopes vanish
+    return net
 
 
 def lines_run(depth: int, kind: str) -> Counter[tuple[str, int]]:
     """How often each line of flatlens runs: a loop's line once for each of its turns."""
     torch.manual_seed(0)
-    net, x = Deep(depth, kind).double(), torch.randn(3, 2, dtype=torch.float64)
+    net, x = deep(depth, kind).double(), torch.randn(3, 2, dtype=torch.float64)
     counts: Counter[tuple[str, int]] = Counter()
     inside = str(Path(fl.__file__).parent)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 import pytest
 import torch
+from networks import applied
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -132,15 +132,6 @@ class Once(torch.autograd.Function):
         return slope * ctx.saved_tensors[0].cos()
 
 
-class Applied(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 @pytest.mark.parametrize("outputs", [3, 20, 150])
 @pytest.mark.parametrize("function", ["once", "cdist"])
 def test_a_function_that_is_differentiable_once_costs_second_derivatives_alone(function: str, outputs: int) -> None:
@@ -151,8 +142,8 @@ def test_a_function_that_is_differentiable_once_costs_second_derivatives_alone(f
         return (x[:, None] - torch.eye(5).to(x)).norm(dim=2)
 
     marked, plain = {"once": (Once.apply, torch.sin), "cdist": (near, plainly_near)}[function]
-    report = fl.measure(fl.Lens(problem(1, outputs, Applied(marked))), "pass")
-    truth = fl.measure(fl.Lens(problem(1, outputs, Applied(plain))), "pass")
+    report = fl.measure(fl.Lens(problem(1, outputs, applied(marked))), "pass")
+    truth = fl.measure(fl.Lens(problem(1, outputs, applied(plain))), "pass")
     assert {"loss", "ggn_trace", "jacobian_frobenius", "weight_norm"} <= {key for (key, _) in values(report)}
     for key, (value, _) in values(report).items():
         assert value == pytest.approx(truth[key].value, rel=1e-6), key

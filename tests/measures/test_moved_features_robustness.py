@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from networks import network
+from networks import module_of, network
 from torch import nn
 
 import flatlens as fl
@@ -152,15 +152,10 @@ def test_ignored_samples_are_no_samples(key: str) -> None:
     assert some.value == pytest.approx(counted.value, abs=4 * (some.stderr**2 + counted.stderr**2) ** 0.5)
 
 
-class Sine(nn.Module):
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        return z.sin()
-
-
 @pytest.mark.parametrize("over", ["rotations", "noise"])
 def test_definition_1_takes_the_largest_change_on_the_way(over: str) -> None:
     """f = sin(pi x) at x = 1, A = +-1: E_F(alpha) = sin(pi alpha)^2 / 2 is 0 at delta = 1, and 1/2 half way."""
-    net = nn.Sequential(nn.Linear(1, 1, bias=False), Sine()).double()
+    net = nn.Sequential(nn.Linear(1, 1, bias=False), module_of(lambda net, z: z.sin())).double()
     nn.init.constant_(net[0].weight, math.pi)
     problem = fl.Problem(net, "half_squared_error", (torch.ones(4, 1).double(), torch.zeros(4, 1).double()))
     for levels, largest in ((4, 0.5), (3, math.sin(math.pi / 3) ** 2 / 2)):
@@ -194,16 +189,9 @@ def test_what_cannot_be_split_is_undefined() -> None:
 def far_from_zero() -> tuple[fl.Problem, fl.Problem]:
     """A network with outputs near 1000, which float32 rounds coarsely, and its copy in float64."""
 
-    class Offset(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Linear(5, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x) + 1000.0
-
     torch.manual_seed(0)
-    net, x = Offset(), torch.randn(20, 5)
+    net = module_of(lambda net, x: net.net(x) + 1000.0, net=(5, 1))
+    x = torch.randn(20, 5)
     y = net(x).detach() + 0.1 * torch.randn(20, 1)
     of = "half_squared_error"
     return fl.Problem(net, of, (x, y)), fl.Problem(copy.deepcopy(net).double(), of, (x.double(), y.double()))

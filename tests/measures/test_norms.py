@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders import chain, lens_on
 from linear import X, linear, measured
-from networks import network
+from networks import module_of, network
 from torch import nn
 
 import flatlens as fl
@@ -108,17 +108,14 @@ def test_a_search_that_stops_early_gives_a_lower_bound(monkeypatch: pytest.Monke
 def test_the_norm_of_a_transposed_convolution_is_that_of_its_call() -> None:
     """`output_size=` of the call, as in a U-Net, sets the output padding."""
 
-    class Up(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.out = nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1, bias=False), nn.Linear(72, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.out(self.up(x, output_size=(6, 6)).tanh().flatten(1))
-
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net, x = Up().double(), torch.randn(4, 2, 3, 3).double()
+        net = module_of(
+            lambda net, x: net.out(net.up(x, output_size=(6, 6)).tanh().flatten(1)),
+            up=nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1, bias=False),
+            out=(72, 2),
+        ).double()
+        x = torch.randn(4, 2, 3, 3).double()
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, torch.arange(4) % 2))), ["weight_norm"])
     units = torch.eye(18, dtype=torch.float64).reshape(18, 2, 3, 3)
     operator = net.up(units, output_size=(6, 6)).flatten(1).detach()

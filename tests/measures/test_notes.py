@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from networks import module_of
 from torch import nn
 
 import flatlens as fl
@@ -65,17 +66,13 @@ def test_the_last_layer_is_the_last_trained_one_and_named() -> None:
 
 
 def test_one_of_several_output_layers_is_named() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(5, 2)
-
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            h = self.body(x).tanh()
-            return {"a": self.a(h), "b": self.b(h)}
+    def forward(net: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = net.body(x).tanh()
+        return {"a": net.a(h), "b": net.b(h)}
 
     torch.manual_seed(0)
-    problem = fl.Problem(Two().double(), {"a": "cross_entropy", "b": "mse"}, (X, {"a": Y, "b": X[:, :2]}))
+    net = module_of(forward, body=(4, 5), a=(5, 3), b=(5, 2)).double()
+    problem = fl.Problem(net, {"a": "cross_entropy", "b": "mse"}, (X, {"a": Y, "b": X[:, :2]}))
     names = ["relative_flatness", "maximal_relative_flatness", "feature_robustness"]
     report = fl.measure(fl.Lens(problem), names)
     assert all(report[name].note == "of b, one of several output layers" for name in names)
@@ -100,46 +97,42 @@ def test_the_note_names_three_matrices_and_counts_the_others() -> None:
 
 
 def test_the_last_layer_may_be_a_matrix_that_is_no_layers() -> None:
-    class Multiplied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.w = nn.Linear(3, 4), nn.Parameter(torch.randn(2, 4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.einsum("ni,oi->no", self.a(x).relu(), self.w)
-
     torch.manual_seed(0)
-    problem = fl.Problem(Multiplied().double(), "cross_entropy", (torch.randn(5, 3).double(), torch.arange(5) % 2))
+    net = module_of(
+        lambda net, x: torch.einsum("ni,oi->no", net.a(x).relu(), net.w),
+        a=nn.Linear(3, 4),
+        w=nn.Parameter(torch.randn(2, 4)),
+    ).double()
+    problem = fl.Problem(net, "cross_entropy", (torch.randn(5, 3).double(), torch.arange(5) % 2))
     note = fl.measure(fl.Lens(problem), ["relative_flatness"])["relative_flatness"].note
     assert note.startswith("of a; left out")
     assert note.endswith(": w")
 
 
-class Cut(nn.Module):
+def cut_off(how: str) -> nn.Module:
     """A head behind layers of which some are cut off from autograd, and a table, and matrices that nothing uses."""
 
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.below, self.head, self.unused = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(2, 2)
-        self.table, self.how = nn.Embedding(3, 3), how
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.how == "no_grad":
+    def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if how == "no_grad":
             with torch.no_grad():
-                z = self.below(x)
-        elif self.how == "detach":
-            z = self.below(x).detach()
-        elif self.how == "inference copy":
-            z = nn.functional.linear(x, self.below.weight.data, self.below.bias.data)
+                z = net.below(x)
+        elif how == "detach":
+            z = net.below(x).detach()
+        elif how == "inference copy":
+            z = nn.functional.linear(x, net.below.weight.data, net.below.bias.data)
         else:
-            z = self.below(x)
-        return self.head(torch.tanh(z)) + self.table(torch.arange(len(x), device=x.device) * 0)
+            z = net.below(x)
+        return net.head(torch.tanh(z)) + net.table(torch.arange(len(x), device=x.device) * 0)
+
+    return module_of(
+        forward, below=nn.Linear(4, 5), head=nn.Linear(5, 3), unused=nn.Linear(2, 2), table=nn.Embedding(3, 3)
+    )
 
 
 @pytest.mark.parametrize("how", ["no_grad", "detach", "inference copy", "used"])
 def test_the_reason_why_a_matrix_is_left_out_was_looked_at(how: str) -> None:
     torch.manual_seed(0)
-    problem = fl.Problem(Cut(how).double(), "cross_entropy", (X, Y))
+    problem = fl.Problem(cut_off(how).double(), "cross_entropy", (X, Y))
     lens = fl.Lens(problem)
     note = left_out(lens, lens.plan.weights)
     counted = how in ("used", "detach")  # a call that the pass sees makes it a layer

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.utils import checkpoint as checkpoints
 
@@ -21,18 +22,15 @@ IDS = torch.randint(0, 5, (8, 2), generator=GENERATOR)
 Y = torch.arange(8) % 2
 
 
-class Scaled(nn.Module):
+def scaled(shape: tuple[int, ...]) -> nn.Module:
     """A learned temperature, of no axis or of one."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.linear = nn.Linear(3, 2).double()
-        self.scale = nn.Parameter(torch.full(shape, 1.3, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).tanh() * self.scale
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return module_of(
+            lambda net, x: net.linear(x).tanh() * net.scale,
+            linear=(3, 2),
+            scale=nn.Parameter(torch.full(shape, 1.3)),
+        ).double()
 
 
 NAMES = (
@@ -45,31 +43,28 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 def test_a_scalar_parameter_is_worth_as_much_as_a_vector_of_one_entry(name: str) -> None:
     found = []
-    for net in (Scaled(()), Scaled((1,))):
+    for net in (scaled(()), scaled((1,))):
         data = (X, net(X).argmax(1))  # all are right, so that noise costs accuracy
         found.append(fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data)), name)[name])
     assert found[0].kind == found[1].kind != "undefined"
     assert found[0].value == pytest.approx(found[1].value, rel=1e-12)
 
 
-class Beside(nn.Module):
+def beside(ids_first: bool) -> nn.Module:
     """Token ids and numbers in one forward()."""
 
-    def __init__(self, ids_first: bool) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.table, self.linear = nn.Embedding(5, 2).double(), nn.Linear(7, 2).double()
-        self.ids_first = ids_first
+    def forward(net: nn.Module, a: Tensor, b: Tensor) -> Tensor:
+        ids, x = (a, b) if ids_first else (b, a)
+        return net.linear(torch.cat([net.table(ids).flatten(1), x], 1).tanh())
 
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        ids, x = (a, b) if self.ids_first else (b, a)
-        return self.linear(torch.cat([self.table(ids).flatten(1), x], 1).tanh())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return module_of(forward, table=nn.Embedding(5, 2), linear=(7, 2)).double()
 
 
 @pytest.mark.parametrize("form", ["ids first", "ids last", "by name"])
 def test_token_ids_beside_numbers(form: str) -> None:
-    net = Beside(form == "ids first")
+    net = beside(form == "ids first")
     given = {"ids first": (IDS, X), "ids last": (X, IDS), "by name": {"a": X, "b": IDS}}[form]
     report = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (given, torch.zeros(8, 2).double()))), "pass")
     sizes, norms = [], []
@@ -96,18 +91,17 @@ def test_layers_without_width_are_refused(net: Callable[[], nn.Module], words: s
         fl.Problem(net(), "mse", (X.float(), torch.zeros(8, 0)))
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.a, self.b, self.reentrant = nn.Linear(3, 4).double(), nn.Linear(4, 2).double(), reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(checkpoints.checkpoint(lambda h: self.a(h).tanh(), x, use_reentrant=self.reentrant))
+def with_checkpoint(reentrant: bool) -> nn.Module:
+    return module_of(
+        lambda net, x: net.b(checkpoints.checkpoint(lambda h: net.a(h).tanh(), x, use_reentrant=reentrant)),
+        a=(3, 4),
+        b=(4, 2),
+    ).double()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_change_no_measure(reentrant: bool) -> None:
-    net = Checkpointed(reentrant)
+    net = with_checkpoint(reentrant)
     plain = nn.Sequential(net.a, nn.Tanh(), net.b)
     for names in (["ggn_trace", "mls", "hessian_trace"], "sharpness", "critical_sharpness"):  # one plans a pass
         problems = [fl.Problem(model, "cross_entropy", (X, Y)) for model in (net, plain)]
@@ -116,28 +110,22 @@ def test_checkpoints_change_no_measure(reentrant: bool) -> None:
     assert issubclass(checkpoints.CheckpointFunction, torch.autograd.Function)  # put back
 
 
-class Recomputes(nn.Module):
+def recomputes(checkpointed: bool) -> nn.Module:
     """Attention, a norm and dropout, which backward() would run anew in whatever state the network is in by then."""
 
-    def __init__(self, checkpointed: bool) -> None:
-        super().__init__()
-        self.checkpointed = checkpointed
-        self.a, self.norm, self.drop = nn.Linear(3, 12).double(), nn.BatchNorm1d(4).double(), nn.Dropout(0.5)
-        self.b = nn.Linear(4, 2).double()
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        def block(x: Tensor) -> Tensor:
+            q, k, v = net.a(x).unflatten(-1, (3, 2, 2)).unbind(1)
+            return net.drop(net.norm(nn.functional.scaled_dot_product_attention(q, k, v).flatten(1)))
 
-    def block(self, x: Tensor) -> Tensor:
-        q, k, v = self.a(x).unflatten(-1, (3, 2, 2)).unbind(1)
-        return self.drop(self.norm(nn.functional.scaled_dot_product_attention(q, k, v).flatten(1)))
+        return net.b(checkpoints.checkpoint(block, x, use_reentrant=False) if checkpointed else block(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(
-            checkpoints.checkpoint(self.block, x, use_reentrant=False) if self.checkpointed else self.block(x)
-        )
+    return module_of(forward, a=(3, 12), norm=nn.BatchNorm1d(4), drop=nn.Dropout(0.5), b=(4, 2)).double()
 
 
 @pytest.mark.parametrize("options", [{}, {"batchnorm": "train", "ghost_batch": 4}])
 def test_what_is_recomputed_meets_the_same_state_in_every_product(options: dict[str, Any]) -> None:
-    plain, net = Recomputes(False), Recomputes(True)
+    plain, net = recomputes(False), recomputes(True)
     net.load_state_dict(plain.state_dict())
     products = []
     for model in (plain, net):
@@ -157,26 +145,22 @@ def test_a_loss_that_torch_differentiates_once_is_refused_by_its_name(loss: nn.M
     assert "\n" not in report["ggn_trace"].note
 
 
-class Twice(nn.Module):
+def twice(two_names: bool) -> nn.Module:
     """A layer that acts twice: once as a module of one name, or as a module of two."""
-
-    def __init__(self, two_names: bool) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            self.first, self.middle, self.last = (nn.Linear(*shape).double() for shape in ((3, 4), (4, 4), (4, 2)))
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        net = module_of(lambda net, x: net.last(net.middle(net.middle(net.first(x)).relu())))
+        net.first, net.middle, net.last = (nn.Linear(*shape).double() for shape in ((3, 4), (4, 4), (4, 2)))
         if two_names:
-            self.again = self.middle
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.middle(self.middle(self.first(x)).relu()))
+            net.again = net.middle
+    return net
 
 
 @pytest.mark.parametrize("name", [card.name for card in fl.catalogue()])
 def test_a_module_of_two_names_is_measured_as_of_one_and_keeps_its_parameters(name: str) -> None:
     found = []
     for two_names in (True, False):
-        net = Twice(two_names)
+        net = twice(two_names)
         before = [(p, p.detach().clone()) for p in net.parameters()]
         problem = fl.Problem(net, "cross_entropy", (X, Y), test=(X, Y))
         found.append(fl.measure(fl.Lens(problem), name)[name])

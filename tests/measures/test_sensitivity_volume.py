@@ -9,6 +9,7 @@ import pytest
 import torch
 from builders import lens_on
 from linear import X, linear, measured
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -49,24 +50,19 @@ def test_no_more_directions_than_outputs(top_k: object) -> None:
         measured(fl.measures.local_volume(top_k=top_k))
 
 
-class Ending(nn.Module):
+def ending(last: Callable[[Tensor], Tensor], scale: float) -> nn.Module:
     """A network 3-4-3 with a last function, certain of most of its samples."""
-
-    def __init__(self, last: Callable[[Tensor], Tensor], scale: float) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.last = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)), last
-        with torch.no_grad():
-            for p in self.parameters():
-                p.mul_(scale)
-            self.body[2].weight.mul_(2 * scale)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.body(x))
+    torch.manual_seed(0)
+    net = module_of(lambda net, x: last(net.body(x)), body=nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(scale)
+        net.body[2].weight.mul_(2 * scale)
+    return net
 
 
 def behind(last: Callable[[Tensor], Tensor], scale: float, dtype: torch.dtype) -> tuple[fl.Lens, nn.Module, Tensor]:
-    net, x = Ending(last, scale).to(dtype), torch.randn(40, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
+    net, x = ending(last, scale).to(dtype), torch.randn(40, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
     return fl.Lens(fl.Problem(net, "mse", (x, torch.zeros(40, 3, dtype=dtype)))), net, x
 
 
@@ -93,16 +89,9 @@ def test_behind_a_softmax_fewer_directions_have_a_volume() -> None:
 
 
 def test_a_softmax_of_each_token_takes_a_direction_of_each() -> None:
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x).log_softmax(2)
-
     x = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0)).double()
-    problem = fl.Problem(Tagger().double(), "mse", (x, torch.zeros(5, 2, 3).double()))
+    net = module_of(lambda net, x: net.layer(x).log_softmax(2), layer=(4, 3)).double()
+    problem = fl.Problem(net, "mse", (x, torch.zeros(5, 2, 3).double()))
     report = fl.measure(fl.Lens(problem), ["local_volume(top_k=4)", "local_volume(top_k=5)"])
     assert report["local_volume(top_k=4)"].value > 0
     assert report["local_volume(top_k=5)"].value == 0
@@ -112,16 +101,9 @@ def test_a_softmax_of_each_token_takes_a_direction_of_each() -> None:
 def test_a_softmax_over_the_tokens_takes_no_direction_of_those_that_count() -> None:
     """As many tokens as classes; the masked one has its part of each softmax."""
 
-    class Over(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x).softmax(1)
-
     generator = torch.Generator().manual_seed(0)
-    net, x = Over().double(), torch.randn(5, 3, 4, generator=generator).double()
+    net = module_of(lambda net, x: net.layer(x).softmax(1), layer=(4, 3)).double()
+    x = torch.randn(5, 3, 4, generator=generator).double()
     y = torch.randint(0, 3, (5, 3), generator=generator)
     y[:, 2] = -100
     problem = fl.Problem(net, "cross_entropy", (x, y), forward=lambda m, b: (m(b[0]), b[1], b[1] != -100))
@@ -155,16 +137,11 @@ def test_rounding_that_hides_the_rank_is_seen_where_derivatives_cancel(
 def test_an_input_that_moves_only_rounding_hides_no_rank(dtype: torch.dtype) -> None:
     """The rounding of both inputs' Jacobians is held against the length of both."""
 
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = linear()[0]
+    def forward(net: nn.Module, a: Tensor, b: Tensor) -> Tensor:
+        one = (100 * b).sin().square() + (100 * b).cos().square()
+        return net.layer(a) + 1e-6 * one
 
-        def forward(self, a: Tensor, b: Tensor) -> Tensor:
-            one = (100 * b).sin().square() + (100 * b).cos().square()
-            return self.layer(a) + 1e-6 * one
-
-    net, x = Two().to(dtype), X[:6].to(dtype)
+    net, x = module_of(forward, layer=linear()[0]).to(dtype), X[:6].to(dtype)
     b = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
     found = fl.measure(fl.Lens(fl.Problem(net, "mse", ((x, b), torch.zeros(6, 2, dtype=dtype)))), "local_volume")
     s = torch.linalg.svdvals(net.layer.weight.detach())
@@ -226,7 +203,7 @@ def test_in_float32_the_error_covers_what_rounding_does(seed: int) -> None:
 def test_a_response_that_is_rounding_has_no_dimension(dtype: torch.dtype) -> None:
     """A layer that shifts all logits alike does not move their log-softmax: its G is rounding, and so its shape."""
     torch.manual_seed(1)
-    net = ShiftedLogits().to(dtype)
+    net = shifted_logits().to(dtype)
     problem = fl.Problem(net, "half_squared_error", (torch.randn(30, 4).to(dtype), torch.randn(30, 3).to(dtype)))
     report = fl.measure(fl.Lens(problem), ["local_dimension"])
     for layer in ("a", "b"):
@@ -236,10 +213,7 @@ def test_a_response_that_is_rounding_has_no_dimension(dtype: torch.dtype) -> Non
     assert not report["local_dimension", "c"].note
 
 
-class ShiftedLogits(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 5), nn.Linear(5, 1), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.log_softmax(self.c(x) + self.b(torch.tanh(self.a(x))), 1)
+def shifted_logits() -> nn.Module:
+    return module_of(
+        lambda net, x: torch.log_softmax(net.c(x) + net.b(torch.tanh(net.a(x))), 1), a=(4, 5), b=(5, 1), c=(4, 3)
+    )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
+from networks import module_of
 from quadratic import gradient_and_hessian, half_squared, linear
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -126,20 +127,16 @@ def test_the_next_update_is_what_the_optimiser_does_next(name: str) -> None:
         assert torch.allclose((before[name] - p.detach()) / lr, update[name], rtol=1e-6, atol=1e-9)
 
 
-class TwoOffsets(nn.Module):
+def two_offsets() -> nn.Module:
     """a + b: autograd returns one tensor as the gradient in both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = (nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in "ab")
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + (self.a + self.b)
+    net = module_of(lambda net, x: x + (net.a + net.b))
+    net.a, net.b = (nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in "ab")
+    return net
 
 
 def test_a_gradient_over_several_chunks_is_the_sum_of_theirs() -> None:
     x = torch.randn(2500, 3, dtype=torch.float64)
-    problem = fl.Problem(TwoOffsets(), "half_squared_error", (x, torch.zeros_like(x)))
+    problem = fl.Problem(two_offsets(), "half_squared_error", (x, torch.zeros_like(x)))
     risk, gradient = Landscape(problem).risk_and_gradient()
     assert risk == pytest.approx(float(x.square().sum()) / 5000)
     for name in "ab":
@@ -158,7 +155,7 @@ class WritesToGradients(torch.optim.SGD):
 def test_gradients_in_any_layout_are_left_alone(fused: dict[str, bool]) -> None:
     """Nesterov's foreach writes to gradients; fused kernels read memory, and autograd expands or transposes some."""
     torch.manual_seed(0)
-    net = Bent()
+    net = bent()
     x, y = torch.randn(60, 5), torch.randn(60, 3)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, **fused)
     gradient = Landscape(fl.Problem(net, "half_squared_error", (x, y))).risk_and_gradient()[1]
@@ -171,15 +168,13 @@ def test_gradients_in_any_layout_are_left_alone(fused: dict[str, bool]) -> None:
         assert torch.allclose((weights[name] - p.detach()) / 0.1, update[name], rtol=1e-4, atol=1e-5)
 
 
-class Bent(nn.Module):
+def bent() -> nn.Module:
     """Its gradients are a transposed tensor and an expanded one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w, self.c = nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.w.t()) + self.c.sum()
+    return module_of(
+        lambda net, x: nn.functional.linear(x, net.w.t()) + net.c.sum(),
+        w=nn.Parameter(torch.randn(5, 3)),
+        c=nn.Parameter(torch.randn(4)),
+    )
 
 
 def test_a_frozen_parameter_is_in_no_update() -> None:
@@ -199,14 +194,12 @@ def test_memory_given_later_counts() -> None:
     assert 1 <= Landscape(problem).fitting < before
 
 
-class Attends(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 3)
+def attends() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        q, k, v = net.qkv(x).unflatten(-1, (3, 1, 8)).permute(2, 0, 3, 1, 4)
+        return net.out(nn.functional.scaled_dot_product_attention(q, k, v).squeeze(1).mean(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 1, 8)).permute(2, 0, 3, 1, 4)
-        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).squeeze(1).mean(1))
+    return module_of(forward, qkv=(8, 24), out=(8, 3))
 
 
 class Attention(TorchDispatchMode):
@@ -224,7 +217,7 @@ class Attention(TorchDispatchMode):
 
 @pytest.mark.parametrize("how", ["measure", "Tracker"])
 def test_no_second_derivative_so_the_fast_kernels_of_attention_run(how: str) -> None:
-    net, x = Attends(), torch.randn(40, 5, 8)
+    net, x = attends(), torch.randn(40, 5, 8)
     adam = torch.optim.Adam(net.parameters(), lr=0.01)
     problem = fl.Problem(net, "cross_entropy", (x, torch.arange(40) % 3))
 

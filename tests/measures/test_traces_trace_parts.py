@@ -6,7 +6,8 @@ import pytest
 import torch
 from builders import chain, lens_on, normal
 from linear import measured
-from torch import Tensor, nn
+from networks import module_of
+from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadInput
@@ -25,20 +26,17 @@ def test_probes_of_few_directions_are_all_of_them() -> None:
         assert (few.kind, few.value, few.products) == ("exact", every.value, 2)
 
 
-class TwoOfMany(nn.Module):
+def two_of_many() -> nn.Module:
     """x a b, with squares of many more parameters: signs give one of two values of v^T H v."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.full((70,), 0.5, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.w[0] * self.w[1] + self.w[2:].square().sum()
+    return module_of(
+        lambda net, x: x * net.w[0] * net.w[1] + net.w[2:].square().sum(),
+        w=nn.Parameter(torch.full((70,), 0.5, dtype=torch.float64)),
+    )
 
 
 def test_probes_that_agree_by_chance_are_no_exact_ones() -> None:
     x, y = normal(3, 1, seed=1), normal(3, 1, seed=2)
-    lens = fl.Lens(fl.Problem(TwoOfMany(), "half_squared_error", (x, y)))
+    lens = fl.Lens(fl.Problem(two_of_many(), "half_squared_error", (x, y)))
     truth = fl.measure(lens, "hessian_trace(exact=True)")["hessian_trace(exact=True)"].value
     key, taken = "hessian_trace(probes=2)", set()
     for seed in range(12):

@@ -22,17 +22,14 @@ NORMAL = {
 }
 
 
-class Both(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(CONV_IN, CONV_OUT, 3)
-        self.bn = nn.BatchNorm2d(CONV_OUT)
-        self.plain = nn.Conv2d(2, 2, 3, bias=False)
-        self.linear = nn.Linear(LINEAR_IN, LINEAR_OUT)
+def both():
+    conv, norm = nn.Conv2d(CONV_IN, CONV_OUT, 3), nn.BatchNorm2d(CONV_OUT)
+    plain, linear = nn.Conv2d(2, 2, 3, bias=False), nn.Linear(LINEAR_IN, LINEAR_OUT)
+    return nn.ModuleDict({"conv": conv, "bn": norm, "plain": plain, "linear": linear})
 
 
 def drawn(init, seed=0):
-    return built(Both, init, torch.Generator().manual_seed(seed))
+    return built(both, init, torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("kind", FANS)
@@ -85,7 +82,7 @@ def test_pytorchs_law_is_what_pytorch_draws():
 def _fresh(seed):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Both()
+        return both()
 
 
 @pytest.mark.parametrize("init", LAWS)

@@ -2,23 +2,25 @@
 
 import pytest
 import torch
-from torch import nn
+from networks import module_of
 
 from flatlens.errors import BadInput, BadModel
 from flatlens.models import Published
 from flatlens.models.external import AsTrained
 
 
-class Seen(nn.Module):
+def keeping():
     """Keeps what it is given."""
 
-    def forward(self, images):
-        self.images = images
+    def forward(net, images):
+        net.images = images
         return images.flatten(1)[:, :2]
+
+    return module_of(forward)
 
 
 def test_images_are_brought_to_the_size_and_scale_of_the_training():
-    seen = Seen()
+    seen = keeping()
     net = AsTrained(seen, (3, 8, 8), (0.5, 0.25, 0.0), (0.5, 0.5, 2.0), sigmoid=True)
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     found = net(images)
@@ -29,7 +31,7 @@ def test_images_are_brought_to_the_size_and_scale_of_the_training():
 
 
 def test_images_of_the_right_size_stay_as_they_are():
-    seen = Seen()
+    seen = keeping()
     images = torch.rand(2, 3, 8, 8)
     assert torch.equal(AsTrained(seen, (3, 8, 8), None, None, sigmoid=False)(images), images.flatten(1)[:, :2])
     AsTrained(seen, None, None, None, sigmoid=False)(images)

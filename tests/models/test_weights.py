@@ -24,12 +24,10 @@ def net(seed: int = 0) -> nn.Sequential:
     return model
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(3, 5, bias=False)
-        self.out = nn.Linear(3, 5, bias=False)
-        self.out.weight = self.embed.weight
+def tied() -> nn.ModuleDict:
+    net = nn.ModuleDict({name: nn.Linear(3, 5, bias=False) for name in ("embed", "out")})
+    net.out.weight = net.embed.weight
+    return net
 
 
 class Payload:
@@ -117,7 +115,7 @@ def test_an_index_must_not_lead_out_of_its_folder(tmp_path):
 
 
 def test_tied_tensors_are_needed_once(tmp_path):
-    source, model = Tied(), Tied()
+    source, model = tied(), tied()
     save_model(source, str(tmp_path / "w.safetensors"))  # drops one of the two names
     load_weights(model, tmp_path / "w.safetensors")
     assert torch.equal(model.out.weight, source.embed.weight)
@@ -126,7 +124,7 @@ def test_tied_tensors_are_needed_once(tmp_path):
 def test_a_network_that_ties_what_the_file_does_not(tmp_path):
     torch.save({"embed.weight": torch.zeros(5, 3), "out.weight": torch.ones(5, 3)}, tmp_path / "w.pt")
     with pytest.raises(BadWeights, match="uses one tensor for both"):
-        load_weights(Tied(), tmp_path / "w.pt")
+        load_weights(tied(), tmp_path / "w.pt")
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import SquaredReLU
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -97,11 +98,6 @@ def test_no_name_stands_for_two() -> None:
     assert len(set(names)) == len(names)
 
 
-class Squared(nn.ReLU):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).square()
-
-
 class Renamed(nn.ReLU):
     pass
 
@@ -121,8 +117,9 @@ def followed() -> nn.Module:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (Squared(), None), (patched(), None), (followed(), None), (nn.Softmax(1), None), (nn.InstanceNorm1d(3), None),
-        (nn.Sequential(), None), (Renamed(), "relu"), (weight_norm(nn.Linear(2, 2)), "linear"),
+        (SquaredReLU(), None), (patched(), None), (followed(), None), (nn.Softmax(1), None),
+        (nn.InstanceNorm1d(3), None), (nn.Sequential(), None), (Renamed(), "relu"),
+        (weight_norm(nn.Linear(2, 2)), "linear"),
     ],
     ids=["squared", "patched", "followed", "softmax", "instance norm", "sequential", "renamed", "weight_norm"],
 )  # fmt: skip

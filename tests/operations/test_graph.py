@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from networks import module_of
 from torch import nn
 
 from flatlens.operations.graph import Graph, shape_of, taken_back
@@ -11,19 +12,14 @@ from flatlens.operations.graph import Graph, shape_of, taken_back
 X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-class Moves(nn.Module):
-    def __init__(self, then):
-        super().__init__()
-        self.fc, self.then = nn.Linear(4, 6).double(), then
-        self.theta = nn.Parameter(torch.ones(6).double())
-
-    def forward(self, x):
-        return self.then(self, self.fc(x)).square()
+def moves(then) -> nn.Module:
+    theta = nn.Parameter(torch.ones(6))
+    return module_of(lambda net, x: then(net, net.fc(x)).square(), fc=(4, 6), theta=theta).double()
 
 
 def read(then):
     torch.manual_seed(0)
-    net = Moves(then)
+    net = moves(then)
     f = net(X.clone().requires_grad_())
     return net, Graph(f, net), f.grad_fn.next_functions[0]
 
@@ -59,15 +55,11 @@ def test_a_parameter_that_joins_is_told():
 
 
 def test_a_bias_that_is_added_apart_belongs_to_its_product():
-    class Apart(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w, self.b = nn.Parameter(torch.randn(4, 5).double()), nn.Parameter(torch.randn(5).double())
-
-        def forward(self, x):
-            return ((x @ self.w) + self.b).view(2, -1).exp()
-
-    net = Apart()
+    net = module_of(
+        lambda net, x: ((x @ net.w) + net.b).view(2, -1).exp(),
+        w=nn.Parameter(torch.randn(4, 5).double()),
+        b=nn.Parameter(torch.randn(5).double()),
+    )
     f = net(X.clone().requires_grad_())
     paths = Graph(f, net)
     origin = paths.origins(f.grad_fn.next_functions[0]).single

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from networks import SquaredReLU, module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,21 +17,16 @@ from flatlens.transforms import TRANSFORMS, read_wiring
 X = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-class Between(nn.Module):
+def around(between: object) -> nn.Module:
     """Two linear layers, and something between them."""
-
-    def __init__(self, between: object) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.between, self.last = nn.Linear(4, 5), between, nn.Linear(5, 2)
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.between(self.first(x)))  # type: ignore[operator]
+    torch.manual_seed(0)
+    return module_of(
+        lambda net, x: net.last(net.between(net.first(x))), first=(4, 5), between=between, last=(5, 2)
+    ).double()
 
 
 def problem_of(between: object) -> fl.Problem:
-    return fl.Problem(Between(between), "half_squared_error", (X, torch.zeros(6, 2, dtype=torch.float64)))
+    return fl.Problem(around(between), "half_squared_error", (X, torch.zeros(6, 2, dtype=torch.float64)))
 
 
 def kink_above(between: object) -> str:
@@ -76,11 +72,6 @@ def _relu_on_a_part(z: Tensor) -> Tensor:
     return z
 
 
-class Squared(nn.ReLU):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).square()
-
-
 def hooked() -> nn.Module:
     act = nn.Tanh()
     act.register_forward_hook(lambda module, inputs, z: z * z.flip(1))
@@ -96,7 +87,7 @@ def test_what_a_hook_may_change_is_not_supposed() -> None:
 
 
 def test_a_subclass_with_a_forward_of_its_own_is_not_its_base_class() -> None:
-    problem = problem_of(Squared())
+    problem = problem_of(SquaredReLU())
     layerwise = TRANSFORMS["layerwise"].offer(read_wiring(problem, problem.model))
     assert not layerwise.links
     with pytest.raises(Refused, match="square"):

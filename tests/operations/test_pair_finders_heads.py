@@ -6,6 +6,7 @@ import attentions
 import modern
 import pytest
 import torch
+from networks import module_of
 from torch import nn
 
 from flatlens.operations.graph import Graph
@@ -25,7 +26,7 @@ def rows_of(entries) -> list[int]:
     return [int(at) // 4 for at in entries.at[:, 0]]
 
 
-@pytest.mark.parametrize("net", [modern.SelfAttention(4, 2), modern.Packed(4, 2)], ids=["sdpa", "mha"])
+@pytest.mark.parametrize("net", [modern.self_attention(4, 2), modern.packed(4, 2)], ids=["sdpa", "mha"])
 def test_fused_projections_are_split_into_heads(net):
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         found = heads_of(net, X)
@@ -52,15 +53,8 @@ def test_a_mask_in_the_product_of_queries_and_keys_hides_no_head():
 
 
 def test_what_is_added_to_values_is_no_head():
-    class Added(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.v, self.o = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.o(torch.baddbmm(x, (x @ x.mT).softmax(-1), self.v(x)))
-
-    found = heads_of(Added(), X)
+    net = module_of(lambda net, x: net.o(torch.baddbmm(x, (x @ x.mT).softmax(-1), net.v(x))), v=(4, 4), o=(4, 4))
+    found = heads_of(net, X)
     assert not found.values
     assert list(found.refused_values.values()) == ["something is added to what its heads make"]
 
@@ -93,55 +87,38 @@ def test_the_coordinates_are_those_that_are_multiplied():
 
 
 def test_products_of_other_tensors_are_no_heads():
-    class Other(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x):
-            return torch.bmm(self.a(x).tanh(), self.b(x).tanh().mT)
-
-    found = heads_of(Other(), X)
+    net = module_of(lambda net, x: torch.bmm(net.a(x).tanh(), net.b(x).tanh().mT), a=(4, 4), b=(4, 4))
+    found = heads_of(net, X)
     assert [found.queries, found.values, found.orders] == [[], [], []]
 
 
-class Beside(nn.Module):
+def beside(other: nn.Module) -> nn.Module:
     """Attention by linear layers, and what else reads its features."""
-
-    def __init__(self, other: nn.Module):
-        super().__init__()
-        self.attention, self.other = attentions.Attention(), other
-
-    def forward(self, x):
-        return self.other(x + self.attention(x))
+    return module_of(lambda net, x: net.other(x + net.attention(x)), attention=attentions.Attention(), other=other)
 
 
-class Convolved(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.o = nn.Conv1d(8, 24, 1), nn.Conv1d(8, 8, 1)
+def convolved() -> nn.Module:
+    def forward(net: nn.Module, x):
+        q, k, v = (z.mT for z in net.qkv(x.mT).chunk(3, 1))
+        return net.o(((q @ k.mT).softmax(-1) @ v).mT)
 
-    def forward(self, x):
-        q, k, v = (z.mT for z in self.qkv(x.mT).chunk(3, 1))
-        return self.o(((q @ k.mT).softmax(-1) @ v).mT)
+    return module_of(forward, qkv=nn.Conv1d(8, 24, 1), o=nn.Conv1d(8, 8, 1))
 
 
-class Pooled(nn.Module):
+def pooled() -> nn.Module:
     """Products of features that weigh nothing: second moments, and a mean weighed by one layer."""
 
-    def __init__(self):
-        super().__init__()
-        self.norm, self.weigh = nn.LayerNorm(8), nn.Conv1d(8, 1, 1)
+    def forward(net: nn.Module, x):
+        z = net.norm(x)
+        return z.mT @ z + net.weigh(x.mT).softmax(-1) @ z
 
-    def forward(self, x):
-        z = self.norm(x)
-        return z.mT @ z + self.weigh(x.mT).softmax(-1) @ z
+    return module_of(forward, norm=nn.LayerNorm(8), weigh=nn.Conv1d(8, 1, 1))
 
 
 def test_an_attention_by_convolutions_is_refused_and_other_products_are_not():
     x = torch.randn(2, 5, 8).double()
-    for other, why in ((Convolved(), "pass through Convolution on their way"), (Pooled(), "")):
-        found = heads_of(Beside(other), x)
+    for other, why in ((convolved(), "pass through Convolution on their way"), (pooled(), "")):
+        found = heads_of(beside(other), x)
         assert (len(found.queries), len(found.values)) == (2, 2)
         assert found.refused_values == ({"other.qkv.weight": f"its values {why}"} if why else {})
         assert found.refused_queries == ({"other.qkv.weight": f"its queries or keys {why}"} if why else {})
@@ -151,7 +128,7 @@ def test_a_weight_that_is_made_refuses_its_own_attention_alone():
     other = attentions.Attention()
     nn.utils.parametrizations.weight_norm(other.v)
     nn.utils.parametrizations.weight_norm(other.q)
-    found = heads_of(Beside(other), torch.randn(2, 5, 8).double())
+    found = heads_of(beside(other), torch.randn(2, 5, 8).double())
     assert (len(found.queries), len(found.values)) == (2, 2)
     (values,), (queries,) = found.refused_values, found.refused_queries
     assert values.startswith("other.v.parametrizations.weight")

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 
 from flatlens.operations.table import Trace, asks
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(6, 4)
-        self.register_buffer("mean", torch.tensor(0.3))
-
-    def forward(self, x: Tensor, y: Tensor | None = None, *, scale: float = 2.0) -> Tensor:
-        h = (x - self.mean).view(x.size(0), x.shape[1] * x.shape[2])
-        h = torch.tanh(self.fc(h)) * scale + torch.zeros(4)
-        return h.reshape(x.size()[0] // 1, -1)
+def forward(net: nn.Module, x: Tensor, y: Tensor | None = None, *, scale: float = 2.0) -> Tensor:
+    h = (x - net.mean).view(x.size(0), x.shape[1] * x.shape[2])
+    h = torch.tanh(net.fc(h)) * scale + torch.zeros(4)
+    return h.reshape(x.size()[0] // 1, -1)
 
 
-NET = Net().double()
+NET = module_of(forward, fc=(6, 4), mean=torch.tensor(0.3)).double()
 TRACE = Trace(NET)
 X = torch.randn(3, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -53,9 +48,5 @@ def test_it_runs_in_the_place_of_the_network() -> None:
 
 
 def test_what_cannot_be_traced_raises() -> None:
-    class Branching(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x if x.sum() > 0 else -x
-
     with pytest.raises(Exception, match="control flow"):
-        Trace(Branching())
+        Trace(module_of(lambda net, x: x if x.sum() > 0 else -x))

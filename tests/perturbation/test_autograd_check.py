@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from networks import module_of
 from torch import nn
 
 import flatlens as fl
@@ -41,25 +42,19 @@ HONEST = {
 }
 
 
-class Between(nn.Module):
+def around(between, before=lambda x: x) -> nn.Module:
     """Two linear layers, with a function between them and one before."""
+    return module_of(
+        lambda net, x: net.fc2(net.between(torch.relu(net.fc1(net.before(x))))),
+        fc1=(10, 32),
+        fc2=(32, 3),
+        between=between,
+        before=before,
+    )
 
-    def __init__(self, between, before=lambda x: x):
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(10, 32), nn.Linear(32, 3)
-        self.between, self.before = between, before
 
-    def forward(self, x):
-        return self.fc2(self.between(torch.relu(self.fc1(self.before(x)))))
-
-
-class Shifted(nn.Module):
-    def __init__(self, by):
-        super().__init__()
-        self.by = by
-
-    def forward(self, x):
-        return x + self.by
+def shifted(by) -> nn.Module:
+    return module_of(lambda net, x: x + net.by, by=by)
 
 
 def said(network, x, dtype=torch.float32, **options):
@@ -78,7 +73,7 @@ def x():
 @pytest.mark.parametrize("name", CHANGED)
 def test_another_derivative_is_seen(name, dtype, x):
     torch.manual_seed(0)
-    assert said(Between(CHANGED[name]), x, dtype).startswith("autograd's derivative is not the function's")
+    assert said(around(CHANGED[name]), x, dtype).startswith("autograd's derivative is not the function's")
 
 
 @pytest.mark.parametrize("cut", ["inputs", "weights"])
@@ -91,7 +86,7 @@ def test_only_the_numbers_of_that_side_say_so(cut, x):
             return nn.functional.linear(x, self.weight / self.weight.detach().norm())
 
     norm = {"inputs": lambda x: x / x.detach().norm(dim=1, keepdim=True), "weights": lambda x: x}[cut]
-    network = nn.Sequential(Between(HONEST["nothing"], before=norm), Scaled(3, 3) if cut == "weights" else nn.Tanh())
+    network = nn.Sequential(around(HONEST["nothing"], before=norm), Scaled(3, 3) if cut == "weights" else nn.Tanh())
     problem = fl.Problem(network.double(), "mse", (x.double(), torch.zeros(40, 3)))
     names = {"hessian_trace": "weights", "relative_flatness": "weights", "mls": "inputs"}
     report = fl.measure(fl.Lens(problem), list(names))
@@ -102,18 +97,14 @@ def test_only_the_numbers_of_that_side_say_so(cut, x):
 
 
 def test_an_input_that_forward_makes_differentiable_gives_no_warning(x):
-    class Force(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.energy = nn.Sequential(nn.Linear(10, 5), nn.Tanh(), nn.Linear(5, 1))
-
-        def forward(self, x):
-            with torch.enable_grad():
-                x.requires_grad_(True)
-                return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+    def forward(net: nn.Module, x):
+        with torch.enable_grad():
+            x.requires_grad_(True)
+            return torch.autograd.grad(net.energy(x).sum(), x, create_graph=True)[0]
 
     torch.manual_seed(0)
-    problem = fl.Problem(Force().double(), "mse", (x.double(), torch.zeros(40, 10)))
+    net = module_of(forward, energy=nn.Sequential(nn.Linear(10, 5), nn.Tanh(), nn.Linear(5, 1))).double()
+    problem = fl.Problem(net, "mse", (x.double(), torch.zeros(40, 10)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert other_derivative(problem, problem.measured()) == ("", "")
@@ -122,7 +113,7 @@ def test_an_input_that_forward_makes_differentiable_gives_no_warning(x):
 
 def test_inputs_without_a_derivative_are_seen(x):
     torch.manual_seed(0)
-    assert said(Between(HONEST["nothing"], before=torch.Tensor.detach), x)
+    assert said(around(HONEST["nothing"], before=torch.Tensor.detach), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -131,7 +122,7 @@ def test_inputs_without_a_derivative_are_seen(x):
 def test_kinks_and_ties_are_none(name, dtype, seed):
     """Also where biases are zero, half the inputs are, and the network clamps at the inputs' own ends."""
     torch.manual_seed(seed)
-    network = Between(HONEST[name], before=HONEST["clamped at the ends of its range"])
+    network = around(HONEST[name], before=HONEST["clamped at the ends of its range"])
     nn.init.zeros_(network.fc1.bias)
     black = torch.rand(40, 10).clamp(0.5, 1) * 2 - 1
     if name == "jumps":
@@ -144,9 +135,9 @@ def test_kinks_and_ties_are_none(name, dtype, seed):
 def test_rounding_of_large_or_saturated_outputs_is_none(offset, x):
     for seed in range(10):
         torch.manual_seed(seed)
-        far = nn.Sequential(Between(HONEST["nothing"]), Shifted(offset))
+        far = nn.Sequential(around(HONEST["nothing"]), shifted(offset))
         assert said(far, x) == ""
-        last = Between(HONEST["nothing"])
+        last = around(HONEST["nothing"])
         with torch.no_grad():
             last.fc2.weight.mul_(offset)
         for end in (nn.Softmax(1), nn.Tanh()):
@@ -158,24 +149,24 @@ def test_a_network_that_fails_beside_its_inputs_is_measured_all_the_same(x):
         assert bool(((x >= 0) & (x <= 1)).all())
         return x
 
-    network = Between(HONEST["nothing"], before=between_0_and_1)
+    network = around(HONEST["nothing"], before=between_0_and_1)
     assert said(network, x.clamp(0, 1)) == ""
 
 
 def test_a_network_whose_weights_take_much_of_the_memory_is_not_tested(x):
     torch.manual_seed(0)
-    assert said(Between(CHANGED["gradient reversal"]), x, memory="4KiB") == ""
+    assert said(around(CHANGED["gradient reversal"]), x, memory="4KiB") == ""
 
 
 def test_every_number_that_depends_on_it_says_so(x):
     torch.manual_seed(0)
-    network = Between(CHANGED["gradient reversal"])
+    network = around(CHANGED["gradient reversal"])
     report = fl.measure(fl.Lens(fl.Problem(network, "cross_entropy", (x, torch.arange(40) % 3))), "pass")
     noted = {name.partition(".")[0] for (name, _), e in report.items() if "derivative is not the function's" in e.note}
     assert {"mls", "interpolation_sharpness", "relative_flatness", "log_volume", "fisher_rao"} <= noted
     assert not noted & {"loss", "accuracy", "weight_norm", "output_norm", "feature_norm"}
     honest = fl.measure(
-        fl.Lens(fl.Problem(Between(HONEST["nothing"]), "cross_entropy", (x, torch.arange(40) % 3))), "pass"
+        fl.Lens(fl.Problem(around(HONEST["nothing"]), "cross_entropy", (x, torch.arange(40) % 3))), "pass"
     )
     assert not any("derivative is not the function's" in e.note for e in honest.values())
 
@@ -224,21 +215,19 @@ def test_a_copy_that_draws_other_numbers_says_nothing_of_rounding(x):
     assert moved_by_rounding(problem, problem.measured()) == ("", "")
 
 
-class RMSNorm(nn.Module):
+def rmsnorm(inside) -> nn.Module:
     """As transformers has it: whatever the network was converted to, it computes in a dtype of its own."""
 
-    def __init__(self, inside):
-        super().__init__()
-        self.weight, self.inside = nn.Parameter(torch.ones(8)), inside
+    def forward(net: nn.Module, h):
+        wide = h.to(net.inside)
+        return net.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(h.dtype)
 
-    def forward(self, h):
-        wide = h.to(self.inside)
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(h.dtype)
+    return module_of(forward, weight=nn.Parameter(torch.ones(8)), inside=inside)
 
 
 def with_norm(inside, dtype=torch.float64):
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(10, 8), RMSNorm(inside), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+    return nn.Sequential(nn.Linear(10, 8), rmsnorm(inside), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
 
 
 NAMES = ["sharpness(rtol=1e-09)", "hessian_trace(exact=True)", "mls", "weight_norm"]
@@ -257,27 +246,26 @@ def test_a_network_that_computes_in_float32_inside(x):
     assert residual == pytest.approx(10 * torch.finfo(torch.float32).eps * value)
 
 
-class TiedWords(nn.Module):
+def tied_words() -> nn.Module:
     """Word 0 has no gradient where it is read, but one where it is predicted; norms compute in float32."""
 
-    def __init__(self):
-        super().__init__()
-        self.words, self.mix = nn.Embedding(3, 4, padding_idx=0), nn.Linear(4, 4)
-        nn.init.normal_(self.words.weight)
-
-    def forward(self, x):
-        h = self.words(x).mean(1)
+    def forward(net: nn.Module, x):
+        h = net.words(x).mean(1)
         for _ in range(4):
             z = h.to(torch.float32)
-            h = h + 3 * torch.tanh(self.mix((z * z.square().mean(1, keepdim=True).rsqrt()).to(h.dtype)))
-        return h @ self.words.weight.T
+            h = h + 3 * torch.tanh(net.mix((z * z.square().mean(1, keepdim=True).rsqrt()).to(h.dtype)))
+        return h @ net.words.weight.T
+
+    net = module_of(forward, words=nn.Embedding(3, 4, padding_idx=0), mix=(4, 4))
+    nn.init.normal_(net.words.weight)
+    return net
 
 
 @pytest.mark.parametrize("seed", [0, 2])
 def test_another_derivative_is_seen_through_float32_inside(seed):
     torch.manual_seed(seed)
     data = torch.tensor([[0, 1, 2], [0, 0, 1], [2, 1, 0]]), torch.tensor([0, 1, 2])
-    report = fl.measure(fl.Lens(fl.Problem(TiedWords().double(), "cross_entropy", data)), "ggn_trace")
+    report = fl.measure(fl.Lens(fl.Problem(tied_words().double(), "cross_entropy", data)), "ggn_trace")
     assert "autograd's derivative is not the function's" in report["ggn_trace"].note
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from networks import network
+from networks import module_of, network
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -112,21 +112,16 @@ def test_a_matrix_of_the_wrong_shape_is_refused() -> None:
         label_change_terms(fl.Problem(net, "cross_entropy", (x, smooth(x))), smooth, torch.ones(5, 2))
 
 
-class Product(nn.Module):
-    """A weight that multiplies outside the calls of layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(3, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.w.T
-
-
 def test_where_features_cannot_be_moved_there_are_no_terms() -> None:
     x = torch.randn(4, 5)
     with pytest.raises(BadInput, match=r"label_change_terms\(layer='w'\): the weight multiplies outside the calls"):
-        label_change_terms(fl.Problem(Product(), "cross_entropy", (x, smooth(x))), smooth, torch.eye(5))
+        label_change_terms(
+            fl.Problem(
+                module_of(lambda net, x: x @ net.w.T, w=nn.Parameter(torch.ones(3, 5))), "cross_entropy", (x, smooth(x))
+            ),
+            smooth,
+            torch.eye(5),
+        )
 
 
 def test_labels_of_tokens_are_refused() -> None:

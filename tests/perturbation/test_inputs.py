@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -155,16 +156,14 @@ def test_a_lower_bound_is_one_in_float32_too(bias: float, delta: float) -> None:
     assert found.value <= float(torch.linalg.matrix_norm(net.weight.detach().double(), 2)) * (1 + 1e-7)
 
 
-class Cancelling(nn.Module):
+def cancelling(far: float) -> nn.Module:
     """An affine map whose hidden numbers are far from 0 in between, so that they round coarsely."""
 
-    def __init__(self, far: float) -> None:
-        super().__init__()
-        self.first, self.last, self.far = nn.Linear(4, 8), nn.Linear(8, 3), far
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last((self.first(x) + self.far) - self.far)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = net.last((net.first(x) + far) - far)
         return y
+
+    return module_of(forward, first=(4, 8), last=(8, 3))
 
 
 @pytest.mark.parametrize("far", [100.0, 1000.0])
@@ -172,7 +171,7 @@ class Cancelling(nn.Module):
 def test_rounding_inside_the_network_is_taken_off(far: float, delta: float) -> None:
     """The outputs do not show it: 2.8 times the truth was a lower bound once."""
     torch.manual_seed(0)
-    net, x = Cancelling(far), torch.randn(8, 4)
+    net, x = cancelling(far), torch.randn(8, 4)
     truth = torch.linalg.matrix_norm(net.last.weight.detach().double() @ net.first.weight.detach().double(), 2)
     one = mls_by_search(delta=delta)
     found = fl.measure(fl.Lens(fl.Problem(net, "mse", (x, torch.zeros(8, 3)))), [one])[one.key]
@@ -182,15 +181,8 @@ def test_rounding_inside_the_network_is_taken_off(far: float, delta: float) -> N
 def test_outputs_that_are_not_finite_are_no_inputs_of_zero() -> None:
     """exp(x^2) ends at x = 9.42 in float32."""
 
-    class Square(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (self.scale * x**2).exp()
-
-    problem = fl.Problem(Square(), "mse", (torch.tensor([[9.41], [1.0], [0.0]]), torch.zeros(3, 1)))
+    net = module_of(lambda net, x: (net.scale * x**2).exp(), scale=nn.Parameter(torch.ones(())))
+    problem = fl.Problem(net, "mse", (torch.tensor([[9.41], [1.0], [0.0]]), torch.zeros(3, 1)))
     found = fl.measure(fl.Lens(problem), "mls_by_search(delta=0.01)")["mls_by_search(delta=0.01)"]
     assert found.kind == "undefined"
     assert found.note == "the search met outputs that are not finite around 1 of 3 samples"
@@ -201,7 +193,7 @@ def test_rounding_is_not_taken_for_a_slope(offset: float, scale: float, seed: in
     """Behind a LayerNorm of nearly equal numbers the largest of many differences in float32 is rounding."""
     torch.manual_seed(seed)
     below, norm, last = nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)
-    net = Shifted(below, norm, last, offset, scale)
+    net = shifted(below, norm, last, offset, scale)
     x, y = torch.randn(16, 3), torch.randn(16, 2)
     coarse, fine = (
         fl.measure(fl.Lens(fl.Problem(one, "mse", (data, target))), [asked, "mls"])
@@ -214,11 +206,9 @@ def test_rounding_is_not_taken_for_a_slope(offset: float, scale: float, seed: in
     assert bool((found <= torch.maximum(most, fine["mls"].samples) * 1.001).all())
 
 
-class Shifted(nn.Module):
-    def __init__(self, below: nn.Module, norm: nn.Module, last: nn.Module, offset: float, scale: float) -> None:
-        super().__init__()
-        self.below, self.norm, self.last, self.offset, self.scale = below, norm, last, offset, scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.last(self.norm(self.below(x) * self.scale + self.offset).relu())
+def shifted(below: nn.Module, norm: nn.Module, last: nn.Module, offset: float, scale: float) -> nn.Module:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        found: Tensor = net.last(net.norm(net.below(x) * scale + offset).relu())
         return found
+
+    return module_of(forward, below=below, norm=norm, last=last)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from builders import mlp, normal, seeded
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -219,11 +220,8 @@ def test_tokens_have_no_ball() -> None:
 
 
 def test_two_inputs_are_refused() -> None:
-    class Both(nn.Module):
-        def forward(self, a: Tensor, b: Tensor) -> Tensor:
-            return torch.tanh(a) * b
-
-    problem = fl.Problem(Both(), "mse", ((torch.randn(4, 2), torch.randn(4, 2)), torch.zeros(4, 2)), parameters="all")
+    net = module_of(lambda net, a, b: torch.tanh(a) * b)
+    problem = fl.Problem(net, "mse", ((torch.randn(4, 2), torch.randn(4, 2)), torch.zeros(4, 2)), parameters="all")
     with pytest.raises(Exception, match="depend on 2"):
         search(problem, 0.1)
 
@@ -251,15 +249,11 @@ def test_points_that_are_rounded_stay_in_the_ball(activation: nn.Module, x: floa
     assert found[one.key].value <= found[f"{one.key}.upper"].value
 
 
-class Winding(nn.Module):
+def winding(k: float) -> nn.Module:
     """x (sin^2 kx + cos^2 kx) = x: a Jacobian of 1 whose terms of size k x cancel."""
-
-    def __init__(self, k: float) -> None:
-        super().__init__()
-        self.k, self.weight = k, nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * x * ((self.k * x).sin() ** 2 + (self.k * x).cos() ** 2)
+    return module_of(
+        lambda net, x: net.weight * x * ((k * x).sin() ** 2 + (k * x).cos() ** 2), weight=nn.Parameter(torch.ones(()))
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -267,7 +261,7 @@ class Winding(nn.Module):
 def test_rounding_inside_the_network_is_taken_off(k: float, dtype: torch.dtype) -> None:
     """0.06 was a lower bound of 0 once."""
     x = 1 + torch.rand(4, 2, generator=seeded(0)).to(dtype)
-    problem = fl.Problem(Winding(k).to(dtype), "mse", (x, torch.zeros_like(x)))
+    problem = fl.Problem(winding(k).to(dtype), "mse", (x, torch.zeros_like(x)))
     assert search(problem, 0.1).tolist() == [0.0] * 4
 
 

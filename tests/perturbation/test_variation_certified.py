@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from builders import mlp, normal, seeded
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -155,43 +156,39 @@ def test_slopes_at_points() -> None:
         assert torch.allclose(known.value(z.detach()), act(z.detach()), rtol=1e-8), act
 
 
-class Own(nn.Module):
+def own(way: str) -> nn.Module:
     """A forward written by hand, in one of several ways."""
 
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way = way
-        self.conv, self.fc, self.same = nn.Conv2d(1, 2, 3), nn.Linear(8, 3), nn.Linear(8, 8)
-        self.register_buffer("mean", torch.tensor(0.3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = (x - self.mean) / 2.0
-        h = self.conv(x)
-        if self.way == "functions":
-            h = F.dropout(F.leaky_relu(h, 0.1), 0.5, self.training)
-            return self.fc(torch.tanh(h.view(h.size(0), -1)))
-        if self.way == "methods":
-            return self.fc(h.relu().reshape(h.shape[0], -1))
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        x = (x - net.mean) / 2.0
+        h = net.conv(x)
+        if way == "functions":
+            h = F.dropout(F.leaky_relu(h, 0.1), 0.5, net.training)
+            return net.fc(torch.tanh(h.view(h.size(0), -1)))
+        if way == "methods":
+            return net.fc(h.relu().reshape(h.shape[0], -1))
         h = F.relu(h).flatten(1)
-        if self.way == "residual":
-            h = h + F.relu(self.same(h))
-        elif self.way == "gate":
+        if way == "residual":
+            h = h + F.relu(net.same(h))
+        elif way == "gate":
             h = h * torch.sigmoid(h)
-        elif self.way == "square":
+        elif way == "square":
             h = h * h
-        elif self.way == "inverse":
+        elif way == "inverse":
             h = 1.0 / (h + 1.0)
-        elif self.way == "norm":
+        elif way == "norm":
             h = F.layer_norm(h, (8,))
-        elif self.way == "branch":
+        elif way == "branch":
             h = h if bool((h >= 0).all()) else -h
-        return self.fc(h)
+        return net.fc(h)
+
+    return module_of(forward, conv=nn.Conv2d(1, 2, 3), fc=(8, 3), same=(8, 8), mean=torch.tensor(0.3))
 
 
 @pytest.mark.parametrize("way", ["functions", "methods"])
 def test_hand_written_chains(way: str) -> None:
     torch.manual_seed(0)
-    problem = problem_of(Own(way), normal(5, 1, 4, 4))
+    problem = problem_of(own(way), normal(5, 1, 4, 4))
     chain = read_chain(problem, problem.model)
     x = normal(5, 1, 4, 4, seed=3)
     assert torch.allclose(chain(x.flatten(1)), problem.model(x), rtol=1e-12)
@@ -204,7 +201,7 @@ def test_hand_written_chains(way: str) -> None:
      ("branch", "trace|symbol")],
 )  # fmt: skip
 def test_what_is_no_chain_is_named(way: str, named: str) -> None:
-    problem = problem_of(Own(way), normal(5, 1, 4, 4))
+    problem = problem_of(own(way), normal(5, 1, 4, 4))
     with pytest.raises(Refused, match=named) as caught:
         upper(problem, 0.1)
     assert "\n" not in str(caught.value)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -74,13 +75,8 @@ class WrongTwice(torch.autograd.Function):
         return slope * ctx.saved_tensors[0].detach() ** 2 / 2
 
 
-class Cubic(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.w, self.function = nn.Parameter(torch.tensor([[1.0, 2.0, 3.0]]).double()), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x @ self.w.T)
+def cubic(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    return module_of(lambda net, x: function(x @ net.w.T), w=nn.Parameter(torch.tensor([[1.0, 2.0, 3.0]]).double()))
 
 
 def broken(x: Tensor) -> Tensor:
@@ -95,7 +91,7 @@ def broken(x: Tensor) -> Tensor:
 ])  # fmt: skip
 def test_a_wrong_double_backward_is_not_used(function: Callable[[Tensor], Tensor], by: By) -> None:
     x = torch.randn(10, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    one = fl.Problem(Cubic(function), "mse", (x, torch.zeros(10, 1, dtype=torch.float64)))
+    one = fl.Problem(cubic(function), "mse", (x, torch.zeros(10, 1, dtype=torch.float64)))
     H = ShardedHessian(Landscape(one))
     assert H.by == by
     w = one.model.w.detach().clone().requires_grad_()
@@ -119,10 +115,12 @@ class OnceDifferentiable(torch.autograd.Function):
         return slope * (ctx.saved_tensors[0] > 0)
 
 
-class Once(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+def once() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
         found: Tensor = OnceDifferentiable.apply(x)
         return found
+
+    return module_of(forward)
 
 
 def wide(activation: nn.Module, samples: int) -> fl.Problem:
@@ -138,7 +136,7 @@ def test_kinks_among_many_samples_leave_double_backward_alone() -> None:
     assert torch.allclose(H(v).float(), wanted(v), rtol=1e-3, atol=1e-4 * float(wanted(v).norm()))
 
 
-@pytest.mark.parametrize("activation", [Once(), nn.Sequential(Once(), nn.ReLU())])
+@pytest.mark.parametrize("activation", [once(), nn.Sequential(once(), nn.ReLU())])
 def test_neither_way_is_used_where_gradients_jump(activation: nn.Module) -> None:
     one = wide(activation, 2000)
     for _ in range(2):  # the second time from what is known of the problem
@@ -151,7 +149,7 @@ def test_only_torch_s_own_operations_may_stand_unchecked() -> None:
     net = nn.Sequential(nn.Linear(4, 4096), nn.ReLU(), nn.Linear(4096, 1024), nn.ReLU(), nn.Linear(1024, 2))
     few = (torch.randn(8, 4), torch.randn(8, 2))
     assert ShardedHessian(Landscape(fl.Problem(net, "mse", few))).by == "double backward"
-    net.append(Cubic(WrongTwice.apply).float())
+    net.append(cubic(WrongTwice.apply).float())
     net[-1].w = nn.Parameter(torch.ones(1, 2))
     with pytest.raises(NotDifferentiable):
         ShardedHessian(Landscape(fl.Problem(net, "mse", (few[0], few[1][:, :1]))))

@@ -8,6 +8,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from networks import module_of
 from torch import nn
 
 import flatlens as fl
@@ -97,18 +98,9 @@ def test_differences_and_checks_are_in_full() -> None:
     for measure in ("mls_by_search", "average_sharpness", "feature_robustness"):
         values = [fl.measure(fl.Lens(problem), [measure])[measure].value for problem in (full, coarse)]
         assert values[0] == values[1], measure
-
-    class Coupled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(6, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h: torch.Tensor = self.linear(x)
-            return h - h.mean(0)
-
+    coupled = module_of(lambda net, x: net.linear(x) - net.linear(x).mean(0), linear=(6, 3))
     with pytest.raises(BadInput, match="outputs change with the other samples"):
-        fl.Problem(Coupled(), "cross_entropy", data, arithmetic="bfloat16")
+        fl.Problem(coupled, "cross_entropy", data, arithmetic="bfloat16")
     with pytest.raises(BadInput, match="full precision"):
         fl.check_bounds(fl.Lens(coarse))
     with pytest.raises(BadInput, match="measured in float32"):

@@ -7,6 +7,7 @@ from collections import UserDict
 import numpy as np
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -18,20 +19,9 @@ X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(6) % 2
 
 
-class Named(nn.Module):
-    """A network whose input has a name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(3, 2)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.net(pixels)
-
-
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return Named()
+    return module_of(lambda net, pixels: net.net(pixels), net=(3, 2))
 
 
 class Rows(Dataset[dict[str, Tensor]]):

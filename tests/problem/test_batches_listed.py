@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -18,18 +19,16 @@ from flatlens.problem.batches import form_shown, is_samples, plain
 Net = nn.Module
 
 
-class Bag(nn.Module):
+def bag_of_rows() -> nn.Module:
     """One sample's outputs from its rows, and from what links them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor, edges: Tensor | None = None) -> Tensor:
-        h = torch.tanh(self.one(x))
+    def forward(net: nn.Module, x: Tensor, edges: Tensor | None = None) -> Tensor:
+        h = torch.tanh(net.one(x))
         if edges is not None:
             h = h + torch.zeros_like(h).index_add(0, edges[1], h[edges[0]])
-        return self.two(h).mean(0)
+        return net.two(h).mean(0)
+
+    return module_of(forward, one=(3, 4), two=(4, 2))
 
 
 def as_tensor(x: Tensor, edges: Tensor) -> Any:
@@ -77,7 +76,7 @@ def test_samples_of_their_own_sizes_are_what_a_loop_says(collate: str, item: Any
     sizes = [2 if alike else draw.choice([1, 2, 2, 3, 5]) for _ in range(n)]  # as many rows as samples, for some
     graphs = [(torch.randn(k, 3).double(), torch.randint(k, (2, draw.randint(1, 4)))) for k in sizes]
     samples = [(item(*graph), int(torch.randint(2, ()))) for graph in graphs]
-    net, (collated, both) = Bag().double(), COLLATES[collate]
+    net, (collated, both) = bag_of_rows().double(), COLLATES[collate]
 
     def forward(model: Net, batch: Any) -> tuple[Tensor, Tensor]:
         items, labels = both(batch)
@@ -100,16 +99,14 @@ def test_samples_of_their_own_sizes_are_what_a_loop_says(collate: str, item: Any
     assert report["hessian_trace(exact=True)"].value == pytest.approx(float(trace), rel=1e-8, abs=1e-12)
 
 
-class Two(nn.Module):
+def two_inputs(heads: int) -> nn.Module:
     """A network of two inputs, with one output head or two."""
 
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.heads = nn.ModuleList(nn.Linear(5, 2) for _ in range(heads))
-
-    def forward(self, a: Tensor, b: Tensor) -> Any:
-        found = tuple(head(torch.cat([a, b], 1)) for head in self.heads)
+    def forward(net: nn.Module, a: Tensor, b: Tensor) -> Any:
+        found = tuple(head(torch.cat([a, b], 1)) for head in net.heads)
         return found if len(found) > 1 else found[0]
+
+    return module_of(forward, heads=nn.ModuleList(nn.Linear(5, 2) for _ in range(heads)))
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -118,7 +115,7 @@ def test_lists_of_inputs_stay_inputs(n: int, size: int, heads: int) -> None:
     """Torch's collate makes a list of several inputs, and of several targets."""
     a, b, y = torch.randn(n, 3), torch.randn(n, 2), torch.randint(2, (heads, n))
     samples = [((a[i], b[i]), tuple(y[:, i]) if heads > 1 else y[0, i]) for i in range(n)]
-    net, targets = Two(heads), tuple(y) if heads > 1 else y[0]
+    net, targets = two_inputs(heads), tuple(y) if heads > 1 else y[0]
     truth = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", ((a, b), targets))), ["loss", "mls"])
     for collate in (None, torch.utils.data.default_collate):
         loader: Any = DataLoader(samples, batch_size=size, collate_fn=collate)  # type: ignore[arg-type]
@@ -153,18 +150,11 @@ def test_a_list_of_tensors_in_a_dict_is_not_padded() -> None:
         batch_size=3,
         collate_fn=lambda chosen: {"bags": [bags[i] for i in chosen], "labels": torch.tensor([0, 1, 1])},
     )
-    net = Bag().double()
-
-    class Bags(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, bags: list[Tensor]) -> Tensor:
-            return torch.stack([self.net(bag) for bag in bags])
+    net = bag_of_rows().double()
 
     truth = F.cross_entropy(torch.stack([net(bag) for bag in bags]), torch.tensor([0, 1, 1]))
-    found = fl.measure(fl.Lens(fl.Problem(Bags(), "cross_entropy", loader)), "loss")["loss"]
+    network = module_of(lambda net, bags: torch.stack([net.net(bag) for bag in bags]), net=net)
+    found = fl.measure(fl.Lens(fl.Problem(network, "cross_entropy", loader)), "loss")["loss"]
     assert found.value == pytest.approx(truth.item(), rel=1e-12)
 
 
@@ -173,7 +163,9 @@ def test_nan_in_a_list_names_the_sample() -> None:
     bags[1][3, 1] = float("nan")
     loader: Any = DataLoader([(bags, torch.tensor([0, 1, 1]))], batch_size=None, collate_fn=lambda one: one)  # type: ignore[arg-type]
     with pytest.raises(fl.errors.BadData, match="1 of 3 samples contain NaN or inf, the first at index 1"):
-        fl.Problem(Bag(), "cross_entropy", loader, forward=lambda m, b: (torch.stack([m(a) for a in b[0]]), b[1]))
+        fl.Problem(
+            bag_of_rows(), "cross_entropy", loader, forward=lambda m, b: (torch.stack([m(a) for a in b[0]]), b[1])
+        )
 
 
 def every(net: Net, bags: list[Tensor]) -> Tensor:
@@ -204,7 +196,7 @@ STRUCTURES: dict[str, tuple[Callable[..., Any], Callable[[Net, Any], tuple[Tenso
 def test_lists_anywhere_in_a_batch(structure: str, seed: int) -> None:
     draw = random.Random(f"{structure} {seed}")
     torch.manual_seed(draw.randrange(10**6))
-    n, (made, forward), net = draw.choice([1, 2, 3, 5, 6]), STRUCTURES[structure], Bag().double()
+    n, (made, forward), net = draw.choice([1, 2, 3, 5, 6]), STRUCTURES[structure], bag_of_rows().double()
     a, b = ([torch.randn(draw.choice([1, 2, 2, 3]), 3).double() for _ in range(n)] for _ in range(2))
     c, y = torch.randn(n, 2).double(), torch.randint(2, (n,))
 

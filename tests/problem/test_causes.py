@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import applied, module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,33 +23,21 @@ from flatlens.measures.sensitivity import local_variation
 from flatlens.problem.problem import is_quantised
 
 
-class Of(nn.Module):
-    """A network of layers whose forward() is a function of (network, x)."""
-
-    def __init__(self, forward: Callable[..., Any], **layers: Any) -> None:
-        super().__init__()
-        self.function = forward
-        for name, layer in layers.items():
-            if isinstance(layer, Tensor) and name.startswith("buffer"):
-                self.register_buffer(name, layer)
-            else:
-                setattr(self, name, layer)
-
-    def forward(self, *x: Any) -> Any:
-        return self.function(self, *x)
-
-
-class Noise(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.randn_like(x)
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.randn_like(x)
 
 
 def linear() -> nn.Linear:
     return nn.Linear(4, 3)
 
 
-def of(forward: Callable[..., Any], **layers: Any) -> Of:
-    return Of(forward, l=linear(), **layers)
+def of(forward: Callable[..., Any], **layers: Any) -> nn.Module:
+    return module_of(forward, l=linear(), **layers)
+
+
+def holding(net: nn.Module, held: object) -> nn.Module:
+    net.held = held  # type: ignore[assignment]
+    return net
 
 
 def counting() -> nn.Module:
@@ -135,8 +124,8 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
         r"forward\(\) of Of \(in bernoulli\) draws random numbers, also in eval mode", "buffer|NumPy",
     ),
     "noise in a layer": (
-        lambda s: make(of(lambda net, x: net.l(net.noise(x)), noise=Noise()), drawn(s)),
-        r"forward\(\) of 'noise' \(Noise\) \(in (randn|normal)\w*\) draws",
+        lambda s: make(of(lambda net, x: net.l(net.noise(x)), noise=applied(noisy)), drawn(s)),
+        r"forward\(\) of 'noise' \(Of\) \(in (randn|normal)\w*\) draws",
         "dropout|buffer|NumPy",
     ),
     "NumPy's numbers": (
@@ -246,7 +235,7 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
     ),
     # forward() fails
     "an input is missing": (
-        lambda s: make(Two(), drawn(s)),
+        lambda s: make(module_of(lambda net, x, mask: net.l(x * mask), l=linear()), drawn(s)),
         r"does not take the inputs that the data give: .*\(\(x, mask\), y\)", "shapes|dtype",
     ),
     "an input too many": (
@@ -375,7 +364,7 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
         r"forward\(\) of Of cuts them off: detach", "no_grad",
     ),
     "a graph that a layer cuts": (
-        lambda s: measured(of(lambda net, x: net.r(net.l(x)), r=Of(lambda net, x: x.data)), drawn(s)),
+        lambda s: measured(of(lambda net, x: net.r(net.l(x)), r=applied(lambda x: x.data)), drawn(s)),
         r"forward\(\) of 'r' \(Of\) cuts them off", "no_grad",
     ),
     # axes and labels
@@ -402,11 +391,11 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
     ),
     # copies
     "a lock in bfloat16": (
-        lambda s: make(half(of(lambda net, x: net.l(x), part=nn.Sequential())).register(threading.Lock()), drawn(s)),
+        lambda s: make(holding(half(of(lambda net, x: net.l(x), part=nn.Sequential())), threading.Lock()), drawn(s)),
         r"the attribute 'held' of the network \(lock\) cannot be copied.*model.float\(\)", "weight_norm",
     ),
     "a graph in bfloat16": (
-        lambda s: make(half(of(lambda net, x: net.l(x))).register(torch.ones(1, requires_grad=True) * 2), drawn(s)),
+        lambda s: make(holding(half(of(lambda net, x: net.l(x))), torch.ones(1, requires_grad=True) * 2), drawn(s)),
         r"the attribute 'held' of the network \(Tensor\).*model.float\(\).*detach", "weight_norm",
     ),
     "old weight_norm in bfloat16": (
@@ -414,23 +403,6 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
         r"the attribute 'weight' of '0'.*parametrizations.weight_norm", "detach",
     ),
 }  # fmt: skip
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.l = linear()
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return self.l(x * mask)
-
-
-def register(self: nn.Module, held: object) -> nn.Module:
-    self.held = held  # type: ignore[assignment]
-    return self
-
-
-Of.register = register  # type: ignore[attr-defined]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -462,7 +434,7 @@ HELD = [threading.Lock, torch.Generator, lambda: sys.stdin, lambda: linear().wei
 @pytest.mark.filterwarnings("ignore:unclosed file")
 @pytest.mark.parametrize("held", HELD)
 def test_what_cannot_be_copied_is_measured_as_it_is(held: Callable[[], object]) -> None:
-    net = of(lambda net, x: net.l(x).relu()).register(held())
+    net = holding(of(lambda net, x: net.l(x).relu()), held())
     plain = of(lambda net, x: net.l(x).relu())
     plain.load_state_dict(net.state_dict())
     x, y = drawn(1)

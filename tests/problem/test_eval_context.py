@@ -99,12 +99,8 @@ def test_compiled_code_runs_compiled_again_afterwards() -> None:
 
 
 def test_only_torch_s_wrappers_are_taken_off() -> None:
-    class Holds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = self._orig_mod = nn.Linear(3, 2)
-
-    holds = Holds()
+    holds = nn.Module()
+    holds.module = holds._orig_mod = nn.Linear(3, 2)
     assert unwrapped(holds) is holds
     assert unwrapped(7) == 7
 

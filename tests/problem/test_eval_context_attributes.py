@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -14,38 +13,33 @@ import flatlens as fl
 from flatlens.problem.eval_context import attributes_kept, put_back
 
 
-class Keeping(nn.Module):
+def keeping(where: str) -> nn.Module:
     """A network that computes a weight once, and keeps it."""
 
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.a, self.out, self.where = nn.Linear(3, 4), nn.Linear(4, 2), where
-        self.weight: Tensor | None = None
-        self.table: dict[str, Tensor] = {}
-        self.row: list[Any] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.where == "attribute":
-            if self.weight is None:
-                self.weight = self.a.weight * 2
-            weight = self.weight
-        elif self.where == "new attribute":
-            if not hasattr(self, "late"):
-                self.late = self.a.weight * 2
-            weight = self.late
-        elif self.where == "dict":
-            weight = self.table.setdefault("w", self.a.weight * 2)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        if where == "attribute":
+            if net.weight is None:
+                net.weight = net.a.weight * 2
+            weight = net.weight
+        elif where == "new attribute":
+            if not hasattr(net, "late"):
+                net.late = net.a.weight * 2
+            weight = net.late
+        elif where == "dict":
+            weight = net.table.setdefault("w", net.a.weight * 2)
         else:
-            if not self.row:
-                self.row.append(self.a.weight * 2)
-            weight = self.row[0]
-        return self.out(F.linear(x, weight).tanh())
+            if not net.row:
+                net.row.append(net.a.weight * 2)
+            weight = net.row[0]
+        return net.out(F.linear(x, weight).tanh())
+
+    return module_of(forward, a=(3, 4), out=(4, 2), weight=None, table={}, row=[])
 
 
 @pytest.mark.parametrize("where", ["attribute", "new attribute", "dict", "list"])
 def test_a_kept_weight_counts_and_the_network_trains_afterwards(where: str) -> None:
     torch.manual_seed(0)
-    net, plain = Keeping(where).double(), Keeping("none").double()
+    net, plain = keeping(where).double(), keeping("none").double()
     plain.load_state_dict(net.state_dict())
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
     asked = ["interpolation_sharpness", "hessian_trace(exact=True)", "sharpness"]
@@ -59,7 +53,7 @@ def test_a_kept_weight_counts_and_the_network_trains_afterwards(where: str) -> N
 
 
 def test_what_was_there_stays() -> None:
-    net = Keeping("attribute")
+    net = keeping("attribute")
     before = net.weight = torch.ones(2)
     net.table["own"] = before
     with attributes_kept(net):
@@ -83,39 +77,35 @@ def test_weights_that_torchs_hooks_compute_are_left_to_them() -> None:
     assert net.weight is now
 
 
-class Caching(nn.Module):
+def caching(kind: str) -> nn.Module:
     """A network whose cache has a flag, a length or a set beside it; or whose blocks and loss read what it keeps."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind, self.a, self.out = kind, nn.Linear(3, 4), nn.Linear(4, 2)
-        self.ready, self.length, self.seen, self.table = False, 0, set[int](), dict[int, Tensor]()
-        self.scale: Tensor | None = None
+    def factor(net: nn.Module, x: Tensor) -> Tensor:
+        if kind == "flag" and not net.ready:
+            net.kept, net.ready = torch.full((4,), 2.0).to(x), True
+        if kind == "length" and x.shape[1] > net.length:
+            net.kept, net.length = torch.full((4,), 2.0).to(x), x.shape[1]
+        if kind == "set" and x.shape[1] not in net.seen:
+            net.seen.add(x.shape[1])
+            net.table[x.shape[1]] = torch.full((4,), 2.0).to(x)
+        net.scale = x.new_full((4,), 2.0) if kind == "checkpoint" else None
+        if net.scale is not None:
+            return net.scale
+        return net.table[x.shape[1]] if kind == "set" else net.kept
 
-    def factor(self, x: Tensor) -> Tensor:
-        if self.kind == "flag" and not self.ready:
-            self.kept, self.ready = torch.full((4,), 2.0).to(x), True
-        if self.kind == "length" and x.shape[1] > self.length:
-            self.kept, self.length = torch.full((4,), 2.0).to(x), x.shape[1]
-        if self.kind == "set" and x.shape[1] not in self.seen:
-            self.seen.add(x.shape[1])
-            self.table[x.shape[1]] = torch.full((4,), 2.0).to(x)
-        self.scale = x.new_full((4,), 2.0) if self.kind == "checkpoint" else None
-        if self.scale is not None:
-            return self.scale
-        return self.table[x.shape[1]] if self.kind == "set" else self.kept
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        by = factor(net, x)
+        if kind == "checkpoint":
+            return net.out(checkpoint(lambda h: (net.a(h) * net.scale).tanh(), x, use_reentrant=False))
+        return net.out((net.a(x) * by).tanh())
 
-    def forward(self, x: Tensor) -> Tensor:
-        factor = self.factor(x)
-        if self.kind == "checkpoint":
-            return self.out(checkpoint(lambda h: (self.a(h) * self.scale).tanh(), x, use_reentrant=False))
-        return self.out((self.a(x) * factor).tanh())
+    return module_of(forward, a=(3, 4), out=(4, 2), ready=False, length=0, seen=set(), table={}, scale=None)
 
 
 @pytest.mark.parametrize("kind", ["flag", "length", "set", "checkpoint"])
 def test_what_forward_keeps_beside_a_tensor(kind: str) -> None:
     torch.manual_seed(0)
-    net = Caching(kind).double()
+    net = caching(kind).double()
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["interpolation_sharpness", "sharpness"])
     with torch.no_grad():
@@ -130,18 +120,14 @@ def test_what_forward_keeps_beside_a_tensor(kind: str) -> None:
 
 
 def test_a_loss_may_read_what_the_last_pass_kept() -> None:
-    class Mixture(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            f = self.a(x)
-            self.aux = f.square().mean(1)
-            return f
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        f = net.a(x)
+        net.aux = f.square().mean(1)
+        return f
 
     torch.manual_seed(0)
-    net, x, y = Mixture().double(), torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
+    net, x = module_of(forward, a=(3, 2)).double(), torch.randn(5, 3, dtype=torch.float64)
+    y = torch.tensor([0, 1, 1, 0, 1])
     problem = fl.Problem(net, lambda f, y: F.cross_entropy(f, y, reduction="none") + 0 * net.aux.detach().sum(), (x, y))
     assert fl.measure(fl.Lens(problem), ["loss"])["loss"].value == pytest.approx(
         float(F.cross_entropy(net(x), y).detach())
@@ -149,21 +135,19 @@ def test_a_loss_may_read_what_the_last_pass_kept() -> None:
 
 
 def test_a_layer_whose_weight_forward_sets() -> None:
-    class Generated(nn.Module):
-        def __init__(self, generated: bool) -> None:
-            super().__init__()
-            self.layer, self.out, self.p = nn.Linear(3, 4), nn.Linear(4, 2), nn.Parameter(torch.randn(4, 3))
-            self.generated = generated
-            del self.layer.weight
+    def generating(generated: bool) -> nn.Module:
+        def forward(net: nn.Module, x: Tensor) -> Tensor:
+            if generated:
+                net.layer.weight = net.p.tanh()
+                return net.out(net.layer(x).relu())
+            return net.out(F.linear(x, net.p.tanh(), net.layer.bias).relu())
 
-        def forward(self, x: Tensor) -> Tensor:
-            if self.generated:
-                self.layer.weight = self.p.tanh()
-                return self.out(self.layer(x).relu())
-            return self.out(F.linear(x, self.p.tanh(), self.layer.bias).relu())
+        net = module_of(forward, layer=nn.Linear(3, 4), out=nn.Linear(4, 2), p=nn.Parameter(torch.randn(4, 3)))
+        del net.layer.weight
+        return net
 
     torch.manual_seed(0)
-    nets = [Generated(generated).double() for generated in (True, False)]
+    nets = [generating(generated).double() for generated in (True, False)]
     nets[1].load_state_dict(nets[0].state_dict())
     data = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
     values = [fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data)), ["interpolation_sharpness"]) for net in nets]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,51 +31,52 @@ SEARCHES = [
 ]  # fmt: skip
 
 
-class Stateful(nn.Module):
+def stateful() -> nn.Module:
     """Counts its passes in a buffer, a number and a dict, and keeps what it computed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
-        self.register_buffer("passes", torch.zeros(()))
-        self.calls, self.cache, self.kept = 0, dict[str, Tensor](), list[Tensor]()
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        net.passes += 1
+        net.calls += 1
+        net.kept.append(h := torch.tanh(net.norm(net.first(x))))
+        net.cache["h"] = h
+        return net.last(F.dropout(h, 0.5, net.training))
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        self.calls += 1
-        self.kept.append(h := torch.tanh(self.norm(self.first(x))))
-        self.cache["h"] = h
-        return self.last(F.dropout(h, 0.5, self.training))
-
-
-class Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.last = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.lstm(x[:, None].tanh())[0][:, -1])
+    return module_of(
+        forward,
+        first=(4, 5),
+        norm=nn.BatchNorm1d(5),
+        last=(5, 3),
+        passes=torch.zeros(()),
+        calls=0,
+        cache=dict[str, Tensor](),
+        kept=list[Tensor](),
+    )
 
 
-class Attending(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.last = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True), nn.Linear(4, 3)
+def words() -> nn.Module:
+    return module_of(
+        lambda net, x: net.last(net.lstm(x[:, None].tanh())[0][:, -1]),
+        lstm=nn.LSTM(4, 4, batch_first=True),
+        last=(4, 3),
+    )
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.layer(torch.stack([x, x.sin()], 1)).mean(1))
+
+def attending() -> nn.Module:
+    return module_of(
+        lambda net, x: net.last(net.layer(torch.stack([x, x.sin()], 1)).mean(1)),
+        layer=nn.TransformerEncoderLayer(4, 2, 6, batch_first=True),
+        last=(4, 3),
+    )
 
 
-class Locked(nn.Module):
+def locked() -> nn.Module:
     """Cannot be copied."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.lock = mlp(), threading.Lock()
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        with net.lock:
+            return net.net(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        with self.lock:
-            return self.net(x)
+    return module_of(forward, net=mlp(), lock=threading.Lock())
 
 
 def mlp() -> nn.Sequential:
@@ -115,10 +117,10 @@ def hooked() -> nn.Module:
 
 
 COPIED: dict[str, Callable[[], nn.Module]] = {
-    "mlp": mlp, "state": Stateful, "words": Words, "attention": Attending, "tied": tied, "normed": normed,
+    "mlp": mlp, "state": stateful, "words": words, "attention": attending, "tied": tied, "normed": normed,
     "rebound": rebound,
 }  # fmt: skip
-IN_PLACE: dict[str, Callable[[], nn.Module]] = {"locked": Locked, "patched": patched, "hooked": hooked}
+IN_PLACE: dict[str, Callable[[], nn.Module]] = {"locked": locked, "patched": patched, "hooked": hooked}
 BUILT = COPIED | IN_PLACE
 
 
@@ -154,16 +156,14 @@ def state(net: nn.Module) -> list[object]:
     return kept
 
 
-class Spy(nn.Module):
+def spied(net: nn.Module) -> nn.Module:
     """Notes at each pass, of any copy, whether the user's network is as it was; nobody sees that memory is read."""
 
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net, self.seen = net, Seen(net)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        net.seen.look()
+        return net.net(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.look()
-        return self.net(x)
+    return module_of(forward, net=net, seen=Seen(net))
 
 
 class Seen:
@@ -192,7 +192,7 @@ def test_a_network_is_as_it_was_at_each_pass(name: str, frozen: bool, monkeypatc
     net = built(name)
     for p in list(net.parameters())[: 2 * frozen]:
         p.requires_grad_(False)
-    spy = Spy(net)
+    spy = spied(net)
     problem = problem_of(spy, parameters="all")
     assert problem.measured() is not spy
     optimiser = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
@@ -267,21 +267,16 @@ def test_a_thread_that_trains_changes_no_number() -> None:
 def around(net: nn.Module) -> Iterator[tuple[str, fl.Problem, nn.Module]]:
     """Yield problems whose functions run or read the user's own modules, each with the network that this makes."""
 
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = copy.deepcopy(net)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x) + self.net(x)
+    def twice() -> nn.Module:
+        return module_of(lambda net, x: net.net(x) + net.net(x), net=copy.deepcopy(net))
 
     x, y = data(classes=False)
-    yield "forward", fl.Problem(net, "mse", (x, y), forward=lambda model, batch: (2 * net(batch[0]), batch[1])), Twice()
+    yield "forward", fl.Problem(net, "mse", (x, y), forward=lambda model, batch: (2 * net(batch[0]), batch[1])), twice()
     unseen = {"net": net}
     yield (
         "a table",
         fl.Problem(net, "mse", (x, y), forward=lambda model, batch: (2 * unseen["net"](batch[0]), batch[1])),
-        Twice(),
+        twice(),
     )
 
 
@@ -301,29 +296,17 @@ LIVE: dict[str, nn.Module] = {}
 """Networks that code finds at run time, where no closure shows it."""
 
 
-class Registered(nn.Module):
+def registered() -> nn.Module:
     """Runs the network that is registered under its name; its own is never run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return LIVE["net"].net(x)
+    return module_of(lambda net, x: LIVE["net"].net(x), net=mlp())
 
 
-class Noting(nn.Module):
+def noting() -> nn.Module:
     """Reads a weight of the registered network."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) * LIVE["net"].net[0].weight.sum()
+    return module_of(lambda net, x: net.net(x) * LIVE["net"].net[0].weight.sum(), net=mlp())
 
 
-@pytest.mark.parametrize("kind", [Registered, Noting])
+@pytest.mark.parametrize("kind", [registered, noting], ids=["Registered", "Noting"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_network_that_finds_its_original_at_run_time_is_measured_in_place(
     kind: type[nn.Module], frozen: bool
@@ -337,16 +320,11 @@ def test_a_network_that_finds_its_original_at_run_time_is_measured_in_place(
     assert [p.requires_grad for p in net.parameters()] == [not frozen] * 6
 
 
-class Named(nn.Module):
+def named() -> nn.Module:
     """Fails in a copy: it looks itself up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.table = mlp(), Table()
-        self.table.rows[id(self)] = 2.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) * self.table.rows[id(self)]
+    net = module_of(lambda net, x: net.net(x) * net.table.rows[id(net)], net=mlp(), table=Table())
+    net.table.rows[id(net)] = 2.0
+    return net
 
 
 class Table:
@@ -355,7 +333,7 @@ class Table:
 
 
 def test_a_network_that_fails_in_its_copy_alone_is_measured_in_place() -> None:
-    net = Named()
+    net = named()
     problem = problem_of(net)
     assert problem.measured() is net
     assert fl.measure(fl.Lens(problem), "mls")["mls"].kind == "exact"
@@ -420,23 +398,18 @@ def test_a_copy_takes_no_memory_for_weights() -> None:
         assert net.training
 
 
-class Odd(nn.Module):
+def holding(odd: Any) -> nn.Module:
     """Holds something beside its layers."""
-
-    def __init__(self, odd: Any) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
-        self.odd = odd(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x).relu())
+    net = module_of(lambda net, x: net.b(net.a(x).relu()), a=(4, 5), b=(5, 3))
+    net.odd = odd(net)
+    return net
 
 
 def opened(net: nn.Module) -> object:
     return Path(os.devnull).open()
 
 
-ODD: dict[str, Callable[[Odd], Any]] = {
+ODD: dict[str, Callable[[holding], Any]] = {
     "lock": lambda net: threading.Lock(), "generator": lambda net: torch.Generator(),
     "graph": lambda net: net.a.weight * 2, "graphs": lambda net: {"of": [net.a.weight * 2]},
     "file": opened, "iterator": lambda net: (i for i in range(3)),
@@ -448,9 +421,9 @@ ODD: dict[str, Callable[[Odd], Any]] = {
 @pytest.mark.parametrize("odd", ODD)
 def test_whatever_a_network_holds_the_numbers_are_the_same(odd: str) -> None:
     torch.manual_seed(0)
-    plain = Odd(lambda net: None)
+    plain = holding(lambda net: None)
     torch.manual_seed(0)
-    net = Odd(ODD[odd])
+    net = holding(ODD[odd])
     names = ["mls", "sharpness", "critical_sharpness"]
     assert bits(fl.measure(fl.Lens(problem_of(net)), names)) == bits(fl.measure(fl.Lens(problem_of(plain)), names))
     assert all(module.training for module in net.modules())

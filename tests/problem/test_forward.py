@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from networks import applied, module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,41 +20,31 @@ IDS = torch.tensor([[1, 2, 3, 4], [2, 3, 1, 0]])
 LABELS = IDS.masked_fill(IDS == 0, -100)
 
 
-class Speaker(nn.Module):
+def own_loss(net: nn.Module, logits: Tensor, labels: Tensor) -> Tensor:
+    T = labels.shape[1]
+    return F.cross_entropy(logits[:, : T - net.shift].flatten(0, 1), labels[:, net.shift :].flatten())
+
+
+def speaker(shift: int, zero: bool = False, own: Callable[..., Tensor] = own_loss) -> nn.Module:
     """As a network of transformers: it takes labels, and returns logits and a loss of its own."""
 
-    def __init__(self, shift: int, zero: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.head, self.shift = nn.Embedding(5, 4), nn.Linear(4, 5), shift
-        if zero:  # all outputs are alike, and so are both losses
-            nn.init.zeros_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
+    def forward(net: nn.Module, input_ids: Tensor, labels: Tensor | None = None, unused: Any = None) -> SimpleNamespace:
+        logits = net.head(net.embed(input_ids).cumsum(1))
+        return SimpleNamespace(logits=logits, loss=None if labels is None else own(net, logits, labels))
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, unused: Any = None) -> SimpleNamespace:
-        logits = self.head(self.embed(input_ids).cumsum(1))
-        return SimpleNamespace(logits=logits, loss=None if labels is None else self.own(logits, labels))
-
-    def own(self, logits: Tensor, labels: Tensor) -> Tensor:
-        T = labels.shape[1]
-        return F.cross_entropy(logits[:, : T - self.shift].flatten(0, 1), labels[:, self.shift :].flatten())
-
-
-class Smooth(Speaker):
-    def own(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return logits.square().mean()
-
-
-class Detached(Speaker):
-    def own(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self.head.bias.sum()
+    torch.manual_seed(0)
+    net = module_of(forward, embed=nn.Embedding(5, 4), head=(4, 5), shift=shift)
+    if zero:  # all outputs are alike, and so are both losses
+        nn.init.zeros_(net.head.weight)
+        nn.init.zeros_(net.head.bias)
+    return net
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("shift", [0, 1])
 def test_the_network_s_own_loss_says_where_labels_lie(shift: int, zero: bool, frozen: bool) -> None:
-    net = Speaker(shift, zero).requires_grad_(not frozen)
+    net = speaker(shift, zero).requires_grad_(not frozen)
     batch = {"input_ids": IDS, "labels": LABELS}
     assert convention_of(net, {"input_ids": IDS}, LABELS) == Convention(False, bool(shift), by_token=True)
     problem = fl.Problem(net, "cross_entropy", batch, parameters="all")
@@ -61,7 +53,7 @@ def test_the_network_s_own_loss_says_where_labels_lie(shift: int, zero: bool, fr
 
 
 def test_in_a_pair_labels_lie_as_they_are_given() -> None:
-    net = Speaker(1)
+    net = speaker(1)
     pair = fl.Problem(net, "cross_entropy", ({"input_ids": IDS}, LABELS))
     f = net(IDS).logits
     truth = F.cross_entropy(f.flatten(0, 1), LABELS.flatten())
@@ -72,9 +64,10 @@ def test_in_a_pair_labels_lie_as_they_are_given() -> None:
     assert part.convention == Convention(False, True, by_token=True)
 
 
-@pytest.mark.parametrize("kind", [Smooth, Detached])
-def test_another_loss_of_the_network_s_own_is_refused_with_forward(kind: type[Speaker]) -> None:
-    net = kind(0)
+@pytest.mark.parametrize("kind", ["Smooth", "Detached"])
+def test_another_loss_of_the_network_s_own_is_refused_with_forward(kind: str) -> None:
+    own = {"Smooth": lambda net, f, y: f.square().mean(), "Detached": lambda net, f, y: net.head.bias.sum()}
+    net = speaker(0, own=own[kind])
     with pytest.raises(BadData, match=r"neither of each token nor of the next token.*give forward="):
         fl.Problem(net, "cross_entropy", {"input_ids": IDS, "labels": LABELS})
     data = {"input_ids": IDS}, LABELS
@@ -92,19 +85,11 @@ def test_a_network_that_needs_its_labels_gets_them() -> None:
 
 
 def test_entries_that_forward_does_not_name_are_left_out() -> None:
-    net = Speaker(0)
+    net = speaker(0)
     assert called(net, {"input_ids": IDS, "special_tokens_mask": IDS}).logits.shape == (2, 4, 5)
     assert called(nn.Linear(2, 1), {"anything": torch.ones(3, 2)}).shape == (3, 1)
-    both = called(lambda_module(lambda a, b: a - b), (torch.ones(2, 1), torch.ones(2, 1)))
+    both = called(applied(lambda a, b: a - b), (torch.ones(2, 1), torch.ones(2, 1)))
     assert both.abs().sum() == 0
-
-
-def lambda_module(function: Any) -> nn.Module:
-    class Made(nn.Module):
-        def forward(self, *args: Tensor) -> Tensor:
-            return function(*args)
-
-    return Made()
 
 
 def test_the_outputs_of_an_answer() -> None:

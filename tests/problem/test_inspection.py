@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -24,13 +25,14 @@ GATES: dict[str, Callable[[Tensor, float], Tensor]] = {
 NAMES = ["mls", "hessian_trace", "sharpness", "ggn_norm"]
 
 
-class Gated(nn.Module):
-    def __init__(self, gate: Callable[[Tensor, float], Tensor], level: float) -> None:
-        super().__init__()
-        self.first, self.last, self.gate, self.level = nn.Linear(3, 4), nn.Linear(4, 2), gate, level
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.gate(self.first(x).tanh(), self.level))
+def gated(gate: Callable[[Tensor, float], Tensor], level: float) -> nn.Module:
+    return module_of(
+        lambda net, x: net.last(net.gate(net.first(x).tanh(), net.level)),
+        first=(3, 4),
+        last=(4, 2),
+        gate=gate,
+        level=level,
+    )
 
 
 def drawn(name: str, seed: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
@@ -39,7 +41,7 @@ def drawn(name: str, seed: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     x = torch.randn(n, 3, generator=draw, dtype=torch.float64)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        net = Gated(GATES[name], (-0.3, 0.0, 0.1, 0.3, 0.6)[seed % 5]).double()
+        net = gated(GATES[name], (-0.3, 0.0, 0.1, 0.3, 0.6)[seed % 5]).double()
     return net, (x, torch.arange(n) % 2)
 
 

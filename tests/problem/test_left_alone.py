@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
@@ -24,23 +25,20 @@ Y = torch.arange(8) % 2
 ROWS = torch.zeros(8, dtype=torch.long)
 
 
-class Writes(nn.Module):
+def writing(way: str) -> nn.Module:
     """Does something to itself in each forward()."""
 
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.linear, self.norm, self.table = nn.Linear(3, 2), nn.BatchNorm1d(3), nn.Embedding(3, 2)
-        self.register_buffer("count", torch.zeros(3))
-        self.way = way
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        WAYS[way](net, x.detach())
+        return net.linear(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        WAYS[self.way](self, x.detach())
-        return self.linear(x)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        parts = {"linear": nn.Linear(3, 2), "norm": nn.BatchNorm1d(3), "table": nn.Embedding(3, 2)}
+        return module_of(forward, **parts, count=torch.zeros(3))
 
 
-def _through_grad(net: Writes, x: Tensor) -> None:
+def _through_grad(net: nn.Module, x: Tensor) -> None:
     with torch.enable_grad():
         net.table(ROWS).sum().backward()
 
@@ -92,7 +90,7 @@ def state(net: nn.Module) -> list[object]:
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("batchnorm", ["eval", "train"])
 def test_whatever_forward_writes_to_is_as_it_was(way: str, gradients: bool, batchnorm: str) -> None:
-    net = Writes(way)
+    net = writing(way)
     for p in net.parameters() if gradients else ():
         p.grad = torch.full_like(p, 2.0)
     before = state(net)
@@ -102,7 +100,7 @@ def test_whatever_forward_writes_to_is_as_it_was(way: str, gradients: bool, batc
         with pytest.raises(BadModel, match=REFUSED[way]):
             fl.Problem(net, "cross_entropy", (X, Y), **options)
     else:
-        plain = fl.measure(fl.Lens(fl.Problem(Writes("nothing"), "cross_entropy", (X, Y), **options)), names)
+        plain = fl.measure(fl.Lens(fl.Problem(writing("nothing"), "cross_entropy", (X, Y), **options)), names)
         lens = fl.Lens(fl.Problem(net, "cross_entropy", (X, Y), **options))
         for _ in range(2):  # the second one finds the lens fresh
             found = fl.measure(lens, names)
@@ -126,23 +124,20 @@ def test_an_embedding_with_max_norm_is_left_alone(scale: float) -> None:
     assert state(net) == before
 
 
-class Cast(nn.Module):
+def cast(net: nn.Module, way: str) -> nn.Module:
     """A network under an autocast of its own, entered in one of the ways that trainers enter one."""
 
-    def __init__(self, net: nn.Module, way: str) -> None:
-        super().__init__()
-        self.net, self.way = net, way
-        self.made_before = torch.autocast("cpu", torch.bfloat16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.way == "wrapped":  # accelerate makes the context once
-            return self.made_before(self.net.forward)(x).float()
-        with torch.autocast("cpu", torch.float16 if self.way == "half" else torch.bfloat16):
-            if self.way == "off in a part":
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        if way == "wrapped":  # accelerate makes the context once
+            return net.made_before(net.net.forward)(x).float()
+        with torch.autocast("cpu", torch.float16 if way == "half" else torch.bfloat16):
+            if way == "off in a part":
                 with torch.autocast("cpu", enabled=False):
-                    x = self.net[0](x)
-                return self.net[1:](x).float()
-            return self.net(x.bfloat16() if self.way == "cast" else x).float()
+                    x = net.net[0](x)
+                return net.net[1:](x).float()
+            return net.net(x.bfloat16() if way == "cast" else x).float()
+
+    return module_of(forward, net=net, made_before=torch.autocast("cpu", torch.bfloat16))
 
 
 def moved(net: nn.Module, x: Tensor, lr: float = 0.1) -> dict[str, float]:
@@ -161,7 +156,7 @@ def drawn(kind: str) -> tuple[nn.Module, Tensor]:
         if kind == "mlp":
             return mlp, x[:, 0]
         if kind == "own autocast":
-            return Cast(mlp, "block"), x[:, 0]
+            return cast(mlp, "block"), x[:, 0]
         if kind == "encoder":
             layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True)
             return nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Flatten(), nn.Linear(20, 2)), x
@@ -177,7 +172,7 @@ def test_an_autocast_of_the_networks_own_moves_no_number(way: str, around: Calla
     net, x = drawn("mlp")
     truth, rounding = moved(net, x, lr), 1e-2 if way == "cast" else 1e-6
     with around():
-        assert moved(Cast(net, way), x, lr) == pytest.approx(truth, rel=rounding, abs=1e-9)
+        assert moved(cast(net, way), x, lr) == pytest.approx(truth, rel=rounding, abs=1e-9)
         assert net(x).dtype == (torch.float32 if around is nullcontext else torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         assert net(x).dtype == torch.bfloat16
@@ -186,8 +181,8 @@ def test_an_autocast_of_the_networks_own_moves_no_number(way: str, around: Calla
 def test_an_autocast_in_another_thread_stays() -> None:
     net, x = drawn("mlp")
     with measuring(net), ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: Cast(net, "wrapped").made_before(net.forward)(x).dtype).result() == torch.bfloat16
-        assert Cast(net, "wrapped").made_before(net.forward)(x).dtype == torch.float32
+        assert pool.submit(lambda: cast(net, "wrapped").made_before(net.forward)(x).dtype).result() == torch.bfloat16
+        assert cast(net, "wrapped").made_before(net.forward)(x).dtype == torch.float32
 
 
 @contextmanager

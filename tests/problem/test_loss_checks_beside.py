@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,17 +23,15 @@ def each(f: Tensor, y: Any) -> Tensor:
     return F.cross_entropy(f, y, reduction="none")
 
 
-class Experts(nn.Module):
-    """A mixture that keeps the shares of its experts, and what a loss of them needs."""
+def mixture() -> nn.Module:
+    """A mixture of experts that keeps their shares, and what a loss of them needs."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.experts = nn.Linear(4, 2), nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        shares = net.gate(x).softmax(1)
+        net.aux = shares.square().sum(1)
+        return torch.stack([shares[:, k, None] * expert(x) for k, expert in enumerate(net.experts)]).sum(0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        shares = self.gate(x).softmax(1)
-        self.aux = shares.square().sum(1)
-        return torch.stack([shares[:, k, None] * expert(x) for k, expert in enumerate(self.experts)]).sum(0)
+    return module_of(forward, gate=(4, 2), experts=nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)]))
 
 
 @pytest.fixture
@@ -42,9 +41,9 @@ def net() -> nn.Sequential:
 
 
 @pytest.fixture
-def experts() -> Experts:
+def experts() -> nn.Module:
     torch.manual_seed(0)
-    return Experts().double()
+    return mixture().double()
 
 
 def squares(net: nn.Module) -> Any:
@@ -64,12 +63,9 @@ def test_a_penalty_on_weights(net: nn.Sequential, at_minimum: bool) -> None:
 
 
 def test_a_penalty_in_a_module_of_a_network_in_another_dtype(net: nn.Sequential) -> None:
-    class Penalised(nn.Module):
-        def forward(self, f: Tensor, y: Tensor) -> Any:
-            return F.cross_entropy(f, y) + 0.05 * squares(net)
-
+    penalised = module_of(lambda loss, f, y: F.cross_entropy(f, y) + 0.05 * squares(net))
     with pytest.raises(BadLoss, match=WEIGHTS):
-        fl.Problem(net.float(), Penalised(), (X, Y), dtype=torch.float64)
+        fl.Problem(net.float(), penalised, (X, Y), dtype=torch.float64)
 
 
 def test_a_penalty_of_frozen_weights_counts_where_they_are_measured(net: nn.Sequential) -> None:
@@ -95,7 +91,7 @@ def test_a_penalty_in_one_rare_chunk_alone(net: nn.Sequential) -> None:
         fl.Problem(net, penalised, (x, y))
 
 
-def test_what_the_network_keeps_of_a_pass(experts: Experts) -> None:
+def test_what_the_network_keeps_of_a_pass(experts: nn.Module) -> None:
     for loss in (lambda f, y: each(f, y) + experts.aux, lambda f, y: each(f, y) + 0.1 * experts.aux.mean()):
         with pytest.raises(BadLoss, match=rf"{WEIGHTS} \(gate.weight\)"):
             fl.Problem(experts, loss, (X, Y))
@@ -128,34 +124,19 @@ def test_targets_that_the_network_computes(net: nn.Sequential, loss: Any) -> Non
     assert fl.measure(lens, "hessian_trace(exact=True)")["hessian_trace(exact=True)"].value == pytest.approx(trace)
 
 
-def test_losses_without_a_path_to_weights_are_measured(net: nn.Sequential, experts: Experts) -> None:
-    class Learned(nn.Module):
-        """It has a parameter of its own."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.zeros(()))
-
-        def forward(self, f: Tensor, y: Tensor) -> Tensor:
-            return self.scale.exp() * each(f, y)
-
-    class Inner(nn.Module):
+def test_losses_without_a_path_to_weights_are_measured(net: nn.Sequential, experts: nn.Module) -> None:
+    def inner(net: nn.Module, x: Tensor) -> Tensor:
         """Its outputs have a graph although none is asked for."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            found: Tensor = torch.autograd.grad(net.net(x).square().sum(), x, create_graph=True)[0]
+            return found
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.enable_grad():
-                x = x.detach().requires_grad_()
-                found: Tensor = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)[0]
-                return found
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-    assert fl.Problem(net, Learned(), (X, Y)).n == 12
+    learned = module_of(lambda loss, f, y: loss.scale.exp() * each(f, y), scale=nn.Parameter(torch.zeros(())))
+    assert fl.Problem(net, learned, (X, Y)).n == 12
     assert fl.Problem(net, lambda f, y: each(f, y) + 0 * sum(p.sum() for p in net.parameters()), (X, Y)).n == 12
     assert fl.Problem(experts, lambda f, y: each(f, y) + 0.1 * experts.aux.detach().mean(), (X, Y)).n == 12
-    assert fl.Problem(Inner(), "mse", (X, X)).n == 12
+    assert fl.Problem(module_of(inner, net=net), "mse", (X, X)).n == 12
 
 
 def standardised(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:

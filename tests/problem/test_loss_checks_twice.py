@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -119,16 +120,14 @@ def test_a_network_that_returns_its_losses_is_told_why_gauss_newton_numbers_are_
     """Whatever makes the losses; its Hessian is that of the whole."""
     for own in SMOOTH.values():
 
-        class Losses(nn.Module):
-            def __init__(self, own: Any) -> None:
-                super().__init__()
-                self.inside, self.own = network(), own
-
-            def forward(self, x: Tensor, y: Tensor) -> Tensor:
-                found: Tensor = self.own(self.inside(x), y)
+        def losses(own: Any) -> nn.Module:
+            def forward(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+                found: Tensor = own(net.inside(x), y)
                 return found
 
-        problem = fl.Problem(Losses(own), lambda f, _: f, ((X, Y), torch.zeros(6)))
+            return module_of(forward, inside=network())
+
+        problem = fl.Problem(losses(own), lambda f, _: f, ((X, Y), torch.zeros(6)))
         ggn = fl.measure(fl.Lens(problem), ["ggn_trace"])["ggn_trace"]
         assert ggn.value == 0
         assert "the loss is linear in the outputs, being the output itself: return what" in ggn.note

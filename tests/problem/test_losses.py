@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from builders import trace_of_hessian
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -143,18 +144,15 @@ def test_weights_of_one_row_are_taken_by_row() -> None:
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
     for weight in (WEIGHTS, WEIGHTS[None]):
         module = nn.BCEWithLogitsLoss(pos_weight=weight).double()
-        problem = fl.Problem(Tokens(), module, ({"x": f, "attention_mask": mask}, y))
+        problem = fl.Problem(scaled_tokens(), module, ({"x": f, "attention_mask": mask}, y))
         truth = module(f[mask == 1], y[mask == 1])
         assert fl.Lens(problem).outcomes("data").risk == pytest.approx(float(truth), rel=1e-12)
 
 
-class Tokens(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(4, dtype=torch.float64))
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        return x * self.scale
+def scaled_tokens() -> nn.Module:
+    return module_of(
+        lambda net, x, attention_mask: x * net.scale, scale=nn.Parameter(torch.ones(4, dtype=torch.float64))
+    )
 
 
 OF_TORCH: list[tuple[nn.Module, nn.Module, Tensor]] = [
@@ -323,18 +321,19 @@ def test_a_class_of_losses_is_no_loss() -> None:
         as_loss(nn.CrossEntropyLoss)
 
 
-class Several(nn.Module):
+def several_outputs(shapes: tuple[tuple[int, ...], ...], last: Callable[[Tensor], Tensor]) -> nn.Module:
     """Outputs of any shapes: one, or a tuple."""
 
-    def __init__(self, shapes: tuple[tuple[int, ...], ...], last: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.shapes, self.last, self.hidden = shapes, last, nn.Linear(3, 4)
-        self.heads = nn.ModuleList(nn.Linear(4, torch.Size(shape).numel()) for shape in shapes)
-
-    def forward(self, x: Tensor) -> Any:
-        h = self.hidden(x).tanh()
-        each = [self.last(head(h).reshape(-1, *shape)) for head, shape in zip(self.heads, self.shapes, strict=True)]
+    def forward(net: nn.Module, x: Tensor) -> Any:
+        h = net.hidden(x).tanh()
+        each = [last(head(h).reshape(-1, *shape)) for head, shape in zip(net.heads, shapes, strict=True)]
         return each[0] if len(each) == 1 else tuple(each)
+
+    return module_of(
+        forward,
+        hidden=nn.Linear(3, 4),
+        heads=nn.ModuleList(nn.Linear(4, torch.Size(shape).numel()) for shape in shapes),
+    )
 
 
 OF_CLASSES = ("CrossEntropyLoss", "soft CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "MultiLabelMarginLoss")
@@ -415,7 +414,7 @@ def drawn(name: str, seed: int) -> tuple[nn.Module, nn.Module, Tensor, Tensor, C
             if name == "BCEWithLogitsLoss":
                 options["pos_weight"] = perhaps(rand(*tail) + 0.1)
     torch.manual_seed(seed)
-    module, net = getattr(nn, name.split()[-1])(**options), Several(shapes or (shape,), last).double()
+    module, net = getattr(nn, name.split()[-1])(**options), several_outputs(shapes or (shape,), last).double()
 
     def risk(f: Any) -> Tensor:
         given = (f[0], y, f[1]) if name == "GaussianNLLLoss" else (*f, y) if name in OF_TWO else (f, y)

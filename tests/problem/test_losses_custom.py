@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from builders import trace_of_hessian
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -52,31 +53,30 @@ def test_a_function_of_two_outputs_has_one_target(function) -> None:
     x, means = torch.randn(6, 3, generator=G).double(), function is F.gaussian_nll_loss
     y = POSITIVE if means else SIGNS[:, 0] if function is F.cosine_embedding_loss else SIGNS
 
-    class Two(nn.Module):
-        def __init__(self, form: type) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.a, self.b, self.form = nn.Linear(3, 4).double(), nn.Linear(3, 4).double(), form
+    def two(form: type) -> nn.Module:
+        torch.manual_seed(0)
 
-        def forward(self, x: Tensor) -> object:
-            f, g = self.a(x), F.softplus(self.b(x))
-            return {"mean": f, "spread": g} if self.form is dict else Pair(f, g) if self.form is Pair else (f, g)
+        def forward(net: nn.Module, x: Tensor) -> object:
+            f, g = net.a(x), F.softplus(net.b(x))
+            return {"mean": f, "spread": g} if form is dict else Pair(f, g) if form is Pair else (f, g)
 
-    f, g = Two(tuple)(x)
+        return module_of(forward, a=(3, 4), b=(3, 4)).double()
+
+    f, g = two(tuple)(x)
     truth = float((function(f, y, g) if means else function(f, g, y)).detach())
     for form in (tuple, dict, Pair):
-        assert fl.Lens(fl.Problem(Two(form), function, (x, y))).outcomes("data").risk == pytest.approx(truth, rel=1e-12)
+        assert fl.Lens(fl.Problem(two(form), function, (x, y))).outcomes("data").risk == pytest.approx(truth, rel=1e-12)
 
     def own(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
         return ((outputs[0] * outputs[1]).sum(1) - targets.reshape(len(targets), -1).sum(1)).square()
 
-    other = fl.Problem(Two(dict), lambda o, t: own((o["mean"], o["spread"]), t["value"]), (x, {"value": y}))
+    other = fl.Problem(two(dict), lambda o, t: own((o["mean"], o["spread"]), t["value"]), (x, {"value": y}))
     assert fl.Lens(other).outcomes("data").risk == pytest.approx(float(own((f, g), y).detach().mean()), rel=1e-12)
     named = {tuple: own, dict: lambda o, t: own((o["mean"], o["spread"]), t), Pair: lambda o, t: own((o.a, o.b), t)}
     for form, loss in named.items():
-        found = fl.measure(fl.Lens(fl.Problem(Two(form), loss, (x, y))), ["loss", "hessian_trace(exact=True)"])
+        found = fl.measure(fl.Lens(fl.Problem(two(form), loss, (x, y))), ["loss", "hessian_trace(exact=True)"])
         assert found["loss"].value == pytest.approx(float(own((f, g), y).detach().mean()), rel=1e-12)
-        truth = trace_of_hessian(net := Two(tuple), own(net(x), y).mean())
+        truth = trace_of_hessian(net := two(tuple), own(net(x), y).mean())
         assert found["hessian_trace(exact=True)"].value == pytest.approx(truth, rel=1e-9)
 
 
@@ -130,9 +130,8 @@ def test_partials_that_set_other_arguments_are_told_apart() -> None:
     assert len(set(told)) == 4
 
 
-class Mean(nn.Module):
-    def forward(self, f: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(f, y)
+def mean_loss() -> nn.Module:
+    return module_of(lambda net, f, y: F.cross_entropy(f, y))
 
 
 X3 = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
@@ -143,7 +142,7 @@ def problem(loss: object, y: Tensor = LABELS, **options: object) -> fl.Problem:
     return fl.Problem(nn.Linear(3, 4).double(), loss, (X3, y), **options)
 
 
-MEANS = {"lambda": lambda f, y: F.cross_entropy(f, y), "module": Mean(), "partial": partial(Mean().forward)}
+MEANS = {"lambda": lambda f, y: F.cross_entropy(f, y), "module": mean_loss(), "partial": partial(mean_loss().forward)}
 
 
 @pytest.mark.parametrize("loss", MEANS.values(), ids=MEANS)

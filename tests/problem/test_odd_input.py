@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from networks import module_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -240,18 +241,13 @@ def test_a_list_of_batches_or_samples_is_never_guessed(seed: int) -> None:
     assert fl.measure(fl.Lens(fl.Problem(net, loss, told)), "loss")["loss"].value == pytest.approx(expected, rel=1e-5)
 
 
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.one(a + b), self.two(b)
+def two_inputs() -> nn.Module:
+    return module_of(lambda net, a, b: (net.one(a + b), net.two(b)), one=(3, 3), two=(3, 3))
 
 
 def test_two_inputs_with_two_targets_are_one_batch() -> None:
     a, b, c, d = torch.randn(4, 6, 3)
-    net = TwoInputs()
+    net = two_inputs()
     truth = float((net(a, b)[0] - c).square().mean() + (net(a, b)[1] - d).square().mean())
     with pytest.raises(BadData, match=r"DataLoader\(\[data\], batch_size=None\) if it is one batch"):
         fl.Problem(net, "mse", ((a, b), (c, d)))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, cond, nn
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.while_loop import while_loop
@@ -85,14 +86,12 @@ def by_inputs(net: nn.Module, x: Tensor) -> Tensor:
         return torch.stack([(net(x + step) - net(x - step)) / (2 * STEP) for step in steps], 2)
 
 
-class Recurrent(nn.Module):
-    def __init__(self, wrap: Callable[..., nn.Module]) -> None:
-        super().__init__()
-        self.lstm = wrap(nn.LSTM(2, 2, batch_first=True), "weight_hh_l0")
-        self.head = nn.Linear(2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x.unflatten(1, (2, 2)))[0][:, -1])
+def recurrent(wrap: Callable[..., nn.Module]) -> nn.Module:
+    return module_of(
+        lambda net, x: net.head(net.lstm(x.unflatten(1, (2, 2)))[0][:, -1]),
+        lstm=wrap(nn.LSTM(2, 2, batch_first=True), "weight_hh_l0"),
+        head=(2, 3),
+    )
 
 
 HOOK, PARAMETRIZED = nn.utils.weight_norm, nn.utils.parametrizations.weight_norm
@@ -103,7 +102,7 @@ NETS: dict[str, Callable[[Callable[..., nn.Module]], nn.Module]] = {
     "convolution": lambda wrap: nn.Sequential(
         nn.Unflatten(1, (1, 2, 2)), wrap(nn.Conv2d(1, 3, 2)), nn.Tanh(), nn.Flatten(), nn.Linear(3, 3)
     ),
-    "lstm": Recurrent,
+    "lstm": recurrent,
 }
 
 
@@ -196,16 +195,14 @@ def names_of(z: Tensor) -> str:
     return " ".join(node.name() for node in seen)
 
 
-class Words(nn.Module):
+def reader(both: bool = False) -> nn.Module:
     """Words read one after the other, the last outputs through a head."""
-
-    def __init__(self, both: bool = False) -> None:
-        super().__init__()
-        self.table, self.recurrence = nn.Embedding(5, 2), nn.LSTM(2, 3, batch_first=True, bidirectional=both)
-        self.head = nn.Linear(6 if both else 3, 2)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.recurrence(self.table(ids))[0][:, -1])
+    return module_of(
+        lambda net, ids: net.head(net.recurrence(net.table(ids))[0][:, -1]),
+        table=nn.Embedding(5, 2),
+        recurrence=nn.LSTM(2, 3, batch_first=True, bidirectional=both),
+        head=(6 if both else 3, 2),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -213,7 +210,7 @@ class Words(nn.Module):
 def test_weights_of_an_lstm_are_seen_in_every_dtype(both: bool, dtype: torch.dtype) -> None:
     """In these, mkldnn's LSTM is one node of the graph: its weights were left out of the network's numbers."""
     torch.manual_seed(0)
-    net, ids, y = Words(both).to(dtype), torch.randint(0, 5, (4, 3)), torch.arange(4) % 2
+    net, ids, y = reader(both).to(dtype), torch.randint(0, 5, (4, 3)), torch.arange(4) % 2
     asked = ["fisher_rao", "feature_norm", "weight_norm", "normalized_sharpness", "relative_flatness_ggn"]
     ours, truth = (
         fl.measure(fl.Lens(fl.Problem(one, "cross_entropy", (ids, y))), asked)
@@ -241,12 +238,12 @@ def test_threads_that_measure_at_the_same_time_put_torch_back() -> None:
     still: list[bool] = []
 
     def first() -> None:
-        with measuring(Words()):
+        with measuring(reader()):
             begun.wait()
         ended.set()
 
     def second() -> None:
-        with measuring(Words()):
+        with measuring(reader()):
             begun.wait()
             ended.wait(60)
             still.append(torch._VF.lstm is not fast and F.hardsigmoid is not hardsigmoid)
@@ -270,7 +267,7 @@ def test_threads_that_measure_at_the_same_time_put_torch_back() -> None:
 
 
 def test_a_recurrence_comes_out_as_it_went_in() -> None:
-    net, ids = Words(), torch.randint(0, 5, (4, 3))
+    net, ids = reader(), torch.randint(0, 5, (4, 3))
     before = sorted(names_of(net(ids)).split())
     with measuring(net):
         with measuring(net):
@@ -340,16 +337,14 @@ def test_rows_that_grew_beyond_their_largest_norm_are_refused_and_left() -> None
     assert fl.measure(fl.Lens(problem), "pass")["mls"].kind != "undefined"
 
 
-class Tokens(nn.Module):
+def tokens(norm: nn.Module) -> nn.Module:
     """Pixels of a norm as tokens: the slope that comes back to it has its channels last in memory."""
 
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(2, 4, 3, padding=1, bias=False), norm, nn.Linear(4, 2)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        z = net.norm(net.conv(x)).flatten(2).mT
+        return net.head(torch.tanh(z @ torch.eye(4, dtype=z.dtype)).mean(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.norm(self.conv(x)).flatten(2).mT
-        return self.head(torch.tanh(z @ torch.eye(4, dtype=z.dtype)).mean(1))
+    return module_of(forward, conv=nn.Conv2d(2, 4, 3, padding=1, bias=False), norm=norm, head=(4, 2))
 
 
 NORMS: dict[str, Callable[[], nn.Module]] = {
@@ -365,7 +360,7 @@ def test_norms_of_one_sample_at_a_time(norm: str, memory: str | int) -> None:
     """torch's own derivative is wrong there; that of the same numbers is not to depend on how many are read at once."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        net = Tokens(NORMS[norm]()).double().eval()
+        net = tokens(NORMS[norm]()).double().eval()
         with torch.no_grad():
             for entry in (net.norm.weight, net.norm.running_var):
                 _ = None if entry is None else entry.uniform_(0.5, 2)
@@ -442,19 +437,14 @@ def three_times(net: nn.Module, x: Tensor) -> Tensor:
 def test_control_flow_of_torch_is_that_of_python(
     written: Callable[[nn.Module, Tensor], Tensor], plain: Callable[[nn.Module, Tensor], Tensor]
 ) -> None:
-    class Net(nn.Module):
-        def __init__(self, told: Callable[[nn.Module, Tensor], Tensor]) -> None:
-            super().__init__()
-            with torch.random.fork_rng():
-                torch.manual_seed(0)
-                self.a, self.b, self.told = nn.Linear(3, 3), nn.Linear(3, 3), told
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.told(self, x)
+    def made(told: Callable[[nn.Module, Tensor], Tensor]) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return module_of(told, a=(3, 3), b=(3, 3)).double()
 
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     data = x, torch.arange(6) % 3
-    lenses = [fl.Lens(fl.Problem(Net(one).double(), "cross_entropy", data)) for one in (written, plain)]
+    lenses = [fl.Lens(fl.Problem(made(one), "cross_entropy", data)) for one in (written, plain)]
     for names in (None, ["sharpness", "hessian_trace", "ggn_norm"]):
         found, truth = (fl.measure(lens, names) for lens in lenses)
         assert {key: (e.value, e.kind) for key, e in found.items() if e.kind != "undefined"} == {

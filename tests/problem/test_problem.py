@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
@@ -161,26 +162,21 @@ def test_bad_input_gets_one_clear_line(what: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-class Stateful(nn.Module):
+def stateful() -> nn.Module:
     """Counts its calls in a buffer; fails when told to."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-        self.drop = nn.Dropout(0.5)
-        self.register_buffer("calls", torch.zeros(()))
-        self.fail = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        if self.fail:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        net.calls += 1
+        if net.fail:
             raise RuntimeError("as told")
-        return self.drop(self.linear(x))
+        return net.drop(net.linear(x))
+
+    return module_of(forward, linear=(3, 2), drop=nn.Dropout(0.5), calls=torch.zeros(()), fail=False)
 
 
 @pytest.mark.parametrize("fail", [False, True])
 def test_everything_is_put_back_also_after_an_error(fail: bool) -> None:
-    model = Stateful()
+    model = stateful()
     problem = fl.Problem(model, "cross_entropy", (X, Y))
     model.train()
     model.drop.eval()
@@ -257,15 +253,7 @@ def test_every_form_of_the_same_data_gives_the_same_numbers() -> None:
 
 
 def test_forward_unwraps_what_a_model_is_fed() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 2)
-
-        def forward(self, pixels: Tensor) -> object:
-            return type("Output", (), {"logits": self.linear(pixels)})()
-
-    model = Named()
+    model = module_of(lambda net, pixels: type("Output", (), {"logits": net.linear(pixels)})(), linear=(3, 2))
     plain = fl.measure(fl.Lens(fl.Problem(model.linear, "cross_entropy", (X, Y))), "pass")
     by_dict = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", ({"pixels": X}, Y))), "pass")
     by_forward = fl.Problem(
@@ -316,17 +304,13 @@ def test_attention_runs_on_the_backend_with_two_derivatives_inside_a_measurement
     before = allowed.flash_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.math_sdp_enabled()
     seen = []
 
-    class Attends(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(3, 4)
+    def forward(net: nn.Module, x):
+        seen.append((allowed.flash_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.math_sdp_enabled()))
+        q = net.first(x)[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q)[:, 0]
 
-        def forward(self, x):
-            seen.append((allowed.flash_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.math_sdp_enabled()))
-            q = self.first(x)[:, None]
-            return torch.nn.functional.scaled_dot_product_attention(q, q, q)[:, 0]
-
-    lens = fl.Lens(fl.Problem(Attends(), "mse", (torch.randn(5, 3), torch.zeros(5, 4))))
+    net = module_of(forward, first=(3, 4))
+    lens = fl.Lens(fl.Problem(net, "mse", (torch.randn(5, 3), torch.zeros(5, 4))))
     fl.measure(lens, ["mls", "sharpness", "hessian_trace", "relative_flatness", "average_sharpness", "feature_norm"])
     assert set(seen) == {(False, False, True)}
     assert (allowed.flash_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.math_sdp_enabled()) == before
@@ -360,18 +344,16 @@ def test_coupled_outputs_that_cancel_are_refused() -> None:
         fl.Problem(Coupled(3, 2), "cross_entropy", (torch.randn(10, 3), torch.arange(10) % 2))
 
 
-class Nodes(nn.Module):
+def on_nodes(edges: Tensor, mean: bool) -> nn.Module:
     """Each node sees its neighbours: by their indices, or by a matrix of weights between all of them."""
 
-    def __init__(self, edges: Tensor, mean: bool) -> None:
-        super().__init__()
-        self.one, self.two, self.edges, self.mean = nn.Linear(3, 4), nn.Linear(4, 2), edges, mean
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = torch.tanh(net.one(x))
+        if mean:
+            return net.two(h + h.mean(0))
+        return net.two(h + torch.zeros_like(h).index_add(0, net.edges[1], h[net.edges[0]]))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.one(x))
-        if self.mean:
-            return self.two(h + h.mean(0))
-        return self.two(h + torch.zeros_like(h).index_add(0, self.edges[1], h[self.edges[0]]))
+    return module_of(forward, one=(3, 4), two=(4, 2), edges=edges)
 
 
 @pytest.mark.parametrize("given_forward", [False, True])
@@ -382,7 +364,7 @@ def test_nodes_that_see_each_other_are_one_sample(seed: int, mean: bool, given_f
     n = int(torch.randint(3, 9, ()))
     x, y, train = torch.randn(n, 3).double(), torch.randint(2, (n,)), torch.rand(n) < 0.7
     train[0] = True
-    nodes = Nodes(torch.cat([torch.arange(n)[None], torch.randperm(n)[None]]), mean).double()
+    nodes = on_nodes(torch.cat([torch.arange(n)[None], torch.randperm(n)[None]]), mean).double()
     forward = (lambda model, batch: (model(batch[0]), batch[1])) if given_forward else None
     with pytest.raises(BadModel, match=r"given as one sample, x\[None\]") as caught:
         fl.Problem(nodes, "cross_entropy", (x, y), forward=forward)

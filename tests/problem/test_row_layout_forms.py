@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -14,26 +15,24 @@ from flatlens.errors import BadLoss
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).double()
 
 
-class Formed(nn.Module):
+def formed(form: str) -> nn.Module:
     """A linear map whose outputs are a sequence, an image, or two heads."""
+    torch.manual_seed(0)
 
-    def __init__(self, form: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net, self.form = nn.Linear(3, 8).double(), form
-
-    def forward(self, x: Tensor) -> Any:
-        f = self.net(x)
+    def forward(net: nn.Module, x: Tensor) -> Any:
+        f = net.net(x)
         return {
             "sequence": f.reshape(len(f), 4, 2),
             "image": f.reshape(len(f), 2, 2, 2),
             "heads": {"a": f[:, :3], "b": f[:, 3:]},
-        }[self.form]
+        }[form]
+
+    return module_of(forward, net=(3, 8)).double()
 
 
 def target(form: str) -> Any:
     torch.manual_seed(1)
-    return {"a": torch.randn(6, 3), "b": torch.randn(6, 5)} if form == "heads" else torch.randn(Formed(form)(X).shape)
+    return {"a": torch.randn(6, 3), "b": torch.randn(6, 5)} if form == "heads" else torch.randn(formed(form)(X).shape)
 
 
 def apart(f: Any, y: Any) -> Tensor:
@@ -49,9 +48,9 @@ FORMS = pytest.mark.parametrize("form", ["sequence", "image", "heads"])
 @pytest.mark.parametrize("mean", [False, True])
 def test_it_gets_what_the_network_returns(form: str, mean: bool) -> None:
     loss = (lambda f, y: apart(f, y).mean()) if mean else apart
-    problem = fl.Problem(Formed(form), loss, (X, target(form)))
+    problem = fl.Problem(formed(form), loss, (X, target(form)))
     value = fl.measure(fl.Lens(problem), "loss")["loss"].value
-    assert value == pytest.approx(apart(Formed(form)(X), target(form)).mean().item(), rel=1e-12)
+    assert value == pytest.approx(apart(formed(form)(X), target(form)).mean().item(), rel=1e-12)
 
 
 @FORMS
@@ -63,4 +62,4 @@ def test_one_that_couples_samples_is_refused(form: str, mean: bool) -> None:
         return losses.mean() if mean else losses
 
     with pytest.raises(BadLoss):
-        fl.Problem(Formed(form), coupled, (X, target(form)))
+        fl.Problem(formed(form), coupled, (X, target(form)))

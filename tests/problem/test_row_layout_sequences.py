@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -20,22 +21,22 @@ LABELS = torch.tensor([[0, 2, -100, 1], [1, 1, 2, 0], [-100, 0, 2, -100]])
 COUNTED = (MASK == 1) & (LABELS != -100)
 
 
-class Tagger(nn.Module):
-    """A row a token, each token mixed with those before it that are there."""
+def tagging(leaky: bool = False) -> nn.Module:
+    """A row a token, each token mixed with those before it that are there; a leaky one sees the others, too."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.mix, self.head = nn.Embedding(5, 3), nn.Linear(3, 4), nn.Linear(4, 3)
+    def forward(net: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        seen = torch.ones_like(attention_mask) if leaky else attention_mask
+        h = net.embed(input_ids) * seen[..., None].to(net.embed.weight)
+        f = net.head(torch.tanh(net.mix(h.cumsum(1))))
+        return f.flip(1) if leaky else f
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        h = self.embed(input_ids) * attention_mask[..., None].to(self.embed.weight)
-        return self.head(torch.tanh(self.mix(h.cumsum(1))))
+    return module_of(forward, embed=nn.Embedding(5, 3), mix=(3, 4), head=(4, 3))
 
 
 @pytest.fixture
 def tagger() -> tuple[nn.Module, dict[str, Tensor]]:
     torch.manual_seed(0)
-    return Tagger().double(), {"input_ids": torch.randint(0, 5, MASK.shape), "attention_mask": MASK}
+    return tagging().double(), {"input_ids": torch.randint(0, 5, MASK.shape), "attention_mask": MASK}
 
 
 def values(net: nn.Module, data, loss="cross_entropy", **options) -> dict[str, float]:
@@ -102,12 +103,8 @@ def test_a_float_mask_is_no_input(tagger) -> None:
 
 
 def test_a_padding_that_acts_is_not_left_out(tagger) -> None:
-    class Leaky(Tagger):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-            return super().forward(input_ids, torch.ones_like(attention_mask)).flip(1)
-
     torch.manual_seed(0)
-    net, x = Leaky().double(), tagger[1]
+    net, x = tagging(leaky=True).double(), tagger[1]
     found = fl.Lens(fl.Problem(net, "cross_entropy", (x, LABELS)))
     assert not found.layout.ignores_padding
     full = fl.measure(found, "normalized_mls")["normalized_mls"].samples
@@ -129,15 +126,8 @@ def test_next_token_shifts_labels_and_leaves_padding_out(tagger) -> None:
     torch.manual_seed(1)
     net, x = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5)).double(), tagger[1]
 
-    class Causal(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inside = net
-
-        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-            return self.inside(input_ids)
-
-    problem = fl.Problem(Causal().double(), "cross_entropy", x, forward=next_token)
+    network = module_of(lambda net, input_ids, attention_mask: net.inside(input_ids), inside=net).double()
+    problem = fl.Problem(network, "cross_entropy", x, forward=next_token)
     ids, mask = x["input_ids"], x["attention_mask"]
     target = ids[:, 1:].masked_fill(mask[:, 1:] == 0, -100)
     truth = F.cross_entropy(net(ids)[:, :-1].flatten(0, 1), target.flatten())
@@ -271,26 +261,23 @@ def test_what_tokenizers_and_collates_make_is_read_as_dicts(tagger) -> None:
     agree(values(net, whole, forward=forward), values(net, (x, LABELS)))
 
 
-class Packed(nn.Module):
+def packing(kind: type[nn.RNNBase], both: bool, total: bool) -> nn.Module:
     """A tagger that packs its sequences: its outputs are as long as the longest of the batch, or as x."""
 
-    def __init__(self, kind: type[nn.RNNBase], both: bool, total: bool) -> None:
-        super().__init__()
-        self.rnn, self.head = kind(3, 2, batch_first=True, bidirectional=both), nn.Linear(4 if both else 2, 3)
-        self.total = total
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+    def forward(net: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        length = x.shape[1] if self.total else None
-        h, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=length)
-        return self.head(h)
+        length = x.shape[1] if total else None
+        h, _ = nn.utils.rnn.pad_packed_sequence(net.rnn(packed)[0], batch_first=True, total_length=length)
+        return net.head(h)
+
+    return module_of(forward, rnn=kind(3, 2, batch_first=True, bidirectional=both), head=(4 if both else 2, 3))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_packed_sequences_are_as_long_as_the_longest_of_a_batch(seed: int) -> None:
     torch.manual_seed(seed)
     kind = (nn.RNN, nn.GRU, nn.LSTM)[seed % 3]
-    net = Packed(kind, both=seed % 2 == 0, total=False).double()
+    net = packing(kind, both=seed % 2 == 0, total=False).double()
     n, T = int(torch.randint(1, 7, ())), int(torch.randint(4, 7, ()))  # not 3: with 3 classes, torch's rule
     lengths = torch.randint(1, T + 1, (n,))
     x, here = torch.randn(n, T, 3).double(), torch.arange(T) < lengths[:, None]
@@ -312,10 +299,10 @@ def test_packed_sequences_are_as_long_as_the_longest_of_a_batch(seed: int) -> No
 def test_packed_sequences_whose_places_all_count_are_told_to_be_padded() -> None:
     x, lengths, y = torch.randn(4, 5, 3), torch.tensor([5, 2, 3, 1]), torch.randn(4, 5, 3)
     with pytest.raises(fl.errors.BadInput, match=r"15 outputs among all 4 samples.*total_length=") as caught:
-        fl.Problem(Packed(nn.GRU, True, False), lambda f, y: (f - y[:, : f.shape[1]]).square().mean((1, 2)),
+        fl.Problem(packing(nn.GRU, True, False), lambda f, y: (f - y[:, : f.shape[1]]).square().mean((1, 2)),
                    ((x, lengths), y))  # fmt: skip
     assert "\n" not in str(caught.value)
-    assert fl.Problem(Packed(nn.GRU, True, True), "mse", ((x, lengths), y)).outputs == 15
+    assert fl.Problem(packing(nn.GRU, True, True), "mse", ((x, lengths), y)).outputs == 15
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from builders import trace_of_hessian
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,16 +27,15 @@ ENDING = torch.randint(0, 2, (5, 6), generator=torch.Generator().manual_seed(1))
 ENDING[:, 2:] = -100
 
 
-class Reshaped(nn.Module):
+def reshaped(*shape: int, squeezed: bool = False) -> nn.Module:
     """A linear map whose outputs have another shape."""
+    torch.manual_seed(0)
 
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net, self.shape = nn.Linear(3, max(1, int(torch.tensor(shape).prod())) if shape else 1).double(), shape
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        f = net.net(x).reshape(len(x), *shape)
+        return f.squeeze() if squeezed else f
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x).reshape(len(x), *self.shape)
+    return module_of(forward, net=(3, max(1, math.prod(shape)))).double()
 
 
 CASES: dict[str, tuple[tuple[int, ...], Any, Tensor, Any]] = {
@@ -62,7 +64,7 @@ CASES: dict[str, tuple[tuple[int, ...], Any, Tensor, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_risk_and_its_hessian_are_torch_s(name: str) -> None:
     shape, loss, y, risk = CASES[name]
-    net = Reshaped(*shape)
+    net = reshaped(*shape)
     problem = fl.Problem(net, loss, (X, y))
     assert fl.Lens(problem).outcomes("data").risk == pytest.approx(float(risk(net(X), y)), rel=1e-10)
 
@@ -80,28 +82,28 @@ def test_the_risk_and_its_hessian_are_torch_s(name: str) -> None:
 
 
 def test_a_squeeze_also_takes_the_axis_of_one_sample() -> None:
-    class Squeezes(Reshaped):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).squeeze()
-
     for shape, y in (((1,), X[:, 0]), ((2,), X[:, :2])):
-        whole = fl.Problem(Squeezes(*shape), "mse", (X, y))
-        alone = fl.Problem(Squeezes(*shape), "mse", torch.utils.data.DataLoader([(X[i], y[i]) for i in range(5)]))
+        whole = fl.Problem(reshaped(*shape, squeezed=True), "mse", (X, y))
+        alone = fl.Problem(
+            reshaped(*shape, squeezed=True), "mse", torch.utils.data.DataLoader([(X[i], y[i]) for i in range(5)])
+        )
         assert alone.outputs == whole.outputs == shape[0]
         assert fl.Lens(alone).outcomes("data").risk == pytest.approx(fl.Lens(whole).outcomes("data").risk)
 
 
-class Heads(nn.Module):
-    def __init__(self, form: type) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.trunk, self.a, self.b = nn.Linear(3, 4).double(), nn.Linear(4, 3).double(), nn.Linear(4, 2).double()
-        self.form = form
+def heads(form: Callable[[Any], Any]) -> nn.Module:
+    """Two heads, named "a" and "b", in the form that a function makes of their dict."""
+    torch.manual_seed(0)
 
-    def forward(self, x: Tensor) -> Any:
-        h = torch.tanh(self.trunk(x))
-        outputs = {"a": self.a(h), "b": self.b(h)}
-        return outputs if self.form is dict else tuple(outputs.values())
+    def forward(net: nn.Module, x: Tensor) -> Any:
+        h = torch.tanh(net.trunk(x))
+        return form({"a": net.a(h), "b": net.b(h)})
+
+    return module_of(forward, trunk=(3, 4), a=(4, 3), b=(4, 2)).double()
+
+
+def as_tuple(outputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    return tuple(outputs.values())
 
 
 KINDS, SIZES = torch.tensor([0, 2, 1, 1, 0]), torch.randn(5, 2, generator=G).double()
@@ -113,7 +115,7 @@ def of_both(f: Any, y: Any) -> Tensor:
 
 HEADS = {
     "a dict": (dict, {"b": "mse", "a": "cross_entropy"}, {"a": KINDS, "b": SIZES}),
-    "a tuple": (tuple, ("cross_entropy", nn.MSELoss()), (KINDS, SIZES)),
+    "a tuple": (as_tuple, ("cross_entropy", nn.MSELoss()), (KINDS, SIZES)),
     "a function": (dict, of_both, {"b": SIZES, "a": KINDS}),
     "a mean": (dict, lambda f, y: of_both(f, y).mean(), {"a": KINDS, "b": SIZES}),
 }
@@ -124,17 +126,13 @@ def test_heads_add_their_losses(name: str) -> None:
     """The products and every number of the pass are those of one output with the loss written out."""
     form, loss, targets = HEADS[name]
 
-    class Together(Heads):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat(super().forward(x), 1)
-
     def written_out(f: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(f[:, :3], y[:, 0].long(), reduction="none") + (f[:, 3:] - y[:, 1:]).square().mean(1)
 
     both = torch.cat([KINDS[:, None], SIZES], 1)
     wanted = ["loss", "ggn_trace", "mls", "relative_flatness", "hessian_trace(exact=True)", "sharpness(rtol=1e-8)"]
-    truth = fl.measure(fl.Lens(fl.Problem(Together(tuple), written_out, (X, both))), wanted)
-    problem = fl.Problem(Heads(form), loss, (X, targets))
+    truth = fl.measure(fl.Lens(fl.Problem(heads(lambda f: torch.cat(as_tuple(f), 1)), written_out, (X, both))), wanted)
+    problem = fl.Problem(heads(form), loss, (X, targets))
     found = fl.measure(fl.Lens(problem), wanted)
     for key, e in truth.items():
         assert found[key].value == pytest.approx(e.value, rel=1e-7), key
@@ -148,7 +146,7 @@ def test_heads_add_their_losses(name: str) -> None:
 def test_several_heads_have_no_one_softmax(name: str) -> None:
     form, loss, targets = HEADS[name]
     keys = ["mls(softmax=True)", "jacobian_norm(softmax=True)", "batch_jacobian_norm(softmax=True)"]
-    report = fl.measure(fl.Lens(fl.Problem(Heads(form), loss, (X, targets))), keys)
+    report = fl.measure(fl.Lens(fl.Problem(heads(form), loss, (X, targets))), keys)
     assert all(report[key].kind == "undefined" and "no one softmax" in report[key].note for key in keys)
 
 
@@ -182,19 +180,14 @@ def test_the_second_derivatives_of_heads_are_those_of_their_sum(shape: tuple[int
 BOXES = torch.randn(5, 4, 2, generator=G).double()
 
 
-class BoxesAndKind(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.boxes, self.kind = nn.Linear(3, 8).double(), nn.Linear(3, 3).double()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.boxes(x).reshape(-1, 4, 2), self.kind(x)
+def boxes_and_kind() -> nn.Module:
+    torch.manual_seed(0)
+    return module_of(lambda net, x: (net.boxes(x).reshape(-1, 4, 2), net.kind(x)), boxes=(3, 8), kind=(3, 3)).double()
 
 
 @pytest.mark.parametrize("loss", ["mse", nn.L1Loss(), lambda f, y: (f - y).square().mean(1)], ids=["a", "b", "c"])
 def test_a_head_s_targets_may_be_flat(loss: Any) -> None:
-    net = BoxesAndKind()
+    net = boxes_and_kind()
     problem = fl.Problem(net, (loss, "cross_entropy"), (X, (BOXES.flatten(1), KINDS)))
     f, kind = net(X)
     of_boxes = F.l1_loss(f, BOXES) if isinstance(loss, nn.L1Loss) else F.mse_loss(f, BOXES)
@@ -203,33 +196,22 @@ def test_a_head_s_targets_may_be_flat(loss: Any) -> None:
 
 
 def test_one_head_has_its_softmax() -> None:
-    class One(Heads):
-        def forward(self, x: Tensor) -> Any:
-            return {"a": super().forward(x)["a"]}
-
-    class Plain(Heads):
-        def forward(self, x: Tensor) -> Any:
-            return super().forward(x)["a"]
-
     one, plain = (
-        fl.measure(fl.Lens(fl.Problem(net(dict), "cross_entropy", (X, y))), "mls(softmax=True)")
-        for net, y in ((One, {"a": KINDS}), (Plain, KINDS))
+        fl.measure(fl.Lens(fl.Problem(heads(form), "cross_entropy", (X, y))), "mls(softmax=True)")
+        for form, y in ((lambda f: {"a": f["a"]}, {"a": KINDS}), (lambda f: f["a"], KINDS))
     )
     assert one["mls(softmax=True)"].value == pytest.approx(plain["mls(softmax=True)"].value, rel=1e-12)
 
 
-class MaskAndKind(nn.Module):
+def mask_and_kind() -> nn.Module:
     """An image of classes beside one class of the whole image."""
+    torch.manual_seed(0)
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.trunk, self.mask, self.kind = nn.Conv2d(1, 3, 2), nn.Conv2d(3, 2, 1), nn.Linear(3, 2)
-        self.double()
+    def forward(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        h = torch.relu(net.trunk(x))
+        return {"mask": net.mask(h), "kind": net.kind(h.mean((2, 3)))}
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        h = torch.relu(self.trunk(x))
-        return {"mask": self.mask(h), "kind": self.kind(h.mean((2, 3)))}
+    return module_of(forward, trunk=nn.Conv2d(1, 3, 2), mask=nn.Conv2d(3, 2, 1), kind=(3, 2)).double()
 
 
 def of_masks(f: Tensor, y: Tensor) -> Tensor:
@@ -238,7 +220,7 @@ def of_masks(f: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("of_mask", ["cross_entropy", of_masks], ids=["a name", "a function of one head"])
 def test_a_head_may_be_an_image_of_classes(of_mask: Any) -> None:
-    net, x = MaskAndKind(), torch.randn(6, 1, 3, 3).double()
+    net, x = mask_and_kind(), torch.randn(6, 1, 3, 3).double()
     targets = {"mask": torch.randint(0, 2, (6, 2, 2)), "kind": torch.randint(0, 2, (6,))}
     problem = fl.Problem(net, {"kind": "cross_entropy", "mask": of_mask}, (x, targets))
     report = fl.measure(fl.Lens(problem), ["loss", "hessian_trace"])
@@ -252,17 +234,17 @@ def test_ignored_places_of_a_head_are_refused() -> None:
     masks = torch.tensor([[[0, 1], [1, -100]], [[0, 1], [1, 1]]])
     targets = {"mask": masks, "kind": torch.tensor([0, 1])}
     with pytest.raises(BadLoss, match="every sample must count alike"):
-        fl.Problem(MaskAndKind(), "cross_entropy", (torch.randn(2, 1, 3, 3).double(), targets))
+        fl.Problem(mask_and_kind(), "cross_entropy", (torch.randn(2, 1, 3, 3).double(), targets))
 
 
 REFUSED: dict[str, tuple[Any, Any, Any, type[Exception], str]] = {
-    "labels that fit no place": (Reshaped(4, 2, 3), "cross_entropy", KINDS, BadData, r"labels of shape \(5, 2, 3\)"),
-    "a tuple of outputs": (Heads(tuple), "cross_entropy", KINDS, BadModel, "returned a tuple of 2 parts"),
-    "a dict of outputs": (Heads(dict), "mse", SIZES, BadModel, "returned a dict of a, b"),
-    "a target without a head": (Heads(dict), "mse", {"a": KINDS, "c": SIZES}, BadData, "targets for 'c', but .* a, b"),
-    "losses for other heads": (Heads(dict), {"a": "mse"}, {"a": KINDS, "b": SIZES}, BadLoss, "match them"),
-    "losses without heads": (Reshaped(2), ("mse", "mse"), SIZES, BadLoss, "2 losses are given"),
-    "ignored in one head": (Heads(tuple), ("cross_entropy", "mse"), (KINDS.masked_fill(KINDS == 2, -100), SIZES),
+    "labels that fit no place": (reshaped(4, 2, 3), "cross_entropy", KINDS, BadData, r"labels of shape \(5, 2, 3\)"),
+    "a tuple of outputs": (heads(as_tuple), "cross_entropy", KINDS, BadModel, "returned a tuple of 2 parts"),
+    "a dict of outputs": (heads(dict), "mse", SIZES, BadModel, "returned a dict of a, b"),
+    "a target without a head": (heads(dict), "mse", {"a": KINDS, "c": SIZES}, BadData, "targets for 'c', but .* a, b"),
+    "losses for other heads": (heads(dict), {"a": "mse"}, {"a": KINDS, "b": SIZES}, BadLoss, "match them"),
+    "losses without heads": (reshaped(2), ("mse", "mse"), SIZES, BadLoss, "2 losses are given"),
+    "ignored in one head": (heads(as_tuple), ("cross_entropy", "mse"), (KINDS.masked_fill(KINDS == 2, -100), SIZES),
                             BadLoss, "every sample must count alike"),
 }  # fmt: skip
 
@@ -280,7 +262,7 @@ def test_what_does_not_fit_gets_one_line(what: str) -> None:
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool])
 def test_one_output_a_sample_takes_whole_and_boolean_targets(loss: Any, kind: torch.dtype) -> None:
     y = torch.tensor([0, 1, 1, 0, 1])
-    net = Reshaped()
+    net = reshaped()
     whole, floating = (
         fl.measure(fl.Lens(fl.Problem(net, loss, (X, targets))), ["loss", "ggn_trace"])
         for targets in (y.to(kind), y.double())

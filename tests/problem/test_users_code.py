@@ -14,6 +14,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -292,41 +293,31 @@ def test_a_hook_that_fails_and_a_change_in_place_are_one_line_of_an_operator_too
         Hessian(fl.Problem(Overwrites(3, 2), "cross_entropy", (X[:9], Y[:9])))(torch.ones(8))
 
 
-class Mixture(nn.Module):
+def mixture(of: torch.dtype, fixed: torch.dtype | None = None) -> nn.Module:
     """An expert of another dtype, whose inputs are cast to its weight's dtype, or to a fixed one."""
 
-    def __init__(self, of: torch.dtype, fixed: torch.dtype | None = None) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.first, self.expert, self.last = nn.Linear(3, 4), nn.Linear(4, 4, dtype=of), nn.Linear(4, 2)
-        self.fixed = fixed
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = net.expert(net.first(x).tanh().to(fixed or net.expert.weight.dtype))
+        return net.last(h.to(net.last.weight.dtype).tanh())
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.expert(self.first(x).tanh().to(self.fixed or self.expert.weight.dtype))
-        return self.last(h.to(self.last.weight.dtype).tanh())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return module_of(forward, first=nn.Linear(3, 4), expert=nn.Linear(4, 4, dtype=of), last=(4, 2))
 
 
 def test_a_cast_to_a_fixed_dtype_says_to_cast_to_the_weight_s() -> None:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(3, 4, dtype=torch.bfloat16), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.first(x.to(torch.bfloat16)).float())
-
+    first = nn.Linear(3, 4, dtype=torch.bfloat16)
+    net = module_of(lambda net, x: net.last(net.first(x.to(torch.bfloat16)).float()), first=first, last=(4, 2))
     with pytest.raises(ForwardFailed, match=r"forward\(\) casts to a fixed dtype; cast to the weight's"):
-        fl.Problem(Mixed(), "cross_entropy", (X, Y))
+        fl.Problem(net, "cross_entropy", (X, Y))
     for fixed, at in (("bfloat16", torch.float64), ("float64", torch.float32), ("float16", torch.float32)):
         expert = getattr(torch, fixed)
-
-        problem = fl.Problem(Mixture(expert), "cross_entropy", (X[:9], Y[:9]), dtype=at)
-        whole = fl.Problem(Mixture(expert).to(at), "cross_entropy", (X[:9], Y[:9]), dtype=at)
+        problem = fl.Problem(mixture(expert), "cross_entropy", (X[:9], Y[:9]), dtype=at)
+        whole = fl.Problem(mixture(expert).to(at), "cross_entropy", (X[:9], Y[:9]), dtype=at)
         found, truth = (fl.measure(fl.Lens(one), ["mls", "ggn_trace", "sharpness"]) for one in (problem, whole))
         assert {key: e.value for key, e in found.items()} == {key: e.value for key, e in truth.items()}
         with pytest.raises(ForwardFailed, match=r"forward\(\) casts to a fixed dtype; cast to the weight's"):
-            fl.Problem(Mixture(expert, expert), "cross_entropy", (X[:9], Y[:9]), dtype=at)
+            fl.Problem(mixture(expert, expert), "cross_entropy", (X[:9], Y[:9]), dtype=at)
     with pytest.raises(ForwardFailed, match=r"needs numbers of another type.*torch.int64: cast"):
         fl.Problem(nn.Linear(3, 2), "cross_entropy", (X.long(), Y))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -75,13 +73,6 @@ class Rescaling(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.after * super().forward(self.before * x)
-
-
-class SquaredReLU(nn.ReLU):
-    """relu(x)^2 under the name of a ReLU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).square()
 
 
 class RarelySquaredReLU(nn.ReLU):
@@ -161,16 +152,3 @@ class Routed(nn.Module):
             if len(mine):
                 out = out.index_put((mine,), expert(rows[mine]) * share[mine, None])
         return out.reshape(*x.shape[:-1], -1)
-
-
-class Wired(nn.Module):
-    """Layers put together by a function."""
-
-    def __init__(self, wiring: Callable[..., Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.wiring = wiring
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.wiring(self, x)

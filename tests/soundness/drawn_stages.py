@@ -23,10 +23,10 @@ from drawn_layers import (
     Saturating,
     Scaled,
     Skipping,
-    SquaredReLU,
     Standardised,
     TemperedNorm,
 )
+from networks import SquaredReLU
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize

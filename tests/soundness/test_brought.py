@@ -7,25 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils.data import DataLoader
 
 import flatlens as fl
-
-
-class Net(nn.Module):
-    """A forward() of its own, over the parts that it is given."""
-
-    def __init__(self, act: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
-        super().__init__()
-        self.act = act
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self, x)
 
 
 def free(*shape: int) -> nn.Parameter:
@@ -68,23 +56,23 @@ def filtered(s: Any, x: Tensor) -> Tensor:
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "a bias of one entry": (lambda: Net(lambda s, x: s.o(F.linear(x, s.w, s.b).tanh()), w=free(5, 4), b=free(1),
-                                        o=nn.Linear(5, 3)), 4),
+    "a bias of one entry": (lambda: module_of(lambda s, x: s.o(F.linear(x, s.w, s.b).tanh()), w=free(5, 4),
+                                              b=free(1), o=(5, 3)), 4),
     "a layer with a bias of one entry": (lambda: nn.Sequential(one_bias(), nn.Tanh(), nn.Linear(5, 3)), 4),
-    "a sum that repeats a product": (lambda: Net(lambda s, x: s.o((F.linear(x, s.w).unsqueeze(2) + s.b).relu().sum(1)),
-                                                 w=free(5, 4), b=free(5), o=nn.Linear(5, 3)), 4),
+    "a sum that repeats a product": (
+        lambda: module_of(lambda s, x: s.o((F.linear(x, s.w).unsqueeze(2) + s.b).relu().sum(1)), w=free(5, 4),
+                          b=free(5), o=(5, 3)), 4),
     "a sum that repeats the input": (lambda: nn.Sequential(Shifted(1, 4, 5), nn.Tanh(), nn.Linear(5, 3)), 1),
-    "a bias before its weight": (lambda: Net(lambda s, x: s.o(F.linear(x, s.w, s.b).tanh()), b=free(5), w=free(5, 4),
-                                             o=nn.Linear(5, 3)), 4),
-    "a gain on frequencies": (lambda: Net(filtered, a=nn.Linear(4, 6), g=free(4), o=nn.Linear(6, 3)), 4),
-    "a table that is rarely read": (lambda: Net(rare, a=nn.Linear(4, 5), E=free(8, 5), o=nn.Linear(5, 3)), 4),
-    "a layer that gives a tuple": (lambda: Net(lambda s, x: s.o(s.a(x)[0].tanh()), a=Both(4, 5), o=nn.Linear(5, 3)), 4),
+    "a bias before its weight": (lambda: module_of(lambda s, x: s.o(F.linear(x, s.w, s.b).tanh()), b=free(5),
+                                                   w=free(5, 4), o=(5, 3)), 4),
+    "a gain on frequencies": (lambda: module_of(filtered, a=nn.Linear(4, 6), g=free(4), o=(6, 3)), 4),
+    "a table that is rarely read": (lambda: module_of(rare, a=nn.Linear(4, 5), E=free(8, 5), o=(5, 3)), 4),
+    "a layer that gives a tuple": (lambda: module_of(lambda s, x: s.o(s.a(x)[0].tanh()), a=Both(4, 5), o=(5, 3)), 4),
     "a layer mapped over samples": (
-        lambda: Net(lambda s, x: torch.func.vmap(lambda z: s.o(s.a(z).tanh()))(x), a=nn.Linear(4, 5),
-                    o=nn.Linear(5, 3)), 4),
+        lambda: module_of(lambda s, x: torch.func.vmap(lambda z: s.o(s.a(z).tanh()))(x), a=(4, 5), o=(5, 3)), 4),
     "a convolution that flattens": (
-        lambda: Net(lambda s, x: s.o(s.c(x.reshape(-1, 1, 2, 2)).flatten(1).tanh()), c=Flattened(1, 2, 2, padding=1),
-                    o=nn.Linear(18, 3)), 4),
+        lambda: module_of(lambda s, x: s.o(s.c(x.reshape(-1, 1, 2, 2)).flatten(1).tanh()),
+                          c=Flattened(1, 2, 2, padding=1), o=(18, 3)), 4),
 }  # fmt: skip
 
 
@@ -120,7 +108,7 @@ def test_it_is_what_brute_force_says(name: str, memory: str | int) -> None:
 def test_longer_sequences_after_the_probes() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = Net(lambda s, x: s.o(s.a(x).relu().sum(1)), a=nn.Linear(4, 5), o=nn.Linear(5, 3)).double()
+        net = module_of(lambda s, x: s.o(s.a(x).relu().sum(1)), a=(4, 5), o=(5, 3)).double()
         batches = [torch.randn(4, T, 4, dtype=torch.float64) for T in (1, 1, 1, 6, 6, 6)]
     loader = DataLoader([(x, torch.arange(4) % 3) for x in batches], batch_size=None)
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", loader)), ["interpolation_sharpness", "mls"])
@@ -146,7 +134,7 @@ def test_what_autograd_refuses_is_one_line() -> None:
         return s.o(torch.tanh(z) + h)
 
     frozen = nn.Parameter(torch.randn(5, 5), requires_grad=False)
-    net = Net(act, a=nn.Linear(4, 5), w=frozen, o=nn.Linear(5, 3)).double()
+    net = module_of(act, a=(4, 5), w=frozen, o=(5, 3)).double()
     problem = fl.Problem(net, "cross_entropy", (torch.randn(10, 4).double(), torch.arange(10) % 3))
     report = fl.measure(fl.Lens(problem), "pass")
     assert report["loss"].kind == "exact"
@@ -163,7 +151,7 @@ def test_flatness_in_units_of_features_that_are_not_told_apart(normalize: str) -
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = Net(act, a=nn.Linear(4, 5), b=nn.Linear(5, 5), o=nn.Linear(5, 3)).double()
+        net = module_of(act, a=(4, 5), b=(5, 5), o=(5, 3)).double()
         x = torch.randn(30, 4, dtype=torch.float64)
     key = f"relative_flatness_ggn(normalized={normalize!r})"
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, torch.arange(30) % 3))), key)

@@ -11,6 +11,7 @@ import torch
 from drawn_networks import FAMILIES, Drawn, build, networks
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from judged import AT_ONCE, BY_LAYER, Verdict, changed, judge, judged, snapshot, subject
+from networks import module_of
 from torch import Tensor, nn
 
 REFUSED = 0.3  #: the largest share of networks, and of numbers, that may go without
@@ -125,29 +126,27 @@ def test_a_network_beside_the_truth_of_another_is_all_faults(second: str) -> Non
     assert expected[second] <= found
 
 
-class Diary(nn.Module):
+def diary() -> nn.Module:
     """Writes a note of each call to a module of torch's, where nobody looks for one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(3, 3)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        setattr(net.a, f"note_{len(vars(net.a))}", len(x))
+        return net.a(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        setattr(self.a, f"note_{len(vars(self.a))}", len(x))
-        return self.a(x)
+    return module_of(forward, a=(3, 3))
 
 
 def test_what_forward_writes_does_not_reach_the_users_network() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = Diary().double()
+        net = diary().double()
     _, x, y = build(PLAIN)
     assert not any("model changed" in fault for fault in judged(subject(lambda: net, x, y), "").faults)
 
 
 @pytest.mark.parametrize("what", ["attributes", "mode", "value", "gradient", "freezing", "_forward_hooks"])
 def test_a_network_left_changed_is_seen(what: str) -> None:
-    net = Diary().double()
+    net = diary().double()
     before = snapshot(net)
     assert not list(changed(before, snapshot(net)))
     change = {

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from builders import normal, seeded
-from drawn_layers import Equalised, LowRank, RarelySquaredReLU, SquaredReLU, Standardised, Standardised2d, Wired
+from drawn_layers import Equalised, LowRank, RarelySquaredReLU, Standardised, Standardised2d
 from judged import Verdict, changed, judged, snapshot, subject
+from networks import SquaredReLU, module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset
@@ -59,21 +60,21 @@ def outlier(n: int, at: int, size: float = 10.0) -> Tensor:
 
 
 def test_an_input_clamped_at_one_sample() -> None:
-    found = verdict(lambda: Wired(lambda s, x: s.a(x.clamp(-3, 3)), a=nn.Linear(4, 3)), outlier(100, 50))
+    found = verdict(lambda: module_of(lambda s, x: s.a(x.clamp(-3, 3)), a=(4, 3)), outlier(100, 50))
     assert found.faults == []
 
 
 def test_an_input_all_of_which_is_clamped_at_one_sample() -> None:
     x = outlier(100, 50)
     x[50] = 10
-    make = made(lambda: Wired(lambda s, x: s.a(x.clamp(-3, 3)), a=nn.Linear(4, 3)))
+    make = made(lambda: module_of(lambda s, x: s.a(x.clamp(-3, 3)), a=(4, 3)))
     mls = fl.measure(fl.Lens(fl.Problem(make(), "cross_entropy", (x, torch.zeros(100).long()))), "mls")["mls"]
     assert mls.kind == "undefined" or float(mls.samples[50]) == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_input_clamped_on_plain_samples(seed: int) -> None:
-    found = verdict(lambda: Wired(lambda s, x: s.a(x.clamp(-3, 3)), a=nn.Linear(4, 3)), normal(300, 4, seed=seed))
+    found = verdict(lambda: module_of(lambda s, x: s.a(x.clamp(-3, 3)), a=(4, 3)), normal(300, 4, seed=seed))
     assert found.faults == []
 
 
@@ -87,10 +88,10 @@ def test_an_input_through_hardtanh(heavy: bool, seed: int) -> None:
 
 
 def routed() -> nn.Module:
-    def forward(s: Wired, x: Tensor) -> Tensor:
+    def forward(s: nn.Module, x: Tensor) -> Tensor:
         return torch.where(x[:, 3:] == 0, s.e0(x), s.e1(x))
 
-    return Wired(forward, e0=nn.Linear(4, 3), e1=nn.Linear(4, 3))
+    return module_of(forward, e0=(4, 3), e1=(4, 3))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -102,17 +103,17 @@ def test_an_input_routed_to_another_layer_now_and_then(seed: int) -> None:
 
 def test_a_skip_that_one_outlier_opens() -> None:
     def make() -> nn.Module:
-        return Wired(lambda s, x: s.a(x) + s.b(F.softshrink(x, 3)), a=nn.Linear(4, 3), b=nn.Linear(4, 3))
+        return module_of(lambda s, x: s.a(x) + s.b(F.softshrink(x, 3)), a=(4, 3), b=(4, 3))
 
     assert verdict(make, outlier(100, 50)).faults == []
 
 
 def test_a_layer_called_again_in_a_rare_branch() -> None:
-    def forward(s: Wired, x: Tensor) -> Tensor:
+    def forward(s: nn.Module, x: Tensor) -> Tensor:
         return s.o(torch.where((x > 5).any(1, keepdim=True), s.a(F.relu(s.a(x))), s.a(x)))
 
     def make() -> nn.Module:
-        return Wired(forward, a=nn.Linear(4, 4), o=nn.Linear(4, 3))
+        return module_of(forward, a=(4, 4), o=(4, 3))
 
     assert verdict(make, outlier(100, 50)).faults == []
 
@@ -146,13 +147,13 @@ def test_a_first_convolution_with_standardised_weights() -> None:
 
 
 def test_a_weight_that_also_acts_in_a_rare_branch() -> None:
-    def forward(s: Wired, x: Tensor) -> Tensor:
+    def forward(s: nn.Module, x: Tensor) -> Tensor:
         return s.o(F.relu(s.a(x))) + F.linear(F.relu(s.b(x) - 4), s.a.weight[:3, :4])
 
     x = outlier(200, 133, 30.0)
 
     def make() -> nn.Module:
-        return Wired(forward, a=nn.Linear(4, 5), b=nn.Linear(4, 4), o=nn.Linear(5, 3))
+        return module_of(forward, a=(4, 5), b=(4, 4), o=(5, 3))
 
     active = (made(make)().b(x) > 4).any(1)
     assert active.sum() == 1
@@ -163,14 +164,14 @@ def test_a_weight_that_also_acts_in_a_rare_branch() -> None:
 
 
 def test_curvature_at_one_sample() -> None:
-    def forward(s: Wired, x: Tensor) -> Tensor:
+    def forward(s: nn.Module, x: Tensor) -> Tensor:
         h = s.a(x)
         return s.o(F.relu(h) + F.relu(h - 4) ** 2)
 
     x = outlier(300, 133, 60.0)
 
     def make() -> nn.Module:
-        return Wired(forward, a=nn.Linear(4, 5), o=nn.Linear(5, 3))
+        return module_of(forward, a=(4, 5), o=(5, 3))
 
     assert (made(make)().a(x) > 4).any(1).sum() == 1
     for second in ("trace", "layers", "product"):
@@ -218,13 +219,13 @@ class WronglyBatched(torch.autograd.Function):
         return 3 * x, axes[0]
 
 
-class Doubled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return WronglyBatched.apply(x)
-
-
 def test_a_wrong_rule_for_batches_of_backward_passes() -> None:
-    found = verdict(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), Doubled(), nn.Linear(6, 3)), normal(20, 4))
+    found = verdict(
+        lambda: nn.Sequential(
+            nn.Linear(4, 6), nn.ReLU(), module_of(lambda net, x: WronglyBatched.apply(x)), nn.Linear(6, 3)
+        ),
+        normal(20, 4),
+    )
     assert found.answered
     assert not found.faults
 
@@ -233,19 +234,14 @@ def test_a_wrong_rule_for_batches_of_backward_passes() -> None:
 
 
 def test_complex_parameters_count_whole_or_not_at_all() -> None:
-    class Spectral(nn.Module):
-        """The real part of a complex linear map."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.randn(3, 4, dtype=torch.complex128, generator=seeded()))
-            self.b = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x @ self.w.T).abs() + self.b
-
+    # The real part of a complex linear map.
     x, y = normal(20, 4), torch.randint(0, 3, (20,), generator=seeded())
-    found = measured(Spectral(), "cross_entropy", (x, y), names="interpolation_sharpness")
+    net = module_of(
+        lambda net, x: (x @ net.w.T).abs() + net.b,
+        w=nn.Parameter(torch.randn(3, 4, dtype=torch.complex128, generator=seeded())),
+        b=nn.Parameter(torch.zeros(3, dtype=torch.float64)),
+    )
+    found = measured(net, "cross_entropy", (x, y), names="interpolation_sharpness")
     if isinstance(found, str):
         assert "complex" in found
         return

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from builders import normal
-from drawn_layers import Wired
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -42,38 +42,40 @@ def parts_missing(make: Callable[[], nn.Module], x: Tensor, weights: set[str]) -
     return wrong
 
 
-class Attended(nn.Module):
+def attended() -> nn.Module:
     """Attention and a recurrence over three tokens."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.recurrence, self.outer = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 3)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = net.recurrence(x)[0]
+        return net.outer(net.attention(h, h, h, need_weights=False)[0].mean(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.recurrence(x)[0]
-        return self.outer(self.attention(h, h, h, need_weights=False)[0].mean(1))
+    return module_of(
+        forward,
+        attention=nn.MultiheadAttention(4, 2, batch_first=True),
+        recurrence=nn.LSTM(4, 4, batch_first=True),
+        outer=(4, 3),
+    )
 
 
 def in_turn(inner: nn.Module, width: int) -> nn.Module:
     """A layer, a ReLU, and a plain layer."""
-    return Wired(lambda s, x: s.outer(F.relu(s.inner(x)).flatten(1)), inner=inner, outer=nn.Linear(width, 3))
+    return module_of(lambda s, x: s.outer(F.relu(s.inner(x)).flatten(1)), inner=inner, outer=(width, 3))
 
 
 def experts() -> nn.Module:
-    def forward(s: Wired, x: Tensor) -> Tensor:
+    def forward(s: nn.Module, x: Tensor) -> Tensor:
         first, h = x[:, 0] > 0, x.new_zeros(len(x), 5)
         h = h.index_put((first,), s.inner(x[first])).index_put((~first,), s.other(x[~first]))
         return s.outer(F.relu(h))
 
-    return Wired(forward, inner=nn.Linear(4, 5), other=nn.Linear(4, 5), outer=nn.Linear(5, 3))
+    return module_of(forward, inner=(4, 5), other=(4, 5), outer=(5, 3))
 
 
 def tied() -> nn.Module:
-    def forward(s: Wired, x: Tensor) -> Tensor:
+    def forward(s: nn.Module, x: Tensor) -> Tensor:
         return s.outer(F.linear(F.relu(s.inner(x)), s.inner.weight.t()))
 
-    return Wired(forward, inner=nn.Linear(4, 4), outer=nn.Linear(4, 3))
+    return module_of(forward, inner=(4, 4), outer=(4, 3))
 
 
 BOTH = {"inner.weight", "outer.weight"}
@@ -83,7 +85,7 @@ SUMMED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str]]] = {
     "experts": (experts, (20, 4), {*BOTH, "other.weight"}),
     "transposed convolution": (lambda: in_turn(nn.ConvTranspose2d(2, 3, 2), 27), (10, 2, 2, 2), BOTH),
     "attention and recurrence": (
-        Attended,
+        attended,
         (8, 3, 4),
         {
             *("attention.in_proj_weight", "attention.out_proj.weight", "outer.weight"),

@@ -9,6 +9,7 @@ import copy
 
 import pytest
 import torch
+from networks import module_of
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
@@ -84,18 +85,16 @@ def image_ranks(of_images: dict[str, fl.Lens]) -> fl.Comparison:
     return fl.compare(of_images, ["mls", "interpolation_sharpness", "ggn_trace", "relative_flatness"])
 
 
-class Similarity(nn.Module):
+def similarity(encoder: nn.Module) -> nn.Module:
     """The cosine of two sentences' embeddings: means over their tokens."""
 
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        hidden = self.encoder(input_ids=ids.flatten(0, 1), attention_mask=mask.flatten(0, 1)).last_hidden_state
+    def forward(net: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = net.encoder(input_ids=ids.flatten(0, 1), attention_mask=mask.flatten(0, 1)).last_hidden_state
         counted = mask.flatten(0, 1)[..., None].to(hidden)
         embedded = F.normalize((hidden * counted).sum(1) / counted.sum(1), dim=1).unflatten(0, (-1, 2))
         return embedded.prod(1).sum(1, keepdim=True)
+
+    return module_of(forward, encoder=encoder)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +118,7 @@ def of_sentences(pairs: TensorDataset) -> dict[str, fl.Lens]:
     trained = BertModel.from_pretrained(folder, add_pooling_layer=False)
     return {
         kind: fl.Lens(fl.Problem(model, "mse", loader, forward=lambda model, b: (model(b[0], b[1]), b[2])))
-        for kind, model in twins(Similarity(trained), Similarity(initial)).items()
+        for kind, model in twins(similarity(trained), similarity(initial)).items()
     }
 
 

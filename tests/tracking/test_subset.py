@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from tracked_run import blobs, network
@@ -85,21 +86,17 @@ def test_what_the_problem_was_told_stays() -> None:
 def test_batches_padded_to_lengths_of_their_own() -> None:
     """They do not go side by side: each stays a batch by itself."""
 
-    class Bag(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(11, 6), nn.Linear(6, 3)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            there = (tokens > 0)[..., None]
-            return self.head((self.embed(tokens) * there).sum(1) / there.sum(1))
+    def forward(net: nn.Module, tokens: Tensor) -> Tensor:
+        there = (tokens > 0)[..., None]
+        return net.head((net.embed(tokens) * there).sum(1) / there.sum(1))
 
     rows = [(torch.arange(1, 3 + at % 7), torch.tensor(at % 3)) for at in range(30)]
 
     def pad(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         return nn.utils.rnn.pad_sequence([t for t, _ in batch], batch_first=True), torch.stack([y for _, y in batch])
 
-    problem = fl.Problem(Bag(), "cross_entropy", DataLoader(rows, batch_size=4, collate_fn=pad))
+    net = module_of(forward, embed=nn.Embedding(11, 6), head=(6, 3))
+    problem = fl.Problem(net, "cross_entropy", DataLoader(rows, batch_size=4, collate_fn=pad))
     whole = fl.Tracker(problem, "loss", samples=30, live=False)
     assert whole.step()["loss"].value == pytest.approx(fl.measure(fl.Lens(problem), "loss")["loss"].value, rel=1e-6)
     assert fl.Tracker(problem, "loss", samples=9, live=False).problem.n == 9

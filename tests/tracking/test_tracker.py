@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from networks import module_of
 from torch import nn
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -490,15 +491,10 @@ def test_a_parameter_that_is_measured_by_name_and_gets_another() -> None:
     "raised", [OSError("stale file handle"), RuntimeError("CUDA out of memory"), RuntimeError("singular matrix")]
 )
 def test_what_is_no_divergence_is_not_called_one(raised: Exception) -> None:
-    class Sometimes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.fails = nn.Linear(12, 4), False
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.fails and not isinstance(raised, OSError):
-                raise raised
-            return self.net(x)
+    def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if net.fails and not isinstance(raised, OSError):
+            raise raised
+        return net.net(x)
 
     class Rows(torch.utils.data.Dataset):
         def __len__(self) -> int:
@@ -509,7 +505,7 @@ def test_what_is_no_divergence_is_not_called_one(raised: Exception) -> None:
                 raise raised
             return x[index], y[index]
 
-    (x, y), net = blobs(), Sometimes()
+    (x, y), net = blobs(), module_of(forward, net=(12, 4), fails=False)
     tracker = fl.Tracker(fl.Problem(net, "cross_entropy", Rows()), "loss", every=1, live=False)
     net.fails = True
     note = tracker.step(0)["loss"].note

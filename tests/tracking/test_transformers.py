@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from tracked_run import blobs, network
@@ -32,14 +33,12 @@ class Rows(Dataset[dict[str, Tensor]]):
         return {"x": self.x[at], "labels": self.y[at]}
 
 
-class Classifier(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = network()
-
-    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        logits = self.net(x)
+def classifier() -> nn.Module:
+    def forward(net: nn.Module, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = net.net(x)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits} if labels is not None else logits
+
+    return module_of(forward, net=network())
 
 
 def forward(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -51,7 +50,7 @@ def train(
     **options: object,
 ):  # fmt: skip
     torch.manual_seed(1)
-    model, (x, y) = Classifier(), blobs()
+    model, (x, y) = classifier(), blobs()
     tracker = fl.Tracker(
         fl.Problem(model, "cross_entropy", {"x": x, "labels": y}, forward=forward),
         ["sharpness", "hessian_trace(probes=4)", "loss"],
@@ -133,7 +132,7 @@ def test_what_cannot_be_restored(tmp_path) -> None:
 
 
 def test_a_trainer_s_next_run_may_have_another_tracker(tmp_path) -> None:
-    model, (x, y) = Classifier(), blobs()
+    model, (x, y) = classifier(), blobs()
     problem = fl.Problem(model, "cross_entropy", {"x": x, "labels": y}, forward=forward)
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=8, report_to="none", save_strategy="no",
@@ -151,7 +150,7 @@ def test_a_trainer_s_next_run_may_have_another_tracker(tmp_path) -> None:
 def test_two_trackers_in_one_trainer(tmp_path) -> None:
     def trained(names: tuple[str, str], resume: bool = False) -> list[fl.Tracker]:
         torch.manual_seed(0)
-        model, (x, y) = Classifier(), blobs()
+        model, (x, y) = classifier(), blobs()
         problem = fl.Problem(model, "cross_entropy", {"x": x, "labels": y}, forward=forward)
         trackers = [fl.Tracker(problem, "loss", every=every, live=False) for every in (1, 2)]
         arguments = transformers.TrainingArguments(

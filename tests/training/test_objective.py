@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from networks import module_of
 from torch import nn
 
 import flatlens as fl
@@ -110,17 +111,9 @@ def test_what_cannot_be_regularised_is_refused():
     seen = forward(net, x)
     with pytest.raises(BadModel, match="no linear layer"):
         RelativeFlatness(1.0).value(Pass(seen.x, seen.outputs, seen.parameters, {}, seen.loss), draw)
-
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4, dtype=torch.float64)
-
-        def forward(self, x):
-            return self.layer(self.layer(x).tanh())
-
+    twice = module_of(lambda net, x: net.layer(net.layer(x).tanh()), layer=(4, 4)).double()
     with pytest.raises(BadModel, match="'layer' is used more than once"):
-        RelativeFlatness(1.0).value(forward(Twice(), x), draw)
+        RelativeFlatness(1.0).value(forward(twice, x), draw)
     for wrong in (lambda: RelativeFlatness(-1.0), lambda: InputJacobian(float("nan")), lambda: InputJacobian(1, "l2")):
         with pytest.raises(BadInput):
             wrong()
@@ -129,13 +122,6 @@ def test_what_cannot_be_regularised_is_refused():
 
 
 def test_outputs_without_a_derivative_have_no_penalty():
-    class Looked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.e = nn.Embedding(4, 2)
-
-        def forward(self, x):
-            return self.e((x[:, 0] > 0).long())
-
     how = Training(SGD(0.1), max_steps=3, penalties=(InputJacobian(0.1),))
-    train(Looked(), (torch.randn(9, 3), torch.arange(9) % 2), how)
+    net = module_of(lambda net, x: net.e((x[:, 0] > 0).long()), e=nn.Embedding(4, 2))
+    train(net, (torch.randn(9, 3), torch.arange(9) % 2), how)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from networks import NETWORKS, network
+from networks import NETWORKS, module_of, network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,67 +30,64 @@ def nested() -> nn.Module:
     )
 
 
-class Block(nn.Module):
+def block() -> nn.Module:
     """Two convolutions under a skip."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(4, 5, 3, padding=1, bias=False), nn.BatchNorm2d(5)
-        self.conv2, self.bn2 = nn.Conv2d(5, 4, 3, padding=1), nn.BatchNorm2d(4)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = F.relu(net.bn1(net.conv1(x)))
+        return torch.relu(x + net.bn2(net.conv2(h)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.bn1(self.conv1(x)))
-        return torch.relu(x + self.bn2(self.conv2(h)))
+    return module_of(
+        forward,
+        conv1=nn.Conv2d(4, 5, 3, padding=1, bias=False),
+        bn1=nn.BatchNorm2d(5),
+        conv2=nn.Conv2d(5, 4, 3, padding=1),
+        bn2=nn.BatchNorm2d(4),
+    )
 
 
-class Residual(nn.Module):
+def residual() -> nn.Module:
     """A skip, and features that two layers read; shapes asked for inside."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.block = nn.Conv2d(1, 4, 3), Block()
-        self.mid = nn.Linear(16, 6)
-        self.left, self.right = nn.Linear(6, 3), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.block(torch.relu(self.stem(x)))
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = net.block(torch.relu(net.stem(x)))
         h = F.max_pool2d(h, 2)
-        h = torch.relu(self.mid(h.view(h.size(0), -1)))
-        return self.left(h) + self.right(h / 2)
+        h = torch.relu(net.mid(h.view(h.size(0), -1)))
+        return net.left(h) + net.right(h / 2)
+
+    return module_of(forward, stem=nn.Conv2d(1, 4, 3), block=block(), mid=(16, 6), left=(6, 3), right=(6, 3))
 
 
-class Tokens(nn.Module):
+def tokens() -> nn.Module:
     """Linear layers over tokens, a transpose into channels, a mean over positions."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.mix = nn.Linear(6, 5), nn.Linear(5, 4)
-        self.conv, self.depthwise = nn.Conv1d(4, 8, 3), nn.Conv1d(8, 8, 2, groups=8)
-        self.wide, self.head = nn.Linear(8, 4), nn.Linear(4, 3)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = torch.relu(net.mix(torch.relu(net.embed(x[:, 0]))))
+        h = torch.relu(net.depthwise(torch.relu(net.conv(h.transpose(1, 2)))))
+        return net.head(torch.relu(net.wide(h.mean(-1))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.mix(torch.relu(self.embed(x[:, 0]))))
-        h = torch.relu(self.depthwise(torch.relu(self.conv(h.transpose(1, 2)))))
-        return self.head(torch.relu(self.wide(h.mean(-1))))
+    return module_of(
+        forward,
+        embed=nn.Linear(6, 5),
+        mix=nn.Linear(5, 4),
+        conv=nn.Conv1d(4, 8, 3),
+        depthwise=nn.Conv1d(8, 8, 2, groups=8),
+        wide=(8, 4),
+        head=(4, 3),
+    )
 
 
-class Flattened(nn.Module):
+def flattened() -> nn.Module:
     """Tokens flattened with their features last: one neuron's outputs lie apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Linear(6, 5), nn.Linear(30, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.embed(x[:, 0])).flatten(1))
+    return module_of(lambda net, x: net.head(torch.relu(net.embed(x[:, 0])).flatten(1)), embed=(6, 5), head=(30, 3))
 
 
 MADE: dict[str, Callable[[], nn.Module]] = {
     "cnn": cnn,
     "nested": nested,
-    "fx-residual": Residual,
-    "tokens": Tokens,
-    "flattened": Flattened,
+    "fx-residual": residual,
+    "tokens": tokens,
+    "flattened": flattened,
 }
 ALL = [*MADE, *NETWORKS]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from networks import module_of
 from torch import nn
 
 import flatlens as fl
@@ -157,16 +158,9 @@ def test_layers_that_must_not_be_moved_are_left_out(layers, why):
 
 
 def test_a_network_that_cannot_be_traced_says_so(problem_of):
-    class Branching(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(6, 3)
-
-        def forward(self, x):
-            return self.fc(x) if x.sum() > 0 else self.fc(-x)
-
     x = torch.ones(1, 6)
-    problem = fl.Problem(Branching(), "mse", (x, torch.zeros(1, 3)))
+    net = module_of(lambda net, x: net.fc(x) if x.sum() > 0 else net.fc(-x), fc=(6, 3))
+    problem = fl.Problem(net, "mse", (x, torch.zeros(1, 3)))
     report = fl.check_invariance(fl.Lens(problem))
     traced = [name for name in report.left_out if TRANSFORMS[name].traced]
     assert len(traced) > 5
@@ -268,17 +262,15 @@ def test_one_link_alone(problem_of):
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_a_norm_under_two_names_is_one_norm(affine: bool) -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc, self.norm, self.head = nn.Linear(3, 4), nn.BatchNorm1d(4, affine=affine), nn.Linear(4, 2)
-            self.body = nn.Sequential(self.fc, self.norm, nn.ReLU())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.body(x))
+    def named() -> nn.Module:
+        net = module_of(
+            lambda net, x: net.head(net.body(x)), fc=(3, 4), norm=nn.BatchNorm1d(4, affine=affine), head=(4, 2)
+        )
+        net.body = nn.Sequential(net.fc, net.norm, nn.ReLU())
+        return net
 
     torch.manual_seed(0)
-    net = Named().double()
+    net = named().double()
     net(torch.randn(30, 3).double())
     problem = fl.Problem(net.eval(), "mse", (torch.randn(9, 3).double(), torch.randn(9, 2).double()))
     report = fl.check_invariance(fl.Lens(problem), "mls", ["batchnorm_folding", "permutation"])
@@ -308,35 +300,25 @@ def in_double(net: nn.Module) -> fl.Problem:
 
 @pytest.mark.parametrize("viewed", [False, True])
 def test_what_changes_features_in_place_lies_between_a_layer_and_its_norm(viewed: bool) -> None:
-    class InPlace(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc, self.norm, self.head = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+    def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        h = net.fc(x)
+        nn.functional.relu_(h.view(-1, 4) if viewed else h)
+        return net.head(net.norm(h))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h = self.fc(x)
-            nn.functional.relu_(h.view(-1, 4) if viewed else h)
-            return self.head(self.norm(h))
-
-    report = fl.check_invariance(fl.Lens(in_double(InPlace())), "mls")
+    net = module_of(forward, fc=(3, 4), norm=nn.BatchNorm1d(4), head=(4, 2))
+    report = fl.check_invariance(fl.Lens(in_double(net)), "mls")
     assert "something lies between it and its BatchNorm" in report.left_out["batchnorm_folding"]
     assert {"permutation", "batchnorm_scale"} <= set(report.moved)
 
 
-class Twins(nn.Module):
+def twins() -> nn.Module:
     """The difference of two equal networks: its outputs are 0 at first, as in studies of wide networks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        one = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-        self.one, self.other = one, copy.deepcopy(one)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.one(x) - self.other(x)
+    one = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    return module_of(lambda net, x: net.one(x) - net.other(x), one=one, other=copy.deepcopy(one))
 
 
 def test_outputs_that_cancel_round_like_what_they_are_the_difference_of() -> None:
-    problem = in_double(Twins())
+    problem = in_double(twins())
     report = fl.check_invariance(fl.Lens(problem), "mls")
     assert {"layerwise", "neuronwise", "permutation"} <= set(report.moved)
     assert not report.disagreeing

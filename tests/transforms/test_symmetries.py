@@ -7,6 +7,7 @@ import copy
 import attentions
 import pytest
 import torch
+from networks import module_of
 from torch import nn
 
 import flatlens as fl
@@ -78,15 +79,7 @@ def test_a_tied_head_keeps_its_embedding():
 
 
 def test_a_network_that_fails_on_few_samples_says_so():
-    class Picky(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(3, 2)
-
-        def forward(self, x):
-            return self.fc(x)
-
-    net = Picky()
+    net = module_of(lambda net, x: net.fc(x), fc=(3, 2))
     problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
     net.forward = lambda x: (_ for _ in ()).throw(ValueError("no"))
     (why,) = read_symmetries(problem, net).queries.left.values()
@@ -95,40 +88,35 @@ def test_a_network_that_fails_on_few_samples_says_so():
 
 
 def test_an_expert_that_the_first_samples_do_not_reach_reads_the_features_too():
-    class Experts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.experts = nn.LayerNorm(3), nn.ModuleList(nn.Linear(3, 2) for _ in range(2))
-
-        def forward(self, x):
-            z = self.norm(x)
-            out = torch.zeros(len(x), 2, dtype=x.dtype)
-            for number, expert in enumerate(self.experts):
-                mine = x[:, 0] > 0 if number else x[:, 0] <= 0
-                if mine.any():
-                    out = out.index_add(0, mine.nonzero()[:, 0], expert(z[mine]))
-            return out
+    def forward(net: nn.Module, x):
+        z = net.norm(x)
+        out = torch.zeros(len(x), 2, dtype=x.dtype)
+        for number, expert in enumerate(net.experts):
+            mine = x[:, 0] > 0 if number else x[:, 0] <= 0
+            if mine.any():
+                out = out.index_add(0, mine.nonzero()[:, 0], expert(z[mine]))
+        return out
 
     torch.manual_seed(0)
     x = torch.randn(12, 3).double()
     x[:, 0] = torch.tensor([-1.0] * 9 + [1.0] * 3)
-    problem = fl.Problem(Experts().double(), "mse", (x, torch.zeros(12, 2).double()))
+    net = module_of(forward, norm=nn.LayerNorm(3), experts=nn.ModuleList(nn.Linear(3, 2) for _ in range(2))).double()
+    problem = fl.Problem(net, "mse", (x, torch.zeros(12, 2).double()))
     report = fl.check_invariance(fl.Lens(problem), "mls", ["norm_scale", "norm_folding"])
     assert not report.moved
     assert all("the outputs change with it" in why for why in report.left_out.values())
 
 
 def test_heads_of_two_attentions_that_cancel_are_found():
-    class Twins(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one = nn.MultiheadAttention(4, 2, batch_first=True)
-            self.other = copy.deepcopy(self.one)
-
-        def forward(self, x):
-            return (self.one(x, x, x)[0] - self.other(x, x, x)[0]).mean(1)
+    def twins() -> nn.Module:
+        net = module_of(
+            lambda net, x: (net.one(x, x, x)[0] - net.other(x, x, x)[0]).mean(1),
+            one=nn.MultiheadAttention(4, 2, batch_first=True),
+        )
+        net.other = copy.deepcopy(net.one)
+        return net
 
     torch.manual_seed(0)
-    net = Twins().double()
+    net = twins().double()
     found = read(net, torch.randn(6, 5, 4, dtype=torch.float64), torch.zeros(6, dtype=torch.int64))
     assert [len(getattr(found, kind).symmetries) for kind in ("queries", "values", "orders")] == [4, 4, 2]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import modern
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -67,81 +68,61 @@ class Attention(nn.Module):
         return self.o((seen @ v).transpose(1, 2).flatten(2))
 
 
-class Gated(nn.Module):
+def gated(fused: bool = False) -> nn.Module:
     """W (silu(G x) * U x), perhaps with gate and factor in one weight."""
 
-    def __init__(self, fused: bool = False) -> None:
-        super().__init__()
-        self.fused = fused
-        self.gate = nn.Linear(WIDTH, 12 if fused else 6, bias=False)
-        self.up = None if fused else nn.Linear(WIDTH, 6, bias=False)
-        self.down = nn.Linear(6, WIDTH, bias=False)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        a, b = net.gate(x).chunk(2, -1) if fused else (net.gate(x), net.up(x))
+        return net.down(F.silu(a) * b)
 
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = self.gate(x).chunk(2, -1) if self.up is None else (self.gate(x), self.up(x))
-        return self.down(F.silu(a) * b)
+    parts = {"gate": nn.Linear(WIDTH, 12 if fused else 6, bias=False)}
+    if not fused:
+        parts["up"] = nn.Linear(WIDTH, 6, bias=False)
+    return module_of(forward, **parts, down=nn.Linear(6, WIDTH, bias=False))
 
 
-class Net(nn.Module):
-    """x + attention(norm x), x + mlp(norm x), a norm and a head on the mean of the tokens."""
+def net(
+    attention: nn.Module,
+    mlp: nn.Module | None = None,
+    norm: Callable[[int], nn.Module] = nn.LayerNorm,
+    times: int = 1,
+) -> nn.Module:
+    """x + attention(norm x), perhaps twice, x + mlp(norm x), a norm and a head on the mean of the tokens."""
 
-    def __init__(self, attention: nn.Module, mlp: nn.Module | None = None, norm: type[nn.Module] = nn.LayerNorm):
-        super().__init__()
-        self.norm1, self.norm2, self.norm3 = (norm(WIDTH) for _ in range(3))
-        self.attention, self.mlp, self.head = attention, mlp, nn.Linear(WIDTH, CLASSES)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        for _ in range(times):
+            x = x + net.attention(net.norm1(x))
+        if mlp is not None:
+            x = x + net.mlp(net.norm2(x))
+        return net.head(net.norm3(x).mean(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        if self.mlp is not None:
-            x = x + self.mlp(self.norm2(x))
-        return self.head(self.norm3(x).mean(1))
-
-
-class Twice(Net):
-    """The same attention called twice."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(2):
-            x = x + self.attention(self.norm1(x))
-        return self.head(self.norm3(x).mean(1))
+    norms = {f"norm{k}": norm(WIDTH) for k in (1, 2, 3)}
+    return module_of(forward, **norms, attention=attention, mlp=mlp, head=(WIDTH, CLASSES))
 
 
-class Crossed(Net):
+def crossed() -> nn.Module:
     """Attention to other tokens: what a layer makes of the first ones."""
 
-    def __init__(self) -> None:
-        super().__init__(Attention(2))
-        self.other = nn.Linear(WIDTH, WIDTH)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        return net.head(net.norm3(net.attention(net.norm1(x), net.other(x).tanh())).mean(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm3(self.attention(self.norm1(x), self.other(x).tanh())).mean(1))
+    norms = {f"norm{k}": nn.LayerNorm(WIDTH) for k in (1, 3)}
+    return module_of(forward, **norms, attention=Attention(2), head=(WIDTH, CLASSES), other=(WIDTH, WIDTH))
 
 
-class Last(nn.Module):
+def last() -> nn.Module:
     """Attention whose last weight gives the outputs: no other layer stands between a head and them."""
-
-    def __init__(self, tokens: int = TOKENS) -> None:
-        super().__init__()
-        self.attention = Attention(2)
-        self.attention.o = nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x).mean(1)
+    attention = Attention(2)
+    attention.o = nn.Linear(8, CLASSES)
+    return module_of(lambda net, x: net.attention(x).mean(1), attention=attention)
 
 
-class OnePlus(nn.Module):
+def one_plus(width: int) -> nn.Module:
     """RMSNorm whose scale is 1 + its weight, as Gemma has it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(width))
-
-    @property
-    def scale(self) -> Tensor:
-        return 1 + self.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 + self.weight)
+    return module_of(
+        lambda norm, x: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 + norm.weight),
+        weight=nn.Parameter(torch.zeros(width)),
+    )
 
 
 @dataclass(frozen=True)
@@ -159,32 +140,32 @@ class Said:
 def llama_shaped() -> nn.Module:
     """Rotary positions, four queries on two keys, RMSNorm, a gated layer, no biases."""
     attention = Attention(4, 2, bias=False, rotary=True, causal=True)
-    return Net(attention, Gated(), lambda width: nn.RMSNorm(width, eps=1e-6))
+    return net(attention, gated(), lambda width: nn.RMSNorm(width, eps=1e-6))
 
 
 MADE: dict[str, tuple[Callable[[], nn.Module], Said]] = {
-    "plain": (lambda: Net(Attention()), Said(2, 2, 1, 2)),
-    "causal": (lambda: Net(Attention(causal=True)), Said(2, 2, 1, 2)),
-    "no biases": (lambda: Net(Attention(bias=False)), Said(2, 2, 1, 2)),
-    "grouped": (lambda: Net(Attention(4, 2)), Said(2, 2, 1, 2)),
-    "one key": (lambda: Net(Attention(3, 1)), Said(1, 1, 1, 2)),
-    "one head": (lambda: Net(Attention(1)), Said(1, 1, 0, 2)),
-    "rotary": (lambda: Net(Attention(rotary=True)), Said(2, 2, 1, 2)),
-    "partly rotary": (lambda: Net(Attention(partly=True)), Said(2, 2, 1, 2)),
+    "plain": (lambda: net(Attention()), Said(2, 2, 1, 2)),
+    "causal": (lambda: net(Attention(causal=True)), Said(2, 2, 1, 2)),
+    "no biases": (lambda: net(Attention(bias=False)), Said(2, 2, 1, 2)),
+    "grouped": (lambda: net(Attention(4, 2)), Said(2, 2, 1, 2)),
+    "one key": (lambda: net(Attention(3, 1)), Said(1, 1, 1, 2)),
+    "one head": (lambda: net(Attention(1)), Said(1, 1, 0, 2)),
+    "rotary": (lambda: net(Attention(rotary=True)), Said(2, 2, 1, 2)),
+    "partly rotary": (lambda: net(Attention(partly=True)), Said(2, 2, 1, 2)),
     "llama-shaped": (llama_shaped, Said(2, 2, 1, 3, 1)),
-    "gemma-shaped": (lambda: Net(Attention(4, 2, bias=False), Gated(), OnePlus), Said(2, 2, 1, 3, 1)),
-    "gate and factor fused": (lambda: Net(Attention(), Gated(True)), Said(2, 2, 1, 3, 1)),
-    "called twice": (lambda: Twice(Attention()), Said(2, 2, 1, 2)),
-    "crossed": (Crossed, Said(2, 2, 1, 2)),
-    "last": (Last, Said(2, 2, 1)),
-    "placed": (lambda: Net(Attention(placed=True)), Said(2, 2, 0, 2, why="tells the heads apart")),
-    "talking": (lambda: Net(Attention(talking=True)), Said(2, 2, 0, 2, why="tells the heads apart")),
-    "normed queries": (lambda: Net(Attention(normed=True)), Said(0, 2, 0, 2, why="NativeLayerNorm")),
-    "unit queries": (lambda: Net(Attention(**{"of length one": True})), Said(0, 2, 0, 2, why="queries or keys pass")),
-    "shifted queries": (lambda: Net(Attention(shifted=True)), Said(0, 2, 0, 2, why="Add")),
-    "adapted queries": (lambda: Net(Attention(adapted=True)), Said(0, 2, 0, 2, why="come from several weights")),
-    "tied": (lambda: Net(Attention(tied=True)), Said(0, 2, 1, 2, why="share a weight")),
-    "read twice": (lambda: Net(Attention(**{"read twice": True})), Said(0, 2, 1, 2, why="something else reads")),
+    "gemma-shaped": (lambda: net(Attention(4, 2, bias=False), gated(), one_plus), Said(2, 2, 1, 3, 1)),
+    "gate and factor fused": (lambda: net(Attention(), gated(True)), Said(2, 2, 1, 3, 1)),
+    "called twice": (lambda: net(Attention(), times=2), Said(2, 2, 1, 2)),
+    "crossed": (crossed, Said(2, 2, 1, 2)),
+    "last": (last, Said(2, 2, 1)),
+    "placed": (lambda: net(Attention(placed=True)), Said(2, 2, 0, 2, why="tells the heads apart")),
+    "talking": (lambda: net(Attention(talking=True)), Said(2, 2, 0, 2, why="tells the heads apart")),
+    "normed queries": (lambda: net(Attention(normed=True)), Said(0, 2, 0, 2, why="NativeLayerNorm")),
+    "unit queries": (lambda: net(Attention(**{"of length one": True})), Said(0, 2, 0, 2, why="queries or keys pass")),
+    "shifted queries": (lambda: net(Attention(shifted=True)), Said(0, 2, 0, 2, why="Add")),
+    "adapted queries": (lambda: net(Attention(adapted=True)), Said(0, 2, 0, 2, why="come from several weights")),
+    "tied": (lambda: net(Attention(tied=True)), Said(0, 2, 1, 2, why="share a weight")),
+    "read twice": (lambda: net(Attention(**{"read twice": True})), Said(0, 2, 1, 2, why="something else reads")),
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from networks import module_of
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -18,152 +19,128 @@ from torch.nn import functional as F
 Values = dict[str, Tensor]
 
 
-class SelfAttention(nn.Module):
+def self_attention(width: int, heads: int) -> nn.Module:
     """Heads by hand around torch's fused call: queries, keys and values from one token-wise linear."""
 
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads, self.qkv, self.proj = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        qkv = net.qkv(x).unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2])
-        return self.proj(mixed.transpose(1, 2).flatten(2))
+        return net.proj(mixed.transpose(1, 2).flatten(2))
+
+    return module_of(forward, qkv=(width, 3 * width), proj=(width, width))
 
 
-class Packed(nn.Module):
+def packed(width: int, heads: int, seen: Callable[[Tensor], Tensor] = lambda x: x) -> nn.Module:
     """The same through nn.MultiheadAttention, whose weights no hook sees."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.mha = nn.MultiheadAttention(width, heads, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mha(x, x, x, need_weights=False)[0]
+    mha = nn.MultiheadAttention(width, heads, batch_first=True)
+    return module_of(lambda net, x: net.mha(x, z := seen(x), z, need_weights=False)[0], mha=mha)
 
 
-class Crossed(nn.Module):
+def crossed(width: int, heads: int) -> nn.Module:
     """Attention of tokens to those in reverse: torch multiplies by slices of the packed weight."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.mha = nn.MultiheadAttention(width, heads, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen = x.flip(1) / 2
-        return self.mha(x, seen, seen, need_weights=False)[0]
+    return packed(width, heads, lambda x: x.flip(1) / 2)
 
 
-class Words(nn.Module):
+def words() -> nn.Module:
     """A network of single tokens whose outputs are products with the table that it looks tokens up in."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
-        self.mlp = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4))
+    def forward(net: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = net.table(input_ids)
+        return F.linear(x + net.mlp(net.norm(x)), net.table.weight)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        x = self.table(input_ids)
-        return F.linear(x + self.mlp(self.norm(x)), self.table.weight)
+    mlp = nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4)
+    return module_of(forward, table=nn.Embedding(7, 4), norm=nn.LayerNorm(4), mlp=nn.Sequential(*mlp))
 
 
-class Block(nn.Module):
+def block(width: int, heads: int, attention: Callable[[int, int], nn.Module]) -> nn.Module:
     """x + attention(norm x), then x + mlp(norm x), with GELU."""
 
-    def __init__(self, width: int, heads: int, attention: type[nn.Module]) -> None:
-        super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(width), attention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 6), nn.GELU(), nn.Linear(6, width))
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        x = x + net.attn(net.norm1(x))
+        return x + net.mlp(net.norm2(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+    norms, attn = (nn.LayerNorm(width), nn.LayerNorm(width)), attention(width, heads)
+    mlp = nn.Sequential(nn.Linear(width, 6), nn.GELU(), nn.Linear(6, width))
+    return module_of(forward, norm1=norms[0], attn=attn, norm2=norms[1], mlp=mlp)
 
 
-class ViT(nn.Module):
+def vit(attention: Callable[[int, int], nn.Module], width: int = 4) -> nn.Module:
     """Patches by a convolution, a class token, a position embedding, two blocks, a norm and a linear head."""
 
-    def __init__(self, attention: type[nn.Module], width: int = 4) -> None:
-        super().__init__()
-        self.patch = nn.Conv2d(1, width, 2, stride=2)
-        self.cls = nn.Parameter(torch.randn(1, 1, width))
-        self.position = nn.Parameter(torch.randn(1, 5, width))
-        self.blocks = nn.Sequential(*(Block(width, 2, attention) for _ in range(2)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 3)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        tokens = net.patch(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([net.cls.expand(x.shape[0], -1, -1), tokens], 1) + net.position
+        return net.head(net.norm(net.blocks(tokens))[:, 0])
 
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.patch(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.cls.expand(x.shape[0], -1, -1), tokens], 1) + self.position
-        return self.head(self.norm(self.blocks(tokens))[:, 0])
+    return module_of(
+        forward,
+        patch=nn.Conv2d(1, width, 2, stride=2),
+        cls=nn.Parameter(torch.randn(1, 1, width)),
+        position=nn.Parameter(torch.randn(1, 5, width)),
+        blocks=nn.Sequential(*(block(width, 2, attention) for _ in range(2))),
+        norm=nn.LayerNorm(width),
+        head=(width, 3),
+    )
 
 
-class Encoder(nn.Module):
+def encoder(norm_first: bool = False) -> nn.Module:
     """nn.TransformerEncoder on token ids with a padding mask, and a row for each token."""
 
-    def __init__(self, norm_first: bool = False) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(7, 4)
-        layer = nn.TransformerEncoderLayer(
-            4, 2, 6, dropout=0.1, activation="gelu", batch_first=True, norm_first=norm_first
-        )
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(4, 3)
+    def forward(net: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return net.head(net.encoder(net.embed(input_ids), src_key_padding_mask=attention_mask == 0))
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.head(self.encoder(self.embed(input_ids), src_key_padding_mask=attention_mask == 0))
+    embed = nn.Embedding(7, 4)
+    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.1, activation="gelu", batch_first=True, norm_first=norm_first)
+    layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return module_of(forward, embed=embed, encoder=layers, head=(4, 3))
 
 
-class BasicBlock(nn.Module):
+def basic_block(before: int, after: int, stride: int) -> nn.Module:
     """Two convolutions with norms, and a projection where the shape changes."""
 
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
-        self.conv2, self.bn2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
-        self.relu = nn.ReLU(inplace=True)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or before != after:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        out = net.bn2(net.conv2(net.relu(net.bn1(net.conv1(x)))))
+        out += net.shortcut(x)
+        return net.relu(out)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        out += self.shortcut(x)
-        return self.relu(out)
+    conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+    conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+    net = module_of(forward, conv1=conv1, bn1=nn.BatchNorm2d(after), conv2=conv2, bn2=nn.BatchNorm2d(after))
+    net.relu, net.shortcut = nn.ReLU(inplace=True), nn.Identity()
+    if stride > 1 or before != after:
+        net.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+    return net
 
 
-class ResNet(nn.Module):
+def resnet() -> nn.Module:
     """A stem, a block with an identity skip, one with a projection, pooling, a linear head."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.bn, self.relu = nn.Conv2d(1, 2, 3, 1, 1, bias=False), nn.BatchNorm2d(2), nn.ReLU(inplace=True)
-        self.layer1, self.layer2 = BasicBlock(2, 2, 1), BasicBlock(2, 3, 2)
-        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(3, 3)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        x = net.relu(net.bn(net.conv(x)))
+        return net.fc(net.pool(net.layer2(net.layer1(x))).flatten(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu(self.bn(self.conv(x)))
-        return self.fc(self.pool(self.layer2(self.layer1(x))).flatten(1))
+    conv, layers = nn.Conv2d(1, 2, 3, 1, 1, bias=False), (basic_block(2, 2, 1), basic_block(2, 3, 2))
+    net = module_of(forward, conv=conv, bn=nn.BatchNorm2d(2), relu=nn.ReLU(inplace=True))
+    net.layer1, net.layer2 = layers
+    net.pool, net.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(3, 3)
+    return net
 
 
-class LowRank(nn.Module):
+def low_rank(base: nn.Linear, rank: int) -> nn.Module:
     """A frozen linear layer and a trained change of low rank, W + B A: adapters by hand."""
-
-    def __init__(self, base: nn.Linear, rank: int) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = nn.Parameter(torch.randn(rank, base.in_features) / 2)
-        self.up = nn.Parameter(torch.randn(base.out_features, rank) / 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + x @ self.down.T @ self.up.T
+    return module_of(
+        lambda net, x: net.base(x) + x @ net.down.T @ net.up.T,
+        base=base.requires_grad_(False),
+        down=nn.Parameter(torch.randn(rank, base.in_features) / 2),
+        up=nn.Parameter(torch.randn(base.out_features, rank) / 2),
+    )
 
 
 def adapted() -> nn.Module:
     """A ViT whose weights are frozen but for low-rank changes of its projections, and its head."""
-    net = ViT(SelfAttention).requires_grad_(False)
+    net = vit(self_attention).requires_grad_(False)
     for block in net.blocks:
-        block.attn.qkv = LowRank(block.attn.qkv, 2)
+        block.attn.qkv = low_rank(block.attn.qkv, 2)
     net.head.requires_grad_(True)
     return net
 
@@ -243,6 +220,21 @@ def _padded(classes: int, causal: bool = False) -> tuple[Tensor, Tensor, Tensor]
     return ids, mask, labels
 
 
+def _at_embedding(
+    layer: nn.Module, ids: Tensor, out: Callable[[Values, int], Tensor]
+) -> tuple[Callable[[Tensor, int], Tensor], list[Tensor]]:
+    """Return the outputs as a function of what the embedding gives, and what it gives for each sample."""
+
+    def at_input(made: Tensor, i: int) -> Tensor:
+        handle = layer.register_forward_hook(lambda m, a, z: made.reshape(z.shape))
+        try:
+            return out({}, i)
+        finally:
+            handle.remove()
+
+    return at_input, [layer.weight.detach()[ids[i, : LENGTHS[i]]] for i in range(len(ids))]
+
+
 def tokens(net: nn.Module, loss: str, embedding: str, classes: int, causal: bool, pick: Callable[[Any], Tensor]):
     """A row for each token; the input is the first embedding's output."""
     net = _spread(net)
@@ -254,18 +246,10 @@ def tokens(net: nn.Module, loss: str, embedding: str, classes: int, causal: bool
         fed = {"input_ids": ids[i : i + 1, : LENGTHS[i]], "attention_mask": mask[i : i + 1, : LENGTHS[i]]}  # no padding
         return pick(functional_call(net, values, (), fed))[0][keep[i]].flatten()
 
-    def at_input(made: Tensor, i: int) -> Tensor:
-        handle = net.get_submodule(embedding).register_forward_hook(lambda m, a, z: made.reshape(z.shape))
-        try:
-            return out({}, i)
-        finally:
-            handle.remove()
-
     def cost(f: Tensor, i: int) -> Tensor:
         return _of_rows(loss, f.reshape(len(keep[i]), -1), labels[i][keep[i]]).sum() / per_sample
 
-    table = net.get_submodule(embedding).weight.detach()
-    inputs = [table[ids[i, : LENGTHS[i]]] for i in range(len(ids))]
+    at_input, inputs = _at_embedding(net.get_submodule(embedding), ids, out)
     data = ({"input_ids": ids, "attention_mask": mask}, labels)
     return Case(net, data, loss, out, cost, at_input, inputs)
 
@@ -280,15 +264,7 @@ def _pooled(net: nn.Module, loss: str, embedding: str) -> Case:
         fed = {"input_ids": ids[i : i + 1, : LENGTHS[i]], "attention_mask": mask[i : i + 1, : LENGTHS[i]]}
         return functional_call(net, values, (), fed).logits[0]
 
-    def at_input(made: Tensor, i: int) -> Tensor:
-        handle = net.get_submodule(embedding).register_forward_hook(lambda m, a, z: made.reshape(z.shape))
-        try:
-            return out({}, i)
-        finally:
-            handle.remove()
-
-    table = net.get_submodule(embedding).weight.detach()
-    inputs = [table[ids[i, : LENGTHS[i]]] for i in range(len(ids))]
+    at_input, inputs = _at_embedding(net.get_submodule(embedding), ids, out)
     data = ({"input_ids": ids, "attention_mask": mask}, y)
     return Case(net, data, loss, out, lambda f, i: _of_rows(loss, f[None], y[i : i + 1]).sum(), at_input, inputs)
 
@@ -333,13 +309,13 @@ def hf_vit(loss: str) -> Case:
 
 
 CASES: dict[str, Callable[[str], Case]] = {
-    "vit-mha": lambda loss: images(ViT(Packed), loss, 4),
-    "vit-sdpa": lambda loss: images(ViT(SelfAttention), loss, 4),
-    "vit-crossed": lambda loss: images(ViT(Crossed), loss, 4),
-    "words": lambda loss: tokens(Words(), loss, "table", 7, True, lambda out: out),
-    "encoder": lambda loss: tokens(Encoder(), loss, "embed", 3, False, lambda out: out),
-    "encoder-norm-first": lambda loss: tokens(Encoder(True), loss, "embed", 3, False, lambda out: out),
-    "resnet": lambda loss: images(ResNet(), loss, 4),
+    "vit-mha": lambda loss: images(vit(packed), loss, 4),
+    "vit-sdpa": lambda loss: images(vit(self_attention), loss, 4),
+    "vit-crossed": lambda loss: images(vit(crossed), loss, 4),
+    "words": lambda loss: tokens(words(), loss, "table", 7, True, lambda out: out),
+    "encoder": lambda loss: tokens(encoder(), loss, "embed", 3, False, lambda out: out),
+    "encoder-norm-first": lambda loss: tokens(encoder(True), loss, "embed", 3, False, lambda out: out),
+    "resnet": lambda loss: images(resnet(), loss, 4),
     "low-rank": lambda loss: images(adapted(), loss, 4),
     "gpt2": gpt2,
     "bert": bert,

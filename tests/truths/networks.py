@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatlens import Lens, Problem
+
+
+def module_of(forward: Callable[..., Any], **parts: Any) -> Any:
+    """Return a network of parts; its forward() is a function of the network and its inputs.
+
+    A pair of sizes is a linear layer, a tensor a buffer; all else becomes an attribute.
+    """
+    net = type("Of", (nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+            net.register_buffer(name, part)
+        else:
+            setattr(net, name, nn.Linear(*part) if isinstance(part, tuple) else part)
+    return net
+
+
+def applied(function: Callable[..., Tensor]) -> nn.Module:
+    """Return a module without parts that applies a function."""
+    return module_of(lambda net, *x: function(*x))
+
+
+class SquaredReLU(nn.ReLU):
+    """relu(x)^2 under the name of a ReLU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square()
+
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
@@ -41,67 +69,50 @@ def cnn_3d() -> nn.Module:
     )  # fmt: skip
 
 
-class Residual(nn.Module):
+def residual() -> nn.Module:
     """A skip around a convolution and a norm, with in-place sums; branches that meet."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(1, 3, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(3)
-        self.left = nn.Conv2d(3, 3, 3, padding=1)
-        self.right = nn.Conv2d(3, 3, 1)
-        self.head = nn.Linear(12, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = nn.functional.relu_(self.norm(self.stem(x)))
-        branch = self.left(h)
-        branch += self.right(h)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = nn.functional.relu_(net.norm(net.stem(x)))
+        branch = net.left(h)
+        branch += net.right(h)
         branch += h
-        return self.head(nn.functional.relu(branch).flatten(1))
+        return net.head(nn.functional.relu(branch).flatten(1))
+
+    stem, norm = nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)
+    left, right = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
+    return module_of(forward, stem=stem, norm=norm, left=left, right=right, head=(12, 3))
 
 
-class Twice(nn.Module):
+def twice(activation: str = "relu") -> nn.Module:
     """One module called twice, the second call reading what the first one made."""
 
-    def __init__(self, activation: str = "relu") -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 4)
-        self.mid = nn.Linear(4, 4)
-        self.act = ACTIVATIONS[activation]()
-        self.last = nn.Linear(4, 3)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = net.act(net.first(x))
+        return net.last(net.act(net.mid(net.act(net.mid(h)))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.act(self.first(x))
-        return self.last(self.act(self.mid(self.act(self.mid(h)))))
+    return module_of(forward, first=(6, 4), mid=(4, 4), act=ACTIVATIONS[activation](), last=(4, 3))
 
 
-class Attention(nn.Module):
+def attention(batch_first: bool = True) -> nn.Module:
     """An encoder layer: attention's bare in_proj, an out_proj that fires no hook, LayerNorms, token-wise linears."""
 
-    def __init__(self, batch_first: bool = True) -> None:
-        super().__init__()
-        self.batch_first = batch_first
-        self.encoder = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.1, activation="gelu", batch_first=batch_first)
-        self.head = nn.Linear(4, 3)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        tokens = x if batch_first else x.transpose(0, 1)
+        return net.head(net.encoder(tokens).mean(1 if batch_first else 0))
 
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = x if self.batch_first else x.transpose(0, 1)
-        return self.head(self.encoder(tokens).mean(1 if self.batch_first else 0))
+    encoder = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.1, activation="gelu", batch_first=batch_first)
+    return module_of(forward, encoder=encoder, head=(4, 3))
 
 
-class Bare(nn.Module):
+def bare() -> nn.Module:
     """A parameter that belongs to no layer, used as a scale, and a weight used through a bare function."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(5))
-        self.first = nn.Linear(6, 5)
-        self.tied = nn.Linear(5, 5)
-        self.last = nn.Linear(5, 3)
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = torch.relu(net.first(x)) * net.scale
+        return net.last(torch.relu(net.tied(h)) + nn.functional.linear(h, net.tied.weight))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.first(x)) * self.scale
-        return self.last(torch.relu(self.tied(h)) + nn.functional.linear(h, self.tied.weight))
+    return module_of(forward, scale=nn.Parameter(torch.ones(5)), first=(6, 5), tied=(5, 5), last=(5, 3))
 
 
 def flat(n: int) -> Tensor:
@@ -116,12 +127,12 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "cnn-tanh": (lambda: cnn("tanh"), lambda n: torch.randn(n, 2, 8, 8)),
     "cnn-1d": (cnn_1d, lambda n: torch.randn(n, 2, 7)),
     "cnn-3d": (cnn_3d, lambda n: torch.randn(n, 2, 3, 4, 5)),
-    "residual": (Residual, lambda n: torch.randn(n, 1, 2, 2)),
-    "twice-relu": (lambda: Twice("relu"), flat),
-    "twice-tanh": (lambda: Twice("tanh"), flat),
-    "attention": (Attention, lambda n: torch.randn(n, 3, 4)),
-    "attention-tokens-first": (lambda: Attention(False), lambda n: torch.randn(n, 3, 4)),
-    "bare": (Bare, flat),
+    "residual": (residual, lambda n: torch.randn(n, 1, 2, 2)),
+    "twice-relu": (lambda: twice("relu"), flat),
+    "twice-tanh": (lambda: twice("tanh"), flat),
+    "attention": (attention, lambda n: torch.randn(n, 3, 4)),
+    "attention-tokens-first": (lambda: attention(False), lambda n: torch.randn(n, 3, 4)),
+    "bare": (bare, flat),
 }
 
 

@@ -18,7 +18,7 @@ from literal import (
     parameter_jacobian,
     weight_hessian,
 )
-from networks import NETWORKS, Twice, network
+from networks import NETWORKS, network, twice
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -207,7 +207,7 @@ def test_hessian_trace_is_the_gauss_newton_trace_on_relu_nets(name: str, loss: s
 def test_hessian_trace_is_more_than_gauss_newton_for_a_module_called_twice() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        net = Twice("relu").double()
+        net = twice("relu").double()
     x, y = torch.randn(6, 6, generator=torch.Generator().manual_seed(2)).double(), torch.tensor([0, 1, 2, 0, 1, 2])
     traced = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), ["ggn_trace"])["ggn_trace"].value
     truth = full_hessian_trace(net, half_squared, x, y)

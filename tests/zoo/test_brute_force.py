@@ -4,6 +4,7 @@ import pytest
 import torch
 from benchmarks.zoo import page, truth
 from benchmarks.zoo.case import Case, lively, measured, share_of
+from networks import module_of
 from torch import nn
 
 X = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -43,16 +44,12 @@ def test_the_hessian_product_is_the_hessian_times_the_vector(linear):
 
 
 def test_texts_are_differentiated_at_the_first_embedding():
-    class Texts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.head = nn.Embedding(6, 4, padding_idx=0), nn.Linear(4, 3)
-
-        def forward(self, input_ids):
-            return self.head(self.words(input_ids).square().sum(1))
-
     torch.manual_seed(0)
-    net = Texts().double()
+    net = module_of(
+        lambda net, input_ids: net.head(net.words(input_ids).square().sum(1)),
+        words=nn.Embedding(6, 4, padding_idx=0),
+        head=(4, 3),
+    ).double()
     ids = torch.tensor([[1, 2, 2], [3, 4, 5]])
     found, shares = truth.first_order(net, {"input_ids": ids})
     looked_up = net.words(ids).detach()
@@ -89,20 +86,19 @@ def test_a_network_that_keeps_what_it_made_is_run_anew():
     assert shares["scale"] == pytest.approx(float(net(X).detach().square().sum(1).mean()))
 
 
-class Patches(nn.Module):
+def patches() -> nn.Module:
     """A convolution and its norm, whose gradient comes tokens first."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.norm(self.conv(x)).flatten(2).transpose(1, 2))).mean(1)
+    return module_of(
+        lambda net, x: net.head(torch.tanh(net.norm(net.conv(x)).flatten(2).transpose(1, 2))).mean(1),
+        conv=nn.Conv2d(3, 4, 3, padding=1),
+        norm=nn.BatchNorm2d(4),
+        head=(4, 3),
+    )
 
 
 def test_a_norm_whose_gradient_is_transposed_is_differentiated_rightly():
     torch.manual_seed(0)
-    net, x = Patches().double(), torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    net, x = patches().double(), torch.randn(2, 3, 4, 4, dtype=torch.float64)
     lively(net, torch.randn(16, 3, 4, 4, dtype=torch.float64))
     with truth.evaluated(net):
         v = truth.direction(net)
