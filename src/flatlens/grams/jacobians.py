@@ -74,7 +74,7 @@ class LayerGrams:
     counts_bias: bool = False  #: whether the bias is
     has_derivative: bool = True  #: whether the derivative in the whole weight is known, so that R is that of the weight
     pure: bool = False  #: whether the layer's calls multiply, add the bias and do nothing else
-    feature_scale: Tensor | None = None  #: spread of each feature over the data, (m,) or (g, m), if requested
+    feature_scale: Tensor | None = None  #: spread of each feature over the data, (g, m), if requested
     counted: Tensor | None = None  #: for outputs of tokens: which tokens count, (n, T)
     slope: Tensor | None = None
     """dl_i/df_i, (n, N), scaled so that mean_i slope slope^T weighs samples as the risk does."""
@@ -347,7 +347,7 @@ class ChunkJacobians:
                 grams.weight = self.jacobian(weight)
                 grams.has_derivative, grams.pure = weight.has_derivative, weight.pure
                 grams.counts_weight, grams.counts_bias = weight.parameter in self.measured, weight.bias in self.measured
-                grams.feature_scale = _by_feature(self.scale.get(key), weight)
+                grams.feature_scale = self.scale.get(key)
             if "G" in self.needs and x is not None:
                 grams.input_side = self._input_side(key, grams.weight, x)
         return layers
@@ -360,7 +360,7 @@ class ChunkJacobians:
             if whole.has_derivative:
                 found[name] = grams = self.make_grams()
                 grams.weight = whole.linear.block(part.matrix, part.rows, part.columns)
-                grams.counts_weight, grams.feature_scale = whole.counts_weight, _by_feature(self.scale.get(name), part)
+                grams.counts_weight, grams.feature_scale = whole.counts_weight, self.scale.get(name)
         return found
 
     def others(self) -> dict[str, LayerGrams]:
@@ -552,7 +552,3 @@ def _same_entries(derived: Derived, goals: list[Place]) -> int | None:
             return None
         node = node.next_functions[0][0]
     return None
-
-
-def _by_feature(scale: Tensor | None, weight: Weight) -> Tensor | None:
-    return scale.flatten() if weight.dense and scale is not None else scale

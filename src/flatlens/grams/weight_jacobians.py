@@ -287,7 +287,7 @@ class DenseJacobian:
         return self.product("z", "gram")
 
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
-        """R = ||phi||^2 (J W)(J W)^T; `scale` is (m,)."""
+        """R = ||phi||^2 (J W)(J W)^T; `scale` is (1, m)."""
         if scale is None:
             return self.phi_norm2[:, None, None] * self.weight.gram_at_input(self.J)
         return norm2(self.phi.to(torch.float64) / scale)[:, None, None] * gram(self.Jx * scale)

@@ -197,6 +197,7 @@ class Measure:
     held_out: bool = False  #: whether it needs held-out data
     works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
     works_sharded: bool = False  #: whether it is measured where parameters are spread over processes
+    differentiates: bool = True  #: whether its values depend on derivatives of the outputs
 
     @cached_property
     def key(self) -> str:
@@ -298,7 +299,6 @@ class NetworkMeasure(Measure):
     """
 
     of_parameters: bool = True  #: whether it is undefined if no parameter is measured
-    differentiates: bool = True  #: whether its values depend on derivatives of the outputs
     reads: tuple[
         PassMeasure, ...
     ] = ()  #: numbers that it takes from a pass that had them; else it computes them itself

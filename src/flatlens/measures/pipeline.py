@@ -153,7 +153,8 @@ def measure(
     lens.require_fresh()
     with shown(progress) as line:
         watch = Watch(line, math.inf if anyway else LIMIT)
-        found = measure_with(lens, measures, Run(draws, watch, layers=_parts_of_names(lens, layers)))
+        parts = None if layers is None else _parts_of_names(lens, layers)
+        found = measure_with(lens, measures, Run(draws, watch, layers=parts))
         details = found.about | (state_of(lens, found) if asked_for(measures).preset else {})
     return Report(found, details, answer(found, details))
 
@@ -184,9 +185,7 @@ def _problem_of(model: object, loss: Any, given: Mapping[str, Any]) -> Problem:
     return Problem(model, loss, **given)
 
 
-def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    if layers is None:
-        return None
+def _parts_of_names(lens: Lens, layers: str | Iterable[str]) -> tuple[str, ...]:
     parts = (layers,) if isinstance(layers, str) else tuple(layers)
     known = [name for name, _ in (*lens.model.named_modules(), *lens.model.named_parameters()) if name]
     for part in parts:
@@ -214,8 +213,10 @@ def measure_with(lens: Lens, measures: Choice, run: Run) -> Report:
             rows = _rows(lens, one, run)
             estimates |= rows
             measured |= dict.fromkeys(rows, one)
-        derived = [key for key, one in measured.items() if _differentiates(one) and estimates[key].kind != "undefined"]
-        doubts = _doubts(lens) if derived else ("", "")
+        derived = [key for key, one in measured.items() if one.differentiates and estimates[key].kind != "undefined"]
+        doubts = lens.attempted(partial(_doubts, lens), "the checks of derivatives") if derived else ("", "")
+        if isinstance(doubts, str):
+            doubts = (f"derivatives were not checked: {doubts}",) * 2
     # these need the rows of every measure: one that is 0 tells what the others have lost
     estimates |= _underflowing(lens, estimates, measured)
     for key in derived:
@@ -328,7 +329,7 @@ def _adjusted(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
     if isinstance(one, NetworkMeasure) and one.differentiates and _all_zero(rows) and lens.underflow:
         rows = dict.fromkeys(rows, undefined(lens.underflow))
     # loss: without a second derivative in the outputs, its curvature is 0
-    of_curvature = "C" in one.needs if isinstance(one, PassMeasure) else _differentiates(one) and not _of_inputs(one)
+    of_curvature = "C" in one.needs if isinstance(one, PassMeasure) else one.differentiates and not _of_inputs(one)
     if of_curvature and _all_zero(rows):
         rows = {key: with_note(estimate, lens.linear_loss) for key, estimate in rows.items()}
     return rows
@@ -597,17 +598,8 @@ def _underflowing(
 
 def _doubts(lens: Lens) -> tuple[str, str]:
     """Return what speaks against autograd's derivatives in the weights, and in the inputs; empty words if nothing."""
-
-    def looked_for() -> tuple[str, str]:
-        in_weights, in_inputs = zip(other_derivative(lens.problem, lens.model), lens.rounding, strict=True)
-        return joined_notes(*in_weights), joined_notes(*in_inputs)
-
-    said = lens.attempted(looked_for, "the checks of derivatives")
-    return (f"derivatives were not checked: {said}",) * 2 if isinstance(said, str) else said
-
-
-def _differentiates(one: Measure) -> bool:
-    return isinstance(one, PassMeasure) or (isinstance(one, NetworkMeasure) and one.differentiates)
+    in_weights, in_inputs = zip(other_derivative(lens.problem, lens.model), lens.rounding, strict=True)
+    return joined_notes(*in_weights), joined_notes(*in_inputs)
 
 
 def _of_inputs(one: Measure) -> bool:
@@ -618,7 +610,7 @@ def _of_inputs(one: Measure) -> bool:
 def _squares(one: Measure) -> bool:
     """Return whether a measure squares derivatives of the outputs, and does not only take slopes along something."""
     read = [one] if isinstance(one, PassMeasure) else list(getattr(one, "reads", ()))
-    return _differentiates(one) and (not read or any(other.needs - {"along"} for other in read))
+    return one.differentiates and (not read or any(other.needs - {"along"} for other in read))
 
 
 def about(lens: Lens) -> dict[str, Any]:
