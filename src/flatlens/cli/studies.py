@@ -412,7 +412,8 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
     reached, outcomes = len(result.networks) - len(result.excluded), set(result.networks["outcome"])
     end = "reached the end of their training" if "finished" in outcomes else "converged"
     how = "all trained elsewhere" if "trained elsewhere" in outcomes else f"{reached} of them {end}"
-    show(f"{len(result.networks)} networks, {how}\n", bullets(result.findings))
+    networks = count_of(len(result.networks), "network")
+    show(*result.answer, f"\n{networks}, {how}\n", bullets(result.findings))
     for key, why in result.excluded:
         note(f"network {key} is left out of the correlations: {why}")
     for why, number in result.alone:
@@ -427,9 +428,10 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
 
 def _facts(result: StudyResult) -> dict[str, Any]:
     return {
+        "answer": result.answer,
         "networks": result.networks.to_dict("records"),
         "relations": result.relations.to_dict("records"),
-        "answers": [{"what": what, "answer": line} for what, line in result.answers],
+        "differences": result.differences.to_dict("records"),
         "findings": result.findings,
         "excluded": [{"key": key, "why": why} for key, why in result.excluded],
         "failed": [{"key": key, "why": why} for key, why in result.failed],

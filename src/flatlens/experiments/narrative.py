@@ -1,4 +1,4 @@
-"""A study in sentences, made from computed numbers and their intervals: its findings, and its answer in three lines."""
+"""The findings of a study, sentences made from computed numbers and their intervals; answer.py has the first three."""
 
 from __future__ import annotations
 
@@ -18,93 +18,6 @@ from flatlens.training import REACHED, TrainedElsewhere
 
 FEW = 20
 """Fewer units than this make rough intervals."""
-WHAT, SURELY, BEWARE = "What goes with the gap", "How surely", "Beware"
-
-
-# ---- the answer in three lines
-
-
-def answers(
-    study: Study, relations: pd.DataFrame, within: pd.DataFrame, with_gap: pd.DataFrame, left_out: int, unfinished: int
-) -> list[tuple[str, str]]:
-    """Return three pairs of a heading and a line; every number is one of the tables.
-
-    Args:
-        study: its settings.
-        relations: the relations of all pairs.
-        within: the relations with the gap inside groups of equal settings.
-        with_gap: the relations with the gap, also in each kind of networks: `gap_correlations`.
-        left_out: number of networks that failed, or are left out of every relation.
-        unfinished: number of networks that are not finished.
-    """
-    names = measure_names(study.quantities)
-    rows = _strongest_first(_with_gap(names, relations))
-    certain = _clear(rows)
-    # the relations among networks that share all settings but the seed, and these settings in words
-    words = trained_alike(study)
-    groups = [", ".join(group) for group in held_fixed(study.varied) if group != ("seed",)]
-    alike = [(found, words[group]) for group in reversed(groups) if (found := _with_fixed(within, group, names))]
-    inside, fixed = alike[0] if alike else ([], "")
-    return [
-        (WHAT, _what(rows, certain)),
-        (SURELY, _surely(rows, inside, fixed)),
-        (BEWARE, _beware(certain, inside, fixed, with_gap, left_out, unfinished)),
-    ]
-
-
-def closest(names: Sequence[str], relations: pd.DataFrame) -> str | None:
-    """Return the measure that goes most closely with the gap: of those that clearly do, if there are any."""
-    rows = _with_gap(names, relations)
-    best = max(rows, key=lambda row: (_is_clear(row), abs(row["pearson"])), default=None)
-    return None if best is None else _other_than_gap(best)
-
-
-def _what(rows: Sequence[pd.Series], certain: Sequence[pd.Series]) -> str:
-    if not rows:
-        return "No measure can be compared with the generalisation gap: too few networks are left, or there is no gap."
-    best = (certain or rows)[0]
-    closest_one = f"{_other_than_gap(best)}, Pearson r = {interval_of(best, 'pearson')}"
-    told = f"Across {rows[0]['n']} networks, {_how_many(certain, count_of(len(rows), 'measure'), 'it')}"
-    return f"{told}, most closely {closest_one}." if certain else f"{told}. The closest is {closest_one}."
-
-
-def _surely(rows: Sequence[pd.Series], alike: Sequence[pd.Series], words: str) -> str:
-    if not rows:
-        return "There is nothing to be sure of yet."
-    units = int(rows[0]["units"])
-    independent = count_of(units, f"independent {'seed' if units < rows[0]['n'] else 'network'}")
-    if units < FEWEST_DESCRIBED:
-        said = f"With {independent} there are no intervals, so nothing here is sure."
-    else:
-        said = f"The 95% intervals are over {independent}{', so they are rough' if units < FEW else ''}."
-    if alike:
-        said += f" Within {words}, {_how_many(_clear(alike), count_of(len(alike), 'measure'), 'the gap')}."
-    return said
-
-
-def _beware(
-    certain: Sequence[pd.Series],
-    alike: Sequence[pd.Series],
-    words: str,
-    with_gap: pd.DataFrame,
-    left_out: int,
-    unfinished: int,
-) -> str:
-    said = []
-    if unfinished:
-        said.append(f"{count_of(unfinished, 'network')} of the study not finished yet.")
-    if left_out:
-        said.append(f"{count_of(left_out, 'network')} left out of every relation.")
-    unclear = {row["x"] for row in alike if not _is_clear(row)}
-    if lost := [name for name in map(_other_than_gap, certain) if name in unclear]:
-        told = f"{len(lost)} of these relations are" if len(lost) > 1 else f"the relation of {lost[0]} is"
-        said.append(f"Within {words}, {told} no longer clear: the settings may move both sides.")
-    if turned := _turned_by_kind(with_gap):
-        name, two = next(iter(turned.items()))
-        told = f"{len(turned)} measures go" if len(turned) > 1 else f"{name} goes"
-        kinds = f" ({', '.join(two['kind'])})" if len(turned) == 1 else ""
-        said.append(f"{told} with the gap in one kind of networks and against it in another{kinds}.")
-    return " ".join([*said, "A correlation is no proof of a cause."])
 
 
 # ---- the findings
@@ -115,7 +28,7 @@ def findings(
     networks: pd.DataFrame,
     relations: pd.DataFrame,
     within: pd.DataFrame,
-    with_gap: pd.DataFrame,
+    coefficients: pd.DataFrame,
     unfinished: int,
     failed: int,
 ) -> list[str]:
@@ -126,7 +39,7 @@ def findings(
         *_against_gap(study.quantities, relations),
         *_settings(study.quantities, relations),
         *_within(study, within),
-        *_reversals(study, relations, within, with_gap),
+        *_reversals(study, relations, within, coefficients),
         *_twins(study.base.measures, networks),
         _intervals(study, kept),
     ]
@@ -177,22 +90,21 @@ def _goal(study: Study) -> str:
 
 
 def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> Iterator[str]:
-    rows = _with_gap(measure_names(quantities), relations)
-    clear = _strongest_first(_clear(rows))
-    if clear:
-        best = clear[0]
+    rows = with_gap(measure_names(quantities), relations)
+    found = strongest_first(clear(rows))
+    if found:
+        best = found[0]
         yield (
-            f"Across {best['n']} networks the generalisation gap {'rises' if best['pearson'] > 0 else 'falls'} with "
-            f"{_other_than_gap(best)} most closely: Pearson r = {interval_of(best, 'pearson')}, Kendall tau = "
-            f"{interval_of(best, 'kendall')}."
+            f"Across {best['n']} networks {other_than_gap(best)} correlates most strongly with the generalisation gap: "
+            f"Pearson r = {interval_of(best, 'pearson')}, Kendall tau = {interval_of(best, 'kendall')}."
         )
-    for verb, sign in (("rises", 1), ("falls", -1)):
-        if group := [row for row in clear[1:] if row["pearson"] * sign > 0]:
-            yield f"The gap {verb} also with {_listed(group)}."
-    if unclear := [row for row in rows if not _is_clear(row)]:
+    for how, sign in (("positively", 1), ("negatively", -1)):
+        if group := [row for row in found[1:] if row["pearson"] * sign > 0]:
+            yield f"The gap also correlates {how} with {_listed(group)}."
+    if unclear := [row for row in rows if not is_clear(row)]:
         known = any(row["pearson_low"] == row["pearson_low"] for row in unclear)
         why = "the interval contains zero" if known else "there are no intervals"
-        yield f"No clear relation with the gap ({why}): {_listed(unclear)}."
+        yield f"No clear correlation with the gap ({why}): {_listed(unclear)}."
 
 
 def _settings(quantities: Sequence[Quantity], relations: pd.DataFrame) -> Iterator[str]:
@@ -205,28 +117,28 @@ def _settings(quantities: Sequence[Quantity], relations: pd.DataFrame) -> Iterat
             if row is None or row["kendall"] != row["kendall"]:
                 continue
             tau = f"Kendall tau of {name} and {target.name} = {interval_of(row, 'kendall')} (n = {row['n']})"
-            if _is_clear(row, "kendall"):
-                yield f"A larger {name} goes with {fewer if row['kendall'] < 0 else more}: {tau}."
+            if is_clear(row, "kendall"):
+                yield f"A larger {name} correlates with {fewer if row['kendall'] < 0 else more}: {tau}."
             else:
                 yield f"No clear effect of the {name} on the {target.name}: {tau}."
 
 
 def _within(study: Study, within: pd.DataFrame) -> Iterator[str]:
     for group, words in trained_alike(study).items():
-        if not (rows := _with_fixed(within, group, measure_names(study.quantities))):
+        if not (rows := with_fixed(within, group, measure_names(study.quantities))):
             continue
-        clear = _strongest_first(_clear(rows))
-        more = f": {'the three strongest are ' if len(clear) > 3 else ''}{_listed(clear[:3])}" if clear else ""
-        told = _how_many(clear, f"{len(rows)} measures", "the gap")
-        yield f"Within {words} ({rows[0]['groups']} groups, pooled), {told}{more}."
+        found = strongest_first(clear(rows))
+        more = f": {'the three strongest are ' if len(found) > 3 else ''}{_listed(found[:3])}" if found else ""
+        of = f"{how_many(found, len(rows))} with the gap"
+        yield f"Within {words} ({rows[0]['groups']} groups, pooled), {of}{more}."
 
 
-def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame, with_gap: pd.DataFrame) -> Iterator[str]:
+def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame, coefficients: pd.DataFrame) -> Iterator[str]:
     """Yield which measures have another sign, both clearly, where settings are held fixed, or between kinds."""
     names = measure_names(study.quantities)
-    overall = {_other_than_gap(row): row for row in _clear(_with_gap(names, relations))}
+    overall = {other_than_gap(row): row for row in clear(with_gap(names, relations))}
     for group, words in trained_alike(study).items():
-        inside = {row["x"]: row for row in _clear(_with_fixed(within, group, names))}
+        inside = {row["x"]: row for row in clear(with_fixed(within, group, names))}
         turned = [
             f"{name}, {row['pearson']:.2f} overall but {interval_of(inside[name], 'pearson')}"
             for name, row in overall.items()
@@ -235,7 +147,7 @@ def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame, with
         if turned:
             yield f"Within {words}, the sign of r changes for {_first_four(turned)}."
     between = []
-    for name, two in _turned_by_kind(with_gap).items():
+    for name, two in turned_by_kind(coefficients).items():
         said = [f"{interval_of(row, 'pearson')} in {row['kind']}" for _, row in two.iterrows()]
         between.append(f"{name}, {' but '.join(said)}")
     if between:
@@ -257,12 +169,12 @@ def _intervals(study: Study, kept: pd.DataFrame) -> str:
     independent = count_of(units, f"independent {unit}")
     if units < FEWEST_DESCRIBED:
         few = f"{independent} {is_or_are(units)} too few"
-        return f"There are no intervals: {few}. A correlation here is no proof of anything."
+        return f"There are no intervals: {few}. Nothing here is certain."
     said = f"The intervals are 95% intervals over {independent}"
     if unit == "seed":
         said += ": networks of one seed share their initial weights and the order of their batches"
     rough = f" With {count_of(units, unit)} they are rough at best." if units < FEW else ""
-    return f"{said}. A correlation in this population is no proof of a cause.{rough}"
+    return f"{said}. Correlation is not causation.{rough}"
 
 
 # ---- relations, and their words
@@ -273,24 +185,24 @@ def _relation_of(relations: pd.DataFrame, a: str, b: str) -> pd.Series | None:
     return relations[either].iloc[0] if either.any() else None
 
 
-def _with_gap(names: Sequence[str], relations: pd.DataFrame) -> list[pd.Series]:
+def with_gap(names: Sequence[str], relations: pd.DataFrame) -> list[pd.Series]:
     """Return the relations of these measures with the gap, without those that are undefined."""
     rows = [row for name in names if (row := _relation_of(relations, GAP.name, name)) is not None]
     return [row for row in rows if row["pearson"] == row["pearson"]]
 
 
-def _with_fixed(within: pd.DataFrame, group: str, names: Sequence[str]) -> list[pd.Series]:
+def with_fixed(within: pd.DataFrame, group: str, names: Sequence[str]) -> list[pd.Series]:
     """Return the relations of these measures with the gap where this group of settings is fixed; no undefined ones."""
     rows = [row for _, row in within[within["group"] == group].iterrows() if row["x"] in names]
     return [row for row in rows if row["pearson"] == row["pearson"]]
 
 
-def _turned_by_kind(with_gap: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the measures that clearly go with the gap in one kind of networks and against it in another.
+def turned_by_kind(coefficients: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the measures that correlate clearly with the gap, positively in one kind of networks, negatively in another.
 
     Each has two rows: Pearson's r in one kind, and in the other.
     """
-    rows = with_gap[(with_gap["kind"] != "") & (with_gap["coefficient"] == OVERALL["pearson"])]
+    rows = coefficients[(coefficients["kind"] != "") & (coefficients["coefficient"] == OVERALL["pearson"])]
     rows = rows.rename(columns={"value": "pearson", "low": "pearson_low", "high": "pearson_high"})
     ends = {
         str(name): same.loc[[same["pearson_low"].idxmax(), same["pearson_high"].idxmin()]]
@@ -320,35 +232,40 @@ def _have_one_model(study: Study) -> bool:
     return not any(path.startswith("model.") for name in settings for path in paths(study.base, name))
 
 
-def _other_than_gap(row: pd.Series) -> str:
+def other_than_gap(row: pd.Series) -> str:
     return str(row["y"] if row["x"] == GAP.name else row["x"])
 
 
-def _is_clear(row: pd.Series, coefficient: str = "pearson") -> bool:
+def is_clear(row: pd.Series, coefficient: str = "pearson") -> bool:
     """Return whether a coefficient's interval leaves out zero."""
     return bool(row[f"{coefficient}_low"] > 0 or row[f"{coefficient}_high"] < 0)
 
 
-def _clear(rows: Sequence[pd.Series]) -> list[pd.Series]:
-    return [row for row in rows if _is_clear(row)]
+def clear(rows: Sequence[pd.Series]) -> list[pd.Series]:
+    return [row for row in rows if is_clear(row)]
 
 
-def _strongest_first(rows: Sequence[pd.Series]) -> list[pd.Series]:
+def strongest_first(rows: Sequence[pd.Series]) -> list[pd.Series]:
     return sorted(rows, key=lambda row: -abs(row["pearson"]))
 
 
-def _how_many(clear: Sequence[pd.Series], of: str, it: str) -> str:
-    """Return how many of all measures, `of`, clearly go with the gap, called `it`, and how many against it."""
+def how_many(clear: Sequence[pd.Series], of: int) -> str:
+    """Return how many of all measures, `of`, correlate clearly, and in which direction.
+
+    >>> how_many([pd.Series({"pearson": r}) for r in (0.5, 0.7, -0.6)], 20), how_many([], 1)
+    ('2 of 20 measures correlate positively and 1 negatively', '0 of 1 measure correlate clearly')
+    """
     up = sum(bool(row["pearson"] > 0) for row in clear)
-    down = len(clear) - up
-    if down and not up:
-        return f"{down} of {of} clearly {'goes' if down == 1 else 'go'} against {it}"
-    against = f", and {down} against it" if down else ""
-    return f"{up or 'none'} of {of} clearly {'goes' if up == 1 else 'go'} with {it}{against}"
+    counts = [f"{number} {how}" for number, how in ((up, "positively"), (len(clear) - up, "negatively")) if number]
+    if not counts:
+        return f"0 of {count_of(of, 'measure')} correlate clearly"
+    (first, how), rest = counts[0].split(), counts[1:]
+    verb = "correlates" if first == "1" else "correlate"
+    return " and ".join([f"{first} of {count_of(of, 'measure')} {verb} {how}", *rest])
 
 
 def _listed(rows: Sequence[pd.Series]) -> str:
-    return "; ".join(f"{_other_than_gap(row)}, r = {interval_of(row, 'pearson')}" for row in rows)
+    return "; ".join(f"{other_than_gap(row)}, r = {interval_of(row, 'pearson')}" for row in rows)
 
 
 def _first_four(turned: Sequence[str]) -> str:

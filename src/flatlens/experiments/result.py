@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import pandas as pd
 from torch import Tensor
 
 from flatlens.errors import BadFolder, BadInput, MissingExtra, needs, one_line
-from flatlens.experiments.overrides import IDENTITY, setting_columns
+from flatlens.experiments.overrides import IDENTITY, as_text, setting_columns
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import Study
 from flatlens.progress import count_of
@@ -82,17 +83,27 @@ class StudyResult:
     """(why, how many) of the networks that could not be trained in a stack with others."""
     varied: list[str] = field(default_factory=list)
     """The settings in which the networks differ: columns of `networks`."""
-    answers: list[tuple[str, str]] = field(default_factory=list)
-    """The study in three lines, each with its heading: what goes with the gap, how surely, what to beware of."""
+    answer: list[str] = field(default_factory=list)
+    """The study in at most three sentences: what is the case, how certain, what speaks against it."""
+    differences: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=TABLE_COLUMNS["differences"]))
+    """Differences between the levels of each axis of words: setting, column (of `networks`), group, reference (the
+    first level), value, low, high, scale ("ratio" of geometric means, or "difference" of means), p, p_holm (corrected
+    for the number of columns that decide, or of the others), n (pairs, or independent networks), smaller (pairs in
+    which the group has the smaller value), note, decides (invariant under rescaling, with a known direction),
+    small_means ("flat", "compressed"). Not in an archive."""
     seconds: float = 0.0
     """Seconds of training and measuring, added up over the networks; 0 where they are not known."""
 
     def __repr__(self) -> str:
-        """Return the study's name and the number of its networks, and of those that are missing in the relations."""
+        """Return the answer, then the study's name and the number of its networks, and of those that are missing."""
         counts = {"left out": len(self.excluded), "failed": len(self.failed), "unfinished": self.unfinished}
         told = [f"{number} {how}" for how, number in counts.items() if number]
         networks = count_of(len(self.networks), "network")
-        return f"<StudyResult of {self.settings.get('name', 'a study')}: {', '.join([networks, *told])}>"
+        name = f"<StudyResult of {self.settings.get('name', 'a study')}: {', '.join([networks, *told])}>"
+        return "\n".join([*self.answer, "", name]) if self.answer else name
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{escape(line)}</p>" for line in filter(None, repr(self).split("\n")))
 
     def plot(self) -> Any:
         """Return an Altair chart of each measure against the gap; a notebook shows it by itself."""
@@ -127,6 +138,10 @@ TABLE_COLUMNS: dict[str, list[str]] = {
     "within": ["x", "y", "group", "groups", "n", "units", "pearson", "pearson_low", "pearson_high"],
     "gap_correlations": [
         "kind", "quantity", "coefficient", "value", "low", "high", "p", "n", "units", "given", "why", "note",
+    ],
+    "differences": [
+        "setting", "column", "group", "reference", "value", "low", "high", "scale", "p", "p_holm", "n", "smaller", "note",
+        "decides", "small_means",
     ],
 }  # fmt: skip
 """The columns of each table that has the same ones in every study."""
@@ -222,8 +237,10 @@ def _holds(column: pd.Series[Any], kind: str) -> bool:
     return (numbers and not flags and column.dtype.kind != "c") or bool(column.isna().all())
 
 
-_TABLES = tuple(field.name for field in fields(StudyResult) if field.type == "pd.DataFrame")
-_OTHERS = tuple(field.name for field in fields(StudyResult) if field.name not in (*_TABLES, "quantities"))
+_TABLES = tuple(one.name for one in fields(StudyResult) if one.type == "pd.DataFrame" and one.name != "differences")
+_OTHERS = tuple(
+    one.name for one in fields(StudyResult) if one.name not in (*_TABLES, "quantities", "differences", "answer")
+)
 _RESULT_FILE = "result.json"
 _PLAIN = re.compile(r"(?!\.+$)[\w.+,=()@ -]+")
 LARGEST, MOST, MOST_CELLS = 2**30, 10_000, 10**8
@@ -310,6 +327,7 @@ def _read_study(archive: zipfile.ZipFile, name: str) -> StudyResult:
     values = json.loads(archive.read(f"{name}/{_RESULT_FILE}"), parse_constant=_no_number)
     if not isinstance(values, dict):
         raise BadInput(f"{name}/{_RESULT_FILE} is not a JSON object")
+    values.pop("answers", None)  # of an older archive
     if extra := values.keys() - set(_OTHERS):
         raise BadInput(f"{name}/{_RESULT_FILE} has {min(extra)!r}, which no study has")
     pairs = {key: value for key, value in values.items() if isinstance(value, list)}  # JSON has lists for tuples
@@ -318,9 +336,17 @@ def _read_study(archive: zipfile.ZipFile, name: str) -> StudyResult:
     if "kind" not in tables["gap_correlations"]:  # an older archive: its rows are of all networks
         tables["gap_correlations"].insert(0, "kind", "")
     study = Study.from_json(values.get("settings", {}))
+    if isinstance(study.base.training, Training):  # None has a name since then
+        for column in setting_columns(study.varied):
+            if column in tables["networks"] and tables["networks"][column].isna().any():
+                tables["networks"][column] = tables["networks"][column].astype(object).map(_named_none)
     found: StudyResult = made(StudyResult, {**values, **tables, "quantities": study.quantities})
     require_tables(tables, study, found.varied)
     return found
+
+
+def _named_none(value: Any) -> Any:
+    return as_text(None) if pd.isna(value) else value
 
 
 def _read_table(archive: zipfile.ZipFile, member: str) -> pd.DataFrame:

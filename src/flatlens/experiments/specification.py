@@ -37,7 +37,7 @@ from flatlens import user_code
 from flatlens.data import Split, UserData
 from flatlens.data.sources import IMAGES, SYNTHETIC, DataSettings, ReadSamples
 from flatlens.errors import BadData, BadInput, UnknownName, needs, one_line
-from flatlens.experiments.overrides import TOGETHER, last_field, split_values, value_of, vary
+from flatlens.experiments.overrides import NONE, TOGETHER, last_field, split_values, value_of, vary
 from flatlens.experiments.quantities import STUDIED, quantities, setting
 from flatlens.experiments.settings import KNOWN, Axis, NetworkSettings, Study, StudyScale, facts, fitted
 from flatlens.files import contents_of, unescaped
@@ -330,6 +330,8 @@ SPELLINGS = {
 }  # fmt: skip
 TAKEN = ("key", "outcome")
 """Columns of a study's own table."""
+EMPTY = ("", "NaN", "nan", "NA", "N/A", "n/a", "#N/A", "NULL", "null")
+"""Cells of a table that hold nothing; None is a value of a setting."""
 LARGEST = 2**26
 """Bytes of a table at most."""
 _ASSIGNED = re.compile(r"(?:^|[/,;_\s-])([A-Za-z]\w*?)=([^,/;\s]+?)(?=[,/;_\s-][A-Za-z]\w*=|[,/;\s]|$)")
@@ -354,7 +356,7 @@ def checkpoint_axis(where: Path, model: Architecture, loss: LossName) -> Axis:
 
 def _network(file: Path, facts: Facts, model: Architecture, loss: LossName) -> tuple[Architecture, TrainedElsewhere]:
     own = set(model.options) if isinstance(model, UserNetwork) else {field.name for field in fields(model)} - {"seed"}
-    here = {name: value for name, value in facts.items() if name in own}
+    here = {name: None if value == NONE else value for name, value in facts.items() if name in own}
     if isinstance(model, UserNetwork):
         model = replace(model, options=Options({**model.options, **here}))
     elif here:
@@ -391,7 +393,8 @@ def _read(table: Path) -> pd.DataFrame:
     try:
         if table.suffix == ".json":
             return pd.DataFrame(json.loads(table.read_text(encoding="utf-8")))
-        read = pd.read_csv(table, sep="\t" if table.suffix == ".tsv" else ",", skipinitialspace=True)
+        separator = "\t" if table.suffix == ".tsv" else ","
+        read = pd.read_csv(table, sep=separator, skipinitialspace=True, keep_default_na=False, na_values=EMPTY)
         return read.rename(columns=unescaped).map(unescaped)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # pandas' own are ValueErrors
         raise BadInput(
@@ -436,8 +439,8 @@ def _scalars(note: Path) -> Facts:
 def _cell(value: Any) -> Any:
     """Return a cell as a plain value; text as the number or the brackets that it spells; None where it is empty.
 
-    >>> _cell("0.1"), _cell("(64, 32)"), _cell("relu"), _cell(float("nan")), _cell("12 Jan")
-    (0.1, (64, 32), 'relu', None, '12 Jan')
+    >>> _cell("0.1"), _cell("(64, 32)"), _cell("relu"), _cell(float("nan")), _cell("12 Jan"), _cell("None")
+    (0.1, (64, 32), 'relu', None, '12 Jan', 'none')
     """
     if hasattr(value, "item"):  # NumPy's numbers
         value = value.item()
@@ -446,9 +449,10 @@ def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value if value is None or isinstance(value, bool | int | float) else str(value)
     try:
-        return expression(value, {})
+        found = expression(value, {})
     except BadInput:
         return value
+    return NONE if found is None else found
 
 
 def _named(facts: Facts) -> Facts:

@@ -17,8 +17,10 @@ from torch import nn
 
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
+from flatlens.experiments.answer import answer, level_sentences
 from flatlens.experiments.derived import digest_of, read_derived, write_derived
-from flatlens.experiments.narrative import answers, findings
+from flatlens.experiments.levels import level_differences, table_of
+from flatlens.experiments.narrative import findings
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
@@ -30,6 +32,7 @@ from flatlens.experiments.tables import (
     gap_correlations,
     groupings,
     kinds_of,
+    training_losses,
     unit_column,
     values_table,
     without_seeds,
@@ -175,13 +178,16 @@ def run_study(
 def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
     """Write the networks and their relations as table.csv, relations.csv and gap.csv into the study's folder.
 
-    Values that were followed in training go to histories.csv. derived.json keeps what `load_study` need not derive
+    Differences between the levels of axes of words go to differences.csv, values that were followed in training to
+    histories.csv. derived.json keeps what `load_study` need not derive
     again.
     """
     store = Store.open(Path(out).absolute())
     store.write_table("table.csv", result.networks)
     store.write_table("relations.csv", result.relations)
     store.write_table("gap.csv", result.gap_correlations)
+    if len(result.differences):
+        store.write_table("differences.csv", result.differences)
     if len(result.histories):
         store.write_table("histories.csv", result.histories)
     with clear_errors(store.out):
@@ -189,7 +195,7 @@ def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
 
 
 DERIVED = "derived.json"
-_DERIVED = ("relations", "within", "gap_correlations", "findings", "answers")
+_DERIVED = ("relations", "within", "gap_correlations", "differences", "findings", "answer")
 """The fields of a result that are derived from the others."""
 
 
@@ -266,12 +272,18 @@ def _derived(study: Study, result: StudyResult) -> dict[str, Any]:
     relations = relate_all(quantities, units)
     within = relate_within(quantities, GAP.name, groupings(included, study.varied), units)
     settings, kinds = without_seeds(included, study.varied), kinds_of(included)
-    with_gap = gap_correlations(quantities, settings, study.quantities, units, kinds)
+    losses = training_losses(included, result.curves)
+    with_gap = gap_correlations(quantities, settings, study.quantities, units, kinds, losses)
+    levels = level_differences(included, study.quantities, study.varied)
     left_out, unfinished, failed = len(networks) - len(included), result.unfinished, len(result.failed)
     return {
         "relations": relations,
         "within": within,
         "gap_correlations": with_gap,
-        "findings": findings(study, networks, relations, within, with_gap, unfinished, failed),
-        "answers": answers(study, relations, within, with_gap, left_out + failed, unfinished),
+        "differences": table_of(levels),
+        "findings": [
+            *(sentence for one in levels for sentence in level_sentences(one)),
+            *findings(study, networks, relations, within, with_gap, unfinished, failed),
+        ],
+        "answer": answer(study, relations, within, with_gap, levels, left_out + failed, unfinished),
     }

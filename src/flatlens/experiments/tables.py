@@ -15,12 +15,15 @@ from math import nan
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from flatlens.column import Column
 from flatlens.experiments.overrides import (
     IDENTITY,
+    NONE,
     TOGETHER,
+    as_text,
     but_seeds,
     is_seed,
     last_field,
@@ -182,18 +185,21 @@ def _words_of(networks: pd.DataFrame, axis: str, name: str) -> pd.Series:
     """Return one of the settings of an axis as text; older tables have those that vary together in one column alone."""
     if name in networks:
         return networks[name].map(str).map(seedless)
-    return networks[axis].map(lambda values: seedless(split_values(values)[axis.split(TOGETHER).index(name)]))
+    parts = networks[axis].map(lambda values: seedless(split_values(values)[axis.split(TOGETHER).index(name)]))
+    return parts.replace("None", NONE)
 
 
 def _cell(value: Any, seed: int | None) -> Any:
     """Return a setting as a cell of a table; nested settings as text, without the seed that has a column of its own."""
-    return value if value is None or isinstance(value, int | float | str) else seedless(str(value), seed)
+    return value if isinstance(value, int | float | str) else seedless(as_text(value), seed)
 
 
 def setting_of(settings: NetworkSettings, name: str) -> Any:
-    """Return a network's setting as a cell of a table."""
-    elsewhere = isinstance(settings.training, TrainedElsewhere)
-    return _cell(facts(settings).get(name) if elsewhere else value_of(settings, name), settings.training.seed)
+    """Return a network's setting as a cell of a table; None where a training elsewhere does not tell it."""
+    if isinstance(settings.training, TrainedElsewhere):
+        known = facts(settings)
+        return _cell(known[name], settings.training.seed) if name in known else None
+    return _cell(value_of(settings, name), settings.training.seed)
 
 
 def _identity(record: Record) -> dict[str, Any]:
@@ -316,6 +322,9 @@ def _merged(all_versions: Sequence[dict[str, str]]) -> dict[str, str]:
 COLUMNS = tuple(TABLE_COLUMNS["gap_correlations"])
 OVERALL = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
 GRANULATED = "granulated Kendall"
+GIVEN_LOSS = "Pearson r given the training loss"
+LOSSES_DIFFER = 1.1
+"""Ratio of the largest to the smallest training loss from which on they differ."""
 _PARTIAL = {"pearson": "partial Pearson", "spearman": "partial Spearman"}
 
 
@@ -325,11 +334,12 @@ def gap_correlations(
     quantities: Sequence[Quantity],
     units: pd.Series,
     kinds: pd.Series | None = None,
+    losses: pd.Series | None = None,
 ) -> pd.DataFrame:
     """Return one row per measure and coefficient, over all networks and then over each kind; the columns are COLUMNS.
 
     `kind` is "" for all networks; kinds of fewer than four have no rows. The coefficients are Pearson, Spearman and
-    Kendall; the granulated Kendall over groups that differ in one setting alone, and its part along each setting
+    Kendall; Pearson's given the training loss, where losses differ; the granulated Kendall over groups that differ in one setting alone, and its part along each setting
     ("granulated Kendall along lr"), if anything but the seed was varied; and partial correlations given the numerical
     settings (`given` names the settings held fixed). `low` and `high` bound the 95% interval over independent units, by
     the jackknife of `clustered`, and `p` is its two-sided one; fewer than 6 units give neither. `n` is the number of
@@ -341,24 +351,55 @@ def gap_correlations(
         settings: the same networks, one column per varied setting as text, without seeds: `without_seeds`.
         quantities: those with role "measure" are correlated with the gap.
         units: the label of each of these networks' independent unit, such as its seed.
-        kinds: the kind of each of these networks: `kinds_of`. Over several kinds a measure may go with the gap only
-            because both differ between kinds.
+        kinds: the kind of each of these networks: `kinds_of`. Over several kinds a measure may correlate with the gap
+            only because both differ between kinds.
+        losses: the training loss of each of these networks: `training_losses`.
     """
     if GAP.name not in values:
         return pd.DataFrame(columns=list(COLUMNS))
-    rows = _rows("", values, settings, quantities, units)
+    losses = pd.Series(nan, index=values.index) if losses is None else losses
+    rows = _rows("", values, settings, quantities, units, losses)
     if kinds is not None and kinds.nunique() > 1:
         for kind in kinds.unique():
             mine = kinds == kind
             if mine.sum() >= FEWEST_POINTS:
-                rows += _rows(str(kind), values[mine], settings[mine], quantities, units[mine])
+                rows += _rows(str(kind), values[mine], settings[mine], quantities, units[mine], losses[mine])
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
+def training_losses(networks: pd.DataFrame, curves: pd.DataFrame) -> pd.Series:
+    """Return each network's training loss as measured, else the last one of its training; NaN if neither is known.
+
+    >>> networks = pd.DataFrame({"key": ["a", "b"]})
+    >>> curves = pd.DataFrame({"key": ["a", "a"], "step": [0, 9], "loss": [2.0, 0.5]})
+    >>> training_losses(networks, curves).tolist()
+    [0.5, nan]
+    """
+    if "loss" in networks:
+        return networks["loss"].astype(float)
+    last = curves.sort_values("step", kind="stable").groupby("key")["loss"].last()
+    return networks["key"].map(last).astype(float)
+
+
+def _log_if_different(losses: pd.Series) -> pd.Series | None:
+    """Return losses, as logarithms if all are positive; None where they do not differ, or one is not known."""
+    if not np.isfinite(losses).all() or not len(losses):
+        return None
+    if losses.min() > 0:
+        return np.log(losses) if losses.max() > LOSSES_DIFFER * losses.min() else None  # type: ignore[no-any-return]
+    return losses if np.ptp(losses) > 0 else None
+
+
 def _rows(
-    kind: str, values: pd.DataFrame, settings: pd.DataFrame, quantities: Sequence[Quantity], units: pd.Series
+    kind: str,
+    values: pd.DataFrame,
+    settings: pd.DataFrame,
+    quantities: Sequence[Quantity],
+    units: pd.Series,
+    losses: pd.Series,
 ) -> list[tuple[object, ...]]:
     gap = values[GAP.name]
+    loss = _log_if_different(losses)
     varied = settings.loc[:, settings.nunique() > 1]  # all networks of a kind have one model
     controls = values[[q.name for q in quantities if q.role == "setting" and values[q.name].nunique() > 1]]
     rows: list[tuple[object, ...]] = []
@@ -366,6 +407,9 @@ def _rows(
         add = partial(_row, kind, name)
         same: dict[str, Any] = {"names": (name, GAP.name), "units": units}
         rows += [add(title, correlate(values[name], gap, key, **same)) for key, title in OVERALL.items()]  # type: ignore[arg-type]
+        if loss is not None:
+            left = partial_correlation(values[name], gap, loss.rename("training loss"), "pearson", **same)
+            rows.append(add(GIVEN_LOSS, left, "training loss"))
         if len(varied.columns):
             psi = granulated_kendall(values[name], gap, varied, **same)
             rows.append(add(GRANULATED, psi, "all settings but one"))

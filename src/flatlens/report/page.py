@@ -20,7 +20,7 @@ from flatlens.column import Column
 from flatlens.errors import needs
 from flatlens.estimate import Progress
 from flatlens.experiments.derived import digest_of, read_derived, write_derived
-from flatlens.experiments.narrative import closest
+from flatlens.experiments.answer import closest
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
 from flatlens.progress import beside
@@ -32,6 +32,7 @@ from flatlens.report.figures.offline import bundle
 from flatlens.report.figures.plots import crossed
 from flatlens.report.frames import NETWORK, NOT_MEASURES, csv_bytes, measures_of, spoken
 from flatlens.report.screen import Abouts, head_of_page
+from flatlens.statistics.group_differences import LEVEL
 from flatlens.training import REACHED
 
 with needs("study", "a page"):
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 PIXELS_PER_POINT = 2  # sharp on a phone and in print
 LARGEST_SIDE = 6000  # pixels; a picture of hundreds of panels must not take gigabytes
 PAGE = "report.html"
-TABLES = ("table.csv", "relations.csv", "gap.csv", "study.json")  # written by the study, linked where they are
+TABLES = ("table.csv", "relations.csv", "gap.csv", "differences.csv", "study.json")  # written by the study, linked where they are
 
 
 def svg_of(figure: Figure, colours: int = 1) -> str:
@@ -217,7 +218,7 @@ def study_html(
     """Return the page's text; `tables` are the files beside it that it may link."""
     grid, networks = Grid.of(result), result.networks
     names = [q.name for q in measures_of(result)]
-    best = closest(names, result.relations)
+    best = closest(names, result.relations, result.gap_correlations)
     panels = next((f for f in figures if f.name == GAP_PANELS and len(f.panels) == len(names)), None)
     columns = [
         _Shown(name, by_layer=Column.parse(name).layer is not None, numeric=networks[name].dtype.kind in "iuf")
@@ -230,7 +231,7 @@ def study_html(
         grid.known_colours,
         title=prose.title(result),
         summary=prose.what_was_run(result),
-        answers=result.answers,
+        answer=result.answer,
         picture=None if best is None or panels is None else f"{GAP_PANELS}-{names.index(best)}",
         findings=result.findings,
         caveats=prose.caveats(result),
@@ -242,6 +243,7 @@ def study_html(
         swatches={mode: level_colours(grid.known_colours, mode) for mode in MODES},
         shapes=[prose.SIGNS_OF_SHAPES[shape] for shape in grid.signs],
         against=against_rows(result),
+        differences=difference_rows(result),
         measures=measured,
         moves=[in_words for _, _, in_words in MOVES],
         papers=prose.cited(row["source"] for row in measured),
@@ -263,6 +265,13 @@ def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, dict[str,
         row = {str(name): value for name, value in record.items()}
         rows.setdefault(row["kind"], {}).setdefault(row["quantity"], {})[row["coefficient"]] = row
     return rows
+
+
+def difference_rows(result: StudyResult) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of `differences` by axis of words, those that decide first; `sure` where Holm's p is below 5%."""
+    table = result.differences.sort_values("decides", ascending=False, kind="stable")
+    rows = table.assign(sure=table["p_holm"] < LEVEL).to_dict("records")
+    return {axis: [row for row in rows if row["setting"] == axis] for axis in dict.fromkeys(table["setting"])}  # type: ignore[misc]
 
 
 def measure_rows(result: StudyResult, cards: Sequence[Card]) -> list[dict[str, Any]]:

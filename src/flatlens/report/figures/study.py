@@ -119,7 +119,7 @@ def gap_forest(result: StudyResult) -> Figure:
     )
     return Figure(
         name="correlations_with_gap",
-        title="How strongly each quantity goes with the gap",
+        title="Correlation of each quantity with the gap",
         caption=f"A dot is a correlation with the generalisation gap{_BARS if known(data['low']) else ''}."
         f"{_ALIKE if alike.any() else ''}",
         data=data,
