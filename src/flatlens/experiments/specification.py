@@ -51,6 +51,7 @@ from flatlens.training import SGD, Augmentation, Mixup, TrainedElsewhere, Traini
 from flatlens.training.objective import LossName
 from flatlens.training.optimisers import Ridge, Stepping
 from flatlens.training.run import TrainingRun
+from flatlens.training.settings import RESULTS
 
 LONGEST = 60
 """Number of characters of a setting that an error repeats."""
@@ -456,11 +457,12 @@ def _cell(value: Any) -> Any:
 
 
 def _named(facts: Facts) -> Facts:
-    """Return facts by the names that flatlens uses, without empty ones; a seed as a whole number."""
+    """Return facts by the names that flatlens uses, without empty ones and results of None; a seed as a whole number."""
     found = {SPELLINGS.get(name.lower().replace(" ", "_"), name): value for name, value in facts.items()}
     if taken := [name for name in found if name in TAKEN]:
         raise BadInput(f"checkpoints: a column is called {taken[0]!r}, as a column of flatlens's own is: rename it")
-    found = {name: value for name, value in found.items() if value is not None}
+    numbers = (*RESULTS, "seed")
+    found = {n: value for n, value in found.items() if value is not None and not (value == NONE and n in numbers)}
     return {
         name: int(v) if name == "seed" and isinstance(v, float) and v.is_integer() else v for name, v in found.items()
     }
