@@ -17,8 +17,12 @@ from flatlens.experiments import Quantity, Study, load_study, run_study
 from flatlens.experiments import derived as derived_module
 from flatlens.experiments import network as network_module
 from flatlens.experiments import study as study_module
+from flatlens.experiments.settings import in_words
+from flatlens.experiments.tables import without_seeds
 from flatlens.models import MLP
+from flatlens.report.figures import Grid
 from flatlens.training import SGD, Training, Until
+from flatlens.training.optimisers import SAM
 
 STUDY = replace(
     Study.digits("smoke")
@@ -195,6 +199,18 @@ def test_a_study_grows_in_its_folder_and_trains_only_what_is_new(finished, tmp_p
     assert load_study(tmp_path / "out").networks.equals(grown.networks)
 
 
+def test_none_is_a_value_of_a_setting_by_this_name(tmp_path):
+    axes = STUDY.over("lr", 0.1).over("batch_size", 8).over("ascent", None, SAM(0.01))
+    result = run(tmp_path / "out", replace(axes, base=replace(axes.base, measures=())))
+    assert result.networks["ascent"].tolist() == ["none", "SAM(rho=0.01)"] * 2
+    assert pd.read_csv(tmp_path / "out" / "table.csv")["ascent"].tolist() == ["none", "SAM(rho=0.01)"] * 2
+    assert set(result.differences["setting"]) == {"ascent"}
+    assert set(result.differences["reference"]) == {"none"}
+    assert Grid.of(result).colours == ("none", "SAM(rho=0.01)")
+    assert "ascent none" in in_words(axes.networks()[0], axes.varied)
+    assert "nan" not in set(without_seeds(result.networks, axes.varied).stack())
+
+
 def test_nothing_is_derived_again_unless_something_changed(finished, tmp_path, monkeypatch):
     out, whole = finished
     shutil.copytree(out, tmp_path / "out")
@@ -290,7 +306,8 @@ def test_a_study_in_which_nothing_interpolates_still_has_a_result(tmp_path):
     assert result.relations["pearson"].isna().all()
     assert result.findings[0].startswith("0 of 8 networks interpolate")
     assert "after 3 steps" in result.excluded[0][1]
-    assert repr(result) == "<StudyResult of digits: 8 networks, 8 left out>"
+    assert repr(result).split("\n") == [*result.answer, "", "<StudyResult of digits: 8 networks, 8 left out>"]
+    assert result.answer[0].startswith("No measure can be correlated with the generalisation gap")
 
 
 def test_a_regression_that_does_not_end_is_told_without_accuracy_and_batch_size(tmp_path):

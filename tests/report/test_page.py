@@ -110,12 +110,10 @@ def test_it_says_what_was_run_and_found(html, laptop):
 
 
 def test_the_first_screen_is_the_answer_and_one_picture_and_the_rest_is_folded(laptop, laptop_figures):
-    result = replace(laptop, answers=[("What", "one line & more"), ("How surely", "two"), ("Beware", "three")])
+    result = replace(laptop, answer=["One line & more.", "Two.", "Three."])
     html = study_html(result, laptop_figures, CARDS)
     first = html[html.index('<section id="answer"') :].partition("</section>")[0]
-    assert re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", first) == [
-        ("What", "one line &amp; more"), ("How surely", "two"), ("Beware", "three"),
-    ]  # fmt: skip
+    assert re.findall(r'<p class="answer">(.*?)</p>', first) == ["One line &amp; more.", "Two.", "Three."]
     picture = re.search(r'data-spec="against_gap-(\d+)"', first).group(1)
     strongest = laptop.relations[laptop.relations["x"] == "generalisation gap"].set_index("y")["pearson"].abs()
     measures = [q.name for q in laptop.quantities if q.role == "measure"]
@@ -134,10 +132,29 @@ def test_failed_and_unfinished_networks_are_said(smoke):
     assert "ValueError: &lt;b&gt;" in html
 
 
-def test_badges_say_what_survives(html):
+def test_differences_have_a_table_for_each_axis_of_words_those_that_decide_first(smoke):
+    rows = [
+        {"setting": axis, "column": name, "group": "<SAM>", "reference": "none", "value": 0.5, "low": 0.4, "high": 0.6}
+        | {"scale": "ratio", "p": 0.01, "p_holm": p, "n": 6, "smaller": 6, "note": "", "decides": decides}
+        | {"small_means": "flat" * decides}
+        for axis in ("ascent", "model.activation")
+        for name, p, decides in (("ggn_trace", 0.5, False), ("neuron_flatness", 0.02, True))
+    ]
+    html = study_html(replace(smoke, differences=pd.DataFrame(rows)), study_figures(smoke), CARDS)
+    sections = re.findall(r"<h2>Differences by (.*?)</h2>.*?<tbody>(.*?)</tbody>", html, re.DOTALL)
+    assert [axis for axis, _ in sections] == ["ascent", "activation"]
+    for _, body in sections:
+        assert re.findall(r'<th scope="row">(.*?)</th>', body) == ["neuron_<wbr>flatness", "ggn_<wbr>trace"]
+        assert body.count("&lt;SAM&gt;") == 2
+        assert "<b>×0.5</b> <small>[0.4, 0.6]" in body.replace("\n", "")
+        assert body.count("<b>") == 1
+    assert "Differences by" not in study_html(smoke, study_figures(smoke), CARDS)
+
+
+def test_badges_say_what_is_invariant(html):
     rows = re.findall(r'<tr><th scope="row"><code>(\w+)</code></th>(.*?)</tr>', html, re.DOTALL)
-    badges = {name: re.findall(r"(survives|changes)<", row) for name, row in rows}
-    assert badges == {"mls": ["survives"] * 4, "relative_flatness": ["survives", "changes", "survives", "changes"]}
+    badges = {name: re.findall(r"(invariant|changes)<", row) for name, row in rows}
+    assert badges == {"mls": ["invariant"] * 4, "relative_flatness": ["invariant", "changes", "invariant", "changes"]}
 
 
 def test_every_coefficient_is_there_and_bold_where_it_is_sure(html, laptop):

@@ -15,6 +15,7 @@ from flatlens.comparing.group_answers import group_answer
 from flatlens.experiments.levels import Levels
 from flatlens.experiments.narrative import (
     FEW,
+    ONLY_SEED,
     clear,
     how_many,
     interval_of,
@@ -65,9 +66,10 @@ def answer(
     groups = [", ".join(group) for group in held_fixed(study.varied) if group != ("seed",)]
     alike = [(found, words[group]) for group in reversed(groups) if (found := with_fixed(within, group, names))]
     inside, fixed = alike[0] if alike else ([], "")
+    among = "networks that differ in the seed alone" if ONLY_SEED in fixed else f"networks with {fixed}"
     first = level_sentences(levels[0])[:1] if levels else []
-    certain = _certain(rows, inside, fixed)
-    caveats = [*_caveats(rows, inside, fixed, coefficients, left_out, unfinished)][:MOST_CAVEATS]
+    certain = _certain(rows, inside, among)
+    caveats = [*_caveats(rows, inside, among, coefficients, left_out, unfinished)][:MOST_CAVEATS]
     last = f"Caveat: {'; '.join([*caveats, *(['correlation is not causation'] if rows else [])])}."
     if not rows:
         return [*first, _what(rows, given), *([last] if caveats else [])]
@@ -77,9 +79,9 @@ def answer(
 
 
 def closest(names: Sequence[str], relations: pd.DataFrame, coefficients: pd.DataFrame) -> str | None:
-    """Return the measure that the answer names: the one that correlates most with the gap, given the loss if it differs.
+    """Return the measure that the answer names: of those that correlate clearly with the gap, or of all, the strongest.
 
-    Of those that correlate clearly, if there are any.
+    Where training losses differ, given the training loss.
     """
     rows = strongest_first(given_loss(names, coefficients)) or strongest_first(with_gap(names, relations))
     best = next(iter(clear(rows) or rows), None)
@@ -104,7 +106,9 @@ def level_sentences(levels: Levels) -> list[str]:
 
 def _what(rows: Sequence[pd.Series], given: Sequence[pd.Series]) -> str:
     if not rows:
-        return "No measure can be correlated with the generalisation gap: too few networks are left, or there is no gap."
+        return (
+            "No measure can be correlated with the generalisation gap: too few networks are left, or there is no gap."
+        )
     across = f"Across {rows[0]['n']} networks"
     if not given:
         return _strongest(across, rows)
@@ -115,9 +119,10 @@ def _what(rows: Sequence[pd.Series], given: Sequence[pd.Series]) -> str:
     whole = next((interval_of(row, "pearson") for row in rows if other_than_gap(row) == name), "undefined")
     left = f"r = {interval_of(best, 'pearson')} given the training loss, r = {whole} without it"
     if found:
-        return (f"{across}, {name} correlates most strongly with the generalisation gap: {left}; given the loss, "
-                f"{how_many(found, len(given))}.")  # fmt: skip
-    return f"{across}, no measure correlates clearly with the generalisation gap given the training loss; most is left of {name}: {left}."
+        counts = f"given the loss, {how_many(found, len(given))}"
+        return f"{across}, {name} correlates most strongly with the generalisation gap: {left}; {counts}."
+    none = "no measure correlates clearly with the generalisation gap given the training loss"
+    return f"{across}, {none}; most is left of {name}: {left}."
 
 
 def _strongest(across: str, rows: Sequence[pd.Series]) -> str:
@@ -125,28 +130,33 @@ def _strongest(across: str, rows: Sequence[pd.Series]) -> str:
     best = (found or rows)[0]
     r = f"r = {interval_of(best, 'pearson')}"
     if found:
-        return (f"{across}, {other_than_gap(best)} correlates most strongly with the generalisation gap: {r}; "
-                f"{how_many(found, len(rows))}.")  # fmt: skip
-    return f"{across}, no measure correlates clearly with the generalisation gap; the strongest is {other_than_gap(best)}: {r}."
+        strongest = f"{other_than_gap(best)} correlates most strongly with the generalisation gap: {r}"
+        return f"{across}, {strongest}; {how_many(found, len(rows))}."
+    none = "no measure correlates clearly with the generalisation gap"
+    return f"{across}, {none}; the strongest is {other_than_gap(best)}: {r}."
 
 
-def _certain(rows: Sequence[pd.Series], alike: Sequence[pd.Series], words: str) -> str:
+def _certain(rows: Sequence[pd.Series], alike: Sequence[pd.Series], among: str) -> str:
     if not rows:
         return ""
     units = int(rows[0]["units"])
     unit = "seed" if units < rows[0]["n"] else "network"
     independent = count_of(units, f"independent {unit}")
     if units < FEWEST_DESCRIBED:
-        return f"How certain: {independent} give no interval; take {FEWEST_UNITS} or more, as in --set seed=0:6."
+        verb, more = (
+            "gives" if units == 1 else "give",
+            f"take {FEWEST_UNITS} or more, as in --set seed=0:{FEWEST_UNITS}",
+        )
+        return f"How certain: {independent} {verb} no interval; {more}."
     rough = f", rough below {FEW}" if units < FEW else ""
-    inside = f"; within {words}, {how_many(clear(alike), len(alike))}" if alike else ""
+    inside = f"; among {among}, {how_many(clear(alike), len(alike))}" if alike else ""
     return f"How certain: 95% intervals over {independent}{rough}{inside}."
 
 
 def _caveats(
     rows: Sequence[pd.Series],
     alike: Sequence[pd.Series],
-    words: str,
+    among: str,
     coefficients: pd.DataFrame,
     left_out: int,
     unfinished: int,
@@ -158,7 +168,7 @@ def _caveats(
     unclear = {row["x"] for row in alike if not is_clear(row)}
     if lost := [name for name in map(other_than_gap, clear(rows)) if name in unclear]:
         told = f"{len(lost)} correlations are" if len(lost) > 1 else f"the correlation of {lost[0]} is"
-        yield f"{told} no longer clear within {words}: the settings may move both sides"
+        yield f"{told} not clear among {among}: the settings may move both sides"
     if turned := turned_by_kind(coefficients):
         name, two = next(iter(turned.items()))
         kinds = f": {two['kind'].iloc[0]}, {two['kind'].iloc[1]}" if len(turned) == 1 else ""

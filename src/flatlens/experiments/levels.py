@@ -14,7 +14,7 @@ import pandas as pd
 
 from flatlens.column import Column, split_at_commas
 from flatlens.comparing.comparison import BESIDE, RESCALINGS, direction
-from flatlens.comparing.rankings import ROUNDING, proportional
+from flatlens.comparing.rankings import proportional
 from flatlens.experiments.overrides import is_seed
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.tables import unit_column, without_seeds
@@ -22,6 +22,10 @@ from flatlens.measures import MEASURES, named
 from flatlens.statistics import GroupDifference, group_differences
 from flatlens.statistics.group_differences import as_frame
 
+ROUNDING = 1e-9
+"""Largest difference of two columns that are multiples of each other, relative to their values."""
+HELD_OUT = "test_loss"
+"""It is tested together with the measures that decide."""
 _SHARES = ("accuracy", "test_accuracy", "generalisation_gap")
 """Numbers near 0 or 1, of which a ratio says nothing."""
 
@@ -38,9 +42,7 @@ class Levels:
     paired: bool
 
 
-def level_differences(
-    networks: pd.DataFrame, quantities: Sequence[Quantity], varied: Sequence[str]
-) -> list[Levels]:
+def level_differences(networks: pd.DataFrame, quantities: Sequence[Quantity], varied: Sequence[str]) -> list[Levels]:
     """Return the differences between the levels of each setting whose values are not numbers.
 
     Args:
@@ -64,8 +66,8 @@ def level_differences(
             levels[known],
             pairs,
             units,
-            first=[*meanings],
-            untested=[name for name in BESIDE if name in columns],
+            first=[*meanings, HELD_OUT],
+            untested=[name for name in BESIDE if name in columns and name != HELD_OUT],
             linear=[name for name in columns if name in _SHARES or _is_logarithm(name)],
         )
         found.append(Levels(str(setting), differences, meanings, pairs is not None))
@@ -77,7 +79,7 @@ def table_of(found: Sequence[Levels]) -> pd.DataFrame:
     tables = [
         as_frame(one.differences).assign(
             setting=one.setting,
-            decides=[difference.name in one.meanings for difference in one.differences],
+            decides=[difference.name in (*one.meanings, HELD_OUT) for difference in one.differences],
             small_means=[one.meanings.get(difference.name, ("", ""))[0] for difference in one.differences],
         )
         for one in found

@@ -16,6 +16,7 @@ from flatlens.progress import count_of
 from flatlens.statistics.inference import FEWEST_DESCRIBED
 from flatlens.training import REACHED, TrainedElsewhere
 
+ONLY_SEED = "where only the seed differs"
 FEW = 20
 """Fewer units than this make rough intervals."""
 
@@ -133,7 +134,9 @@ def _within(study: Study, within: pd.DataFrame) -> Iterator[str]:
         yield f"Within {words} ({rows[0]['groups']} groups, pooled), {of}{more}."
 
 
-def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame, coefficients: pd.DataFrame) -> Iterator[str]:
+def _reversals(
+    study: Study, relations: pd.DataFrame, within: pd.DataFrame, coefficients: pd.DataFrame
+) -> Iterator[str]:
     """Yield which measures have another sign, both clearly, where settings are held fixed, or between kinds."""
     names = measure_names(study.quantities)
     overall = {other_than_gap(row): row for row in clear(with_gap(names, relations))}
@@ -198,7 +201,7 @@ def with_fixed(within: pd.DataFrame, group: str, names: Sequence[str]) -> list[p
 
 
 def turned_by_kind(coefficients: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the measures that correlate clearly with the gap, positively in one kind of networks, negatively in another.
+    """Return the measures that correlate clearly with the gap: positively in one kind of networks, negatively in one.
 
     Each has two rows: Pearson's r in one kind, and in the other.
     """
@@ -218,7 +221,7 @@ def trained_alike(study: Study) -> dict[str, str]:
         study
     )
     for names in ways:
-        more = ", where only the seed differs" if ("seed",) in ways and len(names) > 1 else ""
+        more = f", {ONLY_SEED}" if ("seed",) in ways and len(names) > 1 else ""
         if names == ("seed",) and same_start:
             more = ", where all networks start from the same weights"
         told[", ".join(names)] = f"a fixed {' and '.join(map(in_words, names))}{more}"
@@ -233,6 +236,7 @@ def _have_one_model(study: Study) -> bool:
 
 
 def other_than_gap(row: pd.Series) -> str:
+    """Return the quantity of a relation with the gap."""
     return str(row["y"] if row["x"] == GAP.name else row["x"])
 
 
@@ -242,10 +246,12 @@ def is_clear(row: pd.Series, coefficient: str = "pearson") -> bool:
 
 
 def clear(rows: Sequence[pd.Series]) -> list[pd.Series]:
+    """Return the relations whose interval leaves out zero."""
     return [row for row in rows if is_clear(row)]
 
 
 def strongest_first(rows: Sequence[pd.Series]) -> list[pd.Series]:
+    """Return relations by the size of Pearson's r."""
     return sorted(rows, key=lambda row: -abs(row["pearson"]))
 
 
@@ -253,12 +259,12 @@ def how_many(clear: Sequence[pd.Series], of: int) -> str:
     """Return how many of all measures, `of`, correlate clearly, and in which direction.
 
     >>> how_many([pd.Series({"pearson": r}) for r in (0.5, 0.7, -0.6)], 20), how_many([], 1)
-    ('2 of 20 measures correlate positively and 1 negatively', '0 of 1 measure correlate clearly')
+    ('2 of 20 measures correlate positively and 1 negatively', '0 of 1 measure correlates clearly')
     """
     up = sum(bool(row["pearson"] > 0) for row in clear)
     counts = [f"{number} {how}" for number, how in ((up, "positively"), (len(clear) - up, "negatively")) if number]
     if not counts:
-        return f"0 of {count_of(of, 'measure')} correlate clearly"
+        return f"0 of {count_of(of, 'measure')} {'correlates' if of == 1 else 'correlate'} clearly"
     (first, how), rest = counts[0].split(), counts[1:]
     verb = "correlates" if first == "1" else "correlate"
     return " and ".join([f"{first} of {count_of(of, 'measure')} {verb} {how}", *rest])

@@ -140,8 +140,8 @@ TABLE_COLUMNS: dict[str, list[str]] = {
         "kind", "quantity", "coefficient", "value", "low", "high", "p", "n", "units", "given", "why", "note",
     ],
     "differences": [
-        "setting", "column", "group", "reference", "value", "low", "high", "scale", "p", "p_holm", "n", "smaller", "note",
-        "decides", "small_means",
+        "setting", "column", "group", "reference", "value", "low", "high", "scale", "p", "p_holm", "n", "smaller",
+        "note", "decides", "small_means",
     ],
 }  # fmt: skip
 """The columns of each table that has the same ones in every study."""

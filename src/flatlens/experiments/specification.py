@@ -457,7 +457,7 @@ def _cell(value: Any) -> Any:
 
 
 def _named(facts: Facts) -> Facts:
-    """Return facts by the names that flatlens uses, without empty ones and results of None; a seed as a whole number."""
+    """Return facts by the names that flatlens uses, without empty ones; a seed as a whole number."""
     found = {SPELLINGS.get(name.lower().replace(" ", "_"), name): value for name, value in facts.items()}
     if taken := [name for name in found if name in TAKEN]:
         raise BadInput(f"checkpoints: a column is called {taken[0]!r}, as a column of flatlens's own is: rename it")

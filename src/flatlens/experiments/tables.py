@@ -339,12 +339,12 @@ def gap_correlations(
     """Return one row per measure and coefficient, over all networks and then over each kind; the columns are COLUMNS.
 
     `kind` is "" for all networks; kinds of fewer than four have no rows. The coefficients are Pearson, Spearman and
-    Kendall; Pearson's given the training loss, where losses differ; the granulated Kendall over groups that differ in one setting alone, and its part along each setting
-    ("granulated Kendall along lr"), if anything but the seed was varied; and partial correlations given the numerical
-    settings (`given` names the settings held fixed). `low` and `high` bound the 95% interval over independent units, by
-    the jackknife of `clustered`, and `p` is its two-sided one; fewer than 6 units give neither. `n` is the number of
-    networks, `units` that of units. `why` says which networks were left out, `note` why a value is NaN, or has no
-    interval.
+    Kendall; Pearson's given the training loss, where losses differ; the granulated Kendall over groups that differ in
+    one setting alone, and its part along each setting ("granulated Kendall along lr"), if anything but the seed was
+    varied; and partial correlations given the numerical settings (`given` names the settings held fixed). `low` and
+    `high` bound the 95% interval over independent units, by the jackknife of `clustered`, and `p` is its two-sided
+    one; fewer than 6 units give neither. `n` is the number of networks, `units` that of units. `why` says which
+    networks were left out, `note` why a value is NaN, or has no interval.
 
     Args:
         values: the included networks, one column per quantity, transformed.

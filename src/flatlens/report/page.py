@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from flatlens.column import Column
 from flatlens.errors import needs
 from flatlens.estimate import Progress
-from flatlens.experiments.derived import digest_of, read_derived, write_derived
 from flatlens.experiments.answer import closest
+from flatlens.experiments.derived import digest_of, read_derived, write_derived
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
 from flatlens.progress import beside
@@ -45,7 +45,13 @@ if TYPE_CHECKING:
 PIXELS_PER_POINT = 2  # sharp on a phone and in print
 LARGEST_SIDE = 6000  # pixels; a picture of hundreds of panels must not take gigabytes
 PAGE = "report.html"
-TABLES = ("table.csv", "relations.csv", "gap.csv", "differences.csv", "study.json")  # written by the study, linked where they are
+TABLES = (
+    "table.csv",
+    "relations.csv",
+    "gap.csv",
+    "differences.csv",
+    "study.json",
+)  # written by the study, linked where they are
 
 
 def svg_of(figure: Figure, colours: int = 1) -> str:
