@@ -42,11 +42,10 @@ columns = ["lr", "widths", "seed", "relative_flatness", "mls", "generalisation_g
 result.networks[columns].head()
 
 # %%
-# The study in three lines. Intervals are over seeds, because networks of one seed
-# resemble each other.
+# The answer, in at most three sentences. Intervals are over seeds, because networks of
+# one seed resemble each other.
 
-for heading, line in result.answers:
-    print(f"{heading}: {line}")
+print(*result.answer, sep="\n")
 
 # %%
 # ``gap_correlations`` has each measure's correlation with the gap, by several

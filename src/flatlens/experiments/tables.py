@@ -386,7 +386,7 @@ def _log_if_different(losses: pd.Series) -> pd.Series | None:
     if not np.isfinite(losses).all() or not len(losses):
         return None
     if losses.min() > 0:
-        return np.log(losses) if losses.max() > LOSSES_DIFFER * losses.min() else None  # type: ignore[no-any-return]
+        return np.log(losses) if losses.max() > LOSSES_DIFFER * losses.min() else None
     return losses if np.ptp(losses) > 0 else None
 
 
