@@ -42,7 +42,7 @@ from flatlens.experiments.quantities import STUDIED, quantities, setting
 from flatlens.experiments.settings import KNOWN, Axis, NetworkSettings, Study, StudyScale, facts, fitted
 from flatlens.files import contents_of, unescaped
 from flatlens.measures import named
-from flatlens.measures.definition import MEASURES
+from flatlens.measures.definition import MEASURES, as_studied
 from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG, UserNetwork
 from flatlens.models.weights import load_weights
 from flatlens.operations.layers import is_linear
@@ -509,7 +509,7 @@ def study_of(
     if ends := {name: several[0] for name, several in given if name in ENDS and "checkpoints" not in file}:
         file["training"] = {**file.get("training", {}), **ends}
     # settings that all networks share, with the sizes of the data; the data again, if a setting changed it
-    base, split, read = _base(file, scale, tuple(one.key for one in named(named_measures)))
+    base, split, read = _base(file, scale, tuple(as_studied(one).key for one in named(named_measures)))
     loaded = base.data
     base, axes, shared = _with_settings(base, given)
     if _is_flattened(base):

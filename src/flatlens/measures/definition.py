@@ -69,7 +69,7 @@ class Run:
     frozen: bool = False  #: whether layers whose weights are not measured get rows and count in sums
     layers: tuple[str, ...] | None = None  #: parts of the names of the layers that get curvature products; None: all
     asked: bool = True  #: whether the measures were named
-    thorough: bool = False  #: whether the default accuracy of searches and probes is that of studies and trackers
+    thorough: bool = False  #: whether `rtol` is that of THOROUGH_RTOL where it is not given
     budget: float = math.inf
     """The size of the products of one measure: samples times the multiplications of a forward pass, summed."""
 
@@ -408,6 +408,20 @@ def _read(spelling: str) -> Measure:
     if name.id not in MEASURES:
         raise UnknownName.among("measure", name.id, MEASURES)
     return MEASURES[name.id](**options) if options else MEASURES[name.id]
+
+
+THOROUGH_RTOL = {"sharpness": 1e-3, "hessian_trace": 0.01, "adaptive_sharpness": 0.01}
+"""The `rtol` of these measures in studies, trackers, bounds and tables of invariance, where it is not given."""
+
+
+def as_studied(one: Measure) -> Measure:
+    """Return a measure as studies and trackers name it: without an `rtol` that is their own.
+
+    >>> as_studied(MEASURES["sharpness"](rtol=0.001)), as_studied(MEASURES["sharpness"](rtol=0.01))
+    (sharpness, sharpness(rtol=0.01))
+    """
+    own = "rtol", THOROUGH_RTOL.get(one.card.name)
+    return replace(one, options=tuple(option for option in one.options if option != own))
 
 
 def comes_along(asked: Iterable[PassMeasure], free: frozenset[Need] = FREE) -> list[PassMeasure]:

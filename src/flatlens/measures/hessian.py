@@ -21,7 +21,15 @@ from flatlens.curvature.spectrum import spectral_density as density_of
 from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.grams import Weight, one_pass, outside_keys
 from flatlens.grams.weight_jacobians import gram
-from flatlens.measures.definition import LAYERWISE, PERMUTATION, Parts, Run, on_lens, require_tolerance
+from flatlens.measures.definition import (
+    LAYERWISE,
+    PERMUTATION,
+    THOROUGH_RTOL,
+    Parts,
+    Run,
+    on_lens,
+    require_tolerance,
+)
 from flatlens.measures.leading_eigenvalues import (
     as_estimate,
     closed_form,
@@ -42,8 +50,7 @@ from flatlens.problem import Problem
 from flatlens.problem.forward import forwards
 from flatlens.progress import ROWS
 
-SHARPNESS_RTOL = {False: 1e-2, True: 1e-3}
-"""Tolerance of the search for the sharpness, by whether the run is thorough."""
+SHARPNESS_RTOL = 1e-2  #: relative residual at which the search for the sharpness ends
 
 _NEGATIVE = 1e-9
 """Largest negative eigenvalue of C, over the largest one, that is taken for rounding."""
@@ -106,7 +113,7 @@ def sharpness(
     of four gradients, and the value is an estimate with the error of these. It is undefined where gradients jump.
     """
     if rtol is None:
-        rtol = SHARPNESS_RTOL[run.thorough]
+        rtol = THOROUGH_RTOL["sharpness"] if run.thorough else SHARPNESS_RTOL
     if lens.problem.sharded:
         require_tolerance(rtol)
         if layers or batch_statistics is not None:

@@ -33,6 +33,7 @@ from flatlens.grams import LayerGrams, trace
 from flatlens.grams.data_pass import random_signs
 from flatlens.measures.definition import (
     PERMUTATION,
+    THOROUGH_RTOL,
     UNITS_AND_ORDER,
     Parts,
     PassMeasure,
@@ -290,7 +291,7 @@ def _effort(lens: Lens, run: Run, rtol: float | None, probes: int | None, exact:
     few = _SURE
     if run.budget < math.inf:
         few = max(_FEWEST, min(_SURE, int(run.budget / (lens.problem.n * lens.multiplications))))
-    return Effort(0.01 if rtol is None and run.thorough else rtol, probes, exact, few)
+    return Effort(THOROUGH_RTOL["hessian_trace"] if rtol is None and run.thorough else rtol, probes, exact, few)
 
 
 @of_trace(id="H3", symbol=r"\mathrm{Tr}\,H", source="compression Eq. 2", works_coupled=True, reads=(ggn_trace,))

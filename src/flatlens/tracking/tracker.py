@@ -23,7 +23,7 @@ from flatlens.deprecated_names import present_measure, renamed
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
 from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.measures import Lens, Measure
-from flatlens.measures.definition import Run, named
+from flatlens.measures.definition import Run, as_studied, named
 from flatlens.measures.pipeline import measure_with
 from flatlens.problem import Problem
 from flatlens.problem.batches import finite
@@ -411,7 +411,7 @@ def _checked(
     """Return the measures; refuse arguments that a tracker cannot use."""
     if not isinstance(problem, Problem):
         raise BadInput(f"Tracker(problem=...): a Problem is needed, got {type(problem).__name__}")
-    found = named(measures)
+    found = [as_studied(one) for one in named(measures)]
     if not found:
         raise BadInput("Tracker(measures=[]): name at least one")
     if problem.test is None and (held := [m.key for m in found if m.held_out]):
