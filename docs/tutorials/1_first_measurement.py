@@ -36,11 +36,12 @@ problem = fl.Problem(model, "cross_entropy", split.train, test=split.test)
 problem
 
 # %%
-# :py:func:`~flatlens.measure` without names computes everything that one forward and N
-# backward passes give, N being the number of outputs.
+# :py:func:`~flatlens.measure` without names computes a dozen numbers. With "pass" it
+# computes everything that one forward and N backward passes give, N being the number of
+# outputs.
 
 lens = fl.Lens(problem)
-report = fl.measure(lens)
+report = fl.measure(lens, "pass")
 report.frame().query("layer == ''")[["measure", "value", "stderr", "kind"]].head(12)
 
 # %%
@@ -60,8 +61,9 @@ chart = report.plot()
 chart
 
 # %%
-# Measures of the Hessian take more work, so they run only when you name them. A lens
-# keeps the values of its passes, and eigenvectors to start later searches from.
+# Measures of the Hessian take more work. In the summary that work is limited; by name
+# they run in full. A lens keeps the values of its passes, and eigenvectors to start
+# later searches from.
 
 more = fl.measure(lens, ["sharpness", "hessian_trace"])
 for name in ("sharpness", "hessian_trace"):

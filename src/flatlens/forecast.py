@@ -215,6 +215,7 @@ def _few(lens: Lens, count: int) -> Lens:
     few = lens.problem.with_changes(data=some, test=None, batchnorm="eval", ghost_batch=None, ranks=ALONE)
     found = Lens(few, outputs=lens.probes or "exact", attention_heads=lens.attention_heads)
     found.plan = lens.plan  # with the norms of its weights, once known
+    found.product_size = lens.product_size  # a limited search takes as many products as on the whole data
     return found
 
 

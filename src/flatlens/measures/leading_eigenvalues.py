@@ -78,7 +78,7 @@ def _within_budget(lens: Lens, run: Run) -> tuple[int, int | None]:
     """
     if run.budget == math.inf:
         return MOST, None
-    affordable = int(run.budget / (lens.problem.n * lens.multiplications))
+    affordable = int(run.budget / lens.product_size)
     if affordable >= ENOUGH:
         return min(affordable, MOST), None
     return max(affordable, LEAST), max(1, min(OF_THE_START, lens.problem.n // LEAST_OF_THE_START))

@@ -356,8 +356,8 @@ class Lens:
         return "plan" in vars(self)
 
     @cached_property
-    def multiplications(self) -> int:
-        """Return the multiplications by weights in one sample's forward pass, by which the size of work is judged.
+    def product_size(self) -> int:
+        """Return the size of a curvature product: samples times the multiplications by weights in a forward pass.
 
         The number of measured parameters where no plan of a pass says how often each weight is used.
         """
@@ -365,7 +365,8 @@ class Lens:
         plan = "" if alone else self.attempted(lambda: self.plan, "the plan")
         weights = () if isinstance(plan, str) else plan.weights.values()
         used = sum(weight.value.numel() * weight.positions for weight in weights)
-        return max(used, sum(p.numel() for name, p in self.model.named_parameters() if name in self.problem.parameters))
+        measured = (p.numel() for name, p in self.model.named_parameters() if name in self.problem.parameters)
+        return self.problem.n * max(used, sum(measured))
 
     @cached_property
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:

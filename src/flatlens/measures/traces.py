@@ -290,7 +290,7 @@ def _effort(lens: Lens, run: Run, rtol: float | None, probes: int | None, exact:
     """Return the effort that the options ask for; without any, few probes, or an error of 1% in a thorough run."""
     few = _SURE
     if run.budget < math.inf:
-        few = max(_FEWEST, min(_SURE, int(run.budget / (lens.problem.n * lens.multiplications))))
+        few = max(_FEWEST, min(_SURE, int(run.budget / lens.product_size)))
     return Effort(THOROUGH_RTOL["hessian_trace"] if rtol is None and run.thorough else rtol, probes, exact, few)
 
 
