@@ -607,6 +607,11 @@ def test_the_constant_fit_of_numbers_is_their_variance(name: str) -> None:
     found = fl.Problem(torch.nn.Linear(2, 2).double(), name, (torch.zeros(50, 2).double(), y)).constant
     assert found is not None
     assert found.loss == pytest.approx(float(y.var(0).sum()) / 2)  # of two outputs, both losses take half
+    assert found.share == 1
+    labels = torch.tensor([0, 1, 1, 1] * 5)
+    of_classes = fl.Problem(torch.nn.Linear(2, 2).double(), name, (torch.zeros(20, 2).double(), labels)).constant
+    assert of_classes is not None
+    assert of_classes.share == pytest.approx(0.75)
 
 
 def test_the_constant_fit_of_tokens_is_over_those_that_count() -> None:

@@ -358,7 +358,8 @@ class SquaredError(Loss):
         """Return the fit by the mean target: the unbiased variance of the targets, scaled as the loss is."""
         mean, square, a = sums[:-1] / mass, float(sums[-1]) / mass, self.label_smoothing
         spread = (square - float(mean.square().sum())) * mass / (mass - 1)
-        share = (float(mean.max()) - a / len(mean)) / (1 - a) if a < 1 else math.nan
+        classes = len(mean) > 1 and abs(float(mean.sum()) - 1) < 1e-9 and bool((mean >= 0).all()) and a < 1
+        share = (float(mean.max()) - a / len(mean)) / (1 - a) if classes else 1.0
         return Constant(self._factor(len(mean)) * spread, share) if spread > 1e-9 * square else None
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
