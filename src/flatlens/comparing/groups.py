@@ -18,7 +18,7 @@ from flatlens.comparing.group_answers import group_answer
 from flatlens.comparing.rankings import proportional
 from flatlens.errors import UnknownName
 from flatlens.estimate import Report
-from flatlens.result import Result
+from flatlens.result import Result, of_report
 from flatlens.statistics import GroupDifference, group_differences
 from flatlens.statistics.group_differences import as_frame
 from flatlens.statistics.statistic import Array
@@ -112,6 +112,10 @@ class GroupComparison(Result):
         if not found:
             raise UnknownName.among("measure in this comparison", measure, {one.name for one in self.differences})
         return found
+
+    def plot(self) -> Any:
+        """An Altair chart of the ratios with their intervals; a notebook shows it by itself."""
+        return of_report("figures.picture")(self)
 
     def frame(self) -> pd.DataFrame:
         """Tidy table: one row per measure and group.

@@ -120,7 +120,8 @@ def _few(names: Sequence[str], most: int = 5) -> str:
 
 def write_group_page(found: GroupComparison, path: Path) -> Path:
     """Write one HTML file that needs no network: the answer, the groups, and the difference by each measure."""
-    from flatlens.report.page import write_page  # not above: the screen draws nothing
+    from flatlens.report.figures.groups import groups_figure  # not above: the screen draws nothing
+    from flatlens.report.page import write_page
 
     shown = {
         heading: [
@@ -133,6 +134,7 @@ def write_group_page(found: GroupComparison, path: Path) -> Path:
         path,
         found.about,
         answer=found.answer,
+        figures=[groups_figure(found)],
         cards={name: one.card for name, one in found.networks.measures.items()},
         groups=found.groups,
         medians=medians(found),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from flatlens.comparing import Comparison
+from flatlens.comparing import Comparison, GroupComparison
 from flatlens.errors import BadInput, needs
 from flatlens.estimate import Report
 from flatlens.experiments import StudyResult
@@ -14,6 +14,7 @@ from flatlens.tracking import Tracker
 
 with needs("study", "a figure or a page"):
     from flatlens.report.figures.figure import Figure, Grid
+    from flatlens.report.figures.groups import groups_figure
     from flatlens.report.figures.layers import layers_figure
     from flatlens.report.figures.measured import (
         tracked_figure,
@@ -61,7 +62,10 @@ def study_figures(result: StudyResult) -> list[Figure]:
     return figures
 
 
-def picture(of: Report | Comparison | Tracker | StudyResult | Relations, target: str | None = None) -> Drawing:
+Drawn: TypeAlias = Report | Comparison | GroupComparison | Tracker | StudyResult | Relations
+
+
+def picture(of: Drawn, target: str | None = None) -> Drawing:
     """Return an Altair chart, which needs no network to be shown or saved.
 
     It shows a map of layers by measures, values of networks, measures through training, each measure against the gap,
@@ -74,11 +78,13 @@ def picture(of: Report | Comparison | Tracker | StudyResult | Relations, target:
     return offline(_figure(of, target).whole)
 
 
-def _figure(of: Report | Comparison | Tracker | StudyResult | Relations, target: str | None) -> Figure:
+def _figure(of: Drawn, target: str | None) -> Figure:
     if isinstance(of, StudyResult):
         return gap_panels(of)
     if isinstance(of, Relations):
         return relations_figure(of, target)
+    if isinstance(of, GroupComparison):
+        return groups_figure(of)
     if isinstance(of, Comparison):
         return values_figure(of)
     if isinstance(of, Tracker):
