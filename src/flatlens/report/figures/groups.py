@@ -23,8 +23,8 @@ def groups_frame(found: GroupComparison) -> pd.DataFrame:
 
     What is compared as a difference, such as an accuracy, has a unit of its own and is left out.
     """
-    data = found.frame()
-    data = data[(data["scale"] == "ratio") & np.isfinite(data["value"])].reset_index(drop=True)
+    data: pd.DataFrame = found.frame()
+    data = data.loc[(data["scale"] == "ratio") & np.isfinite(data["value"])].reset_index(drop=True)
     sections = {"flat": FLAT, "compressed": COMPRESSED}
     data["section"] = [
         FIT if row["measure"] in BESIDE else sections.get(row["small_means"], OTHERS) if row["decides"] else OTHERS
