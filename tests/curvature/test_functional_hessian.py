@@ -82,7 +82,7 @@ def test_channels_last_is_no_lack_of_memory(pool: type[nn.Module]) -> None:
     values = []
     for layout in (torch.contiguous_format, torch.channels_last):
         problem = fl.Problem(net.to(memory_format=layout), "cross_entropy", (x.contiguous(memory_format=layout), y))
-        values.append(fl.measure(fl.Lens(problem), ["hessian_trace"])["hessian_trace"])
+        values.append(fl.measure(fl.Lens(problem), ["hessian_trace(rtol=0.01)"])["hessian_trace(rtol=0.01)"])
     assert [value.kind for value in values] == ["exact", "exact"]
     assert values[0].value == pytest.approx(values[1].value, rel=1e-9)
 

@@ -163,7 +163,7 @@ def test_every_number_that_depends_on_it_says_so(x):
     network = around(CHANGED["gradient reversal"])
     report = fl.measure(fl.Lens(fl.Problem(network, "cross_entropy", (x, torch.arange(40) % 3))), "pass")
     noted = {name.partition(".")[0] for (name, _), e in report.items() if "derivative is not the function's" in e.note}
-    assert {"mls", "interpolation_sharpness", "relative_flatness", "log_volume", "fisher_rao"} <= noted
+    assert {"mls", "interpolation_sharpness", "relative_flatness_ggn", "log_volume", "fisher_rao"} <= noted
     assert not noted & {"loss", "accuracy", "weight_norm", "output_norm", "feature_norm"}
     honest = fl.measure(
         fl.Lens(fl.Problem(around(HONEST["nothing"]), "cross_entropy", (x, torch.arange(40) % 3))), "pass"

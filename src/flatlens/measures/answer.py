@@ -63,7 +63,7 @@ def state_of(lens: Lens, estimates: Mapping[Key, Estimate]) -> dict[str, Any]:
         gradient = lens.attempted(lambda: lens.gradient, "the gradient")
         if not isinstance(gradient, str):
             found["gradient_norm"] = math.sqrt(sum(float(part.double().square().sum()) for part in gradient.values()))
-    scales = lens.attempted(lens.feature_scale, "the features' spread")
+    scales = lens.attempted(lambda: lens.planned(lens.feature_scale), "the features' spread")
     if not isinstance(scales, str):
         inner = list(lens.plan.weights.items())[1:]  # the first layer reads the data
         counts = {
