@@ -32,10 +32,22 @@ def test_it_leaves_a_page_with_verdicts_figures_and_what_differs(out):
     assert "http://" not in page.partition("<script>")[0]
 
 
+def test_the_answer_comes_first_on_screen_and_page(out, capsys):
+    assert run(["reproduce", "X3", "--scale", "smoke", "--out", str(out)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    answer = load_reproduction(out).answer
+    assert printed.startswith(" ".join(answer))
+    page = (out / "report.html").read_text()
+    assert page.index(f'<p class="answer">{answer[0]}') < page.index('<p class="lead">')
+
+
 def test_json_has_the_claims(out, capsys):
     assert run(["reproduce", "X3", "--scale", "smoke", "--out", str(out), "--json"]) == 0
-    (one,) = json.loads(capsys.readouterr().out)["experiments"]
+    found = json.loads(capsys.readouterr().out)
+    (one,) = found["experiments"]
     assert one["id"] == "X3"
+    assert found["answer"] == one["answer"] == load_reproduction(out).answer
+    assert one["answer"][0].startswith("X3 at smoke scale: ")
     assert one["claims"][0]["outcome"] in {"reproduced", "not reproduced", "inconclusive", "not tested"}
 
 

@@ -77,7 +77,10 @@ def test_json_is_all_there_is_on_stdout(out, capsys):
     assert found["page"] == str(out / "report.html")
     assert len(found["networks"]) == 4
     assert found["findings"]
+    assert 0 < len(found["answer"]) <= 3
     assert found["settings"]["scale"] == "smoke"
+    assert cli.run(["study", "digits", "--out", str(out), "--scale", "smoke"]) == 0
+    assert " ".join(capsys.readouterr().out.split()).startswith(" ".join(found["answer"]))
 
 
 def test_report_rebuilds_the_page_and_concludes_alike(out, capsys):

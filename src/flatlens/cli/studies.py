@@ -556,9 +556,12 @@ def _expected_reproduce(studies: Sequence[Study], scale: Scale, workers: int, kn
 
 
 def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: bool) -> None:
+    from flatlens.papers.answer import answer_of
+
     if as_json:
         show_json(
             {
+                "answer": answer_of(found),
                 "page": files[0] if files else None,
                 "files": files,
                 "experiments": [_facts_reproduce(one) for one in found],
@@ -568,6 +571,7 @@ def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: b
     from flatlens.papers.summary import rows_of
     from flatlens.report.screen import Fitted
 
+    show(*answer_of(found))
     for one, rows in zip(found, rows_of(found), strict=True):
         second = ["decided"] * bool(one.again or one.halves) + ["re-run"] * bool(one.again)
         second += ["halves"] * bool(one.halves)
@@ -594,6 +598,7 @@ def _facts_reproduce(one: Reproduction) -> dict[str, Any]:
     return {
         "id": one.experiment.id,
         "scale": one.scale,
+        "answer": one.answer,
         "differs": list(one.experiment.differs.get(one.scale, ())),
         "claims": one.claims(),
         "unfinished": one.unfinished,

@@ -263,8 +263,13 @@ def replicated(found: Outcome, again: Outcome | None, halves: Iterable[Outcome] 
 
 def counted(outcomes: Iterable[Outcome]) -> dict[Conclusion, int]:
     """Return the number of outcomes with each conclusion."""
-    conclusions = [outcome.conclusion for outcome in outcomes]
-    return {conclusion: conclusions.count(conclusion) for conclusion in MARKS}
+    return counted_conclusions(outcome.conclusion for outcome in outcomes)
+
+
+def counted_conclusions(conclusions: Iterable[Conclusion]) -> dict[Conclusion, int]:
+    """Return the number of each conclusion."""
+    every = list(conclusions)
+    return {conclusion: every.count(conclusion) for conclusion in MARKS}
 
 
 Scale: TypeAlias = Literal["smoke", "laptop", "desk", "paper"]

@@ -27,6 +27,7 @@ from flatlens.experiments.store import Store, refuse_foreign
 from flatlens.experiments.study import RunOptions, load_study, run_study
 from flatlens.files import write_whole
 from flatlens.papers import EXPERIMENTS
+from flatlens.papers.answer import answer_of
 from flatlens.papers.evidence import column_of_units
 from flatlens.papers.experiment import (
     SCALES,
@@ -39,6 +40,7 @@ from flatlens.papers.experiment import (
     counted,
     replicated,
 )
+from flatlens.progress import count_of
 
 SHIFT = 1000
 """Number added to every seed."""
@@ -116,7 +118,7 @@ RERUN = f"{AGAIN}/"
 """Beginning of the names of its studies."""
 
 
-@dataclass(frozen=True, eq=False)  # eq would compare tables
+@dataclass(frozen=True, eq=False, repr=False)  # eq would compare tables, repr show them
 class Reproduction:
     """The results of an experiment."""
 
@@ -129,6 +131,16 @@ class Reproduction:
     halves: tuple[tuple[Outcome, Outcome], ...] = ()
     """Those of both halves of the units, one pair per prediction; at desk scale, which has no re-run."""
     second: Results = field(default_factory=dict)  #: the studies of the re-run; empty if not run
+
+    def __repr__(self) -> str:
+        """Return the answer, then the experiment and its number of networks."""
+        name = f"<Reproduction of {self.experiment.id}: {count_of(self.networks, 'network')}>"
+        return "\n".join([*self.answer, "", name])
+
+    @property
+    def answer(self) -> list[str]:
+        """At most three sentences: how many claims are reproduced, how certain, what differs or what next."""
+        return answer_of([self])
 
     def claims(self) -> list[dict[str, Any]]:
         """Return every claim with its outcome and that of its replication, as plain values."""

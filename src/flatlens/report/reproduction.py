@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
+from flatlens.papers.answer import answer_of
 from flatlens.papers.experiment import MARKS, WEAK
 from flatlens.papers.reproduction import HALVES, IN_WORDS
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
@@ -54,7 +55,7 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
     """Return the page's text; `places` are the experiments' folders as the page links them."""
     summary = rows_of(found)
     rows = [
-        _row(one, predicted, figures, "" if place == "." else f"{place}/")
+        _row(one, predicted, figures, "" if place == "." else f"{place}/", several=len(found) > 1)
         for one, predicted, figures, place in zip(found, summary, drawn, places, strict=True)
     ]
     every = [row for each in summary for row in each]
@@ -66,6 +67,7 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
         {slot: spec for row in rows for slot, spec in row["specs"].items()},
         DRAWN_COLOURS,
         title=f"{only.id}: {only.title}" if len(found) == 1 else "Atlas: the papers' figures and claims, reproduced",
+        answer=answer_of(found),
         kinds=counted_by_kind(every),
         chance=by_chance(every),
         marks=MARKS,
@@ -79,11 +81,14 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
     )
 
 
-def _row(one: Reproduction, predicted: Sequence[Row], figures: Sequence[Figure], place: str) -> dict[str, Any]:
+def _row(
+    one: Reproduction, predicted: Sequence[Row], figures: Sequence[Figure], place: str, *, several: bool
+) -> dict[str, Any]:
     slots = {f"{one.experiment.id}-{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)}
     return {
         "experiment": one.experiment,
         "scale": one.scale,
+        "answer": answer_of([one]) if several else (),
         "differs": one.experiment.differs.get(one.scale, ()),
         "predicted": predicted,
         "again": bool(one.again),
