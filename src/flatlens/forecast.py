@@ -125,10 +125,11 @@ class Forecast:
 def size_of(lens: Lens, times: int = 1) -> str:
     """Return in words how large a measurement is, or `times` such measurements."""
     problem = lens.problem
-    size = f"{sum(p.numel() for p in problem.model.parameters()):,} parameters, {problem.n:,} samples"
+    parameters = sum(p.numel() for p in problem.model.parameters())
+    size = f"{parameters:,} parameter{'s' * (parameters != 1)}, {problem.n:,} sample{'s' * (problem.n != 1)}"
     passes = f"1 forward and {problem.outputs} backward pass{'es' * (problem.outputs != 1)}"
     if lens.probes is not None:
-        passes = f"{lens.probes} random combinations in place of {problem.outputs} outputs"
+        passes = f"{count_of(lens.probes, 'random combination')} in place of {problem.outputs} outputs"
     networks = f"{times} measurements of " if times > 1 else ""
     shared = "" if problem.ranks.size == 1 else f", shared by {problem.ranks.size} processes"
     return f"{networks}{size}, {passes}{shared}"

@@ -10,7 +10,8 @@ from flatlens import cli
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No progress, however slow the machine is."""
-    monkeypatch.setattr("flatlens.progress_bar.DELAY", 1e6)
+    for module in ("progress_bar", "cli.cost"):
+        monkeypatch.setattr(f"flatlens.{module}.DELAY", 1e6)
 
 
 @pytest.fixture

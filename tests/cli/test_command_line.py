@@ -93,7 +93,6 @@ def test_version(capsys):
         (["measure", "m.py:f", "--datum", "digits"], "--data"),
         (["list", "colours"], "measures"),
         (["measure", "m.py:f", "--prefix", "net."], "--weights"),
-        (["measure", "m.py:f", "--data", "digits"], "--loss is needed"),
         (["measure", "m.py:f", "--loss", "mse"], "--data is needed"),
         (["measure", "m.py:f", "--data", "digits", "--loss", "mse"], "no file 'm.py'"),
         (["measure", "m.py:f", "--save", "nowhere/at/all.safetensors"], "no folder"),

@@ -117,7 +117,6 @@ def test_it_explains_itself_with_an_example(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["net.py:build", "--data", "net.py:samples"], "--loss is needed"),
         (["net.py:build", *OPTIONS, "--transforms", "layer-wise"], "did you mean layerwise"),
         (["net.py:build", *OPTIONS, "--measures", "mlss"], "did you mean mls"),
         (["net.py:build", *OPTIONS, "--transform", "layerwise"], "--transforms"),

@@ -60,7 +60,7 @@ def test_test_data_and_numbers_of_samples(file):
     assert (len(apart.x), apart.test_x[1].tolist()) == (20, [-2.0, -3.0])
     assert len(replace(UserData.of(f"{file}:pair"), test=0).load().test_x) == 0
     for wrong in ({"train": 21}, {"test": 6}):
-        with pytest.raises(BadData, match=r"there are (20|5) samples"):
+        with pytest.raises(BadData, match=r"the data has (20|5) samples"):
             replace(both, **wrong).load()
     with pytest.raises(BadData, match="at least one must be left"):
         replace(UserData.of(f"{file}:pair"), test=20).load()

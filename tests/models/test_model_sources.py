@@ -66,6 +66,19 @@ def test_a_missing_package_gives_the_command(monkeypatch, spec, package, extra):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("lacking", ["torchvision", "package_of_nobody"])
+def test_what_a_package_lacks_is_named_not_the_package(monkeypatch, tmp_path, lacking):
+    (tmp_path / "timm").mkdir()
+    (tmp_path / "timm" / "__init__.py").write_text(f"import {lacking}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.setitem(sys.modules, lacking, None)
+    with pytest.raises(BadModel, match=f"timm is installed, but {lacking} is missing") as caught:
+        load_model("timm:resnet18")
+    assert f"install the {lacking}" in str(caught.value)
+    assert "pip install" not in str(caught.value)
+
+
 def test_a_torchvision_of_another_torch_is_said(monkeypatch):
     def broken(package: str) -> None:
         raise RuntimeError("operator torchvision::nms does not exist")

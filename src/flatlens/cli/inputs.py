@@ -163,7 +163,8 @@ class Inputs:
     loss: str | None = None
     """`cross_entropy`, `half_squared_error`, `mse`, a loss of torch.nn such as `BCEWithLogitsLoss`, or
     `file.py:NAME`, a function of (outputs, targets) that returns one loss per sample, or one without arguments that
-    returns such a function. The network of a study has its own."""
+    returns such a function. Without it: that of a study's network, or `cross_entropy` for class labels and
+    `half_squared_error` for floating targets."""
 
     weights: Path | None = None
     """Weights to load: safetensors (also sharded), .pt, .pth, .bin, .ckpt. No code in a file is ever run.
@@ -211,15 +212,18 @@ class Inputs:
 
     def _parts(self, model: str, beside: Problem | None) -> tuple[Named, Source, Any]:
         named, source, loss = _of_a_study(Path(model)) if Path(model).is_dir() else (None, None, None)
-        for option, given, own in (("--data", self.data, source), ("--loss", self.loss, loss)):
-            if given is None and own is None:
-                raise BadInput(
-                    f"{option} is needed, because {model} does not come with it (only the folder of a study's network "
-                    f"does)"
-                )
+        if self.data is None and source is None:
+            raise BadInput(
+                f"--data is needed, because {model} does not come with it (only the folder of a study's network does)"
+            )
         named = self._weighted(model, named)
         source = self._data(source, named, beside)
-        return named, source, loss if self.loss is None else _loss(self.loss)
+        if self.loss is not None or loss is not None:
+            return named, source, loss if self.loss is None else _loss(self.loss)
+        chosen = _guessed(source.data)
+        if beside is None:  # else it was said of the first network
+            note(f"--loss: {chosen} was chosen from the targets; name another one if you trained with it")
+        return named, source, chosen
 
     def _weighted(self, model: str, named: Named | None) -> Named:
         from flatlens.models.sources import load_model
@@ -265,6 +269,24 @@ def generator_of(seed: int) -> torch.Generator:
     if not -(2**63) <= seed < 2**64:
         raise BadInput(f"--seed {seed}: a number of at most 64 bits is needed")
     return torch.Generator().manual_seed(seed)
+
+
+def _guessed(data: Any) -> str:
+    """Return cross_entropy for class labels, half_squared_error for targets that are floating numbers.
+
+    Raises:
+        BadInput: the targets are neither.
+    """
+    from torch import Tensor
+    from torch import bool as boolean
+
+    from flatlens.problem.data import Data
+
+    batch = next((data if isinstance(data, Data) else Data(data, "--data")).chunks(1), None)
+    targets = batch[1] if isinstance(batch, tuple) and len(batch) == 2 else None
+    if not isinstance(targets, Tensor) or targets.dtype == boolean:
+        raise BadInput("--loss is needed, because the targets are neither class labels nor floating numbers")
+    return "half_squared_error" if targets.is_floating_point() else "cross_entropy"
 
 
 def _loss(spec: str) -> Any:

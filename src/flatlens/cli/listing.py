@@ -12,6 +12,7 @@ from cyclopts import App, Parameter
 from flatlens.cli.studies import STUDIES
 from flatlens.cli.terminal import Flag, Json, note, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
+from flatlens.progress import count_of
 from flatlens.progress_bar import Bar
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def fetch(name: str, /, *, root: Path | None = None, as_json: Json = False) -> N
     if not fetched.downloaded:
         note("all files were there already, and are unchanged since they were downloaded")
     size = sum(file.bytes for file in fetched.record.files) / 1e6
-    show(f"{fetched.folder}: {len(fetched.record.files)} files, {size:.1f} MB, checked")
+    show(f"{fetched.folder}: {count_of(len(fetched.record.files), 'file')}, {size:.1f} MB, checked")
 
 
 KEY = (

@@ -272,12 +272,13 @@ def invariance(
     with _reading([model], inputs.how, page) as bar:
         import flatlens as fl
         from flatlens.report.invariance import invariance_screen, write_invariance_page
-        from flatlens.transforms import TRANSFORMS
+        from flatlens.transforms.invariance import possible
 
         problem = inputs.problem(model)
         lens, generator = fl.Lens(problem), generator_of(seed)
         asked, moves = all_names(measures, "--measures") or None, all_names(transforms, "--transforms") or None
-        _announce(bar, lens, partial(fl.measure, measures=asked), inputs.how, 1 + len(moves or TRANSFORMS))
+        times = 1 + len(possible(lens, moves))
+        _announce(bar, lens, partial(fl.measure, measures=asked or "pass"), inputs.how, times)
         found = fl.check_invariance(lens, asked, moves, anyway=inputs.how.anyway, generator=generator, progress=bar)
         page_beside(page, bar, partial(write_invariance_page, found))
     if as_json:

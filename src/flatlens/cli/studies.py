@@ -338,12 +338,12 @@ def _expected(chosen: Study) -> str:
     memory = "about 0.5 GiB of memory for each worker"
     if (each := _usual(chosen)) is not None:
         networks = len(chosen.networks())
-        told = f"{networks} networks, about {in_words(each * networks)}"
+        told = f"{count_of(networks, 'network')}, about {in_words(each * networks)}"
         return f"{chosen.name} at {chosen.scale} scale: {told} on two cores, {memory}"
     if any("+" in axis.name for axis in chosen.axes):
-        return f"{chosen.name}: {len(chosen.networks())} networks, {memory}"
+        return f"{chosen.name}: {count_of(len(chosen.networks()), 'network')}, {memory}"
     axes = " x ".join(f"{len(axis.values)} {axis.name}" for axis in chosen.axes)
-    return f"{chosen.name}: {len(chosen.networks())} networks ({axes}), {memory}"
+    return f"{chosen.name}: {count_of(len(chosen.networks()), 'network')} ({axes}), {memory}"
 
 
 @dataclass(frozen=True)
@@ -417,7 +417,7 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
     for key, why in result.excluded:
         note(f"network {key} is left out of the correlations: {why}")
     for why, number in result.alone:
-        note(f"{number} networks were trained alone: {why}")
+        note(f"{count_of(number, 'network')} trained alone: {why}")
     for key, why in result.failed:
         note(f"network {key} failed: {why}")
     if result.failed:
@@ -546,13 +546,14 @@ def _expected_reproduce(studies: Sequence[Study], scale: Scale, workers: int, kn
     from flatlens.papers.experiment import ON_PAPERS_DATA
 
     if scale not in ON_PAPERS_DATA:
-        return f"{sum(network.key not in done for study in studies for network in study.networks())} networks"
+        return count_of(sum(network.key not in done for study in studies for network in study.networks()), "network")
     from flatlens.experiments.network import cost_of
 
     cost = cost_of(studies, done)
     most = in_words(cost.seconds / min(workers, max(cost.networks, 1)))
     share = cost.training / cost.seconds if cost.seconds else 0.0
-    return f"{cost.networks} networks, at most about {most} with {workers} workers, {share:.0%} of it training"
+    most = f"{most} with {count_of(workers, 'worker')}"
+    return f"{count_of(cost.networks, 'network')}, at most about {most}, {share:.0%} of it training"
 
 
 def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: bool) -> None:
@@ -589,7 +590,7 @@ def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: b
         for difference in one.experiment.differs.get(one.scale, ()):
             note(f"{one.experiment.id} differs from the paper: {difference}")
         if one.unfinished:
-            note(f"{one.experiment.id}: {one.unfinished} networks are not finished")
+            note(f"{one.experiment.id}: {count_of(one.unfinished, 'network')} not finished")
     if files:
         show(f"\n{files[0]}")
 

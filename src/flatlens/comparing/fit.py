@@ -76,7 +76,7 @@ def at_chance(report: Report) -> str:
     if (
         constant
         and loss > HARDLY * constant["loss"]
-        and not right > accuracy_by_chance(constant["share"], report.about["n"])
+        and (right != right or right <= accuracy_by_chance(constant["share"], report.about["n"]))
     ):
         return f"untrained or failed: training loss {loss:.3g}, constant outputs reach {constant['loss']:.3g}"
     return ""

@@ -31,6 +31,7 @@ from flatlens.errors import BadData, BadInput, UnknownName, one_line
 from flatlens.models.sources import NetworkPreparation
 from flatlens.problem.batches import LABELS, is_dicts, size
 from flatlens.problem.data import Data, load_seeded, seeded
+from flatlens.progress import count_of
 from flatlens.training.evaluation import Pair
 
 Standardise = Literal["component", "channel", "none"]
@@ -451,5 +452,5 @@ def _parted(data: Pair, count: int, seed: int) -> tuple[Pair, Pair]:
 
 def _drawn(data: Pair, count: int, seed: int, name: str) -> Pair:
     if not 1 <= count <= len(data[0]):
-        raise BadData(f"data: {name}={count}: there are {len(data[0])} samples")
+        raise BadData(f"data: {name}={count}: the data has {count_of(len(data[0]), 'sample')}")
     return _parted(data, count, seed)[1]

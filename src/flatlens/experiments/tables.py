@@ -36,6 +36,7 @@ from flatlens.experiments.quantities import GAP, Quantity, measure_names
 from flatlens.experiments.result import TABLE_COLUMNS, StudyResult
 from flatlens.experiments.settings import NetworkSettings, facts
 from flatlens.experiments.store import Record
+from flatlens.progress import count_of
 from flatlens.statistics import Statistic, correlate, granulated_kendall, partial_correlation
 from flatlens.statistics.resampling import FEWEST_POINTS
 from flatlens.training import REACHED, TrainedElsewhere, Training
@@ -307,9 +308,9 @@ def _why(record: Record) -> str:
     batch = "full batch" if training.batch_size is None else f"batch size {training.batch_size}"
     where = f"learning rate {training.optimiser.lr:g}, {batch}, seed {training.seed}"
     if result["outcome"] == "diverged":
-        return f"diverged after {result['steps']} steps ({where})"
+        return f"diverged after {count_of(result['steps'], 'step')} ({where})"
     right = "" if math.isnan(result["accuracy"]) else f", accuracy {result['accuracy']:.3g}"  # NaN: a regression
-    return f"loss {result['loss']:.3g}{right} after {result['steps']} steps ({where})"
+    return f"loss {result['loss']:.3g}{right} after {count_of(result['steps'], 'step')} ({where})"
 
 
 def _merged(all_versions: Sequence[dict[str, str]]) -> dict[str, str]:

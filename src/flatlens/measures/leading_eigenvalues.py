@@ -30,6 +30,7 @@ from flatlens.perturbation.autograd_check import coarsest_inside
 from flatlens.perturbation.weights import Landscape, ShardedHessian
 from flatlens.problem import Problem
 from flatlens.problem.ranks import in_one_piece
+from flatlens.progress import count_of
 from flatlens.result import Result
 
 MOST = 300  #: products of a search
@@ -100,7 +101,7 @@ def as_estimate(pairs: Eigenpairs, products: int, rounding: float = 0.0) -> Esti
     if underflows:
         note += f"; products underflow {pairs.vectors.dtype}"
     if not pairs.converged and not pairs.exact:
-        note += f"; stopped after {products} products, before the tolerance was reached"
+        note += f"; stopped after {count_of(products, 'product')}, before the tolerance was reached"
     return Estimate(
         value,
         kind="exact" if pairs.exact else "lower bound",

@@ -38,6 +38,7 @@ from flatlens.measures.lens import Lens
 from flatlens.perturbation.autograd_check import coarsest_inside
 from flatlens.perturbation.searches import critical_step
 from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, next_update, spread_of
+from flatlens.progress import count_of
 
 NO_OPTIMISER = (
     "it needs the optimiser that trains the network: Lens(problem, optimiser=...), Tracker.step(optimiser=...)"
@@ -344,7 +345,7 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
     require_count(2, batches=batches)
     require_tolerance(rtol)
     if samples > lens.problem.n:
-        return undefined(f"the data has {lens.problem.n} samples: samples={samples} cannot be drawn")
+        return undefined(f"the data has {count_of(lens.problem.n, 'sample')}: samples={samples} cannot be drawn")
     values, residuals, products = [], [], 0
     for _ in run.counted("minibatches", batches):
         operator = Hessian(lens.problem.subset(samples, run.generator), model=None)
@@ -356,5 +357,5 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
     found = torch.tensor(values, dtype=torch.float64)
     mean, stderr = mean_of_forms(found)
     stderr += sum(residuals) / batches / 1.96
-    note = f"over {batches} batches: {float(found.min()):.3g} to {float(found.max()):.3g}"
+    note = f"over {batches} batch{'es' * (batches != 1)}: {float(found.min()):.3g} to {float(found.max()):.3g}"
     return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found}, products=products)

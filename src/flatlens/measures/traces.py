@@ -47,7 +47,7 @@ from flatlens.measures.definition import (
 from flatlens.measures.lens import Lens
 from flatlens.measures.normalised import adaptive_sharpness_ggn
 from flatlens.measures.notes import NO_PARAMETER
-from flatlens.progress import PRODUCTS, Watch
+from flatlens.progress import PRODUCTS, Watch, count_of
 
 of_parameters = partial(
     per_sample,
@@ -212,7 +212,7 @@ def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool
     drawn = sampled(draw, effort, size, exact_products(plan, curved, sizes), run)
     if drawn is not None:
         few = effort.rtol is None and effort.probes is None
-        told = f"{len(drawn[0])} probes; the option rtol=0.01 takes more" if few else ""
+        told = f"{count_of(len(drawn[0]), 'probe')}; the option rtol=0.01 takes more" if few else ""
         found = FunctionalHessianPart(curved.names, *drawn, len(drawn[0]), drawn=told)
     else:
         values, products = exact_functional_hessian_trace(

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens import user_code
-from flatlens.errors import BadInput, BadModel, UnknownName, needs, one_line
+from flatlens.errors import BadInput, BadModel, MissingExtra, UnknownName, needs, one_line
 from flatlens.models.weights import IN_A_FOLDER
 
 if TYPE_CHECKING:
@@ -410,6 +411,13 @@ def _extra(package: str, extra: str, spec: str) -> ModuleType:
     try:
         with needs(extra, f"MODEL: {spec}"):
             return import_module(package)
+    except MissingExtra as error:  # the package itself, or one that it imports
+        lacking = (getattr(error.__cause__, "name", None) or package).partition(".")[0]
+        if lacking == package or find_spec(package) is None:
+            raise
+        fits = f" that fits torch {torch.__version__}" if lacking == "torchvision" else ""
+        mend = f"install the {lacking}{fits}"
+        raise BadModel(f"{spec}: {package} is installed, but {lacking} is missing, which it imports: {mend}") from error
     except (RuntimeError, OSError) as error:  # a torchvision built for another torch: its operators are not there
         other = "torchvision" in one_line(error)
         mend = f": install the torchvision that fits torch {torch.__version__}" if other else ""

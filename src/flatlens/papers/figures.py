@@ -16,6 +16,7 @@ from flatlens.experiments.quantities import Quantity, in_words
 from flatlens.experiments.result import StudyResult
 from flatlens.papers.evidence import histories
 from flatlens.papers.experiment import Plot
+from flatlens.progress import count_of
 
 BANDS = "Lines are means over seeds, bands one standard deviation to either side"
 """Beginning of the captions of `banded`."""
@@ -48,7 +49,7 @@ def followed_curves(
 
     `networks`: those of the result that are drawn; `held`: what they have in common, in words.
     """
-    caption = f"{BANDS}; {networks['seed'].nunique()} seeds, {held}."
+    caption = f"{BANDS}; {count_of(networks['seed'].nunique(), 'seed')}, {held}."
     return trajectory_curves(networks, histories(result), setting, shown, name, title, caption)
 
 

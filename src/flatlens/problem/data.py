@@ -45,6 +45,7 @@ from flatlens.problem.batches import (
     unlisted,
 )
 from flatlens.problem.ranks import ALONE, Ranks
+from flatlens.progress import count_of
 from flatlens.user_code import load, said, users_code
 
 CHOICE = "choice of samples"
@@ -251,7 +252,7 @@ def open_source(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch 
         n = size(x)
         if isinstance(y, Tensor) and (y.ndim == 0 or len(y) != n):
             raise BadData(
-                f"x has {n} samples and y {len(y) if y.ndim else 'a single number'}: give as many of each",
+                f"x has {count_of(n, 'sample')} and y {len(y) if y.ndim else 'a single number'}: give as many of each",
                 argument=where,
             )
         return None, (x, y)

@@ -122,7 +122,10 @@ def _mend_of_loss(line: str, f: Tensor, y: Any) -> str:
     if f.ndim > 1 and whole and y.numel() and "out of bounds" in line:
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= f.shape[1]:
-            return f"the targets run from {low} to {high}, and {f.shape[1]} outputs are classes 0 to {f.shape[1] - 1}"
+            classes = (
+                f"{f.shape[1]} outputs are classes 0 to {f.shape[1] - 1}" if f.shape[1] > 1 else "there is 1 output"
+            )
+            return f"the targets run from {low} to {high}, and {classes}"
     if re.search(r"\b(d?type|LongTensor|int64)\b", line):
         if isinstance(y, Tensor) and (
             re.search("to be Long|Expected dtype int|LongTensor|found (Double|Float)$", line) and not whole

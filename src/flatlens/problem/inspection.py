@@ -32,6 +32,7 @@ from flatlens.problem.loss import Loss
 from flatlens.problem.loss_checks import require_apart, require_no_weights, same_targets
 from flatlens.problem.ranks import require_all_processes
 from flatlens.problem.row_layout import hidden_labels, ignored_outputs, in_doubt, known_as_tokens, laid_out, token_mask
+from flatlens.progress import count_of
 from flatlens.user_code import said, users_code
 
 _PROBE = 8  #: samples in a probe
@@ -222,7 +223,8 @@ def _checked(problem: NetworkOnData, model: nn.Module, raw: Batch, before: Conte
         )
     if before.outputs not in (0, f.shape[1]) and token_mask(y) is None:
         raise BadModel(
-            f"the model gives {before.outputs} outputs for the samples before {n}, and {f.shape[1]} for sample {n}",
+            f"the model gives {count_of(before.outputs, 'output')} for the samples before {n}, and {f.shape[1]} for "
+            f"sample {n}",
             argument=data.where,
             remedy="give every sample the same number",
         )
@@ -285,9 +287,9 @@ def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch,
         whole = f[rows.to(f.device)]
         if alone.shape != whole.shape:
             raise BadModel(
-                f"a sample has {f.shape[1]} outputs among all {len(f)} samples of its batch, and {alone.shape[1]} "
-                f"among {len(rows)}: are sequences padded to the longest of the batch? Pad them to one length, as "
-                "pad_packed_sequence(..., total_length=x.shape[1]) does"
+                f"a sample has {count_of(f.shape[1], 'output')} among all {len(f)} samples of its batch, and "
+                f"{alone.shape[1]} among {len(rows)}: are sequences padded to the longest of the batch? Pad them "
+                "to one length, as pad_packed_sequence(..., total_length=x.shape[1]) does"
             )
         apart, allowed = _largest_difference(whole, alone), ROUNDING * torch.finfo(f.dtype).eps
         if apart > allowed * (float(f.abs().max()) + 1e-30) and apart > allowed * of_parts():

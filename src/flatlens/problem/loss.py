@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadLoss, NotDifferentiable
+from flatlens.progress import count_of
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,7 @@ def _mend_of_labels(y: Tensor, classes: int) -> str:
         return f"labels below 0 are ignored by nn.CrossEntropyLoss(ignore_index={int(y.min())})"
     if int(y.max()) == classes and bool((y > 0).all()):
         return "they are counted from 1 here: subtract 1"
-    return f"the last layer needs at least {int(y.max()) + 1} outputs"
+    return f"the last layer needs at least {count_of(int(y.max()) + 1, 'output')}"
 
 
 def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
@@ -289,7 +290,7 @@ def class_labels(y: Tensor, classes: int, ignore: int | None = None) -> Tensor:
         bad &= y != ignore
     if bad.any():
         first = int(bad.nonzero()[0])
-        why = f" is out of range: the model has {classes} outputs, so labels run from 0 to {classes - 1}"
+        why = f" is out of range: the model has {count_of(classes, 'output')}, so labels run from 0 to {classes - 1}"
         mend = _mend_of_labels(y, classes)
         if classes == 1:
             why = ": the model has one output, which cannot tell classes apart"

@@ -259,7 +259,7 @@ def folded(report: Report) -> str:
     for block, members in grouped(list(dict.fromkeys(layer for layer in table["layer"] if layer))):
         rows = table[table["layer"].isin(members)]
         layers = f"{len(members)} layers, " if len(members) > 1 else ""
-        told = f"{escape(block or members[0])} ({layers}{len(rows)} numbers)"
+        told = f"{escape(block or members[0])} ({layers}{count_of(len(rows), 'number')})"
         parts.append(f"<details><summary>{told}</summary>{html(rows)}</details>")
     return "\n".join(parts)
 

@@ -207,7 +207,7 @@ def _stop(base: Mapping[str, Any]) -> str:
     until, steps, epochs = training.get("until", {}), training.get("max_steps"), training.get("max_epochs")
     if until.get("loss_below") is None or steps is epochs is None:
         return ""
-    ends = [f"{steps:,} steps"] if steps is not None else []
+    ends = [f"{steps:,} step{'s' * (steps != 1)}"] if steps is not None else []
     ends += [count_of(epochs, "epoch")] if epochs is not None else []
     first = ", whichever came first" if len(ends) > 1 else ""
     right = "every training sample was right and " if until.get("accuracy") == 1 else ""

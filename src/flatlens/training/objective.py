@@ -33,6 +33,7 @@ from flatlens.grams.record import Call
 from flatlens.operations.layers import is_linear, layer_of
 from flatlens.problem.loss import Loss, smoothed
 from flatlens.problem.losses import CrossEntropy, SquaredError
+from flatlens.progress import count_of
 
 LossName: TypeAlias = Literal["cross_entropy", "half_squared_error", "mse"]
 LOSSES: tuple[LossName, ...] = ("cross_entropy", "half_squared_error", "mse")
@@ -74,14 +75,14 @@ class TrainingLoss:
             if self.label_smoothing:
                 raise BadData("Training(label_smoothing=...): needs integer class labels, and the targets are not")
             if y.numel() != len(y) * N:
-                fit = f"targets of shape {tuple(y.shape)} do not fit {N} outputs per sample"
+                fit = f"targets of shape {tuple(y.shape)} do not fit {count_of(N, 'output')} per sample"
                 raise BadData(fit, argument=what, call="train")
             return y.reshape(len(y), N).to(outputs.dtype)
         if y.ndim != 1 or (len(y) and not 0 <= int(y.min()) <= int(y.max()) < N):
             met = f"shape {tuple(y.shape)}" if y.ndim != 1 else f"{int(y.min())} to {int(y.max())}"
             raise BadData(
-                f"labels from 0 to {N - 1} are needed, since the network has {N} outputs; got {met}. Whole numbers are "
-                "class labels",
+                f"labels from 0 to {N - 1} are needed, since the network has {count_of(N, 'output')}; got {met}. Whole "
+                "numbers are class labels",
                 argument=what,
                 remedy="y.float() makes them targets of a regression, y.argmax(1) turns one-hot rows into labels",
                 call="train",

@@ -32,6 +32,12 @@ from flatlens.transforms.definition import TRANSFORMS, Transform, copied, with_m
 from flatlens.transforms.wiring import read_wiring
 
 
+def possible(lens: Lens, transforms: str | Transform | Iterable[str | Transform] | None = None) -> list[Transform]:
+    """Return the transforms, of those named or of all, that are valid in a network."""
+    wiring = read_wiring(lens.problem, copied(lens.problem))
+    return [one for one in named_transforms(transforms) if not one.offer(wiring).refused]
+
+
 def named_transforms(transforms: str | Transform | Iterable[str | Transform] | None) -> list[Transform]:
     """Return transforms from names or transforms, one alone is enough; for None, those that are applied unasked.
 
