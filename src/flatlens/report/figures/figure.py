@@ -245,15 +245,15 @@ def dashed(included: pd.Series[bool]) -> str:
 def log_ticks(low: float, high: float) -> list[float] | None:
     """Return ticks of a log axis: powers of ten, or 1, 2, 5 over a narrower range; None for one narrower still.
 
-    >>> log_ticks(0.05, 20.0), log_ticks(0.4, 6.0), log_ticks(0.6, 0.9)
-    ([0.1, 1.0, 10.0], [0.5, 1.0, 2.0, 5.0], None)
+    >>> log_ticks(0.05, 20.0), log_ticks(0.4, 6.0), log_ticks(0.07, 0.46), log_ticks(0.6, 0.9)
+    ([0.1, 1.0, 10.0], [0.5, 1.0, 2.0, 5.0], [0.1, 0.2], None)
     """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, math.ceil((last - first) / 6))
-    for digits in ((1,), (1, 2, 5)):
+    for digits, least in (((1,), 3), ((1, 2, 5), 2)):
         ticks = [float(f"{digit}e{power}") for power in range(first, last + 1, step) for digit in digits]
         inside = [tick for tick in ticks if low <= tick <= high]
-        if len(inside) >= 3:
+        if len(inside) >= least:
             return inside
     return None
 

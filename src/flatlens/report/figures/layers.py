@@ -77,14 +77,28 @@ def layers_figure(report: Report) -> Figure:
     """Return a row for each layer, or block of a deep network, and a column for each measure."""
     data = layers_frame(report)
     rows, names = (list(dict.fromkeys(data[field])) for field in ("row", "measure"))
+    drawn, narrow = _map(data, rows, names, 62, 26), _map(data, rows, names, 50, 14)
+    each = set(rows) == set(data["layer"])
+    caption = (
+        f"{'Layers' if each else 'Blocks, each with its largest value,'} from input to output. In each column, the "
+        "darker the cell, the larger the value, on a log scale where all are positive; where they differ by less than "
+        "a factor of two, all cells are pale."
+    )
+    caption += " Grey (–): undefined." if data["place"].isna().any() else ""
+    return Figure(
+        "layers-map", "Layers by measures", caption, data, drawn, (drawn,), "wide", colours=False, narrow=narrow
+    )
+
+
+def _map(data: pd.DataFrame, rows: list[str], names: list[str], column: int, letters: int) -> Drawing:
     few = len(rows) <= WITH_VALUES
     above = alt.Axis(
         orient="top", labelAngle=-40, labelLimit=0, labelExpr=short_labels(28), domain=False, ticks=False, grid=False
     )
     beside = alt.Axis(
-        labelExpr=short_labels(26), labelLimit=0, labelOverlap=True, domain=False, ticks=False, grid=False
+        labelExpr=short_labels(letters), labelLimit=0, labelOverlap=True, domain=False, ticks=False, grid=False
     )
-    base = alt.Chart(data, width=alt.Step(62), height=alt.Step(24 if few else 12)).encode(
+    base = alt.Chart(data, width=alt.Step(column), height=alt.Step(24 if few else 12)).encode(
         x=alt.X("measure:N", sort=names, title=None, axis=above),
         y=alt.Y("row:N", sort=rows, title=None, axis=beside),
         tooltip=[alt.Tooltip("told:N", title="value")],
@@ -95,11 +109,4 @@ def layers_figure(report: Report) -> Figure:
     cells = base.mark_rect(stroke="white", strokeWidth=1).encode(color=tint)
     words = [base.mark_text(fontSize=11, color=INK, aria=False).encode(text="text:N")] if few else []
     drawn: Drawing = alt.layer(under, cells, *words)
-    whole = len(rows) == data["layer"].nunique() and set(rows) == set(data["layer"])
-    caption = (
-        f"{'Layers' if whole else 'Blocks, each with its largest value,'} from input to output. In each column, the "
-        "darker the cell, the larger the value, on a log scale where all are positive; where they differ by less than "
-        "a factor of two, all cells are pale."
-    )
-    caption += " Grey (–): undefined." if data["place"].isna().any() else ""
-    return Figure("layers-map", "Layers by measures", caption, data, drawn, (drawn,), "wide", colours=False)
+    return drawn

@@ -280,10 +280,11 @@ def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Wid
     # near its edge a sharpness is compared with it by eye; far from it, a linear axis would flatten one of the two
     beside_edge = Column.parse(measure).name in WITH_EDGE and (near or not known(data["edge"]))
     logarithmic = bool((drawn > 0).all()) and not beside_edge
-    y = value_axis("value:Q", drawn, logarithmic, 6, zero=True)
+    y = value_axis("value:Q", drawn, logarithmic, 6, zero=True, **({"padding": 8} if logarithmic else {}))
     if not logarithmic and known(data["edge"]) and not near:  # a negative sharpness far from the edge
         y = alt.Y("value:Q", scale=alt.Scale(type="symlog", constant=peak or 1.0), axis=alt.Axis(title=None))
-    colour = alt.Color("run:O", sort=runs, scale=alt.Scale(domain=runs), legend=alt.Legend(title=None, orient="top"))
+    legend = alt.Legend(title=None, orient="top") if len(runs) > 1 else None
+    colour = alt.Color("run:O", sort=runs, scale=alt.Scale(domain=runs), legend=legend)
     x = alt.X("step:Q", title="step", axis=alt.Axis(tickCount=6))
     tooltip = ["run:N", "step:Q", alt.Tooltip("value:Q", format=".4g"), alt.Tooltip("edge:Q", format=".4g")]
     layers = [alt.Chart(data).mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colour, tooltip=tooltip)]
