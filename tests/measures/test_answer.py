@@ -8,7 +8,7 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.estimate import Estimate, undefined
-from flatlens.measures.answer import _by_chance, answer, state_of
+from flatlens.measures.answer import accuracy_by_chance, answer, state_of
 
 ABOUT = {"n": 200, "constant": {"loss": 2.3, "share": 0.1}}
 
@@ -39,7 +39,7 @@ def test_random_weights_are_said_first_and_no_others_are_called_untrained() -> N
         (2.5, 0.6, "The loss of the network is 2.5, its accuracy 60%, and constant outputs reach 2.3: its wrong "
          "predictions are very confident."),
         (7.0, 0.3, "The network does not fit these data: its loss is 7, its accuracy 30%, and constant outputs "
-         "reach 2.3. Is this the preparation that it was trained with?"),
+         "reach 2.3. Is it trained, and with this preparation of the data?"),
     ],
 )  # fmt: skip
 def test_the_fit_is_judged_against_constant_outputs(loss: float, accuracy: float, wanted: str) -> None:
@@ -59,7 +59,7 @@ def test_the_gap_has_its_interval() -> None:
 
 
 def test_an_accuracy_by_chance_is_within_the_error_of_the_most_frequent_class() -> None:
-    assert _by_chance(0.1, 100) == pytest.approx(0.1 + 1.96 * 0.03)
+    assert accuracy_by_chance(0.1, 100) == pytest.approx(0.1 + 1.96 * 0.03)
     assert "Is it trained?" in said(loss=2.3, accuracy=0.14)
     assert "Is it trained?" not in said(loss=2.3, accuracy=0.15)
 
@@ -71,6 +71,8 @@ def test_a_gradient_that_lowers_the_loss_by_a_tenth_is_no_minimum() -> None:
         steep, **numbers
     )
     assert "minimum" not in said(flat, **numbers)
+    assert "minimum" not in said(steep, **{**numbers, "loss": 2.3})  # it hardly fits
+    assert "minimum" not in said({**steep, "origin": {"weights": "random (seed 0)"}}, **numbers)
     assert "minimum" not in said(steep, **{**numbers, "sharpness": -1.0})
 
 
@@ -111,6 +113,12 @@ def test_of_many_numbers_those_that_are_not_exact_are_named() -> None:
     assert "2 of 5 numbers are exact for these 200 samples" in told
     assert "sharpness is a lower bound; log_volume is undefined; hessian_trace (± 2) is an estimate." in told
     assert "The 2 numbers are exact for these 200 samples, up to rounding." in said(mls=1.0, weight_norm=2.0)
+
+
+def test_an_accuracy_without_classes_is_not_among_many_numbers() -> None:
+    many = {"mls": 1.0, "weight_norm": 2.0, "loss": 1.0, "sharpness": 3.0}
+    assert "The 4 numbers are exact" in said(**many, accuracy=undefined("no classes"))
+    assert "accuracy is undefined: no classes" in said(accuracy=undefined("no classes"))
 
 
 def test_networks_are_compared_by_what_no_rescaling_changes() -> None:

@@ -80,7 +80,7 @@ def state_of(lens: Lens, estimates: Mapping[Key, Estimate]) -> dict[str, Any]:
 def _fit(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     """Return whether the network fits the data: with numbers, where its loss is among the rows."""
     loss, accuracy, constant = rows.get("loss"), rows.get("accuracy"), about.get("constant")
-    if about.get("origin", {}).get("weights", "").startswith(UNTRAINED):
+    if _untrained(about):
         return "The network is untrained: its weights are random."
     if loss is None or not math.isfinite(loss.value):
         return ""
@@ -88,10 +88,10 @@ def _fit(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     if constant is None:
         return f"The loss of the network is {loss:.3g}{right}."
     reached = f"constant outputs reach {constant['loss']:.3g}"
-    ratio = loss.value / constant["loss"]
+    ratio = _ratio(rows, about)
     by_chance = not right or accuracy is None or accuracy <= accuracy_by_chance(constant["share"], about["n"])
     if ratio > FAR:
-        question = "Is this the preparation that it was trained with?"
+        question = "Is it trained, and with this preparation of the data?"
         return f"The network does not fit these data: its loss is {loss:.3g}{right}, and {reached}. {question}"
     if ratio > HARDLY and by_chance:
         return f"The network hardly fits these data: its loss is {loss:.3g}{right}, and {reached}. Is it trained?"
@@ -103,6 +103,16 @@ def _fit(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     if ratio > FITS:
         return f"The loss of the network is {loss:.3g}{right}, and {reached}{held_out}."
     return f"The network fits the data: its loss is {loss:.3g}{right}, and {reached}{held_out}."
+
+
+def _untrained(about: Mapping[str, Any]) -> bool:
+    return str(about.get("origin", {}).get("weights", "")).startswith(UNTRAINED)
+
+
+def _ratio(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> float:
+    """Return the loss over that of constant outputs; NaN where one is not known."""
+    constant = about.get("constant")
+    return rows["loss"].value / constant["loss"] if constant and "loss" in rows else math.nan
 
 
 def accuracy_by_chance(share: float, n: int) -> float:
@@ -118,7 +128,8 @@ def _unusual(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> list[str
     """Return what is unusual about the network, apart from its fit."""
     found = []
     loss, top, norm = rows.get("loss"), rows.get("sharpness"), about.get("gradient_norm")
-    if norm is not None and loss is not None and top is not None and loss > 0 and top > 0:
+    poor = _untrained(about) or _ratio(rows, about) > HARDLY  # no minimum is expected there
+    if not poor and norm is not None and loss is not None and top is not None and loss > 0 and top > 0:
         descent = norm**2 / (2 * top.value)  # of the quadratic with the largest curvature in every direction
         if descent > DESCENT * loss.value:
             share = min(descent / loss.value, 1.0)
@@ -137,6 +148,8 @@ def _unusual(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> list[str
 def _certain(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     """Return how certain the numbers are: each one's error if they are few, else those that are not exact by kind."""
     samples = count_of(about["n"], "sample") if "n" in about else "samples"
+    if len(rows) > FEW:  # an accuracy without classes was not asked for
+        rows = {name: e for name, e in rows.items() if e.kind != "undefined" or not _is_risk(name)}
     kinds: dict[Kind, list[str]] = {}
     for name, e in rows.items():
         kinds.setdefault(e.kind, []).append(name)
@@ -156,6 +169,11 @@ def _certain(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     return f"{'; '.join(told)}."
 
 
+def _is_risk(name: str) -> bool:
+    one = MEASURES.get(Column.parse(name).name)
+    return one is not None and one.card.family == RISK
+
+
 def _alone(name: str, estimate: Estimate, samples: str) -> str:
     """Return how certain one number is."""
     note = f": {estimate.note}" if estimate.note else ""
@@ -173,10 +191,9 @@ def _to_compare(rows: Mapping[str, Estimate]) -> str:
     stable: list[str] = []
     changed: list[str] = []
     for name, e in rows.items():
-        column = Column.parse(name)
-        if column.name not in MEASURES or MEASURES[column.name].card.family == RISK or e.kind == "undefined":
+        if Column.parse(name).name not in MEASURES or _is_risk(name) or e.kind == "undefined":
             continue
-        (one,) = named([column.measure])
+        (one,) = named([Column.parse(name).measure])
         (stable if one.invariant_under >= RESCALINGS else changed).append(name)
     if not stable:
         if not changed:
