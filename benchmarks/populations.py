@@ -44,6 +44,24 @@ def means(of_seed: float, rng: Rng, units: int, effect: float) -> pd.DataFrame:
     return networks(units, x=effects(rng, units, of_seed) + effect)
 
 
+def groups(
+    paired: bool, each: int, rng: Rng, units: int, effect: float, *, more: int = 1, deviation: float = 1.0
+) -> pd.DataFrame:
+    """Return x in two groups of `units` seeds, `each` networks a seed; the second group has `effect` more.
+
+    Of paired groups the seeds are the same, with 70% of the variance. The second group has `more` times the seeds, and
+    `deviation` times the standard deviation.
+    """
+    seed = rng.normal(size=units)
+    parts = []
+    for group, count in enumerate((units, units * more)):
+        of_seed = seed if paired else rng.normal(size=count)
+        x = 0.7**0.5 * np.repeat(of_seed, each) + 0.3**0.5 * rng.normal(size=count * each)
+        table = networks(count, each, x=(deviation if group else 1.0) * x + effect * group)
+        parts.append(table.assign(group=group, unit_of=table[UNIT] if paired else f"{group} " + table[UNIT]))
+    return pd.concat(parts, ignore_index=True)
+
+
 def lines(each: int, of_seed: float, rng: Rng, units: int, effect: float) -> pd.DataFrame:
     """Return x over learning rates, in one line per seed."""
     x = effects(rng, units, of_seed, each) + effect * np.tile(np.arange(each), units)

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.sizes_rows import ALONE, RESAMPLED, ROWS, SKEWED, TWO_VALUED, UNEVEN, Row
+from benchmarks.claims import QUESTIONS, right, wrong
+from benchmarks.sizes_rows import ALONE, GROUPS, RESAMPLED, ROWS, SKEWED, TWO_VALUED, UNEVEN, Row
 from flatlens.papers.experiment import conclusion_of
 
 LEAST, MOST, AGAIN = 1.5, 3.5, 6
@@ -56,7 +57,8 @@ value is the number that it is held against, on populations with the dependence 
 
 "Granulated" and "partial" are coefficients of a study's `gap.csv`. `tests/statistics/test_sizes.py` asks for these
 rates.
-
+"""
+POWERS = """
 | statistic | design | units | miss above, % | miss below, % | power, % | conservative because |
 |---|---|---:|---:|---:|---:|---|"""
 RATES = """
@@ -90,13 +92,20 @@ LIMITS = (
     (LIMIT, SKEWED), (OF_UNEVEN, UNEVEN), (OF_ALONE, ALONE), (OF_TWO_VALUED, TWO_VALUED), (OF_RESAMPLED, RESAMPLED),
 )  # fmt: skip
 """What is said of designs in which a statistic errs, and their rows."""
-EVERY = (*ROWS, *chain.from_iterable(rows for _, rows in LIMITS))
+EVERY = (*ROWS, *chain.from_iterable(rows for _, rows in LIMITS), *GROUPS)
 
 
 def page(repeats: int, rows: tuple[Row, ...] = ROWS) -> Iterator[str]:
     """Yield the lines of docs/sizes.md."""
     fewer = max(repeats // 10, 1)
     yield INTRODUCTION.format(repeats=repeats, fewer=fewer, again=AGAIN, error=100 * (0.025 * 0.975 / repeats) ** 0.5)
+    yield from powers(rows, repeats)
+
+
+def powers(rows: tuple[Row, ...], repeats: int) -> Iterator[str]:
+    """Yield a table of the statistics' rates and powers."""
+    yield POWERS.removeprefix("\n")
+    fewer = max(repeats // 10, 1)
     for row in rows:
         for units in row.units:
             rates = misses(row, units, repeats)
@@ -118,6 +127,34 @@ def limits(repeats: int) -> Iterator[str]:
                 yield f"| {row.statistic} | {row.design} | {units} | {above:.1f} | {below:.1f} |"
 
 
+BETWEEN = """
+## Differences between groups
+
+Groups of networks, such as SGD and SAM (`fl.compare(groups=...)`, and the axes of words of a study). Networks of one
+seed are averaged. The power is at a difference of one standard deviation.
+"""
+SAID = """
+## What an answer claims
+
+Answers of `fl.compare` on simulated reports, without and with a difference ({repeats} and {fewer} repeats). At most
+6.5% may claim a difference where there is none; at least 80% must name the one that there is.
+`tests/comparing/test_honest.py` asks for these rates.
+
+| question | design | claims without a difference, % | difference | right, % |
+|---|---|---:|---|---:|"""
+
+
+def answers(repeats: int) -> Iterator[str]:
+    """Yield the lines about differences between groups, and about what answers claim."""
+    yield BETWEEN
+    yield from powers(GROUPS, repeats)
+    fewer = repeats // 2
+    yield SAID.format(repeats=2 * repeats, fewer=fewer)
+    for one in QUESTIONS:
+        rates = 100 * wrong(one, 2 * repeats) / (2 * repeats), 100 * right(one, fewer) / fewer
+        yield f"| {one.question} | {one.design} | {rates[0]:.1f} | {one.difference} | {rates[1]:.0f} |"
+
+
 def misses(row: Row, units: int, repeats: int, seed: int = 0) -> tuple[float, float]:
     """Return in how many percent the statistic is wrongly believed above its number, and below it."""
     above, below = verdicts(row, units, 0.0, repeats, seed)
@@ -126,7 +163,7 @@ def misses(row: Row, units: int, repeats: int, seed: int = 0) -> tuple[float, fl
 
 def main(**options: Any) -> None:
     """Print the page, line by line."""
-    for line in chain(page(**options), limits(**options)):
+    for line in chain(page(**options), limits(**options), answers(**options)):
         print(line, flush=True)
 
 

@@ -18,6 +18,7 @@ from benchmarks.populations import (
     alternating,
     both_skewed,
     figures,
+    groups,
     holding,
     kinds,
     layers,
@@ -48,6 +49,7 @@ from flatlens.statistics import (
     average,
     correlate,
     granulated_kendall,
+    group_differences,
     in_cases,
     partial_correlation,
     resamples,
@@ -321,3 +323,31 @@ RESAMPLED = tuple(
     for said, name in (("Pearson r", "pearson"), ("Kendall tau-b", "kendall"))
 )  # fmt: skip
 """Intervals of `correlate` without units; fewer than 6 networks have none in flatlens."""
+
+
+def between_groups(paired: bool, table: evidence.Table) -> evidence.Evidence:
+    """Return the difference of the second group to the first, over pairs of one seed and learning rate, or networks."""
+
+    def found(results: Any) -> Statistic:
+        of = table(results)
+        pairs = of[UNIT] + of["lr"].astype(str) if paired else None
+        (one,) = group_differences({"x": of["x"]}, of["group"], pairs, of["unit_of"], linear=["x"])
+        return Statistic("difference", one.value, one.n, one.low, one.high)
+
+    return found
+
+
+FEW = (3, 4, 6, 10, 20)
+GROUPS = tuple(
+    Row(f"difference of two groups, {'paired' if paired else 'not paired'}", design, draw,
+        partial(between_groups, paired), units=FEW)
+    for paired, design, draw in (
+        (True, "one pair a seed, 70% of the variance between seeds", partial(groups, True, 1)),
+        (True, "3 pairs a seed, at 3 learning rates", partial(groups, True, LRS)),
+        (False, "as many networks in either", partial(groups, False, 1)),
+        (False, "the second with 3 times the deviation", partial(groups, False, 1, deviation=3.0)),
+        (False, "3 times as many networks in the second", partial(groups, False, 1, more=3)),
+        (False, "3 learning rates a seed", partial(groups, False, LRS)),
+    )
+)  # fmt: skip
+"""Differences between groups; units are seeds of the first group."""

@@ -426,11 +426,13 @@ def compare(
     named = [*models, *(network for of in groups.values() for network in of)]
     with _reading(named, compared.how, page) as bar:
         import flatlens as fl
+        from flatlens.comparing.measuring import require_alike
         from flatlens.report.compare import compare_screen, write_compare_page
         from flatlens.report.groups import group_screen, write_group_page
 
         problems = compared.problems(models)
         lenses = {name: fl.Lens(problem) for name, problem in problems.items()}
+        require_alike(lenses)  # before the trial
         generator = generator_of(seed)
         names = all_names(measures, "--measures") or None
         _announce(bar, next(iter(lenses.values())), partial(fl.measure, measures=names), compared.how, len(lenses))

@@ -57,7 +57,7 @@ def group_answer(
     sentences = [sentence("; ".join(part)) for part in parts if part]
     if not any(clauses.values()):
         sentences.append(_OPEN)
-    return [*sentences, *_last(differences, left_out, untrained, next_step=_next(differences, bool(unequal)))]
+    return [*sentences, *_last(differences, left_out, untrained, next_step=_next(differences, meanings, bool(unequal)))]
 
 
 def unequal_fit(differences: Sequence[GroupDifference]) -> str:
@@ -122,8 +122,8 @@ def _last(
     return [sentence("; ".join(filter(None, [*parts, next_step])))] if parts or next_step else []
 
 
-def _next(differences: Sequence[GroupDifference], unequal: bool) -> str:
-    if any(one.p != one.p and one.n < FEWEST_DESCRIBED for one in differences):
+def _next(differences: Sequence[GroupDifference], meanings: Meanings, unequal: bool) -> str:
+    if any(one.p != one.p and one.n < FEWEST_DESCRIBED for one in differences if one.name in meanings):
         return f"an interval needs {FEWEST_DESCRIBED} networks a group"
     if unequal:
         return "compare networks of equal training loss"

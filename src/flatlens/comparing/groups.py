@@ -139,8 +139,7 @@ class GroupComparison(Result):
         return group_answer(self.differences, meanings, left_out, untrained(self.networks.reports), paired=self.paired)
 
     def _displayed(self) -> pd.DataFrame:
-        shown = ["measure", "group", "reference", "value", "low", "high", "scale", "p_holm", "n", "small_means"]
-        return self.frame()[shown]
+        return self.frame()[["measure", "group", "value", "low", "high", "scale", "p_holm", "n"]]
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         content, tensors = self.networks._content()

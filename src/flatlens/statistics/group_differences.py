@@ -12,10 +12,12 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.stats import ttest_ind
 
 from flatlens.errors import BadInput
-from flatlens.statistics.inference import FEWEST_DESCRIBED, clustered, holm
+from flatlens.statistics.inference import FEWEST_DESCRIBED, SAME, clustered, holm
+from flatlens.statistics.resampling import GroupNumbers
 from flatlens.statistics.statistic import NAN, Array, as_columns
 
 Scale: TypeAlias = Literal["ratio", "difference"]
@@ -85,68 +87,84 @@ def group_differences(
     ('SAM', 0.51, 'ratio', 4, True)
     """
     labels = np.array(["none" if label is None else str(label) for label in groups], dtype=object)
-    columns = as_columns(**{"_group": labels, **{f"={name}": np.asarray(of, float) for name, of in values.items()}})
-    names = list(dict.fromkeys(labels))
+    columns = as_columns(group=labels, **{f"={name}": np.asarray(of, float) for name, of in values.items()})
+    group, names = pd.factorize(labels)
     if len(names) < 2:
         raise BadInput(f"at least two groups are needed, got {', '.join(names) or 'none'}")
     every = np.arange(len(columns))
-    pair = every if pairs is None else pd.factorize(np.asarray(pairs, dtype=object))[0]
-    unit = pair if units is None else pd.factorize(np.asarray(units, dtype=object))[0]
-    columns = columns.assign(**as_columns(_pair=pair, _unit=unit))
+    pair: GroupNumbers = every if pairs is None else _numbered(pairs)
+    unit: GroupNumbers = pair if units is None else _numbered(units)
     found = []
     for name in values:
-        numbers = columns[f"={name}"].to_numpy()
-        known = numbers[np.isfinite(numbers)]
+        # Positive numbers as logarithms
+        x = columns[f"={name}"].to_numpy()
+        x = np.where(np.isfinite(x), x, np.nan)
+        known = x[x == x]
         scale: Scale = "ratio" if name not in linear and len(known) and bool((known > 0).all()) else "difference"
-        x = np.log(np.where(numbers > 0, numbers, np.nan)) if scale == "ratio" else numbers
-        table = columns[["_group", "_pair", "_unit"]].assign(x=np.where(np.isfinite(x), x, np.nan))
-        for group in names[1:]:
-            mine = table[table["_group"].isin([names[0], group])]
-            one = (_welch if pairs is None else _paired)(mine, GroupDifference(name, group, names[0], NAN))
+        x = np.log(x) if scale == "ratio" else x
+        for other in range(1, len(names)):
+            one = GroupDifference(name, names[other], names[0], NAN)
+            if pairs is None:
+                mine, theirs = (_unit_means(x[group == of], unit[group == of]) for of in (other, 0))
+                one = _welch(mine, theirs, one)
+                left = int(np.isnan(x[(group == other) | (group == 0)]).sum())
+                left_out = f"{left} {'network' if left == 1 else 'networks'} left out: a value is missing"
+            else:
+                mine, theirs = (_pair_means(x, pair, group == of) for of in (other, 0))
+                unit_of = np.zeros(pair.max() + 1, dtype=np.int64)
+                unit_of[pair] = unit
+                one = _paired(_unit_means(mine - theirs, unit_of), one)
+                there = np.unique(pair[(group == other) | (group == 0)])
+                left = int(np.isnan((mine - theirs)[there]).sum())
+                left_out = f"{left} {'pair' if left == 1 else 'pairs'} left out: a value is missing"
+            one = replace(one, note="; ".join(filter(None, [left_out if left else "", one.note])))
             found.append(_as_ratio(one) if scale == "ratio" else one)
     return _corrected(found, first, untested)
 
 
-def _paired(table: pd.DataFrame, empty: GroupDifference) -> GroupDifference:
-    # Networks of one pair and group are averaged, then the pairs of one unit
-    by_pair = table.dropna().groupby(["_unit", "_pair", "_group"])["x"].mean().unstack("_group")
-    by_pair = by_pair.reindex(columns=[empty.group, empty.reference])
-    left = table["_pair"].nunique() - len(by_pair.dropna())
-    by_pair = by_pair.dropna()
-    of_units = (by_pair[empty.group] - by_pair[empty.reference]).groupby("_unit").mean()
-    x = of_units.to_numpy()
-    note = f"{left} {'pair' if left == 1 else 'pairs'} left out: a value is missing" if left else ""
+def _numbered(labels: Any) -> GroupNumbers:
+    return np.asarray(pd.factorize(np.asarray(labels, dtype=object))[0], dtype=np.int64)
+
+
+def _pair_means(x: Array, pair: GroupNumbers, here: NDArray[np.bool_]) -> Array:
+    """Means over the networks of a group in each pair, (pairs,); NaN where there is none."""
+    here = here & (x == x)
+    of_pairs = pair[here]
+    return _means(x[here], of_pairs, int(pair.max()) + 1)
+
+
+def _unit_means(x: Array, unit: GroupNumbers) -> Array:
+    """Means over the values of each unit that has one."""
+    known = x == x
+    numbers = np.asarray(np.unique(unit[known], return_inverse=True)[1], dtype=np.int64)
+    return _means(x[known], numbers, int(numbers.max(initial=-1)) + 1)
+
+
+def _means(x: Array, at: GroupNumbers, n: int) -> Array:
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.bincount(at, x, n) / np.bincount(at, minlength=n))
+
+
+def _paired(x: Array, empty: GroupDifference) -> GroupDifference:
     # The delete-one jackknife of a mean is Student's interval
     found = clustered(
         empty.name, lambda counts: counts @ x / counts.sum(1), np.arange(len(x)), fewest=FEWEST_DESCRIBED, unit="pair"
     )
-    note = "; ".join(part for part in (note, found.note) if part)
     return replace(empty, value=found.value, low=found.low, high=found.high, p=found.p, n=len(x),
-                   smaller=int((x < 0).sum()), note=note)  # fmt: skip
+                   smaller=int((x < 0).sum()), note=found.note)  # fmt: skip
 
 
-def _welch(table: pd.DataFrame, empty: GroupDifference) -> GroupDifference:
-    left = int(table["x"].isna().sum())
-    means = table.dropna().groupby(["_group", "_unit"])["x"].mean()
-    theirs, mine = (_of(means, name) for name in (empty.reference, empty.group))
-    note = f"{left} {'network' if left == 1 else 'networks'} left out: a value is missing" if left else ""
-    value = mine.mean() - theirs.mean() if len(mine) and len(theirs) else NAN
-    empty = replace(empty, value=float(value), n=len(mine) + len(theirs), note=note)
-    # An interval needs a spread in either group
+def _welch(mine: Array, theirs: Array, empty: GroupDifference) -> GroupDifference:
+    value = float(mine.mean() - theirs.mean()) if len(mine) and len(theirs) else NAN
+    empty = replace(empty, value=value, n=len(mine) + len(theirs))
+    # An interval needs a spread in a group
     if min(len(mine), len(theirs)) < FEWEST_DESCRIBED:
-        why = f"fewer than {FEWEST_DESCRIBED} networks in a group"
-    elif max(np.ptp(mine) / max(abs(mine).max(), 1e-300), np.ptp(theirs) / max(abs(theirs).max(), 1e-300)) < 1e-12:
-        why = "the values within each group are equal: no interval"
-    else:
-        test = ttest_ind(mine, theirs, equal_var=False)
-        low, high = test.confidence_interval(0.95)
-        return replace(empty, low=float(low), high=float(high), p=float(test.pvalue))
-    return replace(empty, note="; ".join(part for part in (note, why) if part))
-
-
-def _of(means: pd.Series[float], group: str) -> Array:
-    here = means.index.get_level_values("_group") == group
-    return np.asarray(means[here].to_numpy())
+        return replace(empty, note=f"fewer than {FEWEST_DESCRIBED} networks in a group")
+    if max(np.ptp(of) / max(abs(of).max(), 1e-300) for of in (mine, theirs)) < SAME:
+        return replace(empty, note="the values within each group are equal: no interval")
+    test = ttest_ind(mine, theirs, equal_var=False)
+    low, high = test.confidence_interval(0.95)
+    return replace(empty, low=float(low), high=float(high), p=float(test.pvalue))
 
 
 def _as_ratio(one: GroupDifference) -> GroupDifference:
