@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builders import normal, redrawn
-from networks import module_of, network
+from networks import module_of, network, tied_words
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -376,25 +376,9 @@ def test_a_problem_knows_what_was_checked() -> None:
         assert operator.certificate.products > 2
 
 
-def tied_words() -> nn.Module:
-    """Word 0 has no gradient where it is read, but one where it is predicted; norms compute in float32."""
-
-    def forward(net: nn.Module, x: Tensor) -> Tensor:
-        h = net.words(x).mean(1)
-        for _ in range(4):
-            z = h.to(torch.float32)
-            h = h + 3 * torch.tanh(net.mix((z * z.square().mean(1, keepdim=True).rsqrt()).to(h.dtype)))
-        return h @ net.words.weight.T
-
-    net = module_of(forward, words=nn.Embedding(3, 4, padding_idx=0))
-    nn.init.normal_(net.words.weight, generator=torch.Generator().manual_seed(0))
-    net.mix = nn.Linear(4, 4)
-    return net
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_gradients_that_are_cut_on_purpose_are_no_fault_of_second_derivatives(seed: int) -> None:
     torch.manual_seed(seed)
-    data = torch.tensor([[0, 1, 2], [0, 0, 1], [2, 1, 0]]), torch.tensor([0, 1, 2])
-    problem = fl.Problem(tied_words().double(), "cross_entropy", data)
+    net, *data = tied_words()
+    problem = fl.Problem(net, "cross_entropy", tuple(data))
     assert bool(Hessian(problem)(normal(32, seed=seed)).isfinite().all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from builders import cross_entropy
 from literal import definition_3, input_jacobian, parameter_jacobian, weight_hessian
 from networks import module_of
 from torch import Tensor, nn
@@ -16,10 +17,6 @@ G = torch.Generator().manual_seed(4)
 X = torch.randn(12, 6, generator=G).double()
 Y = torch.tensor([0, 1, 2] * 4)
 CUT = float(X[0, 0])  #: a gate at it is shut for sample 0
-
-
-def cross_entropy(f: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(f, y, reduction="none")
 
 
 def wired(wiring, width: int = 6) -> nn.Module:

@@ -208,11 +208,9 @@ def test_a_weight_with_something_added_is_no_parameter():
     """Its derivative is that of the change, and its values are not: a change of 0 would have no flatness."""
     net, x, y = attentions.made("plain")
 
-    def added(base: Tensor) -> nn.Module:
-        return module_of(lambda net, change: net.base + change, base=base)
-
     for layer in (net.attention.q, net.attention.k, net.attention.v, net.attention.o):
-        parametrize.register_parametrization(layer, "weight", added(layer.weight.detach().clone()), unsafe=True)
+        added = module_of(lambda own, change: own.base + change, base=layer.weight.detach().clone())
+        parametrize.register_parametrization(layer, "weight", added, unsafe=True)
     report = measured(fl.Problem(net, "cross_entropy", (x, y)))
     assert report[NAME].kind == "undefined"
     assert "no parameter itself" in report[NAME].note

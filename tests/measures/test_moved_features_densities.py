@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from builders import estimated
 from networks import network
 from torch import nn
 
@@ -11,19 +12,13 @@ import flatlens as fl
 from flatlens.errors import BadInput
 
 
-def measured(problem: fl.Problem, key: str, part: str = "", seed: int = 0) -> fl.Estimate:
-    one = fl.measures.named(key)[0]
-    found = fl.measure(fl.Lens(problem), one, generator=torch.Generator().manual_seed(seed))
-    return found[f"{one.key}.{part}" if part else one.key]
-
-
 @pytest.mark.parametrize("over", ["rotations", "ball", "truncated_normal"])
 def test_eq_5_splits_the_gap(over: str) -> None:
     net, x, y = network("mlp-tanh", n=60)
     problem = fl.Problem(net, "cross_entropy", (x[:30], y[:30]), test=(x[30:], y[30:]))
     key = f"representativeness(delta=0.3, probes=200, over='{over}', sigma=0.5)"
-    rep, robust = (measured(problem, key, part) for part in ("split.representativeness", "split.robustness"))
-    gap = measured(problem, "generalisation_gap")
+    rep, robust = (estimated(problem, key, part) for part in ("split.representativeness", "split.robustness"))
+    gap = estimated(problem, "generalisation_gap")
     within = (max(0.0, rep.stderr**2 - gap.stderr**2) + robust.stderr**2) ** 0.5  # the held-out error is in both
     assert rep.value + robust.value == pytest.approx(gap.value, abs=4 * within)
     assert within < 0.02
@@ -35,14 +30,14 @@ def test_a_sample_of_copies_is_representative_of_itself() -> None:
     few = fl.Problem(net, "cross_entropy", (x, y))
     many = fl.Problem(net, "cross_entropy", (x.repeat(6, 1), y.repeat(6)))
     assert (
-        measured(many, "representativeness", "shift").value < 0.7 * measured(few, "representativeness", "shift").value
+        estimated(many, "representativeness", "shift").value < 0.7 * estimated(few, "representativeness", "shift").value
     )
 
 
 def test_an_unknown_bandwidth_names_the_known_ones() -> None:
     net, x, y = network("mlp-relu", n=30)
     with pytest.raises(BadInput, match="bandwidth='best'"):
-        measured(fl.Problem(net, "cross_entropy", (x, y)), "representativeness(bandwidth='best')")
+        estimated(fl.Problem(net, "cross_entropy", (x, y)), "representativeness(bandwidth='best')")
 
 
 def test_negative_losses_are_bounded_by_their_size() -> None:
@@ -57,7 +52,7 @@ def test_one_held_out_sample_has_no_error() -> None:
     """Nothing overflows, as the note said once; the part that needs no held-out sample stays."""
     net, x, y = network("mlp-tanh", n=31)
     problem = fl.Problem(net, "cross_entropy", (x[:30], y[:30]), test=(x[30:], y[30:]))
-    found = measured(problem, "representativeness", "split.representativeness")
+    found = estimated(problem, "representativeness", "split.representativeness")
     assert found.kind == "undefined"
     assert found.note.startswith("one held-out sample gives no error (the value is ")
-    assert measured(problem, "representativeness", "split.robustness").kind == "estimate"
+    assert estimated(problem, "representativeness", "split.robustness").kind == "estimate"

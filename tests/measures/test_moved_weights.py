@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from builders import estimated
 from literal_perturbation import on_the_ball
 from networks import network
 from scipy import stats
@@ -26,11 +27,6 @@ def regression(n: int = 12) -> tuple[fl.Problem, Tensor, Tensor, Tensor]:
     return fl.Problem(net, "half_squared_error", (x, y)), w, ((x @ w)[:, None] - y).mul(x).mean(0), x.T @ x / n
 
 
-def measured(problem: fl.Problem, key: str, seed: int = 0) -> fl.Estimate:
-    one = fl.measures.named(key)[0]
-    return fl.measure(fl.Lens(problem), one, generator=torch.Generator().manual_seed(seed))[one.key]
-
-
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_average_sharpness_of_a_quadratic_is_its_trace_at_any_radius(adaptive: bool) -> None:
     problem, w, _, H = regression()
@@ -40,7 +36,7 @@ def test_average_sharpness_of_a_quadratic_is_its_trace_at_any_radius(adaptive: b
         if adaptive
         else "average_sharpness(rho=0.7, adaptive=False, probes=400)"
     )
-    found = measured(problem, key)
+    found = estimated(problem, key)
     assert found.value == pytest.approx(truth, abs=4 * found.stderr)
     assert found.stderr < 0.15 * truth
     assert found.samples is not None
@@ -50,8 +46,8 @@ def test_average_sharpness_of_a_quadratic_is_its_trace_at_any_radius(adaptive: b
 def test_antithetic_pairs_have_no_part_of_the_slope() -> None:
     problem, _, g, _ = regression()
     assert float(g.norm()) > 0.3  # far from a minimum: single draws would swamp the trace
-    small = measured(problem, "average_sharpness(rho=1e-5, adaptive=False, probes=400)")
-    large = measured(problem, "average_sharpness(rho=1.0, adaptive=False, probes=400)")
+    small = estimated(problem, "average_sharpness(rho=1e-5, adaptive=False, probes=400)")
+    large = estimated(problem, "average_sharpness(rho=1.0, adaptive=False, probes=400)")
     torch.testing.assert_close(small.arrays["pairs"], large.arrays["pairs"], rtol=1e-3, atol=1e-3)  # the same draws
 
 
@@ -60,9 +56,9 @@ def test_antithetic_pairs_have_no_part_of_the_slope() -> None:
 def test_average_sharpness_tends_to_the_curvature(name: str, adaptive: bool, limit: str) -> None:
     net, x, y = network(name, n=6)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    truth = measured(problem, f"{limit}(exact=True)").value
+    truth = estimated(problem, f"{limit}(exact=True)").value
     tail = "" if adaptive else ", adaptive=False"
-    found = measured(problem, f"average_sharpness(rho=0.001{tail}, probes=300)")
+    found = estimated(problem, f"average_sharpness(rho=0.001{tail}, probes=300)")
     assert found.value == pytest.approx(truth, abs=4 * found.stderr)
     assert found.stderr < 0.3 * abs(truth)
 
@@ -71,7 +67,7 @@ def test_the_published_scale_has_no_factor() -> None:
     net, x, y = network("mlp-relu", n=6)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     ours, published = (
-        measured(problem, key) for key in ("average_sharpness", "average_sharpness(scale='published46')")
+        estimated(problem, key) for key in ("average_sharpness", "average_sharpness(scale='published46')")
     )
     assert ours.value == pytest.approx(2 / 0.1**2 * published.value)
     assert ours.stderr == pytest.approx(200 * published.stderr)
@@ -82,7 +78,7 @@ def test_worst_sharpness_of_a_quadratic(adaptive: bool) -> None:
     problem, w, g, H = regression()
     unit = w.abs() if adaptive else torch.ones(4, dtype=torch.float64)
     truth = on_the_ball(unit[:, None] * H * unit, unit * g, 0.3)
-    found = measured(
+    found = estimated(
         problem, f"worst_sharpness(rho=0.3, adaptive={adaptive}, steps=60)".replace("adaptive=False, ", "")
     )
     assert truth * (1 - 1e-4) <= found.value <= truth * (1 + 1e-9)
@@ -96,22 +92,22 @@ def test_weights_at_zero_stay_there() -> None:
         for p in net.parameters():
             p.zero_()
     problem = fl.Problem(net, "cross_entropy", (torch.randn(6, 3).double(), torch.randint(2, (6,))))
-    assert measured(problem, "worst_sharpness(adaptive=True)").value == 0
-    assert measured(problem, "average_sharpness").value == 0
-    assert measured(problem, "worst_sharpness").value > 0
+    assert estimated(problem, "worst_sharpness(adaptive=True)").value == 0
+    assert estimated(problem, "average_sharpness").value == 0
+    assert estimated(problem, "worst_sharpness").value > 0
 
 
 def test_m_sharpness_grows_as_the_groups_shrink() -> None:
     net, x, y = network("mlp-tanh", n=12)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     whole, halves, alone = (
-        measured(problem, key) for key in ("worst_sharpness", "worst_sharpness(m=6)", "worst_sharpness(m=1)")
+        estimated(problem, key) for key in ("worst_sharpness", "worst_sharpness(m=6)", "worst_sharpness(m=1)")
     )
     assert whole.value < halves.value < alone.value
     assert (whole.note, halves.note) == ("m = 12, 1 group of samples", "m = 6, 2 groups of samples")
     one = fl.Problem(net, "cross_entropy", (x[:1], y[:1]))
     each = [
-        measured(fl.Problem(net, "cross_entropy", (x[i : i + 1], y[i : i + 1])), "worst_sharpness").value
+        estimated(fl.Problem(net, "cross_entropy", (x[i : i + 1], y[i : i + 1])), "worst_sharpness").value
         for i in range(12)
     ]
     assert one.n == 1
@@ -124,7 +120,7 @@ def test_pac_bayes_flatness_of_a_quadratic(adaptive: bool) -> None:
     problem, w, _, H = regression()
     truth = float((H.diagonal() * (w.square() if adaptive else torch.ones(4))).sum()) / (2 * 0.2)
     key = f"pac_bayes_flatness(level=0.2, of='loss'{', adaptive=True' if adaptive else ''}, probes=400)"
-    found = measured(problem, key)
+    found = estimated(problem, key)
     assert found.value == pytest.approx(truth, abs=4 * found.stderr)
     assert found.stderr < 0.1 * truth
 
@@ -136,7 +132,7 @@ def test_pac_bayes_flatness_in_accuracy_of_a_threshold() -> None:
         net.weight.copy_(torch.tensor([[1.0], [0.0]]))
     x, y = torch.ones(3, 1).double(), torch.zeros(3, dtype=torch.long)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    found = measured(problem, "pac_bayes_flatness(level=0.2, adaptive=True, probes=400)")
+    found = estimated(problem, "pac_bayes_flatness(level=0.2, adaptive=True, probes=400)")
     assert found.value == pytest.approx(float(stats.norm.ppf(0.2)) ** 2, abs=4 * found.stderr)
     assert found.stderr < 0.4
 
@@ -144,9 +140,9 @@ def test_pac_bayes_flatness_in_accuracy_of_a_threshold() -> None:
 def test_what_noise_cannot_spoil_has_no_pac_bayes_flatness() -> None:
     net, x, _ = network("mlp-relu", n=9)
     wrong = fl.Problem(net, "cross_entropy", (x, net(x).argmin(1)))
-    assert measured(wrong, "pac_bayes_flatness").kind == "undefined"
+    assert estimated(wrong, "pac_bayes_flatness").kind == "undefined"
     real = fl.Problem(net, "half_squared_error", (x, torch.randn(9, 3).double()))
-    assert "not class labels" in measured(real, "pac_bayes_flatness").note
+    assert "not class labels" in estimated(real, "pac_bayes_flatness").note
 
 
 def test_sigma_and_its_square_agree() -> None:
@@ -175,39 +171,39 @@ def test_samples_normalised_together_can_be_moved() -> None:
     net, x, y = network("residual", n=8)
     problem = fl.Problem(net, "cross_entropy", (x, y), batchnorm="train", ghost_batch=4)
     for key in ("average_sharpness", "worst_sharpness", "pac_bayes_flatness(of='loss')"):
-        assert math.isfinite(measured(problem, key).value)
+        assert math.isfinite(estimated(problem, key).value)
     with pytest.raises(BadInput, match="leave m out"):
-        measured(problem, "worst_sharpness(m=4)")
+        estimated(problem, "worst_sharpness(m=4)")
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_moves_that_overflow_are_undefined() -> None:
     net, x, y = network("mlp-relu", n=6)
     problem = fl.Problem(net.float(), "cross_entropy", (x.float(), y))
-    assert measured(problem, "average_sharpness(rho=1e38)").kind == "undefined"
-    assert measured(problem, "worst_sharpness(rho=1e38)").kind == "undefined"
+    assert estimated(problem, "average_sharpness(rho=1e38)").kind == "undefined"
+    assert estimated(problem, "worst_sharpness(rho=1e38)").kind == "undefined"
     wrong = fl.Problem(net, "cross_entropy", (x.float(), torch.ones(6, dtype=torch.long)))
-    assert measured(wrong, "pac_bayes_flatness(level=0.999)").kind == "undefined"
+    assert estimated(wrong, "pac_bayes_flatness(level=0.999)").kind == "undefined"
 
 
 def test_rounding_is_part_of_the_error() -> None:
     net, x, y = network("mlp-tanh", n=30)
-    truth = measured(fl.Problem(net, "cross_entropy", (x, y)), "adaptive_sharpness(exact=True)").value
+    truth = estimated(fl.Problem(net, "cross_entropy", (x, y)), "adaptive_sharpness(exact=True)").value
     single = fl.Problem(net.float(), "cross_entropy", (x.float(), y))
     for rho in (1e-2, 1e-3, 1e-4, 1e-5):
-        found = measured(single, f"average_sharpness(rho={rho})")
+        found = estimated(single, f"average_sharpness(rho={rho})")
         assert found.value == pytest.approx(truth, abs=4 * found.stderr)
     assert "dtype=torch.float64" in found.note
-    assert "rounding" in measured(single, "feature_robustness(delta=1e-6)").note
+    assert "rounding" in estimated(single, "feature_robustness(delta=1e-6)").note
 
 
 @pytest.mark.parametrize("key", ["feature_robustness", "local_variation", "mls_by_search", "locally_constant_labels"])
 def test_what_is_not_about_parameters_needs_none(key: str) -> None:
     net, x, y = network("mlp-tanh", n=12)
-    free = measured(fl.Problem(net, "cross_entropy", (x, y)), key)
-    frozen = measured(fl.Problem(net.requires_grad_(False), "cross_entropy", (x, y)), key)
+    free = estimated(fl.Problem(net, "cross_entropy", (x, y)), key)
+    frozen = estimated(fl.Problem(net.requires_grad_(False), "cross_entropy", (x, y)), key)
     assert frozen.value == pytest.approx(free.value)
-    assert measured(fl.Problem(net, "cross_entropy", (x, y)), "average_sharpness").kind == "undefined"
+    assert estimated(fl.Problem(net, "cross_entropy", (x, y)), "average_sharpness").kind == "undefined"
 
 
 def test_worst_sharpness_stays_a_lower_bound_in_float32() -> None:

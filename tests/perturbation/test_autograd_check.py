@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from networks import module_of
+from networks import module_of, tied_words
 from torch import nn
 
 import flatlens as fl
@@ -246,26 +246,11 @@ def test_a_network_that_computes_in_float32_inside(x):
     assert residual == pytest.approx(10 * torch.finfo(torch.float32).eps * value)
 
 
-def tied_words() -> nn.Module:
-    """Word 0 has no gradient where it is read, but one where it is predicted; norms compute in float32."""
-
-    def forward(net: nn.Module, x):
-        h = net.words(x).mean(1)
-        for _ in range(4):
-            z = h.to(torch.float32)
-            h = h + 3 * torch.tanh(net.mix((z * z.square().mean(1, keepdim=True).rsqrt()).to(h.dtype)))
-        return h @ net.words.weight.T
-
-    net = module_of(forward, words=nn.Embedding(3, 4, padding_idx=0), mix=(4, 4))
-    nn.init.normal_(net.words.weight)
-    return net
-
-
 @pytest.mark.parametrize("seed", [0, 2])
 def test_another_derivative_is_seen_through_float32_inside(seed):
     torch.manual_seed(seed)
-    data = torch.tensor([[0, 1, 2], [0, 0, 1], [2, 1, 0]]), torch.tensor([0, 1, 2])
-    report = fl.measure(fl.Lens(fl.Problem(tied_words().double(), "cross_entropy", data)), "ggn_trace")
+    net, *data = tied_words()
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", tuple(data))), "ggn_trace")
     assert "autograd's derivative is not the function's" in report["ggn_trace"].note
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import cross_entropy as each
 from networks import applied, module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -78,10 +79,6 @@ normal = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).train()
 sure = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).eval()
 pad = torch.tensor([[False, False, True]])
 NONE = torch.zeros(6).long()
-
-
-def each(f: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(f, y, reduction="none")
 
 
 def seed_of(net: Any, x: Tensor) -> Tensor:

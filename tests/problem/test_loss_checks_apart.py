@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import cross_entropy as each
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -16,10 +17,6 @@ from flatlens.errors import BadLoss
 from flatlens.problem.loss import Loss
 
 LossFunction = Callable[[Tensor, Any], Tensor]
-
-
-def each(f: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(f, y, reduction="none")
 
 
 def counts(y: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import cross_entropy as each
 from networks import module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,10 +18,6 @@ from flatlens.problem.loss_checks import same_targets
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)).double()
 Y = torch.arange(12) % 3
 WEIGHTS = "the loss depends on the weights beside the outputs"
-
-
-def each(f: Tensor, y: Any) -> Tensor:
-    return F.cross_entropy(f, y, reduction="none")
 
 
 def mixture() -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from networks import NETWORKS, module_of, network
+from networks import NETWORKS, Made, drawn, module_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -82,33 +82,22 @@ def flattened() -> nn.Module:
     return module_of(lambda net, x: net.head(torch.relu(net.embed(x[:, 0])).flatten(1)), embed=(6, 5), head=(30, 3))
 
 
-MADE: dict[str, Callable[[], nn.Module]] = {
-    "cnn": cnn,
-    "nested": nested,
-    "fx-residual": residual,
-    "tokens": tokens,
-    "flattened": flattened,
+def images(n: int) -> Tensor:
+    return torch.randn(n, 1, 6, 6)
+
+
+MADE: dict[str, Made] = {
+    "cnn": (cnn, images),
+    "nested": (nested, lambda n: torch.randn(n, 36)),
+    "fx-residual": (residual, images),
+    "tokens": (tokens, images),
+    "flattened": (flattened, images),
 }
 ALL = [*MADE, *NETWORKS]
 
 
 def made(name: str, n: int = 12) -> tuple[nn.Module, Tensor, Tensor]:
-    """(a network in eval mode, inputs, labels), in float64; norms not at their defaults."""
-    if name in NETWORKS:
-        return network(name, n)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        net = MADE[name]().double().eval()
-        for module in net.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                assert module.running_mean is not None
-                assert module.running_var is not None
-                module.running_mean.normal_()
-                module.running_var.uniform_(0.5, 2)
-                nn.init.uniform_(module.weight, 0.5, 2)
-                nn.init.normal_(module.bias)
-        x = torch.randn(n, 36).double() if name == "nested" else torch.randn(n, 1, 6, 6).double()
-        return net, x, torch.randint(0, 3, (n,))
+    return drawn((MADE | NETWORKS)[name], n)
 
 
 @pytest.fixture

@@ -262,16 +262,10 @@ def test_one_link_alone(problem_of):
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_a_norm_under_two_names_is_one_norm(affine: bool) -> None:
-    def named() -> nn.Module:
-        net = module_of(
-            lambda net, x: net.head(net.body(x)), fc=(3, 4), norm=nn.BatchNorm1d(4, affine=affine), head=(4, 2)
-        )
-        net.body = nn.Sequential(net.fc, net.norm, nn.ReLU())
-        return net
-
     torch.manual_seed(0)
-    net = named().double()
-    net(torch.randn(30, 3).double())
+    net = module_of(lambda net, x: net.head(net.body(x)), fc=(3, 4), norm=nn.BatchNorm1d(4, affine=affine), head=(4, 2))
+    net.body = nn.Sequential(net.fc, net.norm, nn.ReLU())
+    net.double()(torch.randn(30, 3).double())
     problem = fl.Problem(net.eval(), "mse", (torch.randn(9, 3).double(), torch.randn(9, 2).double()))
     report = fl.check_invariance(fl.Lens(problem), "mls", ["batchnorm_folding", "permutation"])
     assert set(report.moved) == {"batchnorm_folding", "permutation"}

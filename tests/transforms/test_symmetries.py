@@ -108,15 +108,10 @@ def test_an_expert_that_the_first_samples_do_not_reach_reads_the_features_too():
 
 
 def test_heads_of_two_attentions_that_cancel_are_found():
-    def twins() -> nn.Module:
-        net = module_of(
-            lambda net, x: (net.one(x, x, x)[0] - net.other(x, x, x)[0]).mean(1),
-            one=nn.MultiheadAttention(4, 2, batch_first=True),
-        )
-        net.other = copy.deepcopy(net.one)
-        return net
-
     torch.manual_seed(0)
-    net = twins().double()
+    one = nn.MultiheadAttention(4, 2, batch_first=True)
+    net = module_of(
+        lambda net, x: (net.one(x, x, x)[0] - net.other(x, x, x)[0]).mean(1), one=one, other=copy.deepcopy(one)
+    ).double()
     found = read(net, torch.randn(6, 5, 4, dtype=torch.float64), torch.zeros(6, dtype=torch.int64))
     assert [len(getattr(found, kind).symmetries) for kind in ("queries", "values", "orders")] == [4, 4, 2]

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from flatlens import Lens, Problem
+from flatlens import Estimate, Lens, Problem, measure, measures
 
 NET = """
 import torch
@@ -75,6 +75,22 @@ def lens_on(net: nn.Module, x: Tensor, loss: str = "half_squared_error", **more)
         f = net(x)
     y = torch.zeros(len(f), dtype=torch.long) if loss == "cross_entropy" else torch.zeros_like(f)
     return Lens(Problem(net, loss, (x, y), **more))
+
+
+def cross_entropy(f: Tensor, y: Tensor) -> Tensor:
+    """Return the cross-entropy of each sample."""
+    return nn.functional.cross_entropy(f, y, reduction="none")
+
+
+def half_squared(f: Tensor, y: Tensor) -> Tensor:
+    """Return half the squared distance of each sample's outputs from its class."""
+    return 0.5 * (f - nn.functional.one_hot(y, f.shape[1]).to(f)).square().sum(1)
+
+
+def estimated(problem: Problem, key: str, part: str = "", seed: int = 0) -> Estimate:
+    """Return the estimate of one measure, or of a part of it, with probes of a seed."""
+    one = measures.named(key)[0]
+    return measure(Lens(problem), one, generator=seeded(seed))[f"{one.key}.{part}" if part else one.key]
 
 
 def trace_of_hessian(net: nn.Module, risk: Tensor) -> float:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from builders import cross_entropy, half_squared
 from literal import LINEAR
 from scipy.optimize import minimize
 from torch import Tensor, nn
@@ -19,16 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 LossOf = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (n,)
 
 
-def half_squared(f: Tensor, y: Tensor) -> Tensor:
-    return 0.5 * (f - F.one_hot(y, f.shape[1]).to(f)).square().sum(1)
-
-
 def mse(f: Tensor, y: Tensor) -> Tensor:
     return (f - F.one_hot(y, f.shape[1]).to(f)).square().mean(1)
-
-
-def cross_entropy(f: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(f, y, reduction="none")
 
 
 LOSSES: dict[str, LossOf] = {"cross_entropy": cross_entropy, "half_squared_error": half_squared, "mse": mse}

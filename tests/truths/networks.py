@@ -119,7 +119,8 @@ def flat(n: int) -> Tensor:
     return torch.randn(n, 6)
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
+Made = tuple[Callable[[], nn.Module], Callable[[int], Tensor]]
+NETWORKS: dict[str, Made] = {
     "mlp-relu": (lambda: mlp("relu"), flat),
     "mlp-tanh": (lambda: mlp("tanh"), flat),
     "mlp-gelu": (lambda: mlp("gelu"), flat),
@@ -136,24 +137,42 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 }
 
 
-def network(name: str, n: int = 5, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+def tied_words() -> tuple[nn.Module, Tensor, Tensor]:
+    """(a network in float64, ids, labels): norms compute in float32, and word 0 has a gradient only as an output."""
+
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        h = net.words(x).mean(1)
+        for _ in range(4):
+            z = h.to(torch.float32)
+            h = h + 3 * torch.tanh(net.mix((z * z.square().mean(1, keepdim=True).rsqrt()).to(h.dtype)))
+        return h @ net.words.weight.T
+
+    net = module_of(forward, words=nn.Embedding(3, 4, padding_idx=0), mix=(4, 4)).double()
+    nn.init.normal_(net.words.weight)
+    return net, torch.tensor([[0, 1, 2], [0, 0, 1], [2, 1, 0]]), torch.tensor([0, 1, 2])
+
+
+def drawn(made: Made, n: int, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
     """(a network in eval mode, inputs, labels), in float64; norm statistics and affine entries not at their
     defaults."""
-    with torch.random.fork_rng():
+    make, inputs = made
+    with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
-        make, inputs = NETWORKS[name]
         net = make().double().eval()
         x = inputs(n).double()
-        with torch.no_grad():
-            for module in net.modules():
-                if isinstance(module, nn.BatchNorm2d):
-                    module.running_mean.normal_()
-                    module.running_var.uniform_(0.5, 2)
-                if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
-                    module.weight.uniform_(0.5, 2)
-                    module.bias.normal_()
-        y = torch.randint(0, 3, (n,))
-    return net, x, y
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+            if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+                module.weight.uniform_(0.5, 2)
+                module.bias.normal_()
+        return net, x, torch.randint(0, 3, (n,))
+
+
+def network(name: str, n: int = 5, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network by its name, its inputs and labels, as `drawn` makes them."""
+    return drawn(NETWORKS[name], n, seed)
 
 
 def lens(name: str = "mlp-relu", **options: object) -> Lens:

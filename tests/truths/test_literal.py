@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from builders import cross_entropy, half_squared
 from literal import (
     LINEAR,
     call_jacobians,
@@ -25,14 +26,6 @@ from torch.nn import functional as F
 import flatlens as fl
 
 torch.set_num_threads(1)
-
-
-def half_squared(f: Tensor, y: Tensor) -> Tensor:
-    return 0.5 * (f - F.one_hot(y, f.shape[1]).to(f)).square().sum(1)
-
-
-def cross_entropy(f: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(f, y, reduction="none")
 
 
 def quartic(f: Tensor, y: Tensor) -> Tensor:
