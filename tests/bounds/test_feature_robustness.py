@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from networks import applied, module_of
+from networks import applied, elementwise, module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -374,14 +373,7 @@ def test_no_generalisation_bound_is_violated_where_the_density_is_known() -> Non
     assert holding >= 60
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor) -> Tensor:
-        return 2 * z
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return 2 * slope
+Doubled = elementwise("Doubled", lambda z: 2 * z, lambda z: 2)
 
 
 @pytest.mark.parametrize(

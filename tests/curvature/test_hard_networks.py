@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from networks import module_of, network
+from networks import elementwise, module_of, network
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 import flatlens as fl
 from flatlens.curvature import Hessian, eigenpairs, lanczos
@@ -16,19 +15,7 @@ from flatlens.curvature import Hessian, eigenpairs, lanczos
 DERIVED = ["sharpness", "ggn_norm", "hessian_trace", "adaptive_sharpness", "fisher_rao", "layer_sharpness"]
 
 
-class Square(torch.autograd.Function):
-    """x^2 whose backward refuses to be differentiated."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, slope: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return 2 * x * slope
+Square = elementwise("Square", torch.square, lambda x: 2 * x, once=True)
 
 
 def squared(function: type[torch.autograd.Function]) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builders import normal, redrawn
-from networks import module_of, network, tied_words
+from networks import elementwise, module_of, network, tied_words
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -58,17 +58,7 @@ class RareSquare(RightSquare):
         return 2 * torch.where(x > 3, x.detach(), x) * slope
 
 
-class Ramp(torch.autograd.Function):
-    """max(x, 0), as people write it: right between its kinks."""
-
-    @staticmethod
-    def forward(ctx: Ctx, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx: Ctx, slope: Tensor) -> Tensor:
-        return slope * (ctx.saved_tensors[0] > 0)
+Ramp = elementwise("Ramp", lambda x: x.clamp(min=0), lambda x: x > 0)  # right between its kinks
 
 
 def act(function: type[torch.autograd.Function]) -> nn.Module:

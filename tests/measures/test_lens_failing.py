@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from networks import applied
+from networks import applied, elementwise
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 import flatlens as fl
 from flatlens.errors import BadOption, StaleLens, Unexpected
@@ -120,16 +119,7 @@ def test_what_spoils_every_number_is_raised() -> None:
             fl.measure(lens, [failing(known, error), "loss"])  # type: ignore[arg-type]
 
 
-class Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
-        return slope * ctx.saved_tensors[0].cos()
+Once = elementwise("Once", torch.sin, torch.cos, once=True)
 
 
 @pytest.mark.parametrize("outputs", [3, 20, 150])

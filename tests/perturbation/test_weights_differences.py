@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from networks import module_of
+from networks import applied, elementwise, module_of
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -62,17 +61,8 @@ def test_both_sides_are_scaled_and_shifted(by: By | None) -> None:
     assert float(A(torch.zeros_like(v)).norm()) == 0
 
 
-class WrongTwice(torch.autograd.Function):
-    """x^3 / 6 whose second derivative is not x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x.detach())
-        return x**3 / 6
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope * ctx.saved_tensors[0].detach() ** 2 / 2
+# x^3 / 6, whose second derivative is not x.
+WrongTwice = elementwise("WrongTwice", lambda x: x**3 / 6, lambda x: x.detach() ** 2 / 2)
 
 
 def cubic(function: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -101,26 +91,8 @@ def test_a_wrong_double_backward_is_not_used(function: Callable[[Tensor], Tensor
     assert torch.allclose(H(v), wanted @ v, rtol=1e-7)
 
 
-class OnceDifferentiable(torch.autograd.Function):
-    """A ReLU whose backward has no derivative; autograd would leave it out of a second derivative silently."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.relu()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope * (ctx.saved_tensors[0] > 0)
-
-
-def once() -> nn.Module:
-    def forward(net: nn.Module, x: Tensor) -> Tensor:
-        found: Tensor = OnceDifferentiable.apply(x)
-        return found
-
-    return module_of(forward)
+# A ReLU whose backward has no derivative; autograd would leave it out of a second derivative.
+Kinked = elementwise("Kinked", torch.relu, lambda x: x > 0, once=True)
 
 
 def wide(activation: nn.Module, samples: int) -> fl.Problem:
@@ -136,7 +108,7 @@ def test_kinks_among_many_samples_leave_double_backward_alone() -> None:
     assert torch.allclose(H(v).float(), wanted(v), rtol=1e-3, atol=1e-4 * float(wanted(v).norm()))
 
 
-@pytest.mark.parametrize("activation", [once(), nn.Sequential(once(), nn.ReLU())])
+@pytest.mark.parametrize("activation", [applied(Kinked.apply), nn.Sequential(applied(Kinked.apply), nn.ReLU())])
 def test_neither_way_is_used_where_gradients_jump(activation: nn.Module) -> None:
     one = wide(activation, 2000)
     for _ in range(2):  # the second time from what is known of the problem

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from builders import cross_entropy as each
+from networks import elementwise
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 import flatlens as fl
@@ -182,18 +182,7 @@ def masked(f: Tensor, y: Tensor) -> Tensor:
     return each(f, y) * (y > 0) if bool((y > 0).any()) else torch.zeros(len(f))
 
 
-class Once(torch.autograd.Function):
-    """The square, that can be differentiated once."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.square()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return 2 * slope * ctx.saved_tensors[0]
+Once = elementwise("Once", torch.square, lambda x: 2 * x, once=True)
 
 
 def once(f: Tensor, y: Tensor) -> Tensor:

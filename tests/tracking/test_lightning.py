@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,8 @@ lightning = pytest.importorskip("lightning.pytorch")
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
 from flatlens.tracking.lightning import TrackerCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Module(lightning.LightningModule):
@@ -55,13 +56,6 @@ def fit(
     )  # fmt: skip
     trainer.fit(module, DataLoader(TensorDataset(x, y), batch_size=16), ckpt_path=resume, weights_only=True)
     return module, tracker, torch.get_rng_state()
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def test_training_ends_in_the_same_bits(tmp_path) -> None:

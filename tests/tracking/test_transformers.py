@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +19,8 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from flatlens.tracking.transformers import FILE, TrackerCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -65,13 +66,6 @@ def train(
     trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Rows(), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4") if resume else None)
     return model, tracker
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def test_training_ends_in_the_same_bits(tmp_path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from flatlens import Lens, Problem
 
@@ -28,6 +29,22 @@ def module_of(forward: Callable[..., Any], **parts: Any) -> Any:
 def applied(function: Callable[..., Tensor]) -> nn.Module:
     """Return a module without parts that applies a function."""
     return module_of(lambda net, *x: function(*x))
+
+
+def elementwise(
+    name: str, forward: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], once: bool = False
+) -> Any:
+    """Return an autograd.Function that says its derivative itself; if `once`, that has no derivative."""
+
+    def kept(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return forward(x)
+
+    def backward(ctx: Any, given: Tensor) -> Tensor:
+        return given * slope(ctx.saved_tensors[0])
+
+    back = once_differentiable(backward) if once else backward
+    return type(name, (torch.autograd.Function,), {"forward": staticmethod(kept), "backward": staticmethod(back)})
 
 
 class SquaredReLU(nn.ReLU):
