@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from builders import MIB, Gauge, lens_in_chunks
 from torch import nn
 
 import flatlens as fl
@@ -9,34 +10,10 @@ from flatlens import forecast
 from flatlens.forecast import Cost, seconds_of
 from flatlens.memory import OfProcess, _of_group
 
-MIB = 2**20
-
-
-class Gauge:
-    """A machine on which work takes 10 MiB, and 2 MiB for each sample of a chunk."""
-
-    def __init__(self, left: float) -> None:
-        self.room, self.most = int(left), 0
-
-    def used(self):
-        return 50 * MIB
-
-    def begin(self):
-        self.most = 0
-        return True
-
-    def peak(self):
-        return self.most
-
-    def left(self):
-        return self.room
-
 
 @pytest.fixture
 def lens():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    return fl.Lens(fl.Problem(net, "cross_entropy", (torch.randn(200, 4), torch.arange(200) % 3), memory="100KB"))
+    return lens_in_chunks()
 
 
 def test_the_peak_follows_the_chunk_not_the_data(lens, monkeypatch):

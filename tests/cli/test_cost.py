@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
+from builders import Gauge, lens_in_chunks
 
 import flatlens as fl
 from flatlens import cli, forecast
@@ -21,27 +20,6 @@ def build():
 x = torch.linspace(-1, 1, 160).reshape(40, 4).sin()
 def samples(): return x, torch.arange(40) % 3
 """
-MIB = 2**20
-
-
-class Gauge:
-    """A machine on which work takes 10 MiB, and 2 MiB for each sample of a chunk."""
-
-    def __init__(self, left: float) -> None:
-        self.room, self.most = int(left), 0
-
-    def used(self):
-        return 50 * MIB
-
-    def begin(self):
-        self.most = 0
-        return True
-
-    def peak(self):
-        return self.most
-
-    def left(self):
-        return self.room
 
 
 @pytest.fixture
@@ -53,9 +31,7 @@ def net(tmp_path, monkeypatch):
 
 @pytest.fixture
 def lens():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    return fl.Lens(fl.Problem(net, "cross_entropy", (torch.randn(200, 4), torch.arange(200) % 3), memory="100KB"))
+    return lens_in_chunks()
 
 
 def test_work_that_lasts_is_announced_with_its_memory(net, capsys, monkeypatch):

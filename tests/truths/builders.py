@@ -102,3 +102,33 @@ def trace_of_hessian(net: nn.Module, risk: Tensor) -> float:
         for slope, p in zip(slopes, parameters, strict=True)
         for k in range(p.numel())
     )
+
+
+MIB = 2**20
+
+
+class Gauge:
+    """A machine on which work takes 10 MiB, and 2 MiB for each sample of a chunk."""
+
+    def __init__(self, left: float) -> None:
+        self.room, self.most = int(left), 0
+
+    def used(self):
+        return 50 * MIB
+
+    def begin(self):
+        self.most = 0
+        return True
+
+    def peak(self):
+        return self.most
+
+    def left(self):
+        return self.room
+
+
+def lens_in_chunks() -> Lens:
+    """Return a lens whose memory takes a part of its 200 samples at a time."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    return Lens(Problem(net, "cross_entropy", (torch.randn(200, 4), torch.arange(200) % 3), memory="100KB"))
