@@ -103,3 +103,14 @@ def test_the_table_of_regularisers_is_what_was_measured():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.table() in (ROOT / "docs" / "training.md").read_text(), "paste it anew: python docs/regulariser.py"
+
+
+def test_every_call_in_the_table_of_other_libraries_runs():
+    document = ROOT / "docs" / "migrating.md"
+    names: dict[str, object] = {}
+    for block in blocks(document, "python"):
+        exec(compile(block, str(document), "exec"), names)
+    calls = re.findall(r"^\| [^|]+ \| `([^`]+)` \|", document.read_text(), re.M)
+    assert len(calls) > 20
+    for call in calls:
+        assert eval(call, names) is not None, call
