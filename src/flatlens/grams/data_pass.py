@@ -225,12 +225,12 @@ class _Pass:
         with labels_known():
             losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
             correct = problem.loss.correct(outputs, y)
-        chunk = _Chunk(batch, forward, [inputs[number] for number in plan.inputs], number, losses, correct)
-        if sketch is None:
-            with labels_known():
+            if sketch is None:
                 unread = f.new_full((), torch.nan, dtype=torch.float64).expand(*f.shape, f.shape[1])
                 C = problem.loss.output_hessian(f, y) * per_mass if "C" in self.needs else unread
                 slope = fisher_slopes(problem, f, y)
+        chunk = _Chunk(batch, forward, [inputs[number] for number in plan.inputs], number, losses, correct)
+        if sketch is None:
             yield self._grams(chunk, _Outputs(f, C, token_mask(y), slope, closing_softmax(f)))
             return
         for probe, (rows, C) in enumerate(sketch.views(problem.loss, f, y, number)):

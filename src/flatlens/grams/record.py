@@ -245,7 +245,7 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
         batch = tree_map(as_leaf, batch, is_leaf=is_list)
     given = unlisted(batch[0] if problem.forward is None and isinstance(batch, tuple) else batch)
     ids = [part for part in given if part.ndim and not part.is_floating_point()]
-    with record(model, problem.mask(batch), ids) as tape:
+    with record(model, mask, ids) as tape:
         f, y = problem.run(model, batch)
     inputs, tape.rounded = leaves or tape.embedded[:1], problem.precision > torch.finfo(problem.dtype).eps
     tape.read_graph(f, model, inputs)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from flatlens.operations.graph import LEAF, Graph, Node, dtype_of, shape_of, walk
+from flatlens.operations.graph import LEAF, Graph, Node, shape_of, walk
 from flatlens.operations.layers import Adapter, Convolution, Dense, TransposedConvolution, both_sides
 from flatlens.operations.table import is_complex
 
@@ -49,21 +49,22 @@ class GraphOperation:
     """An operation of the graph, identified by its node."""
 
     node: Node
+    number = 0  #: which of the node's outputs it is
 
     @property
     def edge(self) -> GradientEdge:
-        """Return the operation's output, as a place to differentiate to."""
-        return GradientEdge(self.node, 0)
+        """Return the operation's output, as a place to differentiate from or to."""
+        return GradientEdge(self.node, self.number)
 
     @property
     def shape(self) -> torch.Size:
         """Return the shape of the operation's output."""
-        return torch.Size(self.node._input_metadata[0].shape)
+        return shape_of((self.node, self.number))
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the operation's output."""
-        found: torch.dtype = self.node._input_metadata[0].dtype
+        found: torch.dtype = self.node._input_metadata[self.number].dtype
         return found
 
     @property
@@ -337,23 +338,11 @@ def reaches(node: Node | None, goal: Node | None) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Derived:
+class Derived(GraphOperation):
     """A tensor made from parameters, or the parameter itself, and the operations that read it with samples."""
 
-    node: Node
-    number: int  #: which of the node's outputs it is
-    shape: torch.Size
+    number: int
     reads: tuple[Read, ...]
-
-    @property
-    def edge(self) -> GradientEdge:
-        """Return the tensor, as a place to differentiate from or to."""
-        return GradientEdge(self.node, self.number)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the tensor's dtype."""
-        return dtype_of((self.node, self.number))
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -386,7 +375,7 @@ def derived_from(graph: Graph, leaf: Node, shape: torch.Size, sampled: Collectio
             else:
                 reads.append(read)
         if reads:
-            found.append(Derived(node, number, shape, tuple(reads)))
+            found.append(Derived(node, number, tuple(reads)))
 
     for visited, _ in enumerate(walk([(leaf, 0, shape)], onward)):
         if visited >= _MOST or None in found:
