@@ -341,8 +341,8 @@ def reaches(node: Node | None, goal: Node | None) -> bool:
 class Derived(GraphOperation):
     """A tensor made from parameters, or the parameter itself, and the operations that read it with samples."""
 
-    number: int
     reads: tuple[Read, ...]
+    number: int = 0
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -375,7 +375,7 @@ def derived_from(graph: Graph, leaf: Node, shape: torch.Size, sampled: Collectio
             else:
                 reads.append(read)
         if reads:
-            found.append(Derived(node, number, tuple(reads)))
+            found.append(Derived(node, tuple(reads), number))
 
     for visited, _ in enumerate(walk([(leaf, 0, shape)], onward)):
         if visited >= _MOST or None in found:
