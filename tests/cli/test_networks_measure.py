@@ -128,6 +128,15 @@ def test_json_agrees_with_the_library(net, capsys):
     assert names["mls"] == report["mls"].value
 
 
+def test_json_has_no_error_for_a_bound_and_the_answer_first(net, capsys):
+    assert cli.run(["measure", "net.py:build", *net, "--measures", "mls,sharpness", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    errors = {row["measure"]: (row["kind"], row["stderr"]) for row in found["estimates"] if not row["layer"]}
+    assert errors == {"mls": ("exact", 0), "sharpness": ("lower bound", None)}
+    assert list(found)[2] == "answer"
+    assert found["answer"][0].startswith("mls is ")
+
+
 def test_held_out_data_adds_the_gap(net, capsys):
     with_test = measured(capsys, "net.py:build", *net, "--test", "net.py:held_out")
     both = measured(capsys, "net.py:build", "--data", "net.py:both", "--loss", "cross_entropy")

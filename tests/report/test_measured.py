@@ -62,7 +62,7 @@ def test_the_page_holds_every_layer_once_under_its_block(page):
 
 
 def test_the_page_says_what_was_measured_and_escapes_it(page):
-    assert "nobody trained this network" in page
+    assert "Untrained: the weights are random." in page
     assert "its own &lt;tokenizer&gt;" in page
     assert "stem&lt;b&gt;" in page
     assert "stem<b>" not in page

@@ -54,9 +54,9 @@ TRAINED = {"n": 1, "origin": {"weights": "a.pt", "preparation": "images / 255"}}
     ("abouts", "told"),
     [
         ({"": TRAINED}, []),
-        ({"": RANDOM}, ["The weights are random: nobody trained this network."]),
-        ({"a": TRAINED, "b": RANDOM}, ["The weights of b are random: nobody trained this network."]),
-        ({"a": RANDOM, "b": RANDOM}, ["The weights of a, b are random: nobody trained these networks."]),
+        ({"": RANDOM}, ["Untrained: the weights are random."]),
+        ({"a": TRAINED, "b": RANDOM}, ["Untrained: the weights of b are random."]),
+        ({"a": RANDOM, "b": RANDOM}, ["Untrained: the weights of a, b are random."]),
     ],
 )
 def test_untrained_networks_are_named_once(abouts, told):
@@ -64,6 +64,12 @@ def test_untrained_networks_are_named_once(abouts, told):
     assert page["facts"] == screen[0] == "1 sample"
     assert page["untrained"] == told == screen[1 + len(page["origins"]) :]
     assert ("preparation", "images / 255") in page["origins"]
+
+
+def test_an_answer_that_says_untrained_says_it_alone() -> None:
+    answer = ["The network is untrained: its weights are random."]
+    assert "untrained" not in " ".join(map(str, head_of_screen({"": RANDOM}, answer)[1:])).lower()
+    assert "Untrained: the weights are random." in map(str, head_of_screen({"": RANDOM}, ["mls is 2."]))
 
 
 @pytest.mark.parametrize(("count", "lines"), [(6, 7), (7, 2)])

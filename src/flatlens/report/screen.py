@@ -317,4 +317,4 @@ def _untrained(abouts: Abouts) -> list[str]:
     if not names:
         return []
     of = f" of {', '.join(names)}" if len(abouts) > 1 else ""
-    return [f"The weights{of} are random: nobody trained {'this network' if len(names) == 1 else 'these networks'}."]
+    return [f"Untrained: the weights{of} are random."]
