@@ -27,7 +27,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["conventions", "development", "site_parts", "tables", "tutorials"]
+exclude_patterns = ["conventions", "development", "site_parts", "tables", "tutorials", "**sg_execution_times.rst"]
 suppress_warnings = ["config.cache", "ref.python"]  # gallery settings hold functions; words of attributes read as types
 
 myst_enable_extensions = ["dollarmath", "attrs_inline"]
