@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flatlens as fl
-from flatlens.bounds import BoundsReport, Verdict
+from flatlens.bounds import BOUNDS, BoundsReport, Verdict
 from flatlens.bounds.answer import answer
 
 HELD = Verdict("mls_chain", "fc1", 0.5, 1.0, 0.5, 0.5, "holds", "", 0.0, "", "")
@@ -30,8 +30,8 @@ def test_claims_are_counted_by_verdict() -> None:
 def test_the_tightest_is_named_and_how_many_are_near_equality() -> None:
     tight = replace(HELD, bound="nmls_bound", layer=None, tightness=0.96)
     told = said(HELD, tight)
-    assert "The tightest is nmls_bound, whose left side is 0.96 of its right side; 2 are within a factor of 10" in told
-    assert "1 is within a factor of 10" in said(HELD, replace(tight, tightness=1e-18))
+    assert "The tightest is nmls_bound (left side 96% of the right); 2 claims are within a factor of 10" in told
+    assert "1 claim is within a factor of 10" in said(HELD, replace(tight, tightness=1e-18))
     assert "none is within a factor of 10 of equality: they say little here" in said(replace(HELD, tightness=0.05))
     assert "tightest" not in said(OFF)
     assert "tightest" not in said(replace(HELD, tightness=float("nan")))
@@ -53,6 +53,15 @@ def test_an_assumption_that_only_a_declaration_settles_is_proposed() -> None:
     )
     assert "declare" not in said(HELD, OFF)
     assert "declare" not in said(HELD, replace(waiting, assumption="known_density: neither checked nor declared"))
+
+
+def test_bounds_that_must_be_named_are_named_after_a_check_of_the_others() -> None:
+    named = [name for name, one in BOUNDS.items() if one.on_request]
+    others = [replace(HELD, bound=name) for name in BOUNDS if name not in named]
+    told = said(*others)
+    assert f"{len(named)} bounds need more than a pass and must be named: {named[0]}, " in told
+    assert "must be named" not in said(HELD)
+    assert "must be named" not in said(*others, *(replace(HELD, bound=name) for name in named))
 
 
 def test_where_nothing_holds_the_most_frequent_reason_is_said() -> None:

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from flatlens.bounds.context import DECLARABLE
-from flatlens.bounds.definition import Verdict
+from flatlens.bounds.definition import BOUNDS, Verdict
+from flatlens.column import Column
 from flatlens.progress import count_of, listed
 
 NEAR = 0.1  #: share of the right side that the left one reaches at least where a bound says something
@@ -23,7 +24,7 @@ def answer(verdicts: Sequence[Verdict]) -> list[str]:
     >>> for sentence in answer([held]):
     ...     print(sentence)
     1 of 1 claim holds on this network.
-    The tightest is mls_chain at fc1, whose left side is 0.5 of its right side; 1 is within a factor of 10 of equality.
+    The tightest is mls_chain at fc1 (left side 50% of the right); 1 claim is within a factor of 10 of equality.
     """
     if not verdicts:
         return []
@@ -62,21 +63,29 @@ def _said(verdicts: Sequence[Verdict]) -> str:
     best = max(known, key=lambda v: v.tightness)
     at = f"{best.bound}{f' at {best.layer}' if best.layer else ''}"
     near = sum(v.tightness >= NEAR for v in known)
-    told = f"The tightest is {at}, whose left side is {best.tightness:.2g} of its right side"
+    told = f"The tightest is {at} (left side {100 * best.tightness:.3g}% of the right)"
     far = f"within a factor of {1 / NEAR:.0f} of equality"
-    told += f"; {near} {'is' if near == 1 else 'are'} {far}" if near else f"; none is {far}: they say little here"
+    told += (
+        f"; {count_of(near, 'claim')} {'is' if near == 1 else 'are'} {far}"
+        if near
+        else f"; none is {far}: they say little here"
+    )
     return f"{'; '.join(filter(None, (told, nothing)))}."
 
 
 def _next(verdicts: Sequence[Verdict]) -> str:
-    """Return the assumptions that only a declaration can settle; where nothing holds, the one that fails most often."""
+    """Return what decides more claims: an assumption to declare, the one that fails most often, bounds to name."""
     waiting: dict[str, list[Verdict]] = {}
     for v in verdicts:
         name, _, why = v.assumption.partition(": ")
         if v.status == "not applicable" and name in DECLARABLE and why == UNDECLARED:
             waiting.setdefault(name, []).append(v)
     if not waiting and any(v.status != "not applicable" for v in verdicts):
-        return ""
+        asked = {Column.parse(v.bound).measure for v in verdicts}
+        others = [name for name, one in BOUNDS.items() if one.on_request and name not in asked]
+        by_default = {name for name, one in BOUNDS.items() if not one.on_request} <= asked
+        more = f"{count_of(len(others), 'bound')} need{'s' * (len(others) == 1)} more than a pass and must be named"
+        return f"{more}: {listed(others, MOST)}." if by_default and others else ""
     if not waiting:
         (why, _), *_ = Counter(v.assumption for v in verdicts).most_common(1)
         return f"The assumption that fails most often is {why}."
