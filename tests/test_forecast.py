@@ -63,7 +63,8 @@ def test_what_was_freed_does_not_hide_what_is_taken():
 def test_seconds_are_those_of_all_samples(lens, monkeypatch):
     """The machine takes 2 s more at first, 0.5 s for each call, and 0.25 s for each sample."""
     clock = [0.0, 2.0]
-    monkeypatch.setattr(forecast.time, "monotonic", lambda: clock[0])
+    for name in ("monotonic", "process_time"):
+        monkeypatch.setattr(forecast.time, name, lambda: clock[0])
 
     def work(few):
         clock[:] = [clock[0] + 0.5 + 0.25 * few.problem.n + clock[1], 0.0]
@@ -94,6 +95,20 @@ def test_the_cost_of_a_measurement_is_that_of_its_parts():
     assert found.seconds >= found.frame()["seconds"].sum() > 0
     assert repr(found).endswith("curvature products")
     assert found.size == "67 parameters, 300 samples, 1 forward and 3 backward passes"
+
+
+def test_a_machine_that_is_busy_during_one_trial_changes_little(lens, monkeypatch):
+    """Each sample takes 0.25 s of a processor, and the first trials have all of it, the last one a third."""
+    clock = {"wall": 0.0, "own": 0.0}
+    monkeypatch.setattr(forecast.time, "monotonic", lambda: clock["wall"])
+    monkeypatch.setattr(forecast.time, "process_time", lambda: clock["own"])
+
+    def work(few):
+        clock["own"] += 0.25 * few.problem.n
+        clock["wall"] += 0.25 * few.problem.n * (3 if few.problem.n > 8 else 1)
+
+    found = forecast.forecast(lens, work)
+    assert found.seconds == pytest.approx(0.25 * 200 * clock["wall"] / clock["own"])
 
 
 def test_few_samples_have_a_cost_too():

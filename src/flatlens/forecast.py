@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, final
 
@@ -140,6 +140,7 @@ class _Trial:
     """The time and memory of work on a few samples; bytes, None if unknown."""
 
     n: int
+    own: float  #: seconds of a processor
     parts: dict[str, float]  #: seconds
     products: dict[str, int]
     in_all: int
@@ -178,7 +179,7 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
         grown = 2 * count if last.seconds > QUICK else max(8, 2 * count)
         count = count if len(done) == 1 else min(most, grown)
     gauge.begin()
-    return _extrapolated(lens, done, gauge, before or 0, whole)
+    return _extrapolated(lens, _evened(done), gauge, before or 0, whole)
 
 
 def _enough(done: list[_Trial]) -> bool:
@@ -187,9 +188,9 @@ def _enough(done: list[_Trial]) -> bool:
 
 def _tried(lens: Lens, work: Callable[[Lens], object], count: int, gauge: Meter) -> _Trial:
     few = _few(lens, count)
-    begun, used, start = gauge.begin(), gauge.used(), time.monotonic()
+    begun, used, start, busy = gauge.begin(), gauge.used(), time.monotonic(), time.process_time()
     found = work(few)
-    seconds, peak = time.monotonic() - start, gauge.peak()
+    seconds, own, peak = time.monotonic() - start, time.process_time() - busy, gauge.peak()
     grown = None if not begun or peak is None or used is None else float(max(0, peak - used))
     parts, products = {REST: seconds}, dict[str, int]()
     if isinstance(found, Report):
@@ -200,7 +201,7 @@ def _tried(lens: Lens, work: Callable[[Lens], object], count: int, gauge: Meter)
         parts[REST] = max(0.0, seconds - sum(parts.values()))
         most = rows[rows["layer"] == ""].groupby("measure")["products"].max()
         products = {str(name): int(number) for name, number in most.items()}
-    return _Trial(few.problem.n, parts, products, few.products, grown, _held(few, found))
+    return _Trial(few.problem.n, own, parts, products, few.products, grown, _held(few, found))
 
 
 def _held(lens: Lens, found: object) -> int:
@@ -216,8 +217,21 @@ def _few(lens: Lens, count: int) -> Lens:
     few = lens.problem.with_changes(data=some, test=None, batchnorm="eval", ghost_batch=None, ranks=ALONE)
     found = Lens(few, outputs=lens.probes or "exact", attention_heads=lens.attention_heads)
     found.plan = lens.plan  # with the norms of its weights, once known
-    found.product_size = lens.product_size  # a limited search takes as many products as on the whole data
+    # a limited search takes as many products as on the whole data, of which it starts on the same share
+    found.product_size, found.samples = lens.product_size, lens.samples
     return found
+
+
+def _evened(done: list[_Trial]) -> list[_Trial]:
+    """Return the trials as if each had had the same share of a processor: other work comes and goes between them."""
+    share = sum(one.own for one in done) / max(sum(one.seconds for one in done), 1e-9)
+    if not all(one.own > 0 for one in done):
+        return done
+    scales = [one.own / (share * max(one.seconds, 1e-9)) for one in done]
+    return [
+        replace(one, parts={name: scale * took for name, took in one.parts.items()})
+        for one, scale in zip(done, scales, strict=True)
+    ]
 
 
 def _extrapolated(lens: Lens, done: list[_Trial], gauge: Meter, before: float, whole: bool) -> Forecast:
@@ -225,7 +239,8 @@ def _extrapolated(lens: Lens, done: list[_Trial], gauge: Meter, before: float, w
     parts = {}
     for name, took in last.parts.items():
         points = [(trial.n, trial.parts.get(name, 0.0)) for trial in done[1:]] or [(last.n, took)]
-        parts[name] = seconds_of(points, n, chunk(lens, n)) / lens.problem.ranks.size
+        shared = name == PASS or PASS not in last.parts  # of the rest, what no sample adds to comes once
+        parts[name] = seconds_of(points, n, chunk(lens, n) if shared else n) / lens.problem.ranks.size
     once = max(0.0, first.seconds - done[1].seconds) if whole and len(done) > 1 else 0.0
     found = by_rule(lens)
     peak, least, more, used = found.peak, found.least, found.more, gauge.used()

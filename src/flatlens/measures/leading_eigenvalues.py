@@ -82,7 +82,7 @@ def _within_budget(lens: Lens, run: Run) -> tuple[int, int | None]:
     affordable = int(run.budget / lens.product_size)
     if affordable >= ENOUGH:
         return min(affordable, MOST), None
-    return max(affordable, LEAST), max(1, min(OF_THE_START, lens.problem.n // LEAST_OF_THE_START))
+    return max(affordable, LEAST), max(1, min(OF_THE_START, lens.samples // LEAST_OF_THE_START))
 
 
 def as_estimate(pairs: Eigenpairs, products: int, rounding: float = 0.0) -> Estimate:
