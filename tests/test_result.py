@@ -182,7 +182,7 @@ def test_a_missing_folder_and_a_folder_are_named(results: dict[str, Result], tmp
 
 def test_a_row_is_found_by_the_name_that_was_asked_for(tmp_path) -> None:
     problem = fl.Problem(nn.Linear(3, 2), "mse", (torch.ones(5, 3), torch.zeros(5, 2)))
-    asked = "sharpness(layers=True, rtol=0.001, top_k=2)"
+    asked = "sharpness(layers=True, bottom_k=0, top_k=2)"
     report = fl.measure(fl.Lens(problem), [asked])
     report.save(tmp_path / "r")
     for found in (report, fl.Report.load(tmp_path / "r")):
