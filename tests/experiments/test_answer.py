@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Study
-from flatlens.experiments.answer import answer, closest
+from flatlens.experiments.answer import answer_of_study, closest
 from flatlens.experiments.levels import Levels
 from flatlens.experiments.tables import COLUMNS, GIVEN_LOSS, gap_correlations, training_losses
 from flatlens.statistics import GroupDifference
@@ -58,7 +58,7 @@ def left(**found):
 
 def told(overall, inside=None, left_out=0, unfinished=0, coefficients=None, levels=()):
     inside, coefficients = within() if inside is None else inside, by_kind() if coefficients is None else coefficients
-    found = answer(STUDY, overall, inside, coefficients, levels, left_out, unfinished)
+    found = answer_of_study(STUDY, overall, inside, coefficients, levels, left_out, unfinished)
     assert len(found) <= 3
     assert all(sentence.endswith(".") for sentence in found)
     return found

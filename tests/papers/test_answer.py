@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatlens.papers.answer import answer_of
+from flatlens.papers.answer import answer_of_claims
 from flatlens.papers.experiment import Experiment, Prediction
 from flatlens.statistics import Statistic
 
@@ -26,7 +26,7 @@ def reproduced(*outcomes, again=(), halves=(), differs=(), unfinished=0, scale="
 
 
 def told(*outcomes, **fields):
-    found = answer_of([reproduced(*outcomes, **fields)])
+    found = answer_of_claims([reproduced(*outcomes, **fields)])
     assert len(found) <= 3
     return found
 
@@ -70,7 +70,7 @@ def test_the_last_sentence_is_what_differs_and_what_next(scale, following):
 
 def test_several_experiments_have_one_answer():
     found = [reproduced(YES, differs=["A."]), reproduced(NO, OPEN, differs=["B.", "C."], name="X1")]
-    what, certain, last = answer_of(found)
+    what, certain, last = answer_of_claims(found)
     assert (
         what == "2 experiments at desk scale: 1 of 3 claims reproduced, 1 not reproduced, 1 open; not reproduced: No."
     )

@@ -557,12 +557,12 @@ def _expected_reproduce(studies: Sequence[Study], scale: Scale, workers: int, kn
 
 
 def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: bool) -> None:
-    from flatlens.papers.answer import answer_of
+    from flatlens.papers.answer import answer_of_claims
 
     if as_json:
         show_json(
             {
-                "answer": answer_of(found),
+                "answer": answer_of_claims(found),
                 "page": files[0] if files else None,
                 "files": files,
                 "experiments": [_facts_reproduce(one) for one in found],
@@ -572,7 +572,7 @@ def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: b
     from flatlens.papers.summary import rows_of
     from flatlens.report.screen import Fitted
 
-    show(*answer_of(found))
+    show(*answer_of_claims(found))
     for one, rows in zip(found, rows_of(found), strict=True):
         second = ["decided"] * bool(one.again or one.halves) + ["re-run"] * bool(one.again)
         second += ["halves"] * bool(one.halves)

@@ -37,7 +37,7 @@ MOST_CAVEATS = 2
 """Number of caveats that the answer names; the findings have all."""
 
 
-def answer(
+def answer_of_study(
     study: Study,
     relations: pd.DataFrame,
     within: pd.DataFrame,

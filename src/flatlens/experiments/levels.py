@@ -22,9 +22,9 @@ from flatlens.measures import MEASURES, named
 from flatlens.statistics import GroupDifference, group_differences
 from flatlens.statistics.group_differences import as_frame
 
-ROUNDING = 1e-9
+_ROUNDING = 1e-9
 """Largest difference of two columns that are multiples of each other, relative to their values."""
-HELD_OUT = "test_loss"
+_HELD_OUT = "test_loss"
 """It is tested together with the measures that decide."""
 _SHARES = ("accuracy", "test_accuracy", "generalisation_gap")
 """Numbers near 0 or 1, of which a ratio says nothing."""
@@ -66,8 +66,8 @@ def level_differences(networks: pd.DataFrame, quantities: Sequence[Quantity], va
             levels[known],
             pairs,
             units,
-            first=[*meanings, HELD_OUT],
-            untested=[name for name in BESIDE if name in columns and name != HELD_OUT],
+            first=[*meanings, _HELD_OUT],
+            untested=[name for name in BESIDE if name in columns and name != _HELD_OUT],
             linear=[name for name in columns if name in _SHARES or _is_logarithm(name)],
         )
         found.append(Levels(str(setting), differences, meanings, pairs is not None))
@@ -79,7 +79,7 @@ def table_of(found: Sequence[Levels]) -> pd.DataFrame:
     tables = [
         as_frame(one.differences).assign(
             setting=one.setting,
-            decides=[difference.name in (*one.meanings, HELD_OUT) for difference in one.differences],
+            decides=[difference.name in (*one.meanings, _HELD_OUT) for difference in one.differences],
             small_means=[one.meanings.get(difference.name, ("", ""))[0] for difference in one.differences],
         )
         for one in found
@@ -100,7 +100,7 @@ def _meanings(columns: Mapping[str, np.ndarray]) -> dict[str, tuple[str, str]]:
     """Return the columns that decide, each one once: a column that is a multiple of another says the same."""
     kept: dict[str, tuple[str, str]] = {}
     for name, values in columns.items():
-        if (meaning := _meaning(name)) and not any(proportional(values, columns[one], ROUNDING) for one in kept):
+        if (meaning := _meaning(name)) and not any(proportional(values, columns[one], _ROUNDING) for one in kept):
             kept[name] = meaning
     return kept
 

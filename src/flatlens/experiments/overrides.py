@@ -27,10 +27,10 @@ NONE = "none"
 """A setting that is None, in words."""
 
 
-def as_text(value: object) -> str:
+def setting_text(value: object) -> str:
     """Return a setting as text.
 
-    >>> as_text(None), as_text(0.1), as_text("relu")
+    >>> setting_text(None), setting_text(0.1), setting_text("relu")
     ('none', '0.1', 'relu')
     """
     return NONE if value is None else str(value)

@@ -26,7 +26,7 @@ import pandas as pd
 from torch import Tensor
 
 from flatlens.errors import BadFolder, BadInput, MissingExtra, needs, one_line
-from flatlens.experiments.overrides import IDENTITY, as_text, setting_columns
+from flatlens.experiments.overrides import IDENTITY, setting_columns, setting_text
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import Study
 from flatlens.progress import count_of
@@ -346,7 +346,7 @@ def _read_study(archive: zipfile.ZipFile, name: str) -> StudyResult:
 
 
 def _named_none(value: Any) -> Any:
-    return as_text(None) if pd.isna(value) else value
+    return setting_text(None) if pd.isna(value) else value
 
 
 def _read_table(archive: zipfile.ZipFile, member: str) -> pd.DataFrame:

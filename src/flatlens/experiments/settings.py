@@ -18,7 +18,7 @@ from flatlens.data import Split, UserData
 from flatlens.data.sources import DataSettings
 from flatlens.deprecated_names import FORMER_TRANSFORMS, former_measure, former_transform, present_measure, silent
 from flatlens.errors import BadInput, UnknownName
-from flatlens.experiments.overrides import as_text, paths, value_of, vary
+from flatlens.experiments.overrides import paths, setting_text, value_of, vary
 from flatlens.experiments.quantities import STUDIED, Quantity, quantities
 from flatlens.measures import named
 from flatlens.models import ARCHITECTURES, MLP, Architecture, UserNetwork
@@ -237,7 +237,7 @@ def in_words(settings: NetworkSettings, varied: Sequence[str]) -> str:
     """Return a network by the settings in which it differs from the others: "lr 0.1, seed 0"."""
     if isinstance(settings.training, TrainedElsewhere):
         return short(settings.training.weights)
-    return ", ".join(f"{name} {as_text(value_of(settings, name))}" for name in varied) or settings.key
+    return ", ".join(f"{name} {setting_text(value_of(settings, name))}" for name in varied) or settings.key
 
 
 def facts(settings: NetworkSettings) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
-from flatlens.experiments.answer import answer, level_sentences
+from flatlens.experiments.answer import answer_of_study, level_sentences
 from flatlens.experiments.derived import digest_of, read_derived, write_derived
 from flatlens.experiments.levels import level_differences, table_of
 from flatlens.experiments.narrative import findings
@@ -285,5 +285,5 @@ def _derived(study: Study, result: StudyResult) -> dict[str, Any]:
             *(sentence for one in levels for sentence in level_sentences(one)),
             *findings(study, networks, relations, within, with_gap, unfinished, failed),
         ],
-        "answer": answer(study, relations, within, with_gap, levels, left_out + failed, unfinished),
+        "answer": answer_of_study(study, relations, within, with_gap, levels, left_out + failed, unfinished),
     }

@@ -23,12 +23,12 @@ from flatlens.experiments.overrides import (
     IDENTITY,
     NONE,
     TOGETHER,
-    as_text,
     but_seeds,
     is_seed,
     last_field,
     seedless,
     setting_columns,
+    setting_text,
     split_values,
     value_of,
 )
@@ -192,7 +192,7 @@ def _words_of(networks: pd.DataFrame, axis: str, name: str) -> pd.Series:
 
 def _cell(value: Any, seed: int | None) -> Any:
     """Return a setting as a cell of a table; nested settings as text, without the seed that has a column of its own."""
-    return value if isinstance(value, int | float | str) else seedless(as_text(value), seed)
+    return value if isinstance(value, int | float | str) else seedless(setting_text(value), seed)
 
 
 def setting_of(settings: NetworkSettings, name: str) -> Any:

@@ -13,7 +13,7 @@ from flatlens.papers.experiment import Conclusion, Experiment, Outcome, Scale, c
 from flatlens.progress import count_of
 from flatlens.statistics.inference import FEWEST_UNITS
 
-WORDS: dict[Conclusion, str] = {
+_WORDS: dict[Conclusion, str] = {
     "reproduced": "reproduced", "not reproduced": "not reproduced", "at most weak": "at most weak",
     "inconclusive": "open", "not tested": "not tested",
 }  # fmt: skip
@@ -50,7 +50,7 @@ class Reproduced(Protocol):
         """Number of networks that are not finished."""
 
 
-def answer_of(found: Sequence[Reproduced]) -> list[str]:
+def answer_of_claims(found: Sequence[Reproduced]) -> list[str]:
     """Return at most three sentences on one experiment or several: what is the case, how certain, what next."""
     main = [pair for one in found for pair in _main(one)]
     return [_what(found, main), _certain(found, main), *_next(found)]
@@ -72,7 +72,7 @@ def _concluded(one: Reproduced, at: int) -> Conclusion:
 
 def _what(found: Sequence[Reproduced], main: Sequence[tuple[Outcome, Conclusion]]) -> str:
     counts = counted_conclusions(conclusion for _, conclusion in main)
-    others = [f"{number} {WORDS[c]}" for c, number in counts.items() if c in _ALWAYS or (number and c != "reproduced")]
+    others = [f"{number} {_WORDS[c]}" for c, number in counts.items() if c in _ALWAYS or (number and c != "reproduced")]
     kind = "main claim" if all(outcome.prediction.headline for outcome, _ in main) else "claim"
     told = ", ".join([f"{counts['reproduced']} of {count_of(len(main), kind)} reproduced", *others])
     who = found[0].experiment.id if len(found) == 1 else count_of(len(found), "experiment")

@@ -27,7 +27,7 @@ from flatlens.experiments.store import Store, refuse_foreign
 from flatlens.experiments.study import RunOptions, load_study, run_study
 from flatlens.files import write_whole
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.answer import answer_of
+from flatlens.papers.answer import answer_of_claims
 from flatlens.papers.evidence import column_of_units
 from flatlens.papers.experiment import (
     SCALES,
@@ -140,7 +140,7 @@ class Reproduction:
     @property
     def answer(self) -> list[str]:
         """At most three sentences: how many claims are reproduced, how certain, what differs or what next."""
-        return answer_of([self])
+        return answer_of_claims([self])
 
     def claims(self) -> list[dict[str, Any]]:
         """Return every claim with its outcome and that of its replication, as plain values."""

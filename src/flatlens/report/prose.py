@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from flatlens.experiments.narrative import is_or_are
-from flatlens.experiments.overrides import TOGETHER, as_text, but_seeds, is_seed, last_field, split_values
+from flatlens.experiments.overrides import TOGETHER, but_seeds, is_seed, last_field, setting_text, split_values
 from flatlens.experiments.quantities import in_words
 from flatlens.measures.definition import PAPERS
 from flatlens.progress import count_of, listed
@@ -247,14 +247,14 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, st
         elif isinstance(value, list | tuple):
             rows.append((f"{prefix}{key}", ", ".join(_item(item) for item in value)))
         else:
-            rows.append((f"{prefix}{key}", as_text(value)))
+            rows.append((f"{prefix}{key}", setting_text(value)))
     return rows
 
 
 def _item(item: Any) -> str:
     """Return one member of a list in words; a quantity of the study as its name and its column."""
     if not isinstance(item, Mapping):
-        return as_text(item)
+        return setting_text(item)
     if {"name", "column", "transform"} <= set(item):
         column = item["column"] if item["transform"] == "identity" else f"{item['transform']} {item['column']}"
         return f"{item['name']} ({column})"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
-from flatlens.papers.answer import answer_of
+from flatlens.papers.answer import answer_of_claims
 from flatlens.papers.experiment import MARKS, WEAK
 from flatlens.papers.reproduction import HALVES, IN_WORDS
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
@@ -67,7 +67,7 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
         {slot: spec for row in rows for slot, spec in row["specs"].items()},
         DRAWN_COLOURS,
         title=f"{only.id}: {only.title}" if len(found) == 1 else "Atlas: the papers' figures and claims, reproduced",
-        answer=answer_of(found),
+        answer=answer_of_claims(found),
         kinds=counted_by_kind(every),
         chance=by_chance(every),
         marks=MARKS,
@@ -88,7 +88,7 @@ def _row(
     return {
         "experiment": one.experiment,
         "scale": one.scale,
-        "answer": answer_of([one]) if several else (),
+        "answer": answer_of_claims([one]) if several else (),
         "differs": one.experiment.differs.get(one.scale, ()),
         "predicted": predicted,
         "again": bool(one.again),
