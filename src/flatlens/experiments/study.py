@@ -285,5 +285,5 @@ def _derived(study: Study, result: StudyResult) -> dict[str, Any]:
             *(sentence for one in levels for sentence in level_sentences(one)),
             *findings(study, networks, relations, within, with_gap, unfinished, failed),
         ],
-        "answer": answer_of_study(study, relations, within, with_gap, levels, left_out + failed, unfinished),
+        "answer": answer_of_study(study, within, with_gap, levels, left_out + failed, unfinished),
     }

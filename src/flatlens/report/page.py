@@ -224,7 +224,7 @@ def study_html(
     """Return the page's text; `tables` are the files beside it that it may link."""
     grid, networks = Grid.of(result), result.networks
     names = [q.name for q in measures_of(result)]
-    best = closest(names, result.relations, result.gap_correlations)
+    best = closest(names, result.gap_correlations)
     panels = next((f for f in figures if f.name == GAP_PANELS and len(f.panels) == len(names)), None)
     columns = [
         _Shown(name, by_layer=Column.parse(name).layer is not None, numeric=networks[name].dtype.kind in "iuf")
