@@ -16,7 +16,7 @@ LESS = {"neuron_flatness": 1.0, "adaptive_sharpness": 2.0, "mls": 4.0}
 
 def text(comparison):
     assert 1 <= len(comparison.answer) <= 3
-    assert all(one[0].isupper() or one[0] in "abcd" for one in comparison.answer)
+    assert all(one[0].isupper() or one[0] in "abcdn" for one in comparison.answer)
     assert all(one.endswith(".") for one in comparison.answer)
     return " ".join(comparison.answer)
 
@@ -61,6 +61,8 @@ def test_held_out_losses_that_do_not_differ_decide_nothing():
     assert EVIDENCE in told
     assert "has the lowest" not in told
     assert "Flatness agrees" not in told
+    many = {f"n{i}": report(0.2, 0.3 + i * 1e-4) for i in range(8)}
+    assert "does not decide between n0, n1, n2, n3 and 4 more: 0.3 of n0" in text(compared(**many))
     three = compared(a=report(0.2, 0.3), b=report(0.2, 0.3 + 1e-4), c=report(0.2, 0.3 + 2e-4))
     assert "does not decide between a, b and c:" in text(three)
 
