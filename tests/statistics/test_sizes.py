@@ -25,6 +25,12 @@ def test_wrong_verdicts_are_not_too_many(row):
     check(row, 8 if 8 in row.units else row.units[-1], 200)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("row", sizes_rows.GROUPS, ids=each)
+def test_wrong_differences_between_groups_are_not_too_many(row):
+    check(row, 4, 200)
+
+
 @pytest.mark.parametrize("row", sizes_rows.SKEWED, ids=each)
 def test_a_mean_of_skewed_numbers_errs_below_alone(row):
     above, below = sizes.verdicts(row, 8, 0.0, 200, seed=2)

@@ -96,8 +96,8 @@ def _of_held_out(held: HeldOut, reports: Mapping[str, Report]) -> str:
     interval = f"{held.difference[other]:.3g} [{low:.3g}, {high:.3g}]"
     if undecided:
         return (
-            f"The held-out loss does not decide between {listed([best, *undecided], 4)}: {loss:.3g} of {best}, {its:.3g} "
-            f"of {other}, difference {interval} (95%)."
+            f"The held-out loss does not decide between {listed([best, *undecided], 4)}: {loss:.3g} of {best}, "
+            f"{its:.3g} of {other}, difference {interval} (95%)."
         )
     accuracies = [reports[name]["test_accuracy"] for name in (best, other) if ("test_accuracy", None) in reports[name]]
     known = [f"{one.value:.1%}" for one in accuracies if one.value == one.value]
