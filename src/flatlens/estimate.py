@@ -122,11 +122,19 @@ class Report(Result, Mapping[Key, Estimate]):
         if measure not in self.measures():
             raise self._without(measure)
         layers = [at for name, at in self._estimates if name == measure and at is not None]
+        if layer is None:
+            raise self._without(measure)
+        if layer in self.about.get("layers", ()):
+            missing = f"this report has no value of {measure!r} at {layer!r}"
+            raise UnknownName(missing, remedy=f'fl.measure(lens, ["{Column.parse(measure).measure}"]) computes it')
         raise UnknownName.among(f"layer with a value of {measure}", str(layer), layers)
 
     def _without(self, name: str) -> UnknownName:
         """Return the error for a measure that this report lacks: it says how to get one of the catalogue."""
-        column, known = Column.parse(name), {Column.parse(one).name for one in self.measures()}
+        column = Column.parse(name)
+        known = {Column.parse(one).name for one, layer in self._estimates if layer is None}
+        if name in self.measures():  # of single layers alone
+            known.discard(column.name)
         catalogue = import_module("flatlens.measures").MEASURES  # by name, as it lies above
         if column.name in known or column.name not in catalogue:
             return UnknownName.among("measure in this report", name, self.measures())

@@ -131,6 +131,14 @@ def test_what_was_not_run_has_no_row() -> None:
     report = fl.measure(lens(nn.Tanh), "pass")
     assert "kappa_trace" not in report
     assert [layer for row, layer in report if row == "kappa_trace"] == ["4"]
+    for key, told in {
+        ("kappa_trace", None): "this report has no 'kappa_trace'",
+        ("kappa_trace", "0"): "this report has no value of 'kappa_trace' at '0'",
+    }.items():
+        with pytest.raises(UnknownName, match=rf'{told}: fl.measure\(lens, \["kappa_trace"\]\) computes it'):
+            report[key]
+    with pytest.raises(UnknownName, match=r'fl.measure\(lens, \["relative_flatness_ggn"\]\) computes it'):
+        fl.measure(lens())["relative_flatness"]  # the summary has the sum over layers
     assert fl.measure(lens(nn.Tanh), "kappa_trace")["kappa_trace"].kind == "exact"
     some = fl.measure(lens(nn.Tanh), "kappa_trace", layers="2")
     assert [layer for row, layer in some if row == "kappa_trace"] == ["2", "4"]
