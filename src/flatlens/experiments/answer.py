@@ -138,7 +138,7 @@ def _certain(rows: Sequence[pd.Series], inside: str | None) -> str:
     independent = count_of(units, f"independent {'seed' if units < rows[0]['n'] else 'network'}")
     if units < FEWEST_UNITS:
         verb = "decides" if units == 1 else "decide"
-        return f"How certain: {independent} {verb} nothing; take {FEWEST_UNITS} or more, as in --set seed=0:6"
+        return f"How certain: {independent} {verb} no correlation; take {FEWEST_UNITS} or more, as in --set seed=0:6"
     corrected = f"Holm-corrected over {count_of(len(rows), 'measure')}"
     rough = f", rough below {FEW}" if units < FEW else ""
     told = f"How certain: 95% intervals over {independent}{rough}, {corrected}"
