@@ -58,6 +58,7 @@ SPARED = {
     "measures/leading_eigenvalues.py:as_estimate(pairs)": "eigenpairs themselves",
     "measures/leading_eigenvalues.py:Searches.__init__(pairs)": "eigenpairs themselves",
     "statistics/relations.py:Relations.__init__(pairs)": "pairs of columns",
+    "statistics/group_differences.py:group_differences(pairs)": "pairs of networks",
     "curvature/optimiser_geometry.py:dual_norm(radius)": "of a ball for each matrix, in spectral norm",
     "curvature/optimiser_geometry.py:corner(radius)": "of a ball for each matrix, in spectral norm",
     "curvature/optimiser_geometry.py:climb_in_ball(radius)": "of a ball for each matrix, in spectral norm",
