@@ -38,6 +38,8 @@ def test_everything_comes_back(found, tmp_path):
         assert list(one) == list(other)
         for name, result in one.items():
             for field in fields(StudyResult):
+                if field.name in ("answer", "differences"):  # a study's own page shows them, no archive
+                    continue
                 here, there = getattr(result, field.name), getattr(other[name], field.name)
                 if isinstance(here, pd.DataFrame):
                     pd.testing.assert_frame_equal(here, there, check_exact=True)
@@ -167,7 +169,7 @@ def no_key(drawn, table):
 
 @of_result
 def wrong_type_in_json(drawn, plain):
-    name = drawn.choice([name for name in plain if name != "seconds"])
+    name = drawn.choice([name for name in plain if name not in ("seconds", "answers")])  # of older archives
     wrong = {"unfinished": ["3", -0.5, None, [1]], "settings": [3, "x", [], {}, {"type": "SGD", "lr": 1}]}
     plain[name] = drawn.choice(wrong.get(name, ["x", 3, {"a": 1}, [1], [[1, 2, 3]], [None], None]))
     if plain[name] == {"a": 1} and name == "versions":

@@ -117,12 +117,20 @@ def last() -> nn.Module:
     return module_of(lambda net, x: net.attention(x).mean(1), attention=attention)
 
 
-def one_plus(width: int) -> nn.Module:
+class OnePlus(nn.Module):
     """RMSNorm whose scale is 1 + its weight, as Gemma has it."""
-    return module_of(
-        lambda norm, x: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 + norm.weight),
-        weight=nn.Parameter(torch.zeros(width)),
-    )
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    @property
+    def scale(self) -> Tensor:
+        """What the features are multiplied by; literal definitions read it."""
+        return 1 + self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.scale
 
 
 @dataclass(frozen=True)
@@ -153,7 +161,7 @@ MADE: dict[str, tuple[Callable[[], nn.Module], Said]] = {
     "rotary": (lambda: net(Attention(rotary=True)), Said(2, 2, 1, 2)),
     "partly rotary": (lambda: net(Attention(partly=True)), Said(2, 2, 1, 2)),
     "llama-shaped": (llama_shaped, Said(2, 2, 1, 3, 1)),
-    "gemma-shaped": (lambda: net(Attention(4, 2, bias=False), gated(), one_plus), Said(2, 2, 1, 3, 1)),
+    "gemma-shaped": (lambda: net(Attention(4, 2, bias=False), gated(), OnePlus), Said(2, 2, 1, 3, 1)),
     "gate and factor fused": (lambda: net(Attention(), gated(True)), Said(2, 2, 1, 3, 1)),
     "called twice": (lambda: net(Attention(), times=2), Said(2, 2, 1, 2)),
     "crossed": (crossed, Said(2, 2, 1, 2)),
