@@ -295,7 +295,7 @@ def test_slips_with_ones_own_files_are_one_line_before_anything_starts(own):
         ({"model": build, "settings": ["widht=4,8"]}, "did you mean width"),
         ({"model": f"{build}(8)"}, "by name"),
         ({"model": build, "test": f"{own}/net.py:none"}, "no function in .* is called 'none'"),
-        ({"model": build, "settings": ["data.train=500"]}, "train=500: there are 64 samples"),
+        ({"model": build, "settings": ["data.train=500"]}, "train=500: the data has 64 samples"),
     ]:
         with pytest.raises(BadInput, match=said) as caught:
             study_of(samples, **options)
