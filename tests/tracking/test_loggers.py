@@ -183,11 +183,11 @@ def test_lightning_s_own_loggers(tmp_path: Path) -> None:
 def test_transformers_own_reports(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
-    from test_transformers import Classifier, Rows, forward
+    from test_transformers import Rows, classifier, forward
 
     from flatlens.tracking.transformers import TrackerCallback
 
-    model, (x, y) = Classifier(), blobs()
+    model, (x, y) = classifier(), blobs()
     problem = fl.Problem(model, "cross_entropy", {"x": x, "labels": y}, forward=forward)
     tracker = fl.Tracker(problem, NAMES, every=2, live=False)
     arguments = transformers.TrainingArguments(
