@@ -121,14 +121,15 @@ def measured(name: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     case = CASES[name]
-    problem = fl.Problem(case.build(), "cross_entropy", case.samples())
+    network, samples = case.build(), case.samples()
     wall, own = time.monotonic(), time.process_time()
-    expected = fl.cost(fl.Lens(problem))
+    expected = fl.cost(network, "cross_entropy", samples)
     wall, own = time.monotonic() - wall, time.process_time() - own
     share = own / wall  # of a processor
     row = {
         "case": case.what,
-        "parameters": sum(p.numel() for p in problem.model.parameters()),
+        "answer": expected.answer,
+        "parameters": sum(p.numel() for p in network.parameters()),
         "expected_seconds": round(expected.seconds * share, 1),
         "trial_seconds": round(own, 1),
         "memory_mib": round(expected.memory / 2**20),
@@ -138,7 +139,7 @@ def measured(name: str) -> dict[str, Any]:
     }
     if case.quick:
         start = time.process_time()
-        lens = fl.Lens(problem)
+        lens = fl.Lens(fl.Problem(network, "cross_entropy", samples))
         fl.measure(lens, anyway=True, progress=False)
         took = time.process_time() - start
         row |= {"taken_seconds": round(took, 1), "ratio": round(expected.seconds * share / took, 2)}

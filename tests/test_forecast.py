@@ -9,6 +9,7 @@ import flatlens as fl
 from flatlens import forecast
 from flatlens.forecast import Cost, seconds_of
 from flatlens.memory import OfProcess, _of_group
+from flatlens.problem.data import Data
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_the_cost_of_a_measurement_is_that_of_its_parts():
     assert found.measures["hessian_trace(probes=8)"][1] == report["hessian_trace(probes=8)"].products > 0
     assert abs(found.measures["sharpness"][1] - report["sharpness"].products) < 20  # of other samples
     assert found.products >= sum(products for _, products in found.measures.values())
-    assert set(found.frame()["measure"]) == {*names, "the pass", "the rest"}
+    assert set(found.frame()["measure"]) == {*names, "the pass", "the rest", "the checks"}
     assert found.seconds >= found.frame()["seconds"].sum() > 0
     assert repr(found).endswith("curvature products")
     assert found.size == "67 parameters, 300 samples, 1 forward and 3 backward passes"
@@ -109,6 +110,44 @@ def test_a_machine_that_is_busy_during_one_trial_changes_little(lens, monkeypatc
 
     found = forecast.forecast(lens, work)
     assert found.seconds == pytest.approx(0.25 * 200 * clock["wall"] / clock["own"])
+
+
+def test_a_slow_network_has_one_trial_of_one_sample(monkeypatch):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    data = torch.randn(300, 8), torch.arange(300) % 3
+    monkeypatch.setattr(forecast, "SLOW", 0.0)
+    seen, tried = [], forecast._tried
+    monkeypatch.setattr(
+        forecast, "_tried", lambda lens, work, count, gauge: seen.append(count) or tried(lens, work, count, gauge)
+    )
+    found = fl.cost(net, "cross_entropy", data, measures=["mls", "sharpness"])
+    assert seen == [1]
+    assert {"sharpness", "the weights' norms", "the checks"} <= set(found.measures)
+    assert found.measures["sharpness"][0] < 300 * found.measures["sharpness"][1]
+    assert "2 numbers of 123 parameters" not in found.answer
+    assert found.answer.split(" for ")[1].startswith("2 numbers of")
+
+
+@pytest.mark.parametrize("form", ["pair", "set", "loader", "dicts", "stream"])
+def test_the_first_samples_stand_for_all(form):
+    x, y = torch.randn(100, 4), torch.arange(100) % 3
+    rows = [{"x": a, "labels": b} for a, b in zip(x, y, strict=True)]
+    pairs = list(zip(x, y, strict=True))
+    source = {
+        "pair": (x, y),
+        "set": torch.utils.data.Subset(torch.utils.data.TensorDataset(x, y), range(100)),
+        "loader": torch.utils.data.DataLoader(pairs, batch_size=7),
+        "dicts": rows,
+        "stream": torch.utils.data.DataLoader([(x[:40], y[:40]), (x[40:], y[40:])], batch_size=None),
+    }[form]
+    data = Data(source, "data")
+    assert data.count == 100
+    for count in (2, 10):
+        first, targets = next(data.first(count).chunks(64))
+        first = first["x"] if isinstance(first, dict) else first
+        assert torch.equal(first, x[:count])
+        assert torch.equal(targets, y[:count])
 
 
 def test_few_samples_have_a_cost_too():

@@ -5,31 +5,43 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, final
+from typing import Any, Literal, NamedTuple, TypeVar, final
 
 import pandas as pd
 import torch
 
+from flatlens.curvature import Hessian
+from flatlens.errors import FlatlensError
 from flatlens.estimate import Report
 from flatlens.grams.data_pass import PASS_CHUNK
+from flatlens.grams.plan import Weight
 from flatlens.measures import Lens, Measure, measure
 from flatlens.memory import Meter, in_gib, meter
 from flatlens.problem import Problem
+from flatlens.problem.batches import FORWARD_CHUNK
+from flatlens.problem.data import FEW, Data
 from flatlens.problem.eval_context import device_of
 from flatlens.problem.ranks import ALONE
 from flatlens.progress import count_of, in_words, no_progress
 
-FIRST, TRIAL = 2, 64
+FIRST, TRIAL = 2, FEW
 """Number of samples of the first two trials, of which one warms up, and of the last: doubled while that is quick."""
+
+_T = TypeVar("_T")
 
 SHARE = 8  #: a trial takes at most this part of the samples
 OF_AN_OUTPUT = 12 * 8
 """Bytes of each sample's output: losses, their derivatives and combinations hold about a dozen float64 copies."""
 
 QUICK, LONG = 2.0, 20.0  #: a trial of fewer seconds is followed by a larger one; after two of more, no other follows
-PASS, REST = "the pass", "the rest"  #: what the time goes to beside the measures
+SLOW = 0.05  #: seconds of a forward pass of one sample above which the only trial has this sample alone
+PASS, REST, CHECKS = "the pass", "the rest", "the checks"  #: where time is spent besides the measures
+NORMS = "the weights' norms"  #: of slow networks; else it is part of a measure
+FORWARDS = 2, 10  #: samples of two forward passes that show the memory of a sample
+FIRST_BATCH = 256  #: samples that the checks run twice more
 
 
 @final
@@ -47,6 +59,22 @@ class Cost:
     measures: Mapping[str, tuple[float, int]]  #: seconds and products of each measure, and of the pass that they share
     free: float = math.nan  #: the free memory, in bytes
     size: str = ""  #: parameters, samples and backward passes, in words
+    work: str = ""  #: how many numbers, of what and from what, in words
+
+    @property
+    def answer(self) -> str:
+        """Time and memory of the work, in one sentence.
+
+        >>> Cost(90.0, 1.5 * 2**30, 12, {}, work="3 numbers of 67 parameters on 40 samples: 1 forward pass").answer
+        'about 2 min and 1.5 GiB for 3 numbers of 67 parameters on 40 samples: 1 forward pass, 12 curvature products'
+        """
+        memory = "" if math.isnan(self.memory) else f" and {in_gib(self.memory)}"
+        products = f", {count_of(self.products, 'curvature product')}" if self.products else ""
+        return f"{self._time}{memory} for {self.work}{products}"
+
+    @property
+    def _time(self) -> str:
+        return f"about {in_words(self.seconds)}" if self.seconds >= 1 else "less than 1 s"
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each measure: measure, seconds, products; the most expensive first."""
@@ -58,7 +86,7 @@ class Cost:
         memory = "" if math.isnan(self.memory) else f", in about {in_gib(self.memory)} of memory"
         memory += "" if math.isnan(self.free) or not memory else f" ({in_gib(self.free)} are free)"
         products = f"; {count_of(self.products, 'curvature product')}" if self.products else ""
-        return f"{f'about {in_words(self.seconds)}' if self.seconds >= 1 else 'less than 1 s'}{memory}{products}"
+        return f"{self._time}{memory}{products}"
 
 
 def cost(
@@ -72,7 +100,9 @@ def cost(
 ) -> Cost:
     """Return what `measure` with the same arguments is expected to take, from trials on at most 64 samples.
 
-    On an MLP, LeNet-5 and a small transformer it was 1.1 to 1.6 times the time that was then taken, beside other work.
+    For a model, the time includes making the `Problem`, which checks all samples; here it checks a few. On an MLP,
+    LeNet-5 and a small transformer the cost was 1.1 to 1.6 times the time that was then taken, beside other work. A
+    network that takes over 0.05 s for one sample has a trial on this sample alone.
 
     Args:
         network: A `Lens`, or a model with its loss and data as for `Problem`.
@@ -91,9 +121,20 @@ def cost(
     >>> expected.seconds < 60, expected.products > 2, list(expected.frame()["measure"].sort_values())
     (True, True, ['mls', 'sharpness', 'the pass', 'the rest'])
     """
-    lens = network if isinstance(network, Lens) else Lens(Problem(network, loss, data), outputs=outputs)
+    if isinstance(network, Lens):
+        lens = network
+    else:
+        lens = Lens(on_few(lambda some, _: Problem(network, loss, some), Data(data, "data")), outputs=outputs)
     work = partial(measure, measures=measures, layers=layers, progress=no_progress)
     return forecast(lens, work, whole=True).cost(lens)
+
+
+def on_few(make: Callable[[Data, Data | None], Problem], data: Data, test: Data | None = None) -> Problem:
+    """Return a problem on the first samples, whose forecast is that of all; on all where it cannot be made on a few."""
+    for count in (FIRST, TRIAL) if data.count else ():
+        with suppress(FlatlensError):  # the first samples may all have ignored labels; other errors come again
+            return make(data.first(count), None if test is None else test.first(count))
+    return make(data, test)
 
 
 @dataclass(frozen=True)
@@ -108,6 +149,7 @@ class Forecast:
     once: float = 0.0  #: seconds that the first trial took longer, which a second work on the same lens does not take
     products: Mapping[str, int] = field(default_factory=dict)  #: curvature products of each measure
     in_all: int = 0  #: all curvature products
+    numbers: int = 0  #: of the whole network
 
     @property
     def seconds(self) -> float | None:
@@ -119,20 +161,40 @@ class Forecast:
         measures = {name: (times * took, times * self.products.get(name, 0)) for name, took in self.parts.items()}
         peak, left = (math.nan if size is None else size for size in (self.peak, self.left))
         seconds = self.once + times * (self.seconds or 0.0)
-        return Cost(seconds, peak, times * self.in_all, measures, left, size_of(lens, times))
+        work = f"{count_of(self.numbers, 'number')} of " if self.numbers else ""
+        work = f"{f'{times} measurements of ' if times > 1 else ''}{work}{_parameters(lens)} on {_samples(lens)}"
+        work = f"{work}: {_passes(lens)}"
+        return Cost(seconds, peak, times * self.in_all, measures, left, size_of(lens, times), work)
 
 
 def size_of(lens: Lens, times: int = 1) -> str:
     """Return in words how large a measurement is, or `times` such measurements."""
-    problem = lens.problem
-    parameters = sum(p.numel() for p in problem.model.parameters())
-    size = f"{parameters:,} parameter{'s' * (parameters != 1)}, {problem.n:,} sample{'s' * (problem.n != 1)}"
-    passes = f"1 forward and {problem.outputs} backward pass{'es' * (problem.outputs != 1)}"
-    if lens.probes is not None:
-        passes = f"{count_of(lens.probes, 'random combination')} in place of {problem.outputs} outputs"
     networks = f"{times} measurements of " if times > 1 else ""
-    shared = "" if problem.ranks.size == 1 else f", shared by {problem.ranks.size} processes"
-    return f"{networks}{size}, {passes}{shared}"
+    ranks = lens.problem.ranks.size
+    shared = "" if ranks == 1 else f", shared by {ranks} processes"
+    return f"{networks}{_parameters(lens)}, {_samples(lens)}, {_passes(lens)}{shared}"
+
+
+def _parameters(lens: Lens) -> str:
+    count = sum(p.numel() for p in lens.problem.model.parameters())
+    return f"{count:,} parameter{'s' * (count != 1)}"
+
+
+def _samples(lens: Lens) -> str:
+    return f"{samples_of(lens):,} sample{'s' * (samples_of(lens) != 1)}"
+
+
+def _passes(lens: Lens) -> str:
+    outputs = lens.problem.outputs
+    if lens.probes is not None:
+        return f"{count_of(lens.probes, 'random combination')} in place of {outputs} outputs"
+    return f"1 forward and {outputs} backward pass{'es' * (outputs != 1)}"
+
+
+def samples_of(lens: Lens) -> int:
+    """Return the number of samples of the work: of all the data where the problem was made on a few of them."""
+    whole = lens.problem.data.whole
+    return lens.problem.n if whole is None else whole.count
 
 
 @dataclass(frozen=True)
@@ -144,6 +206,7 @@ class _Trial:
     parts: dict[str, float]  #: seconds
     products: dict[str, int]
     in_all: int
+    numbers: int
     grown: float | None  #: the peak minus the memory in use before
     results: int  #: memory of what the work keeps
 
@@ -158,7 +221,8 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
     The trials leave in `lens` what does not depend on the samples (its layout, the weights' norms).
 
     Args:
-        lens: The network; its number of samples is that of the work.
+        lens: The network, with the samples of the work; where its problem was made on the first of them, making it on
+            all is part of the work.
         work: Takes a lens.
         short: Work of fewer seconds is not looked at any longer.
         whole: Whether to count what the trials have done once for all.
@@ -167,10 +231,16 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
         TooLong: a trial would take too long.
     """
     gauge = _gauge(lens)
-    before, n = gauge.peak(), lens.problem.n
+    before, n = gauge.peak(), samples_of(lens)
     most = min(TRIAL, n // SHARE) if n >= SHARE * FIRST else max(1, n // 2)
-    count, done = min(FIRST, most), list[_Trial]()
-    while True:
+    # fewer samples than the problem was made on were too few to make it
+    least = 1 if lens.problem.data.whole is None else lens.problem.n
+    most = max(most, least)
+    count, done = min(max(FIRST, least), most), list[_Trial]()
+    # one trial of one sample is enough of a slow network, whose weights' norms take as long as many samples
+    slow = lens.problem.data.whole is not None and _of_a_sample(lens) > SLOW
+    norms = _norms_of_each_form(lens) if slow else 0.0
+    while not slow:
         done.append(_tried(lens, work, count, gauge))
         last = done[-1]
         if last.seconds * n / last.n < short or (len(done) > 1 and (last.n >= most or _enough(done))):
@@ -178,6 +248,11 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
         # the second trial is as large as the first, which warms up; a slow one is doubled once
         grown = 2 * count if last.seconds > QUICK else max(8, 2 * count)
         count = count if len(done) == 1 else min(most, grown)
+    if slow:
+        count = 1 if least <= FIRST else least
+        done.append(_tried(lens, work, count, gauge))
+        product = _of_a_product(lens, count) if done[0].in_all else 0.0
+        return _extrapolated(lens, done, gauge, before or 0, whole, product, norms)
     gauge.begin()
     return _extrapolated(lens, _evened(done), gauge, before or 0, whole)
 
@@ -186,13 +261,50 @@ def _enough(done: list[_Trial]) -> bool:
     return done[-1].seconds > (QUICK if len(done) > 2 else LONG)
 
 
+def _of_a_sample(lens: Lens) -> float:
+    """Return the seconds of a forward pass of one sample."""
+    return _run(lens, 1)[0].seconds
+
+
+def _run(lens: Lens, count: int, gauge: Meter | None = None) -> tuple[_Taken, object]:
+    some = lens.problem.place(next((lens.problem.data.whole or lens.problem.data).first(count).chunks(count)))
+    with lens.problem.measuring(lens.model), torch.no_grad():
+        return _weighed(lambda: lens.problem.run(lens.model, some), gauge or _gauge(lens))
+
+
+def _of_a_product(lens: Lens, count: int) -> float:
+    """Return the seconds of a product with the Hessian, for each of a few samples."""
+    operator = Hessian(_few(lens, count).problem, model=lens.model)
+    v = torch.ones(operator.size, dtype=operator.dtype, device=device_of(lens.model))
+    operator(v)  # the first product has checks of its own
+    return _weighed(lambda: operator.on_every(1)(v), _gauge(lens))[0].seconds / count
+
+
+def _norms_of_each_form(lens: Lens) -> float:
+    """Return the seconds of all weights' spectral norms; search those of one weight of each form, for all of this form.
+
+    The lens is good for trials alone after that.
+    """
+    forms: dict[object, list[Weight]] = {}
+    for weight in lens.plan.weights.values():
+        linear = weight.linear_map
+        if linear is not None and not weight.part_of:
+            forms.setdefault((weight.value.shape, *linear[1], type(linear[0])), []).append(weight)
+    seconds = 0.0
+    for alike in forms.values():
+        start = time.monotonic()
+        found = alike[0].searched_spectral_norm, alike[0].searched_kernel_norm
+        seconds += (time.monotonic() - start) * len(alike)
+        for other in alike[1:]:
+            vars(other).update(searched_spectral_norm=found[0], searched_kernel_norm=found[1])
+    return seconds
+
+
 def _tried(lens: Lens, work: Callable[[Lens], object], count: int, gauge: Meter) -> _Trial:
-    few = _few(lens, count)
-    begun, used, start, busy = gauge.begin(), gauge.used(), time.monotonic(), time.process_time()
-    found = work(few)
-    seconds, own, peak = time.monotonic() - start, time.process_time() - busy, gauge.peak()
-    grown = None if not begun or peak is None or used is None else float(max(0, peak - used))
-    parts, products = {REST: seconds}, dict[str, int]()
+    checks, few = _weighed(lambda: _few(lens, count), gauge)
+    taken, found = _weighed(lambda: work(few), gauge)
+    seconds, counts = taken.seconds, lens.problem.data.whole is not None
+    parts, products, numbers = {REST: seconds}, dict[str, int](), 0
     if isinstance(found, Report):
         rows = found.frame()
         parts = {PASS: sum(found.about.get("seconds", {}).values())}
@@ -201,7 +313,26 @@ def _tried(lens: Lens, work: Callable[[Lens], object], count: int, gauge: Meter)
         parts[REST] = max(0.0, seconds - sum(parts.values()))
         most = rows[rows["layer"] == ""].groupby("measure")["products"].max()
         products = {str(name): int(number) for name, number in most.items()}
-    return _Trial(few.problem.n, own, parts, products, few.products, grown, _held(few, found))
+        numbers = int((rows["layer"] == "").sum())
+    parts |= {CHECKS: checks.seconds} if counts else {}
+    return _Trial(
+        few.problem.n, taken.own + counts * checks.own, parts, products, few.products, numbers, taken.grown,
+        _held(few, found),
+    )  # fmt: skip
+
+
+class _Taken(NamedTuple):
+    seconds: float
+    own: float  #: seconds of a processor
+    grown: float | None  #: the peak minus the memory in use before
+
+
+def _weighed(work: Callable[[], _T], gauge: Meter) -> tuple[_Taken, _T]:
+    begun, used, start, busy = gauge.begin(), gauge.used(), time.monotonic(), time.process_time()
+    found = work()
+    seconds, own, peak = time.monotonic() - start, time.process_time() - busy, gauge.peak()
+    grown = None if not begun or peak is None or used is None else float(max(0, peak - used))
+    return _Taken(seconds, own, grown), found
 
 
 def _held(lens: Lens, found: object) -> int:
@@ -213,12 +344,12 @@ def _held(lens: Lens, found: object) -> int:
 
 def _few(lens: Lens, count: int) -> Lens:
     """Return a lens on the first samples that shares what is known about the network."""
-    some = next(lens.problem.data.chunks(count))
+    some = (lens.problem.data.whole or lens.problem.data).first(count)
     few = lens.problem.with_changes(data=some, test=None, batchnorm="eval", ghost_batch=None, ranks=ALONE)
     found = Lens(few, outputs=lens.probes or "exact", attention_heads=lens.attention_heads)
     found.plan = lens.plan  # with the norms of its weights, once known
     # a limited search takes as many products as on the whole data, of which it starts on the same share
-    found.product_size, found.samples = lens.product_size, lens.samples
+    found.product_size, found.samples = lens.product_size * samples_of(lens) // lens.problem.n, samples_of(lens)
     return found
 
 
@@ -234,10 +365,27 @@ def _evened(done: list[_Trial]) -> list[_Trial]:
     ]
 
 
-def _extrapolated(lens: Lens, done: list[_Trial], gauge: Meter, before: float, whole: bool) -> Forecast:
-    first, last, n = done[0], done[-1], lens.problem.n
+def _extrapolated(
+    lens: Lens,
+    done: list[_Trial],
+    gauge: Meter,
+    before: float,
+    whole: bool,
+    product: float = math.nan,
+    norms: float = 0.0,
+) -> Forecast:
+    first, last, n = done[0], done[-1], samples_of(lens)
     parts = {}
     for name, took in last.parts.items():
+        if name == CHECKS:
+            held_out = lens.problem.test.whole if lens.problem.test is not None else None
+            checked = _checked(n) + (0 if held_out is None else 2 * held_out.count)
+            parts[name] = took / _checked(last.n) * checked / lens.problem.ranks.size
+            continue
+        if not math.isnan(product) and (last.products.get(name) or name == REST):
+            # a search takes some time that no sample adds to
+            parts[name] = took + last.products.get(name, 0) * product * (n - last.n) / lens.problem.ranks.size
+            continue
         points = [(trial.n, trial.parts.get(name, 0.0)) for trial in done[1:]] or [(last.n, took)]
         shared = name == PASS or PASS not in last.parts  # of the rest, what no sample adds to comes once
         parts[name] = seconds_of(points, n, chunk(lens, n) if shared else n) / lens.problem.ranks.size
@@ -250,8 +398,26 @@ def _extrapolated(lens: Lens, done: list[_Trial], gauge: Meter, before: float, w
         results = max(0, last.results - first.results) / max(1, last.n - first.n)
         more = last.grown + slope * (together - tried) + results * (n - last.n)
         peak, least = used + more, used + max(0.0, more - slope * (together - 1))
+    if norms:
+        parts[NORMS] = norms
+    if CHECKS in parts and used is not None and peak is not None and least is not None:
+        # the checks have chunks of their own, of which --memory says nothing
+        more = max(more or 0.0, _of_the_checks(lens, gauge) * min(n, FORWARD_CHUNK))
+        peak, least = max(peak, used + more), max(least, used + more)
     peak = None if peak is None else max(peak, before)
-    return Forecast(peak, least, more, found.left, parts, once, last.products, last.in_all)
+    return Forecast(peak, least, more, found.left, parts, once, last.products, last.in_all, last.numbers)
+
+
+def _of_the_checks(lens: Lens, gauge: Meter) -> float:
+    """Return the bytes of one more sample in a forward pass."""
+    less, more = (_run(lens, count, gauge)[0].grown for count in FORWARDS)
+    apart = min(FORWARDS[1], samples_of(lens)) - min(FORWARDS[0], samples_of(lens))
+    return max(0.0, (more or 0.0) - (less or 0.0)) / apart if apart else 0.0
+
+
+def _checked(n: int) -> int:
+    """Return how many samples the checks of n samples run: the first batch twice, then all, and all in halves."""
+    return 2 * min(n, FIRST_BATCH) + n * (1 + (n > 1)) + 4 * (n > 4)
 
 
 def seconds_of(points: list[tuple[int, float]], n: int, together: int) -> float:
@@ -282,7 +448,7 @@ def by_rule(lens: Lens) -> Forecast:
     """Return the memory by the plan of the pass: output Jacobians and Grams of a chunk, and the weights in float64."""
     gauge = _gauge(lens)
     fixed = 8.0 * sum(p.numel() for p in lens.problem.model.parameters())
-    more = fixed + _per_sample(lens) * chunk(lens, lens.problem.n)
+    more = fixed + _per_sample(lens) * chunk(lens, samples_of(lens))
     used = gauge.used()
     if used is None:
         return Forecast(None, None, more, gauge.left())

@@ -63,15 +63,35 @@ def test_a_dry_run_says_how_long_and_ends(net, capsys, monkeypatch):
         ["compare", net[1], *net[1:]],
     ):
         assert cli.run([command, *options, "--dry-run"]) == 0
-        first, second, *_ = capsys.readouterr().out.splitlines()
-        took = r"This takes (about \d+ s|less than 1 s), in about 0\.\d+ GiB of memory \(.* free\)\."
-        assert re.fullmatch(took, first)
-        assert "67 parameters, 40 samples" in second
+        text = " ".join(capsys.readouterr().out.split("nothing was computed")[0].split())
+        took = r"(about \d+ s|less than 1 s) and 0\.\d+ GiB for .*67 parameters on 40 samples: 1 forward and 3 backward"
+        assert re.match(took, text)
+        assert ("measurements of" in text) == (command in ("invariance", "compare"))
     assert cli.run([*net, "--dry-run", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["answer"][0].startswith("This takes ")
-    assert {row["measure"] for row in answer["measures"]} == {"mls", "the pass", "the rest"}
+    assert " for 1 number of 67 parameters on 40 samples: " in answer["answer"][0]
+    assert {row["measure"] for row in answer["measures"]} == {"mls", "the pass", "the rest", "the checks"}
     assert "estimates" not in answer
+
+
+def test_a_dry_run_runs_the_network_on_few_samples(net, capsys, monkeypatch):
+    with Path("net.py").open("a") as file:
+        file.write("""
+class Few(nn.Sequential):
+    def forward(self, x):
+        assert len(x) < 40
+        return super().forward(x)
+def few(): return Few(*build())
+def ignored(): return x, torch.cat([torch.full((20,), -100), torch.arange(20) % 3])
+""")
+    assert cli.run(["measure", "net.py:few", *net[2:], "--dry-run"]) == 0
+    groups = ["--group", "a=net.py:few,net.py:few", "--group", "b=net.py:few,net.py:few"]
+    assert cli.run(["compare", *groups, *net[2:], "--dry-run"]) == 0
+    assert " 4 measurements of 1 number of 67 parameters on 40 samples" in " ".join(capsys.readouterr().out.split())
+    # the first samples have no labels: more are tried
+    assert cli.run(["measure", "net.py:build", "--data", "net.py:ignored", *net[4:], "--dry-run"]) == 0
+    assert cli.run([*net, "--measures", "ml", "--dry-run"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_what_does_not_fit_is_refused_in_one_line(net, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -78,12 +79,12 @@ def foretold(lens: Lens, work: Callable[[Lens], object], *, times: int = 1) -> C
     from flatlens.forecast import forecast
 
     found = forecast(lens, work, whole=True).cost(lens, times)
-    return found if lens.problem.ranks.size == 1 else replace(found, size=f"{found.size}; memory is that of each")
+    return found if lens.problem.ranks.size == 1 else replace(found, work=f"{found.work}; memory of each process")
 
 
 def show_cost(cost: Cost, as_json: bool) -> int:
     """Print the cost in place of the work: the answer, what it depends on, and what it goes to."""
-    answer = f"This takes {cost!r}."
+    answer = cost.answer
     if as_json:
         told = {"seconds": cost.seconds, "memory": cost.memory, "free": cost.free, "products": cost.products}
         show_json({"answer": [answer], **told, "size": cost.size, "measures": cost.frame().to_dict("records")})
@@ -93,7 +94,8 @@ def show_cost(cost: Cost, as_json: bool) -> int:
     table = Fitted("By measure", names=["measure"], values=["seconds", "products"])
     for row in cost.frame().to_dict("records"):
         table.row(row["measure"], f"{row['seconds']:.2g}", str(row["products"]))
-    show(answer, f"{cost.size}; nothing was computed but trials on a few samples.", table)
+    free = "" if math.isnan(cost.free) else f"{in_gib(cost.free)} of memory are free; "
+    show(answer, f"{free}nothing was computed but trials on a few samples.", table)
     return 0
 
 

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
 
@@ -187,11 +188,10 @@ class Inputs:
             named, source, loss = self._parts(model, beside)
             if how.device is not None:
                 named.network.to(local(how.device))
-            found = Problem(
+            make = partial(
+                Problem,
                 named.network,
                 loss,
-                source.data,
-                test=source.test,
                 parameters=parameters,
                 dtype=None if how.dtype is None else getattr(torch, how.dtype),
                 arithmetic=how.arithmetic,
@@ -200,6 +200,7 @@ class Inputs:
                 memory=how.memory,
                 ranks=ranks(),
             )
+            found = _on_few(make, source) if how.dry_run else make(source.data, test=source.test)
         if named.remark:
             note(named.remark)
         remarks = [] if source.data is found.data else found.data.remarks  # else the problem beside has told them
@@ -260,6 +261,19 @@ class Inputs:
         elif self.test is not None:
             source = replace(source, test=load_data(self.test, "--test", named.preparation, source.classes).data)
         return source if self.how.samples is None else source.drawn(self.how.samples)
+
+
+def _on_few(make: Callable[..., Problem], source: Source) -> Problem:
+    """Return a problem on a few of the samples, for a forecast."""
+    from flatlens.forecast import on_few
+    from flatlens.problem.data import Data
+
+    def opened(given: Any, where: str) -> Data:
+        # the data of the problem beside is its first samples
+        return (given.whole or given) if isinstance(given, Data) else Data(given, where)
+
+    test = None if source.test is None else opened(source.test, "test")
+    return on_few(lambda data, test: make(data, test=test), opened(source.data, "data"), test)
 
 
 def generator_of(seed: int) -> torch.Generator:

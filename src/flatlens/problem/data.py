@@ -54,6 +54,8 @@ CHOICE = "choice of samples"
 MOST_IN_BATCH = 2**32
 """More samples than any batch has: the number of a chunk is the batch's number times this, plus its first sample."""
 
+FEW = 64  #: the largest number of samples that `Data.first` gives
+
 # Random states
 
 _LOCK = threading.Lock()
@@ -338,6 +340,7 @@ class Data:
 
     def __init__(self, source: Any, where: str, paired: bool = True) -> None:
         self.where = where
+        self.whole: Data | None = None  #: the data of which these are the first samples
         self._paired = paired  #: whether a dict with labels becomes a pair (inputs, labels)
         self._ready = False  #: whether the source's batches have the form that is measured
         self.hidden = ""  #: how many labelled tokens do not count, in words; found by `inspection`
@@ -442,6 +445,38 @@ class Data:
         if held:
             yield joined(held)
 
+    @cached_property
+    def count(self) -> int:
+        """The number of samples, without running the network; the data is read where nothing else tells it."""
+        if self._tensors is not None:
+            return size(self._tensors)
+        assert self._source is not None
+        told = None if isinstance(self._source.dataset, IterableDataset) else self._source.batch_sampler
+        known = _length(self._source) if told is not None else None
+        return len(self._drawn) or known or sum(size(batch) for batch in self.chunks(FORWARD_CHUNK))
+
+    def first(self, count: int) -> Data:
+        """Return the first `count` samples, at most `FEW`, as Data held in memory; later batches are not read."""
+        pieces, held = [], 0
+        for batch in self._beginning:
+            pieces.append(take(batch, 0, min(count - held, size(batch))))
+            held += size(pieces[-1])
+            if held == count:
+                break
+        some = self._in_memory(pieces)
+        some.whole = self
+        return some
+
+    @cached_property
+    def _beginning(self) -> list[Batch]:
+        pieces, held = list[Batch](), 0
+        for batch in self.chunks(FEW):
+            pieces.append(batch)
+            held += size(batch)
+            if held >= FEW:
+                break
+        return pieces
+
     def picked(self, samples: Tensor) -> Data:
         """Return the chosen samples as Data held in memory, in the source's batches where these cannot be joined."""
         first, pieces = 0, []
@@ -450,6 +485,9 @@ class Data:
             first += size(batch)
             if len(mine):
                 pieces.append(select(batch, mine))
+        return self._in_memory(pieces)
+
+    def _in_memory(self, pieces: list[Batch]) -> Data:
         with suppress(RuntimeError, ValueError):  # for example, batches padded to different lengths
             if all(len(leaf) == size(piece) for piece in pieces for leaf in unlisted(piece) if leaf.ndim > 0):
                 pieces = [joined(pieces)]
