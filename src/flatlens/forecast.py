@@ -40,7 +40,7 @@ QUICK, LONG = 2.0, 20.0  #: a trial of fewer seconds is followed by a larger one
 SLOW = 0.05  #: seconds of a forward pass of one sample above which the only trial has this sample alone
 PASS, REST, CHECKS = "the pass", "the rest", "the checks"  #: where time is spent besides the measures
 NORMS = "the weights' norms"  #: of slow networks; else it is part of a measure
-FORWARDS = 2, 10  #: samples of two forward passes that show the memory of a sample
+FORWARDS = 8, 32  #: samples of two forward passes that show the memory of a sample
 FIRST_BATCH = 256  #: samples that the checks run twice more
 
 
@@ -101,7 +101,7 @@ def cost(
     """Return what `measure` with the same arguments is expected to take, from trials on at most 64 samples.
 
     For a model, the time includes making the `Problem`, which checks all samples; here it checks a few. On an MLP,
-    LeNet-5 and a small transformer the cost was 1.1 to 1.6 times the time that was then taken, beside other work. A
+    LeNet-5 and a small transformer the cost was 0.9 to 1.4 times the time that was then taken, beside other work. A
     network that takes over 0.05 s for one sample has a trial on this sample alone.
 
     Args:
