@@ -119,7 +119,7 @@ def cost(
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     >>> expected = fl.cost(net, "mse", (torch.randn(100, 3), torch.zeros(100, 2)), measures=["mls", "sharpness"])
     >>> expected.seconds < 60, expected.products > 2, list(expected.frame()["measure"].sort_values())
-    (True, True, ['mls', 'sharpness', 'the pass', 'the rest'])
+    (True, True, ['mls', 'sharpness', 'the checks', 'the pass', 'the rest'])
     """
     if isinstance(network, Lens):
         lens = network
