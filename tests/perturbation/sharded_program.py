@@ -70,7 +70,7 @@ def measured(net: nn.Module, kind: str) -> dict[str, Any]:
     same = all(bool((a - p.detach()).abs().max() == 0) for a, p in zip(before, net.parameters(), strict=True))
     values = {name: report[name].value for name in (*MEASURES, f"{NOISE}.covariance", f"{NOISE}.gradient")}
     notes = {"by": report[TOPS[0]].note.partition(";")[0], "note": report["mls"].note}
-    return values | aside | notes | {"stderr": report[NOISE].stderr, "unchanged": float(same)}
+    return values | aside | notes | {"margin": report[NOISE].margin, "unchanged": float(same)}
 
 
 def while_accumulating(net: Any, kind: str) -> dict[str, float]:

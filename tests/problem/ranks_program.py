@@ -37,12 +37,12 @@ def main(out, samples, memory, batch, measures=""):
         lens = fl.Lens(problem, outputs=outputs)
         for name in names:
             report = fl.measure(lens, [name], generator=torch.Generator().manual_seed(0))
-            found |= {f"{outputs} {key}": (e.value, e.stderr) for key, e in report.items()}
+            found |= {f"{outputs} {key}": (e.value, e.margin) for key, e in report.items()}
         each = fl.measure(lens, ["mls"])["mls"].samples
         found |= {f"{outputs} mls of sample {number}": (float(value), 0.0) for number, value in enumerate(each)}
     coupled = fl.Problem(network(), "cross_entropy", (x, y), batchnorm="train", ghost_batch=4, ranks=ranks)
     sharpness = fl.measure(fl.Lens(coupled), ["sharpness"])["sharpness"]
-    found["in ghost batches"] = (sharpness.value, sharpness.stderr)
+    found["in ghost batches"] = (sharpness.value, sharpness.margin)
     if ranks.rank == 0:
         Path(out).write_text(json.dumps(found))
 
