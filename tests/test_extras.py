@@ -77,7 +77,7 @@ def test_a_network_is_measured_in_python(folder):
 import flatlens as fl
 from net import build, samples
 lens = fl.Lens(fl.Problem(build(), "cross_entropy", samples()))
-assert fl.measure(lens)["relative_flatness"].value > 0
+assert fl.measure(lens)["relative_flatness_ggn.sum"].value > 0
 assert len(fl.check_bounds(lens).frame()) and len(fl.check_invariance(lens, ["mls"]).frame())
 import flatlens.data, flatlens.experiments, flatlens.models, flatlens.report.measure, flatlens.training
 """
@@ -99,7 +99,7 @@ def test_the_commands_that_measure_work(folder):
     assert ended == ["0"] * len(commands), found.stderr
     printed = found.stdout.split("STATUS 0\n")[1]
     estimates = json.loads(printed)["estimates"]
-    assert {row["measure"] for row in estimates} > {"relative_flatness", "mls"}
+    assert {row["measure"] for row in estimates} > {"relative_flatness_ggn.sum", "mls"}
 
 
 def test_what_needs_the_extra_names_it_in_one_line_and_writes_nothing(folder):

@@ -14,6 +14,8 @@ COMMAND = "the command of the same name, and the function that it calls"
 STORED = "public in both; the names of settings are stored with studies"
 SHARED = {
     "EXPERIMENTS": "each paper's package offers its own, and papers all of them",
+    "Cost": "of the networks of a study, and of one measurement",
+    "answer": "what a report, bounds, invariances say: one in each package",
     "compare": COMMAND,
     "fetch": COMMAND,
     "measure": COMMAND,

@@ -181,7 +181,7 @@ def _parameters(lens: Lens) -> str:
 
 
 def _samples(lens: Lens) -> str:
-    return f"{samples_of(lens):,} sample{'s' * (samples_of(lens) != 1)}"
+    return f"{_samples_of(lens):,} sample{'s' * (_samples_of(lens) != 1)}"
 
 
 def _passes(lens: Lens) -> str:
@@ -191,7 +191,7 @@ def _passes(lens: Lens) -> str:
     return f"1 forward and {outputs} backward pass{'es' * (outputs != 1)}"
 
 
-def samples_of(lens: Lens) -> int:
+def _samples_of(lens: Lens) -> int:
     """Return the number of samples of the work: of all the data where the problem was made on a few of them."""
     whole = lens.problem.data.whole
     return lens.problem.n if whole is None else whole.count
@@ -231,7 +231,7 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
         TooLong: a trial would take too long.
     """
     gauge = _gauge(lens)
-    before, n = gauge.peak(), samples_of(lens)
+    before, n = gauge.peak(), _samples_of(lens)
     most = min(TRIAL, n // SHARE) if n >= SHARE * FIRST else max(1, n // 2)
     # fewer samples than the problem was made on were too few to make it
     least = 1 if lens.problem.data.whole is None else lens.problem.n
@@ -349,7 +349,7 @@ def _few(lens: Lens, count: int) -> Lens:
     found = Lens(few, outputs=lens.probes or "exact", attention_heads=lens.attention_heads)
     found.plan = lens.plan  # with the norms of its weights, once known
     # a limited search takes as many products as on the whole data, of which it starts on the same share
-    found.product_size, found.samples = lens.product_size * samples_of(lens) // lens.problem.n, samples_of(lens)
+    found.product_size, found.samples = lens.product_size * _samples_of(lens) // lens.problem.n, _samples_of(lens)
     return found
 
 
@@ -374,7 +374,7 @@ def _extrapolated(
     product: float = math.nan,
     norms: float = 0.0,
 ) -> Forecast:
-    first, last, n = done[0], done[-1], samples_of(lens)
+    first, last, n = done[0], done[-1], _samples_of(lens)
     parts = {}
     for name, took in last.parts.items():
         if name == CHECKS:
@@ -411,7 +411,7 @@ def _extrapolated(
 def _of_the_checks(lens: Lens, gauge: Meter) -> float:
     """Return the bytes of one more sample in a forward pass."""
     less, more = (_run(lens, count, gauge)[0].grown for count in FORWARDS)
-    apart = min(FORWARDS[1], samples_of(lens)) - min(FORWARDS[0], samples_of(lens))
+    apart = min(FORWARDS[1], _samples_of(lens)) - min(FORWARDS[0], _samples_of(lens))
     return max(0.0, (more or 0.0) - (less or 0.0)) / apart if apart else 0.0
 
 
@@ -448,7 +448,7 @@ def by_rule(lens: Lens) -> Forecast:
     """Return the memory by the plan of the pass: output Jacobians and Grams of a chunk, and the weights in float64."""
     gauge = _gauge(lens)
     fixed = 8.0 * sum(p.numel() for p in lens.problem.model.parameters())
-    more = fixed + _per_sample(lens) * chunk(lens, samples_of(lens))
+    more = fixed + _per_sample(lens) * chunk(lens, _samples_of(lens))
     used = gauge.used()
     if used is None:
         return Forecast(None, None, more, gauge.left())

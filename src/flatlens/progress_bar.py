@@ -49,7 +49,7 @@ def switched_off() -> bool:
 
 
 @contextmanager
-def shown(progress: Shown, stage: str = "measuring") -> Iterator[Progress]:
+def progress_shown(progress: Shown, stage: str = "measuring") -> Iterator[Progress]:
     """Yield a progress that never stops the work: the one given, or for None a bar until the work ends."""
     if progress is False or (progress in (None, True) and (switched_off() or os.environ.get("RANK", "0") != "0")):
         yield no_progress

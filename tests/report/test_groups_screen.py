@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flatlens.report.groups import change, group_screen, interval, write_group_page
+from flatlens.report.groups import change, group_screen, interval_in_words, write_group_page
 from flatlens.statistics import GroupDifference
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "comparing"))
@@ -48,7 +48,7 @@ def test_the_screen_has_the_answer_first_and_every_number(found, width):
     for one in found.differences:
         if one.low == one.low:
             assert change(one) in text
-            assert interval(one) in text
+            assert interval_in_words(one) in text
 
 
 def test_measures_that_decide_stand_apart_from_the_others(found):
@@ -71,7 +71,7 @@ def test_three_groups_have_a_column_of_their_own():
 def test_an_interval_that_is_missing_is_a_dash_and_the_note_says_why():
     text = screen(grouped(SGD=of(n=2), SAM=of(0.3, 1, n=2)), 80)
     assert "Note: fewer than 3 independent units" in " ".join(text.split())
-    assert interval(GroupDifference("x", "a", "b", 1.0)) == "-"
+    assert interval_in_words(GroupDifference("x", "a", "b", 1.0)) == "-"
 
 
 def test_the_page_is_offline_and_has_every_row(found, tmp_path):

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from flatlens.estimate import Estimate, Report, undefined
 from flatlens.measures import catalogue
-from flatlens.report.cards import MEANINGS
+from flatlens.report.cards import SHORT_MEANINGS
 from flatlens.report.measure import EXPLAINED, LINES, measure_screen
 
 LAYERS = ["fc1", "fc2"]
@@ -61,12 +61,13 @@ def test_a_family_stands_together_whatever_the_order():
 def test_the_numbers_that_most_people_ask_for_have_a_line_of_meaning_where_there_is_room():
     lines = printed(report())
     assert (
-        lines[lines.index(next(line for line in lines if line.split()[:1] == ["mls"])) + 1].strip() == MEANINGS["mls"]
+        lines[lines.index(next(line for line in lines if line.split()[:1] == ["mls"])) + 1].strip()
+        == SHORT_MEANINGS["mls"]
     )
-    assert {*MEANINGS} <= {card.name for card in CARDS}
-    assert max(map(len, MEANINGS.values())) + len("    ") <= 80
+    assert {*SHORT_MEANINGS} <= {card.name for card in CARDS}
+    assert max(map(len, SHORT_MEANINGS.values())) + len("    ") <= 80
     many = {(f"local_volume(top_k={k})", None): Estimate(1.0) for k in range(1, EXPLAINED + 1)}
-    assert MEANINGS["mls"] not in " ".join(printed(Report(many | {("mls", None): Estimate(1.0)}, {})))
+    assert SHORT_MEANINGS["mls"] not in " ".join(printed(Report(many | {("mls", None): Estimate(1.0)}, {})))
 
 
 def test_few_numbers_have_their_notes_in_the_answer_alone():

@@ -97,7 +97,7 @@ def test_theorem_4_holds_with_deviations_and_not_with_variances(problem_of):
 @pytest.mark.parametrize(("name", "how"), [("", "std"), (".published", "variance")])
 @pytest.mark.parametrize("network", ["mlp-relu", "cnn-1d", "cnn"])
 def test_the_preprocessing_applied_is_the_option_of_relative_flatness(problem_of, network, name, how):
-    problem = problem_of(network, 40)
+    problem = problem_of(network, 43)
     moved = TRANSFORMS[f"feature_normalization{name}"].apply(problem)
     option = f"relative_flatness(normalized={how!r})"
     before = fl.measure(fl.Lens(problem), [option])

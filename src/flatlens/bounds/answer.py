@@ -12,7 +12,7 @@ from flatlens.column import Column
 from flatlens.progress import count_of, listed
 
 NEAR = 0.1  #: share of the right side that the left one reaches at least where a bound says something
-VACUOUS = "vacuous"  #: in the note of a bound that no network violates
+_VACUOUS = "vacuous"  #: in the note of a bound that no network violates
 MOST = 3  #: names that a sentence lists
 UNDECLARED = "neither checked nor declared"
 
@@ -55,8 +55,8 @@ def _counted(verdicts: Sequence[Verdict]) -> str:
 def _said(verdicts: Sequence[Verdict]) -> str:
     """Return which of the bounds that hold says most, and which ones say nothing."""
     held = [v for v in verdicts if v.status == "holds"]
-    known = [v for v in held if math.isfinite(v.tightness) and VACUOUS not in v.note]
-    empty = _names([v for v in held if VACUOUS in v.note])
+    known = [v for v in held if math.isfinite(v.tightness) and _VACUOUS not in v.note]
+    empty = _names([v for v in held if _VACUOUS in v.note])
     nothing = f"{listed(empty, MOST)} {'is' if len(empty) == 1 else 'are'} vacuous" if empty else ""
     if not known:
         return f"{nothing}." if nothing else ""

@@ -22,7 +22,7 @@ from flatlens.measures import Lens, about
 from flatlens.measures.definition import drawing
 from flatlens.problem import measuring
 from flatlens.progress import LESS_OF_A_BOUND, LIMIT, Watch
-from flatlens.progress_bar import Shown, shown
+from flatlens.progress_bar import Shown, progress_shown
 from flatlens.result import Result
 
 
@@ -153,7 +153,7 @@ def check_bounds(
             raise refused(f"a {kind.__name__} is needed, got {type(given).__name__}", argument=name)
     if rule not in RULES:
         raise UnknownName.among("rule for the covering radius", str(rule), RULES)
-    with shown(progress, "checking") as line, measuring(lens.model):
+    with progress_shown(progress, "checking") as line, measuring(lens.model):
         watch = Watch(line, math.inf if anyway else LIMIT, "check_bounds", LESS_OF_A_BOUND)
         context = Context(lens, declared(assume), distribution, generator, watch, target, delta, rule)
         verdicts = [verdict for one in chosen for verdict in _verdicts(one, context, watch)]

@@ -29,7 +29,7 @@ from flatlens.problem.losses import CrossEntropy, SquaredError
 FAILURE = 0.05  #: eps of Def. 4.1: probability with which the covering may fail
 AT_ONCE = 4096  #: largest number of points in one call of the network
 DETOUR = math.pi / 2  #: largest ratio of the path along a sphere to the straight line between its ends
-ROUNDING = 1e-13  #: rounding error in float64, relative to the size of the outputs
+_ROUNDING = 1e-13  #: rounding error in float64, relative to the size of the outputs
 
 
 @final
@@ -205,7 +205,7 @@ def _steepest_secant(context: Context, seen: Covered) -> float:
         x = torch.cat([x, *(points.to(x) for points in fresh)])
     with torch.no_grad():
         f = seen.network.outputs(x)
-    found = max(0.0, steepest(x, f, ROUNDING * float(f.norm(dim=1).max())))
+    found = max(0.0, steepest(x, f, _ROUNDING * float(f.norm(dim=1).max())))
     if law is not None and law.support_is_convex and math.isfinite(law.diameter):
         found = max(found, _aligned(context, law, seen))
     return found
@@ -222,7 +222,7 @@ def _aligned(context: Context, law: Distribution, seen: Covered) -> float:
         if bool(inside.any()):
             with torch.no_grad():
                 f, g = seen.network.outputs(x[inside]), seen.network.outputs(ends[inside])
-            rise = (f - g).norm(dim=1) - ROUNDING * (f.norm(dim=1) + g.norm(dim=1))
+            rise = (f - g).norm(dim=1) - _ROUNDING * (f.norm(dim=1) + g.norm(dim=1))
             found = max(found, float((rise / (x[inside] - ends[inside]).norm(dim=1)).max()))
     return found
 

@@ -42,7 +42,7 @@ def answer_of(
     unfit = no_fit(with_loss)
     held = held_out({name: report for name, report in reports.items() if name not in unfit})
     ranked = [name for name in reports if name not in excluded]
-    rest = [f"Not ranked: {named(list(excluded.values()))}."] if excluded else []
+    rest = [f"Not ranked: {with_reasons(list(excluded.values()))}."] if excluded else []
     rest = [sentence(none)] if (none := untrained(reports)) else rest
     if held is not None:
         return [_of_held_out(held, reports), *rest, *_agrees(held, ranked, flat)]
@@ -73,7 +73,7 @@ def sentence(clause: str) -> str:
     return f"{first.capitalize() if first in _SMALL else first} {others}."
 
 
-def named(rows: Sequence[NotRanked]) -> str:
+def with_reasons(rows: Sequence[NotRanked]) -> str:
     """Networks with the reasons why they are not ranked; those beyond three are counted."""
     more = [f"and {count_of(len(rows) - _MOST, 'other network')}"] if len(rows) > _MOST else []
     return "; ".join([*(f"{row.network} ({row.reason})" for row in rows[:_MOST]), *more])

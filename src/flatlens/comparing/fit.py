@@ -15,8 +15,8 @@ from flatlens.curvature.probes import student
 from flatlens.estimate import Estimate, Report
 from flatlens.measures.answer import HARDLY, UNTRAINED, accuracy_by_chance
 
-TIMES = 2.0  #: ratio of training losses beyond which the larger one is not as good a fit
-POINTS = 0.02  #: difference of accuracies beyond which the smaller one is not as good a fit
+FIT_TIMES = 2.0  #: ratio of training losses beyond which the larger one is not as good a fit
+FIT_POINTS = 0.02  #: difference of accuracies beyond which the smaller one is not as good a fit
 _LEVEL = 0.05
 
 
@@ -102,9 +102,9 @@ def worse_fit(report: Report, best: Report, name: str) -> str:
     assert mine.samples is not None
     assert its.samples is not None
     difference, stderr = student(mine.samples - its.samples)
-    larger = mine.value > its.value + (TIMES - 1) * abs(its.value)
+    larger = mine.value > its.value + (FIT_TIMES - 1) * abs(its.value)
     accuracies = accuracy_of(report), accuracy_of(best)
-    worse = accuracies[0] < accuracies[1] - POINTS  # False where there is none
+    worse = accuracies[0] < accuracies[1] - FIT_POINTS  # False where there is none
     if not (difference > 1.96 * stderr and (larger or worse)):
         return ""
     words = f"training loss {mine.value:.3g} against {its.value:.3g} of {name}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from flatlens.comparing.answers import named, sentence
-from flatlens.comparing.fit import POINTS, TIMES, NotRanked
+from flatlens.comparing.answers import sentence, with_reasons
+from flatlens.comparing.fit import FIT_POINTS, FIT_TIMES, NotRanked
 from flatlens.progress import count_of
 from flatlens.statistics import GroupDifference
 from flatlens.statistics.inference import FEWEST_DESCRIBED
@@ -71,8 +71,8 @@ def unequal_fit(differences: Sequence[GroupDifference]) -> str:
     """
     for one in differences:
         excluded = one.low > _equal(one) or one.high < _equal(one)
-        loss = one.name == "loss" and one.scale == "ratio" and max(one.value, 1 / one.value) > TIMES
-        accuracy = one.name == "accuracy" and abs(one.value) > POINTS
+        loss = one.name == "loss" and one.scale == "ratio" and max(one.value, 1 / one.value) > FIT_TIMES
+        accuracy = one.name == "accuracy" and abs(one.value) > FIT_POINTS
         if excluded and (loss or accuracy):
             worse = (one.value > _equal(one)) == loss
             first, second = (one.group, one.reference) if worse else (one.reference, one.group)
@@ -114,7 +114,7 @@ def _last(
     differences: Sequence[GroupDifference], left_out: Sequence[NotRanked], untrained: str, next_step: str
 ) -> list[str]:
     parts = [untrained] if untrained else []
-    parts += [f"left out: {named(left_out)}"] if left_out else []
+    parts += [f"left out: {with_reasons(left_out)}"] if left_out else []
     for one in differences:
         if one.name == "test_loss":
             certain = f"Holm-corrected p = {one.p_holm:.2g}" if one.significant else "not significant"

@@ -19,7 +19,7 @@ from flatlens.measures.presets import PRESETS, Choice, asked_for
 from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
 from flatlens.problem.data import Data
-from flatlens.progress_bar import Shown, shown
+from flatlens.progress_bar import Shown, progress_shown
 
 SAME_LOSS = "they must be measured under one loss"
 
@@ -104,7 +104,7 @@ def same_architecture(lenses: Mapping[str, Lens]) -> bool:
     return all(shape == shapes[0] for shape in shapes)
 
 
-def remarks(lenses: Mapping[str, Lens]) -> tuple[str, ...]:
+def _remarks(lenses: Mapping[str, Lens]) -> tuple[str, ...]:
     """Return the allowed differences, one sentence each."""
     told = []
     sizes = {name: sum(p.numel() for p in lens.problem.model.parameters()) for name, lens in lenses.items()}
@@ -230,7 +230,7 @@ def _networks(
     # Every network is measured with the same random draws
     seed = 0 if generator is None else int(torch.randint(2**40, (), generator=draws))
     reports = {}
-    with shown(progress) as line:
+    with progress_shown(progress) as line:
         for done, (name, lens) in enumerate(lenses.items()):
             line("networks", done, len(lenses))
             together = asked.preset if asked.preset in PRESETS else [*asked.measures, *_beside(asked.measures, lens)]
@@ -240,7 +240,7 @@ def _networks(
     # Ranked is what the networks have a number for, except the risk
     known = {row: one for row, one in asked.answers.items() if one.card.family != RISK_FAMILY}
     ranked = {row: one for row, one in known.items() if all((row, None) in report for report in reports.values())}
-    return Comparison(reports, ranked, remarks(lenses), same_architecture(lenses))
+    return Comparison(reports, ranked, _remarks(lenses), same_architecture(lenses))
 
 
 def _beside(chosen: Iterable[Measure], lens: Lens) -> list[Measure]:

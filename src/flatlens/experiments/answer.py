@@ -15,7 +15,7 @@ import pandas as pd
 from flatlens.comparing.group_answers import group_answer
 from flatlens.experiments.levels import Levels
 from flatlens.experiments.narrative import (
-    FEW,
+    FEW_UNITS,
     ONLY_SEED,
     how_many,
     interval_of,
@@ -29,7 +29,7 @@ from flatlens.experiments.settings import Study
 from flatlens.experiments.tables import GIVEN_LOSS, OVERALL, held_fixed
 from flatlens.progress import count_of
 from flatlens.statistics import holm
-from flatlens.statistics.group_differences import LEVEL
+from flatlens.statistics.group_differences import SIGNIFICANCE
 from flatlens.statistics.inference import FEWEST_UNITS
 
 MOST_CAVEATS = 2
@@ -73,7 +73,7 @@ def answer_of_study(
     inside, fixed = alike[0] if alike else (None, "")
     among = "networks that differ in the seed alone" if ONLY_SEED in fixed else f"networks with {fixed}"
     certain = _certain(rows, None if inside is None else f"among {among}, r = {interval_of(inside, 'pearson')}")
-    if best["p_holm"] < LEVEL and inside is not None and not is_clear(inside):
+    if best["p_holm"] < SIGNIFICANCE and inside is not None and not is_clear(inside):
         caveats.append("the settings may move both sides")
     caveats = [*caveats, *_turned(coefficients)][:MOST_CAVEATS]
     last = "; ".join([*caveats, "correlation is not causation"])
@@ -111,7 +111,7 @@ def _with_gap(names: Sequence[str], coefficients: pd.DataFrame, coefficient: str
 
 
 def _significant(rows: Sequence[pd.Series]) -> list[pd.Series]:
-    return [row for row in rows if row["p_holm"] < LEVEL]
+    return [row for row in rows if row["p_holm"] < SIGNIFICANCE]
 
 
 def _headline(rows: Sequence[pd.Series]) -> pd.Series:
@@ -140,7 +140,7 @@ def _certain(rows: Sequence[pd.Series], inside: str | None) -> str:
         verb = "decides" if units == 1 else "decide"
         return f"How certain: {independent} {verb} no correlation; take {FEWEST_UNITS} or more, as in --set seed=0:6"
     corrected = f"Holm-corrected over {count_of(len(rows), 'measure')}"
-    rough = f", rough below {FEW}" if units < FEW else ""
+    rough = f", rough below {FEW_UNITS}" if units < FEW_UNITS else ""
     told = f"How certain: 95% intervals over {independent}{rough}, {corrected}"
     return f"{told}; {inside}" if inside else told
 

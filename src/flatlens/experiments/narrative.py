@@ -17,7 +17,7 @@ from flatlens.statistics.inference import FEWEST_DESCRIBED
 from flatlens.training import REACHED, TrainedElsewhere
 
 ONLY_SEED = "where only the seed differs"
-FEW = 20
+FEW_UNITS = 20
 """Fewer units than this make rough intervals."""
 
 
@@ -176,7 +176,7 @@ def _intervals(study: Study, kept: pd.DataFrame) -> str:
     said = f"The intervals are 95% intervals over {independent}"
     if unit == "seed":
         said += ": networks of one seed share their initial weights and the order of their batches"
-    rough = f" With {count_of(units, unit)} they are rough at best." if units < FEW else ""
+    rough = f" With {count_of(units, unit)} they are rough at best." if units < FEW_UNITS else ""
     return f"{said}. Correlation is not causation.{rough}"
 
 

@@ -25,10 +25,10 @@ FAR = 2.0  #: ratio of the loss to that of constant outputs from which the prepa
 DESCENT = 0.1  #: share of the loss by which one gradient step lowers it where the network is not at a minimum
 LOST = 0.5  #: share of the samples without a response in some direction of the outputs from which it is unusual
 DEAD = 0.1  #: share of a layer's features that are constant from which it is unusual
-MOST = 3  #: names that a sentence lists
-FEW = 3  #: numbers of a report up to which each is described
-RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
-RISK = "generalisation"  #: the family of the numbers that one would like to predict
+_MOST = 3  #: names that a sentence lists
+_FEW = 3  #: numbers of a report up to which each is described
+_RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
+_RISK = "generalisation"  #: the family of the numbers that one would like to predict
 EXAMPLE = "adaptive_sharpness"  #: a measure that no rescaling changes
 
 
@@ -148,7 +148,7 @@ def _unusual(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> list[str
 def _certain(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     """Return how certain the numbers are: each one's error if they are few, else those that are not exact by kind."""
     samples = count_of(about["n"], "sample") if "n" in about else "samples"
-    if len(rows) > FEW:  # an accuracy without classes was not asked for
+    if len(rows) > _FEW:  # an accuracy without classes was not asked for
         rows = {name: e for name, e in rows.items() if e.kind != "undefined" or not _is_risk(name)}
     kinds: dict[Kind, list[str]] = {}
     for name, e in rows.items():
@@ -157,7 +157,7 @@ def _certain(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
         return ""
     if set(kinds) == {"exact"} and len(rows) > 1:
         return f"The {len(rows)} numbers are exact for these {samples}, up to rounding."
-    if len(rows) <= FEW:
+    if len(rows) <= _FEW:
         return f"{'; '.join(_alone(name, e, samples) for name, e in rows.items())}."
     exact = len(kinds.pop("exact", ()))
     told = [f"{exact} of {len(rows)} numbers {'is' if exact == 1 else 'are'} exact for these {samples}"]
@@ -165,13 +165,13 @@ def _certain(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
         several = len(names) > 1
         form = kind if kind == "undefined" else f"{kind}s" if several else f"{'an' if kind[0] in 'eu' else 'a'} {kind}"
         each = [f"{name} (± {rows[name].margin:.2g})" if rows[name].margin else name for name in names]
-        told.append(f"{listed(each, MOST)} {'are' if several else 'is'} {form}")
+        told.append(f"{listed(each, _MOST)} {'are' if several else 'is'} {form}")
     return f"{'; '.join(told)}."
 
 
 def _is_risk(name: str) -> bool:
     one = MEASURES.get(Column.parse(name).name)
-    return one is not None and one.card.family == RISK
+    return one is not None and one.card.family == _RISK
 
 
 def _alone(name: str, estimate: Estimate, samples: str) -> str:
@@ -194,12 +194,12 @@ def _to_compare(rows: Mapping[str, Estimate]) -> str:
         if Column.parse(name).name not in MEASURES or _is_risk(name) or e.kind == "undefined":
             continue
         (one,) = named([Column.parse(name).measure])
-        (stable if one.invariant_under >= RESCALINGS else changed).append(name)
+        (stable if one.invariant_under >= _RESCALINGS else changed).append(name)
     if not stable:
         if not changed:
             return ""
         which = "an invariant measure" if EXAMPLE in changed else f"an invariant measure, such as {EXAMPLE}"
-        moved = f"Rescaling the weights can change {listed(changed, MOST)} and not the function"
+        moved = f"Rescaling the weights can change {listed(changed, _MOST)} and not the function"
         return f"{moved}: compare networks by {which}."
-    them, but = "it" if len(stable) == 1 else "them", f", but can change {listed(changed, MOST)}" if changed else ""
-    return f"To compare networks use {listed(stable, MOST)}: rescaling the weights does not change {them}{but}."
+    them, but = "it" if len(stable) == 1 else "them", f", but can change {listed(changed, _MOST)}" if changed else ""
+    return f"To compare networks use {listed(stable, _MOST)}: rescaling the weights does not change {them}{but}."

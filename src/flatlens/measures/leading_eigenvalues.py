@@ -33,7 +33,7 @@ from flatlens.problem.ranks import in_one_piece
 from flatlens.progress import count_of
 from flatlens.result import Result
 
-MOST = 300  #: products of a search
+_MOST = 300  #: products of a search
 ENOUGH = 16  #: products with which most searches converge
 LEAST = 4  #: products on all samples of a search that is limited
 OF_THE_START, LEAST_OF_THE_START = 16, 32
@@ -68,7 +68,7 @@ def top_of(
     inside = coarsest_inside(lens.problem, lens.model)
     rounding = 0.0 if inside == lens.problem.dtype else 10 * torch.finfo(inside).eps
     found = as_estimate(pairs, operator.products, rounding)
-    stopped = most < MOST and not (pairs.converged or pairs.exact)
+    stopped = most < _MOST and not (pairs.converged or pairs.exact)
     return with_note(found, "by name, the search runs to its tolerance" if stopped else "")
 
 
@@ -78,10 +78,10 @@ def _within_budget(lens: Lens, run: Run) -> tuple[int, int | None]:
     With few products the start decides, so it comes from a part of the samples, on whatever number of them.
     """
     if run.budget == math.inf:
-        return MOST, None
+        return _MOST, None
     affordable = int(run.budget / lens.product_size)
     if affordable >= ENOUGH:
-        return min(affordable, MOST), None
+        return min(affordable, _MOST), None
     return max(affordable, LEAST), max(1, min(OF_THE_START, lens.samples // LEAST_OF_THE_START))
 
 

@@ -53,7 +53,7 @@ from flatlens.measures.notes import STOPPED
 EPS = torch.finfo(torch.float64).eps
 DIRECT = 2048  #: largest number of rows for a direct solution of the Newton system; larger ones use conjugate gradients
 NEARLY = 1e-9  #: relative gap; below it, the search stops if five sweeps bring no progress: rounding is the limit
-FAR = 1e150  #: u and v stay within 1 / FAR and FAR, so that no product overflows
+_FAR = 1e150  #: u and v stay within 1 / _FAR and _FAR, so that no product overflows
 
 normalised = partial(
     per_sample,
@@ -296,7 +296,7 @@ def _half_step(h: Tensor, w: Tensor, v: Tensor) -> Tensor:
 
 def _balancing(there: Tensor, back: Tensor) -> Tensor:
     """Return the u with u * there = back / u."""
-    return (back.sqrt() / there.sqrt()).nan_to_num(1.0, posinf=FAR).clamp(1 / FAR, FAR)
+    return (back.sqrt() / there.sqrt()).nan_to_num(1.0, posinf=_FAR).clamp(1 / _FAR, _FAR)
 
 
 def _newton(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -336,7 +336,7 @@ def _moved(h: Tensor, w: Tensor, u: Tensor, v: Tensor, alpha: Tensor, beta: Tens
 
     def at(length: float) -> tuple[Tensor, Tensor]:
         a, b = u * (length * alpha).exp(), v * (length * beta).exp()
-        return a.clamp(1 / FAR, FAR), b.clamp(1 / FAR, FAR)
+        return a.clamp(1 / _FAR, _FAR), b.clamp(1 / _FAR, _FAR)
 
     def slope(length: float) -> float:
         a, b = at(length)

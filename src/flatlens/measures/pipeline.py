@@ -63,7 +63,7 @@ from flatlens.problem.forward import Forward
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import OWN_LOSSES, LossFunction
 from flatlens.progress import LIMIT, Watch
-from flatlens.progress_bar import Shown, shown
+from flatlens.progress_bar import Shown, progress_shown
 from flatlens.version import __version__
 
 BUDGET = 4e9
@@ -151,7 +151,7 @@ def measure(
         lens = Lens(_problem_of(model, loss, given))
     draws = drawing(generator, progress, "measure")
     lens.require_fresh()
-    with shown(progress) as line:
+    with progress_shown(progress) as line:
         watch = Watch(line, math.inf if anyway else LIMIT)
         parts = None if layers is None else _parts_of_names(lens, layers)
         found = measure_with(lens, measures, Run(draws, watch, layers=parts))

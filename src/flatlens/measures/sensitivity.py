@@ -235,7 +235,7 @@ WITHOUT = "without that many directions behind the closing softmax"
 IS_ROUNDING = "its error is rounding, which moves small singular values"
 TAKEN_OFF = "less the error by rounding"
 BEHIND_SOFTMAX = "the network ends in a softmax, so its outputs move in fewer directions than there are outputs"
-LOST = 0.1  #: share of a Jacobian that is rounding, from which on its shape is that of rounding
+_LOST = 0.1  #: share of a Jacobian that is rounding, from which on its shape is that of rounding
 LOST_BELOW = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  #: of G, which squares derivatives
 
 
@@ -409,4 +409,4 @@ def local_dimension(g: LayerGrams) -> Tensor:
     dimension = torch.where(total[:, 0, 0].isfinite(), 1 / share.square().sum((1, 2)), -math.inf)
     if g.rounding is None:
         return dimension
-    return torch.where((g.rounding > LOST) & (dimension > 0), math.inf, dimension)
+    return torch.where((g.rounding > _LOST) & (dimension > 0), math.inf, dimension)

@@ -157,7 +157,7 @@ def require_seen(option: str, share: float, dtype: torch.dtype) -> None:
 
 
 ROUNDED = 2.0  #: rounding error of a difference of outputs, in units of that of the outputs
-NEAR = 4  #: pairs of points near each start that show the outputs' rounding error
+_NEAR = 4  #: pairs of points near each start that show the outputs' rounding error
 
 
 def steepest_secants(
@@ -248,7 +248,7 @@ def _lost(inputs: Inputs, points: Tensor, restarts: int) -> Tensor:
     with torch.no_grad():
         f = inputs.outputs(points).to(torch.float64)
         error = eps * f.norm(dim=1)
-        for _ in range(NEAR):
+        for _ in range(_NEAR):
             d = ROUNDINGS * eps * points.abs() * random_signs(points.shape, points, generator)
             ahead, behind = (inputs.outputs(points + s * d).to(torch.float64) for s in (1, -1))
             error = torch.maximum(error, ((ahead + behind) / 2 - f).norm(dim=1))

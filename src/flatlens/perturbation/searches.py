@@ -180,7 +180,7 @@ _DOUBLINGS = 60
 _SETTLED = 20, 4
 """After so many doublings the network is noise: if so many more change no draw, none will, as where it guesses."""
 HALVINGS = 8  #: bisections of the last factor of 2: 0.3% of sigma, less if the mean is interpolated
-LEAST = 0.05  #: smallest lower end of the interval around the level, as a share of the level
+_LEAST = 0.05  #: smallest lower end of the interval around the level, as a share of the level
 FURTHER = 3  #: doublings beyond the crossing while the mean stays below the interval's end
 
 
@@ -230,7 +230,7 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
     if not bool(torch.isfinite(seen[high]).all()):
         return None
     reach = 1.96 * float(skewed(seen[high])[1])
-    ends = level + reach, max(level - reach, LEAST * level)
+    ends = level + reach, max(level - reach, _LEAST * level)
     for _ in range(FURTHER):  # the interval's ends may lie beyond
         if float(seen[max(seen)].mean()) <= ends[0]:
             above(2 * max(seen))

@@ -27,7 +27,7 @@ from flatlens.problem.eval_context import (
     put_back,
     size_of_parts,
 )
-from flatlens.problem.loss import Constant, Loss
+from flatlens.problem.loss import BestConstant, Loss
 from flatlens.problem.op_overrides import in_bfloat16
 from flatlens.problem.ranks import ALONE, ChunkBuffer, Ranks
 from flatlens.problem.row_layout import in_rows
@@ -77,7 +77,7 @@ class NetworkOnData:
     outputs: int = 0  #: N; with one row per token, N of the longest batch
     n: int = 0  #: samples
     mass: float = 0.0  #: sum of the samples' masses
-    constant: Constant | None = None  #: the best fit by outputs that ignore the input, where it has a formula
+    constant: BestConstant | None = None  #: the best fit by outputs that ignore the input, where it has a formula
     works_in: Arithmetic = "full"  #: `arithmetic` in the pass and in curvature products only
     seen: Seen | None = None  #: the outputs of the first check; None where samples are coupled
 

@@ -24,7 +24,7 @@ from flatlens.progress import count_of
 
 
 @dataclass(frozen=True)
-class Constant:
+class BestConstant:
     """The best fit by outputs that are the same for all samples: what a network does that ignores its input."""
 
     loss: float  #: smallest risk, with the bias taken off that comes from a fit to these samples
@@ -82,7 +82,7 @@ class Loss(ABC):
         """Return the sums over these targets of which `constant` is made, float64; None if it has no formula."""
         return None
 
-    def constant(self, sums: Tensor, mass: float) -> Constant | None:
+    def constant(self, sums: Tensor, mass: float) -> BestConstant | None:
         """Return the best fit by outputs that are the same for all samples, from the sums of `target_sums`.
 
         None where all targets are the same.

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from flatlens.errors import FORWARD, BadData, BadLoss, LossFailed, UnknownName
 from flatlens.problem.batches import picked
 from flatlens.problem.loss import (
-    Constant,
+    BestConstant,
     Loss,
     as_vectors,
     class_labels,
@@ -354,13 +354,13 @@ class SquaredError(Loss):
         target = as_vectors(f.to(torch.float64), y, self.name, self.label_smoothing)
         return torch.cat([target.sum(0), target.square().sum()[None]]).cpu()
 
-    def constant(self, sums: Tensor, mass: float) -> Constant | None:
+    def constant(self, sums: Tensor, mass: float) -> BestConstant | None:
         """Return the fit by the mean target: the unbiased variance of the targets, scaled as the loss is."""
         mean, square, a = sums[:-1] / mass, float(sums[-1]) / mass, self.label_smoothing
         spread = (square - float(mean.square().sum())) * mass / (mass - 1)
         classes = len(mean) > 1 and abs(float(mean.sum()) - 1) < 1e-9 and bool((mean >= 0).all()) and a < 1
         share = (float(mean.max()) - a / len(mean)) / (1 - a) if classes else 1.0
-        return Constant(self._factor(len(mean)) * spread, share) if spread > 1e-9 * square else None
+        return BestConstant(self._factor(len(mean)) * spread, share) if spread > 1e-9 * square else None
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
         """Return a multiple of the identity, (n, N, N)."""
@@ -459,7 +459,7 @@ class CrossEntropy(Loss):
         counted = target[target != self.ignore_index]
         return torch.bincount(counted, minlength=f.shape[1]).to(torch.float64).cpu()
 
-    def constant(self, sums: Tensor, mass: float) -> Constant | None:
+    def constant(self, sums: Tensor, mass: float) -> BestConstant | None:
         """Return the fit by the frequencies of the classes, as the loss smoothes and weighs them.
 
         The entropy of N frequencies among n samples is too small by (N - 1) / 2n (Miller and Madow); that of equal
@@ -472,7 +472,7 @@ class CrossEntropy(Loss):
         entropy = float(torch.special.entr(a).sum() - torch.special.entr(a.sum()))
         whole = float(a.sum())
         loss = min(entropy + whole * (N - 1) / (2 * total), whole * math.log(N)) * total / mass
-        return Constant(loss, float(sums.max()) / total)
+        return BestConstant(loss, float(sums.max()) / total)
 
     def mass(self, f: Tensor, y: Any) -> Tensor:
         """Return the weight of the label's class; 0 where ignored; 1 for class probabilities, as in torch."""

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import FORWARD, BadData, BadLoss, BadModel
-from flatlens.problem.loss import SAMPLE, Constant, Loss, one_each
+from flatlens.problem.loss import SAMPLE, BestConstant, Loss, one_each
 
 Reading: TypeAlias = Literal["tokens", "places", "either"]
 """What outputs (n, A, B) with their targets are: A tokens, B places with A classes (torch's rule), or either."""
@@ -619,7 +619,7 @@ class OfRows(Loss):
         counted = part.counted.flatten()
         return part.loss.target_sums(part.rows[counted], part.targets[counted])
 
-    def constant(self, sums: Tensor, mass: float) -> Constant | None:
+    def constant(self, sums: Tensor, mass: float) -> BestConstant | None:
         """Return that of a row's loss."""
         return self.each[0].constant(sums, mass)
 

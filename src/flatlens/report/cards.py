@@ -85,7 +85,7 @@ WORDS = {
 }
 """The LaTeX commands of the cards' symbols, as characters."""
 
-MEANINGS = {
+SHORT_MEANINGS = {
     "loss": "mean loss over the data",
     "accuracy": "share of the samples that are classified rightly",
     "test_loss": "mean loss over the held-out data",
@@ -125,7 +125,7 @@ def in_short(name: str) -> str:
     """
     column = Column.parse(name)
     summed = ", summed over layers" if column.part == "sum" else ""
-    return MEANINGS.get(column.name, "") + summed if not column.part or summed else ""
+    return SHORT_MEANINGS.get(column.name, "") + summed if not column.part or summed else ""
 
 
 def card_of(name: str, cards: Sequence[Card]) -> Card | None:

@@ -19,7 +19,7 @@ from flatlens.statistics import GroupDifference
 FLAT = "Flatness, by invariant measures: smaller is flatter"
 COMPRESSED = "Sensitivity and compression, by invariant measures: smaller is less sensitive, or more compressed"
 FIT = "Loss and accuracy"
-OTHERS = "Other measures: not invariant, or smaller is not necessarily better"
+_OTHERS = "Other measures: not invariant, or smaller is not necessarily better"
 
 
 def group_screen(found: GroupComparison) -> RenderableType:
@@ -58,7 +58,7 @@ def _differences(found: GroupComparison) -> Fitted:
     for heading, rows in sections(found).items():
         table.section(heading)
         for one in rows:
-            cells = [change(one), interval(one), number(one.p_holm, 2)]
+            cells = [change(one), interval_in_words(one), number(one.p_holm, 2)]
             table.row(one.name, *([one.group] if several else []), *cells)
     return table
 
@@ -70,10 +70,10 @@ def sections(found: GroupComparison) -> dict[str, list[GroupDifference]]:
         if one.name in BESIDE:
             return FIT
         meaning = direction(found.networks.measures[one.name].card) if one.name in found.deciding else ""
-        return {"flat": FLAT, "compressed": COMPRESSED}.get(meaning, OTHERS)
+        return {"flat": FLAT, "compressed": COMPRESSED}.get(meaning, _OTHERS)
 
     rows = by_key((heading(one), one) for one in found.differences)
-    return {name: rows[name] for name in (FLAT, COMPRESSED, FIT, OTHERS) if name in rows}
+    return {name: rows[name] for name in (FLAT, COMPRESSED, FIT, _OTHERS) if name in rows}
 
 
 def change(one: GroupDifference) -> str:
@@ -85,7 +85,7 @@ def change(one: GroupDifference) -> str:
     return f"×{number(one.value)}" if one.scale == "ratio" else _signed(one.value)
 
 
-def interval(one: GroupDifference) -> str:
+def interval_in_words(one: GroupDifference) -> str:
     """The 95% interval in few characters; - where there is none."""
     if one.low != one.low:
         return "-"
@@ -125,7 +125,8 @@ def write_group_page(found: GroupComparison, path: Path) -> Path:
 
     shown = {
         heading: [
-            {"one": one, "change": change(one), "interval": interval(one), "p": number(one.p_holm, 2)} for one in rows
+            {"one": one, "change": change(one), "interval": interval_in_words(one), "p": number(one.p_holm, 2)}
+            for one in rows
         ]
         for heading, rows in sections(found).items()
     }

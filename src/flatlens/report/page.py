@@ -32,7 +32,7 @@ from flatlens.report.figures.offline import bundle
 from flatlens.report.figures.plots import crossed
 from flatlens.report.frames import NETWORK, NOT_MEASURES, csv_bytes, measures_of, spoken
 from flatlens.report.screen import Abouts, head_of_page
-from flatlens.statistics.group_differences import LEVEL
+from flatlens.statistics.group_differences import SIGNIFICANCE
 from flatlens.training import REACHED
 
 with needs("study", "a page"):
@@ -276,7 +276,7 @@ def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, dict[str,
 def difference_rows(result: StudyResult) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of `differences` by axis of words, those that decide first; `sure` where Holm's p is below 5%."""
     table = result.differences.sort_values("decides", ascending=False, kind="stable")
-    rows = table.assign(sure=table["p_holm"] < LEVEL).to_dict("records")
+    rows = table.assign(sure=table["p_holm"] < SIGNIFICANCE).to_dict("records")
     return {axis: [row for row in rows if row["setting"] == axis] for axis in dict.fromkeys(table["setting"])}  # type: ignore[misc]
 
 

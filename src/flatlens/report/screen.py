@@ -248,8 +248,8 @@ def remark(head: str, words: str) -> Text:
 Abouts: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The `about` of each network's report, by the network's name; one network needs no name."""
 
-UNTRAINED = "random"  #: the first word on the weights of an untrained network
-MOST = 6  #: number of lines on different weights that a screen shows at most
+_UNTRAINED = "random"  #: the first word on the weights of an untrained network
+_MOST = 6  #: number of lines on different weights that a screen shows at most
 
 
 def head_of_screen(abouts: Abouts, answer: Sequence[str] = ()) -> list[RenderableType]:
@@ -259,7 +259,7 @@ def head_of_screen(abouts: Abouts, answer: Sequence[str] = ()) -> list[Renderabl
         *(Text(sentence) for sentence in answer),
         *([Text("")] if answer else []),
         Text(measured_facts(abouts), style="bold"),
-        *(Text(f"{what}: {words}", styles[words.startswith(UNTRAINED)]) for what, words in origins(abouts, MOST)),
+        *(Text(f"{what}: {words}", styles[words.startswith(_UNTRAINED)]) for what, words in origins(abouts, _MOST)),
         *(Text(line, style="bold yellow") for line in _untrained(abouts) if "untrained" not in " ".join(answer)),
     ]
 
@@ -313,7 +313,9 @@ def origins(abouts: Abouts, most: int | None = None) -> list[tuple[str, str]]:
 
 
 def _untrained(abouts: Abouts) -> list[str]:
-    names = [name for name, about in abouts.items() if about.get("origin", {}).get("weights", "").startswith(UNTRAINED)]
+    names = [
+        name for name, about in abouts.items() if about.get("origin", {}).get("weights", "").startswith(_UNTRAINED)
+    ]
     if not names:
         return []
     of = f" of {', '.join(names)}" if len(abouts) > 1 else ""

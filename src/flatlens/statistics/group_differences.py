@@ -20,8 +20,8 @@ from flatlens.statistics.inference import FEWEST_DESCRIBED, SAME, clustered, hol
 from flatlens.statistics.resampling import GroupNumbers
 from flatlens.statistics.statistic import NAN, Array, as_columns
 
-Scale: TypeAlias = Literal["ratio", "difference"]
-LEVEL = 0.05  #: a difference is significant where its corrected p is below this
+_Scale: TypeAlias = Literal["ratio", "difference"]
+SIGNIFICANCE = 0.05  #: a difference is significant where its corrected p is below this
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class GroupDifference:
     value: float  #: ratio of geometric means (group / reference), or difference of means (group - reference)
     low: float = NAN  #: lower end of its 95% interval, not corrected; NaN where there is none
     high: float = NAN  #: upper end
-    scale: Scale = "difference"
+    scale: _Scale = "difference"
     p: float = NAN  #: two-sided; NaN where there is no interval
     p_holm: float = NAN  #: p corrected for the number of tests in its family; NaN where not tested
     n: int = 0  #: number of units: pairs, or independent networks of both groups
@@ -48,7 +48,7 @@ class GroupDifference:
     @property
     def significant(self) -> bool:
         """Whether the groups differ at 5%, after Holm's correction."""
-        return self.p_holm < LEVEL
+        return self.p_holm < SIGNIFICANCE
 
 
 def group_differences(
@@ -100,7 +100,7 @@ def group_differences(
         x = columns[f"={name}"].to_numpy()
         x = np.where(np.isfinite(x), x, np.nan)
         known = x[x == x]
-        scale: Scale = "ratio" if name not in linear and len(known) and bool((known > 0).all()) else "difference"
+        scale: _Scale = "ratio" if name not in linear and len(known) and bool((known > 0).all()) else "difference"
         x = np.log(x) if scale == "ratio" else x
         for other in range(1, len(names)):
             one = GroupDifference(name, names[other], names[0], NAN)

@@ -38,7 +38,7 @@ Ending: TypeAlias = Literal["converged", "finished", "trained elsewhere", "out o
 REACHED: tuple[Ending, ...] = ("converged", "finished", "trained elsewhere")
 """The endings of a successful run: its conditions are met, or, without conditions, all its steps are taken."""
 CURVE_SPACING = 1.05
-ROW = ("loss", "accuracy", "test_loss", "test_accuracy")
+_ROW = ("loss", "accuracy", "test_loss", "test_accuracy")
 
 FORMAT = 1
 INTERVAL = 10.0  #: seconds between two checkpoints: the most training time that a kill loses
@@ -195,7 +195,7 @@ def _solved(
 
 def _curves(rows: list[list[float]]) -> dict[str, Tensor]:
     columns = torch.tensor(rows, dtype=torch.float64).T
-    return {"step": columns[0].long(), **dict(zip(ROW, (c.clone() for c in columns[1:]), strict=True))}
+    return {"step": columns[0].long(), **dict(zip(_ROW, (c.clone() for c in columns[1:]), strict=True))}
 
 
 class TrainingRun:
@@ -215,7 +215,7 @@ class TrainingRun:
         self.total = settings.steps(len(self.data.x))
         self.step = 0
         self.outcome: Ending | None = None
-        self.rows: list[list[float]] = []  # step, then ROW
+        self.rows: list[list[float]] = []  # step, then _ROW
         self.next_row = 0
         self.last = [math.nan, math.nan]  # loss and accuracy at the last check point
         self.losses: list[float] = []  # that the end depends on, the latest ones

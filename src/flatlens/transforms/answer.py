@@ -11,8 +11,8 @@ from flatlens.measures import MEASURES
 from flatlens.progress import count_of, listed
 from flatlens.transforms.cell import Applied, Cell
 
-MOST = 3  #: names that a sentence lists
-RISK = "generalisation"  #: the family of the numbers that belong to the function
+_MOST = 3  #: names that a sentence lists
+_RISK = "generalisation"  #: the family of the numbers that belong to the function
 
 
 def answer(
@@ -28,7 +28,7 @@ def answer(
         return [f"No change of the weights that leaves the function as it is applies to this network: {reasons}."]
     wrong = [f"{cell.measure} under {cell.transform}" for cell in cells if cell.agrees is False]
     ours = "an error in flatlens or in a theorem: please report it"
-    told = f"Not as declared: {listed(wrong, MOST)}; {ours}." if wrong else ""
+    told = f"Not as declared: {listed(wrong, _MOST)}; {ours}." if wrong else ""
     return [sentence for sentence in (told, *_moves(cells, moved), _proof(cells, moved, about)) if sentence][:3]
 
 
@@ -48,7 +48,7 @@ def _moves(cells: Sequence[Cell], moved: Mapping[str, Applied]) -> list[str]:
     found = [f"No number stays the same {under}."]
     if stay:
         which = f"{len(stay)} of {count_of(len(own), 'number')} stay{'s' * (len(stay) == 1)} the same"
-        found = [f"{which} {under}: networks can be compared by {listed(stay, MOST)}."]
+        found = [f"{which} {under}: networks can be compared by {listed(stay, _MOST)}."]
     if change:
         factors = {(cell.measure, cell.transform): _factor(cell) for name in change for cell in own[name]}
         worst = max(factors, key=lambda key: factors[key])
@@ -61,7 +61,7 @@ def _moves(cells: Sequence[Cell], moved: Mapping[str, Applied]) -> list[str]:
 def _counts(name: str, rows: Mapping[str, object]) -> bool:
     """Return whether a number is one of the answer's: no risk, and no part of a measure that has a row."""
     column = Column.parse(name)
-    risk = column.name in MEASURES and MEASURES[column.name].card.family == RISK
+    risk = column.name in MEASURES and MEASURES[column.name].card.family == _RISK
     return not risk and (not column.part or column.measure not in rows)
 
 

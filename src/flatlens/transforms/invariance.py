@@ -23,7 +23,7 @@ from flatlens.measures.pipeline import measure_with
 from flatlens.measures.presets import Asked, Choice, asked_for
 from flatlens.problem import Problem
 from flatlens.progress import LIMIT, Watch
-from flatlens.progress_bar import Shown, shown
+from flatlens.progress_bar import Shown, progress_shown
 from flatlens.result import Result
 from flatlens.transforms import attention, neurons  # noqa: F401  # their import registers their transforms
 from flatlens.transforms.answer import answer
@@ -250,7 +250,7 @@ def check_invariance(
     wiring = read_wiring(problem, copied(problem))
     left_out = {one.name: why for one in moves if (why := one.offer(wiring).refused)}
     moves = [one for one in moves if one.name not in left_out]
-    with shown(progress) as line:
+    with progress_shown(progress) as line:
         numbers = partial(_numbers, lens, seed=seeds[0], anyway=anyway, progress=line)
         before = numbers(problem, asked) if moves else {}
         found: dict[str, list[Cell]] = {row: [] for row in before}

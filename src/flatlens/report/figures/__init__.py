@@ -62,10 +62,10 @@ def study_figures(result: StudyResult) -> list[Figure]:
     return figures
 
 
-Drawn: TypeAlias = Report | Comparison | GroupComparison | Tracker | StudyResult | Relations
+_Drawn: TypeAlias = Report | Comparison | GroupComparison | Tracker | StudyResult | Relations
 
 
-def picture(of: Drawn, target: str | None = None) -> Drawing:
+def picture(of: _Drawn, target: str | None = None) -> Drawing:
     """Return an Altair chart, which needs no network to be shown or saved.
 
     It shows a map of layers by measures, values of networks, measures through training, each measure against the gap,
@@ -78,7 +78,7 @@ def picture(of: Drawn, target: str | None = None) -> Drawing:
     return offline(_figure(of, target).whole)
 
 
-def _figure(of: Drawn, target: str | None) -> Figure:
+def _figure(of: _Drawn, target: str | None) -> Figure:
     if isinstance(of, StudyResult):
         return gap_panels(of)
     if isinstance(of, Relations):

@@ -11,7 +11,7 @@ from flatlens.comparing.comparison import BESIDE
 from flatlens.report.cards import number
 from flatlens.report.figures.figure import Drawing, Figure, empty, known, log_axis, short_labels
 from flatlens.report.figures.study import HUES
-from flatlens.statistics.group_differences import LEVEL
+from flatlens.statistics.group_differences import SIGNIFICANCE
 
 FLAT, COMPRESSED, FIT = "Flatness, by invariant measures", "Sensitivity and compression", "Loss and accuracy"
 OTHERS = "Not invariant, or without a direction"
@@ -31,7 +31,7 @@ def groups_frame(found: GroupComparison) -> pd.DataFrame:
         for row in data.to_dict("records")
     ]
     beyond = (data["low"] > 1) | (data["high"] < 1)
-    data["significant"] = (data["p_holm"] < LEVEL) | (data["p_holm"].isna() & beyond)
+    data["significant"] = (data["p_holm"] < SIGNIFICANCE) | (data["p_holm"].isna() & beyond)
     data["told"] = [
         f"{row['measure']}, {row['group']} / {row['reference']}: {number(row['value'])}"
         + (f" [{number(row['low'])}, {number(row['high'])}]" if row["low"] == row["low"] else "")

@@ -12,30 +12,30 @@ from flatlens.report.blocks import CALL, grouped
 from flatlens.report.cards import number, spelling, with_error
 from flatlens.report.figures.figure import Drawing, Figure, short_labels
 
-WHOLE = 40  #: with more layers, a row is a block
-FEW = 8  #: with more measures, parts such as `neuron_flatness.max` are not shown
+_WHOLE = 40  #: with more layers, a row is a block
+_FEW = 8  #: with more measures, parts such as `neuron_flatness.max` are not shown
 WITH_VALUES = 60  #: largest number of rows with values in their cells
 PALE, DARK, NONE = "#faf6ee", "#e39044", "#eef0f3"
-INK = "#1b222d"  #: of the values on tints, which are light on a dark page, too
+_INK = "#1b222d"  #: of the values on tints, which are light on a dark page, too
 _COLUMNS = ["row", "layer", "measure", "value", "place", "text", "told"]
 
 
 def layers_frame(report: Report) -> pd.DataFrame:
     """Return one row for each measure and layer, or block: row, layer, measure, value, place, text, told.
 
-    Of a network with more than `WHOLE` layers in blocks, `row` is a block and `layer` the one with its largest value.
+    Of a network with more than `_WHOLE` layers in blocks, `row` is a block and `layer` the one with its largest value.
     `place` is from 0, the column's smallest value, to 1: by logarithm where all are positive, and then 1 only if they
     differ by a factor of two or more. It is NaN where the value is undefined or infinite.
     """
     linear = {str(name) for name in report.about.get("layers", [])}
     values = {(at, name): e for (name, at), e in report.items() if at and (CALL.sub("", at) in linear or not linear)}
     met, names = (list(dict.fromkeys(key[part] for key in values)) for part in (0, 1))
-    if len(names) > FEW:
+    if len(names) > _FEW:
         names = [name for name in names if name == spelling(name)]
     order = [str(name) for name in report.about.get("layers", [])]
     layers = sorted(met, key=lambda at: order.index(CALL.sub("", at)) if linear else 0)
     rows = {at: [at] for at in layers}
-    if len(layers) > WHOLE:
+    if len(layers) > _WHOLE:
         rows = {block or members[0]: members for block, members in grouped(layers)}
 
     found = []
@@ -107,6 +107,6 @@ def _map(data: pd.DataFrame, rows: list[str], names: list[str], column: int, let
     tint = alt.Color("place:Q", scale=alt.Scale(domain=[0, 1], range=[PALE, DARK], interpolate="rgb"), legend=None)
     under = base.mark_rect(stroke="white", color=NONE, aria=False)  # Vega leaves out a tinted cell without a number
     cells = base.mark_rect(stroke="white", strokeWidth=1).encode(color=tint)
-    words = [base.mark_text(fontSize=11, color=INK, aria=False).encode(text="text:N")] if few else []
+    words = [base.mark_text(fontSize=11, color=_INK, aria=False).encode(text="text:N")] if few else []
     drawn: Drawing = alt.layer(under, cells, *words)
     return drawn

@@ -270,13 +270,13 @@ def _banded(data: pd.DataFrame) -> bool:
     return bool((data["high"] > data["low"]).any())
 
 
-FAR = 5  #: a sharpness and its edge that differ by a larger factor share a logarithmic axis
+_FAR = 5  #: a sharpness and its edge that differ by a larger factor share a logarithmic axis
 
 
 def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Width) -> Drawing:
     drawn = pd.concat([data["value"], data["edge"].dropna()])
     peak, edge = data["value"].abs().max(), data["edge"].median()
-    near = bool(max(peak, edge) <= FAR * min(peak, edge)) if known(data["edge"]) else False
+    near = bool(max(peak, edge) <= _FAR * min(peak, edge)) if known(data["edge"]) else False
     # near its edge a sharpness is compared with it by eye; far from it, a linear axis would flatten one of the two
     beside_edge = Column.parse(measure).name in WITH_EDGE and (near or not known(data["edge"]))
     logarithmic = bool((drawn > 0).all()) and not beside_edge

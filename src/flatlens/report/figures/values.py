@@ -10,8 +10,8 @@ from flatlens.comparing import Comparison
 from flatlens.report.cards import SIGNS, number
 from flatlens.report.figures.figure import NOT_KNOWN_GREY, PANELS_A_ROW, Drawing, Figure, empty, log_axis, short_labels
 
-ROW = 20  #: height of a network's row, in pixels
-WIDTH = 185  #: of a panel without its names: with them it fits a phone
+_ROW = 20  #: height of a network's row, in pixels
+_WIDTH = 185  #: of a panel without its names: with them it fits a phone
 RANKED = "#2f7fc1"
 _TOWARDS = {"flat": "smaller is flatter", "compressed": "smaller is more compressed", "": "no direction known"}
 _BOUNDS = [
@@ -88,5 +88,5 @@ def _panel(data: pd.DataFrame, models: list[str]) -> Drawing:
     )
     star = "" if data["survives"].iloc[0] else " *"
     title = alt.TitleParams(text=f"{name}{star}", subtitle=f"{towards}{', log scale' if logarithmic else ''}")
-    drawn: Drawing = alt.layer(bars, dots).properties(width=WIDTH, height=ROW * len(models), title=title)
+    drawn: Drawing = alt.layer(bars, dots).properties(width=_WIDTH, height=_ROW * len(models), title=title)
     return drawn
