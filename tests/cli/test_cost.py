@@ -38,7 +38,7 @@ def test_work_that_lasts_is_announced_with_its_memory(net, capsys, monkeypatch):
     monkeypatch.setattr(cost, "DELAY", 0.0)
     assert cli.run(net) == 0
     out, err = capsys.readouterr()
-    assert "67 parameters, 40 samples, 1 forward and 3 backward passes: about" in err
+    assert "67 parameters, 40 samples, 1 forward and 3 backward passes: " in err
     assert "GiB of memory (" in err
     monkeypatch.setattr(cost, "DELAY", 1000.0)
     assert cli.run(net) == 0
