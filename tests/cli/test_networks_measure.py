@@ -111,7 +111,7 @@ def test_the_screen_says_what_survives(net, capsys):
     assert cli.run(["measure", "net.py:build", *net]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    for word in ("mls", "relative_flatness", "exact", "rescaling of the weights", "20 samples"):
+    for word in ("mls", "relative_flatness", "exact", "rescaling", "20 samples"):
         assert word in out
     assert len(out.splitlines()) < 80
     assert max(map(len, out.splitlines())) <= 100
@@ -165,7 +165,7 @@ def test_a_loss_of_ones_own(net, capsys):
     named = measured(
         capsys, "net.py:build", "--data", "net.py:samples", "--loss", "half_squared_error", "--dtype", "float64"
     )
-    for name in ("loss", "ggn_trace", "mls"):
+    for name in ("loss", "hessian_trace", "mls"):
         assert mine[name] == pytest.approx(named[name], rel=1e-10)
     assert measured(capsys, "net.py:build", "--data", "net.py:samples", "--loss", "net.py:Smooth", "--measures", "loss")
     made = measured(
