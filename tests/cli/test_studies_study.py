@@ -93,7 +93,7 @@ def test_report_rebuilds_the_page_and_concludes_alike(out, capsys):
 
 
 def test_another_study_in_the_folder(out, refused):
-    assert "another" in refused("study", "digits", "--out", str(out), "--scale", "laptop")
+    assert "that this study does not" in refused("study", "digits", "--out", str(out), "--scale", "laptop")
 
 
 @pytest.mark.parametrize("make", ["file", "foreign", "absent"])
