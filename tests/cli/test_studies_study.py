@@ -92,9 +92,10 @@ def test_report_rebuilds_the_page_and_concludes_alike(out, capsys):
     assert (out / "report.html").read_text() == "4 networks"
 
 
-@pytest.mark.xfail(reason="the folder of digits continues its own study whatever --scale says", strict=False)
-def test_another_study_in_the_folder(out, refused):
-    assert "that this study does not" in refused("study", "digits", "--out", str(out), "--scale", "laptop")
+def test_another_study_in_the_folder(out, refused, monkeypatch):
+    other = TINY.setting("widths", (8,))
+    monkeypatch.setattr(settings.Study, "digits", classmethod(lambda cls, scale="laptop": replace(other, scale=scale)))
+    assert "that this study does not have" in refused("study", "digits", "--out", str(out), "--scale", "laptop")
 
 
 @pytest.mark.parametrize("make", ["file", "foreign", "absent"])
