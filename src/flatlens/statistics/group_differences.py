@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import ttest_ind
 
 from flatlens.errors import BadInput
-from flatlens.statistics.inference import FEWEST_DESCRIBED, SAME, clustered, holm
+from flatlens.statistics.inference import FEWEST_DESCRIBED, ROUNDING_SHARE, clustered, holm
 from flatlens.statistics.resampling import GroupNumbers
 from flatlens.statistics.statistic import NAN, Array, as_columns
 
@@ -160,7 +160,7 @@ def _welch(mine: Array, theirs: Array, empty: GroupDifference) -> GroupDifferenc
     # An interval needs a spread in a group
     if min(len(mine), len(theirs)) < FEWEST_DESCRIBED:
         return replace(empty, note=f"fewer than {FEWEST_DESCRIBED} networks in a group")
-    if max(np.ptp(of) / max(abs(of).max(), 1e-300) for of in (mine, theirs)) < SAME:
+    if max(np.ptp(of) / max(abs(of).max(), 1e-300) for of in (mine, theirs)) < ROUNDING_SHARE:
         return replace(empty, note="the values within each group are equal: no interval")
     test = ttest_ind(mine, theirs, equal_var=False)
     low, high = test.confidence_interval(0.95)

@@ -35,7 +35,7 @@ MOST_GROUPS = 200  #: largest number of groups of units left out in turn; more u
 _LEVEL = 0.025  #: share of wrong intervals on each side
 RANK_LEVEL = 2.0  #: factor on the level at which ranks have to agree: 5% a side for a correlation tested at 2.5%
 _LARGEST = 700.0  #: largest logarithm of a number that float64 holds
-SAME = 1e-12  #: a standard error below this share of the value is rounding
+ROUNDING_SHARE = 1e-12  #: a standard error below this share of the value is rounding
 
 
 def clustered(
@@ -112,7 +112,7 @@ def _interval(
     to, back = (fishers_z, np.tanh) if fisher else (np.asarray, np.asarray)
     groups, at = len(left_out), float(to(np.array(value)))
     error = float(np.sqrt((groups - 1) / groups * ((to(left_out) - at) ** 2).sum()))
-    error = 0.0 if error <= SAME * max(abs(at), 1e-300) else error
+    error = 0.0 if error <= ROUNDING_SHARE * max(abs(at), 1e-300) else error
     reach = student.ppf(1 - _LEVEL, groups - 1) * error
     low, high = (float(back(np.array(end))) for end in (at - reach, at + reach))
     if folded:

@@ -312,7 +312,7 @@ def jacobian_networks(results: Results, *names: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-_SAME = (CASE, "seed")
+SAME = (CASE, "seed")
 
 
 def largest_or_none(name: str) -> Table:
@@ -328,7 +328,7 @@ def best_networks(results: Results) -> pd.DataFrame:
     smaller of their two gains over the network without a regulariser.
     """
     table, _ = trained_ones(jacobian_networks(*JACOBIAN_REGULARISERS, "reference_small")(results))
-    studies, of_each = [*JACOBIAN_REGULARISERS, "reference_small"], table.groupby([*_SAME, "study"])
+    studies, of_each = [*JACOBIAN_REGULARISERS, "reference_small"], table.groupby([*SAME, "study"])
     best = pd.DataFrame({"gap": of_each[GAP].min(), "accuracy": of_each["test_accuracy"].max()})
     logs = best.where(best > 0).map(np.log)
     gap, accuracy = (logs[name].unstack().reindex(columns=studies) for name in best)
