@@ -6,7 +6,6 @@ network, the data and the results included), and the one over the other. Ten min
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -151,15 +150,5 @@ def measured(name: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure the cases named, or all, and write them down beside those that lie there."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("cases", nargs="*", choices=[[], *CASES], help="all, where none is named")
-    rows = machine.earlier("announced").get("rows", {})
-    for name in options.parse_args().cases or CASES:
-        rows[name] = machine.answer("announced", "measured", name)
-    machine.save("announced", {"rows": rows})
-
-
 if __name__ == "__main__":
-    main()
+    machine.measure_cases("announced", CASES, __doc__)

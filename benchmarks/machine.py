@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,16 @@ def answer(module: str, function: str, *arguments: object) -> Any:
     found = json.loads(in_a_child(code))
     print(found, file=sys.stderr)
     return found
+
+
+def measure_cases(module: str, cases: Iterable[str], doc: str | None) -> None:
+    """Measure the cases named on the command line, or all, each in a fresh process; keep those that lie there."""
+    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("cases", nargs="*", choices=[[], *cases], help="all, where none is named")
+    rows = earlier(module).get("rows", {})
+    for name in options.parse_args().cases or cases:
+        rows[name] = answer(module, "measured", name)
+        save(module, {"rows": rows})
 
 
 def earlier(name: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ as quick what it then takes. Times are processor seconds: other work on the mach
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,16 +146,5 @@ def measured(name: str) -> dict[str, Any]:
     return row
 
 
-def main() -> None:
-    """Measure the cases named, or all, and write them down beside those that lie there."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("cases", nargs="*", choices=[[], *CASES], help="all, where none is named")
-    rows = machine.earlier("typical").get("rows", {})
-    for name in options.parse_args().cases or CASES:
-        rows[name] = machine.answer("typical", "measured", name)
-        machine.save("typical", {"rows": rows})
-        print(rows[name], flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    machine.measure_cases("typical", CASES, __doc__)

@@ -45,7 +45,7 @@ class BoundsReport(Result, Sequence[Verdict]):
 
     @property
     def answer(self) -> list[str]:
-        """How many claims hold, which one says most, what to declare; a violation comes first."""
+        """At most three sentences: violations, the number of claims that hold, the tightest one, what to declare."""
         return answer(self._verdicts)
 
     @overload

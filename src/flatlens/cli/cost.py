@@ -1,4 +1,4 @@
-"""What a command says of the expected time and memory before long work, and in its place with `--dry-run`."""
+"""The expected time and memory of long work: announced before it, or printed in its place with `--dry-run`."""
 
 from __future__ import annotations
 

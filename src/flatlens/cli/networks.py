@@ -6,7 +6,7 @@ Each reads its inputs, announces what the work will cost, runs it, and shows a s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -342,9 +342,8 @@ class Compared:
             raise BadInput("--group: at least two groups are needed, and groups of one size with --paired")
         return found
 
-    def problems(self, models: Sequence[str]) -> dict[str, Problem]:
+    def problems(self, models: Sequence[str], groups: Mapping[str, Sequence[str]]) -> dict[str, Problem]:
         """Return a problem for every checkpoint, by name; the data is read once."""
-        groups = self.groups(models)
         pairs: list[tuple[str, Path | None]]
         if groups:
             labels = [(group, number, network) for group, of in groups.items() for number, network in enumerate(of, 1)]
@@ -430,7 +429,7 @@ def compare(
         from flatlens.report.compare import compare_screen, write_compare_page
         from flatlens.report.groups import group_screen, write_group_page
 
-        problems = compared.problems(models)
+        problems = compared.problems(models, groups)
         lenses = {name: fl.Lens(problem) for name, problem in problems.items()}
         require_alike(lenses)  # before the trial
         generator = generator_of(seed)

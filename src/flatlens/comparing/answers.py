@@ -1,4 +1,4 @@
-"""What a comparison of networks says, in at most three sentences filled with its numbers."""
+"""The answer of a comparison of networks: at most three sentences, filled with its numbers."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _agrees(held: HeldOut, ranked: Sequence[str], flat: Smallest) -> list[str]:
 
 
 def _leader(smallest: Smallest, adjective: str, noun: str) -> str:
-    """Which network is the flattest by how many measures; empty without a measure."""
+    """Return the clause that names the flattest network and counts its measures; empty without a measure."""
     votes, n = Counter(name for name in smallest.values() if name is not None), len(smallest)
     undecided = n - votes.total()
     by = (

@@ -19,7 +19,8 @@ from flatlens.comparing.rankings import ALL_EQUAL, Agreement, Place, agreement, 
 from flatlens.deprecated_names import present_measure, warn
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Report
-from flatlens.measures import FUNCTION, LAYERWISE, NEURONWISE, Card, Measure, named
+from flatlens.measures import FUNCTION, Card, Measure, named
+from flatlens.measures.definition import RESCALINGS
 from flatlens.problem.forward import REDUCED_PRECISION
 from flatlens.result import Result, of_report
 
@@ -29,7 +30,6 @@ SMALL = {
 }
 """The meaning of a small value, by family. For norms and the sample's own properties there is none."""
 NEITHER = frozenset({"interpolation_gap", "gradient_noise_scale"})  # a difference of traces; no curvature
-RISK_FAMILY = "generalisation"  #: the family of quantities that one would like to predict: shown, but not ranked
 
 
 def direction(card: Card) -> str:
@@ -45,7 +45,6 @@ def direction(card: Card) -> str:
 _COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
 DIFFERENT = "differ in architecture"  #: in the note that says so
 BESIDE = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")
-RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # == would compare reports
@@ -102,20 +101,20 @@ class Comparison(Result):
 
     @cached_property
     def answer(self) -> list[str]:
-        """Which network is best, by held-out loss if there is any, and which is flattest; how certain; what next."""
+        """At most three sentences: the best network by held-out loss, the flattest one, how certain, what next."""
         if all_equal(self._ranked_estimates, self.rounding):
             return list(ALL_EQUAL)
         return answer_of(self.reports, self.not_ranked, self._smallest("flat"), self._smallest("compressed"))
 
     def _smallest(self, meaning: str) -> dict[str, str | None]:
-        """By invariant measure of this meaning, the network with the smallest value; None where that is open."""
+        """Return the network with the smallest value by each invariant measure of a meaning; None where it is open."""
         pointing = [name for name, one in self.measures.items() if direction(one.card) == meaning]
         ignored = not_counted(self._ranked_estimates, pointing, self.rounding)
         names = [name for name in pointing if name not in ignored and self.invariant(name)]
         return {name: first_of(self.places[name]) for name in names}
 
     def invariant(self, measure: str) -> bool:
-        """Whether a measure is invariant to what differs: the scales of the weights, or the architecture, too."""
+        """Return whether a measure is invariant to what differs: the weights' scales, or the architecture, too."""
         return self.measures[measure].invariant_under >= (RESCALINGS if self.same_architecture else FUNCTION)
 
     @property

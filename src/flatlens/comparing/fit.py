@@ -13,7 +13,7 @@ from scipy.stats import ttest_1samp
 
 from flatlens.curvature.probes import student
 from flatlens.estimate import Estimate, Report
-from flatlens.measures.answer import HARDLY, UNTRAINED, accuracy_by_chance
+from flatlens.measures.answer import hardly_fits, has_random_weights
 
 FIT_TIMES = 2.0  #: ratio of training losses beyond which the larger one is not as good a fit
 FIT_POINTS = 0.02  #: difference of accuracies beyond which the smaller one is not as good a fit
@@ -63,21 +63,16 @@ def no_fit(reports: Mapping[str, Report]) -> dict[str, str]:
 
 
 def at_chance(report: Report) -> str:
-    """Why a network counts as untrained; empty if it does not.
+    """Return the reason why a network counts as untrained; empty if it does not.
 
     >>> about = {"n": 100, "constant": {"loss": 2.3, "share": 0.1}}
     >>> at_chance(Report({("loss", None): Estimate(2.31)}, about))
     'untrained or failed: training loss 2.31, constant outputs reach 2.3'
     """
     loss, constant = report["loss"].value, report.about.get("constant")
-    if str(report.about.get("origin", {}).get("weights", "")).startswith(UNTRAINED):
+    if has_random_weights(report.about):
         return f"untrained: random weights, training loss {loss:.3g}"
-    right = accuracy_of(report)  # NaN without class labels
-    if (
-        constant
-        and loss > HARDLY * constant["loss"]
-        and (right != right or right <= accuracy_by_chance(constant["share"], report.about["n"]))
-    ):
+    if constant and hardly_fits(loss, accuracy_of(report), report.about):
         return f"untrained or failed: training loss {loss:.3g}, constant outputs reach {constant['loss']:.3g}"
     return ""
 
@@ -95,7 +90,7 @@ def _overfitted(reports: Mapping[str, Report]) -> dict[str, str]:
 
 
 def worse_fit(report: Report, best: Report, name: str) -> str:
-    """Why a network fits the training data worse than the one with this name; empty if it does not."""
+    """Return the reason why a network fits the training data worse than the named one; empty if it does not."""
     mine, its = report["loss"], best["loss"]
     if not _comparable(mine, its):
         return ""

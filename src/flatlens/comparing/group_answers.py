@@ -1,4 +1,4 @@
-"""What a comparison of groups says, in at most three sentences filled with its numbers."""
+"""The answer of a comparison of groups: at most three sentences, filled with its numbers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def group_answer(
 
 
 def unequal_fit(differences: Sequence[GroupDifference]) -> str:
-    """Which of two groups fits the training data worse; empty if neither does.
+    """Return the clause that names the group that fits the training data worse; empty if neither does.
 
     The rule is that for single networks: the interval of the training loss excludes equality and it is over twice as
     large, or that of the accuracy does and it is over 2 points lower.

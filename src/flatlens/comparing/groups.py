@@ -53,7 +53,7 @@ class GroupComparison(Result):
 
     @cached_property
     def about(self) -> dict[str, Any]:  # type: ignore[override]  # it cannot be set
-        """What was measured, by network."""
+        """The facts of each network's measurement, by network."""
         return self.networks.about
 
     @cached_property
@@ -132,7 +132,7 @@ class GroupComparison(Result):
 
     @cached_property
     def answer(self) -> list[str]:
-        """Which group is flatter and which is less sensitive, by invariant measures; how certain; what next."""
+        """At most three sentences: the flatter group, the less sensitive one, how certain, what next."""
         cards = {name: self.networks.measures[name].card for name in self.deciding if name in self.networks.measures}
         meanings = {name: (direction(card), card.family) for name, card in cards.items()}
         left_out = list(self.not_ranked.values())

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from flatlens.comparing.comparison import DIFFERENT, RISK_FAMILY, Comparison
+from flatlens.comparing.comparison import DIFFERENT, Comparison
 from flatlens.comparing.groups import GroupComparison
 from flatlens.errors import BadInput
 from flatlens.measures import MEASURES, Lens, Measure, measure
-from flatlens.measures.definition import drawing
+from flatlens.measures.definition import RISK_FAMILY, drawing
 from flatlens.measures.presets import PRESETS, Choice, asked_for
 from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
@@ -99,7 +99,7 @@ def _print(data: Data) -> int:
 
 
 def same_architecture(lenses: Mapping[str, Lens]) -> bool:
-    """Whether the networks have parameters of the same names and shapes."""
+    """Return whether the networks have parameters of the same names and shapes."""
     shapes = [[(name, p.shape) for name, p in lens.problem.model.named_parameters()] for lens in lenses.values()]
     return all(shape == shapes[0] for shape in shapes)
 

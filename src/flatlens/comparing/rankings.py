@@ -226,7 +226,7 @@ def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
 
 
 def _two(a: str, first: int, b: str, second: int, ties: int) -> str:
-    """Which of two networks is smaller by how many measures."""
+    """Return the sentence that counts the measures by which each of two networks is smaller."""
     tied = f"{ties} {'tie' if ties == 1 else 'ties'}" if ties else "no ties"
     return f"{a} is smaller by {count_of(first, 'measure')}, {b} by {second}; {tied}."
 

@@ -1,4 +1,4 @@
-"""What is derived from a study's networks, kept beside them with a digest of what it was derived from.
+"""Tables and sentences derived from a study's networks, kept beside them with the digest of their inputs.
 
 It is derived again where that has changed, or flatlens's own source. Whatever cannot be read is derived again.
 """

@@ -13,12 +13,13 @@ import numpy as np
 import pandas as pd
 
 from flatlens.column import Column, split_at_commas
-from flatlens.comparing.comparison import BESIDE, RESCALINGS, direction
+from flatlens.comparing.comparison import BESIDE, direction
 from flatlens.comparing.rankings import proportional
 from flatlens.experiments.overrides import is_seed
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.tables import unit_column, without_seeds
 from flatlens.measures import MEASURES, named
+from flatlens.measures.definition import RESCALINGS
 from flatlens.statistics import GroupDifference, group_differences
 from flatlens.statistics.group_differences import as_frame
 

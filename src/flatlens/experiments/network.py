@@ -16,7 +16,6 @@ from torch import nn
 
 from flatlens.bounds import check_bounds
 from flatlens.column import Column
-from flatlens.comparing.comparison import RISK_FAMILY
 from flatlens.data import DataSettings, Split, UserData, default_root
 from flatlens.distributions import RULES
 from flatlens.errors import BadFolder, BadWeights
@@ -25,6 +24,7 @@ from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.store import Record, Store, versions
 from flatlens.files import contents_of
 from flatlens.measures import Lens, Measure, Run, about, named
+from flatlens.measures.definition import RISK_FAMILY
 from flatlens.measures.pipeline import measure_with
 from flatlens.models.weights import load_weights
 from flatlens.operations.layers import is_linear

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from flatlens.column import Column
-from flatlens.comparing.comparison import RISK_FAMILY
 from flatlens.experiments.overrides import last_field
 from flatlens.measures import MEASURES
+from flatlens.measures.definition import RISK_FAMILY
 
 AxisTransform: TypeAlias = Literal["identity", "sqrt", "log"]
 QuantityRole: TypeAlias = Literal["result", "measure", "setting"]

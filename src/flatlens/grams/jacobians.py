@@ -466,7 +466,7 @@ class ChunkJacobians:
         return partial(row_products, self.found[f"x:{key}"].flatten(2), wanted, x=x)
 
     def _input_wanted(self, *, along: bool = False) -> tuple[RowProduct, ...]:
-        """What the input side of a place computes; `along`: whether df/dx x is a sum over a weight's entries."""
+        """Return what the input side of a place computes; `along`: whether df/dx x is a sum over a weight's entries."""
         also: dict[RowProduct, bool] = {"squares": True, "along": along}
         return ("gram", *(what for what, is_known in also.items() if is_known and what in self.needs))
 

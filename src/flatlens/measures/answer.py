@@ -14,7 +14,7 @@ import torch
 
 from flatlens.column import Column
 from flatlens.estimate import Estimate, Key, Kind
-from flatlens.measures.definition import LAYERWISE, MEASURES, NEURONWISE, named
+from flatlens.measures.definition import MEASURES, RESCALINGS, RISK_FAMILY, named
 from flatlens.measures.lens import Lens
 from flatlens.progress import count_of, listed
 
@@ -27,8 +27,6 @@ LOST = 0.5  #: share of the samples without a response in some direction of the 
 DEAD = 0.1  #: share of a layer's features that are constant from which it is unusual
 _MOST = 3  #: names that a sentence lists
 _FEW = 3  #: numbers of a report up to which each is described
-_RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
-_RISK = "generalisation"  #: the family of the numbers that one would like to predict
 EXAMPLE = "adaptive_sharpness"  #: a measure that no rescaling changes
 
 
@@ -80,20 +78,20 @@ def state_of(lens: Lens, estimates: Mapping[Key, Estimate]) -> dict[str, Any]:
 def _fit(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     """Return whether the network fits the data: with numbers, where its loss is among the rows."""
     loss, accuracy, constant = rows.get("loss"), rows.get("accuracy"), about.get("constant")
-    if _untrained(about):
+    if has_random_weights(about):
         return "The network is untrained: its weights are random."
     if loss is None or not math.isfinite(loss.value):
         return ""
-    right = "" if accuracy is None or accuracy.kind == "undefined" else f", its accuracy {100 * accuracy.value:.3g}%"
+    share = math.nan if accuracy is None or accuracy.kind == "undefined" else accuracy.value
+    right = "" if math.isnan(share) else f", its accuracy {100 * share:.3g}%"
     if constant is None:
         return f"The loss of the network is {loss:.3g}{right}."
     reached = f"constant outputs reach {constant['loss']:.3g}"
     ratio = _ratio(rows, about)
-    by_chance = not right or accuracy is None or accuracy <= accuracy_by_chance(constant["share"], about["n"])
     if ratio > FAR:
         question = "Is it trained, and with this preparation of the data?"
         return f"The network does not fit these data: its loss is {loss:.3g}{right}, and {reached}. {question}"
-    if ratio > HARDLY and by_chance:
+    if hardly_fits(loss.value, share, about):
         return f"The network hardly fits these data: its loss is {loss:.3g}{right}, and {reached}. Is it trained?"
     if ratio > 1:
         confident = "its wrong predictions are very confident"
@@ -105,7 +103,8 @@ def _fit(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     return f"The network fits the data: its loss is {loss:.3g}{right}, and {reached}{held_out}."
 
 
-def _untrained(about: Mapping[str, Any]) -> bool:
+def has_random_weights(about: Mapping[str, Any]) -> bool:
+    """Return whether the origin of the weights says that they are random."""
     return str(about.get("origin", {}).get("weights", "")).startswith(UNTRAINED)
 
 
@@ -120,6 +119,17 @@ def accuracy_by_chance(share: float, n: int) -> float:
     return share + 1.96 * math.sqrt(share * (1 - share) / n)
 
 
+def hardly_fits(loss: float, accuracy: float, about: Mapping[str, Any]) -> bool:
+    """Return whether constant outputs reach about this loss, and the accuracy is one by chance.
+
+    An accuracy of NaN stands for none; False where the loss of constant outputs is not known.
+    """
+    if not (constant := about.get("constant")):
+        return False
+    chance = accuracy_by_chance(constant["share"], about["n"])
+    return bool(loss > HARDLY * constant["loss"] and not accuracy > chance)
+
+
 def _interval(estimate: Estimate) -> str:
     return f"{estimate:.3g}" + (f" ± {estimate.margin:.2g}" if estimate.margin else "")
 
@@ -128,7 +138,7 @@ def _unusual(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> list[str
     """Return what is unusual about the network, apart from its fit."""
     found = []
     loss, top, norm = rows.get("loss"), rows.get("sharpness"), about.get("gradient_norm")
-    poor = _untrained(about) or _ratio(rows, about) > HARDLY  # no minimum is expected there
+    poor = has_random_weights(about) or _ratio(rows, about) > HARDLY  # no minimum is expected there
     if not poor and norm is not None and loss is not None and top is not None and loss > 0 and top > 0:
         descent = norm**2 / (2 * top.value)  # of the quadratic with the largest curvature in every direction
         if descent > DESCENT * loss.value:
@@ -171,7 +181,7 @@ def _certain(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
 
 def _is_risk(name: str) -> bool:
     one = MEASURES.get(Column.parse(name).name)
-    return one is not None and one.card.family == _RISK
+    return one is not None and one.card.family == RISK_FAMILY
 
 
 def _alone(name: str, estimate: Estimate, samples: str) -> str:
@@ -194,7 +204,7 @@ def _to_compare(rows: Mapping[str, Estimate]) -> str:
         if Column.parse(name).name not in MEASURES or _is_risk(name) or e.kind == "undefined":
             continue
         (one,) = named([Column.parse(name).measure])
-        (stable if one.invariant_under >= _RESCALINGS else changed).append(name)
+        (stable if one.invariant_under >= RESCALINGS else changed).append(name)
     if not stable:
         if not changed:
             return ""

@@ -28,10 +28,11 @@ LAYERWISE = "layerwise"  #: one layer times a, another one divided by a
 NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing ones divided by a
 PERMUTATION = "permutation"  #: neurons of a layer in another order
 HEADWISE = "headwise"  #: queries and keys of an attention head, or its values and what reads them, in another basis
-UNITS_AND_ORDER = frozenset(
-    {LAYERWISE, NEURONWISE, PERMUTATION}
-)  #: neurons in other units and in another order, but not in another basis
+RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
+UNITS_AND_ORDER = RESCALINGS | {PERMUTATION}  #: neurons in other units and in another order, but not in another basis
 FUNCTION = UNITS_AND_ORDER | {HEADWISE}  #: all transforms: a property of the function alone survives them
+
+RISK_FAMILY = "generalisation"  #: the family of quantities that one would like to predict: shown, but not ranked
 
 Where: TypeAlias = Literal["input", "parameters", "weight", "outputs"]
 Need: TypeAlias = Literal["C", "G", "squares", "K", "R", "diagonal", "columns", "adaptive", "along"]

@@ -1,4 +1,4 @@
-"""What `measures=` asks for: names, or a preset: the summary, all of the pass, every measure, a family."""
+"""The argument `measures=`: names, or a preset: the summary, all of the pass, every measure, a family."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MOST_NAMED = 2
 
 
 class Reproduced(Protocol):
-    """What an answer is made from: an experiment and the outcomes of its predictions, as a `Reproduction` has them."""
+    """An experiment and the outcomes of its predictions, as a `Reproduction` has them."""
 
     @property
     def experiment(self) -> Experiment:
@@ -39,11 +39,11 @@ class Reproduced(Protocol):
 
     @property
     def again(self) -> tuple[Outcome, ...]:
-        """Those of the re-run; empty without one."""
+        """Outcomes of the re-run; empty without one."""
 
     @property
     def halves(self) -> tuple[tuple[Outcome, Outcome], ...]:
-        """Those of both halves of the units; empty without a split-half check."""
+        """Outcomes in both halves of the units; empty without a split-half check."""
 
     @property
     def unfinished(self) -> int:

@@ -98,7 +98,7 @@ def _signed(value: float) -> str:
 
 
 def notes(found: GroupComparison) -> list[tuple[str, str]]:
-    """What explains the table: (subject, words)."""
+    """Explanations of the table: (subject, words)."""
     reference = next(iter(found.groups))
     how = "Student's t over pairs" if found.paired else "Welch's t over networks"
     said = [

@@ -17,6 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from flatlens.measures.answer import UNTRAINED, has_random_weights
 from flatlens.progress import count_of
 from flatlens.report.blocks import by_key, profile
 from flatlens.result import MOST_ROWS
@@ -248,7 +249,6 @@ def remark(head: str, words: str) -> Text:
 Abouts: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The `about` of each network's report, by the network's name; one network needs no name."""
 
-_UNTRAINED = "random"  #: the first word on the weights of an untrained network
 _MOST = 6  #: number of lines on different weights that a screen shows at most
 
 
@@ -259,7 +259,7 @@ def head_of_screen(abouts: Abouts, answer: Sequence[str] = ()) -> list[Renderabl
         *(Text(sentence) for sentence in answer),
         *([Text("")] if answer else []),
         Text(measured_facts(abouts), style="bold"),
-        *(Text(f"{what}: {words}", styles[words.startswith(_UNTRAINED)]) for what, words in origins(abouts, _MOST)),
+        *(Text(f"{what}: {words}", styles[words.startswith(UNTRAINED)]) for what, words in origins(abouts, _MOST)),
         *(Text(line, style="bold yellow") for line in _untrained(abouts) if "untrained" not in " ".join(answer)),
     ]
 
@@ -313,9 +313,7 @@ def origins(abouts: Abouts, most: int | None = None) -> list[tuple[str, str]]:
 
 
 def _untrained(abouts: Abouts) -> list[str]:
-    names = [
-        name for name, about in abouts.items() if about.get("origin", {}).get("weights", "").startswith(_UNTRAINED)
-    ]
+    names = [name for name, about in abouts.items() if has_random_weights(about)]
     if not names:
         return []
     of = f" of {', '.join(names)}" if len(abouts) > 1 else ""

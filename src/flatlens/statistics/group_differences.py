@@ -47,7 +47,7 @@ class GroupDifference:
 
     @property
     def significant(self) -> bool:
-        """Whether the groups differ at 5%, after Holm's correction."""
+        """True if the groups differ at 5%, after Holm's correction."""
         return self.p_holm < SIGNIFICANCE
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from flatlens.column import Column
 from flatlens.measures import MEASURES
+from flatlens.measures.definition import RISK_FAMILY
 from flatlens.progress import count_of, listed
 from flatlens.transforms.cell import Applied, Cell
 
 _MOST = 3  #: names that a sentence lists
-_RISK = "generalisation"  #: the family of the numbers that belong to the function
 
 
 def answer(
@@ -61,7 +61,7 @@ def _moves(cells: Sequence[Cell], moved: Mapping[str, Applied]) -> list[str]:
 def _counts(name: str, rows: Mapping[str, object]) -> bool:
     """Return whether a number is one of the answer's: no risk, and no part of a measure that has a row."""
     column = Column.parse(name)
-    risk = column.name in MEASURES and MEASURES[column.name].card.family == _RISK
+    risk = column.name in MEASURES and MEASURES[column.name].card.family == RISK_FAMILY
     return not risk and (not column.part or column.measure not in rows)
 
 

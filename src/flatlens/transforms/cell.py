@@ -1,4 +1,4 @@
-"""What is told of a number before and after a transform, and of the transform's effect."""
+"""A number before and after a transform, and the transform's effect on the network."""
 
 from __future__ import annotations
 

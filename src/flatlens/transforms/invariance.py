@@ -18,7 +18,7 @@ from flatlens.deprecated_names import FORMER_TRANSFORMS
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Progress
 from flatlens.measures import Lens, Measure, PassMeasure, Run, about
-from flatlens.measures.definition import drawing
+from flatlens.measures.definition import RISK_FAMILY, drawing
 from flatlens.measures.pipeline import measure_with
 from flatlens.measures.presets import Asked, Choice, asked_for
 from flatlens.problem import Problem
@@ -90,7 +90,7 @@ class InvarianceReport(Result, Sequence[Cell]):
 
     @property
     def answer(self) -> list[str]:
-        """Which numbers stay, which change most, how it is known; a number that is not as declared comes first."""
+        """At most three sentences: what is not as declared, the numbers that stay, the largest change, the proof."""
         return answer(self._cells, self.moved, self.left_out, self.about)
 
     @overload
@@ -172,7 +172,7 @@ def declared(one: Measure, row: str, transform: Transform) -> bool | None:
     part = Column.parse(row).part
     if transform.declared_as is None:
         at_input = isinstance(one, PassMeasure) and one.place == one.answer == "input"
-        of_function = at_input or one.card.family == "generalisation"
+        of_function = at_input or one.card.family == RISK_FAMILY
         return True if of_function and not part else None
     if f"{one.card.name}.{part}" in _TABLE_1:
         return transform.declared_as in _TABLE_1[f"{one.card.name}.{part}"]

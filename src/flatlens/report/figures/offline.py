@@ -41,7 +41,7 @@ def bundle() -> str:
 
 
 class Offline(Base):
-    """What is different in a chart that needs no network."""
+    """The methods of a chart that differ where it needs no network."""
 
     def save(  # type: ignore[override]
         self, fp: str | os.PathLike[str] | IO[Any], format: str | None = None, **options: Any
