@@ -93,7 +93,7 @@ def test_the_cost_of_a_measurement_is_that_of_its_parts():
     assert abs(found.measures["sharpness"][1] - report["sharpness"].products) < 20  # of other samples
     assert found.products >= sum(products for _, products in found.measures.values())
     assert set(found.frame()["measure"]) == {*names, "the pass", "the rest", "the checks"}
-    assert found.seconds >= found.frame()["seconds"].sum() > 0
+    assert found.seconds * (1 + 1e-12) >= found.frame()["seconds"].sum() > 0  # a sum in another order
     assert repr(found).endswith("curvature products")
     assert found.size == "67 parameters, 300 samples, 1 forward and 3 backward passes"
 

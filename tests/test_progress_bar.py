@@ -212,7 +212,7 @@ def test_a_notebook_gets_one_line_that_goes_away(monkeypatch):
     monkeypatch.setattr(sys, "stderr", OutStream())
     fl.measure(slow(), SLEEPY)
     text = sys.stderr.getvalue()
-    assert "\rflatlens: steps 2/5" in text
+    assert re.search(r"\rflatlens: steps \d/5", text)
     assert "\n" not in text
     assert text.endswith("\r")
     assert not text.split("\r")[-2].strip()  # overwritten
