@@ -191,7 +191,7 @@ class Study:
         axes = []
         for axis in self.axes:
             with suppress(UnknownName, BadInput):  # not a setting of the earlier architecture
-                known = (*former.get(axis.name, ()), value_of(there.base, axis.name))
+                known = (value_of(there.base, axis.name), *former.get(axis.name, ()))  # the last spelling counts
                 axis = replace(axis, values=_spelled(axis.values, known))
             axes.append(axis)
         return replace(self, base=_spelled_within(self.base, there.base), axes=tuple(axes))
