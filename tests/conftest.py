@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis.internal.conjecture import providers
 
 HERE = Path(__file__).parent
 DURATIONS = HERE / "durations.json"
@@ -27,6 +28,8 @@ DEFAULT_TIER = "not slow and not thorough"  #: `-m` in pyproject.toml
 
 sys.path.insert(0, str(HERE / "truths"))
 torch.set_num_threads(1)
+# Hypothesis also draws the constants in modules that are imported by then, which are others in each process.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def parts(nodeid: str) -> tuple[str, str, str]:

@@ -39,8 +39,8 @@ def differences(truth: Truth, v: Tensor, of) -> Tensor:
 
 
 def is_cut(drawn: Drawn) -> bool:
-    """Whether autograd is told to leave something out: a detached branch, a padding row that is never trained."""
-    return drawn.entry == "padding" or "blind" in dict(drawn.stages)
+    """Whether autograd is told to leave something out: a detached branch or direction, a row that is never trained."""
+    return drawn.entry == "padding" or bool({"blind", "jvp"} & dict(drawn.stages).keys())
 
 
 def agree(found: Tensor, truth: Tensor) -> None:
