@@ -21,11 +21,11 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import flatlens as fl
 from benchmarks import machine
-from benchmarks.one_pass import chunk_of, floor, the_pass
+from benchmarks.one_pass import Floor, chunk_of, fastest, the_pass
 from benchmarks.timed import NETWORKS, VIT_B16, Timed
 from flatlens.errors import one_line
 from flatlens.problem import measuring
@@ -68,9 +68,10 @@ def apart(there: fl.Report, here: fl.Report) -> dict[str, float]:
     return {name: there[name].value / here[name].value - 1 for name in MEASURES if here[name].kind != "undefined"}
 
 
-def ways(net: nn.Module, x: Tensor, device: str, repeats: int) -> dict[str, Any]:
+def ways(problem: fl.Problem, device: str, repeats: int) -> dict[str, Any]:
     """Time a forward and a backward pass of one chunk: eager, through torch.compile, and as one CUDA graph."""
-    x = x.clone().requires_grad_()
+    net = problem.model
+    x = next(iter(problem.batches(chunk_of(problem))))[0].clone().requires_grad_()
     at = [x, *net.parameters()]
 
     def once(of: nn.Module) -> None:
@@ -101,33 +102,34 @@ def ways(net: nn.Module, x: Tensor, device: str, repeats: int) -> dict[str, Any]
     return {who: machine.spread(times) for who, times in seconds.items()} | failed
 
 
-def in_full(net: nn.Module, x: Tensor, chunk: int) -> None:
+def in_full(way: Floor, problem: fl.Problem) -> None:
     """Run the floor, in the pass's arithmetic and with its attention."""
-    with measuring(net):
-        floor(net, x, chunk)
+    with measuring(problem.model):
+        way(problem)
 
 
 def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict[str, Any]:
     """Return all results of one network."""
-    problem, x = timed.case(n, device, memory=memory)
-    net, chunk = problem.model, chunk_of(problem)
+    problem = timed.case(n, device, memory=memory)
+    way, _ = fastest(problem)
     runs: dict[str, Callable[[], Any]] = {
-        "floor": partial(in_full, net, x, chunk),
+        "floor": partial(in_full, way, problem),
         "pass": the_pass(problem),
         "measures": partial(measured, problem, MEASURES),
         "sharpness": partial(measured, problem, ["sharpness"]),
     }
     coarser: list[Literal["tf32", "bfloat16"]] = ["tf32", "bfloat16"] if device != "cpu" else ["bfloat16"]
-    others = {how: timed.case(n, device, memory=memory, arithmetic=how)[0] for how in coarser}
+    others = {how: timed.case(n, device, memory=memory, arithmetic=how) for how in coarser}
     runs |= {f"pass in {how}": the_pass(other) for how, other in others.items()}
     seconds = machine.interleaved({who: waited_for(run, device) for who, run in runs.items()}, repeats)
     full = measured(problem, MEASURES)
     few = min(n, COMPARED)
-    on_processor = measured(timed.case(few)[0].with_changes(dtype=torch.float64), MEASURES)
+    on_processor = measured(timed.case(few).with_changes(dtype=torch.float64), MEASURES)
     return {
         "machine": machine.describe(),
         "n": n,
-        "chunk": chunk,
+        "chunk": chunk_of(problem),
+        "floor": str(way),
         "contestants": {
             who: {**machine.spread(times), "memory_growth_mib": peak(runs[who], device)}
             for who, times in seconds.items()
@@ -136,7 +138,7 @@ def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict
         "values": {name: full[name].value for name in MEASURES},
         "off_the_processor": apart(measured(timed.case(few, device)[0], MEASURES), on_processor),
         "off_full": {how: apart(measured(other, MEASURES), full) for how, other in others.items()},
-        "one_backward": ways(net, x[:chunk], device, repeats),
+        "one_backward": ways(problem, device, repeats),
     }  # fmt: skip
 
 

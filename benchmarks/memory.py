@@ -25,7 +25,7 @@ EVERYTHING, FEW = None, 256
 
 def grown(network: str, samples: int, memory: str, measures: list[str] | None) -> dict[str, Any]:
     """Run one measurement, in this process."""
-    problem, _ = NETS[network].case(samples, memory=memory)
+    problem = NETS[network].case(samples, memory=memory)
     start = time.perf_counter()
     most = machine.growth(lambda: fl.measure(fl.Lens(problem), measures))
     seconds = time.perf_counter() - start

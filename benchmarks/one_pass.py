@@ -1,25 +1,30 @@
-"""The one pass beside its floor: `python -m benchmarks.one_pass [--repeats 7] [--only LeNet]`.
+"""The one pass beside torch's fastest way: `python -m benchmarks.one_pass [--repeats 7] [--only LeNet]`.
 
-The floor is one `torch.autograd.grad(..., is_grads_batched=True)` to the network's input and all its weights, with the
-N unit vectors as cotangents, in the same chunks. This is the time that autograd needs to compute every Jacobian once,
-with weight gradients summed over the samples of a chunk. The pass gives, per sample and layer, G, K (weight and bias),
-R, C and ||x||^2; `with diagonals` also gives the Gauss-Newton diagonal, the column sums and the adaptive sums. `without
-certificates` does not check chunks against the plan: the difference is the certificates' cost, at most 1/N + 5%. Peak
-memory is the growth above the resident size just before, in a child process. About ten minutes.
+The floor is autograd's time for every Jacobian once: N backward passes to the network's input and all parameters, with
+the parameters' gradients summed over the samples of a chunk. It is the fastest of N passes one by one and of one call
+with `is_grads_batched`, both in chunks of several sizes, found by a trial on this network and with these threads. Of
+token ids the input is the output of the first embedding, and tables of embeddings are left out: their gradients are
+dense there, which would make the floor slower. Attention is torch's own choice in the floor.
 
-`--report` takes the default report alone beside the floor, by the processor time of one thread, which other work on the
-machine changes little, and large networks on four times as many samples, too. It writes
-benchmarks/results/default_report.json.
+The pass gives, per sample and layer, G, K (weight and bias), R, C and ||x||^2, and K of every other parameter, from a
+plan that is there. `without certificates` does not check chunks against the plan. The other rows are whole calls:
+`Problem` alone, also in units of one forward pass; three measures, `Problem` and `Lens` included; and the summary's
+measures that take no products. Seconds are the processor's with one thread, those of the wall with more. Peak memory is
+the growth above the resident size just before, in a child process. Some twenty minutes. Transformers of other
+packages need `.venv-timm/bin/python`, which `.ci/timm` makes; where a package is missing, its networks keep their
+last results.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,23 +33,65 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from benchmarks import machine
-from benchmarks.timed import NETWORKS, OUTPUTS
+from benchmarks.timed import NETWORKS, OUTPUTS, TRANSFORMERS
 from flatlens.grams import Plan, lay_out, one_pass
 from flatlens.grams.data_pass import ALL_GRAMS, PASS_CHUNK
+from flatlens.measures.presets import SUMMARY
 
-DIAGONALS = (*ALL_GRAMS, "diagonal", "columns", "adaptive")
-MANY = 1000
-SMALLER = 128  #: autograd's own batched call is faster with smaller chunks on LeNet
+THREE = ["mls", "ggn_trace", "relative_flatness_ggn"]
+CHUNKS = (8, 32, 128, 256)
+HOPELESS = 1.5  #: a way whose first run takes this many times the best is not tried again
+EVERY = NETWORKS | TRANSFORMERS
 
 
-def floor(net: nn.Module, x: Tensor, chunk: int) -> None:
-    """Compute every Jacobian once by autograd."""
-    weights = [p for key, p in net.named_parameters() if key.endswith("weight")]
-    for start in range(0, len(x), chunk):
-        batch = x[start : start + chunk].detach().requires_grad_()
-        f = net(batch)
-        units = torch.eye(f.shape[1], device=x.device)[:, None].expand(-1, *f.shape)
-        torch.autograd.grad(f, [batch, *weights], units, is_grads_batched=True)
+@dataclass(frozen=True)
+class Floor:
+    """A way to compute every Jacobian once by autograd."""
+
+    chunk: int
+    batched: bool
+
+    def __str__(self) -> str:
+        return f"{'one call' if self.batched else 'one by one'}, chunks of {self.chunk}"
+
+    def __call__(self, problem: fl.Problem) -> None:
+        """Compute the Jacobians of every sample, and drop them."""
+        model = problem.model
+        tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+        weights = [p for p in model.parameters() if not any(p is table.weight for table in tables)]
+        embedded: list[Tensor] = []
+        with ExitStack() as stack:
+            for module in tables:
+                stack.callback(module.register_forward_hook(lambda m, i, o: embedded.append(o)).remove)
+            for inputs, _ in problem.batches(self.chunk):
+                embedded.clear()
+                if isinstance(inputs, Tensor):
+                    inputs = inputs.detach().requires_grad_()
+                    f, at = model(inputs), [inputs, *weights]
+                else:
+                    f = model(**inputs).logits
+                    at = [embedded[0], *weights]
+                units = torch.eye(f.shape[1], device=f.device)[:, None].expand(-1, *f.shape)
+                if self.batched:
+                    torch.autograd.grad(f, at, units, is_grads_batched=True, allow_unused=True)
+                    continue
+                for unit in units:
+                    torch.autograd.grad(f, at, unit, retain_graph=True, allow_unused=True)
+
+
+def fastest(problem: fl.Problem, clock: Callable[[], float] = time.perf_counter) -> tuple[Floor, dict[str, float]]:
+    """Return the fastest floor on this network, and the seconds of each way that was tried."""
+    n = problem.n
+    chunks = sorted({chunk_of(problem), min(n, max(CHUNKS)), *(chunk for chunk in CHUNKS if chunk <= n)})
+    tried: dict[Floor, float] = {}
+    for way in [Floor(chunk, batched) for batched in (False, True) for chunk in chunks]:
+        for _ in range(2):
+            start = clock()
+            way(problem)
+            tried[way] = min(tried.get(way, float("inf")), clock() - start)
+            if tried[way] > HOPELESS * min(tried.values()):
+                break
+    return min(tried, key=tried.__getitem__), {str(way): round(seconds, 4) for way, seconds in tried.items()}
 
 
 def chunk_of(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> int:
@@ -60,9 +107,13 @@ def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> Callabl
     def run() -> None:
         for chunk in one_pass(problem, problem.model, plan, needs=needs):
             for g in chunk.layers.values():
-                _ = g.G, g.K, g.R, g.C, g.x_norm2
-                if needs == DIAGONALS:
-                    _ = g.linear.diagonal(), g.linear.columns(), g.adaptive
+                _ = g.C, g.x_norm2
+                if g.input_side is not None:
+                    _ = g.G
+                if g.weight is not None:
+                    _ = g.K, g.R
+            for g in chunk.others.values():
+                _ = g.K
 
     return run
 
@@ -80,86 +131,86 @@ def without_certificates() -> Iterator[None]:
         module.output_jacobians, Plan.require_same = output_jacobians, require_same
 
 
-def on_trust(run: Callable[[], None]) -> Callable[[], None]:
-    """Return a run of the pass without its certificates."""
-
-    def trusting() -> None:
-        with without_certificates():
-            run()
-
-    return trusting
+def on_trust(run: Callable[[], None]) -> None:
+    """Run the pass without its certificates."""
+    with without_certificates():
+        run()
 
 
-def contestants(name: str, n: int | None = None) -> dict[str, Callable[[], Any]]:
-    """Return what is timed, on `n` samples, or on as many as the network is usually timed on."""
-    problem, x = NETWORKS[name].case(n)
-    chunk = chunk_of(problem)
-    runs: dict[str, Callable[[], Any]] = {"floor": lambda: floor(problem.model, x, chunk)}
-    if chunk > SMALLER:
-        runs[f"floor in chunks of {SMALLER}"] = lambda: floor(problem.model, x, SMALLER)
-    runs["pass"] = the_pass(problem)
-    runs["without certificates"] = on_trust(runs["pass"])
-    if chunk > SMALLER:  # on a large network it takes minutes
-        runs["with diagonals"] = the_pass(problem, DIAGONALS)
-    runs["fl.measure"] = lambda: fl.measure(fl.Lens(problem), "pass")
-    return runs
+def forward(problem: fl.Problem) -> None:
+    """Run the network once on every sample."""
+    with torch.no_grad():
+        for inputs, _ in problem.batches(PASS_CHUNK):
+            problem.model(**inputs) if isinstance(inputs, dict) else problem.model(inputs)
 
 
-def memory(name: str, who: str) -> int:
+def contestants(name: str, way: Floor) -> dict[str, Callable[[], Any]]:
+    """Return what is timed."""
+    given = EVERY[name].given()
+    problem = fl.Problem(*given)
+    report = fl.measure(fl.Lens(problem))
+    brief = [row.partition(".")[0] for row in SUMMARY if row in report and not report[row].products]
+    run = the_pass(problem)
+    return {
+        "floor": partial(way, problem),
+        "pass": run,
+        "without certificates": partial(on_trust, run),
+        "three measures": lambda: fl.measure(fl.Lens(fl.Problem(*given)), THREE),
+        "summary": lambda: fl.measure(fl.Lens(fl.Problem(*given)), brief),
+        "Problem": lambda: fl.Problem(*given),
+        "forward": partial(forward, problem),
+    }
+
+
+def memory(name: str, way: Floor, who: str) -> int:
     """Return the growth of the resident size in bytes, measured in a separate child process."""
     code = (
         "from benchmarks import machine, one_pass\n"
-        f"run = one_pass.contestants({name!r})[{who!r}]\n"
+        f"run = one_pass.contestants({name!r}, one_pass.{way!r})[{who!r}]\n"
         "print(machine.growth(run))"
     )
     return int(machine.in_a_child(code))
 
 
-def measured(name: str, repeats: int) -> dict[str, Any]:
+def measured(name: str, threads: int, repeats: int, with_memory: bool) -> dict[str, Any]:
     """Return a network's sizes and what each contestant takes."""
-    rows = machine.beside_the_floor(machine.interleaved(contestants(name), repeats))
-    for who, row in rows.items():
-        row["memory_growth_mib"] = round(memory(name, who) / 2**20, 1)
-    timed = NETWORKS[name]
-    return {"n": timed.n, "chunk": chunk_of(timed.case()[0]), "repeats": repeats, "contestants": rows}
-
-
-def report(name: str, n: int, repeats: int) -> dict[str, Any]:
-    """Return the default report's processor time on `n` samples in units of the floor's, on one thread."""
-    torch.set_num_threads(1)
-    runs = {who: run for who, run in contestants(name, n).items() if who in ("floor", "fl.measure")}
-    seconds = machine.interleaved(runs, repeats, time.process_time)
-    timed = NETWORKS[name]
+    torch.set_num_threads(threads)
+    clock = time.process_time if threads == 1 else time.perf_counter
+    problem = EVERY[name].case()
+    way, tried = fastest(problem, clock)
+    seconds = machine.interleaved(contestants(name, way), repeats, clock)
+    rows = machine.beside_the_floor(seconds)
+    for who in rows if with_memory else ():
+        rows[who]["memory_growth_mib"] = round(memory(name, way, who) / 2**20, 1)
     return {
-        "n": n,
-        "shape": timed.shape,
-        "repeats": repeats,
-        "seconds": {who: round(statistics.median(times), 3) for who, times in seconds.items()},
-        "ratio_to_floor": machine.beside_the_floor(seconds)["fl.measure"]["ratio_to_floor"],
-        "left_out": [key for (key, _), one in fl.measure(fl.Lens(timed.case()[0]), "pass").items()
-                     if one.note.startswith("ask for it by name")],
+        "machine": machine.describe(), "n": problem.n, "shape": EVERY[name].shape or EVERY[name].tokens,
+        "chunk": chunk_of(problem), "repeats": repeats, "floor": str(way), "tried": tried,
+        "problem_in_forward_passes": round(
+            statistics.median(seconds["Problem"]) / statistics.median(seconds["forward"]), 2
+        ),
+        "contestants": rows,
     }  # fmt: skip
 
 
-def sizes(name: str) -> tuple[int, ...]:
-    """Return the numbers of samples of the report: norms of weights take the same time on few samples as on many."""
-    n = NETWORKS[name].n
-    return (n,) if n >= MANY else (n, 4 * n)
+def each(name: str, threads: list[int], repeats: int, with_memory: bool) -> dict[str, Any]:
+    """Return a network's results for each number of threads, in processes of their own."""
+    found = {f"threads {k}": machine.answer("one_pass", "measured", name, k, repeats, with_memory) for k in threads}
+    return machine.earlier("one_pass").get("networks", {}).get(name, {}) | found
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--repeats", type=int, default=7)
+    options.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     options.add_argument("--only", default="", help="networks whose names hold this")
-    options.add_argument("--report", action="store_true", help="the default report alone, by processor time")
+    options.add_argument("--memory", action="store_true", help="the growth of the resident size, too")
     chosen = options.parse_args()
-    names = [name for name in NETWORKS if chosen.only in name]
-    if chosen.report:
-        each = {f"{name}, n = {n}": partial(report, name, n, chosen.repeats) for name in names for n in sizes(name)}
-        machine.each_network("default_report", OUTPUTS, each, whole=not chosen.only)
-        return
-    networks = {name: partial(measured, name, chosen.repeats) for name in names}
-    machine.each_network("one_pass", OUTPUTS, networks, whole=not chosen.only)
+    networks = {
+        name: partial(each, name, chosen.threads, chosen.repeats, chosen.memory)
+        for name in EVERY
+        if chosen.only in name and (name in NETWORKS or importlib.util.find_spec(name.partition(" ")[0]))
+    }
+    machine.each_network("one_pass", OUTPUTS, networks, whole=False)
 
 
 if __name__ == "__main__":

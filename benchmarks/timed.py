@@ -1,9 +1,13 @@
-"""The networks that are timed, with initial weights and noise as input."""
+"""The networks that are timed, with initial weights and noise as input.
+
+`TRANSFORMERS` holds networks that need transformers, or timm, which `.ci/timm` installs in `.venv-timm`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +16,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from benchmarks.resnet import resnet18
+from benchmarks.zoo.shim import operators_of_torchvision
 from flatlens.models import VGG11, ViT
 
 OUTPUTS = 10
@@ -23,15 +28,25 @@ class Timed:
 
     build: Callable[[], nn.Module]
     n: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = ()
     outputs: int = OUTPUTS
+    tokens: int = 0  #: length of a text; 0 for inputs that are no token ids
 
-    def case(self, n: int | None = None, device: str = "cpu", **options: Any) -> tuple[fl.Problem, Tensor]:
-        """Return (cross-entropy of the network on its samples, the samples), equal at each call."""
+    def given(self, n: int | None = None, device: str = "cpu") -> tuple[nn.Module, str, tuple[Any, Tensor]]:
+        """Return the network, its loss and its samples, equal at each call."""
         torch.manual_seed(0)
-        net, x = self.build().eval().to(device), torch.randn(n or self.n, *self.shape).to(device)
-        y = torch.randint(self.outputs, (len(x),)).to(device)
-        return fl.Problem(net, "cross_entropy", (x, y), **options), x
+        n = n or self.n
+        net = self.build().eval().to(device)
+        x: Any = torch.randn(n, *self.shape).to(device)
+        if self.tokens:
+            ids = torch.randint(3, 1000, (n, self.tokens)).to(device)
+            x = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return net, "cross_entropy", (x, torch.randint(self.outputs, (n,)).to(device))
+
+    def case(self, n: int | None = None, device: str = "cpu", **options: Any) -> fl.Problem:
+        """Return the problem of the network, its loss and its samples."""
+        net, loss, data = self.given(n, device)
+        return fl.Problem(net, loss, data, **options)
 
 
 def mlp(*widths: int, seed: int | None = None) -> nn.Sequential:
@@ -52,6 +67,39 @@ def lenet() -> nn.Sequential:
     )  # fmt: skip
 
 
+class Encoder(nn.Module):
+    """nn.TransformerEncoder, the mean over tokens, and a linear layer."""
+
+    def __init__(self, feedforward: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, feedforward, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4)
+        self.head = nn.Linear(64, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs, (n, 10)."""
+        return torch.as_tensor(self.head(self.encoder(x).mean(1)))
+
+
+def vit_tiny() -> nn.Module:
+    """Return timm's ViT-Tiny with ten classes."""
+    operators_of_torchvision()
+    import timm
+
+    made: nn.Module = timm.create_model("vit_tiny_patch16_224", num_classes=OUTPUTS)
+    return made
+
+
+def hugging_face(name: str, **settings: Any) -> nn.Module:
+    """Return a classifier of transformers from its configuration, with random weights."""
+    operators_of_torchvision()
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**settings, num_labels=OUTPUTS)
+    made: nn.Module = getattr(transformers, f"{name}ForSequenceClassification")(config)
+    return made
+
+
 COLOURS = (3, 32, 32)
 NETWORKS = {
     "MLP 784-512-512-10": Timed(lambda: mlp(784, 512, 512, OUTPUTS), 2000, (784,)),
@@ -59,8 +107,21 @@ NETWORKS = {
     "LeNet 3x32x32": Timed(lenet, 2000, COLOURS),
     "VGG-11 3x32x32": Timed(lambda: VGG11(batchnorm=False).build(), 64, COLOURS),
     "ResNet-18 3x32x32": Timed(lambda: resnet18(OUTPUTS), 64, COLOURS),
+    "nn.TransformerEncoder, d 64, 4 layers, 256 hidden": Timed(partial(Encoder, 256), 64, (64, 64)),
+    "nn.TransformerEncoder, d 64, 4 layers, 2048 hidden": Timed(partial(Encoder, 2048), 64, (64, 64)),
 }
 """Networks that a processor measures in seconds."""
+
+TRANSFORMERS = {
+    "timm ViT-Tiny 224": Timed(vit_tiny, 8, (3, 224, 224)),
+    "transformers BERT, d 256, 4 layers": Timed(
+        partial(hugging_face, "Bert", hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
+                intermediate_size=1024), 64, tokens=64,
+    ),
+    "transformers GPT-2, d 768, 2 layers": Timed(
+        partial(hugging_face, "GPT2", n_layer=2, pad_token_id=0), 16, tokens=64
+    ),
+}  # fmt: skip
 
 VIT_B16 = Timed(ViT(image=224, patch=16, width=768, depth=12, heads=12).build, 1024, (3, 224, 224))
 """A network that needs a GPU."""
