@@ -18,7 +18,7 @@ from flatlens.grams.autograd import Runner
 from flatlens.grams.data_pass import random_signs
 from flatlens.operations.graph import Graph, sources_of, walk
 from flatlens.problem import Batch, Problem
-from flatlens.problem.batches import move, size
+from flatlens.problem.batches import move, size, take
 from flatlens.problem.eval_context import copy_of, device_of, differentiable
 from flatlens.problem.forward import slopes_of_each
 
@@ -140,24 +140,31 @@ def moved_by_rounding(problem: Problem, model: nn.Module) -> tuple[str, str]:
 
 def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
     fine = copy_of(model, "a comparison with float64").to(torch.float64)
+    few = problem.probes[0]  # each sample alone, so that a backward pass takes no others along
+    parts = [few] if problem.coupled else [take(few, i, i + 1) for i in range(min(_FEW, size(few)))]
     derivatives: list[list[list[list[Tensor]]]] = []  # of both networks, by row and sample, by side
-    rows: list[Tensor] = []
+    rows: list[list[Tensor]] = []  # of each part
     outputs: list[Tensor] = []
     for network, dtype in ((fine, torch.float64), (model, torch.float32)):
-        batch = move(problem.probes[0], device_of(network), dtype)
+        by_row: list[list[list[list[Tensor]]]] = [[], []]
         tensors: list[Tensor] = [p for name, p in network.named_parameters() if name in problem.parameters]
         with problem.measuring(network), differentiable(tensors):
-            x = _floating_input(batch)
-            leaf = [] if x is None else [x.clone().requires_grad_()]
-            f, y = problem.run(network, (leaf[0].clone(), *batch[1:]) if leaf else batch)
-            outputs.append(f.detach().to("cpu", torch.float64))
-            if not rows:  # random signs, and the loss's slope in the outputs, whose largest entry is 1 for each sample
-                slope = slopes_of_each(problem, f, y)
-                longest = slope.abs().amax(1, keepdim=True)
-                slope = torch.where(longest > 0, slope / longest, 0.0).to(f.dtype)
-                rows = [random_signs(f.shape, f.detach(), torch.Generator().manual_seed(0)), slope]
-            few = range(min(len(f), _FEW))
-            derivatives.append([_by_side(f[i], row[i].to(f.device), tensors, leaf) for row in rows for i in few])
+            for number, part in enumerate(parts):
+                batch = move(part, device_of(network), dtype)
+                x = _floating_input(batch)
+                leaf = [] if x is None else [x.clone().requires_grad_()]
+                f, y = problem.run(network, (leaf[0].clone(), *batch[1:]) if leaf else batch)
+                outputs.append(f.detach().to("cpu", torch.float64))
+                if network is fine:  # random signs, and the loss's slope in the outputs, its largest entry 1 by sample
+                    slope = slopes_of_each(problem, f, y)
+                    longest = slope.abs().amax(1, keepdim=True)
+                    slope = torch.where(longest > 0, slope / longest, 0.0).to(f.dtype)
+                    rows.append([random_signs(f.shape, f.detach(), torch.Generator().manual_seed(number)), slope])
+                for found, row in zip(by_row, rows[number], strict=True):
+                    each = range(min(len(f), _FEW))
+                    found += [_by_side(f[i], row[i].to(f.device), tensors, leaf) for i in each]
+        derivatives.append([one for found in by_row for one in found])
+    outputs = [torch.cat(outputs[: len(parts)]), torch.cat(outputs[len(parts) :])]
     if float((outputs[0] - outputs[1]).abs().max()) > _ANOTHER * float(outputs[0].abs().max()):
         return "", ""  # another function, such as one that draws its numbers in the inputs' dtype
     words = []
