@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,15 @@ from flatlens.problem.forward import ROUNDING, NetworkOnData, Seen, combined, co
 from flatlens.problem.loss import Loss
 from flatlens.problem.loss_checks import require_apart, require_no_weights, same_targets
 from flatlens.problem.ranks import require_all_processes
-from flatlens.problem.row_layout import hidden_labels, ignored_outputs, in_doubt, known_as_tokens, laid_out, token_mask
+from flatlens.problem.row_layout import (
+    RowLayout,
+    hidden_labels,
+    ignored_outputs,
+    in_doubt,
+    known_as_tokens,
+    laid_out,
+    token_mask,
+)
 from flatlens.progress import count_of
 from flatlens.user_code import said, users_code
 
@@ -83,18 +91,24 @@ def require_same_everywhere(problem: NetworkOnData) -> None:
     )
 
 
-def check_first(problem: NetworkOnData, model: nn.Module) -> Loss:
-    """Refuse a model or data that differ when used twice, on the first batch; return the loss for its outputs.
+Outputs: TypeAlias = tuple[Tensor, Any]
+"""What `problem.run` returns: outputs (n, N), and targets."""
+
+
+def check_first(problem: NetworkOnData, model: nn.Module) -> tuple[Loss, Outputs | None]:
+    """Refuse a model or data that differ when used twice, on the first batch.
 
     Note how the network reads labels that came in a dict; in a pair (x, labels) they lie as they are given.
+
+    Returns the loss for its outputs, and what the network gave for the batch; None where the loss changes its form.
     """
-    first = next(problem.batches(256), None)
+    first = next(problem.batches(FORWARD_CHUNK), None)
     if first is None or size(first) == 0:
         raise BadData("the data is empty", argument="data", remedy="at least one sample is needed")
     if problem.forward is None and problem.data.labelled:
         with retold("the first batch"), users_code(partial(forward_failed, where="the first batch")):
             problem.convention = convention_of(model, *problem.place(first))
-    for _ in problem.batches(256):  # read again from the start: the first batch must come back the same
+    for _ in problem.batches(FORWARD_CHUNK):  # read again from the start: the first batch must come back the same
         break
     require_finite(first, problem.data.where)
     with retold("the first batch"):
@@ -103,26 +117,36 @@ def check_first(problem: NetworkOnData, model: nn.Module) -> Loss:
     with losing(loss, "the first batch", once, y):
         loss = loss.settled(once, y)
         loss.check(once, y)
-    again, targets = problem.run(model, problem.place(first))  # a fresh copy: forward() may write to its input
     if not finite(once):
-        return loss  # check_all names the sample
-    apart = _largest_difference(once, again)
-    scale = float(once.abs().max()) + 1e-30
-    eps = torch.finfo(once.dtype).eps
-    if apart > 100 * eps * scale:
-        run = partial(_outputs, problem, model, first)
-        why = if_found(lambda: why_random(model, run, lambda a, b: _largest_difference(a, b) <= 100 * eps * scale))
-        raise BadModel(
-            f"the model gave different outputs for the same batch twice (max difference {apart:.2g})",
-            remedy=why or "random numbers or a state in forward() are possible",
-        )
+        return loss, None  # check_all names the sample
+    if problem.coupled or problem.forward is not None:
+        targets = _require_same_again(problem, model, first, once)
+    else:  # what is random, or has a state, shows in a few samples, or in the half that is run alone
+        few = spaced(first, _PROBE)
+        with _together(size(first), size(few)):
+            targets = _require_same_again(problem, model, few, _outputs(problem, model, few))
     if problem.forward is not None and not same_targets(y, targets, 100):
         raise BadData(
             "forward= returned different targets for the same batch twice",
             argument="forward",
             remedy=_why_other_targets(problem, model, first),
         )
-    return loss
+    return loss, None if isinstance(y, RowLayout) else (once, y)
+
+
+def _require_same_again(problem: NetworkOnData, model: nn.Module, batch: Batch, before: Tensor) -> Any:
+    """Refuse a network that gives other outputs for a batch than `before`; return the targets."""
+    again, targets = problem.run(model, problem.place(batch))  # a fresh copy: forward() may write to its input
+    most = 100 * torch.finfo(before.dtype).eps * (float(before.abs().max()) + 1e-30)
+    apart = _largest_difference(before, again)
+    if apart > most:
+        run = partial(_outputs, problem, model, batch)
+        why = if_found(lambda: why_random(model, run, lambda a, b: _largest_difference(a, b) <= most))
+        raise BadModel(
+            f"the model gave different outputs for the same batch twice (max difference {apart:.2g})",
+            remedy=why or "random numbers or a state in forward() are possible",
+        )
+    return targets
 
 
 def _outputs(problem: NetworkOnData, model: nn.Module, batch: Batch) -> Tensor:
@@ -159,8 +183,10 @@ class Contents:
         )  # fmt: skip
 
 
-def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> tuple[Contents, list[Batch], Seen]:
-    """Run the model on all of `data`; refuse values, outputs and losses that are not finite.
+def check_all(
+    problem: NetworkOnData, model: nn.Module, data: Data, first: Outputs | None = None
+) -> tuple[Contents, list[Batch], Seen]:
+    """Run the model on all of `data`, the first batch if it has not run; refuse what is not finite.
 
     Returns the size of the data; a few samples from all over it, none of held-out data; the outputs.
     """
@@ -169,7 +195,7 @@ def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> tuple[Con
     with problem.ranks.as_one():
         shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
         for turn, (number, raw) in enumerate(shared):
-            f, y = _checked(problem, model, raw, found, data)
+            f, y = _checked(problem, model, raw, found, data, first if number == 0 else None)
             seen.note(number, f)
             hidden = hidden_labels(y, problem.loss.ignore_index) if problem.forward is None else (0, 0)
             readings = frozenset() if token_mask(y) is None else frozenset({y.reading})
@@ -201,8 +227,10 @@ def check_all(problem: NetworkOnData, model: nn.Module, data: Data) -> tuple[Con
     return found, probes, seen
 
 
-def _checked(problem: NetworkOnData, model: nn.Module, raw: Batch, before: Contents, data: Data) -> tuple[Tensor, Any]:
-    """Return the outputs and targets of a chunk that comes after `before`; refuse what cannot be measured."""
+def _checked(
+    problem: NetworkOnData, model: nn.Module, raw: Batch, before: Contents, data: Data, known: Outputs | None
+) -> Outputs:
+    """Return the outputs, unless they are known, and targets of a chunk after `before`; refuse what is unfit."""
     own, n = data is problem.data, before.n
     require_finite(raw, data.where)
     if own and problem.coupled and size(raw) < 2:
@@ -213,7 +241,7 @@ def _checked(problem: NetworkOnData, model: nn.Module, raw: Batch, before: Conte
         )
     given = "the data" if own else "the held-out data"
     with retold(partial(_failing_sample, problem, model, raw, n, given)):
-        f, y = problem.run(model, problem.place(raw))
+        f, y = problem.run(model, problem.place(raw)) if known is None else known
     if not finite(f):
         bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
         raise BadModel(
@@ -265,9 +293,9 @@ def _weights(problem: NetworkOnData, model: nn.Module) -> list[tuple[str, Tensor
 
 
 def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch, f: Tensor, y: Any) -> None:
-    """Refuse a batch whose outputs, or targets of forward=, differ from those of its two random halves, or of pairs.
+    """Refuse a batch whose outputs, or targets of forward=, differ from those of a random half of it, or of pairs.
 
-    The pairs are those with the smallest outputs, and with the largest. Derivatives would not show a coupling through
+    Whatever depends on the other samples, or on the position in the batch, changes in a half. The pairs are those with the smallest outputs, and with the largest. Derivatives would not show a coupling through
     detached values, such as a detached mean over the batch.
     """
     order = torch.randperm(len(f), generator=torch.Generator().manual_seed(len(f)))
@@ -281,7 +309,7 @@ def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch,
 
     by_size = combined(f).cpu().argsort()
     pairs = (by_size[:2], by_size[-2:]) if len(f) > 4 else ()
-    for rows in (part.sort().values for part in (*order.chunk(2), *pairs)):
+    for rows in (part.sort().values for part in (order.chunk(2)[0], *pairs)):
         with _together(len(f), len(rows)):
             alone, targets = problem.run(model, problem.place(select(raw, rows)))
         whole = f[rows.to(f.device)]
@@ -293,6 +321,7 @@ def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch,
             )
         apart, allowed = _largest_difference(whole, alone), ROUNDING * torch.finfo(f.dtype).eps
         if apart > allowed * (float(f.abs().max()) + 1e-30) and apart > allowed * of_parts():
+            _require_same_again(problem, model, select(raw, rows), alone)
             some = partial(_outputs, problem, model, select(raw, rows))
             every = partial(_outputs, problem, model, raw)
             why = if_found(partial(why_coupled, model, every, some, rows, len(f), _AS_ONE))

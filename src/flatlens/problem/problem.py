@@ -139,9 +139,9 @@ class Problem(NetworkOnData):
         with untouched(network):
             with self.measuring(network), torch.no_grad():
                 with apart_from_original(network):
-                    loss = check_first(self, network)
+                    loss, first = check_first(self, network)
                 self.loss = loss
-                found, self.probes, seen = check_all(self, network, self.data)
+                found, self.probes, seen = check_all(self, network, self.data, first)
                 self.n, self.outputs, self.mass = found.n, found.outputs, found.mass
                 if isinstance(found.sums, Tensor) and found.mass > 1:
                     self.constant = self.loss.constant(found.sums, found.mass)
