@@ -48,7 +48,7 @@ from flatlens.problem.row_layout import token_mask
 
 def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
     """Return independent +1 and -1, the probes with the least variance, with the dtype and device of `like`."""
-    return torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1).to(like)
+    return torch.randint(0, 2, shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1).to(like)
 
 
 _FEW = 31

@@ -198,13 +198,15 @@ def _off(true: list[Tensor], own: list[Tensor]) -> float:
 def _words(combination: _Combination, side: int) -> str:
     step = _STEP.get(combination.inside, _STEP[torch.float32])
     for direction, slope in combination.directions(side):
-        found = [combination.difference(direction, step)]
-        if _apart(found[0], slope):
-            found += [combination.difference(direction, other) for other in (step / 4, -step, -step / 4)]
+        found: list[float] = []
+        for length in (step, step / 4, -step, -step / 4):  # beside a kink the second one is another: no more is asked
+            found.append(combination.difference(side, direction, length))
             mean = sum(found) / len(found)
             alike = max(found) - min(found) <= _AGREE * min(abs(mean), abs(mean - slope))
-            seen = abs(mean - slope) >= _ROUNDINGS * combination.rounding / (step / 4)
-            if _apart(mean, slope) and any(found) and alike and seen:
+            if not (_apart(mean, slope) and any(found) and alike):
+                break
+        else:
+            if abs(mean - slope) >= _ROUNDINGS * combination.rounding / (step / 4):
                 return (
                     f"autograd's derivative is not the function's in the {_SIDES[side]} (along one direction "
                     f"{slope:.3g}; differences of the outputs give {mean:.3g})"
@@ -229,39 +231,40 @@ class _Combination:
         own = [torch.cat([p.flatten() for p in self.weights.values()]), *([] if x is None else [x.detach()])]
         signs = (random_signs(one.shape, one, self.generator) for one in own)
         self.here = [one + _ASIDE * _as_long(one, part) for one, part in zip(own, signs, strict=True)]
-        outputs = self._outputs(self.here[:1]).detach()
+        outputs = self._outputs([self.here[0].clone()]).detach()
         self.signs = random_signs(outputs.shape, outputs, self.generator)
         coarse = torch.finfo(self.inside).eps if self.inside != problem.dtype else problem.precision
         self.rounding = coarse * float(torch.linalg.vector_norm(outputs))
-        self.value = float(self._at(self.here).detach())
+        self.value = float(self._at([one.clone() for one in self.here]).detach())
 
     @cached_property
     def gradient(self) -> tuple[Tensor, ...]:
         leaves = [one.clone().requires_grad_() for one in self.here]
-        return torch.autograd.grad(self._at(leaves), leaves, allow_unused=True, materialize_grads=True)
+        return torch.autograd.grad(self._at([leaf.clone() for leaf in leaves]), leaves, allow_unused=True, materialize_grads=True)
 
-    def directions(self, side: int) -> Iterator[tuple[list[Tensor], float]]:
+    def directions(self, side: int) -> Iterator[tuple[Tensor, float]]:
         """Yield the gradient and random signs, each as long as the weights or the inputs, with their slopes.
 
         Weights without a gradient stay: the row of an embedding's padding has none on purpose.
         """
         here, gradient = self.here[side], self.gradient[side]
+        moving = (gradient != 0).to(gradient) if side == 0 else None
         for turn in range(1 + _RANDOM):
             part = random_signs(here.shape, here, self.generator) if turn else gradient
-            part = _as_long(here, part * (gradient != 0) if side == 0 else part)
-            direction = [part if at == side else torch.zeros_like(one) for at, one in enumerate(self.here)]
-            yield direction, float(torch.sum(gradient * part, dtype=torch.float64))
+            part = _as_long(here, part if moving is None else part * moving)
+            yield part, float(torch.dot(gradient.flatten(), part.flatten()))
 
-    def difference(self, direction: list[Tensor], step: float) -> float:
+    def difference(self, side: int, direction: Tensor, step: float) -> float:
         with torch.no_grad():
-            moved = [here + step * part for here, part in zip(self.here, direction, strict=True)]
-            return (float(self._at(moved).detach()) - self.value) / step
+            here = self.here
+            moved = [torch.add(one, direction, alpha=step) if at == side else one.clone() for at, one in enumerate(here)]
+            return (float(self._at(moved)) - self.value) / step
 
     def _at(self, point: Sequence[Tensor]) -> Tensor:
         return torch.sum(self._outputs(point) * self.signs, dtype=torch.float64)
 
     def _outputs(self, point: Sequence[Tensor]) -> Tensor:
-        theta, *x = (one.clone() for one in point)  # forward() may write to its input, or call requires_grad_() on it
+        theta, *x = point  # not read again: forward() may write to its input, or call requires_grad_() on it
         parts = torch.split(theta, [p.numel() for p in self.weights.values()])
         values = {name: part.view(p.shape) for (name, p), part in zip(self.weights.items(), parts, strict=True)}
         return self.runner.at(values, (*x, *self.batch[1:]) if x else self.batch)[0]
