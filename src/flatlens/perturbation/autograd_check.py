@@ -240,7 +240,8 @@ class _Combination:
     @cached_property
     def gradient(self) -> tuple[Tensor, ...]:
         leaves = [one.clone().requires_grad_() for one in self.here]
-        return torch.autograd.grad(self._at([leaf.clone() for leaf in leaves]), leaves, allow_unused=True, materialize_grads=True)
+        value = self._at([leaf.clone() for leaf in leaves])
+        return torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
 
     def directions(self, side: int) -> Iterator[tuple[Tensor, float]]:
         """Yield the gradient and random signs, each as long as the weights or the inputs, with their slopes.
@@ -256,8 +257,8 @@ class _Combination:
 
     def difference(self, side: int, direction: Tensor, step: float) -> float:
         with torch.no_grad():
-            here = self.here
-            moved = [torch.add(one, direction, alpha=step) if at == side else one.clone() for at, one in enumerate(here)]
+            moved = [one.clone() for one in self.here]
+            moved[side].add_(direction, alpha=step)
             return (float(self._at(moved)) - self.value) / step
 
     def _at(self, point: Sequence[Tensor]) -> Tensor:

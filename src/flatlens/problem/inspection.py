@@ -295,8 +295,9 @@ def _weights(problem: NetworkOnData, model: nn.Module) -> list[tuple[str, Tensor
 def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch, f: Tensor, y: Any) -> None:
     """Refuse a batch whose outputs, or targets of forward=, differ from those of a random half of it, or of pairs.
 
-    Whatever depends on the other samples, or on the position in the batch, changes in a half. The pairs are those with the smallest outputs, and with the largest. Derivatives would not show a coupling through
-    detached values, such as a detached mean over the batch.
+    Whatever depends on the other samples, or on the position in the batch, changes in a half. The pairs are those with
+    the smallest outputs, and with the largest. Derivatives would not show a coupling through detached values, such as a
+    detached mean over the batch.
     """
     order = torch.randperm(len(f), generator=torch.Generator().manual_seed(len(f)))
 
