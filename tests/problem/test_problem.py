@@ -385,3 +385,31 @@ def test_nodes_that_see_each_other_are_one_sample(seed: int, mean: bool, given_f
 def test_noise_in_forward_is_told_to_be_drawn_beforehand() -> None:
     with pytest.raises(BadModel, match="draw them beforehand, and give them with the data as an input"):
         fl.Problem(Noisy(3, 2), "cross_entropy", (X, Y))
+
+
+@pytest.mark.parametrize(("n", "most"), [(64, 2.0), (1500, 1.6)])
+def test_the_data_are_run_once_and_a_half(n: int, most: float) -> None:
+    rows = []
+
+    class Counting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            rows.append(len(x))
+            return super().forward(x)
+
+    fl.Problem(Counting(3, 2), "cross_entropy", (torch.randn(n, 3), torch.arange(n) % 2))
+    assert 1.5 * n <= sum(rows) <= most * n
+
+
+def test_noise_in_a_rare_sample_is_told_as_noise() -> None:
+    """No probe has it: the half that is run alone differs, and not because of the other samples."""
+
+    class RarelyNoisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.where(x[:, :1] > 50, torch.rand(len(x), 1), 0.0)
+
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(40))
+    probes = set(torch.linspace(0, 39, 8).round().long().tolist())
+    x[next(i for i in order[:20].tolist() if i not in probes)] = 100.0
+    with pytest.raises(BadModel, match="different outputs for the same batch twice"):
+        fl.Problem(RarelyNoisy(3, 2), "cross_entropy", (x, torch.arange(40) % 2))
