@@ -16,6 +16,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -45,6 +46,13 @@ def waited_for(run: Callable[[], Any], device: str) -> Callable[[], Any]:
         return found
 
     return whole
+
+
+def finished_at(device: str) -> float:
+    """Return the time by the clock once the device has finished."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def measured(problem: fl.Problem, names: list[str]) -> fl.Report:
@@ -111,7 +119,8 @@ def in_full(way: Floor, problem: fl.Problem) -> None:
 def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict[str, Any]:
     """Return all results of one network."""
     problem = timed.case(n, device, memory=memory)
-    way, _ = fastest(problem)
+    with measuring(problem.model):
+        way, _ = fastest(problem, partial(finished_at, device))
     runs: dict[str, Callable[[], Any]] = {
         "floor": partial(in_full, way, problem),
         "pass": the_pass(problem),
@@ -136,7 +145,7 @@ def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict
         },
         "pass_over_floor": round(statistics.median(seconds["pass"]) / statistics.median(seconds["floor"]), 3),
         "values": {name: full[name].value for name in MEASURES},
-        "off_the_processor": apart(measured(timed.case(few, device)[0], MEASURES), on_processor),
+        "off_the_processor": apart(measured(timed.case(few, device), MEASURES), on_processor),
         "off_full": {how: apart(measured(other, MEASURES), full) for how, other in others.items()},
         "one_backward": ways(problem, device, repeats),
     }  # fmt: skip

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import statistics
 import sys
 import time
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 import flatlens as fl
 from benchmarks import machine
 from benchmarks.timed import NETWORKS, OUTPUTS, TRANSFORMERS
+from flatlens.errors import out_of_memory
 from flatlens.grams import Plan, lay_out, one_pass
 from flatlens.grams.data_pass import ALL_GRAMS, PASS_CHUNK
 from flatlens.measures.presets import SUMMARY
@@ -87,8 +89,13 @@ def fastest(problem: fl.Problem, clock: Callable[[], float] = time.perf_counter)
     for way in [Floor(chunk, batched) for batched in (False, True) for chunk in chunks]:
         for _ in range(2):
             start = clock()
-            way(problem)
-            tried[way] = min(tried.get(way, float("inf")), clock() - start)
+            try:
+                way(problem)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                break
+            tried[way] = min(tried.get(way, math.inf), clock() - start)
             if tried[way] > HOPELESS * min(tried.values()):
                 break
     return min(tried, key=tried.__getitem__), {str(way): round(seconds, 4) for way, seconds in tried.items()}

@@ -104,7 +104,7 @@ class Report(Result, Mapping[Key, Estimate]):
 
     @property
     def answer(self) -> list[str]:
-        """At most three sentences on the numbers; empty for a report that was put together by hand."""
+        """The answer in at most three sentences; empty for a report that was put together by hand."""
         return self._answer
 
     def __getitem__(self, key: str | Key) -> Estimate:

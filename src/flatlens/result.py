@@ -55,7 +55,7 @@ class Result(ABC):
 
     @property
     def answer(self) -> list[str]:
-        """At most three sentences on the numbers: what is the case, how certain it is, what to do next."""
+        """The answer in at most three sentences: what is the case, how certain it is, what to do next."""
         return []
 
     @abstractmethod

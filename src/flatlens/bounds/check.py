@@ -45,7 +45,7 @@ class BoundsReport(Result, Sequence[Verdict]):
 
     @property
     def answer(self) -> list[str]:
-        """At most three sentences: violations, the number of claims that hold, the tightest one, what to declare."""
+        """The answer in at most three sentences: violations, how many claims hold, the tightest, what to declare."""
         return answer(self._verdicts)
 
     @overload

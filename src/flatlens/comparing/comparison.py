@@ -101,7 +101,7 @@ class Comparison(Result):
 
     @cached_property
     def answer(self) -> list[str]:
-        """At most three sentences: the best network by held-out loss, the flattest one, how certain, what next."""
+        """The answer in at most three sentences: the best network by held-out loss, the flattest, how certain."""
         if all_equal(self._ranked_estimates, self.rounding):
             return list(ALL_EQUAL)
         return answer_of(self.reports, self.not_ranked, self._smallest("flat"), self._smallest("compressed"))

@@ -132,7 +132,7 @@ class GroupComparison(Result):
 
     @cached_property
     def answer(self) -> list[str]:
-        """At most three sentences: the flatter group, the less sensitive one, how certain, what next."""
+        """The answer in at most three sentences: the flatter group, the less sensitive one, how certain, what next."""
         cards = {name: self.networks.measures[name].card for name in self.deciding if name in self.networks.measures}
         meanings = {name: (direction(card), card.family) for name, card in cards.items()}
         left_out = list(self.not_ranked.values())

@@ -43,12 +43,12 @@ class Asked:
 
     @property
     def brief(self) -> bool:
-        """Whether these are the summary's measures, whose products are limited."""
+        """Return whether these are the summary's measures, whose products are limited."""
         return self.preset == "summary"
 
     @property
     def in_full(self) -> bool:
-        """Whether measures take products at single layers, and every sample's own gradient in large shared weights."""
+        """Return whether measures take products at single layers, and samples' gradients in large shared weights."""
         return self.preset not in ("summary", "pass")
 
     @property

@@ -35,7 +35,7 @@ class Reproduced(Protocol):
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """One for each prediction."""
+        """The outcome of each prediction."""
 
     @property
     def again(self) -> tuple[Outcome, ...]:

@@ -142,35 +142,16 @@ def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
     fine = copy_of(model, "a comparison with float64").to(torch.float64)
     few = problem.probes[0]  # each sample alone, so that a backward pass takes no others along
     parts = [few] if problem.coupled else [take(few, i, i + 1) for i in range(min(_FEW, size(few)))]
-    derivatives: list[list[list[list[Tensor]]]] = []  # of both networks, by row and sample, by side
-    rows: list[list[Tensor]] = []  # of each part
-    outputs: list[Tensor] = []
-    for network, dtype in ((fine, torch.float64), (model, torch.float32)):
-        by_row: list[list[list[list[Tensor]]]] = [[], []]
-        tensors: list[Tensor] = [p for name, p in network.named_parameters() if name in problem.parameters]
-        with problem.measuring(network), differentiable(tensors):
-            for number, part in enumerate(parts):
-                batch = move(part, device_of(network), dtype)
-                x = _floating_input(batch)
-                leaf = [] if x is None else [x.clone().requires_grad_()]
-                f, y = problem.run(network, (leaf[0].clone(), *batch[1:]) if leaf else batch)
-                outputs.append(f.detach().to("cpu", torch.float64))
-                if network is fine:  # random signs, and the loss's slope in the outputs, its largest entry 1 by sample
-                    slope = slopes_of_each(problem, f, y)
-                    longest = slope.abs().amax(1, keepdim=True)
-                    slope = torch.where(longest > 0, slope / longest, 0.0).to(f.dtype)
-                    rows.append([random_signs(f.shape, f.detach(), torch.Generator().manual_seed(number)), slope])
-                for found, row in zip(by_row, rows[number], strict=True):
-                    each = range(min(len(f), _FEW))
-                    found += [_by_side(f[i], row[i].to(f.device), tensors, leaf) for i in each]
-        derivatives.append([one for found in by_row for one in found])
-    outputs = [torch.cat(outputs[: len(parts)]), torch.cat(outputs[len(parts) :])]
+    rows: list[tuple[Tensor, Tensor]] = []  # of each part, made for the first network
+    both = ((fine, torch.float64), (model, torch.float32))
+    found = [_by_sample(problem, network, dtype, parts, rows) for network, dtype in both]
+    outputs, derivatives = zip(*found, strict=True)
     if float((outputs[0] - outputs[1]).abs().max()) > _ANOTHER * float(outputs[0].abs().max()):
         return "", ""  # another function, such as one that draws its numbers in the inputs' dtype
     words = []
     for side in range(len(derivatives[0][0])):
         off = torch.tensor([_off(true[side], own[side]) for true, own in zip(*derivatives, strict=True)])
-        most = float(off.reshape(2, -1).median(1).values.max())
+        most = float(off.reshape(-1, 2).median(0).values.max())
         share = f"up to {most:.0%}" if most < 1 else "its size or more"
         moved = (
             f"rounding in float32 moves the derivative in the {_SIDES[side]} by {share} (the median of a few "
@@ -178,6 +159,33 @@ def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
         )
         words.append(moved if most > _ROUNDED else "")
     return words[0], words[-1]
+
+
+def _by_sample(
+    problem: Problem, network: nn.Module, dtype: torch.dtype, parts: list[Batch], rows: list[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, list[list[list[Tensor]]]]:
+    """Return the outputs of some batches, and the derivatives of a few samples along both rows, by side.
+
+    The rows are random signs, and the loss's slope in the outputs, whose largest entry is 1 for each sample. They are
+    added to `rows` where they are not there yet.
+    """
+    tensors: list[Tensor] = [p for name, p in network.named_parameters() if name in problem.parameters]
+    outputs, derivatives = list[Tensor](), list[list[list[Tensor]]]()
+    with problem.measuring(network), differentiable(tensors):
+        for number, part in enumerate(parts):
+            batch = move(part, device_of(network), dtype)
+            x = _floating_input(batch)
+            leaf = [] if x is None else [x.clone().requires_grad_()]
+            f, y = problem.run(network, (leaf[0].clone(), *batch[1:]) if leaf else batch)
+            outputs.append(f.detach().to("cpu", torch.float64))
+            if number == len(rows):
+                slope = slopes_of_each(problem, f, y)
+                longest = slope.abs().amax(1, keepdim=True)
+                slope = torch.where(longest > 0, slope / longest, 0.0).to(f.dtype)
+                rows.append((random_signs(f.shape, f.detach(), torch.Generator().manual_seed(number)), slope))
+            for i in range(min(len(f), _FEW)):
+                derivatives += [_by_side(f[i], row[i].to(f.device), tensors, leaf) for row in rows[number]]
+    return torch.cat(outputs), derivatives
 
 
 def _by_side(f: Tensor, row: Tensor, tensors: list[Tensor], leaf: list[Tensor]) -> list[list[Tensor]]:

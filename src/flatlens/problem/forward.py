@@ -93,7 +93,7 @@ class NetworkOnData:
 
     @property
     def coupled(self) -> bool:
-        """Whether samples are coupled, through the statistics of their batch: `batchnorm="train"`."""
+        """Return whether samples are coupled, through the statistics of their batch: `batchnorm="train"`."""
         return self.ghost_batch is not None
 
     @property

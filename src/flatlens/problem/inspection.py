@@ -43,6 +43,9 @@ from flatlens.problem.row_layout import (
 from flatlens.progress import count_of
 from flatlens.user_code import said, users_code
 
+Outputs: TypeAlias = tuple[Tensor, Any]
+"""Outputs (n, N) and targets, as `problem.run` returns them."""
+
 _PROBE = 8  #: samples in a probe
 _MASKED = -1e9  #: an output whose exp() is 0
 _AS_ONE = "samples that see each other, as the nodes of a graph do, are given as one sample, x[None] (docs/recipes.md)"
@@ -91,10 +94,6 @@ def require_same_everywhere(problem: NetworkOnData) -> None:
     )
 
 
-Outputs: TypeAlias = tuple[Tensor, Any]
-"""What `problem.run` returns: outputs (n, N), and targets."""
-
-
 def check_first(problem: NetworkOnData, model: nn.Module) -> tuple[Loss, Outputs | None]:
     """Refuse a model or data that differ when used twice, on the first batch.
 
@@ -119,12 +118,11 @@ def check_first(problem: NetworkOnData, model: nn.Module) -> tuple[Loss, Outputs
         loss.check(once, y)
     if not finite(once):
         return loss, None  # check_all names the sample
-    if problem.coupled or problem.forward is not None:
-        targets = _require_same_again(problem, model, first, once)
-    else:  # what is random, or has a state, shows in a few samples, or in the half that is run alone
-        few = spaced(first, _PROBE)
-        with _together(size(first), size(few)):
-            targets = _require_same_again(problem, model, few, _outputs(problem, model, few))
+    # what is random, or has a state, shows in a few samples, or in the half that is run alone
+    few = first if problem.coupled or problem.forward is not None else spaced(first, _PROBE)
+    with _together(size(first), size(few)):
+        before = once if few is first else _outputs(problem, model, few)
+        targets = _require_same_again(problem, model, few, before)
     if problem.forward is not None and not same_targets(y, targets, 100):
         raise BadData(
             "forward= returned different targets for the same batch twice",
@@ -164,7 +162,7 @@ def _why_other_targets(problem: NetworkOnData, model: nn.Module, batch: Batch) -
 
 @dataclass(frozen=True)
 class Contents:
-    """What chunks of a data set add up to."""
+    """Sums over the chunks of a data set."""
 
     n: int = 0  #: samples
     outputs: int = 0  #: N; with one row per token, N of the longest batch
