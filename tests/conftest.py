@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 HERE = Path(__file__).parent
@@ -28,6 +29,9 @@ DEFAULT_TIER = "not slow and not thorough"  #: `-m` in pyproject.toml
 
 sys.path.insert(0, str(HERE / "truths"))
 torch.set_num_threads(1)
+# The same draws in every run; `--hypothesis-profile=default` looks at new ones.
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 # Hypothesis also draws the constants in modules that are imported by then, which are others in each process.
 providers._get_local_constants = lambda: providers._local_constants
 

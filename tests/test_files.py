@@ -50,10 +50,12 @@ def cells(text):
 
 def is_run(cell):
     """What OWASP lists as the beginning of a formula; numbers are none."""
+    if not cell.startswith(tuple("=+-@\t\r\n\uff1d\uff0b\uff20")):
+        return False
     try:
         float(cell)
     except ValueError:
-        return cell[:1] in tuple("=+-@\t\r\n\uff1d\uff0b\uff20")
+        return True
     return cell != cell.strip()
 
 
