@@ -26,6 +26,7 @@ def test_every_slip_has_its_example() -> None:
         "Proposition 12",
         "Proposition 12",
         "Theorem 15",
+        "Section 4 (i)",
         "C.2",
         "Fig. 3",
     ]

@@ -12,7 +12,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flatlens.bounds import batchnorm, compression, feature_robustness, relative_generalisation, residual, sharpening  # noqa: F401  # their import registers their bounds
+from flatlens.bounds import (  # noqa: F401  # their import registers their bounds
+    batchnorm,
+    compression,
+    feature_robustness,
+    relative_generalisation,
+    residual,
+    ridge,
+    sharpening,
+)
 from flatlens.bounds.answer import answer
 from flatlens.bounds.context import Assumption, Claim, Context, Target, declared
 from flatlens.bounds.definition import BOUNDS, Bound, Verdict, weigh
