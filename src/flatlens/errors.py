@@ -174,7 +174,7 @@ class BadWeights(BadInput):
 
 
 class BadOption(BadInput):
-    """An option of a measure that cannot be used."""
+    """An option of a measure or a bound that cannot be used."""
 
 
 class TooLong(BadInput):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 from flatlens.deprecated_names import warn
 from flatlens.errors import BadInput, UnknownName
@@ -19,6 +20,25 @@ def first_line(function: Callable[..., object]) -> str:
     "Return the first line of a function's docstring, which says what the function defines."
     """
     return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def spelled(spelling: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of a spelling.
+
+    >>> spelled("local_volume(top_k=3)"), spelled("mls")
+    (('local_volume', {'top_k': 3}), ('mls', {}))
+
+    Raises:
+        ValueError: it is no name, and no name with options.
+    """
+    try:
+        tree: ast.expr = ast.parse(spelling.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(spelling) from error
+    name, keywords = (tree.func, tree.keywords) if isinstance(tree, ast.Call) and not tree.args else (tree, [])
+    if not isinstance(name, ast.Name):
+        raise ValueError(spelling)
+    return name.id, {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg}
 
 
 @final

@@ -270,7 +270,8 @@ def networks(draw):
 
 def nothing_is_violated(network) -> None:
     net, x, loss = network
-    report = check_bounds(lens_on(net, x, loss), NAMES)
+    powers = [f"{name}(k={k})" for name in ("volume_bound", "network_volume_bound") for k in (1, 1.7, 6)]
+    report = check_bounds(lens_on(net, x, loss), [*NAMES, *powers])
     assert not report.violated, report
 
 

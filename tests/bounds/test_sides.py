@@ -1,5 +1,6 @@
 """Both sides of Chen et al.'s bounds beside their literal definitions, and beside wrong ones."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -9,17 +10,20 @@ from literal_bounds import adaptive, layers, sharpness, slopes
 from torch import Tensor
 
 from flatlens import Lens
-from flatlens.bounds import BOUNDS, Claim
+from flatlens.bounds import BOUNDS, Claim, check_bounds
 from flatlens.bounds.context import Context
+from flatlens.bounds.definition import read
+from flatlens.errors import BadOption, UnknownName
 
 NAMES = [name for name, one in BOUNDS.items() if one.id in {f"B{k}" for k in range(1, 9)}]
+POWERS = [f"{name}(k={k})" for name in ("linear_stability", "volume_bound", "network_volume_bound") for k in (1, 2.5)]
 Formula = Callable[[], Tensor]
 
 
 def claims(lens: Lens, name: str) -> dict[tuple[str, str | None], Claim]:
     """By part and layer."""
     context = Context(lens, frozenset(), None, torch.Generator().manual_seed(0))
-    return {(claim.part, claim.layer): claim for claim in BOUNDS[name].claims(context)}
+    return {(claim.part, claim.layer): claim for claim in read(name).claims(context)}
 
 
 NET, X = chain([4, 5, 4, 3], 1), normal(6, 4, seed=2)
@@ -157,6 +161,61 @@ LITERAL: dict[tuple[str, str, str | None], tuple[Formula, Formula]] = {
         lambda: torch.einsum("im,jm,nkip,nkjp->n", SEEN["2"].W, SEEN["2"].W, SEEN["2"].dw, SEEN["2"].dw),
     ),
 }
+for k in (1, 2.5):  # Eq. 6, 20 to 23 and 25 to 27
+    LITERAL |= {
+        (f"linear_stability(k={k})", "mean_k", "0"): (
+            lambda k=k: (FIRST.spectral**k).mean(),
+            lambda k=k: FIRST.W2**k / FIRST.norm.min() ** k * (S ** (k / 2)).mean(),
+        ),
+        (f"volume_bound(k={k})", "power", "0"): (
+            lambda k=k: (FIRST.frobenius**k).mean(),
+            lambda k=k: n ** (k / 2 - 1) * FIRST.W2**k * (1 / FIRST.norm ** (2 * k)).sum().sqrt() * S.mean() ** (k / 2),
+        ),
+        (f"volume_bound(k={k})", "power.stability", "0"): (
+            lambda k=k: (FIRST.frobenius**k).mean(),
+            lambda k=k: FIRST.W2**k * (FIRST.slope**k / FIRST.norm**k).mean(),
+        ),
+        (f"volume_bound(k={k})", "power.cauchy", "0"): (
+            lambda k=k: FIRST.W2**k * (FIRST.slope**k / FIRST.norm**k).mean(),
+            lambda k=k: (
+                FIRST.W2**k / n * (1 / FIRST.norm ** (2 * k)).sum().sqrt() * (FIRST.slope ** (2 * k)).sum().sqrt()
+            ),
+        ),
+        (f"volume_bound(k={k})", "power.norms", "0"): (
+            lambda k=k: (
+                FIRST.W2**k / n * (1 / FIRST.norm ** (2 * k)).sum().sqrt() * (FIRST.slope ** (2 * k)).sum().sqrt()
+            ),
+            lambda k=k: n ** (k / 2 - 1) * FIRST.W2**k * (1 / FIRST.norm ** (2 * k)).sum().sqrt() * S.mean() ** (k / 2),
+        ),
+        (f"network_volume_bound(k={k})", "power", None): (
+            lambda k=k: total(lambda s: (s.frobenius**k).mean()),
+            lambda k=k: (
+                (total(lambda s: (s.W2 ** (2 * k) / s.norm ** (2 * k)).sum()) / n).sqrt()
+                * (n ** (k - 1) * S.mean() ** k).sqrt()
+            ),
+        ),
+        (f"network_volume_bound(k={k})", "power.stability", None): (
+            lambda k=k: total(lambda s: (s.frobenius**k).mean()),
+            lambda k=k: total(lambda s: (s.W2**k * s.slope**k / s.norm**k).mean()),
+        ),
+        (f"network_volume_bound(k={k})", "power.cauchy", None): (
+            lambda k=k: total(lambda s: (s.W2**k * s.slope**k / s.norm**k).mean()),
+            lambda k=k: (
+                (total(lambda s: (s.W2 ** (2 * k) / s.norm ** (2 * k)).sum()) / n).sqrt()
+                * (total(lambda s: (s.slope ** (2 * k)).sum()) / n).sqrt()
+            ),
+        ),
+        (f"network_volume_bound(k={k})", "power.norms", None): (
+            lambda k=k: (
+                (total(lambda s: (s.W2 ** (2 * k) / s.norm ** (2 * k)).sum()) / n).sqrt()
+                * (total(lambda s: (s.slope ** (2 * k)).sum()) / n).sqrt()
+            ),
+            lambda k=k: (
+                (total(lambda s: (s.W2 ** (2 * k) / s.norm ** (2 * k)).sum()) / n).sqrt()
+                * (n ** (k - 1) * S.mean() ** k).sqrt()
+            ),
+        ),
+    }
 
 # what a slip of the pen would make of a side: 0 the left, 1 the right
 MUTANTS: list[tuple[tuple[str, str, str | None], int, Formula]] = [
@@ -242,7 +301,7 @@ MUTANTS: list[tuple[tuple[str, str, str | None], int, Formula]] = [
 @pytest.fixture(scope="module")
 def made():
     lens = lens_on(NET, X)
-    return {name: claims(lens, name) for name in NAMES}
+    return {name: claims(lens, name) for name in (*NAMES, *POWERS)}
 
 
 def side(made, row, number: int) -> Tensor:
@@ -271,8 +330,32 @@ def test_a_slip_of_the_pen_would_be_caught(made, row, number, wrong):
 def test_every_part_of_these_bounds_is_compared_or_tested_elsewhere(made):
     elsewhere = {("linear_stability", "published"), ("matrix_normalized_bound", "inner")}
     told = {(name, part) for name, part, _ in LITERAL} | elsewhere
-    assert {(name, part) for name, found in made.items() for part, _ in found} - {("residual_bound", "")} <= told
-    assert {(name, part) for (name, part, _), _, _ in MUTANTS} | {("volume_bound", "published")} >= told - elsewhere
+    assert {(name, part) for name, found in made.items() for part, _ in found if name in NAMES} - {
+        ("residual_bound", "")
+    } <= told
+    assert {(name, part) for (name, part, _), _, _ in MUTANTS} | {("volume_bound", "published")} >= {
+        (name, part) for name, part in told - elsewhere if name in NAMES
+    }
+
+
+def test_the_power_n_is_the_volumes_second_step(made):
+    """Eq. 23 and 27 with k = N are the last steps of Propositions 3.4 and 3.6, without their factor N^(-N/2)."""
+    lens = lens_on(NET, X)
+    for name, layer in (("volume_bound", "0"), ("network_volume_bound", None)):
+        power, second = claims(lens, f"{name}(k={N})")["power", layer], made[name]["second", layer]
+        for one, other in ((power.lhs, second.lhs), (power.rhs, second.rhs)):
+            assert float(one - other) == pytest.approx(N / 2 * math.log(N), rel=1e-9)
+
+
+def test_a_power_below_one_has_no_lemma_and_is_refused():
+    """Lemma C.1 fails there: (sum a^k)^(1/k) > sum a for k < 1."""
+    lens = lens_on(NET, X)
+    for name in ("volume_bound", "network_volume_bound"):
+        with pytest.raises(BadOption, match=r"k=0\.5: a finite number of at least 1 is needed"):
+            check_bounds(lens, f"{name}(k=0.5)")
+    assert check_bounds(lens, "linear_stability(k=0.5)").of("linear_stability(k=0.5).mean_k", "0").status == "holds"
+    with pytest.raises(UnknownName, match=r"option of mls_chain"):
+        check_bounds(lens, "mls_chain(k=2)")
 
 
 def test_shared_sharpness_needs_every_slope():

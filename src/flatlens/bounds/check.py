@@ -23,7 +23,7 @@ from flatlens.bounds import (  # noqa: F401  # their import registers their boun
 )
 from flatlens.bounds.answer import answer
 from flatlens.bounds.context import Assumption, Claim, Context, Target, declared
-from flatlens.bounds.definition import BOUNDS, Bound, Verdict, weigh
+from flatlens.bounds.definition import BOUNDS, Bound, Verdict, read, weigh
 from flatlens.distributions import RULES, Distribution, Rule
 from flatlens.errors import BadInput, Give, NotDifferentiable, UnknownName
 from flatlens.measures import Lens, about
@@ -121,7 +121,8 @@ def check_bounds(
 
     Args:
         lens: The network, with every output and in full precision.
-        bounds: Names or Bound objects; one alone is enough. None is every bound that needs the pass alone.
+        bounds: Names, also with options ("volume_bound(k=3)"), or Bound objects; one alone is enough.
+            None is every bound that needs the pass alone.
         assume: Names of assumptions that no sample can check; the table shows them as declared, not checked.
         distribution: The distribution of the data, if it is known.
         target: The function that the network should compute, with its Lipschitz constant.
@@ -148,7 +149,7 @@ def check_bounds(
         raise refused("bounds need full precision", remedy=("make the Problem without ", Give("arithmetic")))
     # The bounds, and what they read beside the lens
     unasked = [one for one in BOUNDS.values() if not one.on_request]
-    chosen = unasked if bounds is None else BOUNDS.named(bounds, "check_bounds(bounds=...)")
+    chosen = unasked if bounds is None else BOUNDS.named(bounds, "check_bounds(bounds=...)", read)
     if not chosen:
         needed = "name at least one bound, or leave bounds out to check all that need the pass alone"
         raise refused(needed, argument="bounds", value=[])

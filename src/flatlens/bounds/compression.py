@@ -28,8 +28,10 @@ from flatlens.bounds.context import (
     weight_spectral2,
 )
 from flatlens.bounds.definition import bound
+from flatlens.errors import BadOption
 from flatlens.grams import one_pass, quadratic
 from flatlens.grams.weight_jacobians import DenseJacobian
+from flatlens.measures.definition import require_positive
 from flatlens.measures.flatness import relative_flatness_ggn
 from flatlens.measures.normalised import normalized_sharpness
 from flatlens.measures.sensitivity import input_invariant_mls, jacobian_frobenius, log_volume, mls, normalized_mls
@@ -41,7 +43,7 @@ POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}  #: the powers k of Eq. 6 that ar
 
 @bound(id="B1", symbol=r"\|\partial f/\partial x\|_2 \leq \|W\|_2 \|\partial f/\partial W\|_F / \|x\|",
        source="compression Eq. 5, 6")  # fmt: skip
-def linear_stability(context: Context) -> Iterator[Claim]:
+def linear_stability(context: Context, *, k: float | None = None) -> Iterator[Claim]:
     r"""Sensitivity to a layer's input is bounded by that to its weight: ||df/dx||_2 <= ||W||_2 ||df/dW||_F / ||x||.
 
     The claim holds for each sample, by the identity ||df/dW||_F = ||J||_F ||x|| of layers applied once per sample.
@@ -50,8 +52,11 @@ def linear_stability(context: Context) -> Iterator[Claim]:
     which holds for all layers, but which no sharpness bounds. Eq. 5 as printed has ||df/dW||_F alone in the middle:
     this is `.middle`, ||df/dx||_2 <= ||df/dW||_F, which is true only if ||W||_2 <= ||x||. `.mean` is Eq. 6 without that
     step: the mean of the squares against S, for the layer that reads the network's input. `.mean_1` and `.mean_4` are
-    Eq. 6 for k = 1 and 4, the mean of ||df/dx||_2^k against that of ||df/dtheta||_F^k; `.mean` has k = 2.
+    Eq. 6 for k = 1 and 4, the mean of ||df/dx||_2^k against that of ||df/dtheta||_F^k; `.mean` has k = 2. The option
+    `k` adds another power above 0, as `.mean_k`.
     """
+    if k is not None:
+        require_positive(k=k)
     for layer, weight in context.layers.items():
         if layer not in context.readable:
             yield Claim(math.nan, math.nan, layer, assumptions=(context.unshared(layer),))
@@ -70,9 +75,9 @@ def linear_stability(context: Context) -> Iterator[Claim]:
             yield Claim(spectral, norm * (slope2 / x2).sqrt(), layer, "published", premises)
         sound = weight.spectral_norm * context.each(output_slope2, layer).sqrt()
         yield Claim(spectral, sound, layer, "sound", (found,))
-    for k, part in POWERS.items():
+    for power, part in [*POWERS.items(), *([] if k is None else [(k, "mean_k")])]:
         try:
-            yield of_the_mean(context, k, part)
+            yield of_the_mean(context, power, part)
         except Inapplicable as stopped:  # of each power, a row
             yield stopped.claim
 
@@ -88,7 +93,7 @@ def of_the_mean(context: Context, k: float, part: str) -> Claim:
 
 @bound(id="B2", symbol=r"dV_f \leq \frac{1}{n} \sqrt{\sum_i (\|W\|_2/\|x_i\|)^{2N}} (nS/N)^{N/2}",
        source="compression Lemma 3.2, Prop. 3.4")  # fmt: skip
-def volume_bound(context: Context) -> Iterator[Claim]:
+def volume_bound(context: Context, *, k: float | None = None) -> Iterator[Claim]:
     """Sharpness bounds the local volumes: Proposition 3.4, and Lemma 3.2 per sample.
 
     Both sides are logarithms. `.lemma` is Lemma 3.2, dVol <= (||df/dx||_F^2 / N)^(N/2). `.mean` is the first step of
@@ -106,19 +111,24 @@ def volume_bound(context: Context) -> Iterator[Claim]:
     full = Assumption("full_rank", lower == 0, f"the rank is below {N} for {lower} of {context.n} samples")
     yield Claim(context.each(log_positive_volume, layer), middle, layer, "published", (full,), logs=True)
     yield from _volume_claims(context, {layer: volumes}, layer, (context.unshared(layer),))
+    if k is not None:
+        yield from _power_claims(context, [layer], layer, k)
 
 
 @bound(id="B2", symbol=r"dV_{net} \leq \frac{1}{n} \sqrt{\sum_{l,i} (\|W_l\|_2/\|x_i^l\|)^{2N}} (nS/N)^{N/2}",
        source="compression Prop. 3.6")  # fmt: skip
-def network_volume_bound(context: Context) -> Iterator[Claim]:
+def network_volume_bound(context: Context, *, k: float | None = None) -> Iterator[Claim]:
     """Sharpness bounds the network's volumes, summed over layers: Proposition 3.6.
 
     Both sides are logarithms. `.mean` and `.second` are its two steps, with Lemma 3.2 at every layer: the middle is
-    N^(-N/2) / n times sum_{l,i} ||df/dx_i^l||_F^N.
+    N^(-N/2) / n times sum_{l,i} ||df/dx_i^l||_F^N. The option `k` adds `.power`, Eq. 25 to 27 for the power k, and its
+    steps, as in `volume_bound`; all are summed over layers.
     """
     volumes = {layer: context.each(log_volume, layer) for layer in context.readable}
     if volumes:
         yield from _volume_claims(context, volumes, None, (context.all_unshared(),))
+        if k is not None:
+            yield from _power_claims(context, list(volumes), None, k)
     elif context.layers:
         yield Claim(math.nan, math.nan, assumptions=(context.all_unshared(),))
 
@@ -146,6 +156,30 @@ def _volume_claims(
     yield Claim(left, right, layer, "", premises, logs=True)
     yield Claim(left, middle, layer, "mean", logs=True)
     yield Claim(middle, right, layer, "second", premises, logs=True)
+
+
+def _power_claims(context: Context, layers: list[str], layer: str | None, k: float) -> Iterator[Claim]:
+    """Eq. 20 to 23 for one layer, Eq. 25 to 27 for several: mean ||df/dx||_F^k against S^(k/2), in logs."""
+    if isinstance(k, bool) or not (isinstance(k, int | float) and 1 <= k < math.inf):
+        raise BadOption(f"option k={k!r}: a finite number of at least 1 is needed")
+    n, lefts, ratios, slopes, nonzero = context.n, [], [], [], []
+    for name in layers:
+        x2 = context.each(input_norm2, name)
+        nonzero.append(context.nonzero(name, x2))
+        lefts.append(k / 2 * context.each(jacobian_frobenius, name).log())
+        ratios.append(k * (context.layers[name].spectral_norm ** 2 / x2).log() / 2)  # of (||W|| / ||x||)^k
+        slopes.append(k / 2 * context.each(weight_slope2, name).log())  # of ||df/dW||_F^k
+    # Each side, from ||df/dx||_F^k by the steps of the proof to S^(k/2)
+    left, stable = _log_sum(lefts), _log_sum(r + s for r, s in zip(ratios, slopes, strict=True))
+    ratio, slope = ((2 * torch.cat(logs)).logsumexp(0) / 2 for logs in (ratios, slopes))
+    S = context.total(interpolation_sharpness).mean()
+    cauchy, right = ratio + slope - math.log(n), ratio - math.log(n) + k / 2 * (n * S).log()
+    unshared = context.all_unshared() if layer is None else context.unshared(layer)
+    found, counted = tuple(map(context.norm_found, layers)), context.counted(layers)
+    yield Claim(left, right, layer, "power", (unshared, *nonzero, counted, *found), logs=True)
+    yield Claim(left, stable, layer, "power.stability", (unshared, *nonzero, *found), logs=True)
+    yield Claim(stable, cauchy, layer, "power.cauchy", tuple(nonzero), logs=True)
+    yield Claim(cauchy, right, layer, "power.norms", (*nonzero, counted), logs=True)
 
 
 def _log_sum(layers: Iterable[Tensor]) -> Tensor:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from flatlens.bounds.context import Claim, Inapplicable
-from flatlens.registry import Registry, first_line
+from flatlens.errors import BadOption, UnknownName
+from flatlens.registry import Registry, first_line, spelled
 
 if TYPE_CHECKING:
     from flatlens.bounds.context import Context
@@ -36,7 +38,40 @@ class Bound:
     source: str
     cost: str
     on_request: bool
-    claims: Callable[[Context], Iterator[Claim]] = field(repr=False, compare=False)
+    function: Callable[..., Iterator[Claim]] = field(repr=False, compare=False)
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Return the options with their default values."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    def __call__(self, **options: Any) -> Bound:
+        """Return the same bound with options set, which its name then contains.
+
+        >>> from flatlens.bounds import BOUNDS
+        >>> BOUNDS["linear_stability"](k=3).name
+        'linear_stability(k=3)'
+        """
+        for name in options:
+            if name not in self.defaults:
+                raise UnknownName.among(f"option of {self.name}", name, self.defaults)
+        told = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        return replace(self, name=f"{self.name.partition('(')[0]}({told})", options=tuple(options.items()))
+
+    def claims(self, context: Context) -> Iterator[Claim]:
+        """Make the bound's claims on a network.
+
+        Raises:
+            BadOption: an option cannot be used.
+        """
+        try:
+            yield from self.function(context, **dict(self.options))
+        except Inapplicable as stopped:
+            yield stopped.claim
+        except BadOption as error:
+            raise BadOption(f"bound {self.name}: {error}") from None
 
 
 BOUNDS: Registry[Bound] = Registry("bound", Bound, rows="HB")
@@ -45,21 +80,29 @@ BOUNDS: Registry[Bound] = Registry("bound", Bound, rows="HB")
 
 def bound(
     *, id: str, symbol: str, source: str, cost: str = "one pass", on_request: bool = False
-) -> Callable[[Callable[[Context], Iterator[Claim]]], Bound]:
-    """Make a bound from a function of the context that yields claims; its docstring's first line is the meaning."""
+) -> Callable[[Callable[..., Iterator[Claim]]], Bound]:
+    """Make a bound from a function of the context that yields claims; its docstring's first line is the meaning.
 
-    def decorate(function: Callable[[Context], Iterator[Claim]]) -> Bound:
-        def claims(context: Context) -> Iterator[Claim]:
-            try:
-                yield from function(context)
-            except Inapplicable as stopped:
-                yield stopped.claim
+    Keyword-only arguments of the function are the bound's options.
+    """
 
-        made = Bound(function.__name__, id, symbol, first_line(function), source, cost, on_request, claims)
+    def decorate(function: Callable[..., Iterator[Claim]]) -> Bound:
+        made = Bound(function.__name__, id, symbol, first_line(function), source, cost, on_request, function)
         BOUNDS.add(made.name, id, made)
         return made
 
     return decorate
+
+
+def read(spelling: str) -> Bound:
+    """Return the bound that is spelled as on the command line: `mls_chain`, `volume_bound(k=3)`."""
+    try:
+        name, options = spelled(spelling)
+    except ValueError as error:
+        raise UnknownName.among("bound", spelling, BOUNDS) from error
+    if name not in BOUNDS:
+        raise UnknownName.among("bound", name, BOUNDS)
+    return BOUNDS[name](**options) if options else BOUNDS[name]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,6 @@ measure is a function and the line above it. It registers itself when its module
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ from flatlens.deprecated_names import FORMER_OPTIONS, present_options
 from flatlens.errors import BadInput, BadOption, UnknownName
 from flatlens.estimate import Estimate, Kind, Progress
 from flatlens.grams import Weight
-from flatlens.registry import Registry, first_line
+from flatlens.registry import Registry, first_line, spelled
 
 LAYERWISE = "layerwise"  #: one layer times a, another one divided by a
 NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing ones divided by a
@@ -393,22 +392,16 @@ def named(measures: str | Measure | Iterable[str | Measure]) -> list[Measure]:
 def _read(spelling: str) -> Measure:
     """Return the measure that is spelled as on the command line: `mls`, `local_volume(top_k=3)`."""
     try:
-        tree = ast.parse(spelling.strip(), mode="eval").body
-        name, keywords = tree, []
-        if isinstance(tree, ast.Call) and not tree.args:
-            name, keywords = tree.func, tree.keywords
-        if not isinstance(name, ast.Name):
-            raise ValueError(spelling)
-        options = {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg}
-    except (SyntaxError, ValueError) as error:
+        name, options = spelled(spelling)
+    except ValueError as error:
         meant = [word for word in spelling.replace("-", "_").split() if word in MEASURES]
         hint = f"; did you mean {', '.join(meant)}?" if meant else ""
         raise BadInput(
             f"measure {spelling!r}: write a name, or a name with options such as local_volume(top_k=3){hint}"
         ) from error
-    if name.id not in MEASURES:
-        raise UnknownName.among("measure", name.id, MEASURES)
-    return MEASURES[name.id](**options) if options else MEASURES[name.id]
+    if name not in MEASURES:
+        raise UnknownName.among("measure", name, MEASURES)
+    return MEASURES[name](**options) if options else MEASURES[name]
 
 
 THOROUGH_RTOL = {"sharpness": 1e-3, "hessian_trace": 0.01, "adaptive_sharpness": 0.01}
