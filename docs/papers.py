@@ -66,7 +66,20 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
     yield "Of all rows, by kind:"
     yield ""
     yield from atlas.kinds([row for _, mine in own for row in mine])
+    yield from protocols(paper)
     yield from _figures(paper, [one for one, _ in own])
+
+
+def protocols(paper: str) -> Iterator[str]:
+    """Yield a table for each experiment of the paper: settings as printed, as coded by the authors, and here."""
+    for experiment in EXPERIMENTS.values():
+        if experiment.paper == paper and experiment.protocol:
+            yield f"### {experiment.id}: as printed, as coded, ours"
+            yield ""
+            yield from atlas.head("setting", "as printed", "as coded", "ours")
+            for row in experiment.protocol:
+                yield atlas.line(row.what, row.printed, row.coded, row.ours)
+            yield ""
 
 
 def _main_claim(one: Reproduction, row: Row) -> str:

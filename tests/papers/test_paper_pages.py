@@ -8,6 +8,7 @@ import pytest
 
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.tables import gap_correlations
+from flatlens.papers.experiment import Setting
 
 pytestmark = pytest.mark.xdist_group("X3")
 
@@ -109,3 +110,13 @@ def test_a_sign_needs_both_runs(pages, found):
     line = next(line for line in pages.over_all([replace(one, second={"drawn": turned})]) if "[X3" in line)
     assert line.startswith("| good |")
     assert [cell.strip() for cell in line.split("|")[6:10:3]] == ["?", "?"]
+
+
+def test_each_setting_of_a_protocol_is_a_row_of_its_paper(pages, monkeypatch):
+    rows = (Setting("labels", "2 | G.2", "2", "10"), Setting("steps", "not said", "750,000", "30,000"))
+    experiments = {name: replace(one, protocol=rows * (name == "X4")) for name, one in pages.EXPERIMENTS.items()}
+    monkeypatch.setattr(pages, "EXPERIMENTS", experiments)
+    assert list(pages.protocols("sharpening")) == []
+    title, _, *table = pages.protocols("compression")
+    assert title.startswith("### X4")
+    assert table[2:] == ["| labels | 2 \\| G.2 | 2 | 10 |", "| steps | not said | 750,000 | 30,000 |", ""]

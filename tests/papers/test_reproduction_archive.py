@@ -340,13 +340,13 @@ def test_a_malformed_archive_stops_the_command(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_archive_that_lacks_a_study_is_not_weighed(tmp_path):
+def test_an_archive_without_any_study_of_its_experiment_is_refused(tmp_path):
     parts = members()
     study = some(random.Random(0), "result.json").removesuffix("result.json").removeprefix("again/")
     (tmp_path / "a.zip").write_bytes(
         zipped({n: p for n, p in parts.items() if not n.removeprefix("again/").startswith(study)})
     )
-    with pytest.raises(BadFolder, match=f"the study '{study[:-1]}' is not in it"):
+    with pytest.raises(BadFolder, match="none of the studies of X3 is in it"):
         load_archive(tmp_path / "a.zip")
 
 
@@ -354,4 +354,21 @@ def test_an_archive_that_lacks_a_study_is_not_weighed(tmp_path):
 def test_stored_tables_are_read(file):
     experiment, scale, studies = read_studies(file)
     assert file.stem == f"{experiment.id}-{scale}"
-    assert set(experiment.studies(scale)) <= set(studies)
+    assert set(experiment.studies(scale)) & set(studies)
+
+
+def test_what_reads_a_study_that_an_archive_lacks_is_not_tested(tmp_path):
+    """Its protocol is declared before its networks are trained; the other rows keep their outcomes."""
+    whole = STORED.parent / "X4-laptop.zip"
+    with zipfile.ZipFile(whole) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    (tmp_path / "a.zip").write_bytes(zipped({n: p for n, p in parts.items() if "lenet/" not in n}))
+    all_of_them, without = load_archive(whole), load_archive(tmp_path / "a.zip")
+    lacking = [outcome for outcome in without.outcomes if "'lenet' has not been run" in outcome.statistic.note]
+    assert {outcome.conclusion for outcome in lacking} == {"not tested"}
+    assert {outcome.prediction.name for outcome in lacking} >= {"lenet.MLS.sqrt_sharpness", "D_against_mls_in_some"}
+    kept = {outcome.prediction.name: outcome.as_json() for outcome in without.outcomes if outcome not in lacking}
+    assert "mlp.MLS.sqrt_sharpness" in kept
+    assert all(
+        outcome.as_json() == kept.get(outcome.prediction.name, outcome.as_json()) for outcome in all_of_them.outcomes
+    )

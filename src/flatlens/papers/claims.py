@@ -8,6 +8,12 @@
     reproduces = "Fig. 2"
     differs.smoke = ["<SMOKE_ONLY>"]
 
+    [[X7.protocol]]
+    what = "epochs"
+    printed = "90 (Fig. 2)"
+    coded = "no code is published"
+    ours = "30"
+
     [X7.claims.ends]
     each = [{what = "gap", sign = "<"}, {what = "sharpness", sign = ">"}]
     source = "section 6"
@@ -15,6 +21,9 @@
     [X7.claims.ends.rows."<what>"]
     says = "Networks trained with weight decay end at another <what>."
     statistic = "with_over_without(trained_in('resnet'), DECAY, '<what>', ['lr', 'seed']) <sign> 0"
+
+An entry under `protocol` is a row of the table that compares the paper's text, the authors' code and the experiment at
+desk scale: every setting that differs between two of them, with its place.
 
 An entry under `claims` is a prediction of this name (blanks become underscores), once for every row of `each`. `<word>`
 stands for a value of that row, or one of `[words]`. An entry with `rows` is a group: what it gives holds for all of
@@ -38,7 +47,7 @@ from typing import Any
 from flatlens.experiments.settings import Study
 from flatlens.papers import contrasts, evidence, trajectories
 from flatlens.papers import experiment as constants
-from flatlens.papers.experiment import SHARED_WORDS, Experiment, Plot, Prediction, Results, Scale, Side
+from flatlens.papers.experiment import SHARED_WORDS, Experiment, Plot, Prediction, Results, Scale, Setting, Side
 
 _GIVEN = ("name", "says", "source", "statistic", "kind", "quote", "reason", "headline")
 _NAMES = {**vars(constants), **vars(trajectories), **vars(evidence), **vars(contrasts)}
@@ -57,7 +66,9 @@ def experiment(
     differs = {scale: tuple(_filled(one, words) for one in several) for scale, several in own["differs"].items()}
     rows = _rows(own["claims"], words, {})
     predictions = tuple(_prediction(paper, row, {**_NAMES, **names}) for row in rows)
-    return Experiment(id, own["title"], f"{paper} {own['reproduces']}", studies, predictions, plots, differs)
+    settings = [{name: _filled(text, words) for name, text in row.items()} for row in own.get("protocol", [])]
+    protocol = tuple(Setting(**row) for row in settings)
+    return Experiment(id, own["title"], f"{paper} {own['reproduces']}", studies, predictions, plots, differs, protocol)
 
 
 @cache

@@ -82,6 +82,15 @@ def deferred(function: Callable[Concatenate[_First, _P], _R]) -> Callable[_P, Ca
     return given
 
 
+class NotRun(Exception):
+    """A study that a prediction reads has not been run: its protocol is declared, its networks are not trained."""
+
+
+class _Ran(dict[str, StudyResult]):
+    def __missing__(self, study: str) -> StudyResult:
+        raise NotRun(f"the study {study!r} has not been run")
+
+
 Side: TypeAlias = Literal["above", "below"]
 Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "at most weak", "inconclusive", "not tested"]
 PredictionKind: TypeAlias = Literal["theorem", "claim", "reading", "number"]
@@ -119,7 +128,10 @@ class Prediction:
 
     def weigh(self, results: Results) -> Outcome:
         """Compute the statistic from the studies, and return the outcome."""
-        found = self.statistic(results)
+        try:
+            found = self.statistic(_Ran(results))
+        except NotRun as lacking:
+            found = Statistic("not run", NAN, 0, note=str(lacking))
         weighed = replace(found, low=found.value, high=found.value, tails=None) if self.kind == "theorem" else found
         return Outcome(self, found, conclusion_of(weighed, self.side, self.than))
 
@@ -314,6 +326,16 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """One row of the comparison of an experiment's protocols: the text's, the authors' code's, and ours."""
+
+    what: str  #: the setting: "labels of CIFAR-10"
+    printed: str  #: in the paper's text
+    coded: str  #: in the authors' published code
+    ours: str  #: here, at desk scale; of several studies, each
+
+
+@dataclass(frozen=True)
 class Experiment:
     """The recipe of one row of the catalogue."""
 
@@ -324,6 +346,7 @@ class Experiment:
     predictions: tuple[Prediction, ...]
     plots: Callable[[Results], list[Plot]]
     differs: Mapping[Scale, tuple[str, ...]]  #: differences from the paper, one sentence each
+    protocol: tuple[Setting, ...] = ()  #: every setting that differs between text, code and here
 
     @property
     def claims(self) -> tuple[Prediction, ...]:

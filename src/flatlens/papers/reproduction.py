@@ -340,12 +340,14 @@ def save_archive(found: Reproduction, path: str | os.PathLike[str]) -> Path:
 def load_archive(path: str | os.PathLike[str]) -> Reproduction:
     """Return a reproduction from its archive: weighed anew by the present predictions, with its figures' data.
 
+    Predictions about studies that the archive lacks are not tested.
+
     Raises:
         BadFolder: the file is no archive, or a damaged one.
     """
     experiment, scale, studies = read_studies(path)
-    if lacking := [name for name in experiment.studies(scale) if name not in studies]:
-        raise BadFolder(f"{str(path)!r} does not hold {WHAT}: the study {lacking[0]!r} is not in it")
+    if not studies.keys() & experiment.studies(scale).keys():
+        raise BadFolder(f"{str(path)!r} does not hold {WHAT}: none of the studies of {experiment.id} is in it")
     again = {name.removeprefix(RERUN): result for name, result in studies.items() if name.startswith(RERUN)}
     return concluded(experiment, scale, {n: r for n, r in studies.items() if not n.startswith(RERUN)}, again)
 
