@@ -90,6 +90,39 @@ def test_a_label_out_of_range_is_named(name: str, y: Tensor) -> None:
         as_loss(name).values(F6, y)
 
 
+@pytest.mark.parametrize("a", [0.0, 0.3])
+def test_logistic_is_torchs_with_smoothed_labels(a: float) -> None:
+    """Values, second derivative and smallest value; f = +-30 keeps the digits of p (1 - p)."""
+    f, y = torch.tensor([[-30.0], [-1.0], [0.2], [30.0]], dtype=torch.float64), torch.tensor([0, 1, 1, 0])
+    loss, t = as_loss(f"logistic(label_smoothing={a})"), (1 - a) * y[:, None].double() + a / 2
+    torchs = nn.BCEWithLogitsLoss(reduction="none")
+    assert torch.allclose(loss.values(f, y), torchs(f, t)[:, 0], rtol=1e-12)
+    p = 1 / (1 + torch.exp(-f.abs()))
+    assert torch.allclose(loss.output_hessian(f, y)[:, 0], p * p * torch.exp(-f.abs()), rtol=1e-12, atol=0)
+    slope = torch.autograd.functional.hessian(lambda f: torchs(f, t).sum(), f).diagonal(dim1=0, dim2=2)[0, 0]
+    assert torch.allclose(loss.output_hessian(f, y).flatten(), slope, rtol=1e-9, atol=1e-13)
+    at_best = torchs(t.logit(eps=1e-14), t)[:, 0]
+    assert torch.allclose(loss.least(f, y), at_best, atol=1e-12)
+    assert loss.correct(f, y).tolist() == [1, 0, 1, 0]
+    assert loss.correct(f, t if a else y + 0.5) is None
+    assert loss.description == ("logistic(label_smoothing=0.3)" if a else "logistic")
+
+
+def test_the_options_of_a_named_loss_are_checked() -> None:
+    assert as_loss("cross_entropy(label_smoothing=0.1)").settings == {"label_smoothing": 0.1}
+    assert (
+        as_loss("mse(label_smoothing=0.1)")
+        .values(F6, LABELS)
+        .allclose((F6 - 0.9 * nn.functional.one_hot(LABELS, 4) - 0.025).square().mean(1))
+    )
+    with pytest.raises(BadLoss, match="a number from 0 to 1"):
+        as_loss("logistic(label_smoothing=2)")
+    with pytest.raises(UnknownName, match="option of logistic"):
+        as_loss("logistic(smoothing=0.1)")
+    with pytest.raises(BadData, match=r"from -1 to 1.*\(y \+ 1\) / 2"):
+        as_loss("logistic").values(F6[:, :1], torch.tensor([1, -1, 1, 1, 1, 1]))
+
+
 def test_wrong_losses_are_refused() -> None:
     with pytest.raises(BadLoss, match=r"shape \(6,\).* returned \(\)"):
         as_loss(lambda f, y: f.sum()).check(F6, LABELS)

@@ -162,7 +162,8 @@ class Inputs:
     """Held-out data in the same forms: adds the test loss, the test accuracy and the generalisation gap."""
 
     loss: str | None = None
-    """`cross_entropy`, `half_squared_error`, `mse`, a loss of torch.nn such as `BCEWithLogitsLoss`, or
+    """`cross_entropy`, `half_squared_error`, `mse`, `logistic`, with smoothed labels
+    `'cross_entropy(label_smoothing=0.1)'`, a loss of torch.nn such as `BCEWithLogitsLoss`, or
     `file.py:NAME`, a function of (outputs, targets) that returns one loss per sample, or one without arguments that
     returns such a function. Without it: that of a study's network, or `cross_entropy` for class labels and
     `half_squared_error` for floating targets."""

@@ -7,6 +7,7 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias, final
 
 import torch
@@ -26,6 +27,7 @@ from flatlens.problem.loss import (
     smoothed,
 )
 from flatlens.problem.row_layout import HeadLosses
+from flatlens.registry import spelled
 from flatlens.user_code import needed_arguments, takes, users_code
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
@@ -388,6 +390,70 @@ class SquaredError(Loss):
 
 
 @final
+class Logistic(Loss):
+    """Logistic loss: t log(1 + e^-f) + (1 - t) log(1 + e^f), t = (1 - a) y + a / 2, for labels y = 0 and 1.
+
+    `nn.BCEWithLogitsLoss` with smoothed labels; the mean over outputs, if there are several. C is p (1 - p) with p the
+    sigmoid of f. With a > 0 the loss is least at p = t, where C = a (2 - a) / 4 whatever the label.
+
+    >>> f = torch.tensor([[0.9]], dtype=torch.float64).logit()
+    >>> round(Logistic(label_smoothing=0.2).output_hessian(f, torch.ones(1)).item(), 12)
+    0.09
+    """
+
+    name = "logistic"
+    apart = convex = closed = True
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self.label_smoothing = _checked_smoothing(label_smoothing, self.name)
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """Return the smoothing of labels."""
+        return {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
+
+    def _target(self, f: Tensor, y: Any) -> Tensor:
+        target: Tensor = torch.as_tensor(y, device=f.device)
+        if not one_each(f, target) or bool(((target < 0) | (target > 1)).any()):
+            raise BadData(
+                f"logistic needs a label from 0 to 1 for each output, shape {tuple(f.shape)}, got shape "
+                f"{tuple(target.shape)} from {float(target.min()):.4g} to {float(target.max()):.4g}",
+                argument="data",
+                remedy="(y + 1) / 2 makes them of labels -1 and 1",
+            )
+        return (1 - self.label_smoothing) * target.reshape(f.shape).to(f.dtype) + self.label_smoothing / 2
+
+    def values(self, f: Tensor, y: Any) -> Tensor:
+        """Return the mean over outputs, (n,)."""
+        return F.binary_cross_entropy_with_logits(f, self._target(f, y), reduction="none").mean(1)
+
+    def least(self, f: Tensor, y: Any) -> Tensor:
+        """Return the entropy of the smoothed labels: the loss at sigmoid(f) = t."""
+        t = self._target(f.to(torch.float64), y)
+        entropy: Tensor = (torch.special.entr(t) + torch.special.entr(1 - t)).mean(1)
+        return entropy
+
+    def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """Return the function that multiplies u by p (1 - p) / N, accurate where p is near 0 or 1."""
+        wide = f.detach().to(torch.float64)
+        curvature = wide.sigmoid() * (-wide).sigmoid() / f.shape[1]
+        return lambda u: curvature * u.to(torch.float64)
+
+    def correct(self, f: Tensor, y: Any) -> Tensor | None:
+        """Return whether a network of one output has the label's sign, (n,) float64; None unless labels are 0 and 1."""
+        target = torch.as_tensor(y, device=f.device).reshape(len(f), -1)
+        if f.shape[1] > 1 or bool(((target != 0) & (target != 1)).any()):
+            return None
+        return ((f > 0) == (target > 0)).to(torch.float64)[:, 0]
+
+
+def _checked_smoothing(a: float, name: str) -> float:
+    if isinstance(a, bool) or not (isinstance(a, int | float) and 0 <= a <= 1):
+        raise BadLoss("label_smoothing must be a number from 0 to 1", value=f"{name}(label_smoothing={a!r})")
+    return a
+
+
+@final
 class CrossEntropy(Loss):
     """Cross-entropy of softmax(f), with torch's class weights, `ignore_index` and label smoothing."""
 
@@ -592,10 +658,11 @@ def _from_module(module: nn.Module) -> Loss:
     return other_module(module)
 
 
-OWN_LOSSES: dict[str, Callable[[], Loss]] = {
+OWN_LOSSES: dict[str, Callable[..., Loss]] = {
     "cross_entropy": CrossEntropy,
-    "half_squared_error": lambda: SquaredError("half_squared_error"),
-    "mse": lambda: SquaredError("mse"),
+    "half_squared_error": functools.partial(SquaredError, "half_squared_error"),
+    "mse": functools.partial(SquaredError, "mse"),
+    "logistic": Logistic,
 }
 
 
@@ -604,9 +671,16 @@ def _named(name: str) -> Loss:
 
     >>> _named("HuberLoss"), _named("huber"), _named("l1_loss")
     (HuberLoss, HuberLoss, L1Loss)
+    >>> _named("cross_entropy(label_smoothing=0.1)").description
+    'cross_entropy(label_smoothing=0.1)'
     """
-    if name in OWN_LOSSES:
-        return OWN_LOSSES[name]()
+    own, options = name, dict[str, Any]()
+    with suppress(ValueError):
+        own, options = spelled(name)
+    if own in OWN_LOSSES:
+        if unknown := options.keys() - {"label_smoothing"}:
+            raise UnknownName.among(f"option of {own}", min(unknown), ["label_smoothing"])
+        return OWN_LOSSES[own](**{key: _checked_smoothing(a, own) for key, a in options.items()})
     torchs = {kind.__name__: kind for kind in MODULE_OF.values()} | {f.__name__: kind for f, kind in MODULE_OF.items()}
     plain = name.removeprefix("torch.").removeprefix("nn.").removeprefix("functional.").removesuffix("()")
     same = {kind for one, kind in torchs.items() if _short(one) == _short(plain)}
