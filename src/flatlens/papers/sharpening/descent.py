@@ -201,7 +201,20 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
         Axis("seed", tuple(range(seeds))),
     )
     descent = Study("full-batch gradient descent", base, axes, (GAP, *shown), scale=scale)
-    return {"descent": descent, **width_studies(scale), **bound_studies(scale)}
+    slower = {"slower": _slower(descent)} if scale == "desk" else {}
+    return {"descent": descent, **slower, **width_studies(scale), **bound_studies(scale)}
+
+
+def _slower(descent: Study) -> Study:
+    """Return VGG-11 at the two smaller learning rates, on fewer images: two and four times the steps."""
+    base = replace(descent.base, data=DataSettings("cifar10", train=200, test=1000, standardise="component"))
+    axes = (
+        Axis("model", (NARROW_VGG,)),
+        Axis("lr+max_steps+every", ((0.04, 240, 20), (0.02, 480, 40))),
+        Axis(SMOOTHING, (0.0, 0.75)),
+        Axis("seed", tuple(range(6))),
+    )
+    return replace(descent, name=f"{descent.name}, smaller learning rates", base=base, axes=axes)
 
 
 def in_all_figures(table: Table, rise: str) -> Evidence:
@@ -220,23 +233,28 @@ def in_all_figures(table: Table, rise: str) -> Evidence:
 
 
 _SHARP, _SOFTMAXED, _CHANGES = BATCH_SHARPNESS.column, SOFTMAXED.column, (BATCH_SHARPNESS.column, SOFTMAXED.column)
+_DESCENTS = ("descent", "slower")
 _RISES = {"rise of sharpness": rise(_SHARP), "rise of the Jacobian norm": rise(_SOFTMAXED)}
-descents = in_trajectory(
-    "descent",
-    {
-        "sharpness / (2/lr), largest": largest(_SHARP, "edge"),
-        "sharpness / (2/lr), later half": late(_SHARP, "edge"),
-        **_RISES,
-        "r of the changes of sharpness and Jacobian norm": correlated_changes(*_CHANGES),
-        "of ranks": correlated_changes(*_CHANGES, "spearman"),
-        "r of these changes up to 2/lr": up_to_edge(correlated_changes(*_CHANGES), _SHARP, "edge"),
-        "of ranks up to 2/lr": up_to_edge(correlated_changes(*_CHANGES, "spearman"), _SHARP, "edge"),
-        "growth of the Jacobian norm beyond 2/lr": growth_beyond(_SOFTMAXED, _SHARP, "edge"),
-        "growth of the loss beyond 2/lr": growth_beyond(_EXCESS.column, _SHARP, "edge"),
-    },
-    FITTED,
-    without="the network without label smoothing never reached 99% accuracy",
-)
+_NUMBERS = {
+    "sharpness / (2/lr), largest": largest(_SHARP, "edge"),
+    "sharpness / (2/lr), later half": late(_SHARP, "edge"),
+    **_RISES,
+    "r of the changes of sharpness and Jacobian norm": correlated_changes(*_CHANGES),
+    "of ranks": correlated_changes(*_CHANGES, "spearman"),
+    "r of these changes up to 2/lr": up_to_edge(correlated_changes(*_CHANGES), _SHARP, "edge"),
+    "of ranks up to 2/lr": up_to_edge(correlated_changes(*_CHANGES, "spearman"), _SHARP, "edge"),
+    "growth of the Jacobian norm beyond 2/lr": growth_beyond(_SOFTMAXED, _SHARP, "edge"),
+    "growth of the loss beyond 2/lr": growth_beyond(_EXCESS.column, _SHARP, "edge"),
+}
+
+
+def descents(results: Results) -> pd.DataFrame:
+    """Return the networks of gradient descent at every learning rate, with the numbers of their trajectories."""
+    why = "the network without label smoothing never reached 99% accuracy"
+    parts = [in_trajectory(name, _NUMBERS, FITTED, without=why)(results) for name in _DESCENTS if name in results]
+    return pd.concat(parts, ignore_index=True)
+
+
 fastest = of_smoothing(descents, False, fastest=True)
 by_width, linear = with_width(in_trajectory("width", _RISES)), in_trajectory("linear", _RISES)
 
@@ -250,9 +268,8 @@ _FIGURES: Mapping[float, Mapping[str, str]] = {
 
 
 def _x6_plots(results: Results) -> list[Plot]:
-    trajectories = FITTED(results["descent"])
-    networks = reached("descent")(results)
-    networks = networks[networks["key"].isin(set(trajectories))]
+    trajectories = {key: one for name in _DESCENTS if name in results for key, one in FITTED(results[name]).items()}
+    networks, _ = trained_ones(descents(results))
     kinds = kinds_of(networks)
     plots = []
     for _, same in networks.groupby([kinds, "lr"], sort=False):
