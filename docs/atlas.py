@@ -58,7 +58,7 @@ How to read a row:
 - *Reproduced*: the whole 95% interval of the statistic lies on the side of the number that the paper predicts (the
   column *statistic* names both). *Not reproduced*: all of it lies on the other side. *At most weak*: neither, and the
   whole interval of a correlation lies between -{WEAK:g} and {WEAK:g}; of several cases that should all be on the side,
-  that of one. Else *inconclusive*.
+  that of one. *Depends on the reading*: reproduced in one way to read the text, and not in another. Else *open*.
 - Beside a Pearson correlation that of ranks has to agree; a claim about all cases needs each of them; where one
   of several cases decides, its p is corrected for their number after Holm. A row that these leave open says so: "ranks
   do not agree", "another case is open", "not after Holm's correction".

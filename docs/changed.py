@@ -76,12 +76,12 @@ def _why(one: Mapping[str, Any], row: Row) -> str:
     outcome, again = row.outcome, row.again
     if outcome.prediction.kind == "theorem" or again is None:
         runs = ""
-    elif row.decided == outcome.conclusion != "inconclusive":
+    elif row.decided == outcome.conclusion != "open":
         runs = f"two runs agree, the second with {again.statistic.in_words}"
-    elif outcome.conclusion == "inconclusive":
+    elif outcome.conclusion == "open":
         units, ranks = outcome.statistic.size.rpartition(", ")[2], outcome.statistic.of_ranks
         runs = f"open over {units}{f', {ranks:.2f} of ranks' if ranks == ranks else ''}"
-        runs = runs if one["outcome"] != "inconclusive" else ""
+        runs = runs if one["outcome"] != "open" else ""
     else:
         runs = f"the second run is {again.conclusion}, {again.statistic.in_words}"
     return "; ".join(filter(None, (one["why"], runs)))

@@ -48,7 +48,7 @@ def test_json_has_the_claims(out, capsys):
     assert one["id"] == "X3"
     assert found["answer"] == one["answer"] == load_reproduction(out).answer
     assert one["answer"][0].startswith("X3 at smoke scale: ")
-    assert one["claims"][0]["outcome"] in {"reproduced", "not reproduced", "inconclusive", "not tested"}
+    assert one["claims"][0]["outcome"] in {"reproduced", "not reproduced", "open", "not tested"}
 
 
 def test_several_have_a_folder_each_and_one_page(out, tmp_path, capsys, monkeypatch):

@@ -15,7 +15,7 @@ from flatlens.papers.contrasts import mean_of
 from flatlens.papers.evidence import UNIT, along, correlated, reached, studied
 from flatlens.papers.experiment import WEAK, Plot, Prediction, conclusion_of, replicated
 from flatlens.papers.figures import banded
-from flatlens.statistics import Statistic, correlate, in_cases
+from flatlens.statistics import Statistic, correlate, in_cases, in_readings
 from flatlens.statistics.statistic import NAN
 
 KEYS = ["a", "b", "c", "d", "e", "f"]
@@ -55,9 +55,9 @@ RESULTS = {"one": Result}
     [
         (0.1, 0.5, "reproduced", "not reproduced"),
         (-0.5, -0.1, "not reproduced", "reproduced"),
-        (-0.1, 0.1, "inconclusive", "inconclusive"),
-        (0.0, 0.1, "inconclusive", "inconclusive"),
-        (NAN, NAN, "inconclusive", "inconclusive"),
+        (-0.1, 0.1, "open", "open"),
+        (0.0, 0.1, "open", "open"),
+        (NAN, NAN, "open", "open"),
     ],
 )
 def test_the_whole_interval_has_to_be_on_the_claimed_side(low, high, above, below):
@@ -72,8 +72,8 @@ def test_the_whole_interval_has_to_be_on_the_claimed_side(low, high, above, belo
         (0.0, 0.2, "at most weak", "at most weak"),
         (0.2, 0.15, "reproduced", "not reproduced"),
         (-0.1, 0.15, "at most weak", "at most weak"),
-        (0.2, 0.25, "inconclusive", "inconclusive"),
-        (-0.2, 0.25, "inconclusive", "inconclusive"),
+        (0.2, 0.25, "open", "open"),
+        (-0.2, 0.25, "open", "open"),
     ],
 )
 def test_a_correlation_on_neither_side_may_be_at_most_weak(value, width, above, below):
@@ -83,7 +83,7 @@ def test_a_correlation_on_neither_side_may_be_at_most_weak(value, width, above, 
     found = Statistic("r", value, 10, value - width, value + width, tails=tails, correlation=True)
     assert conclusion_of(found, "above", 0.0) == above
     assert conclusion_of(found, "below", 0.0) == below
-    weak = {"at most weak": "inconclusive"}
+    weak = {"at most weak": "open"}
     assert conclusion_of(replace(found, correlation=False), "above", 0.0) == weak.get(above, above)
     assert conclusion_of(found, "above", -0.001) != "at most weak"  # it is held against another number
     outcome, half = (Prediction("c", "", "", lambda _, r=r: r).weigh({}) for r in (found, Statistic("r", 0.29, 5)))
@@ -92,13 +92,36 @@ def test_a_correlation_on_neither_side_may_be_at_most_weak(value, width, above, 
         assert replicated(outcome, None, (half, half)) == "at most weak"
         for strong in (0.31, -0.31):
             other = replace(half, statistic=Statistic("r", strong, 5))
-            assert replicated(outcome, None, (half, other)) == "inconclusive"
+            assert replicated(outcome, None, (half, other)) == "open"
         assert outcome.as_json()["p_against"] == WEAK
         assert outcome.marked == "≈ at most weak"
         cases = replace(outcome, statistic=replace(found, parts={"a": found, "b": found}))
         assert cases.marked == "≈ at most weak: in one of 2 cases"
         ranks = replace(outcome, statistic=replace(found, low=0.01, of_ranks=0.0))
         assert ranks.marked == "≈ at most weak: ranks do not agree"
+
+
+@pytest.mark.parametrize(
+    ("values", "conclusion"),
+    [
+        ((1.0, 2.0), "reproduced"),
+        ((-1.0, -2.0), "not reproduced"),
+        ((1.0, -1.0), "depends on the reading"),
+        ((-1.0, 1.0, 0.0), "depends on the reading"),
+        ((1.0, 0.0), "open"),
+        ((-1.0, 0.0), "open"),
+    ],
+)
+def test_a_claim_with_several_readings_has_one_outcome(values, conclusion):
+    def of(scale):
+        parts = {f"reading {n}": Statistic("r", v * scale, 9, v - 0.5, v + 0.5) for n, v in enumerate(values)}
+        return Prediction("c", "", "", lambda _: in_readings(parts, "r")).weigh({})
+
+    found = of(1.0)
+    assert found.conclusion == conclusion
+    decided = conclusion != "open"
+    assert replicated(found, None, (of(0.1), of(0.2))) == conclusion
+    assert replicated(found, None, (of(0.1), of(-0.1))) == (conclusion if not decided else "open")
 
 
 def test_correlations_are_known_as_such():
@@ -141,7 +164,7 @@ def test_a_theorem_is_decided_by_its_value_alone():
         found = Statistic("largest change", value, 2, tails=lambda _: (0.9, 0.1))
         return Prediction("c", "", "", lambda _: found, "below", 1e-6, kind="theorem").weigh({}).conclusion
 
-    assert [outcome(value) for value in (1e-9, 1e-3, NAN)] == ["reproduced", "not reproduced", "inconclusive"]
+    assert [outcome(value) for value in (1e-9, 1e-3, NAN)] == ["reproduced", "not reproduced", "open"]
 
 
 def test_a_trend_is_along_the_setting():

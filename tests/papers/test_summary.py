@@ -21,12 +21,12 @@ def outcome(p, kind="claim", value=1.0):
 def test_a_row_is_decided_where_two_runs_agree():
     yes, no, undecided = outcome(0.001), outcome(0.999), outcome(0.2)
     decided = [Row(*pair).decided for pair in ((yes, yes), (no, no), (yes, no), (yes, undecided), (yes, None))]
-    assert decided == ["reproduced", "not reproduced", "inconclusive", "inconclusive", "inconclusive"]
+    assert decided == ["reproduced", "not reproduced", "open", "open", "open"]
     assert Row(outcome(None, "theorem"), None).decided == "reproduced"
-    assert Row(outcome(None, "theorem"), outcome(None, "theorem", -1.0)).decided == "inconclusive"
+    assert Row(outcome(None, "theorem"), outcome(None, "theorem", -1.0)).decided == "open"
     assert Row(yes, None, (undecided, undecided)).decided == "reproduced"  # halves: the side of the value alone
-    assert Row(yes, None, (undecided, outcome(0.2, value=-1.0))).decided == "inconclusive"
-    assert Row(no, None, (no, no)).decided == "inconclusive"  # `no` has its value above 0
+    assert Row(yes, None, (undecided, outcome(0.2, value=-1.0))).decided == "open"
+    assert Row(no, None, (no, no)).decided == "open"  # `no` has its value above 0
     assert Row(yes, undecided).p == pytest.approx(0.4)  # two-sided, of the weaker run
     assert Row(outcome(None), yes).p != Row(outcome(None), yes).p
 
@@ -51,15 +51,12 @@ def test_a_row_says_why_it_is_open():
 
     ranks = open_one(of_ranks=0.1)
     cases, weakest = (open_one(parts={"a": Statistic("r", 0.5, 20), "b": Statistic("r", b, 20)}) for b in (0.1, 0.7))
-    assert ranks.marked == Row(ranks, ranks).marked == "? inconclusive: ranks do not agree"
-    assert cases.marked == "? inconclusive: not after Holm's correction"  # one of two cases is above 0
-    assert weakest.marked == "? inconclusive: another case is open"  # the least of both is above 0
-    assert Row(outcome(0.001), outcome(0.999)).marked == "? inconclusive: the runs differ"
-    assert (
-        Row(outcome(0.001), None, (outcome(0.2), outcome(0.2, value=-1.0))).marked
-        == "? inconclusive: the halves differ"
-    )
-    assert outcome(0.2).marked == Row(outcome(0.2), None).marked == "? inconclusive"  # the interval says so
+    assert ranks.marked == Row(ranks, ranks).marked == "? open: ranks do not agree"
+    assert cases.marked == "? open: not after Holm's correction"  # one of two cases is above 0
+    assert weakest.marked == "? open: another case is open"  # the least of both is above 0
+    assert Row(outcome(0.001), outcome(0.999)).marked == "? open: the runs differ"
+    assert Row(outcome(0.001), None, (outcome(0.2), outcome(0.2, value=-1.0))).marked == "? open: the halves differ"
+    assert outcome(0.2).marked == Row(outcome(0.2), None).marked == "? open"  # the interval says so
     assert ranks.tested_as == "r, above 0"
 
 
@@ -69,7 +66,7 @@ def test_the_summary_counts_kinds_apart_and_what_chance_does():
     counts = counted_by_kind(rows)
     assert list(counts) == ["theorem", "claim", "reading"]
     assert counts["claim"]["reproduced"] == 3
-    assert counts["reading"]["inconclusive"] == 1
+    assert counts["reading"]["open"] == 1
     said = by_chance(rows)
     assert said.startswith("4 rows have a p-value")  # the theorem has none
     assert "at most 0.2 of them in one run, and 0.1 with the replication" in said

@@ -13,11 +13,6 @@ from flatlens.papers.experiment import Conclusion, Experiment, Outcome, Scale, c
 from flatlens.progress import count_of
 from flatlens.statistics.inference import FEWEST_UNITS
 
-_WORDS: dict[Conclusion, str] = {
-    "reproduced": "reproduced", "not reproduced": "not reproduced", "at most weak": "at most weak",
-    "inconclusive": "open", "not tested": "not tested",
-}  # fmt: skip
-"""Conclusions as the answer calls them."""
 MOST_NAMED = 2
 """Number of claims that are not reproduced which the answer names."""
 
@@ -72,7 +67,7 @@ def _concluded(one: Reproduced, at: int) -> Conclusion:
 
 def _what(found: Sequence[Reproduced], main: Sequence[tuple[Outcome, Conclusion]]) -> str:
     counts = counted_conclusions(conclusion for _, conclusion in main)
-    others = [f"{number} {_WORDS[c]}" for c, number in counts.items() if c in _ALWAYS or (number and c != "reproduced")]
+    others = [f"{number} {c}" for c, number in counts.items() if c in _ALWAYS or (number and c != "reproduced")]
     kind = "main claim" if all(outcome.prediction.headline for outcome, _ in main) else "claim"
     told = ", ".join([f"{counts['reproduced']} of {count_of(len(main), kind)} reproduced", *others])
     who = found[0].experiment.id if len(found) == 1 else count_of(len(found), "experiment")
@@ -82,7 +77,7 @@ def _what(found: Sequence[Reproduced], main: Sequence[tuple[Outcome, Conclusion]
     return f"{who} at {scales} scale: {told}{named}."
 
 
-_ALWAYS = ("not reproduced", "inconclusive")
+_ALWAYS = ("not reproduced", "open")
 """Conclusions that are counted even if none has them, as the reproduced ones."""
 
 
@@ -100,7 +95,7 @@ def _certain(found: Sequence[Reproduced], main: Sequence[tuple[Outcome, Conclusi
 def _replication(found: Sequence[Reproduced], main: Sequence[tuple[Outcome, Conclusion]]) -> str:
     if not any(one.again or one.halves for one in found):
         return "no replication (--again runs one)"
-    decided = [(outcome, c) for outcome, c in main if outcome.conclusion not in ("inconclusive", "not tested")]
+    decided = [(outcome, c) for outcome, c in main if outcome.conclusion not in ("open", "not tested")]
     agree = sum(c == outcome.conclusion for outcome, c in decided)
     ways = {bool(one.again) for one in found if one.again or one.halves}
     way = "a replication" if len(ways) > 1 else "a re-run with other seeds" if True in ways else "a split-half check"

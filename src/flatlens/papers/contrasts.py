@@ -7,7 +7,7 @@ numbers differ in size, and would correlate for this reason alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -35,7 +35,7 @@ from flatlens.papers.evidence import (
     word_of,
 )
 from flatlens.papers.experiment import Results, Side, deferred
-from flatlens.statistics import Statistic, average, in_cases, pearson, spearman
+from flatlens.statistics import Statistic, average, in_cases, in_readings, pearson, spearman
 from flatlens.statistics.inference import FEWEST_UNITS, Holds, beyond_errors, fishers_z
 from flatlens.statistics.statistic import Array, Retained
 
@@ -99,6 +99,11 @@ def _same_numbers(networks: pd.DataFrame, a: str, b: str) -> bool:
     return a != b and bool(of[a].notna().any()) and np.array_equal(of[a], of[b], equal_nan=True)
 
 
+def readings(each: Mapping[str, Evidence], name: str) -> Evidence:
+    """Return one statistic for a claim that can be read in several ways (see `in_readings`)."""
+    return lambda results: in_readings({said: one(results) for said, one in each.items()}, name)
+
+
 def steadier(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
     """Return the variance over the other columns of Fisher's z with y, less that over these; without errors.
 
@@ -123,9 +128,12 @@ def strength(table: Table, x: str, y: str) -> Evidence:
     return lambda results: _of(table(results), [x, y], size, f"|Pearson r| of {x} and {y}", fisher=True, folded=True)
 
 
-def rising(table: Table, group: str, x: str, y: str) -> Evidence:
-    """Return the slope of Fisher's z of x and y over a setting: least squares through z at each of its values."""
-    name = f"slope over {group} of Fisher's z of {x} and {y}"
+def rising(table: Table, group: str, x: str, y: str, *, ranks: bool = False) -> Evidence:
+    """Return the slope of Fisher's z of x and y over a setting: least squares through z at each of its values.
+
+    `ranks`: of Spearman's coefficient alone, in place of Pearson's with that of ranks beside it.
+    """
+    name = f"slope over {group} of Fisher's z of {'ranks of ' * ranks}{x} and {y}"
 
     def slope(of: Columns, r: OfCounts, counts: Array) -> Array:
         values = np.unique(of[group])
@@ -135,7 +143,12 @@ def rising(table: Table, group: str, x: str, y: str) -> Evidence:
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(centred @ z / (centred @ centred))
 
-    return lambda results: _of(table(results), [group, x, y], slope, name)
+    def of_ranks(results: Results) -> Statistic:
+        kept = complete(table(results), [group, x, y])
+        of = {column: kept.table[column].to_numpy() for column in (group, x, y)}
+        return weighed(name, partial(slope, of, spearman), kept)
+
+    return of_ranks if ranks else lambda results: _of(table(results), [group, x, y], slope, name)
 
 
 def _of(

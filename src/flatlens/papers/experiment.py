@@ -92,18 +92,21 @@ class _Ran(dict[str, StudyResult]):
 
 
 Side: TypeAlias = Literal["above", "below"]
-Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "at most weak", "inconclusive", "not tested"]
+Conclusion: TypeAlias = Literal[
+    "reproduced", "not reproduced", "at most weak", "depends on the reading", "open", "not tested"
+]
 PredictionKind: TypeAlias = Literal["theorem", "claim", "reading", "number"]
 """Kind of a prediction: proved, and so a check of the code; a sentence of the paper; our reading; a printed number."""
 
 LEVEL = 0.025
 """Share of wrong outcomes on each side that is accepted."""
-DECISIONS: tuple[Conclusion, ...] = ("reproduced", "not reproduced", "at most weak")
+DECISIONS: tuple[Conclusion, ...] = ("reproduced", "not reproduced", "at most weak", "depends on the reading")
 MARKS: Mapping[Conclusion, str] = {
     "reproduced": "✓",
     "not reproduced": "✗",
     "at most weak": "≈",
-    "inconclusive": "?",
+    "depends on the reading": "±",
+    "open": "?",
     "not tested": "–",
 }
 
@@ -124,6 +127,7 @@ class Prediction:
     kind: PredictionKind = "reading"
     quote: str = ""  #: the paper's own words; of a reading: the sentence that it reads, if there is one
     reason: str = ""  #: the reason why we read it so; for readings only
+    decided_by: str = ""  #: what would decide it, and how many hours it takes, where that is known
     headline: bool = False  #: one of the paper's main claims, one to four a paper
 
     def weigh(self, results: Results) -> Outcome:
@@ -164,16 +168,22 @@ class Outcome:
 
     @property
     def sided(self) -> Conclusion:
-        """The conclusion that the value alone would give, without its interval; "inconclusive" for NaN."""
+        """The conclusion that the value alone would give, without its interval; "open" for NaN."""
         value = self.statistic.value
         if value != value or value == self.prediction.than:
-            return "inconclusive"
+            return "open"
         above = value > self.prediction.than
         return "reproduced" if above == (self.prediction.side == "above") else "not reproduced"
 
     def agrees(self, half: Outcome) -> bool:
-        """Return whether the value in half of the units is where this conclusion says."""
+        """Return whether the value in half of the units is where this conclusion says; of each decided reading."""
+        if self.statistic.readings:
+            pairs = zip(*(map(one._of, one.statistic.parts.values()) for one in (self, half)), strict=True)
+            return all(one.agrees(other) for one, other in pairs if one.conclusion != "open")
         return abs(half.statistic.value) < WEAK if self.conclusion == "at most weak" else half.sided == self.conclusion
+
+    def _of(self, reading: Statistic) -> Outcome:
+        return Outcome(self.prediction, reading, conclusion_of(reading, self.prediction.side, self.prediction.than))
 
     @property
     def open_because(self) -> str:
@@ -184,7 +194,7 @@ class Outcome:
         s, than = self.statistic, self.prediction.than
         if self.conclusion == "at most weak" and s.parts:
             return f"in one of {len(s.parts)} cases"
-        if self.conclusion not in ("inconclusive", "at most weak") or not (s.low > than or s.high < than):
+        if self.conclusion not in ("open", "at most weak") or not (s.low > than or s.high < than):
             return ""
         known = {part.value: part for part in s.parts.values() if part.value == part.value}
         shown = known.get(s.value, s)
@@ -217,7 +227,7 @@ class Outcome:
 
 
 def with_mark(conclusion: Conclusion, why: str = "") -> str:
-    """Return a conclusion behind its mark, and why: "✓ reproduced", "? inconclusive: ranks do not agree"."""
+    """Return a conclusion behind its mark, and why: "✓ reproduced", "? open: ranks do not agree"."""
     return f"{MARKS[conclusion]} {conclusion}{f': {why}' if why else ''}"
 
 
@@ -225,29 +235,36 @@ def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     """Return "reproduced" if the truth is on the predicted side at 2.5%, "not reproduced" if on the other.
 
     That is so where the whole 95% interval is on the side; beside a Pearson correlation ranks have to agree, and of
-    several cases p is corrected for their number. Without an interval it is "inconclusive".
+    several cases p is corrected for their number. Without an interval it is "open".
 
     A correlation (Pearson's or Spearman's) that is predicted to be above or below 0, and of which neither is found, is
     "at most weak" if it is believed, in the same way, to be below 0.3 and above -0.3; of "all" cases if one case is
     below 0.3 (after Holm's correction) and every case above -0.3.
 
-    Where no network has what the claim is about, it is "not tested".
+    Where no network has what the claim is about, it is "not tested". Where the text can be read in several ways
+    (`in_readings`), it is the conclusion that all of them have; "depends on the reading" if one is "reproduced" and
+    another is not; else "open".
 
     >>> conclusion_of(Statistic("r", 0.5, 40, 0.2, 0.7), "above", 0.0)
     'reproduced'
     >>> conclusion_of(Statistic("r", 0.5, 9), "above", 0.0)  # without an interval
-    'inconclusive'
+    'open'
     >>> conclusion_of(Statistic("r", float("nan"), 0), "above", 0.0)
     'not tested'
     """
     if found.n == 0:
         return "not tested"
+    if found.readings:
+        each = {conclusion_of(part, side, than) for part in found.parts.values()}
+        if len(each) == 1:
+            return each.pop()
+        return "depends on the reading" if {"reproduced"} < each - {"open", "not tested"} else "open"
     if found.tails is None:
         above, below = found.low > than, found.high < than  # both False where there is no interval
     else:
         above, below = (p <= LEVEL for p in found.tails(than))
     if above == below:
-        return "at most weak" if _at_most_weak(found, than) else "inconclusive"
+        return "at most weak" if _at_most_weak(found, than) else "open"
     return "reproduced" if above == (side == "above") else "not reproduced"
 
 
@@ -258,7 +275,7 @@ def _at_most_weak(found: Statistic, than: float) -> bool:
 
 
 def replicated(found: Outcome, again: Outcome | None, halves: Iterable[Outcome] = ()) -> Conclusion:
-    """Return the conclusion, if the replication agrees; else "inconclusive". A theorem needs none.
+    """Return the conclusion, if the replication agrees; else "open". A theorem needs none.
 
     The re-run has to come to the same conclusion. Each half of the units has to have its value on the side of the
     conclusion: it has too few units for one of its own.
@@ -270,7 +287,7 @@ def replicated(found: Outcome, again: Outcome | None, halves: Iterable[Outcome] 
         agree = all(found.agrees(half) for half in pair)
     else:
         agree = again is not None and again.conclusion == found.conclusion
-    return found.conclusion if agree else "inconclusive"
+    return found.conclusion if agree else "open"
 
 
 def counted(outcomes: Iterable[Outcome]) -> dict[Conclusion, int]:

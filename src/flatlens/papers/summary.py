@@ -68,11 +68,11 @@ class Row:
         """
         s, than = self.outcome.statistic, self.outcome.prediction.than
         grown = s.grown
-        if self.again is not None or self.outcome.conclusion != "inconclusive" or grown is None:
+        if self.again is not None or self.outcome.conclusion != "open" or grown is None:
             return NAN
 
         def open_still(times: float) -> bool:
-            return conclusion_of(replace(s, tails=grown(times)), self.outcome.prediction.side, than) == "inconclusive"
+            return conclusion_of(replace(s, tails=grown(times)), self.outcome.prediction.side, than) == "open"
 
         if open_still(FARTHEST):
             return np.inf
@@ -80,6 +80,8 @@ class Row:
 
     def would_decide(self, hours: float) -> str:
         """Return in words what would decide an open row, where the present units took `hours`; empty if not known."""
+        if self.decided in ("open", "not tested") and self.outcome.prediction.decided_by:
+            return self.outcome.prediction.decided_by
         if self.times != self.times:
             return ""
         if self.times > FARTHEST:
@@ -90,11 +92,11 @@ class Row:
     @property
     def _open_because(self) -> str:
         first = self.outcome.conclusion
-        if self.decided != "inconclusive":
+        if self.decided != "open":
             return self.outcome.open_because
         if self.again is not None and self.again.conclusion != first:
             return "the runs differ"
-        if self.halves and first != "inconclusive":
+        if self.halves and first != "open":
             return "the halves differ"
         return self.outcome.open_because
 

@@ -3,7 +3,7 @@
 from flatlens.statistics.correlations import all_pairs, concordance, correlate, kendall_w, partial_correlation
 from flatlens.statistics.group_differences import GroupDifference, group_differences
 from flatlens.statistics.groupwise import granulated_kendall, within_groups
-from flatlens.statistics.inference import average, benjamini_hochberg, clustered, holm, in_cases, share
+from flatlens.statistics.inference import average, benjamini_hochberg, clustered, holm, in_cases, in_readings, share
 from flatlens.statistics.relations import Relations, relate, relate_all, relate_within
 from flatlens.statistics.resampling import (
     Correlation,
@@ -19,6 +19,6 @@ from flatlens.statistics.statistic import Statistic
 __all__ = [
     "Correlation", "GroupDifference", "Relations", "Statistic", "all_pairs", "average", "benjamini_hochberg",
     "clustered", "concordance", "correlate", "granulated_kendall", "group_differences", "holm", "in_cases",
-    "kendall", "kendall_w", "partial_correlation", "pearson", "permutations", "relate", "relate_all",
+    "in_readings", "kendall", "kendall_w", "partial_correlation", "pearson", "permutations", "relate", "relate_all",
     "relate_within", "resamples", "share", "spearman", "with_interval", "within_groups",
 ]  # fmt: skip

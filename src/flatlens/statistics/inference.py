@@ -397,6 +397,19 @@ def in_cases(
     )  # fmt: skip
 
 
+def in_readings(parts: Mapping[str, Statistic], name: str) -> Statistic:
+    """Return one statistic for a claim that can be read in several ways, with the first one's value and interval.
+
+    >>> two = {"r": Statistic("r", 0.5, 9), "ranks": Statistic("rho", -0.1, 9)}
+    >>> found = in_readings(two, "correlation")
+    >>> found.value, found.readings, found.note
+    (0.5, True, 'first of 2 readings: r')
+    """
+    said, first = next(iter(parts.items()))
+    return replace(first, name=name, note=f"first of {len(parts)} readings: {said}", parts=parts, readings=True,
+                   p=NAN, tails=None, grown=None, correlation=False, of_ranks=NAN)  # fmt: skip
+
+
 def _joint(each: Sequence[Tails], *, every_above: bool) -> Tails:
     """The p that every case is above and that one is below; or that one is above and every one below."""
 

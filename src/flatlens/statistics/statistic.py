@@ -43,6 +43,7 @@ class Statistic:
     method: str = ""  #: the way in which the interval and p were computed
     note: str = ""  #: why undefined; what was not counted
     parts: Mapping[str, Statistic] = field(default_factory=dict)  #: the statistics that it is the mean of, by name
+    readings: bool = False  #: whether the parts are ways to read one claim, and this is the first of them
     units: int | None = None  #: number of independent units that the networks make; None where not known
     unit: str = ""  #: name of a unit: "seed", "network", "architecture"
     leave_one_out: tuple[float, float] = (NAN, NAN)  #: least and largest value without one of the units
