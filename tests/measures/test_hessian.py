@@ -41,6 +41,29 @@ def test_rows_of_a_linear_network_have_the_same_block() -> None:
     assert found.value == pytest.approx(truth, rel=1e-7)
 
 
+def test_outliers_align_where_the_network_is_linear_and_not_where_it_bends() -> None:
+    """H = GN for a linear network; a gap that the residuals cover leaves the spaces unknown."""
+    key = "ggn_norm(top_k=2, rtol=1e-08, alignment=True)"
+    report = measured(key)
+    assert report[f"{key}.alignment"].value == pytest.approx(1, rel=1e-6)
+    assert report[f"{key}.difference"].value == pytest.approx(0, abs=1e-7)
+    odd = measured("ggn_norm(top_k=1, rtol=1e-08, alignment=True)")["ggn_norm(rtol=1e-08, alignment=True).alignment"]
+    assert (odd.kind, odd.note[:20]) == ("undefined", "eigenvalues 1 and 2 ")  # each occurs twice
+
+
+def test_the_error_of_an_alignment_covers_a_coarse_search() -> None:
+    """Against searches to 1e-9, at a tolerance that leaves the vectors visibly wrong."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double(), torch.randn(40, 6).double()
+    lens = fl.Lens(fl.Problem(net, "mse", (x, torch.randn(40, 3).double())))
+    name = "ggn_norm(top_k=3, rtol={}, alignment=True)"
+    fine = fl.measure(lens, name.format(1e-9))[f"{name.format(1e-09)}.alignment"]
+    coarse = fl.measure(fl.Lens(lens.problem), name.format(0.02))[f"{name.format(0.02)}.alignment"]
+    assert abs(coarse.value - fine.value) > 1e-7
+    assert abs(coarse.value - fine.value) <= 1.96 * coarse.stderr
+    assert fine.value < 0.999
+
+
 def told(note: str) -> float:
     """The residual that a note on several searches tells, as a share of the value."""
     return float(note.partition("to a residual of ")[2].partition(" of its size")[0])

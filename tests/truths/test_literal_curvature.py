@@ -54,6 +54,7 @@ ENDS, GGN = (
     fl.measures.MEASURES["sharpness"](top_k=3, bottom_k=2, rtol=TOL, layers=True),
     ggn_norm(rtol=TOL, layers=True),
 )
+ALIGNED = ggn_norm(rtol=1e-7, top_k=2, alignment=True)
 LAYERS, ROWS, FACTORS = layer_sharpness(rtol=TOL), maximal_relative_flatness(rtol=TOL), layer_factors(rtol=TOL)
 MEASURED = [
     "input_invariant_mls", "neuron_flatness", "neuron_flatness_ggn", "adaptive_sharpness_ggn",
@@ -61,6 +62,7 @@ MEASURED = [
     "normalized_sharpness", normalized_sharpness(lam=3.0), "fisher_rao", "weight_norm",
     "jacobian_frobenius", "parameter_jacobian_frobenius", "output_norm", "feature_norm",
     ADAPTIVE, TRACE, GAP, ENDS, GGN, LAYERS, ROWS, FACTORS,
+    ALIGNED,
 ]  # fmt: skip
 
 
@@ -125,9 +127,27 @@ def close(value: float, truth: float, tolerance: float = 1e-8, scale: float = 0.
 
 def test_all_of_it_is_exact_or_bounded_to_the_tolerance(case: Case) -> None:
     for (key, _), estimate in case.report.items():
+        if key.startswith(ALIGNED.key):  # its error is of the vectors, too
+            continue
         assert estimate.margin == 0
         tied = case.name == "bare" and key.endswith(".jacobian")  # of a weight that acts elsewhere, too
         assert estimate.kind in ("exact", "lower bound") or tied, key
+
+
+def test_the_outliers_of_the_hessian_and_of_its_gauss_newton_part(case: Case) -> None:
+    """||V_H^T V_GN||_F^2 / k, and the largest difference of the eigenvalues, of the explicit matrices."""
+    (h, V), (g, U) = torch.linalg.eigh(case.H), torch.linalg.eigh(case.G)
+    found, far = case.report[f"{ALIGNED.key}.alignment"], case.report[f"{ALIGNED.key}.difference"]
+    difference = float((h[-2:] - g[-2:]).abs().max() / h[-1])
+    assert abs(far.value - difference) <= 1.96 * far.stderr + 1e-9
+    assert difference <= norm2(case.H - case.G) / float(h[-1]) + 1e-12  # Weyl
+    if found.kind != "undefined":
+        truth = float((V[:, -2:].T @ U[:, -2:]).square().sum()) / 2
+        assert abs(found.value - truth) <= 1.96 * found.stderr + 1e-9
+        assert found.arrays["overlaps"].sum() / 2 == pytest.approx(found.value)
+        assert (found.arrays["cosines"].square().sum() / 2).item() == pytest.approx(found.value, abs=1e-6)
+    else:
+        assert min(float(h[-2] - h[-3]), float(g[-2] - g[-3])) < 1e-3 * float(h[-1])
 
 
 def test_invariant_sensitivity_at_the_input_and_through_every_call(case: Case) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from flatlens.curvature import GaussNewton, Hessian, Operator, lanczos
+from flatlens.curvature import Eigenpairs, GaussNewton, Hessian, Operator, eigenpairs, lanczos
 from flatlens.curvature.functional_hessian import ShiftDirections
 from flatlens.curvature.krylov import relative_residual
 from flatlens.curvature.spectral_norms import batch_jacobians, feature_norms
@@ -28,6 +28,7 @@ from flatlens.measures.definition import (
     Parts,
     Run,
     on_lens,
+    require_count,
     require_tolerance,
 )
 from flatlens.measures.leading_eigenvalues import (
@@ -132,13 +133,75 @@ def ggn_norm(
     top_k: int = 1,
     rtol: float = 1e-3,
     layers: bool = False,
+    alignment: bool = False,
     batch_statistics: int | None = None,
 ) -> Parts:
     """Largest eigenvalue of the Gauss-Newton matrix: its operator norm, if the loss is convex in the outputs.
 
     Options, except `bottom_k`, and what may be missed: as `sharpness`.
+
+    `alignment=True` adds how the outliers of the Hessian and of its Gauss-Newton part align (sharpening section 3.1),
+    for the `top_k` largest eigenvalues of each: as many as outputs are usual. `.alignment` is the mean squared cosine
+    between the spaces of their eigenvectors, ||V_H^T V_GN||_F^2 / k: 1 for the same space, k over the number of
+    parameters for random ones. `.difference` is max_j |lambda_j(H) - lambda_j(GN)| / lambda_1(H). The errors come from
+    the residuals and the gap to the next eigenvalue (Davis and Kahan); an eigenvalue that no search found is not in
+    them. `arrays` of `.alignment` has the cosines of the principal angles, `overlaps`, the squared cosine of each
+    eigenvector of H (row) with each of GN, and both lists of eigenvalues. This takes a search in each matrix more.
     """
-    return _ends(lens, run, GaussNewton, "ggn_norm", rtol, layers, batch_statistics, (top_k, 0))
+    parts = _ends(lens, run, GaussNewton, "ggn_norm", rtol, layers, batch_statistics, (top_k, 0))
+    return {**parts, **_aligned(lens, run, top_k, rtol, batch_statistics)} if alignment else parts
+
+
+def _aligned(lens: Lens, run: Run, k: int, rtol: float, batch_statistics: int | None) -> Parts:
+    """Return how the spaces of the k first eigenvectors of H and of GN lie to each other, and their eigenvalues."""
+    require_count(1, top_k=k)
+    problem = in_batches(lens, batch_statistics)
+    found: list[Eigenpairs] = []
+    for kind in (Hessian, GaussNewton):
+        operator = kind(problem, None, model=lens.model)
+        pairs = lens.attempted(partial(_leading, operator, k, rtol, run), "ggn_norm")
+        lens.count(operator.products)
+        if isinstance(pairs, str):
+            return {(part, None): undefined(pairs) for part in ("alignment", "difference")}
+        found.append(pairs)
+    # the eigenvalues, each within its residual
+    (H, G), products = found, sum(pairs.products for pairs in found)
+    exact, k = H.exact and G.exact, min(k, len(H.values))
+    top, apart = float(H.values[0]), (H.values - G.values)[:k].abs()
+    error = float((H.residuals + G.residuals)[:k].max())
+    kind_of: Literal["exact", "estimate"] = "exact" if exact else "estimate"
+    if top <= 0:
+        return {
+            (part, None): undefined("no eigenvalue of the Hessian is positive") for part in ("alignment", "difference")
+        }
+    difference = Estimate(
+        float(apart.max()) / top, 0.0 if exact else error / top / 1.96, kind_of, unit="share", products=products
+    )
+    # the spaces, each within the sine of its angle to the true one
+    sines = 0.0
+    for pairs, name in ((H, "Hessian"), (G, "Gauss-Newton matrix")):
+        rounding = 100 * torch.finfo(pairs.vectors.dtype).eps * abs(float(pairs.values[0]))
+        gap = float(pairs.values[k - 1] - pairs.values[k] - pairs.residuals[k]) if len(pairs.values) > k else math.inf
+        residual = max(rounding, float(pairs.residuals[:k].norm()))
+        if gap <= residual:
+            near = f"eigenvalues {k} and {k + 1} of the {name} lie within their residuals: take another top_k"
+            return {("alignment", None): undefined(near), ("difference", None): difference}
+        sines += residual / gap
+    overlaps = (H.vectors[:k].double() @ G.vectors[:k].double().T).cpu()
+    arrays = {
+        "cosines": torch.linalg.svdvals(overlaps).clamp(max=1.0), "overlaps": overlaps.square(),
+        "hessian": H.values[:k], "gauss_newton": G.values[:k],
+    }  # fmt: skip
+    stderr = 0.0 if exact else math.sqrt(2 / k) * sines / 1.96
+    value = float(overlaps.square().sum()) / k
+    aligned = Estimate(value, stderr, kind_of, unit="share", products=products, arrays=arrays)
+    return {("alignment", None): aligned, ("difference", None): difference}
+
+
+def _leading(operator: Operator, k: int, rtol: float, run: Run) -> Eigenpairs:
+    # one more than asked for, so that the gap is known
+    more = min(k + 1, operator.size)
+    return eigenpairs(operator, top_k=more, rtol=rtol, generator=run.generator, progress=run.progress)
 
 
 def _ends(
