@@ -44,6 +44,13 @@ def nmls(networks: Networks) -> Agreed:
     return Agreed("nmls", "relu", networks.relu("nmls"), "sharpdim `get_nmls` computes the same sum")
 
 
+@covers("representation_mls")
+def representation_mls(networks: Networks) -> Agreed:
+    """The map below a layer."""
+    found = networks.relu("representation_mls")
+    return Agreed("representation_mls", "relu", found, "no other library has it; sharpdim measures layer to output")
+
+
 @covers("jacobian_norm")
 def jacobian_norm(networks: Networks) -> Quantity:
     """Logits or probabilities, maximum or mean."""

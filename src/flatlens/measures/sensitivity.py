@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from flatlens.curvature.representations import FEATURES, representations
 from flatlens.curvature.spectral_norms import batch_jacobians
 from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, joined_notes, undefined, with_note
@@ -156,6 +158,81 @@ def batch_jacobian_norm(
         problem, lens.model, [None], softmax=softmax, rtol=rtol, generator=run.generator, progress=run.progress
     )
     return of_jacobian(found[None])
+
+
+@on_lens(
+    id="M3",
+    family="sensitivity",
+    symbol=r"\overline{\|\partial x^l / \partial x\|_2}",
+    source="compression sections 3.1 to 3.3, for the map below a layer",
+    unit="feature / input",
+    cost="a backward pass for each feature of a layer's input; of more than 1024, Lanczos",
+    invariant_under={PERMUTATION},
+    of_parameters=False,
+    on_request=True,
+)
+def representation_mls(lens: Lens, run: Run, *, top_k: int | None = None, rtol: float = 1e-3) -> Parts:
+    """Sensitivity of hidden representations: mean_i ||dx^l/dx_i||_2, of each layer's input x^l; the last layer's.
+
+    `mls` of a layer is that from the representation to the output, df/dx^l; this is that from the input to the
+    representation, and ||df/dx|| is at most the product of the two for each sample.
+
+    `.log_volume` is the mean of log sqrt(det) of the derivative's smaller Gram matrix, m x m or M x M: by how much the
+    volume of a small ball of inputs grows. Where a layer is wider than the input, this is Definition 3.1 as printed,
+    det(df^T df). `top_k` keeps the largest singular values. Samples of lower rank, which dead ReLUs leave, have volume
+    0; they are left out, and counted. `.dimension` is Eq. 15 of the representation, between 1 and min(m, M).
+
+    A layer that reads more than 1024 features has its norm alone, a lower bound with a residual of `rtol`.
+    """
+    require_tolerance(rtol)
+    if top_k is not None:
+        require_count(1, top_k=top_k)
+    plan = lens.plan
+    calls = [key for key in plan.batch_axis if key != plan.input_call]
+    if not calls or not plan.inputs:
+        return {("", None): undefined("no layer reads a representation: each reads the network's input")}
+    return lens.planned(partial(_of_representations, lens, run, calls, top_k, rtol))
+
+
+def _of_representations(lens: Lens, run: Run, calls: list[str], top_k: int | None, rtol: float) -> Parts:
+    kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {key: [] for key in calls}
+    residuals, missing = dict.fromkeys(calls, 0.0), dict[str, str]()
+    walk = representations(lens.problem, lens.model, lens.plan, calls, rtol, run.generator, run.progress)
+    least = 100 * max(lens.problem.precision, torch.finfo(torch.float64).eps)
+    with closing(walk) as chunks:
+        for _, found in chunks:
+            for key in calls:
+                if key not in found:
+                    missing[key] = "samples depend on each other there"
+                    continue
+                s, top = found[key].singular, found[key].singular[:, :1]
+                if found[key].residual is not None:
+                    residuals[key] = max(residuals[key], found[key].residual or 0.0)
+                    unknown = torch.full_like(top[:, 0], math.nan)
+                    kept[key].append((top[:, 0], unknown, unknown))
+                    continue
+                k = min(top_k or s.shape[1], s.shape[1])
+                logs = torch.where(s[:, k - 1] > least * top[:, 0], s[:, :k].log().sum(1), -math.inf)
+                kept[key].append((top[:, 0], logs, s.square().sum(1).square() / s.pow(4).sum(1)))
+    parts: dict[tuple[str, str | None], Estimate] = {}
+    for key in calls:
+        if key in missing:
+            parts["", key] = undefined(missing[key])
+            continue
+        norms, logs, dimensions = (torch.cat(each).cpu() for each in zip(*kept[key], strict=True))
+        norm = Estimate(float(norms.mean()), samples=norms)
+        if residuals[key]:
+            note = f"each to a residual of {residuals[key]:.1g} of its size; a larger singular value may exist"
+            norm = replace(norm, kind="lower bound", note=note)
+            many = undefined(f"{key} reads more than {FEATURES} features: its norm alone is known")
+            parts |= {("", key): norm, ("log_volume", key): many, ("dimension", key): many}
+            continue
+        volume, dimension = mean_of_finite(logs, DEFICIENT), mean_of_finite(dimensions, "without any response")
+        parts["", key] = norm
+        for name, one, unit in (("log_volume", volume, "log"), ("dimension", dimension, "dimensions")):
+            parts[name, key] = Estimate(one.value, kind=one.kind, note=one.note, samples=one.samples, unit=unit)
+    last = calls[-1]
+    return parts | {(name, None): estimate for (name, at), estimate in parts.items() if at == last}
 
 
 @searched(
