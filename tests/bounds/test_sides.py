@@ -17,6 +17,7 @@ from flatlens.errors import BadOption, UnknownName
 
 NAMES = [name for name, one in BOUNDS.items() if one.id in {f"B{k}" for k in range(1, 9)}]
 POWERS = [f"{name}(k={k})" for name in ("linear_stability", "volume_bound", "network_volume_bound") for k in (1, 2.5)]
+FROBENIUS = [f"{name}(norm='frobenius')" for name in ("mls_chain", "nmls_bound")]
 Formula = Callable[[], Tensor]
 
 
@@ -161,6 +162,16 @@ LITERAL: dict[tuple[str, str, str | None], tuple[Formula, Formula]] = {
         lambda: torch.einsum("im,jm,nkip,nkjp->n", SEEN["2"].W, SEEN["2"].W, SEEN["2"].dw, SEEN["2"].dw),
     ),
 }
+for part in ("", "A_B", "A_B.aligned", "A_B.rank", "B_C", "B_C.variation", "C_D"):  # ||W||_F in place of ||W||_2
+    left, right = LITERAL["mls_chain", part, "0"]
+    LITERAL[FROBENIUS[0], part, "0"] = (
+        left if part in ("", "A_B", "A_B.aligned") else lambda left=left: left() * F2["0"] / FIRST.W2,
+        lambda right=right: right() * F2["0"] / FIRST.W2,
+    )
+LITERAL[FROBENIUS[1], "", None] = (
+    lambda: total(lambda s: s.spectral.mean()),
+    lambda: total(lambda s: (s.W**2).sum() * (1 / s.norm**2).mean()).sqrt() * S.mean().sqrt(),
+)
 for k in (1, 2.5):  # Eq. 6, 20 to 23 and 25 to 27
     LITERAL |= {
         (f"linear_stability(k={k})", "mean_k", "0"): (
@@ -301,7 +312,7 @@ MUTANTS: list[tuple[tuple[str, str, str | None], int, Formula]] = [
 @pytest.fixture(scope="module")
 def made():
     lens = lens_on(NET, X)
-    return {name: claims(lens, name) for name in (*NAMES, *POWERS)}
+    return {name: claims(lens, name) for name in (*NAMES, *POWERS, *FROBENIUS)}
 
 
 def side(made, row, number: int) -> Tensor:
@@ -345,6 +356,22 @@ def test_the_power_n_is_the_volumes_second_step(made):
         power, second = claims(lens, f"{name}(k={N})")["power", layer], made[name]["second", layer]
         for one, other in ((power.lhs, second.lhs), (power.rhs, second.rhs)):
             assert float(one - other) == pytest.approx(N / 2 * math.log(N), rel=1e-9)
+
+
+def test_a_convolution_has_the_norm_of_the_authors_code():
+    """||K||_F^2 times its positions; without padding that is ||T||_F^2, T the convolution as a matrix."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 2), torch.nn.Flatten(), torch.nn.Linear(12, 2)).double()
+    x = normal(4, 2, 3, 3, seed=1)
+    T = torch.autograd.functional.jacobian(lambda one: net[0](one[None]).flatten(), x[0]).flatten(1)
+    spectral, frobenius = (claims(lens_on(net, x), f"mls_chain{option}") for option in ("", "(norm='frobenius')"))
+    ratio = float(frobenius["", "0"].rhs / spectral["", "0"].rhs)
+    assert ratio == pytest.approx(2 * float(net[0].weight.detach().norm() / torch.linalg.matrix_norm(T, 2)), rel=1e-7)
+    assert ratio == pytest.approx(float(T.norm() / torch.linalg.matrix_norm(T, 2)), rel=1e-7)
+
+
+def test_an_unknown_norm_is_refused():
+    with pytest.raises(BadOption, match=r"norm='nuclear'.*'spectral', 'frobenius'"):
+        check_bounds(lens_on(NET, X), "nmls_bound(norm='nuclear')")
 
 
 def test_a_power_below_one_has_no_lemma_and_is_refused():

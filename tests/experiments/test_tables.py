@@ -26,6 +26,13 @@ def test_seeds_in_the_text_of_settings_are_left_out():
     }
 
 
+def test_no_networks_at_all_have_no_settings_either():
+    """All of them diverged: the columns are empty, of numbers."""
+    assert without_seeds(NETWORKS.iloc[:0].astype({"lr": float}), ["lr", "batchnorm+seed"]).empty
+    pairs = pd.DataFrame({"lr": [], "batch_size": [], "lr+batch_size+seed": [], "seed": []}, dtype=float)
+    assert list(without_seeds(pairs, ["lr+batch_size+seed"])) == ["lr+batch_size"]
+
+
 def test_a_column_of_its_own_counts_before_the_text_of_several():
     known = NETWORKS.assign(batchnorm=["a", "b", "c", "d"])
     assert without_seeds(known, ["batchnorm+seed"])["batchnorm"].tolist() == ["a", "b", "c", "d"]

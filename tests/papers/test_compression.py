@@ -38,8 +38,8 @@ def populations(*, d_falls_in):
 )
 def test_only_the_bound_of_nmls_is_consistent_where_d_falls_with_mls_in_some_kind(d_falls_in, only, in_some):
     results = populations(d_falls_in=d_falls_in)
-    assert outcome("X4", "only_the_bound_of_nmls", results).conclusion == only
-    assert outcome("X4", "D_against_mls_in_some", results).conclusion == in_some
+    assert outcome("X4", "LeNets_on_ten_classes.only_the_bound_of_nmls", results).conclusion == only
+    assert outcome("X4", "LeNets_on_ten_classes.D_against_mls_in_some", results).conclusion == in_some
     assert outcome("X4", "mlp.D.against_mls", results).conclusion == ("reproduced" if d_falls_in else "not reproduced")
 
 

@@ -29,15 +29,16 @@ from flatlens.bounds.context import (
 )
 from flatlens.bounds.definition import bound
 from flatlens.errors import BadOption
-from flatlens.grams import one_pass, quadratic
+from flatlens.grams import Weight, one_pass, quadratic
 from flatlens.grams.weight_jacobians import DenseJacobian
-from flatlens.measures.definition import require_positive
+from flatlens.measures.definition import require_one_of, require_positive
 from flatlens.measures.flatness import relative_flatness_ggn
 from flatlens.measures.normalised import normalized_sharpness
 from flatlens.measures.sensitivity import input_invariant_mls, jacobian_frobenius, log_volume, mls, normalized_mls
 from flatlens.measures.traces import interpolation_sharpness
 from flatlens.problem.forward import forwards
 
+NORMS = ("spectral", "frobenius")  #: of weights in D and in the bound of NMLS
 POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}  #: the powers k of Eq. 6 that are checked, and their rows
 
 
@@ -187,8 +188,16 @@ def _log_sum(layers: Iterable[Tensor]) -> Tensor:
     return torch.stack([logs.logsumexp(0) - math.log(len(logs)) for logs in layers]).logsumexp(0)
 
 
+def _norm(weight: Weight, norm: str) -> float:
+    """||W||_2 of a layer's map; or ||W||_F, of a convolution sqrt(P) ||K||_F, which is no smaller."""
+    require_one_of(NORMS, norm=norm)
+    if norm == "spectral":
+        return weight.spectral_norm
+    return float(weight.matrix.W.norm()) * math.sqrt(weight.positions)
+
+
 @bound(id="B3", symbol=r"A \leq B \leq C \leq D", source="compression Eq. 48, Prop. 3.8")
-def mls_chain(context: Context) -> Iterator[Claim]:
+def mls_chain(context: Context, *, norm: str = "spectral") -> Iterator[Claim]:
     """Chain of steps from MLS to sharpness, each with its own tightness: A <= B <= C <= D.
 
     A = MLS, B = ||W||_2 mean_i ||df_i/dW||_F / ||x_i||, C = ||W||_2 sqrt(mean 1/||x_i||^2) sqrt(mean ||df_i/dW||_F^2),
@@ -200,10 +209,13 @@ def mls_chain(context: Context) -> Iterator[Claim]:
     product of their tightnesses is that of A <= B. The tightness of B <= C is the cosine between 1/||x_i|| and
     ||df_i/dW||_F over the samples: it is 1 if ||x_i|| ||df_i/dW||_F is the same for all i. `.B_C.variation` is the
     inequality that the condition of App. G.1 makes tight, B <= ||W||_2 sqrt(mean (||df_i/dW||_F / ||x_i||)^2).
+
+    `norm="frobenius"` takes ||W||_F in place of ||W||_2, and for a convolution ||K||_F times the root of the number of
+    its positions, as the authors' code does for networks with convolutions.
     """
     layer = context.input_layer()
     x2, slope2 = context.each(input_norm2, layer), context.each(weight_slope2, layer)
-    W = context.layers[layer].spectral_norm
+    W = _norm(context.layers[layer], norm)
     A, B = context.each(mls, layer).mean(), W * (slope2 / x2).sqrt().mean()
     inverse = W * (1 / x2).mean().sqrt()
     C, D = inverse * slope2.mean().sqrt(), inverse * context.total(interpolation_sharpness).mean().sqrt()
@@ -221,8 +233,11 @@ def mls_chain(context: Context) -> Iterator[Claim]:
 
 @bound(id="B4", symbol=r"\mathrm{NMLS} \leq \sqrt{\frac{1}{n} \sum_{i,l} \|W_l\|_2^2/\|x_i^l\|^2} S^{1/2}",
        source="compression Prop. 3.10")  # fmt: skip
-def nmls_bound(context: Context) -> Iterator[Claim]:
-    """Sharpness bounds the sensitivity to every layer's features together: Proposition 3.10."""
+def nmls_bound(context: Context, *, norm: str = "spectral") -> Iterator[Claim]:
+    """Sharpness bounds the sensitivity to every layer's features together: Proposition 3.10.
+
+    `norm="frobenius"` takes the norms of the authors' code, as in `mls_chain`.
+    """
     layers = context.readable
     if not layers:
         if context.layers:
@@ -234,7 +249,7 @@ def nmls_bound(context: Context) -> Iterator[Claim]:
         x2 = context.each(input_norm2, name)
         premises.append(context.nonzero(name, x2))
         left = left + context.each(mls, name).mean()
-        inside = inside + (weight.spectral_norm**2 / x2).mean()
+        inside = inside + (_norm(weight, norm) ** 2 / x2).mean()
     premises += map(context.norm_found, layers)
     yield Claim(left, (inside * context.total(interpolation_sharpness).mean()).sqrt(), assumptions=tuple(premises))
 

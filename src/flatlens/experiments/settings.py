@@ -13,7 +13,7 @@ from itertools import product
 from numbers import Real
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from flatlens.bounds.definition import BOUNDS
+from flatlens.bounds.definition import read as read_bound
 from flatlens.data import Split, UserData
 from flatlens.data.sources import DataSettings
 from flatlens.deprecated_names import FORMER_TRANSFORMS, former_measure, former_transform, present_measure, silent
@@ -65,8 +65,7 @@ class NetworkSettings:
 
     def __post_init__(self) -> None:
         for name in self.bounds:
-            if name not in BOUNDS:
-                raise UnknownName.among("bound", name, BOUNDS)
+            read_bound(name)  # refuses an unknown one, or an unknown option
         named_transforms(self.moved or None)  # refuses an unknown one now rather than in a worker
         object.__setattr__(self, "moved", tuple(FORMER_TRANSFORMS.get(name, name) for name in self.moved))
         object.__setattr__(self, "measures", tuple(map(present_measure, self.measures)))

@@ -185,7 +185,7 @@ def without_seeds(networks: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame
 def _words_of(networks: pd.DataFrame, axis: str, name: str) -> pd.Series:
     """Return one of the settings of an axis as text; older tables have those that vary together in one column alone."""
     if name in networks:
-        return networks[name].map(str).map(seedless)
+        return networks[name].astype(object).map(str).map(seedless)  # of no networks as well
     parts = networks[axis].map(lambda values: seedless(split_values(values)[axis.split(TOGETHER).index(name)]))
     return parts.replace("None", NONE)
 

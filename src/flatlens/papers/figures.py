@@ -185,7 +185,8 @@ def _compression() -> Iterator[PaperFigure]:
     yield PaperFigure("compression", "Fig. G.4", "an MLP through training: A, B, C and D of Eq. 48", "X3",
                       ("tightness",), "a network of its own for each number of steps")  # fmt: skip
     for name, network, study in (("G.5", "VGG-11s", "vgg"), ("G.6", "MLPs", "mlp"), ("G.7", "LeNets", "lenet")):
-        yield PaperFigure("compression", f"Fig. {name}", f"100 {network}: {_PAIRS}", "X4", (f"pairs_{study}",),
+        plots = tuple(f"pairs_{study}{protocol}" for protocol in ("", "_printed", "_coded"))
+        yield PaperFigure("compression", f"Fig. {name}", f"100 {network}: {_PAIRS}", "X4", plots,
                           "coefficients stand above the diagonal; the paper's stand in each panel")  # fmt: skip
 
 
