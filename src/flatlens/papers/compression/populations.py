@@ -20,7 +20,7 @@ import pandas as pd
 from flatlens.column import Column
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
-from flatlens.models import LeNet5
+from flatlens.models import MLP, LeNet5
 from flatlens.papers.claims import experiment
 from flatlens.papers.compression.networks import (
     FIXED_BATCH,
@@ -128,7 +128,7 @@ def _of_protocol(name: str, scale: Scale) -> Study:
     data, model = mlp(scale) if name in FULLY_CONNECTED else lenet(scale)
     if isinstance(model, LeNet5):
         model = replace(model, classes=outputs, init="xavier_normal")
-    elif scale in ON_PAPERS_DATA:
+    elif isinstance(model, MLP) and scale in ON_PAPERS_DATA:
         model = replace(model, widths=(500, 500, 500))
     if scale in ON_PAPERS_DATA:
         classes = None if name in FULLY_CONNECTED else (0, 1)
