@@ -8,7 +8,8 @@ scale). The pictures go to docs/images/atlas/.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from compact import compact, small_png
 from flatlens.errors import BadFolder
 from flatlens.measures.definition import PAPERS
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.experiment import MARKS, SCALES, WEAK, Plot, Prediction
+from flatlens.papers.experiment import MARKS, SCALES, WEAK, Outcome, Plot
 from flatlens.papers.figures import FIGURES, PaperFigure
 from flatlens.papers.reproduction import (
     IN_WORDS,
@@ -37,6 +38,7 @@ from flatlens.report.reproduction import DRAWN_COLOURS
 HERE = Path(__file__).parent
 TABLES = Path("tables")
 PICTURES = Path("images") / "atlas"
+FEW_CASES = 4  #: cases whose values are all shown
 LARGEST, MOST = 60_000, 4_000_000
 """Bytes of one picture, and of all of them, at most."""
 FIGURES_SAID = """\
@@ -168,23 +170,8 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
     yield " ".join(what_was_run(result) for result in one.results.values())
     yield "What differs from the paper: " + " ".join(one.experiment.differs[one.scale])
     yield ""
-    second = ("re-run",) * bool(one.again) + ("in both halves of the units",) * bool(one.halves)
-    second += ("at laptop scale",) * bool(laptop)
-    said = ("what the paper says", "kind", "decided", "here", *second, "statistic", "value, 95% interval", "n")
-    yield from head(*said, numbers=("n",))
-    for row, small in zip(rows, laptop or [None] * len(rows), strict=True):
-        outcome, again = row.outcome, row.again
-        runs = [f"{again.marked} {again.statistic.in_words}, n = {again.statistic.size}"] if again else []
-        statistic = outcome.statistic
-        if row.halves:
-            runs.append(" and ".join(half.statistic.in_words for half in row.halves))
-        if small:
-            runs.append(f"{small.marked} {small.outcome.statistic.in_words}")
-        yield line(_said(outcome.prediction), outcome.prediction.kind, both(row.marked, row.would_decide(one.hours)),
-                   outcome.marked, *runs,
-                   outcome.tested_as, both(statistic.in_words, statistic.beside),
-                   both(statistic.size, statistic.why))  # fmt: skip
-    yield ""
+    beside = laptop or [None] * len(rows)
+    yield from outcomes([(one, row, small) for row, small in zip(rows, beside, strict=True)])
     for plot in one.plots:
         yield f"![{plot.title}]({picture(one, plot)})"
         yield ""
@@ -192,10 +179,65 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
         yield ""
 
 
-def _said(prediction: Prediction) -> str:
-    says = f"**{prediction.says}**" if prediction.headline else prediction.says
-    quote = f': "{prediction.quote}"' if prediction.quote else ""
-    return f"{says} ({prediction.source}{quote}){f' {prediction.reason}' if prediction.reason else ''}"
+def outcomes(rows: Sequence[tuple[Reproduction, Row, Row | None]], page: str | None = None) -> Iterator[str]:
+    """Yield a table of claims with their outcomes, one fact a cell, and below it, folded, how each was weighed.
+
+    Args:
+        rows: the experiment of each claim, its row, and that at laptop scale where it stands beside.
+        page: where the experiments are, to link each claim to its own; None in a table of one experiment.
+    """
+    said = ("", "claim", "kind", "outcome", "value, 95% interval", "networks, units")
+    yield from head(*said, numbers=said[:1] + said[-1:])
+    for number, (one, row, _) in enumerate(rows, 1):
+        prediction, statistic = row.outcome.prediction, row.outcome.statistic
+        says = f"**{prediction.says}**" if prediction.headline and page is None else prediction.says
+        here = says if page is None else f"{link(one, page)}: {says}"
+        yield line(
+            number,
+            here,
+            prediction.kind,
+            row.in_short,
+            statistic.in_words,
+            statistic.size,
+        )
+    yield ""
+    yield "<details><summary>The papers' words, and how each claim was weighed</summary>"
+    yield ""
+    yield from (f"{number}. {_weighed(*each)}" for number, each in enumerate(rows, 1))
+    yield ""
+    yield "</details>"
+    yield ""
+
+
+def _weighed(one: Reproduction, row: Row, small: Row | None) -> str:
+    """Return the paper's words, the statistic, what stands beside its value, and its replication."""
+    outcome, again, statistic = row.outcome, row.again, row.outcome.statistic
+    prediction = outcome.prediction
+    halves = " and ".join(half.statistic.in_words for half in row.halves)
+    runs = {
+        "Outcome of all units": outcome.marked if row.decided != outcome.conclusion else "",
+        "Open because": row.open_because,
+        "Second run": f"{again.marked} {again.statistic.in_words}, n = {again.statistic.size}" if again else "",
+        "Each half of the units": halves,
+        "At laptop scale": f"{small.marked} {small.outcome.statistic.in_words}" if small else "",
+        "What would decide it": row.would_decide(one.hours),
+    }
+    quote = f"“{prediction.quote}” " if prediction.quote else ""
+    said = [f"{quote}({prediction.source}).", prediction.reason, f"{outcome.tested_as}: {_cases(outcome)}."]
+    said += [f"{name}: {text}." for name, text in runs.items() if text]
+    said += [f"{statistic.why}."] * bool(statistic.why)
+    return " ".join(filter(None, said)).replace("..", ".")
+
+
+def _cases(outcome: Outcome) -> str:
+    """Return the value with what stands beside it; of more than FEW_CASES, how many are on the predicted side."""
+    statistic, prediction = outcome.statistic, outcome.prediction
+    values = [part.value for part in statistic.parts.values()]
+    if len(values) <= FEW_CASES:
+        return both(statistic.in_words, statistic.beside)
+    held = sum(value > prediction.than if prediction.side == "above" else value < prediction.than for value in values)
+    said = f"{held} of {len(values)} cases are {prediction.side} {prediction.than:g}"
+    return both(statistic.in_words, both(said, replace(statistic, parts={}).beside))
 
 
 def name_of(one: Reproduction) -> str:

@@ -58,7 +58,15 @@ class Row:
     @property
     def marked(self) -> str:
         """The conclusion behind its mark, why it is on no side, and whether it survives: "✓ reproduced *"."""
-        return with_mark(self.decided, self._open_because) + f" {SURVIVES}" * self.survives
+        return self._with_mark(self.open_because)
+
+    @property
+    def in_short(self) -> str:
+        """The conclusion as in `marked`, without why it is on no side."""
+        return self._with_mark("")
+
+    def _with_mark(self, why: str) -> str:
+        return with_mark(self.decided, why) + f" {SURVIVES}" * self.survives
 
     @property
     def times(self) -> float:
@@ -90,7 +98,8 @@ class Row:
         return f"some {_short(self.times)} times the units would decide it if all values stay{took}"
 
     @property
-    def _open_because(self) -> str:
+    def open_because(self) -> str:
+        """Why the decided outcome is on no side, or that its replication differs; empty where it is on one."""
         first = self.outcome.conclusion
         if self.decided != "open":
             return self.outcome.open_because

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from flatlens.papers.reproduction import Reproduction
 
 DRAWN_COLOURS = 4  #: number of colours for lines and marks without an order
-FOLDED = 200  #: longer texts beside a value, such as lists of cases, are folded
 
 
 def write_atlas(
@@ -72,7 +71,6 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
         chance=by_chance(every),
         marks=MARKS,
         weak=WEAK,
-        folded_from=FOLDED,
         rows=rows,
         again=IN_WORDS,
         halves=HALVES,
