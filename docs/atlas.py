@@ -1,13 +1,7 @@
-"""The gallery of reproductions, from their stored tables: `python docs/atlas.py > docs/atlas.md`.
-
-docs/tables/ has an archive for each experiment and scale. `python docs/atlas.py runs/atlas > docs/atlas.md` first makes
-those of the experiments in `runs/atlas`, a folder of `flatlens reproduce`, which have run to the end (twice at laptop
-scale). The pictures go to docs/images/atlas/.
-"""
+"""The gallery of reproductions, docs/atlas.md, and its pictures in docs/images/atlas/: `python docs/reproductions.py`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,8 +46,8 @@ INTRODUCTION = f"""\
 
 Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`; and at desk scale, on
 the papers' own data, those that have run there, with their laptop outcome beside. Their tables are kept in
-[docs/tables](tables): `python docs/atlas.py > docs/atlas.md` weighs and draws all that is here again, without training,
-in some minutes.
+[docs/tables](tables): `python docs/reproductions.py` weighs and draws all that is here again, without training, in some
+minutes.
 
 How to read a row:
 
@@ -316,16 +310,3 @@ def load_all() -> list[Reproduction]:
     torch.set_num_threads(1)  # X16 draws thousands of small data sets again
     named = [HERE / TABLES / archive_name(name, scale) for name in EXPERIMENTS for scale in SCALES]
     return [load_archive(path) for path in named if path.is_file()]
-
-
-def main(*runs: str) -> None:
-    """Keep the tables of these runs; write the page to the standard output and the pictures beside it."""
-    for folder in runs:
-        keep(Path(folder), HERE / TABLES)
-    found = load_all()
-    draw(apart(found)[0], HERE / PICTURES)
-    sys.stdout.write(page(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

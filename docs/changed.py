@@ -1,4 +1,4 @@
-"""The outcomes that changed since the first atlas: `python docs/changed.py > docs/changed.md`.
+"""The outcomes that changed since the first atlas: `python docs/reproductions.py`.
 
 tables/earlier.json has the rows of that page, each with the row that has taken its place, if one has.
 """
@@ -6,7 +6,6 @@ tables/earlier.json has the rows of that page, each with the row that has taken 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import atlas
 
 from flatlens.papers.experiment import with_mark
+from flatlens.papers.reproduction import Reproduction
 from flatlens.papers.summary import Row, rows_of
 
 INTRODUCTION = """\
@@ -87,18 +87,13 @@ def _why(one: Mapping[str, Any], row: Row) -> str:
     return "; ".join(filter(None, (one["why"], runs)))
 
 
-def main() -> None:
-    """Write the page to the standard output."""
+def text(stored: list[Reproduction]) -> str:
+    """Return the whole page."""
     earlier = json.loads((atlas.HERE / atlas.TABLES / "earlier.json").read_text())
-    stored = atlas.load_all()
     both = {one.experiment.id: one for scale in ("desk", "laptop") for one in stored if one.scale == scale}
     links = {}
     for one in atlas.apart(stored)[0]:  # its section also has the rows at laptop scale, where there are some
         name, link = one.experiment.id, atlas.link(one, "atlas.md")
         links[name] = link if both[name].scale == "desk" else link.replace(atlas.name_of(one), name, 1)
     rows = dict(zip(both, rows_of(list(both.values())), strict=True))
-    sys.stdout.write("\n".join(page(earlier, rows, links)) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return "\n".join(page(earlier, rows, links)) + "\n"

@@ -1,7 +1,6 @@
-"""The tables and pictures in docs/papers/*.md, from the stored tables of the experiments: `python docs/papers.py`.
+"""The tables and pictures in docs/papers/*.md, from the stored tables of the experiments: `python docs/reproductions.py`.
 
-Each page is written by hand, but for the lines between `<!-- results -->` and `<!-- end -->`, which this replaces. Run
-`python docs/atlas.py > docs/atlas.md` before: it draws the pictures.
+Each page is written by hand, but for the lines between `<!-- results -->` and `<!-- end -->`, which this replaces.
 """
 
 from __future__ import annotations
@@ -117,14 +116,9 @@ def refresh(page: str, lines: Iterator[str]) -> str:
     return "\n".join([head + BEGIN, "", *lines, END + tail])
 
 
-def main() -> None:
-    """Weigh the stored tables, and write the results into every page."""
-    found, _ = atlas.apart(atlas.load_all())
+def write(found: list[Reproduction]) -> None:
+    """Write the results of these experiments into every page; their pictures are drawn by then."""
     rows = rows_of(found)
     for path in sorted(FOLDER.glob("*.md")):
         lines = over_all(found, rows) if path.stem == ALL else of_paper(path.stem, found, rows)
         path.write_text(refresh(path.read_text(), lines))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,10 @@
 """docs/papers.py: the pages of the papers get their tables and pictures from the stored runs."""
 
+from dataclasses import replace
+
 import pytest
+
+from flatlens.papers.experiment import Setting
 
 pytestmark = pytest.mark.xdist_group("X3")
 
@@ -35,11 +39,20 @@ def test_only_what_lies_between_the_marks_is_replaced(pages):
 def test_a_paper_has_the_counts_of_its_rows_and_its_figures(pages, found, monkeypatch, tmp_path):
     (tmp_path / "compression.md").write_text(f"# Title\n{pages.BEGIN}\n{pages.END}\n")
     monkeypatch.setattr(pages, "FOLDER", tmp_path)
-    monkeypatch.setattr(pages.atlas, "load_all", lambda: [found])
-    pages.main()
+    pages.write([found])
     page = (tmp_path / "compression.md").read_text()
     assert "In the paper: **Fig. G.4**, an MLP through training" in page
     assert "Not drawn here: **Fig. G.5**, 100 VGG-11s" in page
     assert "Not yet run: X1, Over three learning rates" in page  # the main claims of the other experiments
     assert "![Fig. G.4: the steps of the bound](../images/atlas/X3_at_smoke_scale-tightness.svg)" in page
     assert "| theorem |" in page
+
+
+def test_each_setting_of_a_protocol_is_a_row_of_its_paper(pages, monkeypatch):
+    rows = (Setting("labels", "2 | G.2", "2", "10"), Setting("steps", "not said", "750,000", "30,000"))
+    experiments = {name: replace(one, protocol=rows * (name == "X4")) for name, one in pages.EXPERIMENTS.items()}
+    monkeypatch.setattr(pages, "EXPERIMENTS", experiments)
+    assert list(pages.protocols("sharpening")) == []
+    title, _, *table = pages.protocols("compression")
+    assert title.startswith("### X4")
+    assert table[2:] == ["| labels | 2 \\| G.2 | 2 | 10 |", "| steps | not said | 750,000 | 30,000 |", ""]
