@@ -1,4 +1,4 @@
-"""The gallery of reproductions, docs/atlas.md, and its pictures in docs/images/atlas/: `python docs/reproductions.py`."""
+"""The gallery of reproductions, docs/atlas.md, and its pictures in docs/images/atlas/; reproductions.py writes both."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def apart(stored: list[Reproduction]) -> tuple[list[Reproduction], dict[str, lis
 
 
 def kinds(rows: list[Row]) -> Iterator[str]:
-    """Yield a table of how many rows of each kind came to which conclusion."""
+    """Yield a table of how many sentences of each kind came to which conclusion."""
+    yield "The papers' sentences, by kind. One with several rows counts once, as the row that is worst for it."
+    yield ""
     yield from head("kind", *MARKS, numbers=MARKS)
     for kind, counts in counted_by_kind(rows).items():
         yield line(kind, *counts.values())

@@ -90,10 +90,10 @@ def _why(one: Mapping[str, Any], row: Row) -> str:
 def text(stored: list[Reproduction]) -> str:
     """Return the whole page."""
     earlier = json.loads((atlas.HERE / atlas.TABLES / "earlier.json").read_text())
-    both = {one.experiment.id: one for scale in ("desk", "laptop") for one in stored if one.scale == scale}
+    both = {one.experiment.id: one for scale in ("smoke", "desk", "laptop") for one in stored if one.scale == scale}
     links = {}
     for one in atlas.apart(stored)[0]:  # its section also has the rows at laptop scale, where there are some
         name, link = one.experiment.id, atlas.link(one, "atlas.md")
-        links[name] = link if both[name].scale == "desk" else link.replace(atlas.name_of(one), name, 1)
+        links[name] = link if both[name].scale != "laptop" else link.replace(atlas.name_of(one), name, 1)
     rows = dict(zip(both, rows_of(list(both.values())), strict=True))
     return "\n".join(page(earlier, rows, links)) + "\n"

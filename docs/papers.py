@@ -1,4 +1,4 @@
-"""The tables and pictures in docs/papers/*.md, from the stored tables of the experiments: `python docs/reproductions.py`.
+"""The tables and pictures in docs/papers/*.md, from the stored tables of the experiments; reproductions.py writes them.
 
 Each page is written by hand, but for the lines between `<!-- results -->` and `<!-- end -->`, which this replaces.
 """
@@ -33,8 +33,6 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
             for prediction in filter(lambda each: each.headline, experiment.predictions):
                 yield f"Not yet run: {experiment.id}, {prediction.says} (“{prediction.quote}”, {prediction.source})."
                 yield ""
-    yield "Of all rows, by kind:"
-    yield ""
     yield from atlas.kinds([row for _, mine in own for row in mine])
     yield from protocols(paper)
     yield from _figures(paper, [one for one, _ in own])

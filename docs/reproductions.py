@@ -1,8 +1,8 @@
 """Every page on the reproductions, from their stored tables: `python docs/reproductions.py`, without any training.
 
-docs/tables/ has an archive for each experiment and scale. `python docs/reproductions.py runs/atlas` first makes those of
-the experiments in `runs/atlas`, a folder of `flatlens reproduce`, which have run to the end (twice at laptop scale). It
-writes atlas.md with its pictures, the results in papers/*.md, and changed.md.
+docs/tables/ has an archive for each experiment and scale. `python docs/reproductions.py runs/atlas` first makes those
+of the experiments in `runs/atlas`, a folder of `flatlens reproduce`, which have run to the end (twice at laptop
+scale). It writes atlas.md with its pictures, the results in papers/*.md, and changed.md.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import atlas
 import changed
+
 import papers
 
 

@@ -161,7 +161,8 @@ def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path,
     ]  # fmt: skip
     page = atlas.page([found])
     for outcome in found.outcomes:
-        assert f"{outcome.statistic.in_words}; {outcome.statistic.beside} | {outcome.statistic.size}" in page
+        assert f"| {outcome.statistic.in_words} | {outcome.statistic.size} |" in page
+        assert f"{outcome.tested_as}: {outcome.statistic.in_words}" in page
     assert "[X3 at smoke scale](#x3)" in page
     for plot in found.plots:
         assert f"![{plot.title}](images/atlas/X3_at_smoke_scale-{plot.name}.svg)" in page
@@ -169,22 +170,29 @@ def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path,
     assert f"| Fig. G.4 | an MLP through training: A, B, C and D of Eq. 48 | {link}, {picture} |" in page
     assert "| Fig. 1 | a network as feature extractor and model | none | a drawing" in page
     twice, first = atlas.page([replace(found, again=found.outcomes)]), found.outcomes[0].statistic
-    assert "re-run |" in twice
-    assert f"{found.outcomes[0].marked} {first.in_words}, n = {first.size} |" in twice
+    assert f"Second run: {found.outcomes[0].marked} {first.in_words}, n = {first.size}." in twice
 
 
-def test_the_page_is_made_from_kept_tables(tightness, tmp_path, monkeypatch, capsys, docs_script):
+def test_the_pages_are_made_from_kept_tables(tightness, tmp_path, monkeypatch, docs_script):
     out, found = tightness
-    atlas = docs_script("atlas")
-    monkeypatch.setattr(atlas, "HERE", tmp_path / "docs")
+    scripts = docs_script("reproductions")
+    atlas, docs = scripts.atlas, tmp_path / "docs"
+    monkeypatch.setattr(atlas, "HERE", docs)
+    monkeypatch.setattr(scripts.papers, "FOLDER", docs / "papers")
+    (docs / "papers").mkdir(parents=True)
+    (docs / "papers" / "compression.md").write_text(f"# Title\n{scripts.papers.BEGIN}\n{scripts.papers.END}\n")
+    (docs / "tables").mkdir()
+    (docs / "tables" / "earlier.json").write_text("[]")
     shutil.copytree(out, tmp_path / "runs" / "X3")
-    atlas.main(str(tmp_path / "runs"))
-    assert capsys.readouterr().out == atlas.page([found])
+    scripts.main(str(tmp_path / "runs"))
+    assert (docs / "atlas.md").read_text() == atlas.page([found])
+    assert found.plots[0].title in (docs / "papers" / "compression.md").read_text()
+    assert (docs / "changed.md").read_text().startswith("# Outcomes that changed")
     shutil.rmtree(tmp_path / "runs")
     kept = tmp_path / "docs" / "tables" / "X3-smoke.zip"
     assert kept.read_bytes() == save_archive(found, tmp_path / "X3.zip").read_bytes()
-    atlas.main()
-    assert capsys.readouterr().out == atlas.page([found])
+    scripts.main()
+    assert (docs / "atlas.md").read_text() == atlas.page([found])
 
 
 def test_an_experiment_that_is_unfinished_or_has_no_rerun_is_not_kept(tightness, tmp_path, monkeypatch, docs_script):
@@ -206,10 +214,8 @@ def test_laptop_scale_stands_beside_desk_scale(tightness, docs_script):
     page = atlas.page([laptop, desk])
     assert page.count("## X3\n\nAt desk scale. **") == page.count("## X3\n") == 1
     assert "[X3 at desk scale](#x3)" in page
-    assert "| here | at laptop scale | statistic | value" in page
     row = rows_of([laptop])[0][0]
-    small, outcome = f"{row.marked} {row.outcome.statistic.in_words}", found.outcomes[0]
-    assert f"| {small} | {outcome.tested_as} | {outcome.statistic.in_words}; " in page
+    assert f"At laptop scale: {row.marked} {row.outcome.statistic.in_words}." in page
 
 
 def test_pictures_that_take_too_much_are_refused_and_large_ones_become_png(

@@ -12,10 +12,10 @@ from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
 from flatlens.statistics import Statistic, in_cases
 
 
-def outcome(p, kind="claim", value=1.0):
+def outcome(p, kind="claim", value=1.0, quote=""):
     """The outcome of a statistic whose one-sided p of being above 0 is `p`; None: it has no interval."""
     tails = None if p is None else lambda _: (p, 1 - p)
-    return Prediction("c", "", "", lambda _: Statistic("s", value, 20, tails=tails), kind=kind).weigh({})
+    return Prediction("c", "", "", lambda _: Statistic("s", value, 20, tails=tails), kind=kind, quote=quote).weigh({})
 
 
 def test_a_row_is_decided_where_two_runs_agree():
@@ -62,7 +62,8 @@ def test_a_row_says_why_it_is_open():
 
 def test_the_summary_counts_kinds_apart_and_what_chance_does():
     yes, theorem = outcome(0.001), outcome(None, "theorem")
-    rows = [Row(yes, yes, survives=True)] * 3 + [Row(theorem, None), Row(outcome(0.3, "reading"), None)]
+    claims = [Row(outcome(0.001, quote=quote), yes, survives=True) for quote in "abc"]
+    rows = [*claims, Row(theorem, None), Row(outcome(0.3, "reading"), None)]
     counts = counted_by_kind(rows)
     assert list(counts) == ["theorem", "claim", "reading"]
     assert counts["claim"]["reproduced"] == 3
@@ -72,6 +73,13 @@ def test_the_summary_counts_kinds_apart_and_what_chance_does():
     assert "at most 0.2 of them in one run, and 0.1 with the replication" in said
     assert "3 are decided, and their replication agrees. 0 more are at most weak" in said
     assert "3 of all these survive" in said
+
+
+def test_a_sentence_counts_once_as_its_worst_row():
+    yes, no = (outcome(p, quote="a") for p in (0.001, 0.999))
+    rows = [Row(yes, yes), Row(no, no), Row(yes, yes), Row(outcome(0.001, quote="b"), outcome(0.001, quote="b"))]
+    counts = counted_by_kind(rows)["claim"]
+    assert (counts["reproduced"], counts["not reproduced"], sum(counts.values())) == (1, 1, 2)
 
 
 def test_without_a_p_value_nothing_is_said_of_chance():

@@ -33,6 +33,11 @@ FARTHEST = 1000
 SURVIVES = "*"
 """Mark of an outcome that survives."""
 
+_WORST: tuple[Conclusion, ...] = (
+    "not reproduced", "at most weak", "depends on the reading", "open", "reproduced", "not tested",
+)  # fmt: skip
+"""Conclusions, the worst for a sentence first."""
+
 Counts: TypeAlias = Mapping[PredictionKind, Mapping[Conclusion, int]]
 
 
@@ -130,8 +135,15 @@ def _runs(one: Reproduction) -> list[tuple[Outcome, Outcome | None, tuple[Outcom
 
 
 def counted_by_kind(rows: Iterable[Row]) -> Counts:
-    """Return the number of rows with each decided conclusion, by kind; kinds without a row are left out."""
-    counts = Counter((row.outcome.prediction.kind, row.decided) for row in rows)
+    """Return the number of the papers' sentences with each decided conclusion, by kind; kinds without one are left out.
+
+    Rows with one quote are one sentence, which has the conclusion of the row that is worst for it.
+    """
+    sentences: dict[tuple[PredictionKind, str], set[Conclusion]] = {}
+    for row in rows:
+        prediction = row.outcome.prediction
+        sentences.setdefault((prediction.kind, prediction.quote or prediction.says), set()).add(row.decided)
+    counts = Counter((kind, min(decided, key=_WORST.index)) for (kind, _), decided in sentences.items())
     kinds: tuple[PredictionKind, ...] = get_args(PredictionKind)
     return {
         kind: {conclusion: counts[kind, conclusion] for conclusion in MARKS}
