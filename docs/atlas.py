@@ -23,7 +23,8 @@ from flatlens.papers.reproduction import (
     load_reproduction,
     save_archive,
 )
-from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
+from flatlens.papers.summary import Row, by_chance, counted_by_kind, no_theorems, rows_of
+from flatlens.progress import count_of
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.page import svg_of
 from flatlens.report.prose import what_was_run
@@ -102,6 +103,9 @@ def apart(stored: list[Reproduction]) -> tuple[list[Reproduction], dict[str, lis
 def kinds(rows: list[Row]) -> Iterator[str]:
     """Yield a table of how many sentences of each kind came to which conclusion."""
     yield "The papers' sentences, by kind. One with several rows counts once, as the row that is worst for it."
+    theorems = len(rows) - len(no_theorems(rows))
+    if theorems:
+        yield f"{count_of(theorems, 'row')} of theorems, which check the code, are not counted."
     yield ""
     yield from head("kind", *MARKS, numbers=MARKS)
     for kind, counts in counted_by_kind(rows).items():
@@ -122,7 +126,7 @@ def _missing(found: list[Reproduction]) -> Iterator[str]:
 def _glance(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
     yield from head("", "experiment", "source", "networks", *MARKS, numbers=("networks", *MARKS))
     for one, mine in zip(found, rows, strict=True):
-        counts = [sum(row.decided == conclusion for row in mine) for conclusion in MARKS]
+        counts = [sum(row.decided == conclusion for row in no_theorems(mine)) for conclusion in MARKS]
         yield line(link(one), one.experiment.title, one.experiment.reproduces, one.networks, *counts)
     yield ""
 

@@ -134,13 +134,19 @@ def _runs(one: Reproduction) -> list[tuple[Outcome, Outcome | None, tuple[Outcom
     return list(zip(one.outcomes, one.again or [None] * count, one.halves or [()] * count, strict=True))
 
 
+def no_theorems(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows that can fail: those of theorems check the code, and are no outcomes."""
+    return [row for row in rows if row.outcome.prediction.kind != "theorem"]
+
+
 def counted_by_kind(rows: Iterable[Row]) -> Counts:
     """Return the number of the papers' sentences with each decided conclusion, by kind; kinds without one are left out.
 
-    Rows with one quote are one sentence, which has the conclusion of the row that is worst for it.
+    Rows with one quote are one sentence, which has the conclusion of the row that is worst for it. Theorems, which
+    check the code, are left out.
     """
     sentences: dict[tuple[PredictionKind, str], set[Conclusion]] = {}
-    for row in rows:
+    for row in no_theorems(rows):
         prediction = row.outcome.prediction
         sentences.setdefault((prediction.kind, prediction.quote or prediction.says), set()).add(row.decided)
     counts = Counter((kind, min(decided, key=_WORST.index)) for (kind, _), decided in sentences.items())
