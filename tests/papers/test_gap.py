@@ -133,15 +133,15 @@ def test_the_page_says_what_the_table_says(gap):
     """Every line of docs/papers/index.md, computed again from docs/papers/gap.csv."""
     table = pd.read_csv(PAPERS / "gap.csv")
     lines = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in (PAPERS / "index.md").read_text().splitlines()
-        if line.startswith("| ") and line.count("|") == 9 and ", X" not in line.split("|")[1]
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in (PAPERS / "index.md").read_text().splitlines()
     ]
-    shown = [line for line in lines if line[1] in ("use", "avoid", "the gaps disagree") and line[3]]
-    assert len(shown) >= 6
+    said = [line for line in lines if len(line) == 8 and line[1] in ("use", "avoid", "the gaps disagree")]
+    assert sum(bool(line[3]) for line in said) >= 6
     difference = ""
-    for first, word, measure, *cells, _, _ in shown:
+    for first, word, measure, *cells, _, _ in said:
         difference = first.strip("*") or difference
+        if not cells[0]:
+            continue
         alone = difference == gap.SEEDS
         mine = table[(table["measure"] == measure) & (alone | (table["what differs"] == difference))]
         side = 1 if word == "use" else -1
