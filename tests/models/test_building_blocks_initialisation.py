@@ -19,6 +19,7 @@ UNIFORM = {
 NORMAL = {
     "xavier_normal": lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out)),
     "normal": lambda *_: math.sqrt(0.1),
+    "normal_sd": lambda *_: 0.1,
 }
 
 
@@ -65,6 +66,7 @@ def test_the_vgg_law_is_hes_by_fan_out_in_convolutions_and_pytorchs_in_linear_la
 def test_biases_are_zero_or_drawn_like_the_weights(init):
     for layer, fan_in in ((drawn(init).linear, LINEAR_IN), (drawn(init).conv, CONV_IN * 9)):
         std = {"torch": 1 / math.sqrt(3 * fan_in), "uniform": 0.1 / math.sqrt(3), "normal": math.sqrt(0.1)}
+        std["normal_sd"] = 0.1
         if init in std:
             assert layer.bias.std().item() == pytest.approx(std[init], rel=0.2)
         elif init != "vgg":

@@ -43,10 +43,14 @@ from flatlens.training.optimisers import solution
 
 
 def test_the_published_settings():
-    (lenet,) = EXPERIMENTS["X14"].studies("paper").values()
+    lenet = EXPERIMENTS["X14"].studies("paper")["lenet"]
     seen = {(n.training.batch_size, n.training.optimiser.lr) for n in lenet.networks()}
     assert seen == {(4, 0.001), (32, 0.008), (64, 0.02), (512, 0.1)}
     assert {n.model.init for n in lenet.networks()} == {"xavier_normal", "kaiming_uniform", "uniform", "normal"}
+    for scale in ("desk", "paper"):
+        printed = EXPERIMENTS["X14"].studies(scale)["lenet_printed"].networks()
+        assert {(n.training.batch_size, n.training.optimiser.lr) for n in printed} == seen
+        assert {n.model.init for n in printed} - {n.model.init for n in lenet.networks()} == {"normal_sd"}
     (mlp,) = EXPERIMENTS["X15"].studies("paper").values()
     assert len({n.training.optimiser.lr / n.training.batch_size for n in mlp.networks()}) == 1
     assert mlp.base.model.widths == (50, 50, 50, 30)

@@ -122,7 +122,9 @@ def pooled(owner: str, image: int, poolings: int) -> int:
     return side
 
 
-Init: TypeAlias = Literal["torch", "xavier_normal", "xavier_uniform", "kaiming_uniform", "uniform", "normal", "vgg"]
+Init: TypeAlias = Literal[
+    "torch", "xavier_normal", "xavier_uniform", "kaiming_uniform", "uniform", "normal", "normal_sd", "vgg"
+]
 Law: TypeAlias = Callable[[LinearLayer, Generator], None]
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -194,5 +196,6 @@ LAWS: dict[Init, Law] = {
     "kaiming_uniform": _biases_zero(nn.init.kaiming_uniform_, nonlinearity="relu"),
     "uniform": _every_parameter(Tensor.uniform_, -0.1, 0.1),
     "normal": _every_parameter(Tensor.normal_, 0, math.sqrt(0.1)),
+    "normal_sd": _every_parameter(Tensor.normal_, 0, 0.1),
     "vgg": lambda layer, generator: (_torch if isinstance(layer, nn.Linear) else _VGG_CONVOLUTION)(layer, generator),
 }

@@ -1,7 +1,8 @@
 """Petzka, Adilova, Kamp, Sminchisescu, "A Reparameterization-Invariant Flatness Measure for Deep Neural Networks".
 
 X14: LeNet5, the flatness of one layer and the gap, before and after a reparametrisation. The weight layers are counted,
-so layer 5 is fc3, which acts on the outputs of the last hidden layer. X15: a fully connected network, the flatness of
+so layer 5 is fc3, which acts on the outputs of the last hidden layer. `lenet_printed` has the paper's learning rates
+and batch sizes; `lenet` is an earlier run with four times these rates. X15: a fully connected network, the flatness of
 every layer, of neurons and of the whole network, and the gap.
 
 Names of the paper's Table 1: kappa^l is `layer_sharpness.kappa` of layer l, kappa_tau^l is `kappa_trace`, rho_sigma^l
@@ -10,7 +11,8 @@ is `neuron_flatness`, rho^l is `neuron_flatness.max`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -21,7 +23,17 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.claims import experiment
-from flatlens.papers.evidence import UNIT, Table, mark_left_out, reached, trained_ones
+from flatlens.papers.contrasts import readings, stronger
+from flatlens.papers.evidence import (
+    UNIT,
+    Evidence,
+    Table,
+    correlated,
+    independent,
+    mark_left_out,
+    reached,
+    trained_ones,
+)
 from flatlens.papers.experiment import (
     MOVED,
     MOVED_NEURONS,
@@ -39,12 +51,14 @@ from flatlens.training import SGD, Training, Until
 
 # ---- X14: one layer
 
+_PRINTED = ((4, 0.001), (32, 0.008), (64, 0.02), (512, 0.1))
+"""The paper's batch sizes and learning rates; lr / batch is .00025, .00025, .00031 and .0002."""
 _INITS = ("xavier_normal", "kaiming_uniform", "uniform", "normal")
 _X14_BATCHES: Mapping[Scale, tuple[tuple[int, float], ...]] = {
     "smoke": ((4, 0.002), (8, 0.004)),
     "laptop": ((2, 0.0005), (4, 0.001), (8, 0.002), (16, 0.004)),
     "desk": ((4, 0.004), (8, 0.008), (16, 0.016), (32, 0.032)),
-    "paper": ((4, 0.001), (32, 0.008), (64, 0.02), (512, 0.1)),
+    "paper": _PRINTED,
 }
 
 
@@ -58,10 +72,11 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
     until = Until(loss_below=0.5 if scale == "smoke" else 0.1, loss_over="epoch")
     epochs = {"smoke": 40, "laptop": 300, "desk": 300, "paper": 500}[scale]
     looks = 1000 if scale == "desk" else 100
+    training = Training(SGD(0.001), batch_size=4, until=until, max_epochs=epochs, check_every=looks)
     base = NetworkSettings(
         data,
         LeNet5(classes=10 if scale in ON_PAPERS_DATA else 2),
-        Training(SGD(0.001), batch_size=4, until=until, max_epochs=epochs, check_every=looks),
+        training,
         measures=("layer_sharpness", "kappa_trace", "weight_norm", "loss", "generalisation_gap", SUMMED_GAP),
         moved=(MOVED,),
     )
@@ -81,7 +96,19 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
             )
         ),
     )
-    return {"lenet": Study("lenet", base, (setups,), shown, scale=scale)}
+    studies = {"lenet": Study("lenet", base, (setups,), shown, scale=scale)}
+    if scale == "laptop":
+        return studies
+    # The paper's pairs, and N(0, .1) with .1 as the variance and as the standard deviation
+    laws, pairs, seeds, epochs = {
+        "smoke": (("xavier_normal", "normal_sd"), _X14_BATCHES["smoke"], 1, 40),
+        "desk": ((*_INITS, "normal_sd"), _PRINTED, 4, 500),
+        "paper": ((*_INITS, "normal_sd"), _PRINTED, 9, 500),
+    }[scale]
+    settings = [(law, *pair) for pair in pairs for law in laws]
+    setups = own_seeds("init+batch_size+lr", settings * seeds, 1)  # in turn: the settings of a part are all there
+    printed = replace(base, training=replace(training, max_epochs=epochs))
+    return studies | {"lenet_printed": Study("lenet_printed", printed, (setups,), shown, scale=scale)}
 
 
 def _of_fifth(row: str, transform: str) -> str:
@@ -90,7 +117,21 @@ def _of_fifth(row: str, transform: str) -> str:
 
 def lenets(results: Results) -> pd.DataFrame:
     """Return the values of Fig. 1 and 2 for each network, as trained and after the move ("moved ...")."""
-    networks = reached("lenet")(results)
+    return _layer_five(results, "lenet")
+
+
+@deferred
+def printed(results: Results, *normals: str) -> pd.DataFrame:
+    """Return the same of the networks trained as printed, from three schemes and these laws of N(0, .1).
+
+    "normal" takes .1 as the variance, "normal_sd" as the standard deviation.
+    """
+    networks = _layer_five(results, "lenet_printed")
+    return networks[networks["init"].isin((*_INITS[:3], *normals))].reset_index(drop=True)
+
+
+def _layer_five(results: Results, study: str) -> pd.DataFrame:
+    networks = reached(study)(results)
     columns = {
         "key": networks["key"],
         UNIT: networks[UNIT],
@@ -122,11 +163,36 @@ def within(results: Results, table: Table, group: str, columns: Sequence[str]) -
 
 
 _VALUES = ("kappa", "kappa_tau", "lmax", "trace")
-lenets_within = within(lenets, "init", ["gap", *_VALUES, *(f"moved {name}" for name in _VALUES)])
+_STANDARDISED = ["gap", *_VALUES, *(f"moved {name}" for name in _VALUES)]
+lenets_within = within(lenets, "init", _STANDARDISED)
+
+
+def printed_within(*normals: str) -> Table:
+    """Return `printed` with its numbers standardised within each scheme."""
+    return within(printed(*normals), "init", _STANDARDISED)
+
+
+def as_read(weighed: Callable[[Table], Evidence], name: str) -> Evidence:
+    """Return a claim of the paper's networks in four readings: pooled or within schemes, .1 variance or deviation."""
+    said = {"normal": "N(0, variance .1)", "normal_sd": "N(0, deviation .1)"}
+    pooled = {f"pooled, {words}": weighed(independent(printed(law), "init")) for law, words in said.items()}
+    apart = {f"within a scheme, {words}": weighed(printed_within(law)) for law, words in said.items()}
+    return readings(pooled | apart, name)
+
+
+def strongly(measure: str) -> Evidence:
+    """Return r of a measure and the gap among the paper's networks, in four readings."""
+    return as_read(lambda table: correlated(table, measure, "gap"), f"Pearson r of {measure} and gap")
+
+
+def fails(measure: str, proposed: str) -> Evidence:
+    """Return how much less a moved measure correlates with the gap than the proposed one, in four readings."""
+    name = f"Fisher's z of moved {proposed} and gap, less that of moved {measure}"
+    return as_read(lambda table: stronger(table, [f"moved {proposed}"], [f"moved {measure}"], "gap"), name)
 
 
 def _x14_plots(results: Results) -> list[Plot]:
-    networks = lenets(results)
+    networks = printed("normal", "normal_sd")(results) if "lenet_printed" in results else lenets(results)
     trained = {"kappa^5": "kappa", "kappa_tau^5": "kappa_tau"}
     moved = {"kappa^5": "kappa", "largest eigenvalue": "lmax", "kappa_tau^5": "kappa_tau", "trace": "trace"}
     return [
@@ -140,7 +206,7 @@ def _x14_plots(results: Results) -> list[Plot]:
             {name: f"moved {column}" for name, column in moved.items()}, "gap", "init",
             x="of layer 5, moved", y="generalisation gap",
         ),
-        pairwise("lenet", results["lenet"]),
+        *(pairwise(name, result) for name, result in results.items()),
     ]  # fmt: skip
 
 
