@@ -8,6 +8,7 @@ from torch import nn
 import flatlens as fl
 from flatlens import forecast
 from flatlens.forecast import Cost, seconds_of
+from flatlens.grams.plan import Weight
 from flatlens.memory import OfProcess, _of_group
 from flatlens.problem.data import Data
 
@@ -112,21 +113,49 @@ def test_a_machine_that_is_busy_during_one_trial_changes_little(lens, monkeypatc
     assert found.seconds == pytest.approx(0.25 * 200 * clock["wall"] / clock["own"])
 
 
-def test_a_slow_network_has_one_trial_of_one_sample(monkeypatch):
+@pytest.fixture
+def slow(monkeypatch):
+    """A network that counts as slow, and the number of samples of each trial."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-    data = torch.randn(300, 8), torch.arange(300) % 3
     monkeypatch.setattr(forecast, "SLOW", 0.0)
     seen, tried = [], forecast._tried
     monkeypatch.setattr(
-        forecast, "_tried", lambda lens, work, count, gauge: seen.append(count) or tried(lens, work, count, gauge)
+        forecast, "_tried", lambda lens, work, count, *how: seen.append(count) or tried(lens, work, count, *how)
     )
+    return net, (torch.randn(300, 8), torch.arange(300) % 3), seen
+
+
+def test_a_slow_network_has_one_trial_of_one_sample(slow):
+    net, data, seen = slow
     found = fl.cost(net, "cross_entropy", data, measures=["mls", "sharpness"])
     assert seen == [1]
-    assert {"sharpness", "the weights' norms", "the checks"} <= set(found.measures)
+    assert set(found.measures) == {"mls", "sharpness", "the pass", "the rest", "the checks"}
     assert found.measures["sharpness"][0] < 300 * found.measures["sharpness"][1]
     assert "2 numbers of 123 parameters" not in found.answer
     assert found.answer.split(" for ")[1].startswith("2 numbers of")
+
+
+def test_a_slow_network_s_limited_search_is_counted_without_running_it(slow, monkeypatch):
+    net, data, _ = slow
+    monkeypatch.setattr("flatlens.measures.pipeline.BUDGET", 1.0)
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data)))
+    monkeypatch.setattr("flatlens.measures.leading_eigenvalues.eigenpairs", None)
+    found = fl.cost(net, "cross_entropy", data)
+    assert found.measures["sharpness"][1] == report["sharpness"].products > 4
+
+
+def test_norms_of_a_slow_network_s_weights_are_searched_where_they_are_asked_for(slow, monkeypatch):
+    """Once for each form of a weight; the summary shows none of them."""
+    net, data, _ = slow
+    searched, norm = [], Weight.searched_spectral_norm.func
+    monkeypatch.setattr(
+        Weight.searched_spectral_norm, "func", lambda weight: searched.append(weight.layer) or norm(weight)
+    )
+    assert "the weights' norms" not in fl.cost(net, "cross_entropy", data).measures
+    assert not searched
+    assert fl.cost(net, "cross_entropy", data, measures="weight_norm").measures["the weights' norms"][0] > 0
+    assert searched == ["0", "4"]
 
 
 @pytest.mark.parametrize("form", ["pair", "set", "loader", "dicts", "stream"])

@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, TypeVar, final
 
 import pandas as pd
@@ -17,9 +17,11 @@ from flatlens.curvature import Hessian
 from flatlens.errors import FlatlensError
 from flatlens.estimate import Report
 from flatlens.grams.data_pass import PASS_CHUNK
-from flatlens.grams.plan import Weight
+from flatlens.grams.plan import Plan, Weight
+from flatlens.grams.weight_jacobians import euclidean
 from flatlens.measures import Lens, Measure, measure
 from flatlens.memory import Meter, in_gib, meter
+from flatlens.operations.operator_norm import SearchedNorm
 from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK
 from flatlens.problem.data import FEW, Data
@@ -40,7 +42,7 @@ QUICK, LONG = 2.0, 20.0  #: a trial of fewer seconds is followed by a larger one
 SLOW = 0.05  #: seconds of a forward pass of one sample above which the only trial has this sample alone
 PASS, REST, CHECKS = "the pass", "the rest", "the checks"  #: where time is spent besides the measures
 NORMS = "the weights' norms"  #: of slow networks; else it is part of a measure
-FORWARDS = 8, 32  #: samples of two forward passes that show the memory of a sample
+FORWARDS = 4, 16  #: samples of two forward passes that show the memory of a sample
 FIRST_BATCH = 256  #: samples that the checks run twice more
 
 
@@ -209,6 +211,7 @@ class _Trial:
     numbers: int
     grown: float | None  #: the peak minus the memory in use before
     results: int  #: memory of what the work keeps
+    product: float = math.nan  #: seconds of a curvature product of one sample, of the only trial of a slow network
 
     @property
     def seconds(self) -> float:
@@ -237,9 +240,9 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
     least = 1 if lens.problem.data.whole is None else lens.problem.n
     most = max(most, least)
     count, done = min(max(FIRST, least), most), list[_Trial]()
-    # one trial of one sample is enough of a slow network, whose weights' norms take as long as many samples
+    # one trial of one sample is enough of a slow network: its searches take a known number of products, and its
+    # weights' norms as long as many samples
     slow = lens.problem.data.whole is not None and _of_a_sample(lens) > SLOW
-    norms = _norms_of_each_form(lens) if slow else 0.0
     while not slow:
         done.append(_tried(lens, work, count, gauge))
         last = done[-1]
@@ -250,9 +253,10 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
         count = count if len(done) == 1 else min(most, grown)
     if slow:
         count = 1 if least <= FIRST else least
-        done.append(_tried(lens, work, count, gauge))
-        product = _of_a_product(lens, count) if done[0].in_all else 0.0
-        return _extrapolated(lens, done, gauge, before or 0, whole, product, norms)
+        tried = _without_searches(lens.plan)
+        done.append(_tried(lens, work, count, gauge, tried))
+        norms = _norms_of_each_form(lens.plan, tried)
+        return _extrapolated(lens, done, gauge, before or 0, whole, norms)
     gauge.begin()
     return _extrapolated(lens, _evened(done), gauge, before or 0, whole)
 
@@ -272,36 +276,58 @@ def _run(lens: Lens, count: int, gauge: Meter | None = None) -> tuple[_Taken, ob
         return _weighed(lambda: lens.problem.run(lens.model, some), gauge or _gauge(lens))
 
 
-def _of_a_product(lens: Lens, count: int) -> float:
-    """Return the seconds of a product with the Hessian, for each of a few samples."""
-    operator = Hessian(_few(lens, count).problem, model=lens.model)
-    v = torch.ones(operator.size, dtype=operator.dtype, device=device_of(lens.model))
-    operator(v)  # the first product has checks of its own
-    return _weighed(lambda: operator.on_every(1)(v), _gauge(lens))[0].seconds / count
+def _of_a_product(few: Lens) -> float:
+    """Return the seconds of a product with the Hessian, for each sample of a trial that had one with its checks."""
+    operator = Hessian(few.problem, model=few.model)
+    product, v = operator.on_every(1), torch.ones(operator.size, dtype=operator.dtype, device=operator.space.device)
+    return _weighed(lambda: product(v), _gauge(few))[0].seconds / few.problem.n
 
 
-def _norms_of_each_form(lens: Lens) -> float:
-    """Return the seconds of all weights' spectral norms; search those of one weight of each form, for all of this form.
+@dataclass(frozen=True, eq=False)
+class _Unsearched(Weight):
+    """A weight whose norms are not searched: in a trial its Frobenius norm stands for them."""
 
-    The lens is good for trials alone after that.
-    """
-    forms: dict[object, list[Weight]] = {}
-    for weight in lens.plan.weights.values():
+    @cached_property
+    def searched_kernel_norm(self) -> SearchedNorm:
+        return SearchedNorm(float(euclidean(self.value)))
+
+    @cached_property
+    def searched_spectral_norm(self) -> SearchedNorm:
+        return SearchedNorm(float(euclidean(self.value)))
+
+
+_NORMS = "searched_spectral_norm", "searched_kernel_norm"
+
+
+def _without_searches(plan: Plan) -> Plan:
+    weights = {
+        name: _Unsearched(**{one.name: getattr(weight, one.name) for one in fields(Weight)})
+        for name, weight in plan.weights.items()
+    }
+    return replace(plan, weights=weights)
+
+
+def _norms_of_each_form(plan: Plan, tried: Plan) -> float:
+    """Return the seconds of the searches for norms that a trial has asked for: of one of each form, for all of it."""
+    forms: dict[object, list[tuple[Weight, list[str]]]] = {}
+    for name, weight in plan.weights.items():
+        asked = [norm for norm in _NORMS if norm in vars(tried.weights[name])]
         linear = weight.linear_map
-        if linear is not None and not weight.part_of:
-            forms.setdefault((weight.value.shape, *linear[1], type(linear[0])), []).append(weight)
+        if asked and linear is not None and not weight.part_of:
+            forms.setdefault((weight.value.shape, *linear[1], type(linear[0]), *asked), []).append((weight, asked))
     seconds = 0.0
     for alike in forms.values():
-        start = time.monotonic()
-        found = alike[0].searched_spectral_norm, alike[0].searched_kernel_norm
+        (first, asked), start = alike[0], time.monotonic()
+        for norm in asked:
+            getattr(first, norm)
         seconds += (time.monotonic() - start) * len(alike)
-        for other in alike[1:]:
-            vars(other).update(searched_spectral_norm=found[0], searched_kernel_norm=found[1])
     return seconds
 
 
-def _tried(lens: Lens, work: Callable[[Lens], object], count: int, gauge: Meter) -> _Trial:
+def _tried(lens: Lens, work: Callable[[Lens], object], count: int, gauge: Meter, tried: Plan | None = None) -> _Trial:
     checks, few = _weighed(lambda: _few(lens, count), gauge)
+    if tried is not None:
+        few.plan, few.rehearses = tried, True
     taken, found = _weighed(lambda: work(few), gauge)
     seconds, counts = taken.seconds, lens.problem.data.whole is not None
     parts, products, numbers = {REST: seconds}, dict[str, int](), 0
@@ -317,7 +343,7 @@ def _tried(lens: Lens, work: Callable[[Lens], object], count: int, gauge: Meter)
     parts |= {CHECKS: checks.seconds} if counts else {}
     return _Trial(
         few.problem.n, taken.own + counts * checks.own, parts, products, few.products, numbers, taken.grown,
-        _held(few, found),
+        _held(few, found), _of_a_product(few) if few.rehearses and few.products else math.nan,
     )  # fmt: skip
 
 
@@ -371,7 +397,6 @@ def _extrapolated(
     gauge: Meter,
     before: float,
     whole: bool,
-    product: float = math.nan,
     norms: float = 0.0,
 ) -> Forecast:
     first, last, n = done[0], done[-1], _samples_of(lens)
@@ -382,9 +407,9 @@ def _extrapolated(
             checked = _checked(n) + (0 if held_out is None else 2 * held_out.count)
             parts[name] = took / _checked(last.n) * checked / lens.problem.ranks.size
             continue
-        if not math.isnan(product) and (last.products.get(name) or name == REST):
+        if not math.isnan(last.product) and (last.products.get(name) or name == REST):
             # a search takes some time that no sample adds to
-            parts[name] = took + last.products.get(name, 0) * product * (n - last.n) / lens.problem.ranks.size
+            parts[name] = took + last.products.get(name, 0) * last.product * (n - last.n) / lens.problem.ranks.size
             continue
         points = [(trial.n, trial.parts.get(name, 0.0)) for trial in done[1:]] or [(last.n, took)]
         shared = name == PASS or PASS not in last.parts  # of the rest, what no sample adds to comes once
@@ -410,9 +435,10 @@ def _extrapolated(
 
 def _of_the_checks(lens: Lens, gauge: Meter) -> float:
     """Return the bytes of one more sample in a forward pass."""
-    less, more = (_run(lens, count, gauge)[0].grown for count in FORWARDS)
-    apart = min(FORWARDS[1], _samples_of(lens)) - min(FORWARDS[0], _samples_of(lens))
-    return max(0.0, (more or 0.0) - (less or 0.0)) / apart if apart else 0.0
+    few, many = (min(count, _samples_of(lens)) for count in FORWARDS)
+    less, more = (_run(lens, count, gauge)[0].grown or 0.0 for count in (few, many))
+    slope = (more - less) / (many - few) if many > few else more / many
+    return max(0.0, min(slope, more / many))  # memory that is not given back makes a slope too large
 
 
 def _checked(n: int) -> int:

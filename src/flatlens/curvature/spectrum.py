@@ -38,7 +38,7 @@ from flatlens.progress import PRODUCTS, ROWS
 
 _SHARE = 8  #: the start vector is computed on every 8th sample...
 _WORTH = 512  #: ...if there are at least this many samples
-_WARMING = 12  #: products on those samples
+WARMING = 12  #: products on those samples
 _SMALL = 64  #: with fewer parameters, old pairs give only the start vector, as they do for several eigenvalues
 _RESOLVED = 0.75  #: width of a Gaussian, times steps / range, that Gauss quadrature integrates to 1%
 _LONG = 40  #: products after which a search from old pairs continues with Lanczos
@@ -77,7 +77,7 @@ def eigenpairs(
         rtol: The largest residual over the eigenvalue at which the search stops.
         most: The largest number of products.
         start: A vector for Lanczos, or the `remembered` pairs of an earlier search on the same operator. None is a
-            mixture of the leading Ritz vectors of the operator on every 8th sample: `_WARMING` products there cost as
+            mixture of the leading Ritz vectors of the operator on every 8th sample: `WARMING` products there cost as
             much as 1.5 on all samples, and save more.
         share: Compute the start on every so many-th sample, also of little data.
         keep: The number of pairs to keep for the next search, as memory allows.
@@ -131,11 +131,11 @@ def _warm_start(operator: Operator, generator: torch.Generator, share: int | Non
     It mixes the leading Ritz vectors on a part of the data with a random vector; on little data it is random.
     """
     fresh = _random(operator, generator)
-    if (operator.problem.n < _WORTH and share is None) or operator.size < 4 * _WARMING:
+    if (operator.problem.n < _WORTH and share is None) or operator.size < 4 * WARMING:
         return fresh, 1.0
     share = share or _SHARE
     small = operator.on_every(share)
-    krylov = Krylov(small, fresh, _WARMING)
+    krylov = Krylov(small, fresh, WARMING)
     while not krylov.full:
         krylov.extend()
         if krylov.beta == 0:

@@ -303,6 +303,12 @@ class NetworkMeasure(Measure):
         PassMeasure, ...
     ] = ()  #: numbers that it takes from a pass that had them; else it computes them itself
 
+    @cached_property
+    def takes_run(self) -> bool:
+        """Whether its function takes the run beside the lens."""
+        parameters = inspect.signature(self.compute).parameters.values()
+        return sum(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters) > 1
+
 
 _M = TypeVar("_M", PassMeasure, NetworkMeasure)
 
@@ -345,8 +351,8 @@ def on_lens(
 ) -> Callable[[Callable[..., Estimate | Parts]], NetworkMeasure]:
     """Make a measure from a function of the whole network that returns an Estimate or several parts.
 
-    The function takes the lens; with `on_request=True` also the run, as it then costs products, searches or random
-    draws. It is run only when named. `how` sets further fields of `NetworkMeasure`: `on_request`, `held_out`,
+    The function takes the lens, or the lens and the run. With `on_request=True` it is run only when named, as it costs
+    products, searches or random draws. `how` sets further fields of `NetworkMeasure`: `on_request`, `held_out`,
     `works_coupled`, `works_sharded` (False if not given), `of_parameters`, `differentiates` (True), `reads`,
     `invariances`.
     """

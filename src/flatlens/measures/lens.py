@@ -320,6 +320,7 @@ class Lens:
         # what measurements leave, for others and for the report
         self.passes = 0
         self.samples = self.problem.n  #: of the measurement; in a trial of it the number of samples that it stands for
+        self.rehearses = False  #: whether it is a trial that takes one product of a search whose length is known
         self.products = 0  #: products with curvature matrices over all the data, since the lens was made
         self.pass_seconds = 0.0  #: duration of all passes, which serve many measures each
         self._peers = self.problem.peers  # asked for at every layer, and found by a look at all parameters

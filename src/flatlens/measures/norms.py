@@ -16,7 +16,7 @@ from flatlens.curvature.spectral_norms import feature_norms
 from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.grams import UNREAD_PRODUCT, LayerGrams
 from flatlens.grams.weight_jacobians import euclidean
-from flatlens.measures.definition import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
+from flatlens.measures.definition import FUNCTION, PERMUTATION, Parts, Run, on_lens, per_sample
 from flatlens.measures.leading_eigenvalues import of_norm
 from flatlens.measures.lens import Lens
 from flatlens.measures.notes import NO_PARAMETER, left_out, no_linear_layer
@@ -65,7 +65,7 @@ def _slope_along_parameters(g: LayerGrams) -> Tensor:
     cost="operator norms",
     invariant_under={PERMUTATION},
 )
-def weight_norm(lens: Lens) -> Estimate | Parts:
+def weight_norm(lens: Lens, run: Run) -> Estimate | Parts:
     """Frobenius norm of all linear layers' weights, biases not counted: sqrt(sum_l ||W_l||_F^2).
 
     `.spectral` is ||W_l||_2. For a convolution it is the norm of the operator on inputs of the layer's size; `.kernel`
@@ -77,10 +77,12 @@ def weight_norm(lens: Lens) -> Estimate | Parts:
         return undefined(no_linear_layer(lens))
     others = left_out(lens, weights)
     norms = {layer: float(euclidean(weight.matrix.W)) for layer, weight in weights.items()}
-    spectral = {layer: weight.searched_spectral_norm for layer, weight in weights.items()}
-    kernel = {layer: w.searched_kernel_norm for layer, w in weights.items() if not w.adapter.token_wise}
     parts: dict[tuple[str, str | None], Estimate] = {("", None): Estimate(math.hypot(*norms.values()), note=others)}
     parts |= {("", layer): Estimate(norm) for layer, norm in norms.items()}
+    if run.budget < math.inf:  # the summary shows neither
+        return parts
+    spectral = {layer: weight.searched_spectral_norm for layer, weight in weights.items()}
+    kernel = {layer: w.searched_kernel_norm for layer, w in weights.items() if not w.adapter.token_wise}
     for part, values in (("spectral", spectral), ("kernel", kernel)):
         if values:
             parts[part, None] = of_norm(largest_norm(values.values()), others)

@@ -341,7 +341,7 @@ def _answer(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
     assert isinstance(one, NetworkMeasure)
     if one.on_request and one.of_parameters and not lens.problem.parameters:
         return {(one.key, None): undefined(NO_PARAMETER)}
-    result = one.evaluate(lens, run) if one.on_request else one.evaluate(lens)
+    result = one.evaluate(lens, run) if one.takes_run else one.evaluate(lens)
     parts: Parts = {("", None): result} if isinstance(result, Estimate) else result
     in_order = sorted(parts.items(), key=lambda row: row[0][1] is not None)  # the network's rows before the layers'
     return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in in_order}
