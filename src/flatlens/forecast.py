@@ -300,7 +300,7 @@ _NORMS = "searched_spectral_norm", "searched_kernel_norm"
 
 
 def _without_searches(plan: Plan) -> Plan:
-    weights = {
+    weights: dict[str, Weight] = {
         name: _Unsearched(**{one.name: getattr(weight, one.name) for one in fields(Weight)})
         for name, weight in plan.weights.items()
     }
