@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.bounds import BoundsReport, Target, check_bounds
-from flatlens.distributions import Cube, Distribution, GaussianMixture, Sphere, lipschitz_product
+from flatlens.distributions import (
+    Cube,
+    Distribution,
+    GaussianMixture,
+    Sphere,
+    empirical_covering_radius,
+    lipschitz_product,
+)
 from flatlens.errors import BadInput, UnknownName
 
 ROWS = ("lipschitz_bound", "jacobian_growth", "jacobian_generalisation")
@@ -91,6 +98,35 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(BadInput, match="delta"):
         check_bounds(lens, ROWS, delta=0.0)
     assert not {row.bound.partition(".")[0] for row in check_bounds(lens)} & {*ROWS, "batchnorm_limit"}
+
+
+def test_an_unknown_distribution_has_an_approximation_from_held_out_data() -> None:
+    """Each term written out: a linear network, whose Jacobian does not vary."""
+    W = torch.tensor([[1.0, -2.0]]).double()
+    net = torch.nn.Linear(2, 1, bias=False).double()
+    with torch.no_grad():
+        net.weight.copy_(W)
+    x, fresh = Cube(2).sample(40, seeded(0)), Cube(2).sample(30, seeded(1))
+    y, labels = x @ W.T + 0.1 * x[:, :1].sin(), fresh @ W.T + 0.1 * fresh[:, :1].sin()
+    lens = fl.Lens(fl.Problem(net, "mse", (x, y), test=(fresh, labels)))
+    row = check_bounds(lens, "jacobian_generalisation").of("jacobian_generalisation.empirical")
+    delta = empirical_covering_radius(x, fresh).value
+    every, told = torch.cat([x, fresh]), torch.cat([y, labels])
+    L = float(((told - told.T).abs() / (every[:, None] - every).norm(dim=2).fill_diagonal_(math.inf)).max())
+    off = (0.1 * every[:, 0].sin()).abs()
+    assert row.lhs == pytest.approx(float(off[40:].mean()), rel=1e-9)
+    assert row.rhs == pytest.approx(delta * (L + float(W.norm())) + float(off[:40].max()), rel=1e-6)
+    assert row.status == "not applicable"
+    assert row.assumption.startswith("known_distribution: delta and the Lipschitz constant")
+    assert "an approximation" in row.note
+    assert "intrinsic dimension" in row.note
+    declared = check_bounds(lens, "jacobian_generalisation", delta=0.5, target=Target(net, lipschitz=3.0))
+    row = declared.of("jacobian_generalisation.empirical")
+    assert row.rhs == pytest.approx(0.5 * (3 + float(W.norm())) + float(off[:40].max()), rel=1e-6)
+    few = fl.Lens(fl.Problem(net, "mse", (x, y), test=(fresh[:3], labels[:3])))
+    assert "at least 6 held-out" in check_bounds(few, "jacobian_generalisation")[0].assumption
+    other = fl.Lens(fl.Problem(net, "huber", (x, y), test=(fresh, labels)))
+    assert check_bounds(other, "jacobian_generalisation")[0].assumption.startswith("squared_error")
 
 
 def test_targets_that_are_missed_or_steeper_than_declared() -> None:

@@ -37,7 +37,7 @@ from flatlens.bounds.context import NO_INPUT_LAYER, Assumption, Claim, Context
 from flatlens.bounds.definition import bound
 from flatlens.bounds.feature_robustness import worst_of
 from flatlens.curvature.probes import student
-from flatlens.distributions import Cube, Distribution, GaussianMixture
+from flatlens.distributions import Cube, Distribution, GaussianMixture, TruncatedGaussian
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate
 from flatlens.perturbation import moved_risk, noise
@@ -293,8 +293,8 @@ def _smooth_density(context: Context) -> Assumption:
     # True for Gaussians, false for a cube; for other distributions the user declares it
     if isinstance(context.distribution, GaussianMixture):
         return Assumption("smooth_density", True)
-    if isinstance(context.distribution, Cube):
-        return Assumption("smooth_density", False, "the density of a cube jumps at its faces")
+    if isinstance(context.distribution, Cube | TruncatedGaussian):
+        return Assumption("smooth_density", False, "the density jumps at the faces of its cube")
     return context.declare("smooth_density")
 
 

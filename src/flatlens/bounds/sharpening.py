@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatlens.bounds.context import Assumption, Claim, Context, Inapplicable, Target
 from flatlens.bounds.definition import bound
-from flatlens.distributions import Distribution, PushForward, Sphere
+from flatlens.distributions import Distribution, PushForward, Sphere, empirical_covering_radius
 from flatlens.errors import BadInput
 from flatlens.measures.sensitivity import jacobian_norm
 from flatlens.perturbation.inputs import Inputs, Refused, in_float64
@@ -299,9 +299,16 @@ def jacobian_generalisation(context: Context) -> Iterator[Claim]:
     within delta of a sample, and the ball contains the segment between the two. `.corrected` adds max_i ||f(x_i) -
     f*(x_i)|| on the right, the middle term of the proof's Eq. 24, and needs no interpolation. The note calls the bound
     vacuous if the right side is not below the diameter of the values of f*: some constant function has no larger error.
+
+    `.empirical` is an approximation for an unknown distribution, from held-out data (`Problem(..., test=...)`) and a
+    squared error: delta is `empirical_covering_radius`, f* the labels, ||f*||_Lip the steepest secant of the labels
+    (or that of `target`), and the left side the mean error on the held-out data. The right side has the middle term of
+    `.corrected`. It is never called a bound.
     """
     seen = context.once(covered)
     law, target = context.distribution, context.target
+    if law is None and context.lens.problem.test is not None:
+        yield _empirical(context, seen)
     if law is None or target is None:
         which = "distribution=, the law of the data" if law is None else "target=Target(function, lipschitz)"
         raise Inapplicable(Assumption("known_target", None, f"give {which}"))
@@ -327,6 +334,54 @@ def jacobian_generalisation(context: Context) -> Iterator[Claim]:
         vacuous = "" if rhs < wide else f"vacuous: the values of f* differ by at most {wide:.4g}"
         note = "; ".join(filter(None, (seen.note, vacuous)))
         yield Claim(expected, rhs, None, part, assumed, stderr, note=note)
+
+
+def _empirical(context: Context, seen: Covered) -> Claim:
+    """Theorem 6.1 where the distribution is not known: its terms from the samples and the held-out ones."""
+    lens, loss = context.lens, context.lens.problem.loss
+    unknown = "delta and the Lipschitz constant of the labels come from samples: an approximation, no bound"
+    premises = [Assumption("known_distribution", False, unknown)]
+    if not isinstance(loss, SquaredError):
+        premises.insert(0, Assumption("squared_error", False, f"the loss is {loss.name}"))
+        return Claim(math.nan, math.nan, None, "empirical", tuple(premises))
+    # Inputs, labels and errors of the samples, and of the held-out ones
+    assert lens.problem.test is not None
+    sets = []
+    for data in (lens.problem.data, lens.problem.test):
+        parts = []
+        for raw in data.chunks(AT_ONCE):
+            batch = lens.problem.place(raw)
+            x = batch[0].to(torch.float64).flatten(1)
+            with torch.no_grad():
+                f = seen.network.outputs(x)
+            goal, _, _ = _targets(loss, f, batch[1])
+            parts.append((x, goal, (f.detach() - goal).norm(dim=1)))
+        sets.append([torch.cat(part) for part in zip(*parts, strict=True)])
+    (x, y, missed), (fresh, labels, error) = sets
+    # Their radius, the steepest secant of the labels, and the variation within the radius
+    try:
+        cover = empirical_covering_radius(x, fresh, FAILURE)
+    except BadInput as few:
+        return Claim(math.nan, math.nan, None, "empirical", (Assumption("held_out", False, str(few)), *premises))
+    delta, note = (context.delta, "") if context.delta is not None else (cover.value, cover.note)
+    every, told = torch.cat([x, fresh]), torch.cat([y, labels])
+    at = spread(every, _PAIRED)
+    L = steepest(every[at], told[at]) if context.target is None else context.target.steepness(seen.shape)
+    variation, certified = _certified(context, delta, x)
+    searched = ""
+    if not certified.holds:
+        try:
+            found = found_variation(lens.problem, lens.model, delta, restarts=2, steps=10, generator=context.generator)
+        except Refused as why:
+            return Claim(math.nan, math.nan, None, "empirical", (Assumption("variation", False, str(why)), *premises))
+        variation, searched = found, "the variation is from a search"
+    right = delta * (L + float((context.each(jacobian_norm) + variation).max())) + float(missed.max())
+    wide = float(torch.cdist(told[at], told[at]).max())
+    vacuous = "" if right < wide else f"vacuous: labels differ by at most {wide:.4g}"
+    told_of = f"delta = {delta:.4g}, the labels' Lipschitz constant {L:.4g}"
+    note = "; ".join(filter(None, (note or "an approximation", told_of, searched, vacuous)))
+    stderr = float(error.std()) / math.sqrt(len(error))
+    return Claim(float(error.mean()), right, None, "empirical", tuple(premises), stderr, note=note)
 
 
 def _missed(seen: Covered, target: Target, x: Tensor) -> Tensor:
