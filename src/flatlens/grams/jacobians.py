@@ -28,12 +28,14 @@ from flatlens.grams.weight_jacobians import (
     DenseJacobian,
     ExplicitJacobian,
     GramKind,
+    Roots,
     RowProduct,
     SharedJacobian,
     WeightJacobian,
     concatenated,
     norm2,
     row_products,
+    trace,
 )
 from flatlens.operations.graph import LEAF, Place
 from flatlens.operations.parameter_uses import RESHAPING, Derived, Entrywise, GraphOperation, Lookup, Product, Read
@@ -133,9 +135,31 @@ class LayerGrams:
         return self.K_weight + self.linear.bias_gram() if self.counts_weight else self.linear.bias_gram()
 
     @cached_property
+    def CK_weight(self) -> Tensor:
+        """Return tr(C K_weight), (n,)."""
+        return self.linear.trace()
+
+    @cached_property
+    def CK(self) -> Tensor:
+        """Return tr(C K), (n,), without the Gram matrix where none is read."""
+        total = self.CK_weight if self.counts_weight else self.C.new_zeros(len(self.C))
+        return total + self.linear.bias_trace() if self.counts_bias else total
+
+    @cached_property
+    def CR(self) -> Tensor:
+        """Return tr(C R), (n,), without the Gram matrix where none is read."""
+        return trace(self.C, self.R) if self._R_of_G else self.linear.relative_trace()
+
+    @property
+    def _R_of_G(self) -> bool:
+        """Whether R is ||phi||^2 G."""
+        return isinstance(self.weight, DenseJacobian) and self.pure and self.input_side is not None
+
+    @cached_property
     def R(self) -> Tensor:
         """Return R_kk' = <W^T M_k, W^T M_k'> with M_k = df_k/dW, (n, N, N); for a dense layer ||phi||^2 G."""
-        if isinstance(self.weight, DenseJacobian) and self.pure and self.input_side is not None:
+        if self._R_of_G:
+            assert isinstance(self.weight, DenseJacobian)
             return self.weight.phi_norm2[:, None, None] * self.G
         return self.linear.relative_gram()
 
@@ -331,6 +355,11 @@ class ChunkJacobians:
     scale: Mapping[str, Tensor]  #: spread of each layer's features, by layer
     make_grams: Callable[..., LayerGrams]
 
+    @cached_property
+    def roots(self) -> Roots:
+        """The root of C, which all layers share."""
+        return Roots(self.convex)
+
     def layers(self) -> dict[str, LayerGrams]:
         """Return the calls of linear layers and the weights outside them; a weight belongs to its first call."""
         layers, plan, tape = {}, self.forward.plan, self.forward.tape
@@ -413,7 +442,7 @@ class ChunkJacobians:
             phi = plan.unpadded(inputs[0].reshape(n, -1), self.forward.tape)
             J = self.found[weight.products[0]]
             at_x = Jx if weight.pure else None
-            return DenseJacobian(J, weight.matrix, at_x, phi, norm2(phi), self.C, self.needs)
+            return DenseJacobian(J, weight.matrix, at_x, phi, norm2(phi), self.C, self.needs, self.roots)
 
         def phi_of(piece: slice) -> Tensor:
             folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in inputs]
@@ -424,7 +453,7 @@ class ChunkJacobians:
         at_tokens = None
         if Jx is not None and same_tokens(plan, weight):
             at_tokens = Jx.view(*Jx.shape[:2], 1, -1, weight.matrix.W.shape[2]).mT
-        return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted, self.convex, at_tokens)
+        return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted, self.roots, at_tokens)
 
     def combined(self, u: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the gradients of sum_ik u_ik f_ik in parameters with derived tensors, and the size of the terms."""

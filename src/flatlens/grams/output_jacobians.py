@@ -35,7 +35,7 @@ from flatlens.grams.plan import (
     padding_ignored,
 )
 from flatlens.grams.record import Call, Tape, run_recorded
-from flatlens.grams.weight_jacobians import RowProduct, norm2, pieces, row_products
+from flatlens.grams.weight_jacobians import SMALLEST2, RowProduct, norm2, pieces, row_products
 from flatlens.operations.graph import LEAF, Place
 from flatlens.operations.layers import Adapter, Convolution
 from flatlens.operations.parameter_uses import Bias, GraphOperation, Lookup, Product
@@ -359,7 +359,6 @@ def _several_outputs(
     return found
 
 
-SMALLEST2 = 1e-30  #: squared length above which no square in float32 that counts is lost
 _PARAMETER = "parameter "
 """Prefix of a place's name in a check of the parameter that acts there, not of the samples' positions."""
 

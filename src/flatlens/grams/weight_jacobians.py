@@ -12,13 +12,16 @@ All kinds have the same methods:
 
     gram, bias_gram          K of the weight and of its bias, (n, N, N)
     relative_gram            R, (n, N, N); with `scale`, R for W * scale and M / scale: the same function in other units
+    trace, bias_trace        tr(C K) of the weight and of its bias, (n,)
+    relative_trace           tr(C R), (n,)
     diagonal                 Gauss-Newton diagonal of the weight, summed over samples, (g d, m)
     columns                  ||C^(1/2) sum_s W_sj M_sj||^2 for each column j of W, (n, g m)
     along                    <df_k/dW, W> + <df_k/db, b>, each if asked for, (n, N)
     adaptive, adaptive_bias  sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,); that of b
     block                    the Jacobian in some rows and columns of the weight, given as a weight; None for all
 
-Gram matrices are made by few contractions (`row_products`), which accumulate in float64.
+Gram matrices are made by few contractions (`row_products`), which accumulate in float64. Where traces alone are read
+and C = root root^T, tr(C K) = ||root^T M||^2: lengths of mixed Jacobians take the place of Gram matrices (`Roots`).
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -57,6 +60,7 @@ def euclidean(t: Tensor, dim: int | None = None) -> Tensor:
     return norms * (unit if dim is None else unit.squeeze(dim))
 
 
+SMALLEST2 = 1e-30  #: squared length above which no square in float32 that counts is lost
 FEW_OUTPUTS = 32  #: with more, a root of C takes longer than what it saves
 SCRATCH_BYTES = 2**23  #: bytes of scratch memory of a contraction; more would not fit in the cache
 CACHE_BYTES = 2**21  #: bytes of a Jacobian widened to float64 at a time on a CPU: it stays in one core's cache
@@ -131,6 +135,21 @@ def norm2(x: Tensor) -> Tensor:
     return norms.square()
 
 
+def length2(x: Tensor) -> Tensor:
+    """Return ||x_i||^2 of each sample, (n,) float64, as `norm2` but faster: rows of 64 in the tensor's own arithmetic.
+
+    Rounding of rows is independent, and their squares add in float64. Where squares leave float32 all is in float64.
+
+    >>> length2(torch.full((1, 4, 64), 1e-30)) / 256
+    tensor([1.0000e-60], dtype=torch.float64)
+    """
+    rows = x.view(len(x), -1, 64) if x.is_contiguous() and x[:1].numel() % 64 == 0 else x
+    found: Tensor = torch.linalg.vector_norm(rows, dim=-1).to(torch.float64).square().flatten(1).sum(1)
+    if x.dtype == torch.float64 or (x.device.type == "cpu" and bool(((found > SMALLEST2) & found.isfinite()).all())):
+        return found
+    return norm2(x)
+
+
 def trace(A: Tensor, B: Tensor) -> Tensor:
     """Return tr(A_i B_i), (n,), for symmetric matrices."""
     return (A * B).sum((1, 2))
@@ -161,6 +180,30 @@ def root_of(C: Tensor) -> Tensor:
     return R
 
 
+@dataclass(frozen=True, eq=False)
+class Roots:
+    """Roots of output Hessians C, found once for all layers of a chunk."""
+
+    convex: bool = False  #: whether C is known to have no negative eigenvalue
+    _found: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
+
+    def of(self, C: Tensor) -> Tensor | None:
+        """Return R with R R^T = C, (n, N, r); None if it need not exist, or takes longer than what it saves.
+
+        On a processor last columns that are 0 are left out: cross-entropy has one. Other devices need not wait.
+        """
+        if not self.convex or C.shape[1] > FEW_OUTPUTS:
+            return None
+        for known, root in self._found:
+            if known is C:
+                return root
+        root = root_of(C)
+        if C.device.type == "cpu":
+            root = root[..., : max([1, *(1 + root.any(0).any(0).nonzero()[:, 0]).tolist()])]
+        self._found.append((C, root))
+        return root
+
+
 def pieces(n: int, bytes_each: int, within: int = SCRATCH_BYTES) -> Iterator[slice]:
     """Yield slices of n samples, so that `bytes_each` per sample stay within `within` bytes.
 
@@ -172,7 +215,7 @@ def pieces(n: int, bytes_each: int, within: int = SCRATCH_BYTES) -> Iterator[sli
         yield slice(start, min(start + most, n))
 
 
-GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive"]
+GramKind: TypeAlias = Literal["K", "R", "CK", "CR", "diagonal", "columns", "adaptive"]
 
 FEW_COLUMNS = 8  #: with fewer, a product for each sample and output would take longer to read T than to compute
 
@@ -252,6 +295,7 @@ class DenseJacobian:
     phi_norm2: Tensor  #: (n,) float64
     C: Tensor  #: output Hessians, (n, N, N)
     wanted: frozenset[str] = frozenset()  #: needs of the measures: what several of them share is computed in one walk
+    roots: Roots = field(default_factory=Roots)
     _products: dict[tuple[str, RowProduct], Tensor] = field(default_factory=dict, init=False)
 
     def block(self, weight: WeightMatrix, rows: Tensor | None, columns: Tensor | None) -> DenseJacobian:
@@ -285,6 +329,27 @@ class DenseJacobian:
     def bias_gram(self) -> Tensor:
         """K of the bias, J J^T."""
         return self.product("z", "gram")
+
+    def trace(self) -> Tensor:
+        """tr(C K) of the weight, ||phi||^2 tr(C J J^T)."""
+        return self.phi_norm2 * self.bias_trace()
+
+    def bias_trace(self) -> Tensor:
+        """tr(C K) of the bias, tr(C J J^T)."""
+        return self._bias_trace
+
+    @cached_property
+    def _bias_trace(self) -> Tensor:
+        root = self.roots.of(self.C)
+        if "K" in self.wanted or root is None:
+            return trace(self.C, self.bias_gram())
+        if self.wanted & {"diagonal", "adaptive"}:
+            return self.product("z", "weighted").sum(1)
+        return _length2_mixed(root, self.J)
+
+    def relative_trace(self) -> Tensor:
+        """tr(C R)."""
+        return trace(self.C, self.relative_gram())
 
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
         """R = ||phi||^2 (J W)(J W)^T; `scale` is (1, m)."""
@@ -358,13 +423,25 @@ class ExplicitJacobian:
         """0: such a weight's bias is a parameter of its own."""
         return torch.zeros_like(self.C)
 
+    def trace(self) -> Tensor:
+        """tr(C K)."""
+        return trace(self.C, self.gram())
+
+    def bias_trace(self) -> Tensor:
+        """0, as `bias_gram`."""
+        return self.C.new_zeros(len(self.C))
+
+    def relative_trace(self) -> Tensor:
+        """tr(C R)."""
+        return trace(self.C, self.relative_gram())
+
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
         """R, the Gram matrix of T M; `scale` is (g, m)."""
         T = self.weight.row_factor if scale is None else row_factor(self.weight.W * scale[:, None])
         found = torch.empty_like(self.C)
         for piece in self._pieces():
             M = self.M[piece] if scale is None else self.M[piece] / scale[:, None].to(self.M.dtype)
-            found[piece] = _gram_of_product(T, M)
+            found[piece] = _of_product(gram, T, M)
         return found
 
     def diagonal(self) -> Tensor:
@@ -403,7 +480,7 @@ class SharedJacobian:
     weight: WeightMatrix
     C: Tensor  #: output Hessians, (n, N, N)
     wanted: frozenset[GramKind] = frozenset({"K", "R"})  #: quantities that will be read; one loop computes them
-    convex: bool = False  #: whether C is known to have no negative eigenvalue
+    roots: Roots = field(default_factory=Roots)
     at_x: Tensor | None = None  #: W^T J, (n, N, 1, m, P), if the pass has it
     _found: dict[GramKind, Tensor] = field(default_factory=dict, init=False)
 
@@ -423,6 +500,23 @@ class SharedJacobian:
         """K of the bias, (sum_p J_p)(sum_p J_p)^T, (n, N, N)."""
         return gram(self.J.sum(4))
 
+    def trace(self) -> Tensor:
+        """tr(C K) of the weight, (n,)."""
+        return trace(self.C, self._get("K")) if self._root is None else self._get("CK")
+
+    def bias_trace(self) -> Tensor:
+        """tr(C K) of the bias, (n,)."""
+        return trace(self.C, self.bias_gram())
+
+    def relative_trace(self) -> Tensor:
+        """tr(C R), (n,)."""
+        return trace(self.C, self._get("R")) if self._root is None else self._get("CR")
+
+    @cached_property
+    def _root(self) -> Tensor | None:
+        """The root of C, if no Gram matrix is read: root^T M then takes the place of M."""
+        return None if self.wanted & {"K", "R"} else self.roots.of(self.C)
+
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
         """R_kk' = <W^T M_k, W^T M_k'>, (n, N, N); with `scale` (g, m), R for W * scale and phi / scale.
 
@@ -430,7 +524,7 @@ class SharedJacobian:
         """
         if scale is None:
             return self._get("R")
-        return self._grams({"R": row_factor(self.weight.W * scale[:, None])}, scale)["R"]
+        return self._products({"R": row_factor(self.weight.W * scale[:, None])}, None, scale)["R"]
 
     def gram_at_input(self) -> Tensor:
         """Gram matrix of W^T J at all tokens, (n, N, N), for a layer that maps tokens one by one."""
@@ -491,80 +585,94 @@ class SharedJacobian:
 
     def _get(self, what: GramKind) -> Tensor:
         if what not in self._found:
-            self._compute({what, *self.wanted, *(("K",) if "R" in self.wanted else ())} - self._found.keys())
+            wanted: set[Any] = {what, *self.wanted, *(("K",) if "R" in self.wanted else ())}
+            if self._root is None:  # traces are those of Gram matrices
+                wanted = {one.removeprefix("C") for one in wanted}
+            self._compute(wanted - self._found.keys())
         return self._found[what]
 
     def _compute(self, wanted: set[GramKind]) -> None:
         """Compute quantities by the cheapest strategies; M is formed once for all that are made from it."""
-        by, sums = self.cheapest, wanted - {"K", "R"}
-        factors: dict[GramKind, Tensor | None] = {"K": None} if "K" in wanted else {}
-        if "R" in wanted:
-            factors["R"] = self.weight.row_factor
-        # Gram matrices share the M of the sums if that is made from the features, and whole.
-        if not sums or by["grams"] == "factor" or len(self._rows(self.J.shape[3])) > 1:
-            self._found.update(self._grams(factors))
-            factors = {}
-        root = None
-        if by["columns"] == "positions":
-            if "columns" in sums:
-                self._columns_at_positions()
+        by, sums, root = self.cheapest, wanted - {"K", "R", "CK", "CR"}, self._root
+        factors = {what: self.weight.row_factor if what in ("R", "CR") else None for what in sorted(wanted - sums)}
+        if "columns" in sums and by["columns"] == "positions":
+            self._columns_at_positions()
             sums = sums - {"columns"}
-            # If nothing else reads M, squares are those of root^T M, where C = root root^T.
-            if sums and self.convex and not factors and self.J.shape[1] <= FEW_OUTPUTS:
-                root = root_of(self.C)
-        if root is not None and by["squares"] == "pairs":
+        mixed = root is not None and "columns" not in sums
+        pairs = mixed and bool(sums) and by["squares"] == "pairs"
+        # Products share the M of the sums if that is made from the features, whole, and mixed as theirs.
+        apart = pairs or by["grams"] == "factor" or len(self._rows(self.J.shape[3])) > 1 or mixed != (root is not None)
+        if apart or not sums:
+            self._found.update(self._products(factors, root))
+            factors = {}
+        if pairs:
             self._squares_of_pairs(sums)
         elif sums or factors:
-            self._sums_of_M(factors, sums, root)
+            self._sums_of_M(factors, sums, root if mixed else None)
 
-    def _grams(self, factors: Mapping[GramKind, Tensor | None], scale: Tensor | None = None) -> dict[GramKind, Tensor]:
-        """Gram matrices of T M for each T (g, r, d), None for I, with phi divided by `scale` (g, m)."""
+    def _products(
+        self, factors: Mapping[GramKind, Tensor | None], root: Tensor | None = None, scale: Tensor | None = None
+    ) -> dict[GramKind, Tensor]:
+        """Gram matrices of T M for each T (g, r, d), None for I, with phi divided by `scale` (g, m).
+
+        With a root, squared lengths of root^T T M, (n,): M is mixed by it, or J where it has fewer numbers.
+        """
         d, P, m = *self.J.shape[3:], self.weight.W.shape[2]
-        narrow = self.cheapest["grams"] == "factor"
-        grams = {what: torch.empty_like(self.C) for what in factors}
+        narrow, of = self.cheapest["grams"] == "factor", gram if root is None else length2
+        found = {what: torch.empty_like(self.C if root is None else self.C[:, 0, 0]) for what in factors}
+        left, sizes = (None, None) if root is None else _unit(root)
         for piece in self._pieces(P if narrow else m) if factors else ():
             J, phi = self.J[piece], self.phi(piece)
             if scale is not None:
                 phi = phi / scale[..., None].to(phi.dtype)
             if narrow:
                 phi = torch.linalg.qr(phi, mode="r").R
-            M = self._M(J, phi) if len(self._rows(d, phi.shape[2])) == 1 else None
+            by = None if left is None else left[piece]
+            early, late = (by, None) if phi.shape[2] >= P else (None, by)
+            J = _mixed(early, J)
+            M = _mixed(late, self._M(J, phi)) if len(self._rows(d, phi.shape[2])) == 1 else None
             for what, T in factors.items():
                 if T is not None and scale is None and self.at_x is not None and self.cheapest["R"] == "input":
-                    grams[what][piece] = self._gram_in_rows(self.at_x[piece], phi)
+                    found[what][piece] = self._in_rows(of, _mixed(early, self.at_x[piece]), phi, late)
                 elif M is None:
-                    grams[what][piece] = self._gram_in_rows(J if T is None else _times(T, J), phi)
+                    found[what][piece] = self._in_rows(of, J if T is None else _times(T, J), phi, late)
                 else:
-                    grams[what][piece] = gram(M) if T is None else _gram_of_product(T, M)
-        return grams
+                    found[what][piece] = of(M) if T is None else _of_product(of, T, M)
+        return found if sizes is None else {what: lengths * sizes.square() for what, lengths in found.items()}
 
     def _sums_of_M(
         self, factors: Mapping[GramKind, Tensor | None], sums: Collection[GramKind], root: Tensor | None
     ) -> None:
-        """Compute Gram matrices and sums over outputs from M: for a few samples, or for a few rows of one."""
+        """Compute products and sums over outputs from M, mixed by a root if given: for few samples, or rows of one."""
         n, W, squares2 = len(self.J), self.weight.W, self.weight.squares
-        found: dict[GramKind, Tensor] = {what: torch.empty_like(self.C) for what in factors}
+        of = gram if root is None else length2
+        found: dict[GramKind, Tensor] = {
+            what: torch.empty_like(self.C if root is None else self.C[:, 0, 0]) for what in factors
+        }
         shapes: dict[GramKind, tuple[int, ...]] = {
             "diagonal": W.shape,
             "adaptive": (n,),
             "columns": (n, W.shape[0] * W.shape[2]),
         }
         found |= {what: W.new_zeros(shapes[what]) for what in sums}
+        early = self.J.shape[4] <= W.shape[2]
         for piece in self._pieces():
-            J, phi, C = self.J[piece], self.phi(piece), self.C[piece]
+            J, phi, C, top = self.J[piece], self.phi(piece), self.C[piece], W.new_ones(1)
+            by = None if root is None else root[piece]
+            if early:
+                J, top = _levelled(by, J)
             column = J.new_zeros(1)
-            if root is not None:  # in float64, so that the squares are, too
-                mixed, sizes = _mixed(root[piece], J.flatten(2))
-                J, sizes2 = mixed.view(J.shape), sizes.square()[:, None, None, None]
             for rows in self._rows(W.shape[1]):
                 M = self._M(J[:, :, :, rows], phi)
+                if not early:
+                    M, top = _levelled(by, M)
                 for what, T in factors.items():
-                    found[what][piece] = gram(M) if T is None else _gram_of_product(T, M)
+                    found[what][piece] = (of(M) if T is None else _of_product(of, T, M)) * top.square()
                 if "columns" in sums:
                     column = column + (M * W[:, rows].to(M.dtype)).sum(3)
                 if "diagonal" in sums or "adaptive" in sums:
                     # A sum of a few squares has the digits of M in float32, too.
-                    squares = quadratic(C, M) if root is None else M.square().sum(1) * sizes2
+                    squares = quadratic(C, M) if by is None else M.square().sum(1) * top.square()[:, None, None, None]
                     if "diagonal" in sums:
                         found["diagonal"][:, rows] += squares.sum(0)
                     if "adaptive" in sums:
@@ -617,9 +725,10 @@ class SharedJacobian:
         M = J.transpose(1, 2).reshape(-1, N * d, P) @ phi.flatten(0, 1).mT
         return M.reshape(-1, g, N, d, m).transpose(1, 2)
 
-    def _gram_in_rows(self, J: Tensor, phi: Tensor) -> Tensor:
-        """Gram matrix of M for J (n', N, g, d, P), a few rows of M at a time."""
-        parts = [gram(self._M(J[:, :, :, rows], phi)) for rows in self._rows(J.shape[3], phi.shape[2])]
+    def _in_rows(self, of: Callable[[Tensor], Tensor], J: Tensor, phi: Tensor, left: Tensor | None) -> Tensor:
+        """`of` (a sum over entries) of M, mixed by `left`, for J (n', N, g, d, P), a few rows of M at a time."""
+        slices = self._rows(J.shape[3], phi.shape[2])
+        parts = [of(_mixed(left, self._M(J[:, :, :, rows], phi))) for rows in slices]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def _pieces(self, m: int | None = None) -> Iterator[slice]:
@@ -632,28 +741,57 @@ class SharedJacobian:
         return list(pieces(d, self.J.shape[1] * self.J.shape[2] * (m or self.weight.W.shape[2]) * 8, CACHE_BYTES))
 
 
-def _mixed(root: Tensor, J: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, sizes) with root_i^T J_i = sizes_i B_i, in J's dtype, for root (n', N, N) float64 and J (n', N, M).
+def _unit(root: Tensor) -> tuple[Tensor, Tensor]:
+    """(root^T / sizes, sizes) of each sample, (n, r, N) and (n,), so that no C is too small for float32."""
+    sizes = root.abs().amax((1, 2))
+    sizes = torch.where((sizes > 0) & sizes.isfinite(), sizes, 1.0)
+    return (root / sizes[:, None, None]).mT, sizes
 
-    Whatever the units of a sample's C and J, squares of B's entries neither overflow nor underflow: samples beyond
+
+def _mixed(left: Tensor | None, X: Tensor) -> Tensor:
+    """left_i X_i of each sample, (n', r, ...), for left (n', r, N) and X (n', N, ...), stored as X is; X for None."""
+    if left is None:
+        return X
+    turned = X.ndim > 3 and X.stride(-2) == 1
+    held = X.mT if turned else X
+    B = (left.to(X.dtype) @ held.flatten(2)).view(len(X), -1, *held.shape[2:])
+    return B.mT if turned else B
+
+
+def _levelled(root: Tensor | None, X: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, sizes) with root_i^T X_i = sizes_i B_i, for root (n', N, r) and X (n', N, ...); X and 1 for None.
+
+    Whatever the units of a sample's C and X, squares of B's entries neither overflow nor underflow: samples beyond
     doubt keep their digits. Sizes are (n',).
     """
-    sizes = root.abs().amax((1, 2)) * J.abs().amax((1, 2)).to(root.dtype)
-    sizes = torch.where((sizes > 0) & sizes.isfinite(), sizes, 1.0)
-    return (root / sizes[:, None, None]).mT.to(J.dtype) @ J, sizes
+    if root is None:
+        return X, X.new_ones(1)
+    left, sizes = _unit(root)
+    top = X.abs().amax(tuple(range(1, X.ndim))).to(sizes)
+    top = torch.where((top > 0) & top.isfinite(), top, 1.0)
+    return _mixed(left / top[:, None, None], X), sizes * top
 
 
-def _gram_of_product(T: Tensor, M: Tensor) -> Tensor:
-    """Gram matrices of T M, for the triangular T (g, r, d) and M (n', N, g, d, m)."""
+def _length2_mixed(root: Tensor, J: Tensor) -> Tensor:
+    """||root_i^T J_i||^2, (n,) float64, for root (n, N, r) and J (n, N, M)."""
+    left, sizes = _unit(root)
+    found = torch.empty_like(sizes)
+    for piece in pieces(len(J), 8 * J[0].numel(), CACHE_BYTES):
+        found[piece] = length2(_mixed(left[piece], J[piece]))
+    return found * sizes.square()
+
+
+def _of_product(of: Callable[[Tensor], Tensor], T: Tensor, M: Tensor) -> Tensor:
+    """`of` (a sum over entries) of T M, for the triangular T (g, r, d) and M (n', N, g, d, m)."""
     T, (n, N, g, d, m) = T.to(M.dtype), M.shape
     if g > 1:
-        return gram(T @ M)
+        return of(T @ M)
     if m <= FEW_COLUMNS:
-        return gram(_times_triangle(M[:, :, 0].mT.reshape(-1, d), T[0]).view(n, N, -1))
+        return of(_times_triangle(M[:, :, 0].mT.reshape(-1, d), T[0]).view(n, N, -1))
     rows, half = M.reshape(n * N, d, m), T.shape[1] // 2  # T is 0 left of its diagonal
     upper = torch.bmm(T[0, :half].expand(n * N, -1, -1), rows)
     lower = torch.bmm(T[0, half:, half:].expand(n * N, -1, -1), rows[:, half:])
-    return gram(upper.view(n, N, -1)) + gram(lower.view(n, N, -1))
+    return of(upper.view(n, N, -1)) + of(lower.view(n, N, -1))
 
 
 def _times(T: Tensor, J: Tensor) -> Tensor:

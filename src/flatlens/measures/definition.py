@@ -34,7 +34,7 @@ FUNCTION = UNITS_AND_ORDER | {HEADWISE}  #: all transforms: a property of the fu
 RISK_FAMILY = "generalisation"  #: the family of quantities that one would like to predict: shown, but not ranked
 
 Where: TypeAlias = Literal["input", "parameters", "weight", "outputs"]
-Need: TypeAlias = Literal["C", "G", "squares", "K", "R", "diagonal", "columns", "adaptive", "along"]
+Need: TypeAlias = Literal["C", "G", "squares", "K", "R", "CK", "CR", "diagonal", "columns", "adaptive", "along"]
 Sketched: TypeAlias = Literal["probes", "top", "never"]
 Answer: TypeAlias = Literal["input", "sum", "last"]
 Option: TypeAlias = int | float | bool | str | None
@@ -428,6 +428,8 @@ def comes_along(asked: Iterable[PassMeasure], free: frozenset[Need] = FREE) -> l
     """Return the one-pass measures that read no more of the pass than the given ones, and what is `free`."""
     asked = list(asked)
     keys, read = {measure.key for measure in asked}, free.union(*(measure.needs for measure in asked))
+    traces: dict[Need, Need] = {"K": "CK", "R": "CR"}  # of Gram matrices that are there
+    read |= {traces[need] for need in read & traces.keys() if "C" in read}
     known = [measure for measure in MEASURES.values() if isinstance(measure, PassMeasure)]
     known += [one for measure in MEASURES.values() if isinstance(measure, NetworkMeasure) for one in measure.reads]
     return [measure for measure in known if measure.needs <= read and measure.key not in keys]

@@ -33,25 +33,25 @@ of_weight = partial(
     family="flatness",
     unit="loss",
     place="weight",
-    needs={"C", "K"},
+    needs={"C", "CK"},
     sketched="probes",
     invariant_under={LAYERWISE, PERMUTATION},
 )
 relative = partial(
-    of_weight, id="M9", needs={"C", "R"}, answer="last", invariances=UNITS, needs_feature_scale="normalized"
+    of_weight, id="M9", needs={"C", "CR"}, answer="last", invariances=UNITS, needs_feature_scale="normalized"
 )
 
 
 def _in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
-    """Return R of the layer, R_i[k, k'] = <W^T M_k, W^T M_k'>, M_k the gradient of output k in W.
+    """Return tr(C R) of the layer, R_i[k, k'] = <W^T M_k, W^T M_k'>, M_k the gradient of output k in W.
 
     With `normalized` it is that after Theorem 4's preprocessing: features divided by their spread.
     """
     if normalized is None:
-        return g.R
+        return g.CR
     require_one_of(("std", "variance"), normalized=normalized)
     assert g.feature_scale is not None
-    return g.relative_gram(g.feature_scale if normalized == "std" else g.feature_scale.square())
+    return trace(g.C, g.relative_gram(g.feature_scale if normalized == "std" else g.feature_scale.square()))
 
 
 def _relative_curvature(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
@@ -91,7 +91,7 @@ def relative_flatness(g: LayerGrams, *, normalized: str | None = None) -> Tensor
     the variances, as the paper prints; the value does not survive then. A feature that is 0 for all data is dropped. A
     constant feature is measured in units of its value.
     """
-    return trace(g.C, _in_units_of_features(g, normalized))
+    return _in_units_of_features(g, normalized)
 
 
 @relative(symbol=r"\kappa_{Tr}^{GN}", source="relative2021 Def. 3, Gauss-Newton part")
@@ -102,7 +102,7 @@ def relative_flatness_ggn(g: LayerGrams, *, normalized: str | None = None) -> Te
     dense layer R_i = ||phi_i||^2 G_i. The network's number is that of the last linear layer, as in the paper; `.sum`
     and `.max` are over layers.
     """
-    return trace(g.C, _in_units_of_features(g, normalized))
+    return _in_units_of_features(g, normalized)
 
 
 def _curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
@@ -124,7 +124,7 @@ def kappa_trace(g: LayerGrams) -> Tensor:
 
     H_l is the Hessian of the risk in the layer's weight alone.
     """
-    return g.linear.weight.W.square().sum() * trace(g.C, g.K_weight)
+    return g.linear.weight.W.square().sum() * g.CK_weight
 
 
 def _all_columns(mean_columns: Tensor, weight: Weight, measure: Measure) -> Reduced:

@@ -29,7 +29,7 @@ from flatlens.curvature.functional_hessian import (
 from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, Kind, undefined, with_note
-from flatlens.grams import LayerGrams, trace
+from flatlens.grams import LayerGrams
 from flatlens.grams.data_pass import random_signs
 from flatlens.measures.definition import (
     PERMUTATION,
@@ -71,7 +71,7 @@ def interpolation_sharpness(g: LayerGrams) -> Tensor:
 
 
 @of_parameters(
-    id="M2", symbol=r"\mathrm{Tr}\,GN", source="sharpening Eq. 3", unit="loss / parameter^2", needs={"C", "K"}
+    id="M2", symbol=r"\mathrm{Tr}\,GN", source="sharpening Eq. 3", unit="loss / parameter^2", needs={"C", "CK"}
 )
 def ggn_trace(g: LayerGrams) -> Tensor:
     """Trace of the Gauss-Newton matrix: mean_i tr(C_i K_i), summed over parameters.
@@ -79,7 +79,7 @@ def ggn_trace(g: LayerGrams) -> Tensor:
     It equals Tr H if the outputs are an affine function of each weight. Those of ReLU networks that use
     each weight once are.
     """
-    return trace(g.C, g.K)
+    return g.CK
 
 
 @of_parameters(id="M18", symbol=r"\overline{\|\partial f/\partial\theta\|_F^2}", source="sharpening App. D")
