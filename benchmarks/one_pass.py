@@ -37,7 +37,7 @@ from benchmarks import machine
 from benchmarks.timed import NETWORKS, OUTPUTS, TRANSFORMERS
 from flatlens.errors import out_of_memory
 from flatlens.grams import Plan, lay_out, one_pass
-from flatlens.grams.data_pass import ALL_GRAMS, PASS_CHUNK
+from flatlens.grams.data_pass import ALL_GRAMS, PASS_CHUNK, chunk_size
 from flatlens.measures.presets import SUMMARY
 
 THREE = ["mls", "ggn_trace", "relative_flatness_ggn"]
@@ -103,8 +103,7 @@ def fastest(problem: fl.Problem, clock: Callable[[], float] = time.perf_counter)
 
 def chunk_of(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> int:
     """Return the number of samples that the pass takes at once."""
-    plan = lay_out(problem, problem.model)
-    return min(PASS_CHUNK, problem.n, plan.samples_at_once(problem.memory, problem.outputs, needs))
+    return min(problem.n, chunk_size(problem, lay_out(problem, problem.model), problem.outputs, needs))
 
 
 def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> Callable[[], None]:

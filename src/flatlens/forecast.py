@@ -16,7 +16,7 @@ import torch
 from flatlens.curvature import Hessian
 from flatlens.errors import FlatlensError
 from flatlens.estimate import Report
-from flatlens.grams.data_pass import PASS_CHUNK
+from flatlens.grams.data_pass import chunk_size
 from flatlens.grams.plan import Plan, Weight
 from flatlens.grams.weight_jacobians import euclidean
 from flatlens.measures import Lens, Measure, measure
@@ -483,7 +483,7 @@ def by_rule(lens: Lens) -> Forecast:
 
 def chunk(lens: Lens, n: int) -> int:
     """Return how many of `n` samples a pass takes together."""
-    return min(n, PASS_CHUNK, lens.plan.samples_at_once(lens.problem.memory, _rows(lens)))
+    return min(n, chunk_size(lens.problem, lens.plan, _rows(lens)))
 
 
 def _per_sample(lens: Lens) -> float:

@@ -6,11 +6,21 @@ import copy
 
 import pytest
 import torch
+from networks import NETWORKS, network
 from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.weight_jacobians import CACHE_BYTES, WeightMatrix, gram, quadratic, row_products
+from flatlens.grams.weight_jacobians import (
+    CACHE_BYTES,
+    FEW_OUTPUTS,
+    Roots,
+    SharedJacobian,
+    WeightMatrix,
+    gram,
+    quadratic,
+    row_products,
+)
 
 n, N, M = 150, 10, 512  # three pieces, the last one short
 
@@ -74,3 +84,64 @@ def test_a_pass_in_float32_is_that_in_float64_up_to_rounding_of_the_jacobians() 
                 assert found.dtype == torch.float64
                 off = (found - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
                 assert float(off.max()) < 1e-5, (layer, what)
+
+
+def saddle(f: Tensor, y: Tensor) -> Tensor:
+    """A loss that curves upwards in the first output, downwards in the others."""
+    return f[:, 0].square() - f[:, 1:].sin().square().sum(1)
+
+
+def traces(problem: fl.Problem, needs: set[str]) -> dict[tuple[str, str], Tensor]:
+    """tr(C K) and tr(C R) at all places: of Gram matrices where these are needed, too."""
+    found: dict[tuple[str, str], list[Tensor]] = {}
+    for chunk in one_pass(problem, problem.model, lay_out(problem, problem.model), needs=needs):
+        for at, g in (chunk.layers | chunk.others).items():
+            for what in ("K", "R") if at in chunk.layers and g.has_derivative else ("K",):
+                if g.weight is not None:
+                    trace = (g.C * getattr(g, what)).sum((1, 2)) if what in needs else getattr(g, "C" + what)
+                    found.setdefault((at, what), []).append(trace)
+    return {at: torch.cat(parts) for at, parts in found.items()}
+
+
+@pytest.mark.parametrize("also", [set(), {"G"}, {"diagonal", "adaptive"}, {"columns"}])
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse", saddle])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_traces_without_gram_matrices_are_those_of_gram_matrices(name: str, loss: object, also: set[str]) -> None:
+    net, x, y = network(name)
+    problem = fl.Problem(net, loss, (x, y.double()[:, None].expand(-1, 3) if loss == "mse" else y))
+    truth, ours = traces(problem, {"C", "K", "R"}), traces(problem, {"C", "CK", "CR"} | also)
+    assert ours.keys() == truth.keys()
+    for at, expected in truth.items():
+        assert torch.allclose(ours[at], expected, rtol=1e-10, atol=1e-14), at
+
+
+@pytest.mark.parametrize("outputs", [2, FEW_OUTPUTS + 1])
+def test_traces_in_float32_have_the_digits_of_those_of_gram_matrices(outputs: int) -> None:
+    torch.manual_seed(0)
+    convolutions = nn.Conv2d(2, 6, 3), nn.Tanh(), nn.Conv2d(6, 4, 3, groups=2)
+    net = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(64, 20), nn.Tanh(), nn.Linear(20, outputs))
+    data = torch.randn(40, 2, 8, 8), torch.randint(outputs, (40,))
+    narrow, wide = (fl.Problem(each, "cross_entropy", data) for each in (net, copy.deepcopy(net).double()))
+    truth = traces(wide, {"C", "K", "R"})
+    before, ours = traces(narrow, {"C", "K", "R"}), traces(narrow, {"C", "CK", "CR"})
+    for at, expected in truth.items():
+        off, was = ((found[at] / expected - 1).norm() for found in (ours, before))
+        assert off < 1.5 * was + 1e-8, at
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e-15, 1.0, 1e15])
+@pytest.mark.parametrize("also", [set(), {"adaptive"}])
+@pytest.mark.parametrize("P", [2, 20])
+def test_traces_in_float32_keep_their_digits_in_any_unit(P: int, also: set[str], unit: float) -> None:
+    """Jacobians, weights and curvatures whose squares leave float32; one sample's C is negligible, another's is 0."""
+    gen = torch.Generator().manual_seed(P)
+    J, phi = unit * torch.randn(3, 2, 1, 8, P, generator=gen), torch.randn(3, 1, 5, P, generator=gen)
+    weight = WeightMatrix(torch.randn(1, 8, 5, generator=gen).double() / unit)
+    scale = torch.tensor([1.0, 1e-40, 0.0]).double()
+    C = scale[:, None, None] * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double()
+    wanted = frozenset({"CK", "CR", *also})
+    own = SharedJacobian(J, lambda piece: phi[piece], weight, C, wanted, Roots(convex=True))
+    M = torch.einsum("nkgdp,ngmp->nkdm", J.double(), phi.double())
+    mixed = (M[:, 0] - M[:, 1]) * scale.sqrt()[:, None, None]
+    assert torch.allclose(own.trace(), mixed.square().sum((1, 2)), rtol=1e-5, atol=0)
+    assert torch.allclose(own.relative_trace(), (weight.W[0].T @ mixed).square().sum((1, 2)), rtol=1e-5, atol=0)

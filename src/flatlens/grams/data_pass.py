@@ -22,6 +22,7 @@ the pass has ended without PlanBroken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +40,7 @@ from flatlens.grams.plan import Plan
 from flatlens.grams.record import run_recorded
 from flatlens.operations.graph import closing_softmax
 from flatlens.problem import Batch, Loss, Problem
-from flatlens.problem.eval_context import differentiable
+from flatlens.problem.eval_context import device_of, differentiable
 from flatlens.problem.forward import fisher_slopes
 from flatlens.problem.loss import labels_known
 from flatlens.problem.ranks import ALONE, Ranks
@@ -140,6 +141,18 @@ class Sketch:
 
 ALL_GRAMS = ("C", "G", "K", "R")
 PASS_CHUNK = 256  #: samples of a chunk at most; more gain no speed (benchmarks/one_pass.py)
+_FEW_SAMPLES = 32  #: with fewer samples of a chunk, backward passes take longer
+_CHUNK_BYTES = 2**28
+"""Bytes of a chunk's Jacobians at most on a processor, if there are more samples than few: fetching more memory for the
+first time takes longer than what larger chunks save."""
+
+
+def chunk_size(problem: Problem, plan: Plan, outputs: int, needs: Collection[str] = ()) -> int:
+    """Return how many samples the pass takes at once at most."""
+    most = min(PASS_CHUNK, plan.samples_at_once(problem.memory, outputs, needs))
+    if device_of(problem.model).type == "cpu":
+        most = min(most, max(_FEW_SAMPLES, _CHUNK_BYTES // max(1, outputs * plan.jacobian_bytes)))
+    return most
 
 
 def one_pass(
@@ -170,7 +183,8 @@ def one_pass(
     """
     problem = problem.as_asked()
     outputs = problem.outputs if sketch is None else 2
-    most = min(PASS_CHUNK, plan.samples_at_once(problem.memory, outputs, needs))
+    most = chunk_size(problem, plan, outputs, needs)
+    most = math.ceil(problem.n / math.ceil(problem.n / most))  # chunks of equal size
     # differentiable: so that the graph also shows frozen parameters
     with clear_autograd_errors(), problem.measuring(model), differentiable(model.parameters()):
         run = _Pass(

@@ -30,10 +30,12 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+
+_T = TypeVar("_T")
 
 
 def power_of_two(t: Tensor, dim: int | None = None) -> Tensor:
@@ -60,6 +62,7 @@ def euclidean(t: Tensor, dim: int | None = None) -> Tensor:
     return norms * (unit if dim is None else unit.squeeze(dim))
 
 
+_MANY = 4096  #: entries of a sample with which roundings of rows are negligible
 SMALLEST2 = 1e-30  #: squared length above which no square in float32 that counts is lost
 FEW_OUTPUTS = 32  #: with more, a root of C takes longer than what it saves
 SCRATCH_BYTES = 2**23  #: bytes of scratch memory of a contraction; more would not fit in the cache
@@ -136,18 +139,29 @@ def norm2(x: Tensor) -> Tensor:
 
 
 def length2(x: Tensor) -> Tensor:
-    """Return ||x_i||^2 of each sample, (n,) float64, as `norm2` but faster: rows of 64 in the tensor's own arithmetic.
+    """Return ||x_i||^2 of each sample, (n,) float64, faster than `norm2`, if no square leaves the tensor's arithmetic.
 
-    Rounding of rows is independent, and their squares add in float64. Where squares leave float32 all is in float64.
-
-    >>> length2(torch.full((1, 4, 64), 1e-30)) / 256
-    tensor([1.0000e-60], dtype=torch.float64)
+    Rows of 64 are squared and added in it. Many roundings of rows are independent, and rows add in float64.
     """
+    if x[:1].numel() < _MANY:
+        return norm2(x)
     rows = x.view(len(x), -1, 64) if x.is_contiguous() and x[:1].numel() % 64 == 0 else x
     found: Tensor = torch.linalg.vector_norm(rows, dim=-1).to(torch.float64).square().flatten(1).sum(1)
-    if x.dtype == torch.float64 or (x.device.type == "cpu" and bool(((found > SMALLEST2) & found.isfinite()).all())):
-        return found
-    return norm2(x)
+    return found
+
+
+def lengths2(compute: Callable[[Callable[[Tensor], Tensor]], Mapping[_T, Tensor]], like: Tensor) -> Mapping[_T, Tensor]:
+    """Return what `compute` gives with `length2`; with `norm2` where squares leave the arithmetic of `like`.
+
+    >>> tiny = torch.full((1, 4, 64), 1e-30)
+    >>> lengths2(lambda of: {"": of(tiny)}, tiny)[""] / 256
+    tensor([1.0000e-60], dtype=torch.float64)
+    """
+    if like.dtype != torch.float64 and like.device.type != "cpu":  # reading a flag would wait for the device
+        return compute(norm2)
+    found = compute(length2)
+    fits = like.dtype == torch.float64 or all(((each > SMALLEST2) & each.isfinite()).all() for each in found.values())
+    return found if fits else compute(norm2)
 
 
 def trace(A: Tensor, B: Tensor) -> Tensor:
@@ -524,7 +538,7 @@ class SharedJacobian:
         """
         if scale is None:
             return self._get("R")
-        return self._products({"R": row_factor(self.weight.W * scale[:, None])}, None, scale)["R"]
+        return self._products({"R": row_factor(self.weight.W * scale[:, None])}, scale=scale)["R"]
 
     def gram_at_input(self) -> Tensor:
         """Gram matrix of W^T J at all tokens, (n, N, N), for a layer that maps tokens one by one."""
@@ -603,7 +617,10 @@ class SharedJacobian:
         # Products share the M of the sums if that is made from the features, whole, and mixed as theirs.
         apart = pairs or by["grams"] == "factor" or len(self._rows(self.J.shape[3])) > 1 or mixed != (root is not None)
         if apart or not sums:
-            self._found.update(self._products(factors, root))
+            if root is None or not factors:
+                self._found.update(self._products(factors))
+            else:
+                self._found.update(lengths2(partial(self._products, factors, root=root), self.J))
             factors = {}
         if pairs:
             self._squares_of_pairs(sums)
@@ -611,16 +628,21 @@ class SharedJacobian:
             self._sums_of_M(factors, sums, root if mixed else None)
 
     def _products(
-        self, factors: Mapping[GramKind, Tensor | None], root: Tensor | None = None, scale: Tensor | None = None
+        self,
+        factors: Mapping[GramKind, Tensor | None],
+        of: Callable[[Tensor], Tensor] | None = None,
+        root: Tensor | None = None,
+        scale: Tensor | None = None,
     ) -> dict[GramKind, Tensor]:
         """Gram matrices of T M for each T (g, r, d), None for I, with phi divided by `scale` (g, m).
 
-        With a root, squared lengths of root^T T M, (n,): M is mixed by it, or J where it has fewer numbers.
+        With a root and `of` squared lengths, those of root^T T M, (n,): M is mixed, or J where it has fewer numbers.
         """
         d, P, m = *self.J.shape[3:], self.weight.W.shape[2]
-        narrow, of = self.cheapest["grams"] == "factor", gram if root is None else length2
+        narrow, of = self.cheapest["grams"] == "factor", of or gram
+        factors = {what: None if T is None else T.to(self.J.dtype) for what, T in factors.items()}
         found = {what: torch.empty_like(self.C if root is None else self.C[:, 0, 0]) for what in factors}
-        left, sizes = (None, None) if root is None else _unit(root)
+        left, sizes = (None, None) if root is None else _unit(root, self.J.dtype)
         for piece in self._pieces(P if narrow else m) if factors else ():
             J, phi = self.J[piece], self.phi(piece)
             if scale is not None:
@@ -645,7 +667,7 @@ class SharedJacobian:
     ) -> None:
         """Compute products and sums over outputs from M, mixed by a root if given: for few samples, or rows of one."""
         n, W, squares2 = len(self.J), self.weight.W, self.weight.squares
-        of = gram if root is None else length2
+        of = gram if root is None else length2  # of levelled numbers
         found: dict[GramKind, Tensor] = {
             what: torch.empty_like(self.C if root is None else self.C[:, 0, 0]) for what in factors
         }
@@ -656,6 +678,8 @@ class SharedJacobian:
         }
         found |= {what: W.new_zeros(shapes[what]) for what in sums}
         early = self.J.shape[4] <= W.shape[2]
+        units = {what: 1.0 if T is None else power_of_two(T) for what, T in factors.items()}
+        factors = {what: None if T is None else T / units[what] for what, T in factors.items()}
         for piece in self._pieces():
             J, phi, C, top = self.J[piece], self.phi(piece), self.C[piece], W.new_ones(1)
             by = None if root is None else root[piece]
@@ -667,7 +691,7 @@ class SharedJacobian:
                 if not early:
                     M, top = _levelled(by, M)
                 for what, T in factors.items():
-                    found[what][piece] = (of(M) if T is None else _of_product(of, T, M)) * top.square()
+                    found[what][piece] = (of(M) if T is None else _of_product(of, T, M)) * (top * units[what]) ** 2
                 if "columns" in sums:
                     column = column + (M * W[:, rows].to(M.dtype)).sum(3)
                 if "diagonal" in sums or "adaptive" in sums:
@@ -741,11 +765,11 @@ class SharedJacobian:
         return list(pieces(d, self.J.shape[1] * self.J.shape[2] * (m or self.weight.W.shape[2]) * 8, CACHE_BYTES))
 
 
-def _unit(root: Tensor) -> tuple[Tensor, Tensor]:
+def _unit(root: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(root^T / sizes, sizes) of each sample, (n, r, N) and (n,), so that no C is too small for float32."""
     sizes = root.abs().amax((1, 2))
     sizes = torch.where((sizes > 0) & sizes.isfinite(), sizes, 1.0)
-    return (root / sizes[:, None, None]).mT, sizes
+    return (root / sizes[:, None, None]).mT.to(dtype), sizes
 
 
 def _mixed(left: Tensor | None, X: Tensor) -> Tensor:
@@ -766,7 +790,7 @@ def _levelled(root: Tensor | None, X: Tensor) -> tuple[Tensor, Tensor]:
     """
     if root is None:
         return X, X.new_ones(1)
-    left, sizes = _unit(root)
+    left, sizes = _unit(root, root.dtype)
     top = X.abs().amax(tuple(range(1, X.ndim))).to(sizes)
     top = torch.where((top > 0) & top.isfinite(), top, 1.0)
     return _mixed(left / top[:, None, None], X), sizes * top
@@ -774,11 +798,13 @@ def _levelled(root: Tensor | None, X: Tensor) -> tuple[Tensor, Tensor]:
 
 def _length2_mixed(root: Tensor, J: Tensor) -> Tensor:
     """||root_i^T J_i||^2, (n,) float64, for root (n, N, r) and J (n, N, M)."""
-    left, sizes = _unit(root)
-    found = torch.empty_like(sizes)
-    for piece in pieces(len(J), 8 * J[0].numel(), CACHE_BYTES):
-        found[piece] = length2(_mixed(left[piece], J[piece]))
-    return found * sizes.square()
+    left, sizes = _unit(root, J.dtype)
+    cuts = list(pieces(len(J), 4 * J[0].numel(), CACHE_BYTES))
+
+    def lengths(of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        return {"": torch.cat([of(_mixed(left[piece], J[piece])) for piece in cuts])}
+
+    return lengths2(lengths, J)[""] * sizes.square()
 
 
 def _of_product(of: Callable[[Tensor], Tensor], T: Tensor, M: Tensor) -> Tensor:
