@@ -51,15 +51,19 @@ def protocols(paper: str) -> Iterator[str]:
 
 
 def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
-    """Yield the main claims of all papers with their outcomes; the papers' own pages say how each is weighed."""
+    """Yield the main claims of all papers with their outcomes, and what their authors could object.
+
+    The papers' own pages say how each is weighed, and have the settings as printed, as coded and here.
+    """
     yield from atlas.head("paper", "main claim", "outcome", "value, 95% interval", "networks, units",
-                          numbers=("networks, units",))  # fmt: skip
+                          "would its authors accept it?", numbers=("networks, units",))  # fmt: skip
     for one, mine in sorted(zip(found, rows, strict=True), key=lambda each: each[0].experiment.paper):
         paper = one.experiment.paper
         for row in filter(_is_main, mine):
             statistic = row.outcome.statistic
             yield atlas.line(f"[{paper}]({paper}.md)", f"{atlas.link(one, ATLAS)}: {row.outcome.prediction.says}",
-                             row.in_short, statistic.in_words, statistic.size)  # fmt: skip
+                             row.in_short, statistic.in_words, statistic.size,
+                             row.outcome.prediction.accepted)  # fmt: skip
     yield ""
 
 
