@@ -1,23 +1,23 @@
 """Petzka, Kamp, Adilova, Sminchisescu and Boley, "Relative Flatness and Generalization".
 
 X16: the correlation of relative flatness and the gap, and how far labels are locally constant (class separation). Two
-populations: networks as in C.1, 100 for each class separation; and data sets in feature space alone, 20 times as many,
-for a correlation of 100 has a standard error of 0.1. The head and its relative flatness depend on the features only, so
-nothing is trained or mapped back for these, and the risk is computed exactly from the clusters' moments.
+populations: networks as in C.1, 100 for each class separation; and data sets in feature space alone, 90 times as many,
+for a correlation of 100 has a standard error of 0.1 (`feature_space`). The gap's loss is not named: the squared error
+and the 0-1 error are two readings, and so are Pearson's correlation and that of ranks.
 
-X17: the gap, and the bound on it that is approximated by kernel densities, by class separation. X18: many minima of
+X17: the gap, and the bound on it that is approximated by kernel densities, by class separation; and the same as the
+authors' code computes it (`coded_bound`). X18: many minima of
 LeNet5, and relative flatness (Definition 3, last layer) compared with other measures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from flatlens.bounds.relative_generalisation import constants, rate, sharp_right
 from flatlens.column import Column
@@ -28,7 +28,8 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.claims import experiment
-from flatlens.papers.contrasts import mean_of
+from flatlens.papers.coded_bound import coded_bound
+from flatlens.papers.contrasts import mean_of, readings, rising
 from flatlens.papers.evidence import UNIT, Evidence, Table, correlated, labelled, reached, these
 from flatlens.papers.experiment import (
     MOVED,
@@ -43,10 +44,10 @@ from flatlens.papers.experiment import (
     seed_axis,
     tested,
 )
+from flatlens.papers.feature_space import COLUMNS, Generator, measured
 from flatlens.papers.figures import pairwise, scatter
 from flatlens.statistics import Statistic, in_cases
 from flatlens.training import SGD, Adam, Augmentation, Ridge, RMSProp, Training, Until
-from flatlens.training.optimisers import solution
 
 # ---- X16 and X17: clusters mapped back through a random tanh network, and a ridge head on its features, which is the
 # last linear layer. There `relative_flatness_ggn` equals Definition 3 and needs no curvature products of layers below.
@@ -54,6 +55,7 @@ from flatlens.training.optimisers import solution
 CLUSTER_FEATURES = 8
 FLATNESS = "relative_flatness_ggn"
 AS_CODED = "relative_flatness_ggn(normalized='variance')"
+ZERO_ONE = COLUMNS[-1]
 
 
 def of_clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSettings:
@@ -75,7 +77,7 @@ def by_separation(
     return pd.DataFrame(rows, columns=["panel", "x", "line", "y", "low", "high"])
 
 
-TIMES = 20
+TIMES = 90
 """Data sets in feature space for each network."""
 
 
@@ -98,68 +100,64 @@ def _x16(scale: Scale) -> Mapping[str, Study]:
     return {"clusters": Study("clusters", base, axes, shown, scale=scale)}
 
 
-def features_only(results: Results) -> pd.DataFrame:
-    """Return data sets in feature space: separation, seed, unit, relative flatness (also as coded) and gap.
+@deferred
+def in_feature_space(results: Results, generator: Generator) -> pd.DataFrame:
+    """Return data sets in feature space: separation, seed, unit, relative flatness (also as coded) and both gaps.
 
-    Sizes and class separations are the study's; there are 20 seeds for each of its seeds, none of them twice in a study
+    Sizes and class separations are the study's; there are 90 seeds for each of its seeds, none of them twice in a study
     and its re-run. Data sets of one seed are those of the others with their centres moved apart, so the seed is a unit.
+    `labelled` is the separation under which the stored generator returns a data set: its list of separations is read
+    backwards, so that the largest separation has the smallest one's label.
     """
     networks, n = results["clusters"].networks, int(results["clusters"].settings["base"]["data"]["train"])
-    rows = [
-        (separation, seed, *data_set(separation, n, seed))
-        for separation in sorted(networks["separation"].unique())
-        for of_network in sorted(networks["seed"].unique())
-        for seed in range(TIMES * int(of_network), TIMES * int(of_network) + TIMES)
-    ]
-    columns = ["separation", "seed", FLATNESS, AS_CODED, "generalisation_gap"]
-    return labelled(pd.DataFrame(rows, columns=columns), ["seed"])
+    separations = tuple(sorted(float(one) for one in networks["separation"].unique()))
+    parts = []
+    for of_network in sorted(networks["seed"].unique()):
+        seeds = range(TIMES * int(of_network), TIMES * (int(of_network) + 1))
+        for separation, label, values in zip(
+            separations, reversed(separations), measured(separations, n, seeds, generator), strict=True
+        ):
+            table = pd.DataFrame(values.numpy(), columns=list(COLUMNS))
+            parts.append(table.assign(separation=separation, labelled=label, seed=list(seeds)))
+    return labelled(pd.concat(parts, ignore_index=True), ["seed"])
 
 
-@cache
-def data_set(separation: float, n: int, seed: int) -> tuple[float, float, float]:
-    """Return the relative flatness of a ridge head on n samples of clusters, the same as coded, and its gap.
-
-    For the half squared error the Hessian is the mean of phi phi' in each output: Definition 3 is ||W||^2 mean
-    ||phi||^2.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    drawn = mixture(separation, generator)
-    phi, labels = drawn.sample(n, generator)
-    targets = torch.eye(2, dtype=torch.float64)[labels]
-    W, b = solution(phi, targets, Ridge().penalty)
-    loss = (phi @ W.T + b - targets).square().sum(1).mean() / 2
-    variances = phi.var(0, correction=0)
-    kappas = (_kappa(W, phi), _kappa(W * variances, phi / variances))
-    return *kappas, float(risk(drawn, W, b) - loss)
-
-
-def _kappa(W: Tensor, phi: Tensor) -> float:
-    return float(W.square().sum() * phi.square().sum(1).mean())
-
-
-def risk(drawn: Mixture, W: Tensor, b: Tensor) -> Tensor:
-    """Return E ||W phi + b - y||^2 / 2 over the clusters, exactly; W (2, 8), b (2,)."""
-    means, covariances, labels = drawn.moments()
-    off = means @ W.T + b - torch.eye(2, dtype=torch.float64)[labels]
-    spread = torch.einsum("om,kmj,oj->k", W, covariances, W)
-    return (off.square().sum(1) + spread).mean() / 2
+features_only, of_stored_generator = in_feature_space("printed"), in_feature_space("stored")
+GAPS: Mapping[str, str] = {"squared error": "generalisation_gap", "0-1 error": ZERO_ONE}
+"""The gap by its loss, which the text does not name."""
+rises_in_each_reading = readings(
+    {
+        f"{loss}, {'ranks' if ranks else 'r'}": rising(features_only, "separation", FLATNESS, gap, ranks=ranks)
+        for loss, gap in GAPS.items()
+        for ranks in (False, True)
+    },
+    "slope over separation of Fisher's z of relative flatness and the gap",
+)
 
 
 def _x16_plots(results: Results) -> list[Plot]:
-    networks = reached("clusters")(results)
-    with_gap = partial(correlated, y="generalisation_gap")
-    populations = {"networks": networks, "data sets": features_only(results)}
+    networks, data_sets = reached("clusters")(results), features_only(results)
+    shown = {
+        "networks, Definition 3": (networks, FLATNESS, "squared error"),
+        "data sets, Definition 3": (data_sets, FLATNESS, "squared error"),
+        "data sets, Definition 3 ": (data_sets, FLATNESS, "0-1 error"),
+        "data sets, features by their variance": (data_sets, AS_CODED, "squared error"),
+        "data sets of the stored generator": (of_stored_generator(results), FLATNESS, "squared error"),
+    }
     curves = [
-        by_separation(table, {f"{number} {name}, {said}": column}, with_gap, "Pearson's r with the gap")
-        for name, table in populations.items()
-        for said, column in (("Definition 3", FLATNESS), ("features by their variance", AS_CODED))
-        for number in [int(table.groupby("separation").size().max())]
+        by_separation(
+            table,
+            {f"{table.groupby('separation').size().max()} {said.strip()}": column},
+            partial(correlated, y=GAPS[loss]),
+            f"Pearson's r with the gap, {loss}",
+        )
+        for said, (table, column, loss) in shown.items()
     ]
     return [
         Plot(
             "fig3", "Fig. 3: the correlation of relative flatness and the gap, by class separation",
             "Pearson's r over the networks, or data sets in feature space, of a class separation; bands are 95% "
-            "intervals.",
+            "intervals. The stored generator is called by nothing in the authors' code.",
             "curves", pd.concat(curves, ignore_index=True), "class separation", "for each separation",
         ),
         scatter(
@@ -196,8 +194,8 @@ def _x17(scale: Scale) -> Mapping[str, Study]:
 def approximated(results: Results) -> pd.DataFrame:
     """Return one row per sample, the mean over its folds: gap, density estimate's part, approximated bound.
 
-    The bound is |S|^(-2/(4+m)) kappa_Tr / (2 m) + |int (p - p_hat) l|, as in `relative_generalisation.kde`. "as coded"
-    has 0.01 / m in place of the first factor: the authors' delta of 0.1, and no half. "worst case" is a lower bound of
+    The bound is |S|^(-2/(4+m)) kappa_Tr / (2 m) + |int (p - p_hat) l|, as in `relative_generalisation.kde`. "delta 0.1"
+    has 0.01 / m in place of the first factor: the authors' delta, and no half. "worst case" is a lower bound of
     Proposition 12's bound on representativeness, with the sharp constants (see `worst_case`).
     """
     networks = reached("folds")(results)
@@ -207,14 +205,37 @@ def approximated(results: Results) -> pd.DataFrame:
     shift, kappa = networks["representativeness"], networks[FLATNESS]
     found["representativeness"] = shift
     found["bound"] = shift + rate(n, CLUSTER_FEATURES) * kappa / (2 * CLUSTER_FEATURES)
-    found["as coded"] = shift + 0.01 * kappa / CLUSTER_FEATURES
+    found["delta 0.1"] = shift + 0.01 * kappa / CLUSTER_FEATURES
     found["test loss"] = networks["loss"] + networks["generalisation_gap"]
     samples = labelled(found.groupby(["separation", "seed"], as_index=False).mean(), ["seed"])
-    for bound, of in (("bound", ""), ("as coded", " as coded")):
+    for bound, of in (("bound", ""), ("delta 0.1", ", delta 0.1")):
         samples[f"slack{of}"] = samples[bound] - samples["generalisation_gap"]
         samples[f"room{of}"] = TIGHT * samples["generalisation_gap"] - samples[bound]
     drawn = zip(samples["separation"], samples["seed"], samples["test loss"], strict=True)
     return samples.assign(**{"worst case": [worst_case(c, int(seed), n) * loss for c, seed, loss in drawn]})
+
+
+def as_coded(results: Results) -> pd.DataFrame:
+    """Return one row per sample of the authors' code, the mean over its folds: bound, gap and their differences.
+
+    Separations and seeds are the study's; nothing else is (see `coded_bound`).
+    """
+    pairs = reached("folds")(results)[["separation", "seed"]].drop_duplicates()
+    rows = [
+        (
+            separation,
+            seed,
+            *np.mean([(f.bound, f.gap, f.representativeness, f.error) for f in _coded(separation, seed)], 0),
+        )
+        for separation, seed in zip(pairs["separation"].astype(float), pairs["seed"].astype(int), strict=True)
+    ]
+    columns = ["separation", "seed", "bound", "generalisation_gap", "representativeness", "cross-validated 0-1 error"]
+    found = labelled(pd.DataFrame(rows, columns=columns), ["seed"])
+    bound, gap = found["bound"], found["generalisation_gap"]
+    return found.assign(slack=bound - gap, room=TIGHT * gap - bound, rest=bound - found["representativeness"])
+
+
+_coded = lru_cache(1024)(coded_bound)
 
 
 @lru_cache(1024)
@@ -242,29 +263,31 @@ def in_subspace(drawn: Mixture) -> GaussianMixture:
 
 
 @deferred
-def at_each_separation(results: Results, columns: Sequence[str]) -> Statistic:
+def at_each_separation(results: Results, table: Table, columns: Sequence[str]) -> Statistic:
     """Return the means of columns over the samples of each separation, which all have to be above 0."""
     parts = {}
-    for separation, samples in approximated(results).groupby("separation"):
+    for separation, samples in table(results).groupby("separation"):
         for column in columns:
             parts[f"{column} at separation {separation:g}"] = mean_of(these(samples), column)(results)
     return in_cases(parts, "all", f"Mean of {' and '.join(columns)} at each separation")
 
 
 def _x17_plots(results: Results) -> list[Plot]:
-    samples = approximated(results)
-    drawn = {"gap": "generalisation_gap", "approximated bound": "bound", "approximated bound, delta = 0.1": "as coded"}
+    samples, half = approximated(results), "half squared error"
+    drawn = {"gap": "generalisation_gap", "approximated bound": "bound", "approximated bound, delta = 0.1": "delta 0.1"}
     beside = {"worst case, at least": "worst case", "by kernel densities": "representativeness"}
+    coded = {"gap": "generalisation_gap", "bound": "bound", "cross-validated 0-1 error": "cross-validated 0-1 error"}
     said = "Means over samples, each the mean of its three folds; bands are 95% intervals."
     return [
         Plot(
             name, f"{title}, by class separation", said, "curves",
-            by_separation(samples, columns, mean_of, "over all samples"), "class separation", "half squared error",
+            by_separation(table, columns, mean_of, "over all samples"), "class separation", unit,
             group="mean of", log_y=log_y,
         )
-        for name, title, columns, log_y in (
-            ("fig4", "Fig. 4: the gap and its approximated bound", drawn, False),
-            ("worst_case", "Representativeness and the worst-case bound on it", beside, True),
+        for name, title, table, columns, unit, log_y in (
+            ("fig4", "Fig. 4: the gap and its approximated bound", samples, drawn, half, False),
+            ("as_coded", "Fig. 4 as the authors' code computes it", as_coded(results), coded, "squared error", False),
+            ("worst_case", "Representativeness and the worst-case bound on it", samples, beside, half, True),
         )
     ]  # fmt: skip
 
