@@ -99,6 +99,11 @@ def _same_numbers(networks: pd.DataFrame, a: str, b: str) -> bool:
     return a != b and bool(of[a].notna().any()) and np.array_equal(of[a], of[b], equal_nan=True)
 
 
+def all_of(each: Mapping[str, Evidence], name: str) -> Evidence:
+    """Return one statistic for a claim that each of these holds (see `in_cases`)."""
+    return lambda results: in_cases({said: one(results) for said, one in each.items()}, "all", name)
+
+
 def readings(each: Mapping[str, Evidence], name: str) -> Evidence:
     """Return one statistic for a claim that can be read in several ways (see `in_readings`)."""
     return lambda results: in_readings({said: one(results) for said, one in each.items()}, name)
