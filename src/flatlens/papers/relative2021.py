@@ -25,6 +25,7 @@ from flatlens.data.sources import DataSettings
 from flatlens.data.synthetic import CLUSTER_SCALE, CLUSTERS, INFORMATIVE, Mixture, mixture
 from flatlens.distributions import GaussianMixture
 from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.result import StudyResult
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.claims import experiment
@@ -295,6 +296,8 @@ def _x17_plots(results: Results) -> list[Plot]:
 # ---- X18: minima
 
 LAST, ANOTHER = "fc3", "fc2"
+STEPS_OF_64 = 50_000 // 64 + 1
+"""Steps of an epoch of all images, in batches of 64."""
 PAC_BAYES = "pac_bayes_flatness(probes=4)"
 NORMALISED = "relative_flatness(normalized='std')"
 THEOREM_4 = "relative flatness, normalised"
@@ -340,7 +343,15 @@ def _x18(scale: Scale) -> Mapping[str, Study]:
         data,
         LeNet5(classes=10 if scale in ON_PAPERS_DATA else 2),
         Training(SGD(0.02), batch_size=64, until=until, max_epochs=epochs, check_every=looks),
-        measures=(*RIGHT.values(), NORMALISED, "kappa_trace", "loss", "generalisation_gap", SUMMED_GAP),
+        measures=(
+            *RIGHT.values(),
+            NORMALISED,
+            "kappa_trace",
+            "loss",
+            "generalisation_gap",
+            SUMMED_GAP,
+            *(("test_accuracy",) if scale == "paper" else ()),
+        ),
         moved=(MOVED, MOVED_NEURONS),
         samples=500 if scale == "desk" else None,  # convolutions in float64 take six times as long as in float32
     )
@@ -363,10 +374,9 @@ def _with_the_codes_loader() -> Study:
     It asks whether an epoch's mean loss comes below 0.1, the paper's criterion, within 40 epochs. Of the printed rates
     and batch sizes SGD's largest rate and the smallest batch, which take the longest way in an epoch.
     """
-    epoch = 50_000 // 64 + 1
     training = Training(
         SGD(0.05), batch_size=64, augmentation=Augmentation(), until=Until(loss_below=0.1, loss_over="epoch"),
-        max_epochs=40, check_every=5 * epoch,
+        max_epochs=40, check_every=5 * STEPS_OF_64,
     )  # fmt: skip
     base = NetworkSettings(
         DataSettings("cifar10"),
@@ -374,7 +384,7 @@ def _with_the_codes_loader() -> Study:
         training,
         ("loss", "accuracy", "test_accuracy", "generalisation_gap"),
         samples=2000,
-        followed=Followed(("loss", "accuracy"), epoch, 2000),
+        followed=Followed(("loss", "accuracy"), STEPS_OF_64, 2000),
         dtype="float32",
     )
     shown = (GAP, Quantity("training loss", "loss"), Quantity("test accuracy", "test_accuracy", role="result"))
@@ -412,6 +422,13 @@ def minima(results: Results) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+def of_all_images(results: Results) -> pd.DataFrame:
+    """Return the networks of `minima` that were trained on all of CIFAR-10, as the paper's; none at smaller scales."""
+    data = results["lenet"].settings["base"]["data"]
+    every = data["name"] == "cifar10" and data["train"] is None
+    return minima(results) if every else minima(results).iloc[:0]
+
+
 def _x18_plots(results: Results) -> list[Plot]:
     networks, one = minima(results), "One mark a network."
     shown = (
@@ -430,7 +447,20 @@ def _x18_plots(results: Results) -> list[Plot]:
             for name, title, panels, said in shown
         ),
         pairwise("lenet", results["lenet"]),
+        *(_loss_by_epoch(results["loader"]) for name in results if name == "loader"),
     ]  # fmt: skip
+
+
+def _loss_by_epoch(loader: StudyResult) -> Plot:
+    """Return the training loss of the one network on cropped and flipped images, by epoch."""
+    found = loader.histories
+    rows = found[found["measure"].isin(["loss", "accuracy"])]
+    data = pd.DataFrame({
+        "panel": rows["measure"], "x": rows["step"] / STEPS_OF_64, "line": "one network", "y": rows["value"],
+        "low": rows["value"], "high": rows["value"],
+    })  # fmt: skip
+    caption = "LeNet5 on all images with crops and flips, measured on 2,000 training images as they are."
+    return Plot("loader", "The authors' loader: the loss by epoch", caption, "curves", data, "epoch", "on 2,000 images")
 
 
 EXPERIMENTS = (

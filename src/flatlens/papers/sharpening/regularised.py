@@ -23,7 +23,7 @@ import pandas as pd
 from flatlens.experiments.overrides import vary
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.papers.claims import experiment
-from flatlens.papers.contrasts import across, first_change, mean, of_each_case
+from flatlens.papers.contrasts import across, first_change, in_each_case, mean, of_each_case, readings
 from flatlens.papers.evidence import (
     CASE,
     Evidence,
@@ -163,6 +163,18 @@ def _mean_of_numbers(column: pd.Series) -> float:
     return float(column.astype(float).mean())
 
 
+superior = readings(
+    {
+        said: in_each_case(
+            fitted,
+            [(NORM, GAP), (SHARP, GAP)],
+            f"{said}: Fisher's z with the gap, Jacobian's less sharpness's",
+            size=size,
+        )
+        for said, size in (("with its sign", False), ("by its size", True))
+    },
+    "Fisher's z with the gap, Jacobian's less sharpness's",
+)
 SIMILAR = 0.2
 """Largest distance of two "very similar" norms, in logarithms: a fifth."""
 every = regularised_networks(*REGULARISERS)
