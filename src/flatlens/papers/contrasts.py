@@ -133,12 +133,9 @@ def strength(table: Table, x: str, y: str) -> Evidence:
     return lambda results: _of(table(results), [x, y], size, f"|Pearson r| of {x} and {y}", fisher=True, folded=True)
 
 
-def rising(table: Table, group: str, x: str, y: str, *, ranks: bool = False) -> Evidence:
-    """Return the slope of Fisher's z of x and y over a setting: least squares through z at each of its values.
-
-    `ranks`: of Spearman's coefficient alone, in place of Pearson's with that of ranks beside it.
-    """
-    name = f"slope over {group} of Fisher's z of {'ranks of ' * ranks}{x} and {y}"
+def rising(table: Table, group: str, x: str, y: str) -> Evidence:
+    """Return the slope of Fisher's z of x and y over a setting: least squares through z at each of its values."""
+    name = f"slope over {group} of Fisher's z of {x} and {y}"
 
     def slope(of: Columns, r: OfCounts, counts: Array) -> Array:
         values = np.unique(of[group])
@@ -148,12 +145,7 @@ def rising(table: Table, group: str, x: str, y: str, *, ranks: bool = False) -> 
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(centred @ z / (centred @ centred))
 
-    def of_ranks(results: Results) -> Statistic:
-        kept = complete(table(results), [group, x, y])
-        of = {column: kept.table[column].to_numpy() for column in (group, x, y)}
-        return weighed(name, partial(slope, of, spearman), kept)
-
-    return of_ranks if ranks else lambda results: _of(table(results), [group, x, y], slope, name)
+    return lambda results: _of(table(results), [group, x, y], slope, name)
 
 
 def _of(
