@@ -55,10 +55,10 @@ def test_every_row_has_a_kind_with_a_quote_or_a_reason(row):
     assert not row.quote.startswith(row.says)
 
 
-def test_no_paper_has_more_than_four_headlines():
+def test_no_paper_has_more_than_five_headlines():
     rows = [row.values[0] for row in ROWS]
     for paper in {row.source.partition(" ")[0] for row in rows}:
-        assert sum(row.headline for row in rows if row.source.startswith(paper)) <= 4, paper
+        assert sum(row.headline for row in rows if row.source.startswith(paper)) <= 5, paper
 
 
 @pytest.mark.skipif(TEXTS is None, reason="FLATLENS_PAPERS names no folder with the papers' texts")

@@ -196,7 +196,7 @@ def _x16_plots(results: Results) -> list[Plot]:
             "fig3", "Fig. 3: the correlation of relative flatness and the gap, by class separation",
             "Pearson's r over the networks; Fisher's z (almost r where it is small) of data sets in feature space, the "
             "mean over blocks of 90; bands are 95% intervals. Nothing in the authors' code calls the stored generator.",
-            "curves", pd.concat(list(shown.values()), ignore_index=True), "class separation", "correlation with the gap",
+            "curves", pd.concat(list(shown.values()), ignore_index=True), "class separation", "correlation with gap",
         ),
         scatter(
             networks, "gaps", "Relative flatness and the gap", "One mark a network.",
