@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import pearsonr, spearmanr
 from torch import nn
 
 import flatlens as fl
@@ -25,9 +26,10 @@ from flatlens.papers.relative2021 import (
     THEOREM_4,
     TIMES,
     approximated,
-    features_only,
+    in_blocks,
     in_subspace,
     minima,
+    rises,
     worst_case,
 )
 from flatlens.papers.reparam2019 import (
@@ -239,15 +241,26 @@ def test_representativeness_as_coded_is_the_cross_validated_error_but_for_a_hund
 @pytest.mark.xdist_group("X16")
 def test_data_sets_in_feature_space_are_others_in_a_rerun(smoke_of):
     results = smoke_of("X16")[1].results
-    table = features_only(results)
-    assert table.groupby("separation").size().to_dict() == {1.0: 4 * TIMES, 4.0: 4 * TIMES}
-    assert table["unit"].nunique() == 4 * TIMES
+    table = in_blocks("printed")(results)
+    assert table.groupby("separation").size().to_dict() == {1.0: 4, 4.0: 4}
+    assert table["labelled"].tolist() == [4.0, 1.0] * 4
     settings = rerun(EXPERIMENTS["X16"].studies("smoke")["clusters"])
     networks = pd.DataFrame([{"separation": n.data.separation, "seed": n.data.seed} for n in settings.networks()])
     again = SimpleNamespace(settings=settings.as_json(), networks=networks)
-    others = features_only({"clusters": again})
-    assert not set(table["seed"]) & set(others["seed"])
+    others = in_blocks("printed")({"clusters": again})
+    assert not set(table["block"]) & set(others["block"])
     assert len(others) == len(table)
+
+
+@pytest.mark.xdist_group("X16")
+def test_a_blocks_correlation_is_that_of_its_data_sets(smoke_of):
+    results = smoke_of("X16")[1].results
+    row = in_blocks("stored")(results).query("block == 1 and separation == 4.0").iloc[0]
+    values = measured((1.0, 4.0), 60, range(TIMES, 2 * TIMES), "stored")[1].numpy()
+    assert np.tanh(row["squared error, r"]) == pytest.approx(pearsonr(values[:, 0], values[:, 2])[0])
+    assert np.tanh(row["0-1 error, ranks"]) == pytest.approx(spearmanr(values[:, 0], values[:, 3])[0])
+    z = {at: in_blocks("printed")(results).query(f"separation == {at}")["0-1 error, r"].to_numpy() for at in (1, 4)}
+    assert rises("0-1 error, r")(results).value == pytest.approx((z[4] - z[1]).mean() / 3)
 
 
 def test_the_clusters_keep_their_distances_in_the_subspace_with_a_density():

@@ -31,8 +31,8 @@ from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.claims import experiment
 from flatlens.papers.coded_bound import coded_bound
-from flatlens.papers.contrasts import mean_of, readings
-from flatlens.papers.evidence import UNIT, Evidence, Table, correlated, labelled, reached, these
+from flatlens.papers.contrasts import all_of, mean_of, readings
+from flatlens.papers.evidence import UNIT, Evidence, Table, correlated, labelled, reached, these, where
 from flatlens.papers.experiment import (
     MOVED,
     MOVED_NEURONS,
@@ -102,23 +102,6 @@ def _x16(scale: Scale) -> Mapping[str, Study]:
     return {"clusters": Study("clusters", base, axes, shown, scale=scale)}
 
 
-@deferred
-def in_feature_space(results: Results, generator: Generator) -> pd.DataFrame:
-    """Return data sets in feature space: separation, seed, unit, relative flatness (also as coded) and both gaps.
-
-    Sizes and class separations are the study's; there are 90 seeds for each of its seeds, none of them twice in a study
-    and its re-run. Data sets of one seed are those of the others with their centres moved apart, so the seed is a unit.
-    """
-    separations, n, blocks = _sizes(results)
-    parts = []
-    for block in blocks:
-        seeds = [f"seed {seed}" for seed in _seeds(block)]
-        for separation, values in zip(separations, measured(separations, n, _seeds(block), generator), strict=True):
-            table = pd.DataFrame(values.numpy(), columns=list(COLUMNS))
-            parts.append(table.assign(separation=separation, **{UNIT: seeds}))
-    return pd.concat(parts, ignore_index=True)
-
-
 def _sizes(results: Results) -> tuple[tuple[float, ...], int, list[int]]:
     networks, n = results["clusters"].networks, int(results["clusters"].settings["base"]["data"]["train"])
     return tuple(sorted(map(float, networks["separation"].unique()))), n, sorted(map(int, networks["seed"].unique()))
@@ -128,7 +111,6 @@ def _seeds(block: int) -> range:
     return range(TIMES * block, TIMES * (block + 1))
 
 
-features_only = in_feature_space("printed")
 GAPS: Mapping[str, str] = {"squared error": "generalisation_gap", "0-1 error": ZERO_ONE}
 """The gap by its loss, which the text does not name."""
 READINGS: Mapping[str, tuple[str, str, bool]] = {
@@ -173,6 +155,25 @@ def rises(reading: str, by: str = "separation", generator: Generator = "printed"
 
     name = f"slope over {by} of Fisher's z of relative flatness and the gap: {reading}"
     return mean_of(slopes, name)
+
+
+def at_end(reading: str, largest: bool) -> Evidence:
+    """Return Fisher's z of a reading at the largest or the smallest separation, the mean over blocks."""
+    return mean_of(where(in_blocks("printed"), f"separation == separation.{'max' if largest else 'min'}()"), reading)
+
+
+LITTLE = 0.1
+"""Largest |r| that counts as none at the smallest separation."""
+
+
+def none_near(reading: str) -> Evidence:
+    """Return how far Fisher's z at the smallest separation is from either end of [-0.1, 0.1]: above 0 on both sides."""
+
+    def room(results: Results) -> pd.DataFrame:
+        table = where(in_blocks("printed"), "separation == separation.min()")(results)
+        return table.assign(**{"0.1 less z": LITTLE - table[reading], "z + 0.1": LITTLE + table[reading]})
+
+    return all_of({side: mean_of(room, side) for side in ("0.1 less z", "z + 0.1")}, f"0.1 less |z|: {reading}")
 
 
 rises_in_each_reading = readings(
