@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.bounds import BoundsReport, Target, check_bounds, feature_robustness, relative_generalisation
+from flatlens.bounds.relative_generalisation import constants
 from flatlens.distributions import Cube, GaussianMixture
 from flatlens.perturbation.features import balanced_count, balanced_rows
 
@@ -246,6 +247,29 @@ def test_representativeness_of_a_known_density_is_proposition_12s_integral(told:
     whole = report.of("relative_generalisation.sharp", "0")
     kappa = fl.measure(fl.Lens(problem), "relative_flatness")["relative_flatness", "0"].value
     assert whole.rhs - row.rhs == pytest.approx(n ** (-2 / 5) * (1 / 3) * kappa / 2, rel=1e-6)
+
+
+def test_the_best_width_is_the_minimum_of_the_formula_over_its_grid() -> None:
+    """Section 7: delta^2 (tau kappa / (2 m) + C_1) + C_2 / sqrt(n delta^m) + L sqrt(log(K / Delta) / (2 n))."""
+    problem, law = clusters()
+    report = table(problem, "relative_generalisation", distribution=law, assume=VOUCHED)
+    row, fixed = report.of("relative_generalisation.sharp.delta", "0"), report.of("relative_generalisation.sharp", "0")
+    n, lens = 150, fl.Lens(problem)
+    kappa = fl.measure(lens, "relative_flatness")["relative_flatness", "0"].value
+    found = constants(law, torch.Generator().manual_seed(0))
+    L = max(float(lens.outcomes(data).losses.max()) for data in ("data", "test"))
+    tried = [d for k in range(-16, 17) if (d := n ** (-1 / 6) * 2 ** (k / 4)) <= 1]
+
+    def right(delta: float, K: int) -> float:
+        first = delta**2 * (kappa / 8 + found.first(L, sharp=True))  # tau = m / (m + 2) = 1/2
+        return first + found.second(L, sharp=True) / (n**0.5 * delta) + L * math.sqrt(math.log(K / 0.05) / (2 * n))
+
+    assert fixed.rhs == pytest.approx(right(n ** (-1 / 6), 1), rel=0.02)  # the integrals are drawn
+    best = min(tried, key=lambda delta: right(delta, len(tried)))
+    assert row.rhs == pytest.approx(right(best, len(tried)), rel=0.02)
+    assert float(row.note.split("delta = ")[1].split(",")[0]) == pytest.approx(best, rel=0.2)
+    assert row.rhs <= fixed.rhs + L * (math.log(len(tried)) / (2 * n)) ** 0.5
+    assert row.status == "holds"
 
 
 def test_nothing_is_said_without_the_users_word() -> None:

@@ -65,6 +65,7 @@ OPTIONS = [
     "representativeness(bandwidth='relative')",
     "relative_flatness(normalized='std')",
     "relative_flatness(normalized='variance')",
+    "relative_flatness(kernel='spread')",
     "jacobian_norm(softmax=True)",
     "mls(softmax=True)",
     "matrix_normalized_sharpness(frobenius=True)",

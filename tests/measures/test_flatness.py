@@ -9,12 +9,14 @@ import copy
 
 import pytest
 import torch
-from builders import chain, normal
+from builders import chain, cross_entropy, normal
+from literal import definition_3, matrices, weight_hessian
 from networks import module_of, network
 from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadOption
+from flatlens.measures.flatness import shape_of_kernel
 
 X = normal(8, 3, seed=3)
 
@@ -68,6 +70,49 @@ def test_theorem_4_on_the_network_itself(name: str) -> None:
     ours = report["relative_flatness(normalized='std')", layer].value
     assert ours == pytest.approx(plain["relative_flatness", f"{layer}.inner"].value, rel=1e-9)
     assert ours != pytest.approx(report["relative_flatness", layer].value, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["mlp-tanh", "cnn-tanh", "twice-tanh", "mlp-relu"])
+def test_another_shape_of_the_kernel_is_definition_3_of_weights_in_that_shape(name: str) -> None:
+    """sum <w_s S, w_s' S> Tr H_{s,s'} with S from the features' spread, tr S^2 = m; H explicit."""
+    net, x, y = network(name)
+    lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
+    found = fl.measure(lens, ["relative_flatness(kernel='spread')"])
+    for layer, (weight, module) in matrices(net).items():
+        spread = lens.feature_scale()[layer]
+        S = spread * (spread.shape[1] / spread.square().sum(1, keepdim=True)).sqrt()
+        W = module.weight.detach()
+        scaled = W * S.repeat_interleave(len(W) // len(S), 0).reshape(len(W), *W.shape[1:])
+        H = weight_hessian(net, cross_entropy, x, y, weight)
+        truth = definition_3(H, scaled, getattr(module, "groups", 1))
+        assert found["relative_flatness(kernel='spread')", layer].value == pytest.approx(truth, rel=1e-8)
+
+
+def test_the_change_under_stretched_noise_is_that_flatness() -> None:
+    """Theorem 5 with A = delta S O: the mean change of the risk of a linear head is delta^2 / (2m) of it."""
+    net, x, y = chain([4, 2], 5, bias=False), normal(30, 4, seed=3) * torch.tensor([3.0, 1, 1, 0.3]), normal(30, 2)
+    lens = fl.Lens(fl.Problem(net, "half_squared_error", (x, y)))
+    flat = fl.measure(lens, ["relative_flatness(kernel='spread')", "relative_flatness"])
+    W, S = net[0].weight.detach(), shape_of_kernel(lens.feature_scale()["0"])[0]
+
+    def risk(W: torch.Tensor) -> torch.Tensor:
+        return (x @ W.mT - y).square().sum(-1).mean(-1) / 2
+
+    Q = torch.linalg.qr(normal(20_000, 4, 4, seed=8))[0]
+    Q = Q * torch.randint(0, 2, (20_000, 1, 4), generator=torch.Generator().manual_seed(1)).mul(2).sub(1)
+    changes = (risk(W + 0.1 * (W * S) @ Q) + risk(W - 0.1 * (W * S) @ Q)) / 2 - risk(W)
+    error = 4 * float(changes.std()) / 20_000**0.5
+    assert float(changes.mean()) == pytest.approx(
+        0.01 / 8 * flat["relative_flatness(kernel='spread')"].value, abs=error
+    )
+    assert abs(flat["relative_flatness"].value - flat["relative_flatness(kernel='spread')"].value) * 0.01 / 8 > error
+
+
+def test_the_two_preprocessings_exclude_each_other() -> None:
+    with pytest.raises(BadOption, match="exclude each other"):
+        fl.measure(on("mlp-relu"), ["relative_flatness(normalized='std', kernel='spread')"])
+    with pytest.raises(BadOption, match=r"option kernel='x': one of 'spread'"):
+        fl.measure(on("mlp-relu"), ["relative_flatness(kernel='x')"])
 
 
 @pytest.mark.parametrize("name", ["relative_flatness", "relative_flatness_ggn"])

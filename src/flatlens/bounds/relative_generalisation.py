@@ -176,12 +176,24 @@ def printed_right(n: int, m: int, kappa: float, first: float, second: float) -> 
     return rate(n, m) * (kappa / (2 * m) + first + second / math.sqrt(_FAILURE))
 
 
-def sharp_right(n: int, m: int, kappa: float, first: float, second: float, tau: float, L: float) -> float:
-    """Return the same with sharp constants.
+def sharp_right(
+    n: int, m: int, kappa: float, first: float, second: float, tau: float, L: float,
+    delta: float | None = None, failure: float = _FAILURE,
+) -> float:  # fmt: skip
+    """Return the same with sharp constants, for any width delta of the kernels; None is |S|^(-1/(4+m)).
 
-    |S|^(-2/(4+m)) (tau kappa_Tr / (2 m) + C_1 + C_2) + L sqrt(log(1/Delta) / (2 n)).
+    delta^2 (tau kappa_Tr / (2 m) + C_1) + C_2 / sqrt(n delta^m) + L sqrt(log(1/Delta) / (2 n)); at |S|^(-1/(4+m)) the
+    second term is delta^2 C_2.
     """
-    return rate(n, m) * (tau * kappa / (2 * m) + first + second) + L * math.sqrt(math.log(1 / _FAILURE) / (2 * n))
+    delta = math.sqrt(rate(n, m)) if delta is None else delta
+    second = second * math.exp(-(math.log(n) + m * math.log(delta)) / 2)
+    return delta**2 * (tau * kappa / (2 * m) + first) + second + L * math.sqrt(math.log(1 / failure) / (2 * n))
+
+
+def widths(n: int, m: int) -> list[float]:
+    """Return the widths delta of kernels among which `.sharp.delta` chooses: up to 1, in ratios of 2^(1/4)."""
+    theirs = math.sqrt(rate(n, m))
+    return [delta for k in range(-16, 17) if (delta := theirs * 2 ** (k / 4)) <= 1]
 
 
 def uniform_right(representativeness: float, term: float, repeats: int = 1) -> float:
@@ -207,6 +219,9 @@ def relative_generalisation(context: Context) -> Iterator[Claim]:
     theorem does not apply, and its right side is infinite. `.sharp` has constants that need neither, with the same rate
     and for the same networks (`bounds.relative_generalisation` derives them). L, the largest possible loss, is taken to
     be the largest one observed, and higher orders in 1/n are dropped: declare these as bounded_loss and large_sample.
+    `.sharp.delta` is the smallest right side over several widths delta of the local densities, which section 7 leaves
+    to future work: delta^2 (tau kappa_Tr / (2 m) + C_1) + C_2 / sqrt(n delta^m) + L sqrt(log(K / Delta) / (2 n)), with
+    Delta divided among the K widths, so that the choice may depend on kappa.
 
     `.representativeness` and `.representativeness.sharp` are Proposition 12 alone. Left is |E_Rep|: the risk on
     held-out data minus the risk near the samples, at x_i + xi with xi uniform in the ball of radius delta ||x_i||,
@@ -234,7 +249,7 @@ def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Ite
     layer, density, smoothly = context.first, _density(context), _smooth_density(context)
     if layer is None or not density.holds or smoothly.holds is False:
         missing = (density, smoothly) if layer else (NO_INPUT_LAYER, density)
-        for part in ("", "sharp", "representativeness", "representativeness.sharp"):
+        for part in ("", "sharp", "sharp.delta", "representativeness", "representativeness.sharp"):
             left = math.nan if part.startswith("representativeness") else gap.value
             yield Claim(left, math.nan, layer, part, missing)
         return
@@ -253,6 +268,19 @@ def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Ite
         yield Claim(left, printed, layer, part, (finite, *premises), error, note=note)
         below, error = f"{part}.sharp" if part else "sharp", math.hypot(error, drawn)
         yield Claim(left, sharp, layer, below, premises, error, note=_vacuous(sharp, L))
+        # the best of several widths, each with its part of Delta
+        tried = widths(n, found.m)
+        failure = _FAILURE / len(tried)
+        rights = [sharp_right(n, found.m, kappa, first, second, found.tau, L, delta, failure) for delta in tried]
+        best, delta = min(zip(rights, tried, strict=True))
+        told = f"delta = {delta:.3g}, the theorem's is {math.sqrt(rate(n, found.m)):.3g}"
+        if not part:
+            moved = delta**2 * first * found.laplacian_stderr / found.laplacian_integral
+            moved += (
+                second * math.exp(-(math.log(n) + found.m * math.log(delta)) / 2) * found.gamma_stderr / found.gamma
+            )
+            error = math.hypot(gap.stderr, moved)
+            yield Claim(left, best, layer, "sharp.delta", premises, error, note=f"{told}; {_vacuous(best, L)}")
 
     kappa = context.measured("relative_flatness", layer).value
     premises = (held_out, density, smoothly, context.local_minimum, *_declared(context))

@@ -281,12 +281,12 @@ class PassMeasure(Measure):
     """(lens, layer, measure, run) -> the term to add where the outputs are curved in a layer's pre-activation."""
     products: Callable[[Weight], int] | None = None  #: the number of curvature products of that term
     needs_full_precision: bool = False  #: whether it depends on small eigenvalues of G
-    needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
+    needs_feature_scale: tuple[str, ...] = ()  #: the options that ask for the spread of the features
 
     @property
     def scales_features(self) -> bool:
         """Return whether its options ask for the spread of the features."""
-        return self.needs_feature_scale is not None and bool(self.option(self.needs_feature_scale))
+        return any(self.option(name) for name in self.needs_feature_scale)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from flatlens.curvature.functional_hessian import ColumnDirections, RowDirections
+from flatlens.errors import BadOption
 from flatlens.grams import LayerGrams, Weight, row_factor, trace
 from flatlens.measures.definition import (
     LAYERWISE,
@@ -38,15 +40,25 @@ of_weight = partial(
     invariant_under={LAYERWISE, PERMUTATION},
 )
 relative = partial(
-    of_weight, id="M9", needs={"C", "CR"}, answer="last", invariances=UNITS, needs_feature_scale="normalized"
-)
+    of_weight, id="M9", needs={"C", "CR"}, answer="last", invariances=UNITS,
+    needs_feature_scale=("normalized", "kernel"),
+)  # fmt: skip
 
 
-def _in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
+def _in_units_of_features(g: LayerGrams, normalized: str | None, kernel: str | None) -> Tensor:
     """Return tr(C R) of the layer, R_i[k, k'] = <W^T M_k, W^T M_k'>, M_k the gradient of output k in W.
 
-    With `normalized` it is that after Theorem 4's preprocessing: features divided by their spread.
+    With `normalized` it is that after Theorem 4's preprocessing: features divided by their spread. With `kernel` it has
+    W S in place of W.
     """
+    if kernel is not None:
+        require_one_of(("spread",), kernel=kernel)
+        if normalized is not None:
+            raise BadOption("options normalized= and kernel= exclude each other")
+        assert g.feature_scale is not None
+        linear = g.linear
+        moved = replace(linear.weight, W=linear.weight.W * shape_of_kernel(g.feature_scale)[:, None])
+        return linear.block(moved, None, None).relative_trace()
     if normalized is None:
         return g.CR
     require_one_of(("std", "variance"), normalized=normalized)
@@ -54,9 +66,21 @@ def _in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
     return trace(g.C, g.relative_gram(g.feature_scale if normalized == "std" else g.feature_scale.square()))
 
 
+def shape_of_kernel(spread: Tensor) -> Tensor:
+    """Return the diagonal of S, (g, m): the spread of the features, scaled so that tr S^2 = m.
+
+    >>> shape_of_kernel(torch.tensor([[3.0, 4.0]])).square().sum().item()
+    2.0
+    """
+    return spread * (spread.shape[1] / spread.square().sum(1, keepdim=True)).sqrt()
+
+
 def _relative_curvature(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     """Return Tr of the functional Hessian's part, which `measure` adds to the Gauss-Newton part that the pass has."""
     weight, normalized = lens.plan.weight(layer).matrix, measure.option("normalized")
+    if measure.option("kernel") is not None:
+        shaped = weight.W * shape_of_kernel(lens.feature_scale()[layer])[:, None]
+        return lens.functional_hessian(layer, RowDirections(row_factor(shaped)), run)
     if normalized is None:
         return lens.functional_hessian(layer, RowDirections(weight.row_factor), run)
     spread = lens.feature_scale()[layer]
@@ -77,7 +101,7 @@ def _products_of_rows(weight: Weight, rows: int) -> int:
     curvature=_relative_curvature,
     products=lambda weight: _products_of_rows(weight, min(weight.matrix.W.shape[1:])),
 )
-def relative_flatness(g: LayerGrams, *, normalized: str | None = None) -> Tensor:
+def relative_flatness(g: LayerGrams, *, normalized: str | None = None, kernel: str | None = None) -> Tensor:
     """Relative flatness: sum_{s,s'} <w_s, w_s'> Tr H_{s,s'}, H the Hessian of the risk in one layer's weights.
 
     H_{s,s'} is the block of rows s and s'. The value equals `relative_flatness_ggn` for a last linear layer whose
@@ -90,19 +114,25 @@ def relative_flatness(g: LayerGrams, *, normalized: str | None = None) -> Tensor
     The value then also survives a rescaling of the features that the layer reads. `normalized="variance"` divides by
     the variances, as the paper prints; the value does not survive then. A feature that is 0 for all data is dropped. A
     constant feature is measured in units of its value.
+
+    `kernel="spread"` is section 7's other shape of the local distributions: they stretch along each feature by its
+    standard deviation, xi = delta ||phi|| S u with u uniform on the sphere, S diagonal, tr S^2 = m. By Theorem 5's
+    argument with A = delta S O, O of Haar's law, the mean change is delta^2 / (2m) times sum <w_s S, w_s' S>
+    Tr H_{s,s'}, which this is. The shape changes the scalar products of the rows. The paper says that it changes the
+    trace to a weighted average of the Hessian's eigenvalues: that is A = delta O S, balls whose radius is ||S phi||.
     """
-    return _in_units_of_features(g, normalized)
+    return _in_units_of_features(g, normalized, kernel)
 
 
 @relative(symbol=r"\kappa_{Tr}^{GN}", source="relative2021 Def. 3, Gauss-Newton part")
-def relative_flatness_ggn(g: LayerGrams, *, normalized: str | None = None) -> Tensor:
+def relative_flatness_ggn(g: LayerGrams, *, normalized: str | None = None, kernel: str | None = None) -> Tensor:
     """Curvature of the risk along a layer's own weights, Gauss-Newton part: mean_i tr(C_i R_i).
 
     R_i[k, k'] is the inner product of W^T M_k and W^T M_k', where M_k is the gradient of output k in the weight. For a
     dense layer R_i = ||phi_i||^2 G_i. The network's number is that of the last linear layer, as in the paper; `.sum`
-    and `.max` are over layers.
+    and `.max` are over layers. Options are those of `relative_flatness`.
     """
-    return _in_units_of_features(g, normalized)
+    return _in_units_of_features(g, normalized, kernel)
 
 
 def _curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
