@@ -120,6 +120,8 @@ def test_a_claim_with_several_readings_has_one_outcome(values, conclusion):
     found = of(1.0)
     assert found.conclusion == conclusion
     decided = conclusion != "open"
+    names = [f"reading {n}" for n, value in enumerate(values) if value == 0]
+    assert found.open_because == ("" if decided else f"in {', '.join(names)}")
     assert replicated(found, None, (of(0.1), of(0.2))) == conclusion
     assert replicated(found, None, (of(0.1), of(-0.1))) == (conclusion if not decided else "open")
 

@@ -196,9 +196,12 @@ class Outcome:
     def open_because(self) -> str:
         """Why the outcome is on no side although the whole interval is; an empty string if neither is so.
 
-        Of several cases of which one is at most weak, how many there are.
+        Of several cases of which one is at most weak, how many there are; of several readings, those that are open.
         """
         s, than = self.statistic, self.prediction.than
+        if s.readings:
+            undecided = [name for name, part in s.parts.items() if self._of(part).conclusion == "open"]
+            return f"in {', '.join(undecided)}" if self.conclusion == "open" and undecided else ""
         if self.conclusion == "at most weak" and s.parts:
             return f"in one of {len(s.parts)} cases"
         if self.conclusion not in ("open", "at most weak") or not (s.low > than or s.high < than):
