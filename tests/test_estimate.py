@@ -78,3 +78,9 @@ def test_lens_tracker_and_hessian_say_in_one_line_what_they_are() -> None:
     assert repr(tracker) == (
         "Tracker: loss, mls every 10 steps, of Linear of 4 parameters, mse, 4 samples, 1 output; 1 measurement so far"
     )
+
+
+def test_a_part_that_a_report_lacks_says_how_to_get_it():
+    report = Report({("weight_norm", None): Estimate(1.0)}, {})
+    with pytest.raises(UnknownName, match=r'fl\.measure\(lens, \["weight_norm"\]\) computes it'):
+        report["weight_norm.spectral"]

@@ -132,7 +132,8 @@ class Report(Result, Mapping[Key, Estimate]):
     def _without(self, name: str) -> UnknownName:
         """Return the error for a measure that this report lacks: it says how to get one of the catalogue."""
         column = Column.parse(name)
-        known = {Column.parse(one).name for one, layer in self._estimates if layer is None}
+        there = [Column.parse(one) for one, layer in self._estimates if layer is None]
+        known = {one.name for one in there if one.part or not column.part}  # a summary has no parts of its measures
         if name in self.measures():  # of single layers alone
             known.discard(column.name)
         catalogue = import_module("flatlens.measures").MEASURES  # by name, as it lies above

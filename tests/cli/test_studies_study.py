@@ -331,7 +331,7 @@ def test_a_dry_run_says_what_is_left_and_trains_nothing(out, tmp_path, capsys, m
     assert cli.run([*command, str(out)]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == "digits: 0 of 4 networks left to train and measure."
-    assert second == "Only the tables and the page are made again."
+    assert second == "Nothing is trained or measured again: tables are written, and pictures that are there stay."
     monkeypatch.setattr(studies, "SECONDS", {})
     assert cli.run([*command, str(tmp_path / "new"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -396,7 +396,8 @@ def _show_left(name: str, left: Left, as_json: bool) -> int:
     time = f"{most}about {in_words(left.seconds)}" if left.seconds >= 1 else "less than 1 s"
     takes = f"{time} with {count_of(left.workers, 'worker')}{memory}; {left.training:.0%} of it is training"
     answer = [f"{name}: {left.left} of {count_of(left.networks, 'network')} left to train and measure."]
-    answer += [f"This takes {takes}."] if left.left else ["Only the tables and the page are made again."]
+    nothing = "Nothing is trained or measured again: tables are written, and pictures that are there stay."
+    answer += [f"This takes {takes}."] if left.left else [nothing]
     if as_json:
         show_json({"answer": answer, **asdict(left)})
     else:
