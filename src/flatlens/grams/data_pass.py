@@ -141,7 +141,7 @@ class Sketch:
 
 ALL_GRAMS = ("C", "G", "K", "R")
 PASS_CHUNK = 256  #: samples of a chunk at most; more gain no speed (benchmarks/one_pass.py)
-_FEW_SAMPLES = 32  #: with fewer samples of a chunk, backward passes take longer
+_FEW_SAMPLES = 64  #: with fewer samples of a chunk, backward passes take longer
 _CHUNK_BYTES = 2**28
 """Bytes of a chunk's Jacobians at most on a processor, if there are more samples than few: fetching more memory for the
 first time takes longer than what larger chunks save."""
