@@ -1,4 +1,4 @@
-"""How often the answer of a comparison claims a difference: simulated reports, through the code that makes the answer.
+"""How often an answer claims what is not so: simulated reports and studies, through the code that makes the answer.
 
 The networks of a seed share a part of their variance, and the measures of a network correlate, as those of real ones.
 """
@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import torch
 
+from benchmarks.populations import effects
 from flatlens.comparing import Comparison, GroupComparison
 from flatlens.estimate import Estimate, Report
+from flatlens.experiments import Study
+from flatlens.experiments.answer import answer_of_study
+from flatlens.experiments.quantities import GAP
+from flatlens.experiments.tables import gap_correlations
 from flatlens.measures import MEASURES
 from flatlens.statistics.statistic import Array
 
@@ -32,12 +38,12 @@ LEVEL, POWER = 0.065, 0.8
 """The largest share of answers that may claim a difference where there is none, and the least where there is one."""
 _CLAIM = re.compile(
     r"\bis (flatter|sharper|less|more) |depends on the measure|worse than|held-out loss of .* \(Holm-corrected"
-    r"|has the lowest held-out loss|overfitted"
+    r"|has the lowest held-out loss|overfitted|correlates most strongly"
 )
 
 
 def claims(answer: list[str]) -> bool:
-    """Whether an answer claims a difference.
+    """Whether an answer claims a difference, or a correlation.
 
     >>> claims(["SAM is flatter than SGD."]), claims(["SAM and SGD do not differ significantly in flatness: 1."])
     (True, False)
@@ -104,7 +110,29 @@ def held_out(networks: int, overfitting: bool, rng: Rng, effect: float) -> list[
     return _compared(reports).answer
 
 
+_STUDY = Study.digits("smoke").over("seed", *range(12))
+_MEASURES = [one.name for one in _STUDY.quantities if one.role == "measure"][:12]
+_FOLLOWS = 3  #: the number of the measure that follows the gap
+
+
+def study(seeds: int, each: int, rng: Rng, effect: float) -> list[str]:
+    """The answer of a study of 12 measures, of which one follows the gap; 70% of the variance is between seeds."""
+
+    def drawn() -> Array:
+        return effects(rng, seeds, 0.7, each)
+
+    gap = drawn()
+    values = pd.DataFrame({GAP.name: gap} | {name: drawn() for name in _MEASURES})
+    values[_MEASURES[_FOLLOWS]] += 2 * effect * gap
+    quantities = [one for one in _STUDY.quantities if one.name in values]
+    units = pd.Series(np.repeat(np.arange(seeds), each))
+    table = gap_correlations(values, pd.DataFrame(index=values.index), quantities, units)
+    inside = pd.DataFrame(columns=["x", "y", "group", "groups", "pearson", "pearson_low", "pearson_high"])
+    return answer_of_study(_STUDY, inside, table, [], left_out=0, unfinished=0)
+
+
 SMALLER, LOWER = "adaptive sharpness 2 standard deviations smaller", "one network with half the loss"
+FOLLOWS = "one measure follows the gap, r = .89"
 QUESTIONS = (
     Question("two groups, paired", "6 seeds, 70% of the variance between seeds", partial(groups, 6, True),
              "SAM is flatter than SGD", SMALLER),
@@ -113,6 +141,10 @@ QUESTIONS = (
     Question("held-out loss", "4 networks, 300 skewed losses", partial(held_out, 4, False), "n0 has the lowest", LOWER),
     Question("held-out loss", "4 networks, one with a tenth of the training loss", partial(held_out, 4, True),
              "n0 has the lowest", LOWER),
+    Question("correlation with the gap, of 12 measures", "12 seeds, one network each", partial(study, 12, 1),
+             f"Across 12 networks, {_MEASURES[_FOLLOWS]} correlates most strongly", FOLLOWS),
+    Question("correlation with the gap, of 12 measures", "12 seeds, 3 networks each, 70% of the variance between seeds",
+             partial(study, 12, 3), f"Across 36 networks, {_MEASURES[_FOLLOWS]} correlates most strongly", FOLLOWS),
 )  # fmt: skip
 
 

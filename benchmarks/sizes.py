@@ -136,11 +136,11 @@ seed are averaged. The power is at a difference of one standard deviation.
 SAID = """
 ## What an answer claims
 
-Answers of `fl.compare` on simulated reports, without and with a difference ({repeats} and {fewer} repeats). At most
-6.5% may claim a difference where there is none; at least 80% must name the one that there is.
+Answers of `fl.compare` and of studies on simulated numbers, without and with a difference or correlation ({repeats} and
+{fewer} repeats). At most 6.5% may claim one where there is none; at least 80% must name the one that there is.
 `tests/comparing/test_honest.py` asks for these rates.
 
-| question | design | claims without a difference, % | difference | right, % |
+| question | design | claims without it, % | difference | right, % |
 |---|---|---:|---|---:|"""
 
 

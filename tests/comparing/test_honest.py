@@ -7,6 +7,9 @@ from scipy.stats import binomtest
 SURE = 1e-3
 """The probability below which a count is not blamed on chance."""
 
+COMPARISONS = [one for one in QUESTIONS if "correlation" not in one.question]
+STUDIES = [one for one in QUESTIONS if one not in COMPARISONS]
+
 
 def each(one):
     return f"{one.question}, {one.design}"
@@ -14,11 +17,13 @@ def each(one):
 
 @pytest.mark.thorough
 def test_of_a_thousand_comparisons_without_a_difference_at_most_65_claim_one():
-    assert sum(wrong(one, 1000 // len(QUESTIONS)) for one in QUESTIONS) <= 1000 * LEVEL
+    assert sum(wrong(one, 1000 // len(COMPARISONS)) for one in COMPARISONS) <= 1000 * LEVEL
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("one", QUESTIONS, ids=each)
+@pytest.mark.parametrize(
+    "one", [*COMPARISONS, *(pytest.param(one, marks=pytest.mark.slow) for one in STUDIES)], ids=each
+)
 def test_the_difference_that_there_is_is_named(one):
     assert right(one, 50) >= 50 * POWER
 
@@ -43,6 +48,8 @@ def test_a_rule_that_claims_too_much_is_caught(monkeypatch):
     ("SAM fits the training data worse than SGD (x), so.", True),
     ("The held-out loss of SAM is 0.9 [0.8, 0.95] times that of SGD (Holm-corrected p = 0.01).", True),
     ("n0 has the lowest held-out loss: 1.", True),
+    ("Across 12 networks, MLS correlates most strongly with the generalisation gap: r.", True),
+    ("Across 12 networks, no measure correlates significantly with the generalisation gap; the strongest: 1.", False),
     ("SAM and SGD do not differ significantly in flatness: x of SAM is 0.9 (Holm-corrected p = 1).", False),
     ("The held-out loss of SAM is 0.9 [0.8, 1.1] times that of SGD (not significant).", False),
     ("The held-out loss does not decide between a and b: 1.", False),
