@@ -123,7 +123,7 @@ def study(seeds: int, each: int, rng: Rng, effect: float) -> list[str]:
 
     gap = drawn()
     values = pd.DataFrame({GAP.name: gap} | {name: drawn() for name in _MEASURES})
-    values[_MEASURES[_FOLLOWS]] += 2 * effect * gap
+    values[_MEASURES[_FOLLOWS]] += 3 * effect * gap
     quantities = [one for one in _STUDY.quantities if one.name in values]
     units = pd.Series(np.repeat(np.arange(seeds), each))
     table = gap_correlations(values, pd.DataFrame(index=values.index), quantities, units)
@@ -132,7 +132,7 @@ def study(seeds: int, each: int, rng: Rng, effect: float) -> list[str]:
 
 
 SMALLER, LOWER = "adaptive sharpness 2 standard deviations smaller", "one network with half the loss"
-FOLLOWS = "one measure follows the gap, r = .89"
+FOLLOWS = "one measure follows the gap, r = .95"
 QUESTIONS = (
     Question("two groups, paired", "6 seeds, 70% of the variance between seeds", partial(groups, 6, True),
              "SAM is flatter than SGD", SMALLER),

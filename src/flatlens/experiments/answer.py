@@ -2,12 +2,13 @@
 
 Levels of an axis of words come first: is one flatter than another? Then the measure that correlates most with the
 generalisation gap, given the training loss where that differs between networks. The last one says how certain this is,
-and what speaks against it. A correlation is claimed where its p is below 5% after Holm's correction over the measures.
+and what speaks against it. A correlation is claimed where Pearson's p and that of ranks are below 5% after Holm's
+correction over the measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -56,7 +57,7 @@ def answer_of_study(
         unfinished: number of networks that are not finished.
     """
     names = measure_names(study.quantities)
-    rows, given = (_with_gap(names, coefficients, of) for of in (OVERALL["pearson"], GIVEN_LOSS))
+    rows, given = (_with_gap(names, coefficients, of) for of in (OVERALL, GIVEN_LOSS))
     first = level_sentences(levels[0])[:1] if levels else []
     caveats = [*_counts(left_out, unfinished)]
     if not rows:
@@ -86,7 +87,7 @@ def closest(names: Sequence[str], coefficients: pd.DataFrame) -> str | None:
 
     It is the one that correlates most with the gap; where training losses differ, given the training loss.
     """
-    rows = _with_gap(names, coefficients, GIVEN_LOSS) or _with_gap(names, coefficients, OVERALL["pearson"])
+    rows = _with_gap(names, coefficients, GIVEN_LOSS) or _with_gap(names, coefficients, OVERALL)
     return str(_headline(rows)["x"]) if rows else None
 
 
@@ -95,14 +96,17 @@ def level_sentences(levels: Levels) -> list[str]:
     return group_answer(levels.differences, levels.meanings, paired=levels.paired)
 
 
-def _with_gap(names: Sequence[str], coefficients: pd.DataFrame, coefficient: str) -> list[pd.Series]:
-    """Return the rows of a coefficient of measures with the gap, strongest first, with Holm's p as `p_holm`.
+def _with_gap(names: Sequence[str], coefficients: pd.DataFrame, titles: Mapping[str, str]) -> list[pd.Series]:
+    """Return the rows of Pearson's r of measures with the gap, strongest first, with Holm's p as `p_holm`.
 
-    Given the training loss there are rows only where training losses differ.
+    It is that of the larger p of r and of the ranks' correlation; Pearson's alone claims too often over a dozen seeds
+    (docs/sizes.md). Given the training loss there are rows only where training losses differ.
     """
-    rows = coefficients[(coefficients["kind"] == "") & (coefficients["coefficient"] == coefficient)]
-    rows = rows[rows["quantity"].isin(names)].dropna(subset=["value"])
-    p = rows["p"].to_numpy(dtype=float)
+    kept = coefficients[(coefficients["kind"] == "") & coefficients["quantity"].isin(names)]
+    rows, ranks = (kept[kept["coefficient"] == titles[of]] for of in ("pearson", "spearman"))
+    rows = rows.dropna(subset=["value"])
+    of_ranks = rows["quantity"].map(ranks.set_index("quantity")["p"])
+    p = np.fmax(rows["p"].to_numpy(dtype=float), of_ranks.to_numpy(dtype=float))
     corrected = np.full(len(p), np.nan)
     corrected[p == p] = holm(p[p == p])
     rows = rows.rename(columns={"quantity": "x", "value": "pearson", "low": "pearson_low", "high": "pearson_high"})

@@ -323,7 +323,7 @@ def _merged(all_versions: Sequence[dict[str, str]]) -> dict[str, str]:
 COLUMNS = tuple(TABLE_COLUMNS["gap_correlations"])
 OVERALL = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
 GRANULATED = "granulated Kendall"
-GIVEN_LOSS = "Pearson r given the training loss"
+GIVEN_LOSS = {"pearson": "Pearson r given the training loss", "spearman": "Spearman rho given the training loss"}
 LOSSES_DIFFER = 1.1
 """Ratio of the largest to the smallest training loss from which on they differ."""
 _PARTIAL = {"pearson": "partial Pearson", "spearman": "partial Spearman"}
@@ -340,12 +340,13 @@ def gap_correlations(
     """Return one row per measure and coefficient, over all networks and then over each kind; the columns are COLUMNS.
 
     `kind` is "" for all networks; kinds of fewer than four have no rows. The coefficients are Pearson, Spearman and
-    Kendall; Pearson's given the training loss, where losses differ; the granulated Kendall over groups that differ in
-    one setting alone, and its part along each setting ("granulated Kendall along lr"), if anything but the seed was
-    varied; and partial correlations given the numerical settings (`given` names the settings held fixed). `low` and
-    `high` bound the 95% interval over independent units, by the jackknife of `clustered`, and `p` is its two-sided
-    one; fewer than 6 units give neither. `n` is the number of networks, `units` that of units. `why` says which
-    networks were left out, `note` why a value is NaN, or has no interval.
+    Kendall; Pearson's and Spearman's given the training loss, where losses differ; the granulated Kendall over groups
+    that differ in one setting alone, and its part along each setting ("granulated Kendall along lr"), if anything but
+    the seed was varied; and partial correlations given the numerical settings (`given` names the settings held fixed).
+    `low` and `high` bound the 95% interval over independent units, by the jackknife of `clustered`, and `p` is its
+    two-sided one, that of random orders where each network is a unit of its own; fewer than 6 units give neither. `n`
+    is the number of networks, `units` that of units. `why` says which networks were left out, `note` why a value is
+    NaN, or has no interval.
 
     Args:
         values: the included networks, one column per quantity, transformed.
@@ -409,8 +410,9 @@ def _rows(
         same: dict[str, Any] = {"names": (name, GAP.name), "units": units}
         rows += [add(title, correlate(values[name], gap, key, **same)) for key, title in OVERALL.items()]  # type: ignore[arg-type]
         if loss is not None:
-            left = partial_correlation(values[name], gap, loss.rename("training loss"), "pearson", **same)
-            rows.append(add(GIVEN_LOSS, left, "training loss"))
+            for key, title in GIVEN_LOSS.items():
+                left = partial_correlation(values[name], gap, loss.rename("training loss"), key, **same)  # type: ignore[arg-type]
+                rows.append(add(title, left, "training loss"))
         if len(varied.columns):
             psi = granulated_kendall(values[name], gap, varied, **same)
             rows.append(add(GRANULATED, psi, "all settings but one"))
