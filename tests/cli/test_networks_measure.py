@@ -378,7 +378,7 @@ def test_samples_that_a_loader_gives_otherwise_are_noted_once_and_in_the_head(ne
             assert cli.run([*command, "--data", f"net.py:{name}", *net[2:], "--measures", "mls"]) == 0
             out, err = capsys.readouterr()
             assert err.count(told) == 1
-            assert f"data: what net.py:{name} gives; {told}" in " ".join(out.split())
+            assert f"data: net.py:{name}; {told}" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("as_json", [False, True])

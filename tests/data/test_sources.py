@@ -46,7 +46,7 @@ def test_a_fifth_is_held_out_where_there_is_no_test_data(file):
     assert (len(split.x), len(split.test_x), split.classes) == (16, 4, 3)
     assert sorted([*split.x[:, 0].tolist(), *split.test_x[:, 0].tolist()]) == list(range(0, 40, 2))
     assert split.y.tolist() == [int(v) // 2 % 3 for v in split.x[:, 0]]  # inputs and labels stay together
-    assert split.description == "what mine.py:pair gives; 4 of 20 samples are held out as test data, drawn with seed 0"
+    assert split.description == "mine.py:pair; 4 of 20 samples are held out as test data, drawn with seed 0"
     assert not torch.equal(replace(UserData.of(f"{file}:pair"), seed=1).load().test_x, split.test_x)
 
 

@@ -113,7 +113,7 @@ def test_a_repeated_measure_is_in_the_note_of_the_other_and_found_by_its_name() 
     ):
         assert report[name] is report[other]
         assert report[name, "2"] is report[other, "2"]
-        assert f"{name} is the same number" in report[other].note
+        assert f"{other} = {name} here" in report[other].note
         assert name not in answers(report)
     named = fl.measure(lens(), same)
     assert answers(named)[0] == "relative_flatness"

@@ -32,7 +32,7 @@ def test_screen_and_page_of_every_command_state_the_origin(command, tmp_path, mo
     weights = (
         {"weights of one": "one.pt", "weights of two": "two.pt"} if command == "compare" else {"weights": "one.pt"}
     )
-    for what, words in {**weights, "data": "what net.py:samples gives; 12 of 20 samples, drawn with seed 0"}.items():
+    for what, words in {**weights, "data": "net.py:samples; 12 of 20 samples, drawn with seed 0"}.items():
         assert f"{what}: {words}" in screen
         assert f"<dt>{what}</dt><dd>{words}</dd>" in page
 

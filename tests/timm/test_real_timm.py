@@ -104,7 +104,7 @@ def test_on_the_command_line(tmp_path, capsys, monkeypatch):
     for _ in range(2):
         assert cli.run(["measure", f"timm:{VIT}", "--weights", "random", *options]) == 0
         found.append(json.loads(capsys.readouterr().out))
-    assert found[0]["about"]["origin"] == {"weights": "random (seed 0)", "data": "what net.py:samples gives"}
+    assert found[0]["about"]["origin"] == {"weights": "random (seed 0)", "data": "net.py:samples"}
     assert found[0]["estimates"][0]["value"] == found[1]["estimates"][0]["value"] > 0
 
 

@@ -227,7 +227,7 @@ def _from_file(spec: str, argument: str, preparation: NetworkPreparation | None)
                 f"{argument}: {spec} needs the arguments {', '.join(needed)}, and is called without any: give defaults"
             )
         found = user_code.guarded(found, f"{argument}: {spec}")
-    told = f"what {user_code.short(spec)} gives"
+    told = user_code.short(spec)
     has_labels = isinstance(found, Mapping) and any(name in found for name in LABELS)  # a batch as transformers have it
     if isinstance(found, DataLoader | Dataset) or has_labels or is_dicts(found):
         return Source(cast(Samples, found), None, told)
@@ -354,7 +354,7 @@ class UserData:
             BadData: there are fewer samples than asked for.
         """
         train, test = samples
-        told = [f"what {self.name} gives"]
+        told = [self.name]
         if test is None:
             total = len(train[0])
             held = total // ONE_IN if self.test is None else self.test

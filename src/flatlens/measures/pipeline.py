@@ -241,12 +241,12 @@ def _without_twins(lens: Lens, estimates: dict[Key, Estimate]) -> tuple[dict[Key
         there = [name for name in twins if name in rows.values()]
         if there:
             kept |= {name: there[-1] for name in twins if name != there[-1]}
-    alike = {mine: ", ".join(other for other, one in kept.items() if one == mine) for mine in kept.values()}
+    alike = {mine: " = ".join([mine, *(other for other, one in kept.items() if one == mine)]) for mine in kept.values()}
     found = {key: e for key, e in estimates.items() if rows[key] not in kept}
     for name in dict.fromkeys(rows.values()):
         answers = [key for key in found if rows[key] == name and key[1] is None]
         for key in [(name, None)] if (name, None) in answers else answers:
-            told = f"{alike[name]} is the same number" if name in alike else _beyond(lens, name)
+            told = f"{alike[name]} here" if name in alike else _beyond(lens, name)
             found[key] = found[key] if found[key].kind == "undefined" else with_note(found[key], told)
     return found, kept
 
