@@ -29,6 +29,7 @@ from flatlens.report.figures.plots import plot_figure
 from flatlens.report.page import svg_of
 from flatlens.report.prose import what_was_run
 from flatlens.report.reproduction import DRAWN_COLOURS
+from flatlens.statistics import Statistic
 
 HERE = Path(__file__).parent
 TABLES = Path("tables")
@@ -238,6 +239,11 @@ def _cases(outcome: Outcome) -> str:
     held = sum(value > prediction.than if prediction.side == "above" else value < prediction.than for value in values)
     said = f"{held} of {len(values)} cases are {prediction.side} {prediction.than:g}"
     return both(statistic.in_words, both(said, replace(statistic, parts={}).beside))
+
+
+def value_of(statistic: Statistic) -> str:
+    """Return the value with its interval; "not run" where no network has what the claim is about."""
+    return statistic.in_words if statistic.n else "not run"
 
 
 def name_of(one: Reproduction) -> str:

@@ -62,7 +62,7 @@ def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[st
         for row in filter(_is_main, mine):
             statistic = row.outcome.statistic
             yield atlas.line(f"[{paper}]({paper}.md)", f"{atlas.link(one, ATLAS)}: {row.outcome.prediction.says}",
-                             row.in_short, statistic.in_words, statistic.size,
+                             row.in_short, atlas.value_of(statistic), statistic.size,
                              row.outcome.prediction.accepted)  # fmt: skip
     yield ""
 

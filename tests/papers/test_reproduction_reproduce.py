@@ -161,7 +161,7 @@ def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path,
     ]  # fmt: skip
     page = atlas.page([found])
     for outcome in found.outcomes:
-        assert f"| {outcome.statistic.in_words} | {outcome.statistic.size} |" in page
+        assert f"| {atlas.value_of(outcome.statistic)} | {outcome.statistic.size} |" in page
         assert f"{outcome.tested_as}: {outcome.statistic.in_words}" in page
     assert "[X3 at smoke scale](#x3)" in page
     for plot in found.plots:
