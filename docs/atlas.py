@@ -198,7 +198,7 @@ def outcomes(rows: Sequence[tuple[Reproduction, Row, Row | None]], page: str | N
             here,
             prediction.kind,
             row.in_short,
-            statistic.in_words,
+            value_of(statistic),
             statistic.size,
         )
     yield ""
