@@ -38,7 +38,7 @@ from flatlens.measures.sensitivity import input_invariant_mls, jacobian_frobeniu
 from flatlens.measures.traces import interpolation_sharpness
 from flatlens.problem.forward import forwards
 
-NORMS = ("spectral", "frobenius")  #: of weights in D and in the bound of NMLS
+WEIGHT_NORMS = ("spectral", "frobenius")  #: of weights in D and in the bound of NMLS
 POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}  #: the powers k of Eq. 6 that are checked, and their rows
 
 
@@ -190,7 +190,7 @@ def _log_sum(layers: Iterable[Tensor]) -> Tensor:
 
 def _norm(weight: Weight, norm: str) -> float:
     """||W||_2 of a layer's map; or ||W||_F, of a convolution sqrt(P) ||K||_F, which is no smaller."""
-    require_one_of(NORMS, norm=norm)
+    require_one_of(WEIGHT_NORMS, norm=norm)
     if norm == "spectral":
         return weight.spectral_norm
     return float(weight.matrix.W.norm()) * math.sqrt(weight.positions)

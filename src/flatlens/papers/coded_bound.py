@@ -21,7 +21,6 @@ from itertools import pairwise
 from math import pi, sqrt
 
 import torch
-from sklearn.datasets import make_classification
 from torch import Tensor
 
 from flatlens.training.optimisers import solution
@@ -32,7 +31,7 @@ WIDTHS = (784, 512, 128, 16, 10)
 
 
 @dataclass(frozen=True)
-class Bound:
+class CodedBound:
     """The numbers of one fold."""
 
     bound: float
@@ -41,13 +40,15 @@ class Bound:
     error: float  #: the mean 0-1 error of the cross-validation alone
 
 
-def coded_bound(separation: float, seed: int) -> tuple[Bound, ...]:
+def coded_bound(separation: float, seed: int) -> tuple[CodedBound, ...]:
     """Return bound and gap of each fold of one sample.
 
     >>> one = coded_bound(1.0, seed=0)[0]
     >>> 0 <= one.error <= 1, abs(one.representativeness - one.error) < 0.01
     (True, True)
     """
+    from sklearn.datasets import make_classification  # only here: the extra `study` has it
+
     features, labels = make_classification(SAMPLES, 10, n_informative=3, n_redundant=4, class_sep=separation,
                                            random_state=seed)  # fmt: skip
     phi, y = torch.from_numpy(features), torch.from_numpy(labels).double()
@@ -58,7 +59,7 @@ def coded_bound(separation: float, seed: int) -> tuple[Bound, ...]:
 
 def _of_fold(
     phi: Tensor, y: Tensor, folds: tuple[Tensor, ...], at: int, seed: int, generator: torch.Generator
-) -> Bound:
+) -> CodedBound:
     train, test = folds[at][:TRAINED_ON], torch.cat([fold for other, fold in enumerate(folds) if other != at])
     error, representativeness = cross_validated(phi[train], y[train], generator)
     W, b = head(phi[train], y[train])
@@ -66,7 +67,7 @@ def _of_fold(
     sides = [flatness(layers, W, b, preimages(layers, phi[rows]), y[rows]) for rows in (train, test)]
     (kappa, train_loss), (_, test_loss) = sides
     bound = DELTA**2 / phi.shape[1] * kappa + representativeness
-    return Bound(bound, test_loss - train_loss, representativeness, error)
+    return CodedBound(bound, test_loss - train_loss, representativeness, error)
 
 
 def head(phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

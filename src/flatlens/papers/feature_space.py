@@ -25,7 +25,7 @@ from flatlens.training import Ridge
 Generator: TypeAlias = Literal["printed", "stored"]
 FLIPPED = 0.001
 """Share of labels that the stored generator draws anew."""
-COLUMNS = (
+SEEN_COLUMNS = (
     "relative_flatness_ggn",
     "relative_flatness_ggn(normalized='variance')",
     "generalisation_gap",
@@ -86,7 +86,7 @@ _GENERATORS: dict[Generator, Callable[[int, int], Draw]] = {"printed": printed, 
 
 @lru_cache(2048)
 def measured(separations: tuple[float, ...], n: int, seeds: range, generator: Generator = "printed") -> Tensor:
-    """Return COLUMNS of data sets with n training samples: (separations, seeds, 4)."""
+    """Return SEEN_COLUMNS of data sets with n training samples: (separations, seeds, 4)."""
     draws = [_GENERATORS[generator](n, seed) for seed in seeds]
     stacked = Draw(*(torch.stack([getattr(one, field.name) for one in draws]) for field in fields(Draw)))
     return torch.stack([_at(stacked, separation) for separation in separations])

@@ -46,7 +46,7 @@ from flatlens.papers.experiment import (
     seed_axis,
     tested,
 )
-from flatlens.papers.feature_space import COLUMNS, Generator, measured
+from flatlens.papers.feature_space import SEEN_COLUMNS, Generator, measured
 from flatlens.papers.figures import pairwise, scatter
 from flatlens.statistics import Statistic, in_cases
 from flatlens.training import SGD, Adam, Augmentation, Ridge, RMSProp, Training, Until
@@ -57,7 +57,7 @@ from flatlens.training import SGD, Adam, Augmentation, Ridge, RMSProp, Training,
 CLUSTER_FEATURES = 8
 FLATNESS = "relative_flatness_ggn"
 AS_CODED = "relative_flatness_ggn(normalized='variance')"
-ZERO_ONE = COLUMNS[-1]
+ZERO_ONE = SEEN_COLUMNS[-1]
 
 
 def of_clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSettings:
@@ -141,7 +141,7 @@ def in_blocks(results: Results, generator: Generator) -> pd.DataFrame:
 
 
 def _z(values: Tensor, x: str, y: str, ranks: bool) -> float:
-    pair = values[:, [COLUMNS.index(x), COLUMNS.index(y)]].T
+    pair = values[:, [SEEN_COLUMNS.index(x), SEEN_COLUMNS.index(y)]].T
     return float(torch.corrcoef(pair.argsort(1).argsort(1).double() if ranks else pair)[0, 1].atanh())
 
 

@@ -148,14 +148,14 @@ def kind_in_words(kind: str) -> str:
     return f"{known[network]}{where} with{'' if kind.endswith('_bn') else 'out'} BatchNorm"
 
 
-FITTED = 0.9
+TRAINED_FROM = 0.9
 """Least mean training accuracy of the networks of a case, over all its strengths, for it to say anything of minima."""
 
 
 def fitted(results: Results) -> pd.DataFrame:
     """Return the networks of the cases whose mean training accuracy, over all strengths, is at least 0.9."""
     networks = every(results)
-    kept: pd.DataFrame = networks[networks.groupby(CASE)["accuracy"].transform(_mean_of_numbers) >= FITTED]
+    kept: pd.DataFrame = networks[networks.groupby(CASE)["accuracy"].transform(_mean_of_numbers) >= TRAINED_FROM]
     return kept
 
 
