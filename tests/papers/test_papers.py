@@ -32,7 +32,13 @@ FEW = ("X1", "X2", "X3", "X4", "X5")
 """At smoke scale their networks are too few for some statistics."""
 UNSEEN = {
     "X6": ("jacobian.beyond_edge", "loss.beyond_edge"),
-    "X9": ("mixup.decorrelates", "augmentation.decorrelates", "jacobian.superior"),
+    "X9": (
+        "mixup.decorrelates",
+        "augmentation.decorrelates",
+        "jacobian.superior",
+        "jacobian.in_all_cases.fitted",
+        "jacobian.in_all_cases.fitted.by_size",
+    ),
     "X18": ("flatness.strong.all_images", "stronger.all_images"),
 }
 """Claims that smoke scale says nothing of: X6's networks never come to 2/lr, X9 has two networks beyond the weakest,
