@@ -1,4 +1,4 @@
-"""What goes with the generalisation gap: the lines, the picture and the table of docs/papers/index.md.
+"""What correlates with the generalisation gap: the lines, the picture and the table of docs/papers/index.md.
 
 A population is the networks of one kind in one study. `papers.py` asks for all of it, from the stored tables.
 """
@@ -60,7 +60,7 @@ ONE_NAME = {"Jacobian norm of softmax": "Jacobian norm, softmaxed"}
 
 @dataclass(frozen=True)
 class Relation:
-    """How a measure goes with the gap in one population."""
+    """How a measure correlates with the gap in one population."""
 
     measure: str
     difference: str  #: what differs between the networks: a value of DIFFERENCES
@@ -156,7 +156,7 @@ def _within(result: StudyResult) -> Mapping[str, Statistic]:
 
 @dataclass(frozen=True)
 class Seen:
-    """How a measure goes with the gap over all populations in which one thing differs."""
+    """How a measure correlates with the gap over all populations in which one thing differs."""
 
     measure: str
     experiments: list[str]
@@ -168,22 +168,26 @@ class Seen:
 
 def seen_where(every: Sequence[Relation], difference: str) -> list[Seen]:
     """Return each measure over the populations of one difference; for SEEDS, among networks of equal settings."""
+    if difference == SEEDS:
+        mine = [replace(one, gap=one.within, accuracy=None, given=None) for one in every if one.within is not None]
+    else:
+        mine = [one for one in every if one.difference == difference]
     by_measure: dict[str, list[Relation]] = {}
-    for one in every:
-        value = one.within if difference == SEEDS else one.gap
-        bound = FALLS_BY_CONSTRUCTION in one.measure and difference == "number of samples"
-        defined = value is not None and value.value == value.value
-        if one.measure in NO_MEASURES or bound or not defined or difference not in (SEEDS, one.difference):
-            continue
-        by_measure.setdefault(one.measure, []).append(one)
-    seen = []
-    for measure, mine in by_measure.items():
-        gaps = [one.within if difference == SEEDS else one.gap for one in mine]
-        accuracy, given = ([] if difference == SEEDS else [s for one in mine if (s := of(one)) is not None]
-                           for of in (lambda one: one.accuracy, lambda one: one.given))  # fmt: skip
-        names = list(dict.fromkeys(one.experiment for one in mine))
-        seen.append(Seen(measure, names, sum(s.n for s in gaps if s), [s for s in gaps if s], accuracy, given))
-    return seen
+    for one in mine:
+        by_construction = FALLS_BY_CONSTRUCTION in one.measure and difference == DIFFERENCES["train"]
+        if one.measure not in NO_MEASURES and not by_construction and one.gap.value == one.gap.value:
+            by_measure.setdefault(one.measure, []).append(one)
+    return [
+        Seen(
+            measure,
+            list(dict.fromkeys(one.experiment for one in those)),
+            sum(one.gap.n for one in those),
+            [one.gap for one in those],
+            [one.accuracy for one in those if one.accuracy is not None],
+            [one.given for one in those if one.given is not None],
+        )
+        for measure, those in by_measure.items()
+    ]
 
 
 def sign(one: Statistic) -> int:
@@ -198,9 +202,9 @@ def share(found: Sequence[Statistic], side: int) -> float:
 
 
 def useful(seen: Sequence[Seen]) -> Seen | None:
-    """Return the measure to use: with the gap in over half of FEWEST populations or more, also given the loss.
+    """Return the measure to use: positively correlated in over half of FEWEST populations or more, also given the loss.
 
-    Given the training loss it goes with the gap more often than against it; of several measures it is the one of the
+    Given the training loss it is so more often than negatively; of several measures it is the one of the
     largest `share` there, or of the gap where losses do not differ.
     """
     with_it = [
@@ -212,7 +216,7 @@ def useful(seen: Sequence[Seen]) -> Seen | None:
 
 
 def misleading(seen: Sequence[Seen]) -> Seen | None:
-    """Return the measure that goes against the gap in the largest `share` of its populations, two or more."""
+    """Return the measure that correlates negatively in the largest `share` of its populations, two or more."""
     against = [one for one in seen if sum(sign(s) == -1 for s in one.gap) > 1]
     return max(against, key=lambda one: (share(one.gap, -1), -middle(one.gap)), default=None)
 

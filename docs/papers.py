@@ -104,7 +104,7 @@ def _undrawn(figure: PaperFigure, own: list[Reproduction]) -> str:
 
 
 def over_all(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
-    """Yield which measure goes with the gap where what differs, and the main claims of all papers."""
+    """Yield which measure correlates with the gap where what differs, and the main claims of all papers."""
     yield from gap.page(found, FOLDER)
     yield "## The papers' main claims"
     yield ""

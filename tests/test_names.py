@@ -36,12 +36,10 @@ SHARED = {
     "moved": "features, and weights",
     "plain": "text without markup, in a terminal and on a page",
     "together": "processes, and experiments",
-    "read": "a bound by its name, and data",
     "fitted": "networks of a study, and cases of a paper",
     "measured": "data sets in feature space, and coordinate networks",
     "printed": "a paper's protocol, and a report's text",
     "spelled": "options of a loss, and of a name in a registry",
-    "CODED": "columns of two papers' authors' code",
 }
 """Names with the reason why two modules have them."""
 

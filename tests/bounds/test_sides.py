@@ -12,7 +12,7 @@ from torch import Tensor
 from flatlens import Lens
 from flatlens.bounds import BOUNDS, Claim, check_bounds
 from flatlens.bounds.context import Context
-from flatlens.bounds.definition import read
+from flatlens.bounds.definition import read_bound
 from flatlens.errors import BadOption, UnknownName
 
 NAMES = [name for name, one in BOUNDS.items() if one.id in {f"B{k}" for k in range(1, 9)}]
@@ -24,7 +24,7 @@ Formula = Callable[[], Tensor]
 def claims(lens: Lens, name: str) -> dict[tuple[str, str | None], Claim]:
     """By part and layer."""
     context = Context(lens, frozenset(), None, torch.Generator().manual_seed(0))
-    return {(claim.part, claim.layer): claim for claim in read(name).claims(context)}
+    return {(claim.part, claim.layer): claim for claim in read_bound(name).claims(context)}
 
 
 NET, X = chain([4, 5, 4, 3], 1), normal(6, 4, seed=2)

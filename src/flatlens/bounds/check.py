@@ -24,7 +24,7 @@ from flatlens.bounds import (  # noqa: F401  # their import registers their boun
 )
 from flatlens.bounds.answer import answer
 from flatlens.bounds.context import Assumption, Claim, Context, Target, declared
-from flatlens.bounds.definition import BOUNDS, Bound, Verdict, read, weigh
+from flatlens.bounds.definition import BOUNDS, Bound, Verdict, read_bound, weigh
 from flatlens.distributions import RULES, Distribution, Rule
 from flatlens.errors import BadInput, Give, NotDifferentiable, UnknownName
 from flatlens.measures import Lens, about
@@ -150,7 +150,7 @@ def check_bounds(
         raise refused("bounds need full precision", remedy=("make the Problem without ", Give("arithmetic")))
     # The bounds, and what they read beside the lens
     unasked = [one for one in BOUNDS.values() if not one.on_request]
-    chosen = unasked if bounds is None else BOUNDS.named(bounds, "check_bounds(bounds=...)", read)
+    chosen = unasked if bounds is None else BOUNDS.named(bounds, "check_bounds(bounds=...)", read_bound)
     if not chosen:
         needed = "name at least one bound, or leave bounds out to check all that need the pass alone"
         raise refused(needed, argument="bounds", value=[])

@@ -94,7 +94,7 @@ def bound(
     return decorate
 
 
-def read(spelling: str) -> Bound:
+def read_bound(spelling: str) -> Bound:
     """Return the bound that is spelled as on the command line: `mls_chain`, `volume_bound(k=3)`."""
     try:
         name, options = spelled(spelling)

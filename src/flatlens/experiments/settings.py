@@ -13,7 +13,7 @@ from itertools import product
 from numbers import Real
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from flatlens.bounds.definition import read as read_bound
+from flatlens.bounds.definition import read_bound
 from flatlens.data import Split, UserData
 from flatlens.data.sources import DataSettings
 from flatlens.deprecated_names import FORMER_TRANSFORMS, former_measure, former_transform, present_measure, silent

@@ -152,7 +152,7 @@ class LayerGrams:
 
     @property
     def _R_of_G(self) -> bool:
-        """Whether R is ||phi||^2 G."""
+        """Return whether R is ||phi||^2 G."""
         return isinstance(self.weight, DenseJacobian) and self.pure and self.input_side is not None
 
     @cached_property

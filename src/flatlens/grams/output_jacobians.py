@@ -142,7 +142,7 @@ def input_products(
 
 
 def _flips(adapter: Adapter) -> bool:
-    """Whether it is a 2D convolution with stride 1, one group, and zero padding smaller than its kernel."""
+    """Return whether it is a 2D convolution with stride 1, one group, and zero padding smaller than its kernel."""
     return (
         isinstance(adapter, Convolution)
         and (len(adapter.kernel), adapter.groups, adapter.stride, adapter.mode) == (2, 1, (1, 1), "constant")

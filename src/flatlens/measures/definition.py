@@ -305,7 +305,7 @@ class NetworkMeasure(Measure):
 
     @cached_property
     def takes_run(self) -> bool:
-        """Whether its function takes the run beside the lens."""
+        """Return whether its function takes the run beside the lens."""
         parameters = inspect.signature(self.compute).parameters.values()
         return sum(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters) > 1
 

@@ -354,7 +354,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the comparison of an experiment's protocols: the text's, the authors' code's, and ours."""
+    """A setting of an experiment in three protocols: as the text prints it, as the authors code it, and ours."""
 
     what: str  #: the setting: "labels of CIFAR-10"
     printed: str  #: in the paper's text

@@ -139,7 +139,7 @@ class Reproduction:
 
     @property
     def answer(self) -> list[str]:
-        """At most three sentences: how many claims are reproduced, how certain, what differs or what next."""
+        """The answer in at most three sentences: how many claims are reproduced, how certain, what differs."""
         return answer_of_claims([self])
 
     def claims(self) -> list[dict[str, Any]]:

@@ -91,11 +91,16 @@ def correlate(
         coefficient = partial(COEFFICIENTS[statistic], *columns)
         ordered = () if statistic == "pearson" else columns
         over = over_units(_title(statistic, names), coefficient, kept, unit, undefined_because(pair), ordered=ordered)
-        if over.units != over.n or over.low != over.low:
+        if not _each_alone(over):
             return over
         alone = _related(kept.table, statistic, names, kept.excluded, *draws(over.n, seed, 0, permuted))
         return _with_p_of(alone, over)
     return _related(kept.table, statistic, names, kept.excluded, *draws(len(kept.table), seed, resampled, permuted))
+
+
+def _each_alone(over: Statistic) -> bool:
+    # Each network is a unit of its own, and they are enough for an interval
+    return over.units == over.n and over.low == over.low
 
 
 def _with_p_of(alone: Statistic, over: Statistic) -> Statistic:
@@ -318,7 +323,7 @@ def partial_correlation(
     of_counts = partial(_partial, values, ranked)
     if labels:
         over = over_units(title, of_counts, kept, unit, why)
-        if over.units != over.n or over.low != over.low:
+        if not _each_alone(over):
             return over if why or over.value == over.value else replace(over, note=_EXPLAINED)
         resampled = 0
     elif np.isnan(of_counts(np.ones((1, n)))[0]):

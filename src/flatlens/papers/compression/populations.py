@@ -76,7 +76,7 @@ _PROTOCOLS = {
 """Outputs, factor of the code's learning rates, and training samples that are measured."""
 MINUS_D, HOLDS = "-D", "bounds hold"
 SINGLE_LAYER = [(x.name, y.name) for x in (RELATIVE, D) for y in (GAP, SHARPNESS)]
-CODED = (
+NORMS_AS_CODED = (
     Quantity("D (code)", "mls_chain(norm='frobenius').rhs[fc1]"),
     Quantity("bound of NMLS (code)", "nmls_bound(norm='frobenius').rhs"),
 )
@@ -165,7 +165,7 @@ def population(results: Results, study: str) -> pd.DataFrame:
     """Return the networks of a kind with all quantities that predictions need, under the names shown."""
     values = studied(study)(results)
     networks = results[study].networks.set_index("key").loc[values["key"]].reset_index()
-    also = {q.name: q.with_first(_first_layer(study)).of(networks) for q in (*_ALSO, TOP_THREE, *CODED)}
+    also = {q.name: q.with_first(_first_layer(study)).of(networks) for q in (*_ALSO, TOP_THREE, *NORMS_AS_CODED)}
     table = values.assign(**also, **{MINUS_D: -values[D.name]})
     violated = pd.concat(
         [table[small.name] > table[large.name] * (1 + _ROUNDED) for small, large in ((MLS, D), (NMLS, BOUND))]
