@@ -181,11 +181,12 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
 
 
 def outcomes(rows: Sequence[tuple[Reproduction, Row, Row | None]], page: str | None = None) -> Iterator[str]:
-    """Yield a table of claims with their outcomes, one fact a cell, and below it, folded, how each was weighed.
+    """Yield a table of claims with their outcomes, one fact a cell, and below it, folded, the papers' words.
 
     Args:
         rows: the experiment of each claim, its row, and that at laptop scale where it stands beside.
-        page: where the experiments are, to link each claim to its own; None in a table of one experiment.
+        page: where the experiments are, with how each claim was weighed, to link each claim to its own; None in a
+            table of one experiment.
     """
     said = ("", "claim", "kind", "outcome", "value, 95% interval", "networks, units")
     yield from head(*said, numbers=said[:1] + said[-1:])
@@ -202,9 +203,12 @@ def outcomes(rows: Sequence[tuple[Reproduction, Row, Row | None]], page: str | N
             statistic.size,
         )
     yield ""
-    yield "<details><summary>The papers' words, and how each claim was weighed</summary>"
+    weighed = ", and how each claim was weighed" if page is None else ""
+    yield f"<details><summary>The papers' words{weighed}</summary>"
     yield ""
-    yield from (f"{number}. {_weighed(*each)}" for number, each in enumerate(rows, 1))
+    yield from (
+        f"{number}. {_weighed(*each) if page is None else _quoted(each[1])}" for number, each in enumerate(rows, 1)
+    )
     yield ""
     yield "</details>"
     yield ""
@@ -213,7 +217,6 @@ def outcomes(rows: Sequence[tuple[Reproduction, Row, Row | None]], page: str | N
 def _weighed(one: Reproduction, row: Row, small: Row | None) -> str:
     """Return the paper's words, the statistic, what stands beside its value, and its replication."""
     outcome, again, statistic = row.outcome, row.again, row.outcome.statistic
-    prediction = outcome.prediction
     halves = " and ".join(half.statistic.in_words for half in row.halves)
     runs = {
         "Outcome of all units": outcome.marked if row.decided != outcome.conclusion else "",
@@ -223,11 +226,17 @@ def _weighed(one: Reproduction, row: Row, small: Row | None) -> str:
         "At laptop scale": f"{small.marked} {small.outcome.statistic.in_words}" if small else "",
         "What would decide it": row.would_decide(one.hours),
     }
-    quote = f"“{prediction.quote}” " if prediction.quote else ""
-    said = [f"{quote}({prediction.source}).", prediction.reason, f"{outcome.tested_as}: {_cases(outcome)}."]
+    said = [_quoted(row), f"{outcome.tested_as}: {_cases(outcome)}."]
     said += [f"{name}: {text}." for name, text in runs.items() if text]
     said += [f"{statistic.why}."] * bool(statistic.why)
     return " ".join(filter(None, said)).replace("..", ".")
+
+
+def _quoted(row: Row) -> str:
+    """Return the paper's words with their place, and the reason for a reading of ours."""
+    prediction = row.outcome.prediction
+    quote = f"“{prediction.quote}” " if prediction.quote else ""
+    return f"{quote}({prediction.source}). {prediction.reason}".rstrip()
 
 
 def _cases(outcome: Outcome) -> str:

@@ -5,6 +5,7 @@ Each page is written by hand, but for the lines between `<!-- results -->` and `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import atlas
 import gap
 
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.figures import FIGURES, PaperFigure
+from flatlens.papers.figures import BANDS, FIGURES, PaperFigure
 from flatlens.papers.reproduction import Reproduction
 from flatlens.papers.summary import Row, rows_of
 
@@ -24,7 +25,7 @@ ATLAS = "../atlas.md"
 
 
 def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
-    """Yield the main claims with their outcomes, the counts of all rows, and each figure with its counterpart."""
+    """Yield the main claims with their outcomes, the counts of all rows, and the pictures."""
     own = [(one, mine) for one, mine in zip(found, rows, strict=True) if one.experiment.paper == paper]
     ran = {one.experiment.id for one, _ in own}
     yield from atlas.outcomes([(one, row, None) for one, mine in own for row in mine if _is_main(row)], ATLAS)
@@ -72,7 +73,12 @@ def _is_main(row: Row) -> bool:
 
 
 def _figures(paper: str, own: list[Reproduction]) -> Iterator[str]:
-    """Yield each picture once, with what each figure of the paper that it stands for shows; and what is not drawn."""
+    """Yield by experiment each picture that stands for figures of the paper, and which figures are not drawn."""
+    yield "### Figures"
+    yield ""
+    yield f"[What each figure of the paper shows]({ATLAS}#each-figure-and-table-of-the-papers). {BANDS}, except where"
+    yield "the text beside a picture names others."
+    yield ""
     drawn = set()
     for one in own:
         counterparts: dict[str, list[PaperFigure]] = {}  # in the paper's order of figures
@@ -80,19 +86,26 @@ def _figures(paper: str, own: list[Reproduction]) -> Iterator[str]:
             if figure.paper == paper and figure.experiment == one.experiment.id:
                 for plot in figure.among(one.plots):
                     counterparts.setdefault(plot.name, []).append(figure)
-        plots = {plot.name: plot for plot in one.plots}
-        for name, figures in counterparts.items():
-            plot = plots[name]
-            drawn |= {figure.name for figure in figures}
-            yield f"In the paper: {'; '.join(f'**{figure.name}**, {figure.shows}' for figure in figures)}."
-            yield f"Here ({atlas.link(one, ATLAS)}): {plot.title}. {plot.caption}"
+        drawn |= {figure.name for figures in counterparts.values() for figure in figures}
+        plots = [plot for name in counterparts for plot in one.plots if plot.name == name]
+        captions = [re.sub(rf"{BANDS}[.;] ?(\w?)", lambda m: m[1].upper(), plot.caption) for plot in plots]
+        common = captions[0] if len(set(captions)) == 1 else ""
+        if plots:
+            yield f"{atlas.link(one, ATLAS)}. {common}".rstrip()
             yield ""
-            yield f"![{plot.title}](../{atlas.picture(one, plot)})"
+        for plot, caption in zip(plots, captions, strict=True):
+            yield f"**{plot.title}**. {'' if common else caption}".rstrip()
             yield ""
-    missing = [figure for figure in FIGURES if figure.paper == paper and figure.name not in drawn]
-    for figure in missing:
-        why = _undrawn(figure, own) if figure.experiment else figure.remark
-        yield f"Not drawn here: **{figure.name}**, {figure.shows} ({why})."
+            yield f"![{plot.title.partition(':')[0]}](../{atlas.picture(one, plot)})"
+            yield ""
+    missing: dict[str, list[str]] = {}  # figures by the reason
+    for figure in FIGURES:
+        if figure.paper == paper and figure.name not in drawn:
+            why = _undrawn(figure, own) if figure.experiment else figure.remark
+            missing.setdefault(why, []).append(figure.name)
+    if missing:
+        said = [f"{', '.join(names)} ({why})" for why, names in missing.items()]
+        yield f"Not drawn here: {'; '.join(said)}."
         yield ""
 
 

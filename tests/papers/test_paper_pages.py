@@ -41,10 +41,11 @@ def test_a_paper_has_the_counts_of_its_rows_and_its_figures(pages, found, monkey
     monkeypatch.setattr(pages, "FOLDER", tmp_path)
     pages.write([found])
     page = (tmp_path / "compression.md").read_text()
-    assert "In the paper: **Fig. G.4**, an MLP through training" in page
-    assert "Not drawn here: **Fig. G.5**, 100 VGG-11s" in page
+    assert "[X3 at smoke scale](../atlas.md#x3)" in page
+    assert "**Fig. G.4: the steps of the bound**" in page
+    assert "Fig. G.5, Fig. G.6, Fig. G.7 (X4 has not been run yet)" in page
     assert "Not yet run: X1, Over three learning rates" in page  # the main claims of the other experiments
-    assert "![Fig. G.4: the steps of the bound](../images/atlas/X3_at_smoke_scale-tightness.svg)" in page
+    assert "![Fig. G.4](../images/atlas/X3_at_smoke_scale-tightness.svg)" in page
     assert "of theorems, which check the code, are not counted" in page
 
 
