@@ -54,7 +54,7 @@ def protocols(paper: str) -> Iterator[str]:
 def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
     """Yield the main claims of all papers with their outcomes, and what their authors could object.
 
-    The papers' own pages say how each is weighed, and have the settings as printed, as coded and here.
+    The atlas says how each is weighed; the papers' own pages have the settings as printed, as coded and here.
     """
     yield from atlas.head("paper", "main claim", "outcome", "value, 95% interval", "networks, units",
                           "would its authors accept it?", numbers=("networks, units",))  # fmt: skip
