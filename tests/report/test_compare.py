@@ -242,3 +242,16 @@ def test_a_page_of_a_comparison_shows_values_before_ranks_one_picture_for_each_m
     assert page.index('id="compared"') < page.index('id="ranks"')
     assert page[: page.index('id="ranks"')].count("<svg") == 2
     assert "<title>mls of c: 0.1, not ranked</title>" in page
+
+
+def test_one_network_that_fits_has_values_and_nothing_is_ranked(tmp_path):
+    two = made_up(["good", "bad"])
+    bad = Report({**two.reports["bad"], ("loss", None): Estimate(math.inf)}, ABOUT)
+    comparison = Comparison({**two.reports, "bad": bad}, two.measures)
+    text, page = screen(comparison), write_compare_page(comparison, tmp_path / "c.html").read_text()
+    assert comparison.ranked == ["good"]
+    assert "weight_norm *" in text and "not ranked" in text.lower()
+    for words in ("Ranks", "mean rank", "Agreement", "Not counted"):
+        assert words not in text
+    assert 'id="agreement"' not in page and "mean rank" not in page
+    assert "mean rank" in screen(two)

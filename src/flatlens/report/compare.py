@@ -27,11 +27,15 @@ def compare_screen(comparison: Comparison) -> RenderableType:
     heads = headings(comparison)
     parts = [*head_of_screen(comparison.about, comparison.answer), _networks(comparison, heads)]
     if len(heads) <= ACROSS:
-        parts += [_ranks(comparison, heads), _values(comparison, heads)]
+        parts += [_ranks(comparison, heads)] * _has_ranks(comparison) + [_values(comparison, heads)]
     else:
         parts.append(Text(f"\n{len(heads)} networks: their ranks and values by each measure are in --page and --json."))
     parts.append(_key(comparison))
     return Group(*parts)
+
+
+def _has_ranks(comparison: Comparison) -> bool:
+    return len(comparison.ranked) > 1
 
 
 def headings(comparison: Comparison) -> list[str]:
@@ -48,14 +52,15 @@ def _networks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
     rows = comparison.networks()
     shown = {"loss": "loss", "accuracy": "accuracy", "test_loss": "test loss", "generalisation_gap": "gap ± 95%"}
     columns = [name for name in shown if name in rows and rows[name].notna().any()]
-    for name in [*(shown[column] for column in columns), "mean rank", "without *"]:
+    means = ["mean_rank", "mean_rank_surviving"] if _has_ranks(comparison) else []
+    for name in [*(shown[column] for column in columns), *["mean rank", "without *"][: len(means)]]:
         table.column(name)
     for head, row in zip(heads, rows.to_dict("records"), strict=True):
         cells = [number(row[name], 2 if name == "generalisation_gap" else 3) for name in columns]
         if "generalisation_gap" in columns:
             cells[-1] += f" ± {number(1.96 * row['gap_stderr'], 1)}"
-        means = [number(row[name], 2) for name in ("mean_rank", "mean_rank_surviving")]
-        table.row(*([head] if numbered else []), str(row["model"]), *cells, *means)
+        cells += [number(row[name], 2) for name in means]
+        table.row(*([head] if numbered else []), str(row["model"]), *cells)
     return table
 
 
@@ -117,14 +122,17 @@ def _key(comparison: Comparison) -> Text:
     def say(head: str, body: str) -> None:
         text.append(f"\n{head}: ", style="bold").append(body, style="not bold")
 
-    if rankings := _of_rankings(agreement):
+    if (rankings := _of_rankings(agreement)) and _has_ranks(comparison):
         say("Agreement", "; ".join(rankings) + ".")
-    for remark in (*remarks(agreement), *comparison.notes):
+    for remark in (*(remarks(agreement) if _has_ranks(comparison) else ()), *comparison.notes):
         text.append(f"\n{remark}", style="not bold")
-    for why, names in _left_out(agreement).items():
+    for why, names in _left_out(agreement).items() if _has_ranks(comparison) else ():
         say("Not counted", f"{', '.join(names)}: {why}")
     for why, names in _undefined(comparison).items():
         say("Undefined", f"{'; '.join(names)}: {why}")
+    if not _has_ranks(comparison):
+        say("*", "not invariant under rescaling of the weights. ≥, ≤: a bound.")
+        return text
     say(
         "rank",
         "1 is the smallest value: flat or compressed, where a direction is known. ~: tied, or 95% intervals overlap: "
@@ -198,9 +206,10 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         answer=comparison.answer,
         figures=[
             values_figure(comparison),
-            ranks_figure(comparison),
-            *([taus_figure(comparison)] if len(agreement.taus) > 1 else []),
+            *([ranks_figure(comparison)] if _has_ranks(comparison) else []),
+            *([taus_figure(comparison)] if len(agreement.taus) > 1 and _has_ranks(comparison) else []),
         ],
+        has_ranks=_has_ranks(comparison),
         cards={name: one.card for name, one in comparison.measures.items()},
         models=comparison.models,
         networks=_records(comparison.networks()),

@@ -14,6 +14,7 @@ import pandas as pd
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -141,7 +142,7 @@ class Fitted:
             elif first:  # columns that continue below do not repeat the sections' headings
                 if table.row_count or table.show_header:
                     yield table
-                yield Text(row, style="italic dim")
+                yield Padding(Text(row.lstrip(), "italic dim"), (0, 0, 0, len(row) - len(row.lstrip())), expand=False)
                 table = self._empty(block, rooms, headed=False)
         yield table
 

@@ -191,7 +191,7 @@ def ranks_figure(comparison: Comparison) -> Figure:
         "flattest or the most compressed, orange the largest. Grey rows are measures without a known direction."
     )
     if comparison.not_ranked:
-        caption += f" White: not ranked ({', '.join(comparison.not_ranked)}), because the training losses differ."
+        caption += f" White: not ranked ({', '.join(comparison.not_ranked)})."
     caption += "".join(
         f" {mark}: {meaning}" for mark, meaning in DRAWN_MARKS.items() if set(mark) & set(written) - set(", ")
     )

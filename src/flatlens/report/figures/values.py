@@ -54,7 +54,7 @@ def values_figure(comparison: Comparison) -> Figure:
     kinds = set(data["kind"])
     caption = "A dot is a network's value."
     caption += " Its bar is the 95% interval." if (data["high"] > data["low"]).any() else ""
-    caption += " A hollow grey dot: not ranked, because the training losses differ." if not data["ranked"].all() else ""
+    caption += " A hollow grey dot: not ranked." if not data["ranked"].all() else ""
     for kind, side in (("lower bound", "right"), ("upper bound", "left")):
         caption += f" A triangle that points to the {side} is a {kind}." if kind in kinds else ""
     if not data["survives"].all():
