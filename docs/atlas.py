@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import torch
 from compact import compact, small_png
 
@@ -34,6 +35,7 @@ from flatlens.statistics import Statistic
 HERE = Path(__file__).parent
 TABLES = Path("tables")
 PICTURES = Path("images") / "atlas"
+CLAIMS = Path("claims")
 FEW_CASES = 4  #: cases whose values are all shown
 LARGEST, MOST = 60_000, 4_000_000
 """Bytes of one picture, and of all of them, at most."""
@@ -44,40 +46,31 @@ Curves are means, and bands one standard deviation to either side, as in the fir
 relative2021, which say nothing of theirs, are 95% intervals."""
 
 INTRODUCTION = f"""\
-# Atlas: what came of the papers' figures and claims
+# Atlas: outcomes of the papers' figures and claims
 
-Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`; and at desk scale, on
-the papers' own data, those that have run there, with their laptop outcome beside. Their tables are kept in
-[docs/tables](tables): `python docs/reproductions.py` weighs and draws all that is here again, without training, in some
-minutes.
+Each experiment at the largest scale that has run: desk, with the papers' data, or laptop. `python docs/reproductions.py` makes
+this page, its pictures and files from the tables in [docs/tables](tables) in some minutes, without training.
 
-How to read a row:
-
-- *Reproduced*: the whole 95% interval of the statistic lies on the side of the number that the paper predicts (the
-  column *statistic* names both). *Not reproduced*: all of it lies on the other side. *At most weak*: neither, and the
-  whole interval of a correlation lies between -{WEAK:g} and {WEAK:g}; of several cases that should all be on the side,
-  that of one. *Depends on the reading*: reproduced in one way to read the text, and not in another. Else *open*.
-- Beside a Pearson correlation that of ranks has to agree; a claim about all cases needs each of them; where one
-  of several cases decides, its p is corrected for their number after Holm. A row that these leave open says so: "ranks
-  do not agree", "another case is open", "not after Holm's correction".
-- *Decided*: a second run comes to the same conclusion ({IN_WORDS}); at desk scale, both halves of the units lie on its
-  side. Of an open row it says how many times the units would decide it, and how long they would take, if the value
-  stays where it is: an interval's width falls with the root of the number of units.
-- Intervals are over independent units, such as seeds. Their number stands beside that of the networks; fewer than 6
-  decide nothing ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)).
-- A *theorem* is proved, and checks the code; a *claim* is a sentence of the paper; a *reading* is ours, with its
-  reason; a *number* is printed in the paper. Main claims are bold.
-- What laptop scale changes is said below each title: an outcome is about that data and size.
+- *Reproduced*: the whole 95% interval of the statistic lies on the side that the paper predicts. *Not reproduced*: all of it
+  lies on the other side. *At most weak*: the whole interval of a correlation lies between -{WEAK:g} and {WEAK:g}. *Depends on
+  the reading*: reproduced in one reading of the text, and not in another. Else *open*.
+- A correlation is decided only if that of ranks agrees, a claim about all cases only by all of them, and one about some case
+  after Holm's correction.
+- A row is decided only if its replication agrees: a second run ({IN_WORDS}) or, at desk scale, each
+  half of the units.
+- Intervals are over independent units, such as seeds; fewer than 6 decide nothing
+  ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)).
+- A *theorem* is proved, and checks the code; a *claim* is a sentence of the paper; a *reading* is ours, with its reason; a
+  *number* is printed in the paper. Main claims are bold.
 """
 
 
 def page(stored: list[Reproduction]) -> str:
     """Return the whole page as Markdown."""
-    found, laptops = apart(stored)
+    found, _ = apart(stored)
     rows = rows_of(found)
     every = [row for each in rows for row in each]
-    sections = [text for one, mine in zip(found, rows, strict=True)
-                for text in _section(one, mine, laptops.get(name_of(one), []))]  # fmt: skip
+    sections = [text for one, mine in zip(found, rows, strict=True) for text in _section(one, mine)]
     return "\n".join(
         [
             INTRODUCTION,
@@ -137,14 +130,16 @@ def _figures(found: list[Reproduction]) -> Iterator[str]:
     yield "## Each figure and table of the papers"
     yield ""
     yield FIGURES_SAID
+    yield ""
     for paper in dict.fromkeys(one.paper for one in FIGURES):
-        yield ""
-        yield f"**{PAPERS[paper]}** ({paper})"
-        yield ""
-        yield from head("figure", "what the paper shows", "here", "remark")
-        for one in FIGURES:
-            if one.paper == paper:
-                yield line(one.name, one.shows, _counterpart(one, found), one.remark)
+        yield from _folded(f"{PAPERS[paper]} ({paper})", _figures_of(paper, found))
+
+
+def _figures_of(paper: str, found: list[Reproduction]) -> Iterator[str]:
+    yield from head("figure", "what the paper shows", "here", "remark")
+    for one in FIGURES:
+        if one.paper == paper:
+            yield line(one.name, one.shows, _counterpart(one, found), one.remark)
     yield ""
 
 
@@ -163,73 +158,117 @@ def link(one: Reproduction, page: str = "") -> str:
     return f"[{name_of(one)}]({page}#{one.experiment.id.lower()})"
 
 
-def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[str]:
-    yield f"## {one.experiment.id}"  # without the scale, so that links from other pages hold at every scale
+def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
+    """Yield one screen: counts, main claims and the first picture; the rest is folded, and each row's weighing a file."""
+    experiment, plots = one.experiment, one.plots
+    counts = {conclusion: sum(row.decided == conclusion for row in no_theorems(rows)) for conclusion in MARKS}
+    every = [(one, row) for row in rows]
+    main = [(one, row) for row in rows if row.outcome.prediction.headline]
+    yield f"## {experiment.id}"  # without the scale, so that links from other pages hold at every scale
     yield ""
-    at = "" if one.scale == "laptop" else f"At {one.scale} scale. "
-    yield f"{at}**{one.experiment.title}** ({one.experiment.reproduces})."
-    yield " ".join(what_was_run(result) for result in one.results.values())
-    yield "What differs from the paper: " + " ".join(one.experiment.differs[one.scale])
+    at = "" if one.scale == "laptop" else f", at {one.scale} scale"
+    yield f"**{experiment.title}** ({experiment.reproduces}){at}: {count_of(one.networks, 'network')}; "
+    yield ", ".join(f"{count} {conclusion}" for conclusion, count in counts.items() if count) + "."
+    yield f"[How each row was weighed]({file_of_claims(one)}), with the paper's words: a table to download."
     yield ""
-    beside = laptop or [None] * len(rows)
-    yield from outcomes([(one, row, small) for row, small in zip(rows, beside, strict=True)])
-    for plot in one.plots:
-        yield f"![{plot.title}]({picture(one, plot)})"
-        yield ""
-        yield f"{plot.title}. {plot.caption}"
-        yield ""
-
-
-def outcomes(rows: Sequence[tuple[Reproduction, Row, Row | None]], page: str | None = None) -> Iterator[str]:
-    """Yield a table of claims with their outcomes, one fact a cell, and below it, folded, the papers' words.
-
-    Args:
-        rows: the experiment of each claim, its row, and that at laptop scale where it stands beside.
-        page: where the experiments are, with how each claim was weighed, to link each claim to its own; None in a
-            table of one experiment.
-    """
-    said = ("", "claim", "kind", "outcome", "value, 95% interval", "networks, units")
-    yield from head(*said, numbers=said[:1] + said[-1:])
-    for number, (one, row, _) in enumerate(rows, 1):
-        prediction, statistic = row.outcome.prediction, row.outcome.statistic
-        says = f"**{prediction.says}**" if prediction.headline and page is None else prediction.says
-        here = says if page is None else f"{link(one, page)}: {says}"
-        yield line(
-            number,
-            here,
-            prediction.kind,
-            row.in_short,
-            value_of(statistic),
-            statistic.size,
+    if main and len(main) < len(every):
+        yield from outcomes(main)
+    for plot in plots[:1]:
+        yield from _drawn(one, plot)
+    yield from _folded(f"All {len(every)} rows", outcomes(every))
+    yield from _folded("What was run, and what differs from the paper", _protocol(one))
+    if plots[1:]:
+        yield from _folded(
+            f"{count_of(len(plots) - 1, 'more picture')}", (s for plot in plots[1:] for s in _drawn(one, plot))
         )
+
+
+def _folded(summary: str, lines: Iterable[str]) -> Iterator[str]:
+    yield f"<details><summary>{summary}</summary>"
     yield ""
-    weighed = ", and how each claim was weighed" if page is None else ""
-    yield f"<details><summary>The papers' words{weighed}</summary>"
-    yield ""
-    yield from (
-        f"{number}. {_weighed(*each) if page is None else _quoted(each[1])}" for number, each in enumerate(rows, 1)
-    )
-    yield ""
+    yield from lines
     yield "</details>"
     yield ""
 
 
-def _weighed(one: Reproduction, row: Row, small: Row | None) -> str:
-    """Return the paper's words, the statistic, what stands beside its value, and its replication."""
+def _drawn(one: Reproduction, plot: Plot) -> Iterator[str]:
+    yield f"![{plot.title}]({picture(one, plot)})"
+    yield ""
+    yield f"{plot.title}. {plot.caption}"
+    yield ""
+
+
+def _protocol(one: Reproduction) -> Iterator[str]:
+    yield " ".join(what_was_run(result) for result in one.results.values())
+    yield ""
+    yield "What differs from the paper: " + " ".join(one.experiment.differs[one.scale])
+    yield ""
+    if one.experiment.protocol:
+        paper = one.experiment.paper
+        yield f"Every setting beside the paper's: [{paper}](papers/{paper}.md#{one.experiment.id.lower()}-settings)."
+        yield ""
+
+
+def outcomes(rows: Sequence[tuple[Reproduction, Row]], page: str | None = None) -> Iterator[str]:
+    """Yield a table of claims with their outcomes, one fact a cell.
+
+    Args:
+        rows: the experiment of each claim, and its row.
+        page: where the experiments are: each claim has a link to its own, and the papers' words are folded below; None
+            in a table of one experiment.
+    """
+    said = ("claim", "kind", "outcome", "value, 95% interval", "networks, units")
+    yield from head(*said, numbers=said[-1:])
+    for one, row in rows:
+        prediction, statistic = row.outcome.prediction, row.outcome.statistic
+        says = f"**{prediction.says}**" if prediction.headline and page is None else prediction.says
+        here = says if page is None else f"{link(one, page)}: {says}"
+        yield line(here, prediction.kind, row.in_short, value_of(statistic), statistic.size)
+    yield ""
+    if page is not None:
+        yield from _folded("The papers' words", [*(f"- {_quoted(row)}" for _, row in rows), ""])
+
+
+def file_of_claims(one: Reproduction) -> str:
+    """Return the path of the file that says how each claim of an experiment was weighed, from the page."""
+    return (CLAIMS / f"{one.experiment.id}.csv").as_posix()
+
+
+def write_claims(stored: list[Reproduction], into: Path) -> None:
+    """Write a CSV for each experiment: every claim with the paper's words, its statistic and its replication."""
+    found, laptops = apart(stored)
+    into.mkdir(parents=True, exist_ok=True)
+    for one, rows in zip(found, rows_of(found), strict=True):
+        beside = laptops.get(name_of(one)) or [None] * len(rows)
+        records = [_record(one, row, small) for row, small in zip(rows, beside, strict=True)]
+        pd.DataFrame(records).to_csv(into / f"{one.experiment.id}.csv", index=False, lineterminator="\n")
+
+
+def _record(one: Reproduction, row: Row, small: Row | None) -> dict[str, object]:
+    """Return a claim with the paper's words, the statistic, what stands beside its value, and its replication."""
     outcome, again, statistic = row.outcome, row.again, row.outcome.statistic
+    prediction = outcome.prediction
     halves = " and ".join(half.statistic.in_words for half in row.halves)
-    runs = {
-        "Outcome of all units": outcome.marked if row.decided != outcome.conclusion else "",
-        "Open because": row.open_because,
-        "Second run": f"{again.marked} {again.statistic.in_words}, n = {again.statistic.size}" if again else "",
-        "Each half of the units": halves,
-        "At laptop scale": f"{small.marked} {small.outcome.statistic.in_words}" if small else "",
-        "What would decide it": row.would_decide(one.hours),
+    return {
+        "claim": prediction.says,
+        "main claim": "yes" if prediction.headline else "no",
+        "kind": prediction.kind,
+        "outcome": row.in_short,
+        "value, 95% interval": value_of(statistic),
+        "networks, units": statistic.size,
+        "the paper's words": prediction.quote,
+        "source": prediction.source,
+        "why so": prediction.reason,
+        "tested": outcome.tested_as,
+        "values": _cases(outcome),
+        "outcome of all units": outcome.marked if row.decided != outcome.conclusion else "",
+        "open because": row.open_because,
+        "second run": f"{again.marked} {again.statistic.in_words}, n = {again.statistic.size}" if again else "",
+        "each half of the units": halves,
+        "at laptop scale": f"{small.marked} {small.outcome.statistic.in_words}" if small else "",
+        "what would decide it": row.would_decide(one.hours),
+        "remark": statistic.why,
     }
-    said = [_quoted(row), f"{outcome.tested_as}: {_cases(outcome)}."]
-    said += [f"{name}: {text}." for name, text in runs.items() if text]
-    said += [f"{statistic.why}."] * bool(statistic.why)
-    return " ".join(filter(None, said)).replace("..", ".")
 
 
 def _quoted(row: Row) -> str:

@@ -28,7 +28,7 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
     """Yield the main claims with their outcomes, the counts of all rows, and the pictures."""
     own = [(one, mine) for one, mine in zip(found, rows, strict=True) if one.experiment.paper == paper]
     ran = {one.experiment.id for one, _ in own}
-    yield from atlas.outcomes([(one, row, None) for one, mine in own for row in mine if _is_main(row)], ATLAS)
+    yield from atlas.outcomes([(one, row) for one, mine in own for row in mine if _is_main(row)], ATLAS)
     for experiment in EXPERIMENTS.values():
         if experiment.paper == paper and experiment.id not in ran:
             for prediction in filter(lambda each: each.headline, experiment.predictions):
@@ -43,7 +43,7 @@ def protocols(paper: str) -> Iterator[str]:
     """Yield a table for each experiment of the paper: settings as printed, as coded by the authors, and here."""
     for experiment in EXPERIMENTS.values():
         if experiment.paper == paper and experiment.protocol:
-            yield f"### {experiment.id}: as printed, as coded, ours"
+            yield f"### {experiment.id}: settings"
             yield ""
             yield from atlas.head("setting", "as printed", "as coded", "ours")
             for row in experiment.protocol:

@@ -2,7 +2,7 @@
 
 docs/tables/ has an archive for each experiment and scale. `python docs/reproductions.py runs/atlas` first makes those
 of the experiments in `runs/atlas`, a folder of `flatlens reproduce`, which have run to the end (twice at laptop
-scale). It writes atlas.md with its pictures, the results in papers/*.md, and changed.md.
+scale). It writes atlas.md with its pictures, claims/*.csv, the results in papers/*.md, and changed.md.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def main(*runs: str) -> None:
     stored = atlas.load_all()
     found, _ = atlas.apart(stored)
     atlas.draw(found, atlas.HERE / atlas.PICTURES)
+    atlas.write_claims(stored, atlas.HERE / atlas.CLAIMS)
     (atlas.HERE / "atlas.md").write_text(atlas.page(stored))
     papers.write(found)
     (atlas.HERE / "changed.md").write_text(changed.text(stored))
