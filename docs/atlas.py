@@ -48,20 +48,21 @@ relative2021, which say nothing of theirs, are 95% intervals."""
 INTRODUCTION = f"""\
 # Atlas: outcomes of the papers' figures and claims
 
-Each experiment at the largest scale that has run: desk, with the papers' data, or laptop. `python docs/reproductions.py` makes
-this page, its pictures and files from the tables in [docs/tables](tables) in some minutes, without training.
+Each experiment at the largest scale that has run: desk, with the papers' data, or laptop. `python
+docs/reproductions.py` makes this page, its pictures and files from the tables in [docs/tables](tables) in some minutes,
+without training.
 
-- *Reproduced*: the whole 95% interval of the statistic lies on the side that the paper predicts. *Not reproduced*: all of it
-  lies on the other side. *At most weak*: the whole interval of a correlation lies between -{WEAK:g} and {WEAK:g}. *Depends on
-  the reading*: reproduced in one reading of the text, and not in another. Else *open*.
-- A correlation is decided only if that of ranks agrees, a claim about all cases only by all of them, and one about some case
-  after Holm's correction.
-- A row is decided only if its replication agrees: a second run ({IN_WORDS}) or, at desk scale, each
-  half of the units.
+- *Reproduced*: the whole 95% interval of the statistic lies on the side that the paper predicts. *Not reproduced*: all
+  of it lies on the other side. *At most weak*: the whole interval of a correlation lies between -{WEAK:g} and {WEAK:g}.
+  *Depends on the reading*: reproduced in one reading of the text, and not in another. Else *open*.
+- A correlation is decided only if that of ranks agrees, a claim about all cases only by all of them, and one about some
+  case after Holm's correction.
+- A row is decided only if its replication agrees: a second run ({IN_WORDS}) or,
+  at desk scale, each half of the units.
 - Intervals are over independent units, such as seeds; fewer than 6 decide nothing
   ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)).
-- A *theorem* is proved, and checks the code; a *claim* is a sentence of the paper; a *reading* is ours, with its reason; a
-  *number* is printed in the paper. Main claims are bold.
+- A *theorem* is proved, and checks the code; a *claim* is a sentence of the paper; a *reading* is ours, with its
+  reason; a *number* is printed in the paper. Main claims are bold.
 """
 
 
@@ -159,7 +160,7 @@ def link(one: Reproduction, page: str = "") -> str:
 
 
 def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
-    """Yield one screen: counts, main claims and the first picture; the rest is folded, and each row's weighing a file."""
+    """Yield one screen: counts, main claims and the first picture; the rest is folded, or a file."""
     experiment, plots = one.experiment, one.plots
     counts = {conclusion: sum(row.decided == conclusion for row in no_theorems(rows)) for conclusion in MARKS}
     every = [(one, row) for row in rows]
@@ -167,7 +168,7 @@ def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
     yield f"## {experiment.id}"  # without the scale, so that links from other pages hold at every scale
     yield ""
     at = "" if one.scale == "laptop" else f", at {one.scale} scale"
-    yield f"**{experiment.title}** ({experiment.reproduces}){at}: {count_of(one.networks, 'network')}; "
+    yield f"**{experiment.title}** ({experiment.reproduces}){at}: {count_of(one.networks, 'network')};"
     yield ", ".join(f"{count} {conclusion}" for conclusion, count in counts.items() if count) + "."
     yield f"[How each row was weighed]({file_of_claims(one)}), with the paper's words: a table to download."
     yield ""

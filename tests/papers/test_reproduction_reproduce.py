@@ -162,15 +162,18 @@ def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path,
     page = atlas.page([found])
     for outcome in found.outcomes:
         assert f"| {atlas.value_of(outcome.statistic)} | {outcome.statistic.size} |" in page
-        assert f"{outcome.tested_as}: {outcome.statistic.in_words}" in page
     assert "[X3 at smoke scale](#x3)" in page
     for plot in found.plots:
         assert f"![{plot.title}](images/atlas/X3_at_smoke_scale-{plot.name}.svg)" in page
     link, picture = "[X3 at smoke scale](#x3)", "[picture](images/atlas/X3_at_smoke_scale-tightness.svg)"
     assert f"| Fig. G.4 | an MLP through training: A, B, C and D of Eq. 48 | {link}, {picture} |" in page
     assert "| Fig. 1 | a network as feature extractor and model | none | a drawing" in page
-    twice, first = atlas.page([replace(found, again=found.outcomes)]), found.outcomes[0].statistic
-    assert f"Second run: {found.outcomes[0].marked} {first.in_words}, n = {first.size}." in twice
+    atlas.write_claims([replace(found, again=found.outcomes)], tmp_path / "claims")
+    rows = pd.read_csv(tmp_path / "claims" / "X3.csv", keep_default_na=False)
+    for outcome, row in zip(found.outcomes, rows.to_dict("records"), strict=True):
+        assert (row["the paper's words"], row["tested"]) == (outcome.prediction.quote, outcome.tested_as)
+        assert row["value, 95% interval"] == atlas.value_of(outcome.statistic)
+        assert row["second run"] == f"{outcome.marked} {outcome.statistic.in_words}, n = {outcome.statistic.size}"
 
 
 def test_the_pages_are_made_from_kept_tables(tightness, tmp_path, monkeypatch, docs_script):
@@ -186,6 +189,7 @@ def test_the_pages_are_made_from_kept_tables(tightness, tmp_path, monkeypatch, d
     shutil.copytree(out, tmp_path / "runs" / "X3")
     scripts.main(str(tmp_path / "runs"))
     assert (docs / "atlas.md").read_text() == atlas.page([found])
+    assert (docs / "claims" / "X3.csv").is_file()
     assert found.plots[0].title in (docs / "papers" / "compression.md").read_text()
     assert (docs / "changed.md").read_text().startswith("# Outcomes that changed")
     shutil.rmtree(tmp_path / "runs")
