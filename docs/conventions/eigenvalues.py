@@ -127,7 +127,7 @@ def layer_sharpness(networks: Networks) -> Quantity:
         "`layer_sharpness`",
         net.name,
         "each layer's weight alone; the sum; the maximum and κ are given, too",
-        "κ survives a layer-wise rescaling, the plain eigenvalue does not.",
+        "κ is invariant under a layer-wise rescaling, the plain eigenvalue is not.",
         rows,
     )
 

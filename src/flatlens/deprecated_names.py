@@ -107,7 +107,7 @@ def present_options(what: str, given: Mapping[str, Any], former: Mapping[str, st
         present = former.get(name, name)
         if present != name:
             if present in given:
-                raise BadInput(f"{what}: {name} and {present} are one option, by its former and present name: give one")
+                raise BadInput(f"{what}: {name} is the former name of {present}: give only one of the two")
             warn(what, f"option {name}", present)
         found[present] = value
     return found

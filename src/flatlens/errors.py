@@ -1,7 +1,7 @@
 """The errors that flatlens raises.
 
     FlatlensError
-    |-- BadInput (also a ValueError)   the caller's mistake: what, where, how to mend; exit status 2
+    |-- BadInput (also a ValueError)   the caller's mistake: what, where, what to do; exit status 2
     |   |-- BadModel                   a network that cannot be measured: random, coupled samples, NaN weights, odd
     output
     |   |   |-- ForwardFailed          the network's own code raised (also a RuntimeError)
@@ -77,8 +77,8 @@ class BadInput(FlatlensError, ValueError):
 
     The text of an error is written where it is shown: Python names the argument, the command line the option.
 
-    >>> print(BadInput("'eval' or 'train' is needed", argument="batchnorm", value="on"))
-    Problem(batchnorm='on'): 'eval' or 'train' is needed
+    >>> print(BadInput("expected 'eval' or 'train'", argument="batchnorm", value="on"))
+    Problem(batchnorm='on'): expected 'eval' or 'train'
     >>> print(BadInput("tokens differ", argument="data", remedy=("give ", Give("forward"))))
     Problem(data=...): tokens differ: give forward=...
 
@@ -87,7 +87,7 @@ class BadInput(FlatlensError, ValueError):
         argument: The name of the argument.
         value: Its value, if that is short.
         remedy: What to do.
-        call: What takes the argument: `Problem` unless another call is named; "" for a label that is no argument.
+        call: What takes the argument: `Problem` unless another call is named; "" for a label that is not an argument.
     """
 
     _argument, _call, _shown = "", "Problem", staticmethod(repr)
@@ -197,7 +197,7 @@ class UnknownName(BadInput, KeyError):
         """Return the error for `name`, with the nearest known names, whatever their case; `place` as for `BadInput`.
 
         >>> print(UnknownName.among("measure", "ML", ["mls", "nmls"]))
-        no measure is called 'ML': did you mean mls, nmls?
+        unknown measure 'ML': did you mean mls, nmls?
         """
         known = sorted(map(str, known))
         lower: dict[str, list[str]] = {}
@@ -206,8 +206,8 @@ class UnknownName(BadInput, KeyError):
         close = difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)
         near = [one for match in close for one in lower[match]]
         more = f", ... ({len(known)} in all)" if len(known) > _SHOWN else ""
-        hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known[:_SHOWN])}{more}"
-        return cls(f"no {what} is called {name!r}", remedy=hint, **place)
+        hint = f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(known[:_SHOWN])}{more}"
+        return cls(f"unknown {what} {name!r}", remedy=hint, **place)
 
 
 class StaleLens(FlatlensError, RuntimeError):

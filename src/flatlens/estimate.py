@@ -110,9 +110,7 @@ class Report(Result, Mapping[Key, Estimate]):
     def __getitem__(self, key: str | Key) -> Estimate:
         pair = self._as_kept(key)
         if pair is None:
-            raise UnknownName(
-                f"report[{key!r}]: a measure's name, or (measure, layer), is needed: report['mls', 'fc1']"
-            )
+            raise UnknownName(f"report[{key!r}]: expected a measure's name, or (measure, layer): report['mls', 'fc1']")
         measure, layer = pair
         if pair not in self._estimates and (present := str(Column.parse(measure))) != measure:
             warn(f"report[{measure!r}]", "the measure", present)
@@ -154,7 +152,7 @@ class Report(Result, Mapping[Key, Estimate]):
         )
 
     def _as_kept(self, key: object) -> Key | None:
-        """Return a key with the options of its measure as this report writes them; None for what is no key."""
+        """Return a key with the options of its measure as this report writes them; None for what is not a key."""
         measure, layer = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
         if not (isinstance(measure, str) and isinstance(layer, str | None)):
             return None

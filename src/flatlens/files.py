@@ -26,7 +26,7 @@ CHECKSUMS = "checksums.json"
 def write_whole(path: Path, content: bytes | str) -> Path:
     """Replace `path` in one step, flushed to the disk first: no reader and no power cut ever finds half a file.
 
-    Bytes in a file's name that are no UTF-8 are written as their codes.
+    Bytes in a file's name that are not UTF-8 are written as their codes.
     """
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"there is no folder {str(path.parent)!r}: make it first")

@@ -109,7 +109,7 @@ def _field(file: str, name: str) -> int | None:
 def _of_group() -> int | None:
     """Return the memory that a container (cgroup v2) may still take; cached file pages count as free."""
     with suppress(OSError, ValueError):
-        most = int((GROUP / "memory.max").read_text())  # "max" is no number: no limit
+        most = int((GROUP / "memory.max").read_text())  # "max" is not a number: no limit
         now = int((GROUP / "memory.current").read_text())
         stat = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
         return most - now + int(stat.get("inactive_file", 0))

@@ -45,7 +45,7 @@ class Aside:
         except Exception as error:
             if not self._told:
                 self._told = True
-                line = f"{self.what} failed ({typed_line(error, 200)}): the work goes on without it"
+                line = f"{self.what} failed ({typed_line(error, 200)}): the work continues without it"
                 with suppress(OSError, ValueError):  # stderr is closed, or its disk full
                     warnings.warn(line, SideOutputFailed, stacklevel=2)
             return False

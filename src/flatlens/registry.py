@@ -29,7 +29,7 @@ def spelled(spelling: str) -> tuple[str, dict[str, Any]]:
     (('local_volume', {'top_k': 3}), ('mls', {}))
 
     Raises:
-        ValueError: it is no name, and no name with options.
+        ValueError: it is not a name, and no name with options.
     """
     try:
         tree: ast.expr = ast.parse(spelling.strip(), mode="eval").body

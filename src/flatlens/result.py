@@ -122,7 +122,7 @@ class Result(ABC):
             table = header[f"flatlens.{cls._KIND}"]
             digest = _digest(table, tensors)
             if header.get(_DIGEST, digest) != digest:  # earlier versions wrote none
-                raise ValueError("its checksum is not that of its contents: it was damaged, or written by other hands")
+                raise ValueError("its checksum does not match its contents: the file was damaged or edited")
             plain = json.loads(table)
             times = _unguarded(header[_SECONDS]) if _SECONDS in header else []  # earlier versions wrote none
             plain = _with_seconds(plain, iter(times))
@@ -163,7 +163,7 @@ def _unguarded(text: str) -> list[Any]:
     held = json.loads(text)
     values: list[Any] = held["values"]
     if hashlib.sha256(json.dumps(values).encode()).hexdigest() != held["sha256"]:
-        raise ValueError("the checksum of its times is not that of its contents: it was damaged")
+        raise ValueError("the checksum of its times does not match: the file was damaged")
     return values
 
 

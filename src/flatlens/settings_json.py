@@ -71,7 +71,7 @@ def from_plain(plain: Any, known: Mapping[str, type]) -> Any:
     if "type" not in plain:
         return values
     if plain["type"] not in known:
-        raise BadInput(f"unknown settings type {plain['type']!r}: known are {', '.join(sorted(known))}")
+        raise BadInput(f"unknown settings type {plain['type']!r}: choose from {', '.join(sorted(known))}")
     return made(known[plain["type"]], values)
 
 
@@ -82,7 +82,7 @@ def made(kind: Any, values: Mapping[str, Any]) -> Any:
     >>> made(make_dataclass("Point", [("x", int)]), {"x": "east"})
     Traceback (most recent call last):
         ...
-    flatlens.errors.BadInput: Point(x='east'): a whole number of at most 64 bits is needed
+    flatlens.errors.BadInput: Point(x='east'): expected a whole number of at most 64 bits
 
     Raises:
         BadInput: a value of another type, an unknown field, a missing one, or an impossible value.
@@ -91,7 +91,7 @@ def made(kind: Any, values: Mapping[str, Any]) -> Any:
     hints = _hints(kind)
     for name, value in values.items():
         if name in hints and not fits(value, hints[name]):
-            raise BadInput(f"{kind.__name__}({name}={_shown(value)}): {_in_words(hints[name])} is needed")
+            raise BadInput(f"{kind.__name__}({name}={_shown(value)}): expected {_in_words(hints[name])}")
     try:
         return kind(**values)
     except FlatlensError:
@@ -101,7 +101,7 @@ def made(kind: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _require_fields(kind: Any, values: Mapping[str, Any]) -> None:
-    """Refuse names that are no fields of a dataclass, and fields without a value."""
+    """Refuse names that are not fields of a dataclass, and fields without a value."""
     if not is_dataclass(kind):
         return
     of, known = getattr(kind, "__name__", str(kind)), {field.name: field for field in fields(kind) if field.init}

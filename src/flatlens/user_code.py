@@ -136,7 +136,7 @@ def takes(function: Callable[..., object], count: int) -> bool:
 def arguments(function: Callable[..., object]) -> dict[str, Any]:
     """Return the arguments of a function that settings can give, with their defaults; None for one without a default.
 
-    An argument whose default is no number, word, None or tuple of these is left out: it keeps its default.
+    An argument whose default is not a number, word, None or tuple of these is left out: it keeps its default.
 
     >>> arguments(lambda width, depth=2, activation=print: None)
     {'width': None, 'depth': 2}
@@ -287,7 +287,7 @@ def _imports(node: ast.AST) -> list[str]:
 
 
 def _modules(base: Path, name: str) -> list[Path]:
-    """Return the files of a module and of the packages around it in a folder; what is no module is left out."""
+    """Return the files of a module and of the packages around it in a folder; what is not a module is left out."""
     parts = name.split(".")
     at = [base.joinpath(*parts[:length]) for length in range(1, len(parts) + 1)]
     return [one for each in at for one in (each.with_suffix(".py"), each / "__init__.py") if one.is_file()]

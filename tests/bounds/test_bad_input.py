@@ -23,8 +23,8 @@ def lens(outputs: int = 2) -> fl.Lens:
 
 
 @pytest.mark.parametrize(("given", "told"), [
-    ({"target": lambda x: x}, "target=...): a Target is needed"),
-    ({"distribution": "cube"}, "distribution=...): a Distribution is needed"),
+    ({"target": lambda x: x}, "target=...): expected a Target"),
+    ({"distribution": "cube"}, "distribution=...): expected a Distribution"),
     ({"delta": "a"}, "delta='a'"),
     ({"delta": -1.0}, "delta=-1.0"),
     ({"assume": None}, "assume=None"),

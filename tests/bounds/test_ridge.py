@@ -65,7 +65,7 @@ def test_other_losses_and_heads_are_named() -> None:
     net, x, y = network("mlp-tanh")
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
     (found,) = {row.assumption for row in fl.check_bounds(lens, "ridge_reduction")}
-    assert found == "squared_error: the loss's second derivative is no c I"
+    assert found == "squared_error: the loss's second derivative is not c I"
     curved = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double()
     problem = fl.Problem(curved, "half_squared_error", (normal(5, 3), normal(5, 2)))
     (row,) = fl.check_bounds(fl.Lens(problem), "ridge_reduction")

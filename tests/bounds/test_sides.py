@@ -378,7 +378,7 @@ def test_a_power_below_one_has_no_lemma_and_is_refused():
     """Lemma C.1 fails there: (sum a^k)^(1/k) > sum a for k < 1."""
     lens = lens_on(NET, X)
     for name in ("volume_bound", "network_volume_bound"):
-        with pytest.raises(BadOption, match=r"k=0\.5: a finite number of at least 1 is needed"):
+        with pytest.raises(BadOption, match=r"k=0\.5: expected a finite number of at least 1"):
             check_bounds(lens, f"{name}(k=0.5)")
     assert check_bounds(lens, "linear_stability(k=0.5)").of("linear_stability(k=0.5).mean_k", "0").status == "holds"
     with pytest.raises(UnknownName, match=r"option of mls_chain"):

@@ -34,7 +34,7 @@ def test_help_leaves_torch_alone():
 def test_a_fraction_for_a_whole_number_is_refused(capsys, command, option):
     assert cli.run([command, "net.py:build", option, "1.5"]) == 2
     told = capsys.readouterr().err
-    assert f"{option}: 1.5 is a fraction: a whole number is needed" in told
+    assert f"{option}: 1.5 is a fraction: give a whole number" in told
     assert told.count("\n") == 1
 
 
@@ -58,7 +58,7 @@ def test_an_empty_list_of_names_is_refused_before_the_work(refused, tmp_path, mo
     )
     models = ["net.py:build"] * (2 if command == "compare" else 1)
     line = refused(command, *models, "--data", "net.py:data", "--loss", "mse", option, empty)
-    assert f"{option}: names are needed: give at least one, or leave the option out" in line
+    assert f"{option}: expected at least one name: give one, or leave the option out" in line
 
 
 def test_help_imports_nothing_that_is_slow():
@@ -93,7 +93,7 @@ def test_version(capsys):
         (["measure", "m.py:f", "--datum", "digits"], "--data"),
         (["list", "colours"], "measures"),
         (["measure", "m.py:f", "--prefix", "net."], "--weights"),
-        (["measure", "m.py:f", "--loss", "mse"], "--data is needed"),
+        (["measure", "m.py:f", "--loss", "mse"], "--data is missing"),
         (["measure", "m.py:f", "--data", "digits", "--loss", "mse"], "no file 'm.py'"),
         (["measure", "m.py:f", "--save", "nowhere/at/all.safetensors"], "no folder"),
         (["measure", "m.py:f", "--save", "."], "--save .: this is a folder: name a file in it"),
@@ -130,7 +130,7 @@ def test_errors_become_status_and_line(capsys, monkeypatch, error, status, words
 def test_a_bug_is_not_dressed_up_as_bad_input(capsys, monkeypatch):
     monkeypatch.setattr(cli, "app", Mock(side_effect=ZeroDivisionError("no\nway")))
     assert cli.run(["measure"]) == 1
-    assert capsys.readouterr().err.startswith("flatlens: ZeroDivisionError: no way: an error of flatlens")
+    assert capsys.readouterr().err.startswith("flatlens: ZeroDivisionError: no way: an unexpected error")
     assert cli.run(["measure", "--traceback"]) == 1
     assert capsys.readouterr().err.startswith("Traceback (most recent call last)")
 

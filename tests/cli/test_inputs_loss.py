@@ -42,7 +42,7 @@ def test_it_is_chosen_and_said(command, data, loss, capsys):
     options = [command, *COMMANDS[command], "--data", f"net.py:{data}", "--json"]
     assert cli.run(options) == 0
     chosen, err = capsys.readouterr()
-    assert err.count(f"flatlens: --loss: {loss} was chosen from the targets") == 1
+    assert err.count(f"flatlens: --loss: {loss} chosen from the targets") == 1
     assert cli.run([*options, "--loss", loss]) == 0
     given, err = capsys.readouterr()
     assert "chosen" not in err
@@ -52,5 +52,5 @@ def test_it_is_chosen_and_said(command, data, loss, capsys):
 
 
 def test_it_is_asked_for_where_the_targets_do_not_say(refused):
-    words = "--loss is needed, because the targets are neither"
+    words = "--loss is missing, and the targets are neither"
     assert words in refused("measure", "net.py:build", "--data", "net.py:yes")

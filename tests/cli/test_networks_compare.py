@@ -122,7 +122,7 @@ def test_short_names(labels, short):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([*OPTIONS], "at least two networks are needed, got 0 MODELs"),
+    ([*OPTIONS], "expected at least two networks, got 0 MODELs"),
     (["net.py:build", *OPTIONS], "got 1 MODEL and 0 --weights: name two"),
     (["net.py:build", *weights("epoch0.pt"), *OPTIONS], "got 1 MODEL and 1 --weights"),
     (["net.py:build", "net.py:second", *weights("epoch0.pt"), *OPTIONS], "--weights: 1 for 2 MODELs"),
@@ -133,7 +133,7 @@ def test_short_names(labels, short):
     (["net.py:build", *weights("epoch0.pt", "none.pt"), *OPTIONS], "none.pt"),
     (["net.py:build", *weights(",".join(["a" * 20] * 20)), *OPTIONS], f"no file '{'a' * 20}'"),  # too long for a name
     (["net.py:build", *weights("epoch0.pt", "foreign.pt"), *OPTIONS], "foreign.pt does not fit the network"),
-    (["net.py:build", "net.py:second", "--loss", "mse"], "--data is needed"),
+    (["net.py:build", "net.py:second", "--loss", "mse"], "--data is missing"),
     (["net.py:build", "net.py:second", *OPTIONS, "--test", "net.py:nothing"], "nothing"),
     (["net.py:build", "net.py:second", *OPTIONS, "--name", "a"], "--name a: 2 different names"),
     (["net.py:build", "net.py:second", *OPTIONS, "--name", "a,a"], "--name a,a"),
@@ -176,10 +176,10 @@ def test_groups_on_screen_and_page(capsys):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["net.py:build", *grouped("a", "b=epoch0.pt")], "--group a: NAME=FILE,FILE is needed"),
-    (["net.py:build", *grouped("a=epoch0.pt")], "at least two groups are needed"),
+    (["net.py:build", *grouped("a", "b=epoch0.pt")], "--group a: expected NAME=FILE,FILE"),
+    (["net.py:build", *grouped("a=epoch0.pt")], "expected at least two groups"),
     (["net.py:build", *grouped("a=epoch0.pt,epoch1.pt", "b=epoch2.pt"), "--paired"], "of one size with --paired"),
-    (["net.py:build", "net.py:second", "--paired"], "at least two groups are needed"),
+    (["net.py:build", "net.py:second", "--paired"], "expected at least two groups"),
     (["net.py:build", "net.py:second", *grouped("a=epoch0.pt", "b=epoch2.pt")], "give at most one MODEL"),
     (["net.py:build", *grouped("a=epoch0.pt", "b=epoch2.pt"), "--name", "x,y"], "neither --weights nor --name"),
     (["net.py:build", *grouped("a=epoch0.pt", "b=none.pt")], "none.pt"),

@@ -357,7 +357,7 @@ def test_no_file_but_a_page_or_a_saved_result_is_replaced(net, capsys, refused):
     Path("notes.html").write_text("mine")
     command = ["measure", "net.py:build", *net, "--measures", "mls"]
     assert "is no saved result" in refused(*command, "--save", "w.safetensors")
-    assert "--save r.json: what is saved is safetensors: name a file" in refused(*command, "--save", "r.json")
+    assert "--save r.json: the format is safetensors: choose a name" in refused(*command, "--save", "r.json")
     assert "is no page" in refused(*command, "--page", "notes.html")
     assert "ends in .html" in refused(*command, "--page", "net.py")
     assert Path("w.safetensors").read_bytes() == b"weights"

@@ -103,7 +103,7 @@ def test_the_first_process_says_what_one_alone_says(start, tmp_path, count):
     [
         (measure("build", "net.py:spoiled"), "1 of 256 samples contain NaN or inf"),
         (measure("unseeded"), "the weights of rank 1 differ from those of rank 0"),
-        (measure("build", "net.py:samples", "--measures", "nonsense"), "no measure is called 'nonsense'"),
+        (measure("build", "net.py:samples", "--measures", "nonsense"), "unknown measure 'nonsense'"),
         (("bounds", "net.py:build"), "`flatlens bounds` cannot use several processes"),
     ],
 )
@@ -198,7 +198,7 @@ def test_to_join_needs_the_variables(known, monkeypatch, capsys):
     for name, value in known.items():
         monkeypatch.setenv(name, value)
     assert run(["measure", "net.py:build", "--ranks"]) == 2
-    assert "--ranks: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed" in capsys.readouterr().err
+    assert "--ranks reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("host", [True, False])

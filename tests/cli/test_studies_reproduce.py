@@ -100,7 +100,7 @@ def test_tables_of_an_earlier_run_are_not_trained_again(out, tmp_path, capsys, m
         ([], "name an experiment"),
         (["X99"], "no experiment is called 'X99'"),
         (["X3", "--workers", "0"], "--workers 0"),
-        (["X3", "--dask", "a", "--slurm", "b"], "give one of them"),
+        (["X3", "--dask", "a", "--slurm", "b"], "give only one of them"),
     ],
 )
 def test_bad_input_is_one_line(arguments, said, tmp_path, capsys):

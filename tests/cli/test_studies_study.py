@@ -114,7 +114,7 @@ def test_training_for_a_number_of_steps_does_not_converge_but_ends(monkeypatch, 
     endless = TINY.setting("until.loss_below", None).setting("until.accuracy", None).setting("max_steps", 3)
     monkeypatch.setattr(settings.Study, "digits", classmethod(lambda cls, scale="laptop": endless.over("seed", 0)))
     assert cli.run(["study", "digits", "--out", str(tmp_path / "out"), "--workers", "1"]) == 0
-    assert "of them reached the end of their training\n" in capsys.readouterr().out
+    assert "of them completed training\n" in capsys.readouterr().out
 
 
 def test_strict_is_1_when_a_network_missed(monkeypatch, tmp_path, capsys):
@@ -282,14 +282,14 @@ def test_a_study_of_ones_own_and_then_of_its_networks_as_checkpoints(tmp_path, c
         (["--set", "lr"], "write NAME=VALUE"),
         (["--model", "LeNet5"], "takes images, and the data is rows of 64 numbers"),
         (["--measures", "mlss"], "did you mean mls"),
-        (["--dask", "tcp://x", "--slurm", "jobs=2"], "give one of them"),
+        (["--dask", "tcp://x", "--slurm", "jobs=2"], "give only one of them"),
         (["--slurm", "jobs"], "write NAME=VALUE"),
         (["--slurm", "nodes=2"], "no setting of --slurm is called 'nodes'"),
         (["--slurm", "jobs=x"], "SlurmSettings(jobs='x'): a whole number"),
         (["--pack", "0"], "--pack 0: at least 1"),
-        (["--pack", "1.5"], "--pack: 1.5 is a fraction: a whole number is needed"),
-        (["--workers", "1.5"], "--workers: 1.5 is a fraction: a whole number is needed"),
-        (["--together", "2.5"], "--together: 2.5 is a fraction: a whole number is needed"),
+        (["--pack", "1.5"], "--pack: 1.5 is a fraction: give a whole number"),
+        (["--workers", "1.5"], "--workers: 1.5 is a fraction: give a whole number"),
+        (["--together", "2.5"], "--together: 2.5 is a fraction: give a whole number"),
     ],
 )
 def test_a_slip_is_one_line_and_begins_nothing(tmp_path, capsys, options, said):
@@ -315,7 +315,7 @@ def test_names_that_are_checked_before_torch_is_imported_are_those_that_there_ar
     for slip, said in (
         (["digit"], "did you mean digits"),
         (["digits", "--model", "MPL"], "did you mean MLP"),
-        (["digits", "--measures", "mlss"], "no measure is called 'mlss': did you mean mls, nmls"),
+        (["digits", "--measures", "mlss"], "unknown measure 'mlss': did you mean mls, nmls"),
         (["digits", "--set", "lrr=0.1"], "no setting is called 'lrr': did you mean lr"),
         (["none.yaml"], "cannot be read: there is no such file"),
     ):
@@ -331,7 +331,7 @@ def test_a_dry_run_says_what_is_left_and_trains_nothing(out, tmp_path, capsys, m
     assert cli.run([*command, str(out)]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == "digits: 0 of 4 networks left to train and measure."
-    assert second == "Nothing is trained or measured again: tables are written, and pictures that are there stay."
+    assert second == "Nothing is left to train or measure: tables are written again, existing pictures are kept."
     monkeypatch.setattr(studies, "SECONDS", {})
     assert cli.run([*command, str(tmp_path / "new"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

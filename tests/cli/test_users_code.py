@@ -105,7 +105,7 @@ def test_the_rest_is_shown_on_request(folder, capsys):
 @pytest.mark.parametrize(
     ("error", "status", "words"),
     [
-        (TypeError("at\nodds"), 1, "TypeError: at odds: an error of flatlens, please report it"),
+        (TypeError("at\nodds"), 1, "TypeError: at odds: an unexpected error (please report it"),
         (MemoryError(), 2, "out of memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), 2, "--samples"),
         (OSError(28, "No space left on device", "x.html"), 2, "No space left on device: x.html"),

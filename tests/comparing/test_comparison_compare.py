@@ -156,8 +156,8 @@ def test_data_read_twice_may_be_other_objects_with_the_same_bytes():
 
 
 @pytest.mark.parametrize(("lenses", "told"), [
-    (lambda: {"a": lens(network(0))}, "at least two networks are needed, got 1"),
-    (lambda: {}, "at least two networks are needed, got 0"),
+    (lambda: {"a": lens(network(0))}, "expected at least two networks, got 1"),
+    (lambda: {}, "expected at least two networks, got 0"),
     (lambda: [lens(network(0)), lens(network(1))], "a dict of name"),
     (lambda: {"a": network(0), "b": network(1)}, "a dict of name"),
     (lambda: {"a": lens(network(0)), "b": lens(network(1), loss="mse", data=(X, Y[:, None].double().expand(-1, 3)))},

@@ -196,12 +196,12 @@ def test_real_networks():
     (lambda one: {}, "give either networks or groups"),
     (lambda one: {"lenses": {"a": one()}, "groups": {"b": [one()]}}, "give either networks or groups"),
     (lambda one: {"lenses": {"a": one(), "b": one()}, "paired": True}, "only groups have pairs"),
-    (lambda one: {"groups": {"a": [one(), one()]}}, "at least two groups of networks are needed: a has 2"),
+    (lambda one: {"groups": {"a": [one(), one()]}}, "expected at least two groups of networks: a has 2"),
     (lambda one: {"groups": {"a": [one()], "b": []}}, "a has 1, b has 0"),
     (lambda one: {"groups": {"a": [one()], "b": [one(), one()]}, "paired": True}, "pairs need groups of one size"),
-    (lambda one: {"groups": [one()]}, "a dict of name -> list of Lens is needed"),
-    (lambda one: {"groups": {"a": one(), "b": one()}}, "a dict of name -> list of Lens is needed"),
-    (lambda one: {"groups": {"a": [one()], "b": [torch.nn.Linear(2, 2)]}}, "a dict of name -> Lens is needed"),
+    (lambda one: {"groups": [one()]}, "expected a dict of name -> list of Lens"),
+    (lambda one: {"groups": {"a": one(), "b": one()}}, "expected a dict of name -> list of Lens"),
+    (lambda one: {"groups": {"a": [one()], "b": [torch.nn.Linear(2, 2)]}}, "expected a dict of name -> Lens"),
     (lambda one: {"groups": {"a": [one()], "b": [lens(network(1), (X.roll(1, 0), Y))]}}, "the data of a 1 and b 1"),
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_refused_in_one_line(call, told):

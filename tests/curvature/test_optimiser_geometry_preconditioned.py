@@ -156,7 +156,7 @@ def test_parameters_that_the_optimiser_does_not_move_are_left_out() -> None:
     problem = fl.Problem(net, "cross_entropy", (x, y))
     before = fl.measure(fl.Lens(problem, optimiser=optimiser), "preconditioned_sharpness")["preconditioned_sharpness"]
     assert before.kind == "undefined"
-    assert "has made no step yet" in before.note
+    assert "has not stepped yet" in before.note
     nn.functional.cross_entropy(net(x), y).backward()
     optimiser.step()
     assert list(preconditioner_of(optimiser, net).divisor) == ["2.weight", "2.bias"]

@@ -96,7 +96,7 @@ def test_an_object_with_held_out_data(mine):
     ("name", "words"),
     [
         ("triple", r"tuple of 3; .*; several inputs of the network go into a tuple, \(\(x, z\), y\)"),
-        ("unlabelled", "dict of 1; it must give .* a dict with labels"),
+        ("unlabelled", "dict of 1; it must return .* a dict with labels"),
         ("named", "the targets of .* are text: number the classes 0, 1, ..."),
         ("named_in_a_table", "the targets of .* are text: number the classes 0, 1, ..."),
         ("nothing", "NoneType"),

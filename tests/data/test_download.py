@@ -94,7 +94,7 @@ def test_what_is_not_as_declared_is_not_kept(small, hub_of):
     assert f"{files.root / 'mnist' / name}: {told}" in line
     assert on_disk(files.root) == {}
     hub.files[name] = hub.declared[name][:-7]
-    assert f"bytes in place of {len(hub.declared[name])}" in refused("mnist", files.root)
+    assert f"bytes instead of {len(hub.declared[name])}" in refused("mnist", files.root)
     assert on_disk(files.root) == {}
 
 

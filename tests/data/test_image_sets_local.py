@@ -39,9 +39,8 @@ def test_nothing_there_is_one_line_that_says_where_it_looked(tmp_path):
     with pytest.raises(BadData) as caught:
         mnist(tmp_path / "nowhere")
     assert str(caught.value) == (
-        f"mnist: no MNIST in {tmp_path / 'nowhere'}: neither MNIST/raw/train-images-idx3-ubyte(.gz) nor "
-        "mnist/**/train-*.parquet is there; `flatlens data fetch mnist` fetches it, mnist:ROOT or FLATLENS_DATA says "
-        "where it is"
+        f"mnist: no MNIST in {tmp_path / 'nowhere'}, neither MNIST/raw/train-images-idx3-ubyte(.gz) nor "
+        "mnist/**/train-*.parquet: run `flatlens data fetch mnist`, or name its folder by mnist:ROOT or FLATLENS_DATA"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -213,8 +213,8 @@ def test_pickled_cifar_is_refused_unread(small, load, there):
     line = refused(load, files.root)
     shown = path.parent if path.parent != files.root and path.parent.name.endswith(("py", "python")) else path
     assert line == (
-        f"{shown}: this is the Python version of {files.known.title}, which is pickled, and nothing is unpickled here; "
-        f"get the binary version ({files.known.archive}) into {files.root}, or `flatlens data fetch {load.__name__}`"
+        f"{shown}: this is the pickled Python version of {files.known.title}, and flatlens never unpickles: get the "
+        f"binary version ({files.known.archive}) into {files.root}, or run `flatlens data fetch {load.__name__}`"
     )
 
 

@@ -48,7 +48,7 @@ def test_it_is_found_by_name(root, monkeypatch):
 
 
 def test_what_is_missing_is_one_line(root, tmp_path):
-    with pytest.raises(BadData, match=r"7 training and 6 test images are wanted, but .* has 12"):
+    with pytest.raises(BadData, match=r"7 training and 6 test images were requested, but .* has 12"):
         imagenet(7, 6, root=root)
     with pytest.raises(BadData, match="there is no folder"):
         imagenet(root=tmp_path / "elsewhere")

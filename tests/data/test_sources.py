@@ -87,7 +87,7 @@ def test_random_samples_are_the_same_at_each_call_and_the_global_state_stays(fil
 
 
 def test_samples_that_change_from_call_to_call_are_refused(file):
-    with pytest.raises(BadData, match="restless gives other samples than when the study began"):
+    with pytest.raises(BadData, match="restless returns other samples than when the study began"):
         UserData.of(f"{file}:restless").load()
 
 

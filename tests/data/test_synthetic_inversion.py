@@ -110,7 +110,7 @@ def test_features_are_scaled_down_until_there_is_a_solution():
     assert found.max_error < 1e-14
     assert found.clipped == 0
     assert inverted(features, net, scale=0.08).scale == 0.08  # 5 * 0.08 = 0.4
-    for scale, why in ((0.1, "out of reach for 2 samples"), (0.2, "no output of a tanh")):
+    for scale, why in ((0.1, "2 samples have no such inputs"), (0.2, "a tanh stays below 1")):
         with pytest.raises(BadInput, match=why):
             inverted(features, net, scale=scale)
 

@@ -71,7 +71,7 @@ def test_what_it_is():
         (lambda: Cube(0), r"Cube\(d=0\)"),
         (lambda: Cube(1.5), r"Cube\(d=1.5\)"),
         (lambda: Cube(2).sample(0, torch.Generator()), r"Cube.sample\(n=0\)"),
-        (lambda: Cube(2).log_density(torch.zeros(3)), r"shape \(n, 2\) is needed, got \(3,\)"),
+        (lambda: Cube(2).log_density(torch.zeros(3)), r"shape \(n, 2\), got \(3,\)"),
         (lambda: Cube(2).log_density([[0.0, 0.0]]), "got list"),
         (lambda: Cube(1).log_density(torch.tensor([[math.nan]])), "NaN or inf"),
     ],

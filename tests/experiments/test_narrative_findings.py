@@ -127,7 +127,7 @@ def test_the_population_is_told_first():
 def test_the_intervals_are_over_seeds():
     sentences, _ = told(gap_with_sharpness=1, sharpness_with_lr=-1)
     assert "over 4 independent seeds: networks of one seed share" in sentences[-1]
-    assert "With 4 seeds they are rough at best." in sentences[-1]
+    assert "With 4 seeds they are rough." in sentences[-1]
 
 
 def test_too_few_seeds_have_no_intervals():

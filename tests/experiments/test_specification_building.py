@@ -254,7 +254,7 @@ def test_the_users_functions_are_an_axis_and_kinds_of_networks(own, tmp_path):
     with pytest.raises(BadInput, match=r"net\.py:deep needs the arguments depth"):
         study_of(samples, settings=[f"model={own}/net.py:build,{own}/net.py:deep"])
     (tmp_path / "net.py").write_text((own / "net.py").read_text() + "\n# another one")
-    with pytest.raises(BadInput, match=r"net\.py:build\(width=4, activation='relu'\) stands there twice"):
+    with pytest.raises(BadInput, match=r"net\.py:build\(width=4, activation='relu'\) is listed twice"):
         study_of(samples, settings=[f"model={build}(width=4),{tmp_path}/net.py:build(width=4)"])
     with pytest.raises(BadInput, match=r"narrow|shapes|mat1"):
         study_of(samples, settings=[f"model={build},{own}/net.py:narrow"])  # before any worker begins
@@ -300,7 +300,7 @@ def test_slips_with_ones_own_files_are_one_line_before_anything_starts(own):
         with pytest.raises(BadInput, match=said) as caught:
             study_of(samples, **options)
         assert "\n" not in str(caught.value)
-    with pytest.raises(BadInput, match="--test: digits has test data of its own"):
+    with pytest.raises(BadInput, match="--test: digits has its own test data"):
         study_of("digits", model=build, test=samples)
 
 

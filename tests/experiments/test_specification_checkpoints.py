@@ -54,8 +54,8 @@ def test_columns_are_settings_results_and_arguments(finished, place):
     assert result.varied == ["lr", "width", "seed"]
     assert set(result.relations["units"]) == {2}  # two seeds
     assert [q.name for q in result.quantities if q.role == "setting"] == ["learning rate (log)", "width"]
-    assert "8 of 8 networks that were trained elsewhere are measured." in result.findings[0]
-    assert "as the table of checkpoints has it, is 0 to 7" in result.findings[0]
+    assert "8 of 8 networks (trained outside flatlens) are measured." in result.findings[0]
+    assert "from the table of checkpoints, is 0 to 7" in result.findings[0]
 
 
 def test_the_numbers_are_those_of_the_weights_in_the_files(finished, place):
@@ -137,10 +137,10 @@ def test_a_checkpoint_that_changed_is_refused(place, tmp_path):
         ("weights,lr\nnone.pt,0.1\n", "row 1 of .* names 'none.pt', and there is no such file"),
         ("weights,lr\n,0.1\n", "row 1 of .* names nan"),
         ("weights,lr\nX,0.1\nX,0.1\n", "are the same weights with the same columns"),
-        ("weights,key\nX,0.1\n", "a column is called 'key'"),
-        ("weights,seed\nX,a\n", "the seed 'a' of .* is no whole number"),
+        ("weights,key\nX,0.1\n", "the column 'key'"),
+        ("weights,seed\nX,a\n", "the seed 'a' of .* is not a whole number"),
         ("weights,width\nX,5\n", "has other shapes than the network"),
-        ("", "no table of comma-separated values"),
+        ("", "nor a table of comma-separated values"),
     ],
 )
 def test_a_slip_in_the_table_is_one_line(place, tmp_path, table, said):
@@ -155,7 +155,7 @@ def test_other_slips(place, tmp_path):
     samples, build = f"{place}/net.py:samples", f"{place}/net.py:build"
     for options, said in [
         ({"checkpoints": str(tmp_path)}, "holds no file that ends in"),
-        ({"checkpoints": str(tmp_path / "no.csv")}, "is no folder, and no table"),
+        ({"checkpoints": str(tmp_path / "no.csv")}, "is neither a folder nor an existing table"),
         ({"checkpoints": f"{place}/ck", "settings": ["lr=0.1,0.2"]}, "are trained already"),
         ({"checkpoints": f"{place}/ck", "settings": ["lr=0.1"]}, "no setting is called 'lr'"),
     ]:

@@ -110,6 +110,6 @@ def test_progress_counts_networks_as_they_end(tmp_path):
 
 @pytest.mark.parametrize("name", ["workers", "pack", "together"])
 def test_a_number_below_one_is_refused_before_a_folder_is_made(tmp_path, name):
-    with pytest.raises(BadInput, match=rf"^run_study\({name}=0\): at least 1 is needed"):
+    with pytest.raises(BadInput, match=rf"^run_study\({name}=0\): expected at least 1"):
         run_study(SMALL, tmp_path / "out", **{name: 0})
     assert not (tmp_path / "out").exists()

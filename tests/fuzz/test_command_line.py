@@ -41,7 +41,7 @@ def fault(words: list[str]) -> str:
         return f"exit status {status}"
     if "Traceback (most recent call last)" in err.getvalue() and "--traceback" not in words:
         return f"a traceback: {said[-1]}"
-    if "an error of flatlens" in err.getvalue() or (status == 1 and "--strict" not in words):
+    if "an unexpected error" in err.getvalue() or (status == 1 and "--strict" not in words):
         return f"a bug: {said[-1:]}"
     if OBEYED.search(out.getvalue() + err.getvalue()):
         return "what a terminal obeys"

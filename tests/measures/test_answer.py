@@ -67,7 +67,7 @@ def test_an_accuracy_by_chance_is_within_the_error_of_the_most_frequent_class() 
 def test_a_gradient_that_lowers_the_loss_by_a_tenth_is_no_minimum() -> None:
     steep, flat = {**ABOUT, "gradient_norm": 1.0}, {**ABOUT, "gradient_norm": 0.1}
     numbers = {"loss": 1.0, "sharpness": Estimate(1.0, kind="lower bound")}
-    assert "this is not a minimum, as a step along the gradient (norm 1) lowers the loss by some 50%" in said(
+    assert "this is not a minimum, as a step along the gradient (norm 1) lowers the loss by about 50%" in said(
         steep, **numbers
     )
     assert "minimum" not in said(flat, **numbers)
@@ -124,7 +124,7 @@ def test_an_accuracy_without_classes_is_not_among_many_numbers() -> None:
 def test_networks_are_compared_by_what_no_rescaling_changes() -> None:
     assert said(mls=1.0).endswith("To compare networks use mls: rescaling the weights does not change it.")
     assert said(mls=1.0, weight_norm=1.0).endswith("does not change it, but can change weight_norm.")
-    moved = "Rescaling the weights can change weight_norm and not the function"
+    moved = "Rescaling the weights can change weight_norm without changing the function"
     assert said(weight_norm=1.0).endswith(
         f"{moved}: compare networks by an invariant measure, such as adaptive_sharpness."
     )

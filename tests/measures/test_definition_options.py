@@ -42,5 +42,5 @@ def test_bad_options_are_told_in_one_line(key: str, told: str) -> None:
 @pytest.mark.parametrize("rtol", [0, 1, 2.0, "small"])
 def test_a_tolerance_is_between_0_and_1(rtol: object) -> None:
     net, x, y = network("mlp-relu", n=9)
-    with pytest.raises(BadOption, match=r"measure sharpness: option rtol=.*: a number between 0 and 1 is needed"):
+    with pytest.raises(BadOption, match=r"measure sharpness: option rtol=.*: expected a number between 0 and 1"):
         fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), fl.measures.MEASURES["sharpness"](rtol=rtol))

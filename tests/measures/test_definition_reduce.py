@@ -55,7 +55,7 @@ def test_rounding_is_an_error_of_a_volume_or_taken_off_a_bound() -> None:
 
 def test_samples_without_volume_behind_a_softmax_are_told_from_those_that_rounding_hides() -> None:
     logs, moved = [0.0, -math.inf, -math.inf, -math.inf], [0.0, 0.0, 0.0, math.inf]
-    known = "2 of 4 samples without that many directions behind the closing softmax"
+    known = "2 of 4 samples with fewer directions, because the network ends in a softmax"
     mean = volumes(logs, moved)
     assert (mean.value, mean.kind) == (0.25, "lower bound")
     assert f"{known}, their volume is 0" in mean.note

@@ -197,7 +197,7 @@ def test_chunks_and_rows_of_heads():
 def test_no_head_is_undefined_with_the_reason():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     plain = measured(fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2))))[NAME]
-    assert (plain.kind, plain.note) == ("undefined", "the network has no attention whose heads can be told")
+    assert (plain.kind, plain.note) == ("undefined", "no attention heads could be identified in this network")
     net, x, y = attentions.made("plain")
     few = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y)), outputs=2), [NAME])[NAME]
     assert few.kind == "undefined"
@@ -213,7 +213,7 @@ def test_a_weight_with_something_added_is_no_parameter():
         parametrize.register_parametrization(layer, "weight", added, unsafe=True)
     report = measured(fl.Problem(net, "cross_entropy", (x, y)))
     assert report[NAME].kind == "undefined"
-    assert "no parameter itself" in report[NAME].note
+    assert "not a parameter itself" in report[NAME].note
 
 
 def test_frozen_weights_are_left_out():
@@ -252,7 +252,7 @@ def test_a_product_that_is_not_understood_leaves_no_sum(name):
     report = measured(fl.Problem(attentions.made(name)[0], "cross_entropy", attentions.made(name)[1:]))
     for part in ("", ".query_key", ".max"):
         assert report[NAME + part].kind == "undefined"
-        assert report[NAME + part].note.startswith("some heads cannot be told: ")
+        assert report[NAME + part].note.startswith("some heads could not be identified: ")
     heads = [layer for row, layer in report if row == NAME and layer is not None]
     assert heads == ["attention.v.0", "attention.v.1"]
     assert report[f"{NAME}.value_output"].value == pytest.approx(sum(report[NAME, head].value for head in heads))

@@ -108,7 +108,7 @@ def test_slopes_that_underflow_are_no_zero() -> None:
     found = fl.measure(fl.Lens(fl.Problem(network, "cross_entropy", (x, y))), ZERO)
     for name in ZERO:
         assert found[name].kind == "undefined", name
-        assert "the loss's slopes underflow torch.float32: Problem(dtype=torch.float64) mends it" in found[name].note
+        assert "the loss's slopes underflow torch.float32: use Problem(dtype=torch.float64)" in found[name].note
     mended = fl.measure(fl.Lens(fl.Problem(network, "cross_entropy", (x, y), dtype=torch.float64)), ZERO[:1])
     assert 0 < mended["sharpness"].value < 1e-45
 

@@ -83,7 +83,7 @@ def test_token_ids_beside_numbers(form: str) -> None:
     (lambda: nn.Linear(3, 0), r"'weight', of shape \(0, 3\), is empty"),
     (lambda: nn.Sequential(nn.Linear(3, 0), nn.ReLU(), nn.Linear(0, 2)), r"'0.weight', of shape \(0, 3\)"),
     (lambda: nn.Sequential(nn.Linear(3, 2), nn.Flatten(0), nn.Unflatten(0, (8, 2)), nn.AdaptiveAvgPool1d(0)),
-     "at least one output is needed"),
+     "return at least one output"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_layers_without_width_are_refused(net: Callable[[], nn.Module], words: str) -> None:

@@ -56,7 +56,7 @@ def test_the_pass_is_every_exact_measure_of_the_pass() -> None:
 
 def test_what_is_no_lens_or_no_measure_is_one_line() -> None:
     one = lens_on(chain([3, 2], 5), normal(8, 3, seed=3))
-    with pytest.raises(BadInput, match=r"a network or a Lens is needed, got int: .* or measure\(Lens\(problem\)\)"):
+    with pytest.raises(BadInput, match=r"expected a network or a Lens, got int: .* or measure\(Lens\(problem\)\)"):
         fl.measure(5, "pass")
     with pytest.raises(BadInput, match=r"give names of measures, such as .*, or Measure objects, got 5"):
         fl.measure(one, [5])

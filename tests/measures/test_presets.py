@@ -76,10 +76,10 @@ def test_presets_are_sets_of_measures() -> None:
 @pytest.mark.parametrize(
     ("asked", "error", "told"),
     [
-        ("sumary", UnknownName, "no measure is called 'sumary': did you mean summary"),
-        ("sharpnes", UnknownName, "no measure is called 'sharpnes': did you mean sharpness"),
+        ("sumary", UnknownName, "unknown measure 'sumary': did you mean summary"),
+        ("sharpnes", UnknownName, "unknown measure 'sharpnes': did you mean sharpness"),
         ("family:flatnes", UnknownName, "no family is called 'flatnes': did you mean flatness"),
-        ("familly:flatness", UnknownName, "no measure is called 'familly:flatness'"),
+        ("familly:flatness", UnknownName, "unknown measure 'familly:flatness'"),
         (
             ["pass", "sharpness"],
             BadInput,
@@ -167,7 +167,7 @@ def test_one_call_is_a_lens_on_a_problem(activation: type[nn.Module]) -> None:
         (lambda: fl.measure(made()), 'loss is missing for Sequential: measure(model, "cross_entropy", (x, y))'),
         (lambda: fl.measure(made(), "mse"), "data is missing for Sequential"),
         (lambda: fl.measure(lens().problem), r"needed, got Problem: .*measure\(Lens\(problem\)\)"),
-        (lambda: fl.measure(made(), "mes", samples(3)), "no loss is called 'mes': did you mean mse"),
+        (lambda: fl.measure(made(), "mes", samples(3)), "unknown loss 'mes': did you mean mse"),
     ],
 )
 def test_a_wrong_call_is_one_line(call: Any, told: str) -> None:

@@ -80,7 +80,7 @@ def test_the_interval_of_the_noise_scale_covers() -> None:
 def test_two_groups_are_too_few() -> None:
     """Without one of them the other has no spread: the jackknife would know no error."""
     net, x, y = linear(20)
-    with pytest.raises(BadInput, match="batches=2: a whole number of at least 3 is needed"):
+    with pytest.raises(BadInput, match="batches=2: expected a whole number of at least 3"):
         fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), "gradient_noise_scale(batches=2)")
 
 

@@ -53,5 +53,5 @@ def test_bad_settings_are_one_line():
     with pytest.raises(BadInput, match="weights='old'"):
         Published("timm:vit_tiny_patch16_224", weights="old")
     for name in ("nonsense", "net.py:build", "runs/networks/0123456789ab", "package.module:build", ""):
-        with pytest.raises(BadModel, match="timm:NAME, hf:NAME or hf:FOLDER is needed"):
+        with pytest.raises(BadModel, match="expected timm:NAME, hf:NAME or hf:FOLDER"):
             Published(name)

@@ -53,8 +53,8 @@ def test_units_and_the_replication_say_how_certain_it_is():
     assert fewer.startswith("How certain: 95% intervals over 5 to 10 independent seeds, and fewer than 6 give none;")
     what, certain, *_ = told(YES, NO, OPEN, again=(YES, OPEN, OPEN))
     assert what == "X0 at desk scale: 1 of 3 claims reproduced, 0 not reproduced, 2 open."
-    assert certain.endswith("; a re-run with other seeds agrees with 1 of 2 that are decided.")
-    assert told(YES, halves=((YES, YES),))[1].endswith("; a split-half check agrees with 1 of 1 that are decided.")
+    assert certain.endswith("; a replication with other seeds agrees with 1 of 2 decided claims.")
+    assert told(YES, halves=((YES, YES),))[1].endswith("; a split-half check agrees with 1 of 1 decided claim.")
     assert told(OPEN, again=(OPEN,))[1].endswith("; no claim is decided.")
 
 

@@ -70,9 +70,9 @@ def test_the_summary_counts_kinds_apart_and_what_chance_does():
     assert counts["reading"]["open"] == 1
     said = by_chance(rows)
     assert said.startswith("4 rows have a p-value")  # the theorem has none
-    assert "at most 0.2 of them in one run, and 0.1 with the replication" in said
+    assert "at most 0.2 of them in one run, and 0.1 together with a replication" in said
     assert "3 are decided, and their replication agrees. 0 more are at most weak" in said
-    assert "3 of all these survive" in said
+    assert "3 of all these are significant" in said
 
 
 def test_a_sentence_counts_once_as_its_worst_row():

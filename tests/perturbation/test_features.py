@@ -84,7 +84,7 @@ def test_the_worst_matrix_of_one_output_is_the_worst_vector() -> None:
 def test_bad_input_is_told_in_one_line() -> None:
     net, x, y = network("twice-relu")
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    with pytest.raises(BadInput, match=r"shape \(4, 4\) is needed, got \(2, 2\)"):
+    with pytest.raises(BadInput, match=r"expected shape \(4, 4\), got \(2, 2\)"):
         feature_change(problem, torch.eye(2), "last")
     with pytest.raises(UnknownName, match="linear layer"):
         feature_change(problem, torch.eye(4), "fisrt")
@@ -118,5 +118,5 @@ def test_no_matrix_with_the_same_moves_has_a_smaller_norm() -> None:
         assert torch.linalg.matrix_norm(other, 2) >= torch.linalg.matrix_norm(A, 2) - 1e-12
     with pytest.raises(BadInput, match="no matrix moves these features so"):
         smallest_feature_matrix(torch.ones(2, 3), torch.eye(3)[:2])
-    with pytest.raises(BadInput, match=r"two matrices \(n, m\)"):
+    with pytest.raises(BadInput, match=r"two matrices of shape \(n, m\)"):
         smallest_feature_matrix(torch.ones(2, 3), torch.ones(2, 2))

@@ -83,7 +83,7 @@ def test_the_laws_have_their_radii() -> None:
 
 def test_what_a_label_function_must_give() -> None:
     _, _, problem = labelled()
-    with pytest.raises(BadInput, match=r"targets as the data has them, \(40,\), are needed, got \(40, 5\)"):
+    with pytest.raises(BadInput, match=r"expected targets as in the data, \(40,\), got \(40, 5\)"):
         feature_change(problem, torch.eye(5), labels=lambda phi: phi)
     net, x, y = network("attention", n=4)
     image = fl.Problem(net, "cross_entropy", (x, y))

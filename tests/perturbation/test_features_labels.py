@@ -106,7 +106,7 @@ def test_the_nearest_sample_tells_the_label() -> None:
 
 def test_a_matrix_of_the_wrong_shape_is_refused() -> None:
     net, x, _ = network("mlp-tanh", n=4)
-    with pytest.raises(BadInput, match=r"shape \(5, 5\) is needed, got \(2, 2\)"):
+    with pytest.raises(BadInput, match=r"expected shape \(5, 5\), got \(2, 2\)"):
         label_change_terms(fl.Problem(net, "cross_entropy", (x, smooth(x))), smooth, torch.eye(2))
     with pytest.raises(BadInput, match=r"got \(5, 2\)"):
         label_change_terms(fl.Problem(net, "cross_entropy", (x, smooth(x))), smooth, torch.ones(5, 2))

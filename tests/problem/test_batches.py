@@ -158,8 +158,8 @@ UNREADABLE = {
                          "sample 1 has the entries"),
     "a data set of rows that differ": (Unlike, "sample 1 has the entries"),
     "images of two sizes": (lambda: [{"pixels": torch.ones(3, i), "label": 0} for i in (2, 3)], "to one shape"),
-    "numbers that are none": (lambda: [{"pixels": [1.0, 2.0, "a"], "label": 0}], "a list is no tensor"),
-    "a dict of such": (lambda: {"pixels": [[1.0, 2.0, "a"]], "labels": [0]}, "a list is no tensor"),
+    "numbers that are none": (lambda: [{"pixels": [1.0, 2.0, "a"], "label": 0}], "a list is not a tensor"),
+    "a dict of such": (lambda: {"pixels": [[1.0, 2.0, "a"]], "labels": [0]}, "a list is not a tensor"),
 }  # fmt: skip
 
 

@@ -443,8 +443,8 @@ def test_fake_quantised_networks_are_no_quantised_ones() -> None:
     net = qat().apply(torch.ao.quantization.disable_observer)
     assert not any(map(is_quantised, net.modules()))
     found = fl.measure(fl.Lens(make(net, drawn(2))), ["ggn_trace", "mls"])
-    assert "not the function's in the weights (fake quantisation" in found["ggn_trace"].note
-    assert "not the function's in the inputs (fake quantisation" in found["mls"].note
+    assert "with respect to the weights is not the function's (fake quantisation" in found["ggn_trace"].note
+    assert "with respect to the inputs is not the function's (fake quantisation" in found["mls"].note
 
 
 @pytest.mark.parametrize("scale", [0.3, 1e-4])

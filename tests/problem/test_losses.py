@@ -583,7 +583,7 @@ def test_a_loss_of_torch_has_its_own_name_and_short_ones(kind: type[nn.Module]) 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("bce", r"no loss is called 'bce': did you mean BCELoss, BCEWithLogitsLoss \(of torch.nn\)\?"),
+        ("bce", r"unknown loss 'bce': did you mean BCELoss, BCEWithLogitsLoss \(of torch.nn\)\?"),
         ("BCE_loss", "did you mean BCELoss, BCEWithLogitsLoss"),
         ("bce_logits", "did you mean .*BCEWithLogitsLoss"),
         ("hubber", "did you mean HuberLoss"),

@@ -159,8 +159,8 @@ def test_a_mean_over_the_batch_is_taken_sample_by_sample(loss) -> None:
 COUPLED = {
     "a sum": (lambda f, y: F.cross_entropy(f, y, reduction="sum"), "it is their sum"),
     "a mean times n": (lambda f, y: f.square().mean() * len(f), "it is their sum"),
-    "class weights": (lambda f, y: F.cross_entropy(f, y, torch.arange(1.0, 5).double()), "do not count alike"),
-    "a batch's mean": (lambda f, y: f.mean(0).square().sum(), "do not count alike, or influence each other"),
+    "class weights": (lambda f, y: F.cross_entropy(f, y, torch.arange(1.0, 5).double()), "have different weights"),
+    "a batch's mean": (lambda f, y: f.mean(0).square().sum(), "have different weights, or influence each other"),
     "the largest": (lambda f, y: f.square().max(), "influence each other"),
     "a maximum over counts": (lambda f, y: f.square().mean() / y.unique().numel(), "influence each other"),
 }

@@ -53,7 +53,7 @@ def test_every_walk_says_that_it_saw_others(walk: str, then: int) -> None:
     assert problem.n == 320
     lens = fl.Lens(problem)
     stream.then = then
-    with pytest.raises(BadData, match=r"samples instead of|samples now, and had 320 when first read") as caught:
+    with pytest.raises(BadData, match=r"samples instead of|samples now and had 320 at first") as caught:
         WALKS[walk](lens)
     assert "\n" not in str(caught.value)
 
@@ -61,7 +61,7 @@ def test_every_walk_says_that_it_saw_others(walk: str, then: int) -> None:
 def test_held_out_data_and_a_number_that_is_told() -> None:
     stream = Stream(128)
     problem = fl.Problem(nn.Linear(3, 2), "mse", (X, X[:, :2]), test=DataLoader(stream, batch_size=64))
-    with pytest.raises(BadData, match=r"test=\.\.\..*the data has 128 samples now, and had 320 when first read"):
+    with pytest.raises(BadData, match=r"test=\.\.\..*the data has 128 samples now and had 320 at first"):
         fl.measure(fl.Lens(problem), "test_loss")
 
 
@@ -98,14 +98,14 @@ def test_a_rank_s_share_that_ends_early(rank: int) -> None:
     [
         ({}, []),
         ({"batch_size": 4, "drop_last": True}, []),
-        ({"batch_size": 5, "drop_last": True}, ["2 of the 12 samples are left out by the loader's drop_last=True"]),
+        ({"batch_size": 5, "drop_last": True}, ["2 of the 12 samples are dropped in training (drop_last=True)"]),
         (
             {"sampler": WeightedRandomSampler([1.0] + [0.0] * 11, 12)},
-            ["11 of the 12 samples are there again", "11 of the 12 samples are left out by the loader's sampler"],
+            ["11 of the 12 samples are there again", "11 of the 12 samples are not drawn by the loader's sampler"],
         ),
         (
             {"sampler": DistributedSampler(range(12), num_replicas=5, rank=4)},
-            ["9 of the 12 samples are left out by the loader's sampler"],
+            ["9 of the 12 samples are not drawn by the loader's sampler"],
         ),
     ],
 )

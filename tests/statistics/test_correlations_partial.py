@@ -111,7 +111,7 @@ def test_mistakes_are_told(xyz):
     x, y, z = xyz
     with pytest.raises(BadInput, match="at least one other column to control for"):
         partial_correlation(x, y, pd.DataFrame(index=range(40)))
-    with pytest.raises(BadInput, match="numbers are needed"):
+    with pytest.raises(BadInput, match="expected numbers"):
         partial_correlation(x, y, pd.DataFrame({"z": ["a"] * 40}))
     with pytest.raises(BadInput, match="no partial correlation is called 'kendall'"):
         partial_correlation(x, y, pd.DataFrame({"z": z}), "kendall")

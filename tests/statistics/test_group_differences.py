@@ -107,5 +107,5 @@ def test_too_little_for_an_interval_is_told_and_nothing_is_significant(values, p
 
 
 def test_one_group_is_refused():
-    with pytest.raises(BadInput, match="at least two groups are needed, got a"):
+    with pytest.raises(BadInput, match="expected at least two groups, got a"):
         one([1, 2], ["a", "a"])

@@ -88,15 +88,15 @@ def test_it_is_saved_and_drawn(tmp_path):
 
 
 def test_what_is_no_table_is_one_line():
-    with pytest.raises(BadInput, match="a pandas DataFrame is needed, got dict"):
+    with pytest.raises(BadInput, match="expected a pandas DataFrame, got dict"):
         fl.relate({"mls": [1.0]})
-    with pytest.raises(BadInput, match="at least two columns of numbers with names of their own are needed, got mls"):
+    with pytest.raises(BadInput, match="expected at least two columns of numbers with names of their own, got mls"):
         fl.relate(TABLE[["mls", "name"]])
     with pytest.raises(UnknownName, match="no column in this table is called 'seeds': did you mean seed"):
         fl.relate(TABLE, units="seeds")
-    with pytest.raises(BadInput, match=r"one label for each of 12 rows is needed, got 3"):
+    with pytest.raises(BadInput, match=r"expected one label for each of 12 rows, got 3"):
         fl.relate(TABLE, units=[1, 2, 3])
     twice = pd.DataFrame(np.c_[DRAWS.normal(size=(8, 2)), range(8), range(8)], columns=["a", "b", "u", "u"])
-    with pytest.raises(BadInput, match="one column of this name is needed, the table has several"):
+    with pytest.raises(BadInput, match="expected one column of this name, the table has several"):
         fl.relate(twice, units="u")
     fl.relate(TABLE[["mls", "sharpness"]].head(2)).plot().to_dict(validate=True)  # too few rows for a correlation

@@ -95,7 +95,7 @@ def test_a_checkpoint_of_another_tracker_is_refused(tmp_path) -> None:
     fit(tmp_path, steps=6)
     with pytest.raises(BadInput, match="the saved tracker has every=4, this one 5"):
         fit(tmp_path, resume=tmp_path / "step=6.ckpt", every=5)
-    with pytest.raises(BadInput, match="a Tracker is needed, got int"):
+    with pytest.raises(BadInput, match="expected a Tracker, got int"):
         TrackerCallback(3)
 
 

@@ -202,7 +202,7 @@ def test_adagrad_has_no_geometry_before_its_first_step() -> None:
     run = Run()
     adagrad = torch.optim.Adagrad(run.net.parameters(), lr=0.1)
     found = fl.measure(fl.Lens(run.problem, optimiser=adagrad), "preconditioned_sharpness")["preconditioned_sharpness"]
-    assert found.note == "the Adagrad has made no step yet: its preconditioner is not known before"
+    assert found.note == "Adagrad has not stepped yet, so it has no preconditioner"
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Muon"])

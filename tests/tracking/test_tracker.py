@@ -336,7 +336,7 @@ def test_what_the_measure_cannot_give_is_noted() -> None:
 
 
 BAD = {
-    "a Problem is needed, got Sequential": {"problem": nn.Sequential()},
+    "expected a Problem, got Sequential": {"problem": nn.Sequential()},
     "did you mean sharpness": {"measures": "sharpnes"},
     "give names of measures, such as": {"measures": 3},
     "name at least one": {"measures": []},
@@ -370,7 +370,7 @@ def test_a_step_must_be_a_number() -> None:
     for step in (-1, 1.5, "3", True):
         with pytest.raises(BadInput, match=r"Tracker\(step=.*whole number"):
             tracker.step(step)
-    with pytest.raises(BadInput, match=r"Tracker.step\(optimiser=...\): a torch.optim.Optimizer is needed, got int"):
+    with pytest.raises(BadInput, match=r"Tracker.step\(optimiser=...\): expected a torch.optim.Optimizer, got int"):
         tracker.step(0, optimiser=3)  # type: ignore[arg-type]
     assert tracker.step(np.int64(100)) is not None
 
@@ -533,7 +533,7 @@ def test_messages_of_what_is_no_whole_state_or_no_function() -> None:
     tracker = fl.Tracker(Run().problem, "loss", live=False)
     with pytest.raises(BadInput, match="the state has no 'tracker'"):
         tracker.load_state_dict({"version": 1})
-    with pytest.raises(BadInput, match=r"Tracker\(log='run.csv'\): functions of a Moment are needed"):
+    with pytest.raises(BadInput, match=r"Tracker\(log='run.csv'\): expected functions of a Moment"):
         fl.Tracker(Run().problem, "loss", log="run.csv")
 
 

@@ -121,7 +121,7 @@ def test_what_cannot_be_restored(tmp_path) -> None:
     with pytest.warns(UserWarning, match="no tracker's state at .*: the history begins here"):
         _, tracker = train(tmp_path, resume=True, steps=6)
     assert sorted(set(tracker.history.step)) == [4, 6]
-    with pytest.raises(BadInput, match="a Tracker is needed, got int"):
+    with pytest.raises(BadInput, match="expected a Tracker, got int"):
         TrackerCallback(3)
 
 

@@ -49,7 +49,7 @@ def test_images_lie_in_memory_as_they_came(channels):
 
 
 def test_what_is_no_image_is_refused():
-    with pytest.raises(BadData, match=r"\(n, C, h, w\) are needed, got \(3, 64\)"):
+    with pytest.raises(BadData, match=r"\(n, C, h, w\), got \(3, 64\)"):
         Augmentation().apply(torch.zeros(3, 64), torch.Generator())
     for wrong in ({"p": 1.5}, {"pad": -1}):
         with pytest.raises(BadInput, match="Augmentation"):

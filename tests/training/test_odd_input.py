@@ -177,7 +177,7 @@ def test_embedded_inputs_can_be_regularised_but_for_their_derivative():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"optimiser": "sgd"}, "one of SGD, Adam, RMSProp, Ridge is needed"),
+        ({"optimiser": "sgd"}, "expected one of SGD, Adam, RMSProp, Ridge"),
         ({"schedule": None}, "one of Constant, Steps, Cosine"),
         ({"until": 0.01}, "Until"),
         ({"ascent": 0.05}, "one of SAM, ASAM, None"),

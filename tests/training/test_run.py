@@ -306,7 +306,7 @@ def test_data_that_does_not_fit_is_refused_in_a_line(split):
     for data, error, said in [
         ((split.x, split.y[:-1]), BadData, "50 inputs and 49 targets"),
         ((split.x[:0], split.y[:0]), BadData, "0 inputs"),
-        ((split.x, split.y + 1), BadData, "labels from 0 to 9 are needed.*got 1 to 10"),
+        ((split.x, split.y + 1), BadData, "expected labels from 0 to 9.*got 1 to 10"),
         ((split.x, torch.zeros(50, 3)), BadData, "do not fit 10 outputs per sample"),
     ]:
         with pytest.raises(error, match=said) as caught:

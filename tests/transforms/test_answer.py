@@ -23,13 +23,13 @@ def said(*cells: Cell) -> str:
 def test_numbers_that_stay_compare_networks_and_others_do_not() -> None:
     told = said(STAYS, MOVES)
     assert (
-        "1 of 2 numbers stays the same under 1 change of the weights that leaves the function as it is: networks can "
+        "1 of 2 numbers is invariant under 1 function-preserving change of the weights: networks can "
         "be compared by mls." in told
     )
     assert "1 number changes, ggn_trace by a factor of 3 under layerwise: do not compare networks by it." in told
     assert "change," not in said(STAYS)
     assert "can be compared" not in said(MOVES)
-    assert said(MOVES).startswith("No number stays the same under 1 change")
+    assert said(MOVES).startswith("No number is invariant under 1 function-preserving change")
 
 
 def test_a_number_that_stays_here_alone_compares_nothing() -> None:
@@ -72,9 +72,7 @@ def test_what_is_not_as_declared_comes_first() -> None:
 
 def test_without_a_transform_the_reasons_are_the_answer() -> None:
     found = InvarianceReport([], {}, {"permutation": "no link is found", "layerwise": "no link is found"}, {}).answer
-    assert found == [
-        "No change of the weights that leaves the function as it is applies to this network: no link is found."
-    ]
+    assert found == ["No function-preserving change of the weights applies to this network: no link is found."]
 
 
 def test_the_table_of_a_network_answers() -> None:

@@ -241,7 +241,7 @@ def test_norms_that_see_the_batch_are_left_alone(problem_of):
 
 
 def test_bad_input_is_one_line(problem_of):
-    with pytest.raises(BadInput, match="a Problem is needed, got Linear"):
+    with pytest.raises(BadInput, match="expected a Problem, got Linear"):
         TRANSFORMS["layerwise"].apply(nn.Linear(2, 2))
     old = nn.utils.weight_norm(nn.Linear(4, 4))
     problem = square(old, nn.ReLU(), nn.Linear(4, 4))

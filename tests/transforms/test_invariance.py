@@ -172,7 +172,7 @@ def test_a_wrong_declaration_is_reported(problem_of):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"measures": "mlss"}, "no measure is called 'mlss': did you mean mls"),
+        ({"measures": "mlss"}, "unknown measure 'mlss': did you mean mls"),
         ({"transforms": "layer-wise"}, "no transform is called 'layer-wise': did you mean layerwise"),
         ({"transforms": []}, r"at least one of layerwise, neuronwise"),
         ({"transforms": [3]}, "or Transform objects, got 3"),
@@ -187,7 +187,7 @@ def test_bad_input_is_one_line(problem_of, options, words):
 
 def test_a_lens_is_needed_and_a_fresh_one(problem_of):
     problem = problem_of("mlp-relu")
-    with pytest.raises(BadInput, match=r"a Lens is needed, got Problem: check_invariance\(Lens\(problem\)\)"):
+    with pytest.raises(BadInput, match=r"expected a Lens, got Problem: check_invariance\(Lens\(problem\)\)"):
         fl.check_invariance(problem)
     lens = fl.Lens(problem)
     with torch.no_grad():

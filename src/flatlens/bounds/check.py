@@ -137,7 +137,7 @@ def check_bounds(
     # The lens: every output of each sample by itself, in full precision
     refused = partial(BadInput, call="check_bounds")
     if not isinstance(lens, Lens):
-        raise BadInput(f"check_bounds(...): a Lens is needed, got {type(lens).__name__}: check_bounds(Lens(problem))")
+        raise BadInput(f"check_bounds(...): expected a Lens, got {type(lens).__name__}: check_bounds(Lens(problem))")
     lens.require_fresh()
     needs_all = "bounds are checked sample by sample and need every output, but "
     if lens.problem.coupled:
@@ -157,10 +157,10 @@ def check_bounds(
     generator = drawing(generator, progress, "check_bounds")
     lens.problem.peers.same_draws(generator)
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
-        raise refused("a radius in the input's units is needed, above 0 and finite", argument="delta", value=delta)
+        raise refused("expected a radius in the input's units, above 0 and finite", argument="delta", value=delta)
     for name, given, kind in (("distribution", distribution, Distribution), ("target", target, Target)):
         if given is not None and not isinstance(given, kind):
-            raise refused(f"a {kind.__name__} is needed, got {type(given).__name__}", argument=name)
+            raise refused(f"expected a {kind.__name__}, got {type(given).__name__}", argument=name)
     if rule not in RULES:
         raise UnknownName.among("rule for the covering radius", str(rule), RULES)
     with progress_shown(progress, "checking") as line, measuring(lens.model):

@@ -162,7 +162,7 @@ def _volume_claims(
 def _power_claims(context: Context, layers: list[str], layer: str | None, k: float) -> Iterator[Claim]:
     """Eq. 20 to 23 for one layer, Eq. 25 to 27 for several: mean ||df/dx||_F^k against S^(k/2), in logs."""
     if isinstance(k, bool) or not (isinstance(k, int | float) and 1 <= k < math.inf):
-        raise BadOption(f"option k={k!r}: a finite number of at least 1 is needed")
+        raise BadOption(f"option k={k!r}: expected a finite number of at least 1")
     n, lefts, ratios, slopes, nonzero = context.n, [], [], [], []
     for name in layers:
         x2 = context.each(input_norm2, name)

@@ -98,14 +98,14 @@ class Target:
     def __post_init__(self) -> None:
         if not callable(self.function):
             got = type(self.function).__name__
-            raise BadInput(f"Target(function=...): a function of a batch of inputs is needed, got {got}")
+            raise BadInput(f"Target(function=...): expected a function of a batch of inputs, got {got}")
         if self.lipschitz is None and not isinstance(self.function, nn.Module):
             raise BadInput(
                 "Target(lipschitz=None): only a network's Lipschitz constant is computed; for another function give "
                 "lipschitz=..."
             )
         if self.lipschitz is not None and not 0 <= self.lipschitz < float("inf"):
-            raise BadInput(f"Target(lipschitz={self.lipschitz!r}): a finite number is needed, not negative")
+            raise BadInput(f"Target(lipschitz={self.lipschitz!r}): expected a finite number, not negative")
 
     def steepness(self, shape: tuple[int, ...]) -> float:
         """Return ||f*||_Lip or an upper bound, for one input of this shape."""
@@ -356,7 +356,7 @@ def declared(names: Collection[str]) -> frozenset[str]:
     """Return the names that the user declares, each known; a single name will do."""
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, Collection):
-        raise BadInput("names of assumptions are needed", argument="assume", value=names, call="check_bounds")
+        raise BadInput("expected the names of assumptions", argument="assume", value=names, call="check_bounds")
     for name in names:
         if name not in DECLARABLE:
             raise UnknownName.among("assumption that can be declared", name, DECLARABLE)

@@ -231,7 +231,7 @@ def relative_generalisation(context: Context) -> Iterator[Claim]:
     `.uniform` is Theorem 15 for the last linear layer, with its infimum over all laws of A at the worst A found, where
     E_Rep = gap - E_F: this is Theorem 14 in another form. `.uniform.published` adds the term d times; the printed sum
     over s is an error, since kappa^phi contains it. `.kde` is the approximation of Figure 4, kernel densities of random
-    splits beside kappa_Tr of the last linear layer. It is no bound, and is never reported to hold.
+    splits beside kappa_Tr of the last linear layer. It is not a bound, and is never reported to hold.
     """
     gap = context.measured("generalisation_gap")
     held_out = Assumption("held_out_data", gap.kind != "undefined", gap.note)

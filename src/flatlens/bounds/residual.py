@@ -126,7 +126,7 @@ class SkipGraph(Trace):
         # The start of a skip, and its modules, last first
         path: list[fx.Node] = []
         node = self.source(skip)
-        while node.op == "get_attr" or not self._leads(node, branch):  # a parameter is no input of a block
+        while node.op == "get_attr" or not self._leads(node, branch):  # a parameter is not an input of a block
             if node.op != "call_module" or len(node.all_input_nodes) != 1:
                 return None
             path.append(node)

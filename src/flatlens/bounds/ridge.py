@@ -63,14 +63,14 @@ def _curvature(context: Context, layer: str) -> tuple[float, Assumption, float]:
             phi = g.x.flatten(1).double().cpu()
             moment = moment + phi.mT @ phi / context.n
     same = Assumption(
-        "squared_error", max(apart, most - least) <= context.rounding * most, "the loss's second derivative is no c I"
+        "squared_error", max(apart, most - least) <= context.rounding * most, "the loss's second derivative is not c I"
     )
     return most, same, float(torch.linalg.eigvalsh(moment)[-1])
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def distance_from_output(g: LayerGrams) -> Tensor:
-    """Return max |J - I| of the layer's J = df/dz; infinite where its result is no output's size."""
+    """Return max |J - I| of the layer's J = df/dz; infinite where its result is not an output's size."""
     if not isinstance(g.weight, DenseJacobian) or g.weight.J.shape[1] != g.weight.J.shape[2]:
         return torch.full((len(g.C),), math.inf, dtype=torch.float64, device=g.C.device)
     J = g.weight.J.double()

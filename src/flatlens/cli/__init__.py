@@ -4,7 +4,7 @@ stdout is data: tables, findings, or JSON with `--json`. Everything else goes to
 
     0    done
     1    done, and with --strict something asked for does not hold; or an error that nobody foresaw
-    2    bad input, or the user's own code failed: one line says what, and how to mend it
+    2    bad input, or the user's own code failed: one line says what, and what to do
     130  stopped by Ctrl-C; 143 by SIGTERM; 141 where nobody reads stdout any more
 """
 
@@ -127,18 +127,21 @@ def _told(error: BaseException) -> tuple[int, str]:
         return 2, in_options(error) + more * _in_the_users_code(error.__cause__)
     if isinstance(error, UnusedCliTokensError):
         left = ", ".join(map(repr, error.unused_tokens or ()))
-        return 2, f"nothing takes {left} (an option needs its name, such as --data; a path with spaces needs quotes)"
+        return (
+            2,
+            f"unexpected argument {left} (an option needs its name, such as --data; a path with spaces needs quotes)",
+        )
     if isinstance(error, CycloptsError):
         return 2, str(error)
     if _in_the_users_code(error):
-        return 2, f"the code that was given raised {said(error)}{more}"
+        return 2, f"your code raised {said(error)}{more}"
     if isinstance(error, OSError):
         full = "; free some space, then the same command continues"
         advice = full if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return 2, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}{advice}"
     if out_of_memory(error):
         return 2, f"out of memory: give a smaller --memory, fewer --samples, or fewer --parameters{more}"
-    return 1, f"{typed_line(error)}: an error of flatlens, please report it with what {TRACEBACK} shows"
+    return 1, f"{typed_line(error)}: an unexpected error (please report it, with the output of {TRACEBACK})"
 
 
 def _in_the_users_code(error: BaseException | None) -> bool:
@@ -150,8 +153,8 @@ def in_options(error: FlatlensError) -> str:
     """Return the text of an error in the words of the command line.
 
     >>> from flatlens.errors import BadModel, Code
-    >>> in_options(BadInput("a size is needed", argument="memory", value="lots"))
-    "--memory 'lots': a size is needed"
+    >>> in_options(BadInput("expected a size", argument="memory", value="lots"))
+    "--memory 'lots': expected a size"
     >>> in_options(BadModel("samples are coupled", remedy=(Give("ghost_batch", Code("k")), " measures it")))
     'MODEL: samples are coupled: --ghost-batch k measures it'
     """

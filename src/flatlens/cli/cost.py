@@ -95,7 +95,7 @@ def show_cost(cost: Cost, as_json: bool) -> int:
     for row in cost.frame().to_dict("records"):
         table.row(row["measure"], f"{row['seconds']:.2g}", str(row["products"]))
     free = "" if math.isnan(cost.free) else f"{in_gib(cost.free)} of memory are free; "
-    show(answer, f"{free}nothing was computed but trials on a few samples.", table)
+    show(answer, f"{free}Only trials on a few samples were run.", table)
     return 0
 
 

@@ -39,14 +39,14 @@ def all_names(parts: Sequence[str], option: str) -> list[str]:
     >>> all_names([""], "--measures")
     Traceback (most recent call last):
     ...
-    flatlens.errors.BadInput: --measures: names are needed: give at least one, or leave the option out
+    flatlens.errors.BadInput: --measures: expected at least one name: give one, or leave the option out
 
     Raises:
         BadInput: it is given, and has no name in it.
     """
     names = [name for part in parts for name in split_names(part)]
     if parts and not names:
-        raise BadInput(f"{option}: names are needed: give at least one, or leave the option out")
+        raise BadInput(f"{option}: expected at least one name: give one, or leave the option out")
     return names
 
 
@@ -182,7 +182,7 @@ class Inputs:
 
         how = self.how
         if self.weights is None and how.prefix is not None:
-            raise BadInput("--prefix: it needs --weights FILE, whose names it changes")
+            raise BadInput("--prefix: needs --weights FILE, whose names it changes")
         kind = how.parameters in ("trainable", "all")
         parameters = how.parameters if kind else all_names([how.parameters], "--parameters")
         with stdout_to_stderr():
@@ -216,7 +216,7 @@ class Inputs:
         named, source, loss = _of_a_study(Path(model)) if Path(model).is_dir() else (None, None, None)
         if self.data is None and source is None:
             raise BadInput(
-                f"--data is needed, because {model} does not come with it (only the folder of a study's network does)"
+                f"--data is missing: {model} has no data of its own (only the folder of a study's network has)"
             )
         named = self._weighted(model, named)
         source = self._data(source, named, beside)
@@ -224,7 +224,7 @@ class Inputs:
             return named, source, loss if self.loss is None else _loss(self.loss)
         chosen = _guessed(source.data)
         if beside is None:  # else it was said of the first network
-            note(f"--loss: {chosen} was chosen from the targets; name another one if you trained with it")
+            note(f"--loss: {chosen}, chosen from the targets; give --loss if you trained with another one")
         return named, source, chosen
 
     def _weighted(self, model: str, named: Named | None) -> Named:
@@ -282,7 +282,7 @@ def generator_of(seed: int) -> torch.Generator:
     import torch
 
     if not -(2**63) <= seed < 2**64:
-        raise BadInput(f"--seed {seed}: a number of at most 64 bits is needed")
+        raise BadInput(f"--seed {seed}: expected a number of at most 64 bits")
     return torch.Generator().manual_seed(seed)
 
 
@@ -300,7 +300,7 @@ def _guessed(data: Any) -> str:
     batch = next((data if isinstance(data, Data) else Data(data, "--data")).chunks(1), None)
     targets = batch[1] if isinstance(batch, tuple) and len(batch) == 2 else None
     if not isinstance(targets, Tensor) or targets.dtype == boolean:
-        raise BadInput("--loss is needed, because the targets are neither class labels nor floating numbers")
+        raise BadInput("--loss is missing, and the targets are neither class labels nor floating-point numbers")
     return "half_squared_error" if targets.is_floating_point() else "cross_entropy"
 
 
@@ -317,7 +317,7 @@ def _loss(spec: str) -> Any:
 
 
 def _makes_a_loss(found: object) -> TypeGuard[Callable[[], object]]:
-    """Return whether a function is no loss itself: it takes no (outputs, targets), and needs no argument."""
+    """Return whether a function is not a loss itself: it takes no (outputs, targets), and needs no argument."""
     return callable(found) and not user_code.takes(found, 2) and not user_code.needed_arguments(found)
 
 

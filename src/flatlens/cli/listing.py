@@ -61,7 +61,7 @@ def list_data(*, root: Path | None = None, as_json: Json = False) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "what it is", "there", "read from"):
+    for column in ("name", "description", "available", "read from"):
         table.add_column(column, overflow="fold")
     for row in rows:
         place = "" if row["place"] is None else f": {row['place']}"
@@ -99,12 +99,12 @@ def fetch(name: str, /, *, root: Path | None = None, as_json: Json = False) -> N
 
 KEY = (
     "\n# in the summary, the default of `flatlens measure` and `flatlens compare`."
-    "\n* takes products, searches or random draws, or repeats a measure where it takes none: run by name, or with "
-    "--measures all or family:NAME. --measures pass runs the others, except sharpness and hessian_trace."
-    "\nsurvives: layer: the number stays under a layer-wise rescaling of the weights; neuron: under a neuron-wise one; "
-    "order: under a permutation of the neurons; head: under another basis of attention heads; all: under all four, "
-    "which leave the network's function as it is. An option may change that."
-    "\nEverything about each of them: docs/measures.md, or --markdown."
+    "\n* takes products, searches or random draws; where it takes none, it equals another measure. It runs by name, or "
+    "with --measures all or family:NAME. --measures pass runs the others, except sharpness and hessian_trace."
+    "\ninvariant: layer: under layer-wise rescaling of the weights; neuron: under neuron-wise rescaling; order: under "
+    "permutation of the neurons; head: under a change of basis of attention heads; all: under all four. None of them "
+    "changes the network's function. An option may change the invariance."
+    "\nMore about each measure: docs/measures.md, or --markdown."
 )
 
 
@@ -179,7 +179,7 @@ def _measures() -> Iterator[Any]:
         title = Text(f"\n{family}: {FAMILIES.get(family, '')}", style="bold")
         table = Table(box=None, pad_edge=False, title=title, title_justify="left", show_header=number == 0)
         table.add_column("measure", width=30, overflow="fold")
-        table.add_column("survives", width=12, overflow="fold")
+        table.add_column("invariant", width=12, overflow="fold")
         table.add_column("meaning; unit; cost; source", overflow="fold")
         for one in members:
             card, run = one.card, runs(one)
@@ -187,8 +187,8 @@ def _measures() -> Iterator[Any]:
             symbol = Padding(Text(plain(card.symbol), style="dim"), (0, 0, 0, 2))
             facts = Text(f"{card.unit}; {card.cost}; {card.source}", style="dim")
             moves = [short for move, short, _ in MOVES if move in card.invariant_under]
-            survives = "all" if len(moves) == len(MOVES) else ", ".join(moves) or "none"
-            table.add_row(Group(Text(card.name + mark), symbol), survives, Group(Text(card.meaning), facts))
+            invariant = "all" if len(moves) == len(MOVES) else ", ".join(moves) or "none"
+            table.add_row(Group(Text(card.name + mark), symbol), invariant, Group(Text(card.meaning), facts))
         yield table
 
 

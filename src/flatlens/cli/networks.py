@@ -81,7 +81,7 @@ def measure(
     seed: Whole = 0,
     as_json: Json = False,
 ) -> int:
-    """Measure one network, and say which of its numbers survive a rescaling of the weights.
+    """Measure one network, and show which numbers are invariant under rescaling of the weights.
 
     For example:
 
@@ -161,7 +161,7 @@ def _combinations(outputs: str | None) -> Literal["exact"] | int | None:
     if outputs == "exact":
         return "exact"
     if not outputs.isdecimal() or len(outputs) > 9:
-        raise BadInput(f"--outputs {outputs}: 'exact' or a number of combinations, such as 16, is needed")
+        raise BadInput(f"--outputs {outputs}: expected 'exact' or a number of combinations, such as 16")
     return int(outputs)
 
 
@@ -180,7 +180,7 @@ def bounds(
     strict: Annotated[bool, Flag] = False,
     as_json: Json = False,
 ) -> int:
-    """Check on one network the inequalities that tie flatness, compression and generalisation together.
+    """Check the inequalities between flatness, compression and generalisation on one network.
 
     For example:
 
@@ -232,7 +232,7 @@ def _law(name: str, problem: Problem) -> Distribution:
     batch = next(problem.data.chunks(1))
     x = batch[0] if isinstance(batch, tuple) else batch
     if not isinstance(x, Tensor):
-        raise BadInput(f"--distribution {name}: one tensor of inputs is needed")
+        raise BadInput(f"--distribution {name}: expected one tensor of inputs")
     M = x[0].numel()
     return Cube(M) if name == "cube" else Sphere(M - 1)
 
@@ -250,7 +250,7 @@ def invariance(
     strict: Annotated[bool, Flag] = False,
     as_json: Json = False,
 ) -> int:
-    """Change the weights of one network without changing its function, and see which of its numbers stay.
+    """Change the weights of one network without changing its function: which of its numbers change?
 
     For example:
 
@@ -333,13 +333,13 @@ class Compared:
         for given in self.group:
             name, equals, networks = given.partition("=")
             if not equals or not name or not split_names(networks):
-                raise BadInput(f"--group {given}: NAME=FILE,FILE is needed, such as SGD=a.pt,b.pt")
+                raise BadInput(f"--group {given}: expected NAME=FILE,FILE, such as SGD=a.pt,b.pt")
             found[name] = [*found.get(name, []), *split_names(networks)]
         if found and (len(models) > 1 or self.weights or self.name):
             raise BadInput("--group names the networks: give at most one MODEL, and neither --weights nor --name")
         sizes = {len(of) for of in found.values()}
         if len(found) == 1 or (self.paired and len(sizes) != 1):
-            raise BadInput("--group: at least two groups are needed, and groups of one size with --paired")
+            raise BadInput("--group: expected at least two groups, and groups of one size with --paired")
         return found
 
     def problems(self, models: Sequence[str], groups: Mapping[str, Sequence[str]]) -> dict[str, Problem]:
@@ -371,7 +371,7 @@ class Compared:
         if len(models) < 2:
             found = f"{len(models)} MODEL{'' if len(models) == 1 else 's'} and {len(files)} --weights"
             mend = "name two, or one with several --weights"
-            raise BadInput(f"at least two networks are needed, got {found}", argument="model", remedy=mend)
+            raise BadInput(f"expected at least two networks, got {found}", argument="model", remedy=mend)
         if files and len(files) != len(models):
             read = [model for model in models if Path(model).is_file() and Path(model).suffix not in ("", ".py")]
             mend = f" ({read[0]} was read as a MODEL: repeat --weights before each file)" if read else ""
@@ -385,9 +385,7 @@ class Compared:
         given = all_names(self.name, "--name")
         if given:
             if len(given) != len(pairs) or len(set(given)) != len(given):
-                raise BadInput(
-                    f"--name {','.join(given)}: {len(pairs)} different names are needed, one for each network"
-                )
+                raise BadInput(f"--name {','.join(given)}: expected {len(pairs)} different names, one for each network")
             return given
         labels = [model if file is None else str(file) for model, file in pairs]
         if len({model for model, _ in pairs}) > 1 and len(set(labels)) < len(pairs):

@@ -150,7 +150,7 @@ def together(arguments: Sequence[str]) -> Iterator[None]:
     if not launched():
         if JOIN in arguments and None in (_number("RANK"), _number("WORLD_SIZE")) and not set(HELP) & set(arguments):
             raise BadInput(
-                f"{JOIN}: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed in the environment: "
+                f"{JOIN} reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment: "
                 f"leave {JOIN} out for a single process"
             )
         yield
@@ -216,7 +216,7 @@ def local(device: str) -> Any:
             raise RuntimeError("tensors have no values there")
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, ValueError, OverflowError) as error:
-        raise BadInput(f"--device {device}: it cannot be used here ({one_line(error, 120)})") from error
+        raise BadInput(f"--device {device}: cannot be used here ({one_line(error, 120)})") from error
     return found
 
 

@@ -149,11 +149,11 @@ class Running:
         """Refuse impossible values before anything is imported or written."""
         for name, number in (("workers", self.workers), ("pack", self.pack)):
             if number < 1:
-                raise BadInput(f"--{name} {number}: at least 1 is needed")
+                raise BadInput(f"--{name} {number}: expected at least 1")
         if isinstance(self.together, int) and self.together < 1:
             raise BadInput(f"--together {self.together}: a number of networks, at least 1, or off")
         if self.dask is not None and self.slurm is not None:
-            raise BadInput("--dask and --slurm: give one of them")
+            raise BadInput("--dask and --slurm: give only one of them")
 
     @contextmanager
     def started(self) -> Iterator[RunOptions]:
@@ -291,7 +291,7 @@ def study(
             left = _left([(chosen, out)], set(), running.workers)
             raise DryRun(partial(_show_left, chosen.name, left))
         bar.announcement = _expected(chosen)
-        bar.stage("relating the networks")
+        bar.stage("correlating the measures")
         with running.started() as options:
             result = run_study(chosen, out, progress=bar, **options)
         files = list[Path]()
@@ -316,7 +316,7 @@ def report(
         folder: The study's folder, given to `flatlens study` as --out.
         as_json: Print JSON.
     """
-    with stdout_to_stderr(), Bar(stage="relating the networks") as bar:
+    with stdout_to_stderr(), Bar(stage="correlating the measures") as bar:
         from flatlens.experiments.study import load_study, write_tables
         from flatlens.report import write_study_page
 
@@ -396,7 +396,7 @@ def _show_left(name: str, left: Left, as_json: bool) -> int:
     time = f"{most}about {in_words(left.seconds)}" if left.seconds >= 1 else "less than 1 s"
     takes = f"{time} with {count_of(left.workers, 'worker')}{memory}; {left.training:.0%} of it is training"
     answer = [f"{name}: {left.left} of {count_of(left.networks, 'network')} left to train and measure."]
-    nothing = "Nothing is trained or measured again: tables are written, and pictures that are there stay."
+    nothing = "Nothing is left to train or measure: tables are written again, existing pictures are kept."
     answer += [f"This takes {takes}."] if left.left else [nothing]
     if as_json:
         show_json({"answer": answer, **asdict(left)})
@@ -411,18 +411,18 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
         show_json({"page": page, "files": files, **_facts(result)})
         return
     reached, outcomes = len(result.networks) - len(result.excluded), set(result.networks["outcome"])
-    end = "reached the end of their training" if "finished" in outcomes else "converged"
-    how = "all trained elsewhere" if "trained elsewhere" in outcomes else f"{reached} of them {end}"
+    end = "completed training" if "finished" in outcomes else "converged"
+    how = "all trained outside flatlens" if "trained elsewhere" in outcomes else f"{reached} of them {end}"
     networks = count_of(len(result.networks), "network")
     show(*result.answer, f"\n{networks}, {how}\n", bullets(result.findings))
     for key, why in result.excluded:
-        note(f"network {key} is left out of the correlations: {why}")
+        note(f"network {key} is excluded from the correlations: {why}")
     for why, number in result.alone:
         note(f"{count_of(number, 'network')} trained alone: {why}")
     for key, why in result.failed:
         note(f"network {key} failed: {why}")
     if result.failed:
-        note("the same command with --retry-failed runs what failed again")
+        note("add --retry-failed to the same command to run the failed networks again")
     if page is not None:
         show(f"\n{page}")
 
@@ -474,7 +474,7 @@ def reproduce(
         as_json: Print JSON.
     """
     if not experiments:
-        raise BadInput("name an experiment, such as X4 (`flatlens list experiments` has them), or all")
+        raise BadInput("name an experiment, such as X4 (see `flatlens list experiments`), or all")
     running.check()
     with stdout_to_stderr(), Bar(stage="reading the experiments") as bar:
         from flatlens.papers import reproduction as module

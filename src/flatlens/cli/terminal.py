@@ -34,7 +34,7 @@ def _whole(kind: Any, tokens: Sequence[Token]) -> Any:
     """Return an option's value; refuse a fraction, which cyclopts would round."""
     for token in tokens:
         if "." in token.value and not float(token.value).is_integer():
-            raise ValueError(f"{token.value} is a fraction: a whole number is needed")
+            raise ValueError(f"{token.value} is a fraction: give a whole number")
     return convert(kind, tokens)
 
 
@@ -48,7 +48,7 @@ def require_page(file: Path | None) -> None:
     if file is not None:
         require_writable(file, f"--page {file}")
         if file.suffix.lower() not in (".html", ".htm"):
-            raise BadFolder(f"--page {file}: a page is HTML: name a file that ends in .html")
+            raise BadFolder(f"--page {file}: a page is HTML: choose a name that ends in .html")
         _require_ours(file, "--page", _is_page, "page")
         with needs("study", "--page"):
             import_module("flatlens.report.page")
@@ -66,13 +66,13 @@ def require_own(file: Path | None, option: str) -> None:
     if file is not None:
         require_writable(file, f"{option} {file}")
         if file.suffix.lower() not in ("", ".safetensors"):
-            raise BadFolder(f"{option} {file}: what is saved is safetensors: name a file that ends in .safetensors")
+            raise BadFolder(f"{option} {file}: the format is safetensors: choose a name that ends in .safetensors")
         _require_ours(file, option, is_saved, "saved result")
 
 
 def _require_ours(file: Path, option: str, ours: Callable[[Path], bool], kind: str) -> None:
     if file.exists() and not ours(file):
-        raise BadFolder(f"{option} {file}: this file is there, and is no {kind}: name another one")
+        raise BadFolder(f"{option} {file}: file exists and is not a {kind}; choose another name")
 
 
 def note(message: str) -> None:

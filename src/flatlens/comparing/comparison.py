@@ -163,7 +163,7 @@ class Comparison(Result):
     def networks(self) -> pd.DataFrame:
         """Return one row per network: loss, accuracy, mean ranks; with held-out data the gap and its standard error.
 
-        The mean ranks are over the measures that `agreement` counts, and over those that survive both rescalings.
+        The mean ranks are over the measures that `agreement` counts, and over those invariant under both rescalings.
         """
         counted = self.agreement().counted
         ranks = self.ranks()

@@ -28,9 +28,9 @@ def require_alike(lenses: Mapping[str, Lens]) -> None:
     """Refuse networks that are not measured on the same task and data; name the first two that differ."""
     if not isinstance(lenses, Mapping) or not all(isinstance(lens, Lens) for lens in lenses.values()):
         such = 'such as compare({"a": Lens(...), "b": Lens(...)})'
-        raise BadInput(f"compare(...): a dict of name -> Lens is needed, {such}")
+        raise BadInput(f"compare(...): expected a dict of name -> Lens, {such}")
     if len(lenses) < 2:
-        raise BadInput(f"compare(...): at least two networks are needed, got {len(lenses)}")
+        raise BadInput(f"compare(...): expected at least two networks, got {len(lenses)}")
     for (a, first), (b, second) in combinations(lenses.items(), 2):
         if first.problem.model is second.problem.model:
             raise BadInput(
@@ -204,11 +204,11 @@ def compare(
 def _require_groups(groups: Mapping[str, Sequence[Lens]], paired: bool) -> None:
     such = 'such as compare(groups={"SGD": [Lens(...), ...], "SAM": [Lens(...), ...]})'
     if not isinstance(groups, Mapping) or not all(isinstance(of, Sequence) for of in groups.values()):
-        raise BadInput(f"compare(groups=...): a dict of name -> list of Lens is needed, {such}")
+        raise BadInput(f"compare(groups=...): expected a dict of name -> list of Lens, {such}")
     sizes = {str(name): len(of) for name, of in groups.items()}
     each = ", ".join(f"{name} has {size}" for name, size in sizes.items())
     if len(sizes) < 2 or min(sizes.values()) < 1:
-        raise BadInput(f"compare(groups=...): at least two groups of networks are needed{f': {each}' if each else ''}")
+        raise BadInput(f"compare(groups=...): expected at least two groups of networks{f': {each}' if each else ''}")
     if paired and len(set(sizes.values())) > 1:
         raise BadInput(f"compare(paired=True): pairs need groups of one size: {each}")
 

@@ -90,7 +90,7 @@ class Agreement:
     """
 
     overall: Statistic  #: Kendall's W of all counted measures
-    surviving: Statistic  #: the same for the measures that both rescalings of the weights leave unchanged
+    surviving: Statistic  #: the same for measures invariant under both rescalings of the weights
     counted: list[str]  #: the measures that are counted
     left_out: Mapping[str, str]  #: the other measures, with the reason
     equal: bool  #: whether every measure has the same value on all networks
@@ -111,7 +111,7 @@ def agreement(
     Args:
         estimates: by measure and network.
         pointing: the measures of which a small value is known to mean flat or compressed.
-        surviving: those that speak of the function alone.
+        surviving: those invariant under rescaling.
         gaps: the generalisation gap by network; empty without held-out data.
         rounding: values that are closer than this, relatively, tie.
     """

@@ -111,7 +111,7 @@ def length(v: Tensor) -> float:
 def overflow(dtype: torch.dtype, what: str = "a curvature product") -> Overflows:
     """Return the error for a product, or `what`, that is not finite."""
     double = dtype == torch.float64
-    mend = "scale the weights or the inputs down" if double else (Give("dtype", torch.float64), " may mend it")
+    mend = "scale the weights or the inputs down" if double else (Give("dtype", torch.float64), " may help")
     return Overflows(f"{what} overflows {dtype}", remedy=mend)
 
 

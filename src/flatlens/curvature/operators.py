@@ -256,7 +256,7 @@ class Operator(ABC):
             return self.space.named(self(self.space.flat(vectors)))
         if not isinstance(vectors, Tensor):
             got = type(vectors).__name__
-            raise BadInput(f"{type(self).__name__}(v): a tensor or a dict of tensors is needed, got {got}")
+            raise BadInput(f"{type(self).__name__}(v): expected a tensor or a dict of tensors, got {got}")
         if vectors.ndim not in (1, 2) or vectors.shape[-1] != self.size:
             raise BadInput(
                 f"{type(self).__name__}(v): v must be ({self.size},) or (k, {self.size}), got {tuple(vectors.shape)}"
@@ -540,9 +540,9 @@ class Fisher(_Squared):
         model: nn.Module | None = None,
     ) -> None:
         if kind not in ("exact", "sampled", "empirical"):
-            raise BadInput(f"Fisher(kind={kind!r}): 'exact', 'sampled' or 'empirical' is needed")
+            raise BadInput(f"Fisher(kind={kind!r}): expected 'exact', 'sampled' or 'empirical'")
         if not (isinstance(draws, int) and draws >= 1):
-            raise BadInput(f"Fisher(draws={draws!r}): a whole number, at least 1, is needed")
+            raise BadInput(f"Fisher(draws={draws!r}): expected a whole number, at least 1")
         super().__init__(problem, parameters, model=model)
         self.kind, self.draws = kind, draws
         generator = torch.Generator().manual_seed(0) if generator is None else generator
@@ -568,7 +568,7 @@ _OfChunk: TypeAlias = tuple[int, VectorProduct, VectorProduct]
 
 def _require_shape(what: str, got: Tensor, shape: tuple[int, ...]) -> None:
     if got.shape != shape:
-        raise BadInput(f"{what}: shape {shape} is needed, got {tuple(got.shape)}")
+        raise BadInput(f"{what}: expected shape {shape}, got {tuple(got.shape)}")
 
 
 @final
@@ -678,7 +678,7 @@ class InputJacobian:
 
     def _each(self, vectors: Tensor, side: Literal[0, 1]) -> Tensor:
         if len(vectors) != self.problem.n:
-            raise BadInput(f"InputJacobian: {self.problem.n} vectors are needed, one a sample, got {len(vectors)}")
+            raise BadInput(f"InputJacobian: expected {self.problem.n} vectors, one a sample, got {len(vectors)}")
         vectors = vectors.to(self.problem.dtype)
         parts, start = [], 0
         for n, *products in self._graphs:

@@ -44,7 +44,7 @@ def plain_optimiser(optimiser: object, call: str) -> torch.optim.Optimizer | Non
     """Return an optimiser without the wrapping of accelerate, or None; refuse anything else. `call` is the user's."""
     inner = getattr(optimiser, "optimizer", optimiser)
     if not isinstance(inner, torch.optim.Optimizer | None):
-        raise BadInput(f"{call}(optimiser=...): a torch.optim.Optimizer is needed, got {type(optimiser).__name__}")
+        raise BadInput(f"{call}(optimiser=...): expected a torch.optim.Optimizer, got {type(optimiser).__name__}")
     return inner
 
 
@@ -90,9 +90,9 @@ def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Pre
     kind = type(optimiser)
     if kind not in _DIVISORS:
         known = ", ".join(one.__name__ for one in _DIVISORS)
-        raise BadInput(f"the preconditioner of {kind.__name__} is not known: known are those of {known}")
+        raise BadInput(f"flatlens has no preconditioner for {kind.__name__}, only for {known}")
     if any(group.get("maximize") for group in optimiser.param_groups):
-        raise BadInput(f"{kind.__name__}(maximize=True) climbs: it has no edge of stability")
+        raise BadInput(f"{kind.__name__}(maximize=True) maximises the loss, so it has no edge of stability")
     names = {id(p): name for name, p in model.named_parameters()}
     rate = rate_of_a_step(optimiser)
     divisor: dict[str, Tensor] = {}
@@ -113,9 +113,9 @@ def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Pre
             divisor[names[id(p)]] = P * (1 - own * weight_decay / 2) if after else P
             decay[names[id(p)]] = 0.0 if after else weight_decay
     if not held:
-        raise BadInput(f"the {kind.__name__} holds none of the network's parameters: give the one that trains it")
+        raise BadInput(f"the {kind.__name__} holds none of the network's parameters: give the optimiser that trains it")
     if not divisor:
-        raise BadInput(f"the {kind.__name__} has made no step yet: its preconditioner is not known before")
+        raise BadInput(f"{kind.__name__} has not stepped yet, so it has no preconditioner")
     if kind is torch.optim.SGD and uniform_groups(optimiser):
         decay = dict.fromkeys(decay, 0.0)
     return Preconditioner(divisor, decay)
@@ -207,7 +207,7 @@ def ball_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, flo
                     by_shape = 0.2 * math.sqrt(max(rows, columns))
                 found[names[id(p)]] = by_shape * float(group["lr"]) / largest
     if not found:
-        raise BadInput("the Muon holds none of the network's parameters: give the one that trains it")
+        raise BadInput("the Muon holds none of the network's parameters: give the optimiser that trains it")
     return found
 
 

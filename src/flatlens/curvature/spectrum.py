@@ -87,13 +87,13 @@ def eigenpairs(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     for what, count, least in (("top_k", top_k, 1), ("bottom_k", bottom_k, 0), ("most", most, 1)):
         if not (isinstance(count, int) and count >= least):
-            raise BadInput(f"eigenpairs({what}={count!r}): a whole number of at least {least} is needed")
+            raise BadInput(f"eigenpairs({what}={count!r}): expected a whole number of at least {least}")
     if not (isinstance(rtol, int | float) and 0 < rtol < 1):
-        raise BadInput(f"eigenpairs(rtol={rtol!r}): a number between 0 and 1 is needed")
+        raise BadInput(f"eigenpairs(rtol={rtol!r}): expected a number between 0 and 1")
     vector = start.vectors[0] if isinstance(start, Remembered) else start
     if vector is not None and not (isinstance(vector, Tensor) and vector.shape == (operator.size,)):
         got = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
-        raise BadInput(f"eigenpairs(start=...): a tensor of shape ({operator.size},) is needed, got {got}")
+        raise BadInput(f"eigenpairs(start=...): expected a tensor of shape ({operator.size},), got {got}")
     vectors = operator.problem.memory // (operator.size * operator.dtype.itemsize)  # that fit in the memory
     room, keep = max(8, vectors // 4), min(keep, max(top_k + bottom_k, vectors // 16))
     before, spent, random = operator.products, 0, 0.0
@@ -210,7 +210,7 @@ def spectral_density(
         progress: Called with (what, done, total).
     """
     if not (isinstance(probes, int) and probes >= 2 and isinstance(steps, int) and steps >= 1):
-        raise BadInput(f"spectral_density(probes={probes!r}, steps={steps!r}): at least 2 probes and 1 step are needed")
+        raise BadInput(f"spectral_density(probes={probes!r}, steps={steps!r}): expected at least 2 probes and 1 step")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     nodes = torch.full((probes, min(steps, operator.size)), torch.nan, dtype=torch.float64)
     weights, squares = torch.zeros_like(nodes), torch.zeros(probes, dtype=torch.float64)

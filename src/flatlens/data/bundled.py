@@ -49,7 +49,7 @@ def digits(train: int = 600, seed: int = 0, flat: bool = True, scale: float = 1.
             f"{TOTAL} images; {LEAST_TEST} are kept to test"
         )
     if not (math.isfinite(scale) and scale > 0):
-        raise BadInput(f"digits(scale={scale}): a positive number is needed")
+        raise BadInput(f"digits(scale={scale}): expected a positive number")
     x, y = _shuffled(seed)
     x = x - x[:train].mean(0)
     x = (x / x[:train].square().mean().sqrt() * scale).to(torch.float32)
@@ -115,7 +115,7 @@ def patch_images(train: int = 600, test: int = 600, seed: int = 0) -> Images:
     for name, size, strips in (("train", train, TRAIN_STRIPS), ("test", test, TEST_STRIPS)):
         most = 2 * len(strips) * (STRIP - SIDE + 1) * (ROWS - SIDE + 1)
         if not FEWEST <= size <= most:
-            raise BadInput(f"patches({name}={size}): between {FEWEST} and {most} patches are needed")
+            raise BadInput(f"patches({name}={size}): expected between {FEWEST} and {most} patches")
     with needs("study", "the data set patches"):
         from sklearn.datasets import load_sample_images
     photographs = [torch.tensor(p).permute(2, 0, 1) for p in load_sample_images().images]  # (3, 427, 640) uint8 each

@@ -278,13 +278,13 @@ def _nothing(known: ImageSet, root: Path) -> str:
         files = [root / f"{stem}-python.tar.gz", *(root / name.removesuffix(".bin") for name in known.train_files)]
         for path in [*(p for p in folders if p.is_dir()), *(p for p in files if p.is_file())]:
             return (
-                f"{path}: this is the Python version of {known.title}, which is pickled, and nothing is unpickled "
-                f"here; get the binary version ({known.archive}) into {root}, or `flatlens data fetch {known.name}`"
+                f"{path}: this is the pickled Python version of {known.title}, and flatlens never unpickles: get the "
+                f"binary version ({known.archive}) into {root}, or run `flatlens data fetch {known.name}`"
             )
     first = known.train_files[0] if known.archive else f"{known.train_files[0]}(.gz)"
     return (
-        f"{known.name}: no {known.title} in {root}: neither {known.folder}/{first} nor {known.name}/**/train-*.parquet "
-        f"is there; `flatlens data fetch {known.name}` fetches it, {known.name}:ROOT or {VARIABLE} says where it is"
+        f"{known.name}: no {known.title} in {root}, neither {known.folder}/{first} nor {known.name}/**/"
+        f"train-*.parquet: run `flatlens data fetch {known.name}`, or name its folder by {known.name}:ROOT or {VARIABLE}"
     )
 
 
@@ -478,7 +478,7 @@ class RecordedFile:
         if not path.is_file():
             return "it is missing"
         if path.stat().st_size != self.bytes:
-            return f"it has {path.stat().st_size} bytes in place of {self.bytes}"
+            return f"it has {path.stat().st_size} bytes instead of {self.bytes}"
         digest = hashlib.sha256()
         with path.open("rb") as stream:
             while piece := stream.read(1 << 22):

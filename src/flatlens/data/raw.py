@@ -182,7 +182,7 @@ def read_folder(
     test = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None) if train != folder else None
     classes = _classes(train)
     if not classes:
-        raise BadData(f"{argument}: {folder} has no folder for each class: {folder}/CLASS/FILE is needed")
+        raise BadData(f"{argument}: {folder} has no folder for each class: use {folder}/CLASS/FILE")
     labels = _labels(train, classes, known, beside or {}, argument)
     found, kind = _read(train, labels, argument)
     held_out = None
@@ -244,7 +244,7 @@ def _files(folder: Path, argument: str) -> list[Path]:
 
     def unreadable(error: OSError) -> None:
         raise BadData(
-            f"{argument}: {error.filename} cannot be read ({error.strerror}): mend its permissions"
+            f"{argument}: {error.filename} cannot be read ({error.strerror}): change its permissions"
         ) from error
 
     if not folder.is_dir():  # a class without held-out samples
@@ -275,8 +275,8 @@ def imagenet(n: int = 100, test: int = 100, seed: int = 0, root: str | Path | No
     there = len(raw.open)
     if n < 1 or test < 0 or there < n + test:
         raise BadData(
-            f"imagenet: {n} training and {test} test images are wanted, but {folder} has {there}: ask for fewer, or "
-            f"add images"
+            f"imagenet: {n} training and {test} test images were requested, but {folder} has {there}: request fewer, "
+            f"or add images"
         )
     chosen = torch.randperm(there, generator=torch.Generator().manual_seed(seed))[: n + test]
     squares = []

@@ -58,7 +58,7 @@ IMAGES: Mapping[str, Callable[..., Split]] = {
 class DataSettings:
     """A named data set and how it is chosen and split; None means the data set's own default.
 
-    Image sets are read from $FLATLENS_DATA, or ~/.cache/flatlens: where files lie is no setting.
+    Image sets are read from $FLATLENS_DATA, or ~/.cache/flatlens: where files lie is not a setting.
 
     >>> DataSettings("digits", train=100).load().x.shape
     torch.Size([100, 64])
@@ -151,7 +151,7 @@ class Source:
             raise BadInput("--samples: does not work with a DataLoader or dicts: return a Dataset, or (x, y)")
         total = size(data) if isinstance(data, tuple) else len(data)
         if not 1 <= count <= total:
-            raise BadInput(f"--samples {count}: a number from 1 to {total}, the samples of the data, is needed")
+            raise BadInput(f"--samples {count}: expected 1 to {total}, the number of samples in the data")
         picked = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].sort().values
         some = f"{count} of {total} samples, drawn with seed {seed}"
         if isinstance(data, tuple):
@@ -244,7 +244,7 @@ def _from_file(spec: str, argument: str, preparation: NetworkPreparation | None)
     shape = f" of {len(found)}" if isinstance(found, tuple | list | dict) else ""
     several = isinstance(found, tuple) and len(found) > 2
     hint = "; several inputs of the network go into a tuple, ((x, z), y)" if several else ""
-    raise BadData(f"{argument}: {spec} gave a {type(found).__name__}{shape}; it must give {_FORMS}{hint}")
+    raise BadData(f"{argument}: {spec} returned a {type(found).__name__}{shape}; it must return {_FORMS}{hint}")
 
 
 def _pair(
@@ -256,7 +256,9 @@ def _pair(
     inputs = _tensors(x, f"{argument}: the inputs of {spec}") if raw is None else x
     lengths = [len(t) for t in (inputs, targets) if isinstance(t, Tensor | list) and (isinstance(t, list) or t.ndim)]
     if len(lengths) == 2 and lengths[0] != lengths[1]:
-        raise BadData(f"{argument}: {spec} gave {lengths[0]} inputs and {lengths[1]} targets: give as many of each")
+        raise BadData(
+            f"{argument}: {spec} returned {lengths[0]} inputs and {lengths[1]} targets: return as many of each"
+        )
     if raw is None:
         return (inputs, targets), ""
     return prepare(raw, preparation, argument), PLAIN if preparation is None else preparation.description
@@ -342,8 +344,8 @@ class UserData:
         samples = _read(self.source, self.held_out)
         if _contents(*samples) != self.contents:
             raise BadData(
-                f"data: {self.name} gives other samples than when the study began: was it changed, or does it draw "
-                f"random numbers from a generator without a seed? Each call must give the same samples"
+                f"data: {self.name} returns other samples than when the study began: was it changed, or does it draw "
+                f"random numbers from a generator without a seed? Each call must return the same samples"
             )
         return self.split(samples)
 
@@ -418,7 +420,7 @@ def _gathered(samples: Samples, what: str) -> Pair:
     x, y = pair
     if x.ndim < 2 or len(x) != len(y) or len(x) < 2:
         raise BadData(
-            f"{what}: inputs of shape (n, ...) and n targets are needed, n at least 2, got {tuple(x.shape)} and "
+            f"{what}: expected inputs of shape (n, ...) and n targets, n at least 2, got {tuple(x.shape)} and "
             f"{tuple(y.shape)}"
         )
     x = x.float() if x.is_floating_point() else x

@@ -99,14 +99,14 @@ class Preparation:
         for name in ("train", "test"):
             size = getattr(self, name)
             if size is not None and size < 1:
-                raise BadInput(f"Preparation({name}={size}): at least 1 image is needed")
+                raise BadInput(f"Preparation({name}={size}): expected at least 1 image")
         if self.classes is not None and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
-            raise BadInput(f"Preparation(classes={self.classes}): two classes or more are needed, each named once")
+            raise BadInput(f"Preparation(classes={self.classes}): expected two classes or more, each named once")
         if not (math.isfinite(self.scale) and self.scale > 0):
-            raise BadInput(f"Preparation(scale={self.scale}): a positive number is needed")
+            raise BadInput(f"Preparation(scale={self.scale}): expected a positive number")
         for name, known in (("order", ("random", "first")), ("standardise", STEPS), ("statistics", ("used", "all"))):
             if getattr(self, name) not in known:
-                raise BadInput(f"Preparation({name}={getattr(self, name)!r}): known are {', '.join(known)}")
+                raise BadInput(f"Preparation({name}={getattr(self, name)!r}): choose from {', '.join(known)}")
 
     def __call__(self, images: Images) -> Split:
         """Return the split of `images`: float32 inputs, int64 labels.

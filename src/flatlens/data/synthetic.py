@@ -83,9 +83,9 @@ def clusters(separation: float = 4.0, n: int = 500, test: int = 4500, seed: int 
         BadInput: a negative separation, or no samples.
     """
     if not (math.isfinite(separation) and separation >= 0):
-        raise BadInput(f"clusters(separation={separation}): a number that is 0 or more is needed")
+        raise BadInput(f"clusters(separation={separation}): expected a number that is 0 or more")
     if n < 1 or test < 1:
-        raise BadInput(f"clusters(n={n}, test={test}): at least 1 sample of each is needed")
+        raise BadInput(f"clusters(n={n}, test={test}): expected at least 1 sample of each")
     generator = torch.Generator().manual_seed(seed)
     drawn = mixture(separation, generator)
     x, y = drawn.sample(n, generator)
@@ -142,7 +142,7 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH, scal
     where that leaves [-0.95, 0.95] (its own atanh must exist), the solution in there which projections in turn onto
     the box and the solutions lead to. All in float64.
 
-    Features beyond (-1, 1) are no outputs of a tanh: all are multiplied by one `scale`, the same in the training and
+    Features beyond (-1, 1) are not outputs of a tanh: all are multiplied by one `scale`, the same in the training and
     the test data, so that the largest is `reach`. Where some sample then still has no solution in the box, the scale
     is lowered by steps of 0.8 until all have. A given `scale` is used as it is, or refused. What sees the features next
     (a linear head) is to be trained on the scaled ones, `Inversion.features`.
@@ -159,13 +159,13 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH, scal
         BadInput: features of another number than the network's outputs, not finite, or out of reach at that scale.
     """
     if not 0 < reach < 1:
-        raise BadInput(f"inverted(reach={reach}): a number between 0 and 1 is needed")
+        raise BadInput(f"inverted(reach={reach}): expected a number between 0 and 1")
     layers = _layers(network)
     wanted = torch.cat([features.x, features.test_x]).double()
     last = next(m for m in reversed(layers) if isinstance(m, nn.Linear))
     if wanted.ndim != 2 or wanted.shape[1] != last.out_features:
         raise BadInput(
-            f"inverted(features=...): features of shape (n, {last.out_features}) are needed, the network's outputs; "
+            f"inverted(features=...): expected features of shape (n, {last.out_features}), the network's outputs; "
             f"these are {tuple(wanted.shape)}"
         )
     if not wanted.isfinite().all():
@@ -174,11 +174,16 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH, scal
     back = _Backwards(layers)
     if scale is not None:  # as it is, or refused
         if ends and largest * scale >= 1:
-            raise BadInput(f"inverted(scale={scale:g}): {largest:g} times it is no output of a tanh; set less")
+            raise BadInput(
+                f"inverted(scale={scale:g}): scaled features reach {largest * scale:.3g}, and a tanh stays below 1: "
+                f"lower the scale"
+            )
         used, scaled = scale, wanted * scale
         inputs, clipped = back(scaled)
         if clipped.any():
-            raise BadInput(f"inverted(scale={scale:g}): out of reach for {int(clipped.sum())} samples; set less")
+            raise BadInput(
+                f"inverted(scale={scale:g}): {int(clipped.sum())} samples have no such inputs: lower the scale"
+            )
     else:  # lowered until no sample is clipped; if none does, the first one
         first = min(1.0, reach / largest) if ends else 1.0
         for factor in (*(SHRINK**shrunk for shrunk in range(SHRINKS + 1)), 1.0):
@@ -240,7 +245,7 @@ def _layers(network: nn.Sequential) -> list[nn.Module]:
     if others or not any(isinstance(m, nn.Linear) for m in layers):
         found = f"has {', '.join(sorted(set(others)))}" if others else f"is a {type(network).__name__}"
         raise BadModel(
-            f"an nn.Sequential of Linear and Tanh is needed; this one {found}", argument="network", call="inverted"
+            f"expected an nn.Sequential of Linear and Tanh; this one {found}", argument="network", call="inverted"
         )
     for below, above in pairwise(layers):
         if isinstance(below, nn.Tanh) and isinstance(above, nn.Tanh):
@@ -326,9 +331,9 @@ def eight_points(targets: Sequence[float] | None = None, seed: int = 0, grid: in
     else:
         y = np.asarray(targets, dtype=np.float64)
         if y.shape != (POINTS,) or not np.isfinite(y).all():
-            raise BadInput(f"eight_points(targets={targets}): {POINTS} finite numbers are needed")
+            raise BadInput(f"eight_points(targets={targets}): expected {POINTS} finite numbers")
     if grid < FEWEST_GRID:
-        raise BadInput(f"eight_points(grid={grid}): at least {FEWEST_GRID} test inputs are needed")
+        raise BadInput(f"eight_points(grid={grid}): expected at least {FEWEST_GRID} test inputs")
     x, dense = np.linspace(0, 1, POINTS), np.linspace(0, 1, grid)
     given = f"drawn with seed {seed}" if targets is None else "given"
     return Split(
@@ -419,7 +424,7 @@ def waves(law: str, n: int = 300, test: int = 1000, seed: int = 0) -> Split:
     """
     distribution, target = law_of(law)
     if n < 1 or test < 1:
-        raise BadInput(f"waves(n={n}, test={test}): at least 1 sample of each is needed")
+        raise BadInput(f"waves(n={n}, test={test}): expected at least 1 sample of each")
     generator = torch.Generator().manual_seed(seed)
     x, test_x = (distribution.sample(count, generator).to(torch.float32) for count in (n, test))
     return Split(

@@ -85,11 +85,11 @@ class SmallestBall:
 def checked(samples: int, failure: float, rule: str) -> None:
     """Raise if the arguments are outside what the rules can answer."""
     if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= 1e300:
-        raise BadInput(f"covering_radius(samples={samples!r}): a whole number from 1 to 1e300 is needed")
+        raise BadInput(f"covering_radius(samples={samples!r}): expected a whole number from 1 to 1e300")
     if isinstance(failure, bool) or not isinstance(failure, float) or not 0 < failure < 1:
-        raise BadInput(f"covering_radius(failure={failure!r}): a probability is needed, above 0 and below 1")
+        raise BadInput(f"covering_radius(failure={failure!r}): expected a probability, above 0 and below 1")
     if rule not in RULES:
-        raise BadInput(f"covering_radius(rule={rule!r}): known are {', '.join(RULES)}")
+        raise BadInput(f"covering_radius(rule={rule!r}): choose from {', '.join(RULES)}")
 
 
 def log_share(samples: int, failure: float) -> float:
@@ -102,7 +102,7 @@ def exact_radius(ball: SmallestBall, samples: int, failure: float) -> Estimate:
     R = 2 * ball.radius(log_share(samples, failure))
     if ball.proves(R, samples, failure):
         return _bound(R, ball, "Eq. 19, exact measure of the smallest ball", f"{THEOREM}, Eq. 19")
-    note = f"Eq. 19 says {R:.6g}, too small to be proven here (its proof needs log(N/eps) >= 1): rule 'tight' instead"
+    note = f"Eq. 19 gives {R:.6g}, but its proof needs log(N/eps) >= 1: rule 'tight' instead"
     return replace(tight_radius(ball, samples, failure), note=note)
 
 
@@ -202,20 +202,20 @@ def drawable(n: int, generator: torch.Generator, argument: str) -> None:
     """Raise if no samples can be drawn with these arguments."""
     check_whole(n, f"{argument}(n")
     if not isinstance(generator, torch.Generator):
-        raise BadInput(f"{argument}(generator=...): a torch.Generator is needed, got {type(generator).__name__}")
+        raise BadInput(f"{argument}(generator=...): expected a torch.Generator, got {type(generator).__name__}")
 
 
 def check_whole(number: int, argument: str) -> None:
     """Raise for anything but a whole number of at least 1."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise BadInput(f"{argument}={number!r}): a whole number of at least 1 is needed")
+        raise BadInput(f"{argument}={number!r}): expected a whole number of at least 1")
 
 
 def points(x: Tensor, dimension: int, argument: str) -> Tensor:
     """Return the points in float64, (n, dimension); raise if the shape is wrong or an entry is not finite."""
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] != dimension or x.is_complex():
         got = f"{(*x.shape,)}" if isinstance(x, Tensor) else type(x).__name__
-        raise BadInput(f"{argument}: a real tensor of shape (n, {dimension}) is needed, got {got}")
+        raise BadInput(f"{argument}: expected a real tensor of shape (n, {dimension}), got {got}")
     if not bool(torch.isfinite(x).all()):
         raise BadInput(f"{argument}: some entries are NaN or inf")
     return x.to(torch.float64)

@@ -37,7 +37,7 @@ def intrinsic_dimension(x: Tensor, *, neighbours: int = 20) -> Estimate:
     apart: Tensor = torch.unique(_points(x, "intrinsic_dimension(x)"), dim=0)
     check_whole(neighbours, "intrinsic_dimension(neighbours")
     if not 3 <= neighbours < len(apart):
-        needed = f"from 3 to {len(apart) - 1}, one less than the number of different points, are needed"
+        needed = f"expected 3 to {len(apart) - 1}, fewer than the {len(apart)} different points"
         raise BadInput(f"intrinsic_dimension(neighbours={neighbours}): {needed}")
     T = nearest(apart, apart, neighbours + 1)[:, 1:]
     inverse = (T[:, -1:] / T[:, :-1]).log().sum(1) / (neighbours - 2)
@@ -63,10 +63,10 @@ def empirical_covering_radius(x: Tensor, held_out: Tensor, failure: float = 0.05
     if x.shape[1] != y.shape[1]:
         raise BadInput(f"empirical_covering_radius: {x.shape[1]} entries of x and {y.shape[1]} of held_out")
     if isinstance(failure, bool) or not isinstance(failure, float) or not 0 < failure < 1:
-        raise BadInput(f"empirical_covering_radius(failure={failure!r}): a probability is needed, above 0 and below 1")
+        raise BadInput(f"empirical_covering_radius(failure={failure!r}): expected a probability, above 0 and below 1")
     k = math.ceil(math.log(2 / failure))
     if len(y) < k + 2:
-        raise BadInput(f"empirical_covering_radius: at least {k + 2} held-out samples are needed, got {len(y)}")
+        raise BadInput(f"empirical_covering_radius: expected at least {k + 2} held-out samples, got {len(y)}")
     reached = nearest(y, x.to(y), 1).max()
     further = nearest(y, y, k + 1)[:, -1].max()
     share = math.log(2 / failure) / len(y)
@@ -89,5 +89,5 @@ def nearest(y: Tensor, x: Tensor, k: int) -> Tensor:
 def _points(x: Tensor, argument: str) -> Tensor:
     if not isinstance(x, Tensor) or x.ndim != 2 or len(x) == 0 or not bool(torch.isfinite(x).all()):
         got = f"{(*x.shape,)}" if isinstance(x, Tensor) else type(x).__name__
-        raise BadInput(f"{argument}: a tensor of shape (n, m) with finite entries is needed, got {got}")
+        raise BadInput(f"{argument}: expected a tensor of shape (n, m) with finite entries, got {got}")
     return x.to(torch.float64)

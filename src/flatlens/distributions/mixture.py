@@ -35,11 +35,11 @@ class GaussianMixture(Distribution):
             object.__setattr__(self, name, _finite(getattr(self, name), name))
         if self.means.ndim != 2 or 0 in self.means.shape:
             got = (*self.means.shape,)
-            raise BadInput(f"GaussianMixture(means=...): a tensor of shape (k, m) is needed, got {got}")
+            raise BadInput(f"GaussianMixture(means=...): expected a tensor of shape (k, m), got {got}")
         k, m = self.means.shape
         for name, shape in (("covariances", (k, m, m)), ("weights", (k,))):
             if (got := (*getattr(self, name).shape,)) != shape:
-                raise BadInput(f"GaussianMixture({name}=...): a tensor of shape {shape} is needed, got {got}")
+                raise BadInput(f"GaussianMixture({name}=...): expected a tensor of shape {shape}, got {got}")
         total = float(self.weights.sum())
         if float(self.weights.min()) < 0 or abs(total - 1) > 1e-6:  # rounding of float32
             needed = f"weights must not be negative, and must sum to 1, not {total:.9g}"
@@ -91,7 +91,7 @@ class GaussianMixture(Distribution):
 def _finite(x: Tensor, name: str) -> Tensor:
     """A copy in float64, detached from any graph; raise if it is not real and finite."""
     if not isinstance(x, Tensor) or x.is_complex() or not bool(torch.isfinite(x).all()):
-        raise BadInput(f"GaussianMixture({name}=...): a real tensor with finite entries is needed")
+        raise BadInput(f"GaussianMixture({name}=...): expected a real tensor with finite entries")
     return x.detach().to(torch.float64, copy=True)
 
 

@@ -103,9 +103,9 @@ class PushForward(Distribution):
     def __init__(self, base: Distribution, network: nn.Module, lipschitz: float | None = None) -> None:
         if not isinstance(base, Distribution) or not isinstance(network, nn.Module):
             got = f"{type(base).__name__} and {type(network).__name__}"
-            raise BadInput(f"PushForward(base, network): a Distribution and an nn.Module are needed, got {got}")
+            raise BadInput(f"PushForward(base, network): expected a Distribution and an nn.Module, got {got}")
         if lipschitz is not None and not 0 <= lipschitz < float("inf"):
-            raise BadInput(f"PushForward(lipschitz={lipschitz!r}): a finite number is needed, not negative")
+            raise BadInput(f"PushForward(lipschitz={lipschitz!r}): expected a finite number, not negative")
         self.base = base
         self.network = network
         self._declared = lipschitz

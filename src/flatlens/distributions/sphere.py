@@ -146,7 +146,7 @@ class Sphere(Distribution):
         if gamma is not None and rule != "published":
             raise BadInput(f"Sphere.covering_radius(gamma={gamma!r}): it belongs to rule='published' alone")
         if gamma is not None and not 0 < gamma < 1:
-            raise BadInput(f"Sphere.covering_radius(gamma={gamma!r}): a number above 0 and below 1 is needed")
+            raise BadInput(f"Sphere.covering_radius(gamma={gamma!r}): expected a number above 0 and below 1")
         ball = SmallestBall(lambda r: log_cap_measure(self.d, r), self.diameter)
         if rule != "published":
             return COMPUTED[rule](ball, samples, failure)
@@ -155,9 +155,7 @@ class Sphere(Distribution):
         gamma = _smallest_gamma(least) if gamma is None else gamma
         if not least < gamma - gamma**2:
             room = f"gamma - gamma^2 = {gamma - gamma**2:.6g}"
-            return undefined(
-                f"Eq. 7 needs (2 log(N/eps)/N)^(2/d) < {room}; here it is {least:.6g}: more samples are needed"
-            )
+            return undefined(f"Eq. 7 needs (2 log(N/eps)/N)^(2/d) < {room}; here it is {least:.6g}: use more samples")
         R = 2 * math.exp(log_root) / math.sqrt(1 - gamma)
         return published_radius(R, f"Eq. 7 at gamma = {gamma:.6g}", ball, samples, failure)
 

@@ -54,7 +54,7 @@ class TruncatedGaussian(Distribution):
     def __post_init__(self) -> None:
         check_whole(self.d, "TruncatedGaussian(d")
         if isinstance(self.cut, bool) or not (isinstance(self.cut, int | float) and 0 < self.cut <= 30):
-            raise BadInput(f"TruncatedGaussian(cut={self.cut!r}): a number above 0 and at most 30 is needed")
+            raise BadInput(f"TruncatedGaussian(cut={self.cut!r}): expected a number above 0 and at most 30")
 
     @property
     def dimension(self) -> int:

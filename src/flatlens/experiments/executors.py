@@ -171,7 +171,7 @@ class SlurmSettings:
     def __post_init__(self) -> None:
         for name in ("jobs", "cores"):
             if getattr(self, name) < 1:
-                raise BadInput(f"SlurmSettings({name}={getattr(self, name)}): at least 1 is needed")
+                raise BadInput(f"SlurmSettings({name}={getattr(self, name)}): expected at least 1")
 
 
 @contextmanager
@@ -276,7 +276,7 @@ class OnDask(Executor):
         with suppress(InvalidStateError):  # it was cancelled here
             try:
                 result = theirs.result()
-            except BaseException as error:  # asyncio's cancellation is no Exception
+            except BaseException as error:  # asyncio's cancellation is not an Exception
                 mine.set_exception(self._told(error))
             else:
                 mine.set_result(result)

@@ -58,7 +58,7 @@ def _population(
             f"minus training loss) {_range(kept[GAP.column])}."
         )
     elif elsewhere and GAP.column in kept:
-        yield f"{first} Their generalisation gap, as the table of checkpoints has it, is {_range(kept[GAP.column])}."
+        yield f"{first} Their generalisation gap, from the table of checkpoints, is {_range(kept[GAP.column])}."
     else:
         yield first
         if elsewhere:
@@ -66,16 +66,16 @@ def _population(
                    "checkpoints no column gap.")  # fmt: skip
     for outcome, how in (("out of steps", "ran out of steps"), ("diverged", "diverged")):
         if number := int((networks["outcome"] == outcome).sum()):
-            yield f"{count_of(number, 'network')} {how} and {is_or_are(number)} left out of every relation below."
+            yield f"{count_of(number, 'network')} {how} and {is_or_are(number)} excluded from every correlation below."
     if failed:
-        yield f"{count_of(failed, 'network')} ended in an error and {is_or_are(failed)} missing."
+        yield f"{count_of(failed, 'network')} failed and {is_or_are(failed)} missing."
     if unfinished:
         yield f"{count_of(unfinished, 'network')} {is_or_are(unfinished)} not finished: this is a partial result."
 
 
 def _goal(study: Study) -> str:
     if isinstance(study.base.training, TrainedElsewhere):
-        return "that were trained elsewhere are measured"
+        return "(trained outside flatlens) are measured"
     train, until = study.base.data.train, study.base.training.until
     samples = f"{train} training samples" if train else "training samples"
     low = "" if until.loss_below is None else f"loss below {until.loss_below:g}"
@@ -87,7 +87,7 @@ def _goal(study: Study) -> str:
         "" if until.gradient_norm is None else f"gradient norm at most {until.gradient_norm:g}",
     ]
     told = " and ".join(filter(None, conditions))
-    return f"reach {told} on their {samples}" if told else f"are trained on their {samples} to the end of their steps"
+    return f"reach {told} on their {samples}" if told else f"completed training on their {samples}"
 
 
 def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> Iterator[str]:
@@ -161,7 +161,7 @@ def _twins(measures: Sequence[str], networks: pd.DataFrame) -> Iterator[str]:
     present = [name for name in measures if name in networks and networks[name].nunique() > 1]
     for a, b in combinations(present, 2):
         if np.allclose(networks[a], networks[b], 1e-9, 0, equal_nan=True):
-            yield f"On these networks {b} is the same number as {a}, for this loss and activation."
+            yield f"On these networks {b} equals {a}, for this loss and activation."
 
 
 def _intervals(study: Study, kept: pd.DataFrame) -> str:
@@ -176,7 +176,7 @@ def _intervals(study: Study, kept: pd.DataFrame) -> str:
     said = f"The intervals are 95% intervals over {independent}"
     if unit == "seed":
         said += ": networks of one seed share their initial weights and the order of their batches"
-    rough = f" With {count_of(units, unit)} they are rough at best." if units < FEW_UNITS else ""
+    rough = f" With {count_of(units, unit)} they are rough." if units < FEW_UNITS else ""
     return f"{said}. Correlation is not causation.{rough}"
 
 

@@ -296,7 +296,7 @@ def _require_members(members: Sequence[zipfile.ZipInfo]) -> None:
             raise BadInput(f"it has {name!r} twice")
         seen.add(name)
         if not all(_PLAIN.fullmatch(part) for part in name.split("/")):
-            raise BadInput(f"{name!r} in it is no name of a file of flatlens")
+            raise BadInput(f"{name!r} in it is not the name of a flatlens file")
         if stat.S_ISLNK(member.external_attr >> 16):
             raise BadInput(f"{name!r} in it is a link")
 

@@ -132,7 +132,7 @@ def run_all(
     """
     for name, number in (("workers", workers), ("pack", pack)):
         if isinstance(number, int) and number < 1:
-            raise BadInput(f"run_all({name}={number}): at least one is needed")
+            raise BadInput(f"run_all({name}={number}): expected at least one")
     whole = deque(tasks)
     shown = None if progress is None else ProgressReporter(progress, label, in_progress, done, done + len(whole), count)
     packs = _packs(whole, pack) if isinstance(pack, int) else pack(whole)

@@ -107,7 +107,7 @@ class Axis:
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))
         if not self.values or len(set(map(_by_value, self.values))) < len(self.values):
-            raise BadInput(f"the axis {self.name}={self.values}: at least one value is needed, each of them once")
+            raise BadInput(f"the axis {self.name}={self.values}: expected at least one value, each of them once")
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ _PLACES = {"UserData": ("source", "held_out"), "UserNetwork": ("source",), "Trai
 
 
 def without_places(plain: Any) -> Any:
-    """Return plain settings with the names of files alone: where files lie is no setting."""
+    """Return plain settings with the names of files alone: where files lie is not a setting."""
     if isinstance(plain, list):
         return [without_places(each) for each in plain]
     if not isinstance(plain, dict):
@@ -295,7 +295,7 @@ def _digits(train: int, widths: tuple[int, ...], loss_below: float, max_steps: i
 
 
 def _by_value(value: Any) -> Any:
-    """Return what equal settings have in common, however their numbers are written; a bool is no number.
+    """Return what equal settings have in common, however their numbers are written; a bool is not a number.
 
     >>> _by_value(SGD(1)) == _by_value(SGD(1.0)), _by_value((1, 2)) == _by_value((1, True))
     (True, False)
@@ -390,10 +390,10 @@ def _dotted(plain: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 def _apart(name: str, there: Any, here: Any) -> str:
     """Return how two settings differ, in words; of long ones the first part that does."""
     if _short(there) != _short(here):
-        return f"{name}: {_short(there)} there, {_short(here)} asked for"
+        return f"{name}: {_short(there)} there, {_short(here)} requested"
     if isinstance(there, list) and isinstance(here, list):
         if len(there) != len(here):
-            return f"{name}: {len(there)} values there, {len(here)} asked for"
+            return f"{name}: {len(there)} values there, {len(here)} requested"
         there, here = (dict(enumerate(values)) for values in (there, here))
     if isinstance(there, dict) and isinstance(here, dict):
         part = next(key for key in {**there, **here} if there.get(key) != here.get(key))

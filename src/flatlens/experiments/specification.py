@@ -210,11 +210,11 @@ def data_of(part: Any, test: str | None) -> tuple[DataSettings | UserData, ReadS
     found = part_of("data", plain)
     if not isinstance(found, DataSettings):
         raise BadInput(
-            f"data: the name of a data set, file.py:NAME, a folder, or a mapping such as {{name: digits}} is needed, "
+            f"data: expected the name of a data set, file.py:NAME, a folder, or a mapping such as {{name: digits}}, "
             f"got {found!r}"
         )
     if test is not None:
-        raise BadInput(f"--test: {found.name} has test data of its own; it goes with data of your own, file.py:NAME")
+        raise BadInput(f"--test: {found.name} has its own test data; --test is for data of your own, file.py:NAME")
     return found, None
 
 
@@ -232,7 +232,7 @@ def part_of(name: str, plain: Any) -> Any:
     kind = KNOWN.get(str(plain.get("type"))) or IMPLIED.get(name)
     if kind is None:
         raise BadInput(
-            f"{name}: {dict(plain)} needs a known type: write type: NAME, or NAME(...); known are {', '.join(KNOWN)}"
+            f"{name}: {dict(plain)} needs a known type: write type: NAME, or NAME(...); types: {', '.join(KNOWN)}"
         )
     inside = {key: part_of(str(key), value) for key, value in plain.items() if key != "type"}
     if kind is Training:
@@ -282,7 +282,7 @@ def _user_network(written: str) -> UserNetwork:
 def pairs(plain: Any) -> list[tuple[str, tuple[Any, ...]]]:
     """Return the names and values in the part `set` of a YAML file."""
     if not isinstance(plain, Mapping):
-        raise BadInput(f"set: a mapping of names to values is needed, not {plain!r}")
+        raise BadInput(f"set: expected a mapping of names to values, got {plain!r}")
     found = []
     for name, value in plain.items():
         if isinstance(value, str):
@@ -324,7 +324,7 @@ ENDINGS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _BESIDE = ("config.json", "settings.json", "hparams.json")
 """Files beside a checkpoint, the only one of its folder, that say how it was trained."""
 _WHOLE = "weights.safetensors"
-"""The weights of a study's network; the other files in its folder are no checkpoints."""
+"""The weights of a study's network; the other files in its folder are not checkpoints."""
 SPELLINGS = {
     "gap": "generalisation_gap", "generalization_gap": "generalisation_gap", "learning_rate": "lr",
     "batchsize": "batch_size",
@@ -365,7 +365,7 @@ def _network(file: Path, facts: Facts, model: Architecture, loss: LossName) -> t
         model = made(type(model), {**kept, **here})
     seed = facts.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise BadInput(f"checkpoints: the seed {seed!r} of {file} is no whole number: call that column something else")
+        raise BadInput(f"checkpoints: the seed {seed!r} of {file} is not a whole number: rename that column")
     known = {name: value for name, value in facts.items() if name not in own and name != "seed"}
     return model, TrainedElsewhere(str(file.resolve()), contents_of(file), loss, Options(known), seed)
 
@@ -399,7 +399,8 @@ def _read(table: Path) -> pd.DataFrame:
         return read.rename(columns=unescaped).map(unescaped)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # pandas' own are ValueErrors
         raise BadInput(
-            f"checkpoints: {str(table)!r} is no folder, and no table of comma-separated values ({one_line(error, 120)})"
+            f"checkpoints: {str(table)!r} is neither a folder nor a table of comma-separated values "
+            f"({one_line(error, 120)})"
         ) from error
 
 
@@ -460,7 +461,7 @@ def _named(facts: Facts) -> Facts:
     """Return facts by the names that flatlens uses, without empty ones; a seed as a whole number."""
     found = {SPELLINGS.get(name.lower().replace(" ", "_"), name): value for name, value in facts.items()}
     if taken := [name for name in found if name in TAKEN]:
-        raise BadInput(f"checkpoints: a column is called {taken[0]!r}, as a column of flatlens's own is: rename it")
+        raise BadInput(f"checkpoints: the column {taken[0]!r} has the name of a column of flatlens: rename it")
     numbers = (*RESULTS, "seed")
     found = {n: value for n, value in found.items() if value is not None and not (value == NONE and n in numbers)}
     return {
@@ -559,13 +560,13 @@ def _file_of(data: str, given: Mapping[str, str | None]) -> dict[str, Any]:
     )
     file = {**file, **{part: text for part, text in given.items() if text is not None}}
     if unknown := [part for part in file if part not in PARTS]:
-        raise BadInput(f"the study {data!r} has no part {unknown[0]!r}: known are {', '.join(PARTS)}")
+        raise BadInput(f"the study {data!r} has no part {unknown[0]!r}: choose from {', '.join(PARTS)}")
     if "data" not in file:
         raise BadInput(f"the study {data!r} names no data: add a line such as data: digits")
     for part, kinds in {"training": (Mapping,), "measures": (list, tuple)}.items():
         if part in file and (not isinstance(file[part], kinds) or (part == "measures" and not file[part])):
             needed = "[mls, nmls]" if part == "measures" else "{batch_size: 16, max_epochs: 50}"
-            raise BadInput(f"{part}: something like {needed} is needed, got {file[part]!r}")
+            raise BadInput(f"{part}: expected something like {needed}, got {file[part]!r}")
     return file
 
 
@@ -612,7 +613,7 @@ def _architecture(given: Any) -> Architecture:
     if isinstance(given, ARCHITECTURES):
         return given  # type: ignore[return-value]
     shown, known = repr(given)[:LONGEST], ", ".join(kind.__name__ for kind in ARCHITECTURES)
-    raise BadInput(f"model: {shown} is not an architecture: known are {known}; several are an axis, --set model=A,B")
+    raise BadInput(f"model: {shown} is not an architecture: choose from {known}; several are an axis, --set model=A,B")
 
 
 def _fitted_models(
@@ -637,7 +638,7 @@ def _fitted_models(
             one = vary(one, name, value)
         models.append(_complete(vary(one, "model", fitted(one.model, split)), grid, split).model)
     if again := [str(one) for one in models if list(map(str, models)).count(str(one)) > 1]:
-        raise BadInput(f"--set model: {again[0]} stands there twice: give each its own name or settings")
+        raise BadInput(f"--set model: {again[0]} is listed twice: give each its own name or settings")
     return tuple(models)
 
 
@@ -708,7 +709,7 @@ def _base(
     """Return the settings before `set` and the command line change them, the data, and all samples of user's data."""
     elsewhere = "checkpoints" in file
     if elsewhere and not Path(str(file["checkpoints"])).expanduser().exists():
-        raise BadInput(f"checkpoints: {file['checkpoints']} is no folder, and no table that is there")
+        raise BadInput(f"checkpoints: {file['checkpoints']} is neither a folder nor an existing table")
     data, read = data_of(file["data"], file.get("test"))
     if data.name == "digits" and isinstance(data, DataSettings) and data.train is None:
         data = vary(data, "train", 600 if scale == "laptop" else 200)

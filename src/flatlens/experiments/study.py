@@ -147,7 +147,7 @@ def run_study(
     """
     for name, number in (("workers", workers), ("pack", pack), ("together", together)):
         if number < 1:
-            raise BadInput(f"run_study({name}={number}): at least 1 is needed")
+            raise BadInput(f"run_study({name}={number}): expected at least 1")
     store = Store.create(Path(out).absolute(), study)
     study = store.spelled(study)
     todo = {settings.key: settings for settings in study.networks()}

@@ -140,7 +140,7 @@ _MENDS = {
     "inplace operation": _IN_PLACE,
     "in-place operation": _IN_PLACE,
     "torch.utils.checkpoint": "use checkpoint(..., use_reentrant=False)",
-    "derivative for": "write this operation by others, which torch differentiates as often as is needed",
+    "derivative for": "write this operation with others, which torch can differentiate often enough",
     "implement either the backward or vjp": "give the autograd.Function a backward() of torch operations",
     "functorch": "write this part of forward() without torch.func",
 }
@@ -157,7 +157,7 @@ def clear_autograd_errors() -> Iterator[None]:
             raise
         if "loss" in str(error):  # a kernel of torch's for a loss
             raise LossFailed(
-                f"the loss cannot be differentiated as often as is needed ({one_line(error, 160)})",
+                f"the loss cannot be differentiated often enough ({one_line(error, 160)})",
                 remedy="write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)",
             ) from error
         mend = next(mend for word, mend in _MENDS.items() if word in str(error))

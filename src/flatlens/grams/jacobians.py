@@ -393,7 +393,7 @@ class ChunkJacobians:
         return found
 
     def others(self) -> dict[str, LayerGrams]:
-        """Return all other parameters: those that are no weight of a product."""
+        """Return all other parameters: those that are not the weight of a product."""
         plan, named = self.forward.plan, self.forward.named
         mine = {weight.parameter for weight in plan.weights.values()}
         stored: dict[str, tuple[Tensor | None, Tensor | None]] = {name: (M, None) for name, M in self.explicit.items()}

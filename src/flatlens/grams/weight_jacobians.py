@@ -410,7 +410,7 @@ _READ_FROM: dict[str, dict[RowProduct, set[str]]] = {
 
 @dataclass(frozen=True, eq=False)
 class ExplicitJacobian:
-    """The Jacobian stored entry by entry, for parameters that are no matrix of a known product."""
+    """The Jacobian stored entry by entry, for parameters that are not a matrix of a known product."""
 
     M: Tensor  #: df/dtheta, (n, N, size); (n, N, g, d, m) if theta is a weight
     theta: Tensor  #: values of the parameter, (size,) float64; (n, size) if each sample has its own entries

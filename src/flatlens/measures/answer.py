@@ -143,7 +143,7 @@ def _unusual(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> list[str
         descent = norm**2 / (2 * top.value)  # of the quadratic with the largest curvature in every direction
         if descent > DESCENT * loss.value:
             share = min(descent / loss.value, 1.0)
-            step = f"a step along the gradient (norm {norm:.2g}) lowers the loss by some {share:.0%}"
+            step = f"a step along the gradient (norm {norm:.2g}) lowers the loss by about {share:.0%}"
             found.append(f"this is not a minimum, as {step}")
     if (dead := about.get("constant_features")) and dead["constant"] >= DEAD * dead["features"]:
         found.append(f"{dead['constant']} of {dead['features']} features that {dead['layer']} reads are constant")
@@ -209,7 +209,7 @@ def _to_compare(rows: Mapping[str, Estimate]) -> str:
         if not changed:
             return ""
         which = "an invariant measure" if EXAMPLE in changed else f"an invariant measure, such as {EXAMPLE}"
-        moved = f"Rescaling the weights can change {listed(changed, _MOST)} and not the function"
+        moved = f"Rescaling the weights can change {listed(changed, _MOST)} without changing the function"
         return f"{moved}: compare networks by {which}."
     them, but = "it" if len(stable) == 1 else "them", f", but can change {listed(changed, _MOST)}" if changed else ""
     return f"To compare networks use {listed(stable, _MOST)}: rescaling the weights does not change {them}{but}."

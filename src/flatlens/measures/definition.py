@@ -29,7 +29,7 @@ PERMUTATION = "permutation"  #: neurons of a layer in another order
 HEADWISE = "headwise"  #: queries and keys of an attention head, or its values and what reads them, in another basis
 RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
 UNITS_AND_ORDER = RESCALINGS | {PERMUTATION}  #: neurons in other units and in another order, but not in another basis
-FUNCTION = UNITS_AND_ORDER | {HEADWISE}  #: all transforms: a property of the function alone survives them
+FUNCTION = UNITS_AND_ORDER | {HEADWISE}  #: all transforms: a property of the function alone is invariant under them
 
 RISK_FAMILY = "generalisation"  #: the family of quantities that one would like to predict: shown, but not ranked
 
@@ -88,11 +88,11 @@ class Run:
 def drawing(generator: object, progress: object, where: str) -> torch.Generator:
     """Return the generator to draw from (seed 0 for None); refuse other types, and a progress that cannot be called."""
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise BadInput(f"{where}(progress={progress!r}): a function of (what, done, total) is needed, None or False")
+        raise BadInput(f"{where}(progress={progress!r}): expected a function of (what, done, total), None or False")
     if generator is None:
         return torch.Generator().manual_seed(0)
     if not isinstance(generator, torch.Generator):
-        raise BadInput(f"{where}(generator=...): a torch.Generator is needed, got {type(generator).__name__}")
+        raise BadInput(f"{where}(generator=...): expected a torch.Generator, got {type(generator).__name__}")
     return generator
 
 
@@ -233,7 +233,7 @@ class Measure:
         for name, value in options.items():
             if isinstance(defaults[name], bool) != isinstance(value, bool):
                 needed = "True or False" if isinstance(defaults[name], bool) else "a value other than True and False"
-                raise BadOption(f"measure {self.card.name}: option {name}={value!r}: {needed} is needed")
+                raise BadOption(f"measure {self.card.name}: option {name}={value!r}: expected {needed}")
         merged = {**dict(self.options), **options}
         spelled = tuple((name, merged[name]) for name in defaults if name in merged and merged[name] != defaults[name])
         return replace(self, options=spelled)
@@ -438,21 +438,21 @@ def comes_along(asked: Iterable[PassMeasure], free: frozenset[Need] = FREE) -> l
 def require_tolerance(rtol: object) -> None:
     """Refuse a tolerance outside (0, 1)."""
     if not (isinstance(rtol, int | float) and 0 < rtol < 1):
-        raise BadOption(f"option rtol={rtol!r}: a number between 0 and 1 is needed")
+        raise BadOption(f"option rtol={rtol!r}: expected a number between 0 and 1")
 
 
 def require_positive(**options: object) -> None:
     """Refuse anything but positive finite numbers."""
     for name, value in options.items():
         if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise BadOption(f"option {name}={value!r}: a positive number is needed")
+            raise BadOption(f"option {name}={value!r}: expected a positive number")
 
 
 def require_count(least: int, **options: object) -> None:
     """Refuse anything but whole numbers of at least `least`."""
     for name, value in options.items():
         if isinstance(value, bool) or not (isinstance(value, int) and value >= least):
-            raise BadOption(f"option {name}={value!r}: a whole number of at least {least} is needed")
+            raise BadOption(f"option {name}={value!r}: expected a whole number of at least {least}")
 
 
 def require_one_of(known: Iterable[str], **options: object) -> None:
@@ -460,7 +460,7 @@ def require_one_of(known: Iterable[str], **options: object) -> None:
     words = tuple(known)
     for name, value in options.items():
         if value not in words:
-            raise BadOption(f"option {name}={value!r}: one of {', '.join(map(repr, words))} is needed")
+            raise BadOption(f"option {name}={value!r}: expected one of {', '.join(map(repr, words))}")
 
 
 PAPERS = {

@@ -223,10 +223,10 @@ def _samples(plain: Tensor, numbered: Tensor, n: int) -> Tensor:
     return in_order if torch.equal(sample[told], in_order[told]) else torch.where(told, sample, -1)
 
 
-NO_HEADS = "the network has no attention whose heads can be told"
+NO_HEADS = "no attention heads could be identified in this network"
 EVERY_OUTPUT = "it needs the derivative of every output: Lens(outputs='exact')"
-NO_BIAS = "projections without a bias read a norm's shift: no change of their weights leaves its part as it is"
-FROZEN_BIAS = "projections with a frozen bias read a norm's shift, whose part only the bias can keep as it is"
+NO_BIAS = "projections without a bias read a norm's shift: no change of their weights keeps the shift's contribution"
+FROZEN_BIAS = "projections with a frozen bias read a norm's shift, and only the bias can keep its contribution"
 FROZEN = f"all of its weights are frozen: {ALL}"
 
 
@@ -436,7 +436,7 @@ def _parts(heads: _Heads, of: Callable[[list[int]], Estimate]) -> dict[tuple[str
         frozen = not mine and any(one.part == part for one in heads.frozen)
         parts[part, None] = undefined(FROZEN) if frozen else replace(of(mine), arrays={})
         if part in heads.why:
-            unknown = undefined(f"some heads cannot be told: {heads.why[part]}")
+            unknown = undefined(f"some heads could not be identified: {heads.why[part]}")
             parts |= dict.fromkeys([("", None), ("max", None), (part, None)], unknown)
     parts = {key: with_note(whole, heads.left_out) for key, whole in parts.items()}
     return parts | {key: replace(row, arrays={}) for key, row in rows.items()}

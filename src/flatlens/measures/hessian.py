@@ -228,7 +228,7 @@ def _ends(
 def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Estimate | Parts:
     """Sharpness of each layer: lmax(H_l), H_l the Hessian in the layer's weight alone; summed over layers.
 
-    `.kappa` is ||W_l||_F^2 lmax(H_l), the flatness measure of 2019, which survives layer-wise rescaling. `.max` and
+    `.kappa` is ||W_l||_F^2 lmax(H_l), the flatness measure of 2019, invariant under layer-wise rescaling. `.max` and
     `.kappa_max` are the largest layer's. For a convolution, H_l is the Hessian in its kernel.
     """
     require_tolerance(rtol)

@@ -107,7 +107,7 @@ def reason_of(error: Exception, what: str) -> str:
     # it arose in the user's file, or in what that file called
     last = next((file for file in reversed(files) if file.startswith(OURS) or is_users(file)), OURS)
     if not last.startswith(OURS):
-        return f"the code that was given raised {said(error)}"
+        return f"your code raised {said(error)}"
     at = frames[-1]
     told = f"an unexpected error, please report it ({typed_line(error, 120)}, in {at.name}, line {at.lineno})"
     warnings.warn(f"{what}: {told}", Unexpected, stacklevel=2)
@@ -301,7 +301,7 @@ class Lens:
     ) -> None:
         if not isinstance(problem, Problem):
             raise BadInput(
-                f"Lens(...): a Problem is needed, got {type(problem).__name__}: Lens(Problem(model, loss, data))"
+                f"Lens(...): expected a Problem, got {type(problem).__name__}: Lens(Problem(model, loss, data))"
             )
         # the network must be one that can be measured now, and the same in every process
         optimiser = plain_optimiser(optimiser, "Lens")
@@ -314,7 +314,7 @@ class Lens:
         self.model = self.problem.measured()
         self.along = _along(along, self.problem, self.model)
         if not isinstance(attention_heads, bool):
-            raise BadInput("True or False is needed", argument="attention_heads", value=attention_heads, call="Lens")
+            raise BadInput("expected True or False", argument="attention_heads", value=attention_heads, call="Lens")
         self.attention_heads = attention_heads
         self.probes = _probes(outputs, self.problem.outputs)  #: number of random combinations; None for every output
         # what measurements leave, for others and for the report
@@ -418,7 +418,7 @@ class Lens:
             steepest = max(steepest, float(slopes_of_each(problem, f, y).abs().max()))
         if not 0 < steepest < torch.finfo(problem.dtype).tiny * problem.mass:
             return ""
-        return f"the loss's slopes underflow {problem.dtype}: Problem(dtype=torch.float64) mends it"
+        return f"the loss's slopes underflow {problem.dtype}: use Problem(dtype=torch.float64)"
 
     @cached_property
     def vanishing(self) -> str:
@@ -443,7 +443,7 @@ class Lens:
                  for at, one in zip(where, found, strict=True) if one is not None]  # fmt: skip
         sizes += [(float(p.detach().abs().max()), f"entries of {name}") for name, p in named.items()]
         size, at = min((each for each in sizes if each[0] > 0), default=(math.inf, ""))
-        mend = "choose larger units for data or weights" if double else "Problem(dtype=torch.float64) may mend it"
+        mend = "choose larger units for data or weights" if double else "Problem(dtype=torch.float64) may help"
         said = f"{at} are at most {size:.1g}, and squares of them underflow {problem.dtype}: {mend}"
         return said if size < least else ""
 
@@ -484,7 +484,9 @@ class Lens:
         try:
             return work()
         except PlanBroken as broken:
-            raise NotDifferentiable(f"{broken}, {REPLANS} times: forward() takes other ways on other samples") from None
+            raise NotDifferentiable(
+                f"{broken}, {REPLANS} times: forward() takes different branches on different samples"
+            ) from None
 
     def _once(self, what: frozenset[str] | None, work: Callable[[], _T]) -> _T:
         """Return the result of `work`; what has failed is not tried again, but fails with the same error."""
@@ -662,7 +664,7 @@ def _remembered(after: object, peers: Ranks) -> dict[Key, Remembered]:
     left = {} if after is None else after.remembered if isinstance(after, Lens) else after
     if not (isinstance(left, Mapping) and all(isinstance(pairs, Remembered) for pairs in left.values())):
         raise BadInput(
-            f"an earlier Lens (or its .remembered) is needed, got {type(after).__name__}", argument="after", call="Lens"
+            f"expected an earlier Lens (or its .remembered), got {type(after).__name__}", argument="after", call="Lens"
         )
     if peers.apart(lambda: {key: (checksum(pairs.values), checksum(pairs.vectors)) for key, pairs in left.items()}):
         return peers.of_the_first({key: Remembered(p.values.cpu(), p.vectors.cpu()) for key, p in left.items()})
@@ -678,7 +680,7 @@ def _along(along: object, problem: Problem, model: nn.Module) -> Mapping[str, Te
         return along
     if not isinstance(along, Mapping):
         raise BadInput(
-            f"tensors by parameter, or a Problem, are needed, got {type(along).__name__}", argument="along", call="Lens"
+            f"expected tensors by parameter, or a Problem, got {type(along).__name__}", argument="along", call="Lens"
         )
     space = space_of(problem, model)
     return space.named(space.flat(along))
@@ -691,7 +693,7 @@ def _probes(outputs: object, N: int) -> int | None:
         return None
     if isinstance(outputs, bool) or not (isinstance(outputs, int) and outputs >= 2):
         raise BadInput(
-            "'exact', or a number of combinations, at least 2, is needed",
+            "expected 'exact', or a number of combinations, at least 2",
             argument="outputs",
             value=outputs,
             call="Lens",

@@ -31,7 +31,7 @@ from flatlens.problem import Batch
 from flatlens.progress import count_of
 
 LOOKS = 15  #: approximate number of noise levels that a search tries
-NO_LOSS = "the loss at moved weights is NaN or inf: a smaller radius is needed"
+NO_LOSS = "the loss at moved weights is NaN or inf: use a smaller radius"
 
 
 def _units(elsewhere: Elsewhere, adaptive: bool) -> Tensor:
@@ -91,7 +91,7 @@ def of_draws(changes: Tensor, rounding: float = 0.0) -> Estimate:
     """Return the draws' mean, with an error at least as large as their common rounding error."""
     mean, stderr = (float(v) for v in mean_of_forms(changes))
     drowned = rounding > max(stderr, 0.01 * abs(mean))
-    note = f"rounding matters for {rounding:.1g}: a larger distance, or dtype=torch.float64" if drowned else ""
+    note = f"rounding error about {rounding:.1g}: use a larger distance, or dtype=torch.float64" if drowned else ""
     return Estimate(mean, math.hypot(stderr, rounding), "estimate", note, arrays={"draws": changes})
 
 
@@ -130,7 +130,7 @@ def worst_sharpness(
             remedy="leave m out",
             call="worst_sharpness",
         )
-    # the ball, and whether a move of its size survives the weights' rounding
+    # the ball, and whether a move of its size exceeds the weights' rounding
     elsewhere = Elsewhere(lens.problem, model=lens.model)
     groups = [None] if m is None or m >= lens.problem.n else lens.problem.data.in_batches_of(m)
     unit = _units(elsewhere, adaptive)
@@ -158,7 +158,7 @@ def of_searches(value: float, reached: Tensor, rounding: float, distance: str, n
     `reached` has the rise of each search; `distance` names the option that makes rises larger.
     """
     kept = max(value - rounding, 0.0)
-    lost = f"the rise is rounding: a larger {distance}, or dtype=torch.float64" if kept == 0 < value else ""
+    lost = f"the rise is rounding error: use a larger {distance}, or dtype=torch.float64" if kept == 0 < value else ""
     return with_note(Estimate(kept, kind="lower bound", note=note, arrays={"restarts": reached}), lost)
 
 
@@ -169,7 +169,7 @@ def lost_in_rounding(distance: str, value: float, size: float, dtype: torch.dtyp
     """
     if torch.finfo(dtype).eps / math.sqrt(12) * size <= 0.01 * value:
         return ""
-    return f"{distance} = {value:g} is lost in the weights' rounding: a larger {distance}, or dtype=torch.float64"
+    return f"{distance} = {value:g} is lost in the weights' rounding: use a larger {distance}, or dtype=torch.float64"
 
 
 def _worst_of(

@@ -245,7 +245,7 @@ def _in_turn(h: Tensor, w: Tensor, rtol: float, most: int) -> tuple[Tensor, Tens
 
 def _checked(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     if h.ndim != 2 or h.shape != w.shape:
-        raise BadInput(f"balance(h, w): two matrices of one shape are needed, not {(*h.shape,)} and {(*w.shape,)}")
+        raise BadInput(f"balance(h, w): expected two matrices of one shape, got {(*h.shape,)} and {(*w.shape,)}")
     for name, x in (("h", h), ("w", w)):
         low, high = map(float, x.aminmax()) if x.numel() else (0.0, 0.0)
         if not (low >= 0 and high < math.inf):

@@ -16,11 +16,11 @@ from flatlens.problem.diagnosis import why_no_slope
 NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured parameter"
 NO_PARAMETER = "no parameter is measured"
 STOPPED = "the search stopped before its tolerance was reached"
-LARGEST_OF_NOISY = "the largest of noisy values: biased upwards"
-UNUSED = "the outputs have no derivative in them (unused, or inside no_grad() or behind detach())"
-UNSEEN = "the calls of their layers cannot be recorded, as those inside torch.func"
-UNCHOSEN = "they were not asked for"
-NO_MATRIX = "they are no matrix of a linear layer or product"
+LARGEST_OF_NOISY = "maximum of noisy estimates (biased upwards)"
+UNUSED = "the outputs have no derivative with respect to them (unused, inside no_grad() or behind detach())"
+UNSEEN = "calls inside torch.func cannot be recorded"
+UNCHOSEN = "not requested"
+NO_MATRIX = "not the weight of a linear layer"
 ALL = "Problem(parameters='all') measures frozen ones, too"
 NAMED = 3  #: names that a note lists
 
@@ -40,7 +40,7 @@ def no_input(lens: Lens) -> str:
     fed = given if lens.problem.forward is not None or not isinstance(given, tuple) else given[0]
     lists = [part for part in tree_leaves(fed, is_leaf=is_list) if is_list(part)]
     if any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(lists)):
-        return "the inputs are lists with one item for each sample, of its own size: no derivative is taken in these"
+        return "the inputs are lists with one item per sample, of different sizes: no derivative with respect to these"
     return f"the outputs depend differentiably on no input: {why_no_slope(given)}"
 
 
@@ -72,7 +72,7 @@ def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> st
         causes.setdefault(UNCHOSEN if name in known else cut, []).append(name)
     more = {why: f" and {len(names) - NAMED} more" if len(names) > NAMED else "" for why, names in causes.items()}
     listed = (f"{why}: {', '.join(names[:NAMED])}{more[why]}" for why, names in causes.items())
-    return "; ".join(f"left out, because {each}" for each in listed)
+    return "; ".join(f"excluded, {each}" for each in listed)
 
 
 def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> str:

@@ -177,7 +177,7 @@ def _measures_of_lens(second: object, measures: Choice, given: Mapping[str, obje
 def _problem_of(model: object, loss: Any, given: Mapping[str, Any]) -> Problem:
     if not isinstance(model, nn.Module):
         remedy = "measure(model, loss, data), or measure(Lens(problem))"
-        raise BadInput(f"a network or a Lens is needed, got {type(model).__name__}", remedy=remedy, call="measure")
+        raise BadInput(f"expected a network or a Lens, got {type(model).__name__}", remedy=remedy, call="measure")
     for name, value in {"loss": loss, "data": given["data"]}.items():
         if value is None:
             example = 'measure(model, "cross_entropy", (x, y))'
@@ -261,7 +261,7 @@ def _beyond(lens: Lens, name: str) -> str:
     if isinstance(one, PassMeasure) and one.products is not None:
         bent = [w for at, w in weights.items() if at not in lens.plan.affine and w.has_derivative]
         takes = f"{sum(one.products(weight) for weight in bent):,} curvature products"
-    return f"the Gauss-Newton part of {whole}, which takes {takes} more"
+    return f"the Gauss-Newton part of {whole}; the whole takes {takes} more"
 
 
 def _same_numbers(lens: Lens) -> Iterator[tuple[str, str]]:

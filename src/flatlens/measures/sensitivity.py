@@ -308,8 +308,8 @@ def mls_by_search(
 STATED = 1e-3
 """Smallest relative error of a volume by rounding that is told."""
 DEFICIENT = "rank-deficient within rounding"
-WITHOUT = "without that many directions behind the closing softmax"
-IS_ROUNDING = "its error is rounding, which moves small singular values"
+WITHOUT = "with fewer directions, because the network ends in a softmax"
+IS_ROUNDING = "its error is rounding error, which moves small singular values"
 TAKEN_OFF = "less the error by rounding"
 BEHIND_SOFTMAX = "the network ends in a softmax, so its outputs move in fewer directions than there are outputs"
 _LOST = 0.1  #: share of a Jacobian that is rounding, from which on its shape is that of rounding
@@ -358,7 +358,7 @@ def log_volumes(g: LayerGrams, top_k: int | None) -> tuple[Tensor, Tensor]:
     """
     N = g.eigenvalues.shape[1]
     if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= N):
-        raise BadOption(f"option top_k={top_k!r}: a whole number between 1 and the number of outputs, {N}, is needed")
+        raise BadOption(f"option top_k={top_k!r}: expected a whole number between 1 and the number of outputs, {N}")
     key = "log volumes", top_k
     if key not in g.shared:
         values, k = g.eigenvalues, g.outputs.clamp(max=top_k or N)[:, None]

@@ -77,8 +77,8 @@ def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Est
     above which its steps grow on a quadratic: 38 / lr for Adam with beta1 = 0.9. It is the largest eigenvalue that a
     search found, as with `sharpness`.
 
-    Muon's geometry is no inner product. There the value is the largest <D, H D> over matrices D of spectral norm 1 (in
-    Muon's own scaling), divided by the dual norm of the gradient, with the edge 2 / lr for steps without momentum
+    Muon's geometry is not an inner product. There the value is the largest <D, H D> over matrices D of spectral norm 1
+    (in Muon's own scaling), divided by the dual norm of the gradient, with the edge 2 / lr for steps without momentum
     (norms2026). It is the best of four climbs, and a lower bound. It rises wherever the gradient falls.
     """
     require_tolerance(rtol)
@@ -316,7 +316,7 @@ def noise_scale(spread: Spread, sampled: bool) -> dict[str, Estimate]:
     largest = square + 1.96 * parts["gradient"].stderr
     if spread.square == 0:
         return {"": undefined("the gradient is zero: its noise has no size to compare with"), **parts}
-    note = f"the gradient of {n:.0f} samples cannot be told from 0: more samples are needed"
+    note = f"the gradient of {n:.0f} samples cannot be distinguished from 0: use more samples"
     if not largest > 0:  # smaller even than its noise makes it by chance
         return {"": undefined(note), **parts}
     if not square > 1.96 * parts["gradient"].stderr:

@@ -115,7 +115,7 @@ class Effort:
         if self.exact and self.probes is not None:
             raise BadOption("options exact=True and probes=...: choose one")
         if self.probes is not None and not (isinstance(self.probes, int) and self.probes >= 2):
-            raise BadOption(f"option probes={self.probes!r}: None or a whole number of at least 2 is needed")
+            raise BadOption(f"option probes={self.probes!r}: expected None or a whole number of at least 2")
 
 
 def sampled(

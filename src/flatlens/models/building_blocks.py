@@ -82,7 +82,7 @@ def check(settings: object, sizes: Sequence[str] = (), **known: Iterable[object]
     >>> check(Net(2, "sine"), ["width"], activation=["relu", "tanh"])
     Traceback (most recent call last):
         ...
-    flatlens.errors.BadInput: Net(activation='sine'): known are relu, tanh
+    flatlens.errors.BadInput: Net(activation='sine'): choose from relu, tanh
     """
     owner = type(settings).__name__
     values = [getattr(settings, name) for name in sizes]
@@ -93,7 +93,7 @@ def check(settings: object, sizes: Sequence[str] = (), **known: Iterable[object]
         raise BadInput(f"{owner}({named}): every size must be a whole number of at least 1, not {shown}")
     for name, choices in known.items():
         if (value := getattr(settings, name)) not in (listed := list(choices)):
-            raise BadInput(f"{owner}({name}={value!r}): known are {', '.join(map(str, listed))}")
+            raise BadInput(f"{owner}({name}={value!r}): choose from {', '.join(map(str, listed))}")
 
 
 def scaled(owner: str, sizes: Sequence[int], width: float) -> list[int]:

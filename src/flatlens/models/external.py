@@ -38,7 +38,7 @@ class Published:
         check(self, weights=("trained", "random"))
         if not self.name.startswith(("timm:", "hf:")):
             raise BadModel(
-                "timm:NAME, hf:NAME or hf:FOLDER is needed", argument="name", value=self.name, call="Published"
+                "expected timm:NAME, hf:NAME or hf:FOLDER", argument="name", value=self.name, call="Published"
             )
 
     def build(self) -> nn.Module:
@@ -106,7 +106,7 @@ class UserNetwork:
         """Return the network of `file.py:NAME`, with the defaults of its arguments, or the values `given`.
 
         Raises:
-            BadModel: this is no function that builds networks, or it has no argument of a name that is given.
+            BadModel: this is not a function that builds networks, or it has no argument of a name that is given.
         """
         function = _function(spec)
         known = {name: default for name, default in user_code.arguments(function).items() if name != _SEED}

@@ -74,7 +74,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         places = json.loads(index.read_text())["weight_map"]
         shards = sorted(set(places.values()))
         if not shards or not all(isinstance(shard, str) for shard in shards):
-            raise TypeError("file names are needed")
+            raise TypeError("expected file names")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadWeights(f"{index} is not the index of a sharded file (no readable weight_map)") from error
     state: dict[str, Tensor] = {}

@@ -223,11 +223,11 @@ class WeightReader:
     def _read(self, product: Node) -> ProductWeights:
         known = self.graph.leaf_of(product.next_functions[-1])
         if known is None:
-            raise NotUnderstood("one of its weights is no parameter itself, but made from some")
+            raise NotUnderstood("one of its weights is not a parameter itself, but made from some")
         bias = self._bias(product)
         at = None if bias is None else self.graph.leaf_of(bias[1])
         if bias is not None and at is None:
-            raise NotUnderstood("one of its biases is no parameter itself, but made from some")
+            raise NotUnderstood("one of its biases is not a parameter itself, but made from some")
         name, positions = known
         nodes = frozenset({product} if bias is None else {product, bias[0]})
         return ProductWeights(product, name, positions.T, at[0] if at else None, at[1] if at else None, nodes)

@@ -98,8 +98,12 @@ def _replication(found: Sequence[Reproduced], main: Sequence[tuple[Outcome, Conc
     decided = [(outcome, c) for outcome, c in main if outcome.conclusion not in ("open", "not tested")]
     agree = sum(c == outcome.conclusion for outcome, c in decided)
     ways = {bool(one.again) for one in found if one.again or one.halves}
-    way = "a replication" if len(ways) > 1 else "a re-run with other seeds" if True in ways else "a split-half check"
-    return f"{way} agrees with {agree} of {len(decided)} that are decided" if decided else "no claim is decided"
+    way = (
+        "a replication" if len(ways) > 1 else "a replication with other seeds" if True in ways else "a split-half check"
+    )
+    return (
+        f"{way} agrees with {agree} of {count_of(len(decided), 'decided claim')}" if decided else "no claim is decided"
+    )
 
 
 def _next(found: Sequence[Reproduced]) -> list[str]:

@@ -115,18 +115,18 @@ def _plots(results: Results) -> list[Plot]:
     wide["y"] = wide["law"].map(widest)
     rows = pd.concat([long, wide], ignore_index=True).rename(columns={"law": "panel", "train": "x"})
     caption = (
-        f"{BANDS}. Above the dashed line, the distance of the target's values, the bound says nothing. Where the "
-        "printed radius is not defined it is left out. Slope less 1/d, in the claims: the slope of log(bound) over "
-        "log(log(N) / N) by least squares, less 1/d, where d is the dimension of the data; at 0 the bound falls as the "
-        "paper says."
+        f"{BANDS}. The dashed line is the largest distance between values of the target: above it the bound is "
+        "vacuous. The printed radius is omitted where it is not defined. Slope less 1/d, in the claims: the least-squares slope "
+        "of log(bound) over log(log(N) / N), less 1/d, where d is the dimension of the data; at 0 the bound falls as "
+        "the paper says."
     )
     drawn = banded(rows, "bound_and_error", "The bound and the true error", caption, "samples N", "mean of")
     said = (
-        "The first number of samples, of those run, at which the mean bound is below the distance of the target's "
-        "values; and the first at all for a network that is its target, with a Jacobian that does not vary: no network "
-        "as steep as its target somewhere on the sample needs fewer. In the claims, log(exact / wide) is the logarithm "
-        "of the bound with the exact radius over the distance of the target's values, with the most samples; below 0 "
-        "the bound says something."
+        "The smallest number of samples, of the numbers tried, at which the mean bound is below the largest distance "
+        "between values of the target. At best: the smallest number for a network that equals its target and whose "
+        "Jacobian is constant; a network that is as steep as its target at some sample cannot need fewer. In the "
+        "claims, log(exact / wide) is the logarithm of the bound with the exact radius over that distance, with the "
+        "most samples; below 0 the bound is not vacuous."
     )
     return [
         replace(drawn, log_x=True, dashed=(VACUOUS,), y="distance from the target", group="mean of"),

@@ -61,8 +61,8 @@ def labelled(table: pd.DataFrame, columns: Sequence[str], word: str = "") -> pd.
     word = word or " and ".join(columns)
     if " " in word or not columns or not set(columns) <= set(table):
         raise BadInput(
-            f"independent({list(columns)}, unit={word!r}): columns of the table and one word for what a unit is are "
-            f"needed; the table has {', '.join(map(str, table))}"
+            f"independent({list(columns)}, unit={word!r}): expected columns of the table, and one word for a "
+            f"unit; the table has {', '.join(map(str, table))}"
         )
     values = table[list(columns)].astype(str).agg(", ".join, axis=1) if len(table) else pd.Series(dtype=str)
     return table.assign(**{UNIT: f"{word} " + values})

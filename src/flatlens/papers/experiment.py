@@ -20,7 +20,7 @@ from flatlens.statistics.inference import two_sided
 from flatlens.statistics.statistic import NAN
 
 SHARED_WORDS = {
-    "SMOKE_ONLY": "Far too short and small for the effects: only to see that it runs.",
+    "SMOKE_ONLY": "Far too short and small to show the effects: it only tests that the experiment runs.",
     "FEW_SEEDS": (
         "Five seeds are five independent units, and fewer than six give no interval and no verdict: of claims about "
         "these networks only the values are shown."
@@ -120,7 +120,7 @@ MARKS: Mapping[Conclusion, str] = {
 class Prediction:
     """A claim of a paper as a statistic, which is above or below a number if the claim is true.
 
-    A theorem cannot fail: its value alone decides, as it is no estimate of anything beyond these networks.
+    A theorem cannot fail: its value alone decides, as it is not an estimate of anything beyond these networks.
     """
 
     name: str  #: unique within its experiment

@@ -28,7 +28,7 @@ def pairwise(name: str, result: StudyResult) -> Plot:
     data = result.values.loc[result.values["included"], names].reset_index(drop=True)
     return Plot(
         name=f"pairs_{name}",
-        title=f"Everything against everything: {name}",
+        title=f"All pairs of quantities: {name}",
         caption=f"One mark a network, {len(data)} of them. Above the diagonal Pearson's r.",
         kind="matrix",
         data=data,

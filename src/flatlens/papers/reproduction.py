@@ -1,6 +1,6 @@
 """Run an experiment into a folder, test its predictions, replicate them, and read it all back, also from an archive.
 
-A replication is a re-run with other seeds and sizes, or a split-half check: each half of the units by itself. An
+A replication is a replication with other seeds and sizes, or a split-half check: each half of the units by itself. An
 archive is a zip file that holds experiment.json and the tables of each study, from which it is weighed and drawn
 again.
 """
@@ -83,7 +83,7 @@ def _another(settings: Any) -> Any:
     return replace(settings, **{f.name: _changed(f.name, getattr(settings, f.name)) for f in fields(settings)})
 
 
-HALVES = "each half of the independent units by itself: every other seed"
+HALVES = "each half of the independent units (every other seed)"
 _TABLES = ("networks", "layers", "curves", "histories", "functions", "values")
 
 
@@ -343,7 +343,7 @@ def load_archive(path: str | os.PathLike[str]) -> Reproduction:
     Predictions about studies that the archive lacks are not tested.
 
     Raises:
-        BadFolder: the file is no archive, or a damaged one.
+        BadFolder: the file is not an archive, or a damaged one.
     """
     experiment, scale, studies = read_studies(path)
     if not studies.keys() & experiment.studies(scale).keys():
@@ -356,7 +356,7 @@ def read_studies(path: str | os.PathLike[str]) -> tuple[Experiment, Scale, Resul
     """Return the experiment, its scale and its studies; those of the re-run are named "again/...".
 
     Raises:
-        BadFolder: the file is no archive, or a damaged one.
+        BadFolder: the file is not an archive, or a damaged one.
     """
     with opened_archive(path, WHAT) as archive:
         mark = json.loads(archive.read(MARK))
@@ -378,7 +378,7 @@ def known_studies(experiment: Experiment, scale: Scale, place: Path | None) -> R
 
     Raises:
         BadInput: there is nothing at `place`, or it is the archive of another experiment or scale.
-        BadFolder: it is no archive, or a damaged one.
+        BadFolder: it is not an archive, or a damaged one.
     """
     if place is None:
         return {}

@@ -1,4 +1,4 @@
-"""Summary of many predictions: both runs of each, outcomes decided by chance, and which survive a correction."""
+"""Summary of many predictions: both runs, outcomes decided by chance, and which stay significant after a correction."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from flatlens.statistics import benjamini_hochberg
 from flatlens.statistics.statistic import NAN
 
 DISCOVERY = 0.05
-"""Largest share of wrong outcomes among those that survive, in the mean."""
+"""Largest expected share of wrong outcomes among the significant ones."""
 FARTHEST = 1000
 """With more times the units, how many is not said: the value lies at the predicted number, but for chance."""
 SURVIVES = "*"
-"""Mark of an outcome that survives."""
+"""Mark of an outcome that is significant after the correction."""
 
 _WORST: tuple[Conclusion, ...] = (
     "not reproduced", "at most weak", "depends on the reading", "open", "reproduced", "not tested",
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def marked(self) -> str:
-        """The conclusion behind its mark, why it is on no side, and whether it survives: "✓ reproduced *"."""
+        """The conclusion behind its mark, why it is on no side, and whether it stays significant: "✓ reproduced *"."""
         return self._with_mark(self.open_because)
 
     @property
@@ -135,7 +135,7 @@ def _runs(one: Reproduction) -> list[tuple[Outcome, Outcome | None, tuple[Outcom
 
 
 def no_theorems(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that can fail: those of theorems check the code, and are no outcomes."""
+    """Return the rows that can fail: those of theorems check the code, and are not outcomes."""
     return [row for row in rows if row.outcome.prediction.kind != "theorem"]
 
 
@@ -169,9 +169,9 @@ def by_chance(rows: Sequence[Row]) -> str:
     weak = sum(row.decided == "at most weak" for row in tested)
     decided = sum(row.decided in DECISIONS for row in tested) - weak
     return (
-        f"{len(tested)} rows have a p-value. Were there no effect at all, chance would decide at most {one:.1f} of "
-        f"them in one run, and {both:.1f} with the replication (a half of the units is hardly one). {decided} are "
-        f"decided, and their replication agrees. {weak} more are at most weak: chance says so of a correlation of "
-        f"{WEAK:g} in at most {LEVEL:.1%} of cases, and their p is against {WEAK:g}. {survive} of all these survive "
-        f"Benjamini and Hochberg's correction at {DISCOVERY:.0%} over all rows, and are marked {SURVIVES}."
+        f"{len(tested)} rows have a p-value. Without any effect, chance would decide at most {one:.1f} of them in one "
+        f"run, and {both:.1f} together with a replication (a split half is hardly a replication). {decided} are "
+        f"decided, and their replication agrees. {weak} more are at most weak: a true correlation of {WEAK:g}, which "
+        f"their p is against, is called so by chance in at most {LEVEL:.1%} of cases. {survive} of all these are "
+        f"significant after Benjamini and Hochberg's correction at {DISCOVERY:.0%} over all rows, and are marked {SURVIVES}."
     )

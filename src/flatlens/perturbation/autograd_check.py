@@ -45,7 +45,7 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
 
     Tested once for a problem, beside its weights and inputs, on at most 8 samples and a random combination of their
     outputs: in the measured weights, then in the inputs, along autograd's gradient and along random directions. Where
-    inputs are no floating numbers, the words about weights stand for both. At a kink a difference of outputs is
+    inputs are not floating numbers, the words about weights stand for both. At a kink a difference of outputs is
     another, too: it is believed if it is the same over two steps to each side. Not seen are changes of less than a
     twentieth of the derivative, or that rounding of the outputs hides, operations that jump many times within a step
     (fine rounding), and networks whose weights take a 16th of the problem's memory.
@@ -95,8 +95,8 @@ def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str,
             behind = walk([node for node in nodes if node.name().startswith(_ROUNDS)], sources_of)
             rounded = {id(node.variable) for node in behind if hasattr(node, "variable")} - frozen
             words = (
-                "autograd's derivative is not the function's in the {} (fake quantisation: its steps count as a "
-                "straight line)"
+                "autograd's derivative with respect to the {} is not the function's (fake quantisation counts as "
+                "linear)"
             )
             told = (
                 words.format(_SIDES[0]) if rounded - {id(leaf)} else "",
@@ -155,7 +155,7 @@ def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
         share = f"up to {most:.0%}" if most < 1 else "its size or more"
         moved = (
             f"rounding in float32 moves the derivative in the {_SIDES[side]} by {share} (the median of a few "
-            f"samples): Problem(dtype=torch.float64) mends it"
+            f"samples): use Problem(dtype=torch.float64)"
         )
         words.append(moved if most > _ROUNDED else "")
     return words[0], words[-1]
@@ -216,8 +216,8 @@ def _words(combination: _Combination, side: int) -> str:
         else:
             if abs(mean - slope) >= _ROUNDINGS * combination.rounding / (step / 4):
                 return (
-                    f"autograd's derivative is not the function's in the {_SIDES[side]} (along one direction "
-                    f"{slope:.3g}; differences of the outputs give {mean:.3g})"
+                    f"autograd's derivative with respect to the {_SIDES[side]} is not the function's (along one "
+                    f"direction {slope:.3g}; differences of the outputs give {mean:.3g})"
                 )
     return ""
 

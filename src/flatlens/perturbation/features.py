@@ -314,7 +314,7 @@ def smallest_feature_matrix(phi: Tensor, moves: Tensor) -> Tensor:
     phi, moves = torch.as_tensor(phi).to(torch.float64), torch.as_tensor(moves).to(torch.float64)
     if phi.ndim != 2 or phi.shape != moves.shape:
         got = f"{(*phi.shape,)} and {(*moves.shape,)}"
-        raise BadInput(f"smallest_feature_matrix(...): two matrices (n, m) are needed, got {got}")
+        raise BadInput(f"smallest_feature_matrix(...): expected two matrices of shape (n, m), got shapes {got}")
     A: Tensor = (torch.linalg.pinv(phi) @ moves).mT
     missed = float((phi @ A.mT - moves).abs().max())
     if not missed <= 1e-8 * float(moves.abs().max()):
@@ -469,8 +469,8 @@ def relabelled(
             if not isinstance(told, Tensor) or told.shape != y.shape:
                 got = f"{(*told.shape,)}" if isinstance(told, Tensor) else type(told).__name__
                 raise BadInput(
-                    f"labels(features of shape {(*phi.shape,)}): targets as the data has them, {(*y.shape,)}, are "
-                    f"needed, got {got}"
+                    f"labels(features of shape {(*phi.shape,)}): expected targets as in the data, {(*y.shape,)}, "
+                    f"got {got}"
                 )
             told = told.to(y)
             each = problem.loss.mass(f, y)
@@ -532,7 +532,7 @@ def _terms(
 
     def along(phi: Tensor) -> Tensor:
         if A.shape != (phi[0].numel(),) * 2:
-            raise BadInput(f"label_change_terms(A=...): shape {(phi[0].numel(),) * 2} is needed, got {tuple(A.shape)}")
+            raise BadInput(f"label_change_terms(A=...): expected shape {(phi[0].numel(),) * 2}, got {tuple(A.shape)}")
         flat = phi.flatten(1)
         read.append(flat.detach().to(torch.float64))
         return (flat + a.to(flat)[:, None] * (flat @ A.to(flat).T)).reshape(phi.shape)
@@ -598,7 +598,7 @@ def feature_change(
     features = RotatedFeatures(problem, model, weight)
     A = torch.as_tensor(A)
     if A.shape != (features.m, features.m):
-        raise BadInput(f"feature_change(A=...): shape {(features.m, features.m)} is needed, got {tuple(A.shape)}")
+        raise BadInput(f"feature_change(A=...): expected shape {(features.m, features.m)}, got {tuple(A.shape)}")
     A = A.detach().to("cpu", torch.float64)
     if labels is None:
         return features.change(features.W @ A)

@@ -152,7 +152,7 @@ def require_seen(option: str, share: float, dtype: torch.dtype) -> None:
         mend = "" if dtype == torch.float64 else ", or Problem(dtype=torch.float64)"
         raise BadOption(
             f"option {option}: too small for {str(dtype).removeprefix('torch.')}: rounding hides a change of "
-            f"{share:.1g} of an input's norm: at least {least:.1g} of it is needed{mend}"
+            f"{share:.1g} of an input's norm: use at least {least:.1g} of it{mend}"
         )
 
 

@@ -68,7 +68,7 @@ class Elsewhere:
     def run(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Any]:
         """Return (outputs, targets) of a placed batch at theta; differentiable in theta."""
         if theta.shape != self.here.shape:
-            raise BadInput(f"theta: shape ({self.space.size},) is needed, got {tuple(theta.shape)}")
+            raise BadInput(f"theta: expected shape ({self.space.size},), got {tuple(theta.shape)}")
         return self._runner.at(self.space.named(theta.to(self.here)), batch)
 
     def outcomes(self, theta: Tensor) -> Outcomes:

@@ -188,7 +188,7 @@ def _tensor(value: Any, where: str) -> Tensor:
     try:
         found: Tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadData(f"a {type(value).__name__} is no tensor ({error}): give numbers", argument=where) from error
+        raise BadData(f"a {type(value).__name__} is not a tensor ({error}): give numbers", argument=where) from error
     return found
 
 

@@ -264,7 +264,7 @@ def open_source(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch 
     if hasattr(source, "x") and hasattr(source, "y"):
         return open_source((source.x, source.y), where)
     raise BadData(
-        "a pair (x, y), a dict with labels, a list of dicts, a Dataset or a DataLoader is needed, got "
+        "expected a pair (x, y), a dict with labels, a list of dicts, a Dataset or a DataLoader, got "
         f"{type(source).__name__}",
         argument=where,
     )
@@ -407,11 +407,11 @@ class Data:
         again, out = len(drawn) - len(set(drawn)), there - len(set(drawn)) if drawn else 0
         dropped = len(drawn) % self._drops if self._drops else 0
         told = [
-            (again, f"{of_drawn} there again: the loader's sampler draws with replacement"),
-            (out, f"of the {there} samples are left out by the loader's sampler"),
+            (again, f"{of_drawn} repeated: the loader's sampler draws with replacement"),
+            (out, f"of the {there} samples are not drawn by the loader's sampler"),
             (
                 dropped,
-                f"of the {len(drawn)} samples are left out by the loader's drop_last=True, and are measured, too",
+                f"of the {len(drawn)} samples are dropped in training (drop_last=True), but measured here",
             ),
         ]
         return [f"{count} {words}" for count, words in told if count > 0]
@@ -552,7 +552,7 @@ class Data:
         known = self._held.setdefault(ranks, n)
         if known != n:
             raise BadData(
-                f"the data has {n} samples now, and had {known} when first read, as a stream has",
+                f"the data has {n} samples now and had {known} at first (a stream?)",
                 argument=self.where,
                 remedy="measure a fixed copy of the data",
             )
@@ -564,7 +564,7 @@ class Data:
         if (before, held) != (fingerprint, n):
             how = f"has {n} samples instead of {held}" if n != held else "differs"
             raise BadData(
-                f"batch {number} {how} when read again, as augmentation, noise or a stream make it",
+                f"batch {number} {how} when read again (augmentation, noise or a stream?)",
                 argument=self.where,
                 remedy="measure a fixed copy of the data",
             )

@@ -139,8 +139,8 @@ _held: WeakKeyDictionary[nn.Module, _Held] = WeakKeyDictionary()
 def attributes_kept(model: nn.Module) -> Iterator[None]:
     """Put back all plain attributes of the network's own modules afterwards, and whenever `put_back` is called inside.
 
-    Torch's modules are left alone: they keep none, and where their weight is no parameter, hooks or forward() set it in
-    each pass.
+    Torch's modules are left alone: they keep none, and where their weight is not a parameter, hooks or forward() set it
+    in each pass.
     """
     put_back(model)
     outer = _held.get(model)
@@ -185,7 +185,7 @@ def _names(module: nn.Module) -> set[str]:
 # The copy
 
 _LEFT = torch.optim.Optimizer, DataLoader, Dataset
-"""Attributes that are no part of the network, and may be large: a copy has them in common with its original."""
+"""Attributes that are not part of the network, and may be large: a copy has them in common with its original."""
 _VALUES = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
 """Attributes of a tensor that give its values; the others, such as its shape, tell nothing about them."""
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size})

@@ -251,7 +251,7 @@ def require_numbers(outputs: Tensor) -> None:
         )
     if outputs.ndim > 1 and 0 in outputs.shape[1:]:
         raise BadModel(
-            f"the outputs have shape {tuple(outputs.shape)}, with no entries per sample: at least one output is needed"
+            f"the outputs have shape {tuple(outputs.shape)}, with no entries per sample: return at least one output"
         )
 
 
@@ -396,7 +396,7 @@ class Outcomes:
     """The loss and the correctness of every sample of a data set."""
 
     losses: Tensor  #: (n,) float64, scaled so that their mean is the risk
-    correct: Tensor | None  #: (n,) float64, 1 where correct, NaN where ignored; None if targets are no classes
+    correct: Tensor | None  #: (n,) float64, 1 where correct, NaN where ignored; None if targets are not classes
     weights: Tensor | None = None  #: masses over their mean, (n,) float64; None where they were not kept
 
     @property

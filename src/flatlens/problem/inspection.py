@@ -48,7 +48,9 @@ Outputs: TypeAlias = tuple[Tensor, Any]
 
 _PROBE = 8  #: samples in a probe
 _MASKED = -1e9  #: an output whose exp() is 0
-_AS_ONE = "samples that see each other, as the nodes of a graph do, are given as one sample, x[None] (docs/recipes.md)"
+_AS_ONE = (
+    "give samples that influence each other, such as the nodes of a graph, as one sample, x[None] (docs/recipes.md)"
+)
 
 
 def require_same_everywhere(problem: NetworkOnData) -> None:
@@ -76,15 +78,15 @@ def require_same_everywhere(problem: NetworkOnData) -> None:
     (of, name), others = found
     if of in ("weights", "buffers"):
         cause = (
-            "give all processes the same (set the seed before building the model)" if of == "weights" else
-            "running statistics do where each process takes them from its own samples: broadcast rank 0's before "
+            "give all processes the same weights (set the seed before building the model)" if of == "weights" else
+            "each process may take running statistics from its own samples: broadcast rank 0's before "
             "measuring (for b in model.buffers(): torch.distributed.broadcast(b, 0)), or train with SyncBatchNorm"
         )  # fmt: skip
         raise NotAlike(f"the {of} of {others} differ from those of rank 0, the first in {name!r}", remedy=cause)
     if name == CHOICE:
         raise BadData(
-            f"the loader picks other samples in {others} than in rank 0, as a DistributedSampler, a loader of "
-            "accelerate or an unseeded sampler does: give every process the data set itself, or a loader of all of it",
+            f"the loader picks other samples in {others} than in rank 0 (a DistributedSampler, a loader of "
+            "accelerate, an unseeded sampler?): give every process the data set itself, or a loader of all of it",
             argument=of,
         )
     raise BadData(
@@ -103,7 +105,7 @@ def check_first(problem: NetworkOnData, model: nn.Module) -> tuple[Loss, Outputs
     """
     first = next(problem.batches(FORWARD_CHUNK), None)
     if first is None or size(first) == 0:
-        raise BadData("the data is empty", argument="data", remedy="at least one sample is needed")
+        raise BadData("the data is empty", argument="data", remedy="give at least one sample")
     if problem.forward is None and problem.data.labelled:
         with retold("the first batch"), users_code(partial(forward_failed, where="the first batch")):
             problem.convention = convention_of(model, *problem.place(first))
@@ -216,7 +218,7 @@ def check_all(
     probes = problem.ranks.in_order(few) if own else []
     data.counted(found.n)
     if found.n == 0:
-        raise BadData("the data is empty", argument=data.where, remedy="at least one sample is needed")
+        raise BadData("the data is empty", argument=data.where, remedy="give at least one sample")
     if found.mass <= 0:
         raise BadData(
             "every target is ignored (ignore_index) or has class weight 0: at least one must count", argument=data.where

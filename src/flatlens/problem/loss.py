@@ -29,7 +29,7 @@ class BestConstant:
 
     loss: float  #: smallest risk, with the bias taken off that comes from a fit to these samples
     share: (
-        float  #: largest accuracy, the share of the most frequent class; it says nothing where targets are no classes
+        float  #: largest accuracy, the share of the most frequent class; it says nothing where targets are not classes
     )
 
 
@@ -172,7 +172,7 @@ class Loss(ABC):
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
         """Return whether each sample is classified correctly, (n,) float64, NaN where ignored.
 
-        None if targets are no classes.
+        None if targets are not classes.
         """
         try:
             y = torch.as_tensor(y, device=f.device)

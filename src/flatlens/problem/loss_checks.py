@@ -75,7 +75,7 @@ def _require_mean(loss: CustomLoss, f: Any, y: Any) -> None:
         mean = float(alone[rows.to(alone.device)].mean())
         if abs(batch - mean) > 1e3 * torch.finfo(alone.dtype).eps * float(alone.abs().max()):
             summed = abs(batch - size * mean) <= 1e-6 * abs(batch)
-            how = "it is their sum" if summed else "the samples do not count alike, or influence each other"
+            how = "it is their sum" if summed else "samples have different weights, or influence each other"
             mend = "" if summed else f"; {AS_ONE}"
             raise BadLoss(
                 f"the loss of {size} samples together is {batch:.6g}, the mean of their own losses is {mean:.6g} "
@@ -295,7 +295,7 @@ def require_twice(loss: Loss, f: Tensor, y: Any) -> None:
     except Exception as error:  # a loss of the user's own may raise anything
         if not out_of_memory(error):
             why = one_line(error, 160)
-            _withhold(loss, f"the loss cannot be differentiated as often as is needed ({why}): {_MEND}")
+            _withhold(loss, f"the loss cannot be differentiated often enough ({why}): {_MEND}")
         return
     with suppress(Exception):  # it does not take other outputs
         if _hidden(loss, f, y, u, w, (product * w).sum(1)):

@@ -689,7 +689,7 @@ def _named(name: str) -> Loss:
         return _from_module(torchs.get(plain, *same)())
     if same:
         told = ", ".join(sorted(kind.__name__ for kind in near))
-        raise UnknownName(f"no loss is called {name!r}: did you mean {told} (of torch.nn)?")
+        raise UnknownName(f"unknown loss {name!r}: did you mean {told} (of torch.nn)?")
     raise UnknownName.among("loss", name, [*OWN_LOSSES, *(kind.__name__ for kind in MODULE_OF.values())])
 
 
@@ -725,7 +725,7 @@ def as_loss(loss: object) -> Loss:
         require_two_arguments(loss, name)
         return CustomLoss(loss, name, settings=settings_of_function(loss))
     raise BadLoss(
-        f"a name ({', '.join(OWN_LOSSES)}), a torch loss, a function (outputs, targets) -> losses, or a dict of these "
-        "for several heads is needed, got "
+        f"expected a name ({', '.join(OWN_LOSSES)}), a torch loss, a function (outputs, targets) -> losses, or a dict "
+        "of these for several heads, got "
         f"{type(loss).__name__}{': the order is Problem(model, loss, data)' * isinstance(loss, Tensor)}"
     )

@@ -257,7 +257,7 @@ class Problem(NetworkOnData):
 def require_usable(model: object, dtype: object) -> None:
     """Refuse anything but a network that can be hooked and differentiated."""
     if not isinstance(model, nn.Module):
-        raise BadModel(f"a torch.nn.Module is needed, got {type(model).__name__}")
+        raise BadModel(f"expected a torch.nn.Module, got {type(model).__name__}")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             where = f"{name!r} is a ScriptModule, which" if name else "a ScriptModule"
@@ -284,7 +284,7 @@ def require_usable(model: object, dtype: object) -> None:
         if p.is_inference():
             raise BadModel(f"{name!r} was made under torch.inference_mode()", remedy="build the model outside it")
     if dtype is not None and dtype not in (torch.float32, torch.float64):
-        raise BadInput("None, torch.float32 or torch.float64 is needed", argument="dtype", value=dtype)
+        raise BadInput("expected None, torch.float32 or torch.float64", argument="dtype", value=dtype)
     _require_real(model, dtype or measuring_dtype(model))
 
 
@@ -331,7 +331,7 @@ def require_forward(forward: Any) -> Any:
     """Return forward=; refuse what cannot be called."""
     if forward is not None and not callable(forward):
         raise BadInput(
-            f"a function (model, batch) -> (outputs, targets) is needed, got {type(forward).__name__}",
+            f"expected a function (model, batch) -> (outputs, targets), got {type(forward).__name__}",
             argument="forward",
         )
     return forward
@@ -360,7 +360,7 @@ def require_same_form(test: Data) -> None:
 def require_arithmetic(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device) -> Arithmetic:
     """Return arithmetic=; refuse a reduced precision that would have no effect, or would contradict `dtype`."""
     if arithmetic not in ("full", *REDUCED_PRECISION):
-        raise BadInput("'full', 'tf32' or 'bfloat16' is needed", argument="arithmetic", value=arithmetic)
+        raise BadInput("expected 'full', 'tf32' or 'bfloat16'", argument="arithmetic", value=arithmetic)
     if arithmetic != "full" and dtype != torch.float32:
         raise BadInput(
             f"only for networks measured in float32, not in {dtype}", argument="arithmetic", value=arithmetic
@@ -373,7 +373,7 @@ def require_arithmetic(arithmetic: Arithmetic, dtype: torch.dtype, device: torch
 def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset[str]:
     """Return the names of the parameters that count in sums over parameters."""
     if which not in ("trainable", "all") if isinstance(which, str) else not isinstance(which, Iterable):
-        raise BadInput("'trainable', 'all' or a list of parameter names is needed", argument="parameters", value=which)
+        raise BadInput("expected 'trainable', 'all' or a list of parameter names", argument="parameters", value=which)
     with in_turn(model):  # freezing differs while another thread measures it in place
         known = {name: p.requires_grad for name, p in model.named_parameters() if p.is_floating_point()}
     if isinstance(which, str):
@@ -382,7 +382,7 @@ def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset
     for name in names:
         if not isinstance(name, str):
             shown = type(name).__name__ if isinstance(name, Tensor) else repr(name)
-            raise BadInput("a list of parameter names is needed", argument="parameters", value=Code(f"[{shown}]"))
+            raise BadInput("expected a list of parameter names", argument="parameters", value=Code(f"[{shown}]"))
         if name not in known:
             raise UnknownName.among("parameter", name, known)
     return frozenset(names)
@@ -417,17 +417,17 @@ def in_bytes(memory: str | int) -> int:
     units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
     match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d*)?)\s*([KMGT]?I?)B?\s*", str(memory).upper())
     if match is None or match[2] not in units or float(match[1]) == 0:
-        raise BadInput("a size is needed, such as '1GiB' or '500MB'", argument="memory", value=memory)
+        raise BadInput("expected a size, such as '1GiB' or '500MB'", argument="memory", value=memory)
     return min(int(float(match[1]) * units[match[2]]), _MOST)
 
 
 def require_ghosts(batchnorm: object, ghost_batch: object) -> None:
     """Refuse batchnorm='train' without ghost_batch, or the reverse."""
     if batchnorm not in ("eval", "train"):
-        raise BadInput("'eval' or 'train' is needed", argument="batchnorm", value=batchnorm)
+        raise BadInput("expected 'eval' or 'train'", argument="batchnorm", value=batchnorm)
     if batchnorm == "eval" and ghost_batch is not None:
         what = "has an effect with ", Give("batchnorm", "train"), " only"
         raise BadInput(what, argument="ghost_batch", remedy="set both or neither")
     if batchnorm == "train" and not (isinstance(ghost_batch, int) and ghost_batch >= 2):
-        needed = "the number of samples normalised together is needed, at least 2"
+        needed = "expected the number of samples normalised together, at least 2"
         raise BadInput(needed, argument="ghost_batch", value=ghost_batch)

@@ -290,7 +290,7 @@ def next_token(model: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return (outputs, targets, which tokens count) of a causal language model, which predicts each next token.
 
     Pass it as forward= with batches {"input_ids", "attention_mask"?, "labels"?}. Without "labels" the ids themselves
-    are the targets. A token counts if it is no padding and its label is not -100; the first token of a sequence is
+    are the targets. A token counts if it is not padding and its label is not -100; the first token of a sequence is
     never a target.
     """
     fed = {key: value for key, value in batch.items() if key != "labels"}
@@ -565,8 +565,8 @@ class OfRows(Loss):
         V = f.shape[1] // T
         if t.shape not in ((n, y.length), (n, y.length, V)):
             raise BadData(
-                f"outputs of shape {(n, y.length, V)} have one row per token, so labels of shape {(n, y.length)} or "
-                f"targets of shape {(n, y.length, V)} are needed, got {tuple(t.shape)}",
+                f"outputs of shape {(n, y.length, V)} have one row per token: expected labels of shape {(n, y.length)} "
+                f"or targets of shape {(n, y.length, V)}, got {tuple(t.shape)}",
                 argument="data",
                 remedy="pool the tokens in the model, or give every token a label",
             )

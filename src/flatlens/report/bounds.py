@@ -83,7 +83,7 @@ def _reasons(verdicts: Sequence[Verdict]) -> Text:
         of = [f"{name} at {summed_up(layers, most=4)}" if any(layers) else name for name, layers in bounds.items()]
         text.append(f"\n{', '.join(of)}: ", style="not bold italic").append(why, style="not bold not italic dim")
     more = len(said) - REASONS
-    return text.append(f"\nand {more} reasons more: --page or --json", style="not bold") if more > 0 else text
+    return text.append(f"\nand {more} more reasons: --page or --json", style="not bold") if more > 0 else text
 
 
 def _why(verdict: Verdict) -> str:

@@ -225,7 +225,7 @@ def _entry(measure: Measure) -> str:
         "Source": card.source,
         "Cost": card.cost,
         "Run": runs(measure),
-        "Survives": "; ".join(f"{moves}{option}" for option, moves in survived.items()),
+        "Invariant under": "; ".join(f"{moves}{option}" for option, moves in survived.items()),
         "Options": ", ".join(f"`{name}={default!r}`" for name, default in measure.defaults().items()),
         'With `batchnorm="train"`': "defined" if measure.works_coupled else "",
     }

@@ -29,8 +29,8 @@ SHORT = {
 }
 """Column headings; a transform of the user's own has its name."""
 CELLS = (
-    "NO in capitals: it changes, though its measure is declared to stay; LOST: it is undefined on one side only, "
-    "though its measure is declared to stay. -: undefined before or after. ?: undecided after a search."
+    "NO in capitals: it changes, although the measure is declared invariant; LOST: it is undefined before or after, "
+    "although the measure is declared invariant. -: undefined before or after. ?: undecided after a search."
 )
 """The meaning of a cell's other words."""
 
@@ -75,7 +75,7 @@ def _kind(cell: Cell) -> str:
 
 
 def _table(report: InvarianceReport) -> Fitted:
-    table = Fitted("Does the number stay?", names=["measure"], values=["before"])
+    table = Fitted("Is the number invariant?", names=["measure"], values=["before"])
     for name in report.moved:
         table.column(SHORT.get(name, name), left=True)
     rows = _rows(report)
@@ -135,6 +135,6 @@ def _transforms(report: InvarianceReport) -> Text:
 def _key() -> Text:
     return remark(
         "yes, no: ",
-        f"whether the number stays the same, within rounding and 4 standard errors, when the weights change and the "
+        f"whether the number is invariant, within rounding and 4 standard errors, when the weights change and the "
         f"function does not; x: the factor by which it changes. {CELLS}",
     )

@@ -1,6 +1,6 @@
 """The report of one network: as a terminal screen, as a page, and as a notebook shows it.
 
-Each shows the numbers, how far to trust them, and which of them survive a rescaling of the weights.
+Each shows the numbers, how far to trust them, and which are invariant under rescaling of the weights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AnswerRow(NamedTuple):
 
     name: str
     estimate: Estimate
-    kept: tuple[bool, ...]  #: whether it survives each of MOVES; empty where that is not known
+    kept: tuple[bool, ...]  #: whether it is invariant under each of MOVES; empty where that is not known
 
 
 def rows_by_family(report: Report, cards: Sequence[Card]) -> dict[str, list[AnswerRow]]:
@@ -125,7 +125,7 @@ def _parts(report: Report, cards: Sequence[Card], layers: str = "") -> dict[str,
     notes = by_key((estimate.note, name) for (name, layer), estimate in report.items() if layer is None)
     told = " ".join(whole.answer)  # of few numbers it has the notes
     lines = [f"{', '.join(names)}: {note}" for note, names in notes.items() if note and note not in told]
-    dotted = "Parts such as .sum and .max are in --json and --save, and shown of measures asked for by name."
+    dotted = "Parts such as .sum and .max: in --json and --save, and shown for measures requested by name."
     return {
         "head": head_of_screen({"": report.about}, whole.answer),
         "network": [_network_table(report, cards)],

@@ -281,7 +281,7 @@ def difference_rows(result: StudyResult) -> dict[str, list[dict[str, Any]]]:
 
 
 def measure_rows(result: StudyResult, cards: Sequence[Card]) -> list[dict[str, Any]]:
-    """Return the measures of this study, once each: name, meaning, source, and whether they survive each move."""
+    """Return the measures of this study, once each: name, meaning, source, and invariance under each move."""
     names = dict.fromkeys(spelling(str(column)) for column in result.networks.columns)
     met = [(name, card) for name in names if (card := card_of(name, cards)) and name not in NOT_MEASURES]
     return [

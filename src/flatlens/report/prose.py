@@ -92,7 +92,7 @@ def what_was_run(result: StudyResult) -> str:
     if training.get("type") == "TrainedElsewhere":
         differ = f", by {listed([in_words(name) for name in result.varied])}" if result.varied else ""
         networks = count_of(len(result.networks), "network")
-        return f"{networks}{_made_of(base)}, trained elsewhere, measured{_on_data(base)}{differ}."
+        return f"{networks}{_made_of(base)}, trained outside flatlens, measured{_on_data(base)}{differ}."
     # the grid, and the seeds: of each network alone, of each combination, or in one axis with other settings
     axes = [axis for axis in result.settings.get("axes", ()) if not is_seed(axis["name"])]
     grid, number = ", ".join(map(_in_words, axes)), result.networks["seed"].nunique()
@@ -226,7 +226,7 @@ def caveats(result: StudyResult) -> list[str]:
         )
     if result.failed:
         failed = len(result.failed)
-        lines.append(f"{count_of(failed, 'run')} ended in an error and {is_or_are(failed)} missing here.")
+        lines.append(f"{count_of(failed, 'run')} failed and {is_or_are(failed)} missing here.")
     if result.unfinished:
         lines.append(
             f"{count_of(result.unfinished, 'network')} of the study not finished yet: these are the findings so far."

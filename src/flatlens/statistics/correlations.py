@@ -82,7 +82,7 @@ def correlate(
         raise UnknownName.among("correlation", statistic, _NAMES)
     require_counts(resampled=resampled, permuted=permuted)
     if names[0] == names[1]:
-        raise BadInput(f"correlate(names={names!r}): two names are needed")
+        raise BadInput(f"correlate(names={names!r}): expected two names")
     labels = of_units(x, units)
     kept = keep(as_columns(**{names[0]: x, names[1]: y}, **labels), names, log, present=list(labels))
     if labels:
@@ -118,7 +118,7 @@ def of_units(x: Any, units: Any) -> dict[str, Any]:
         return {}
     labels = np.asarray(units, dtype=object)
     if labels.shape != np.shape(x):
-        raise BadInput(f"units: one label for each network is needed, {np.size(x)} of them; got {labels.size}")
+        raise BadInput(f"units: expected one label for each network, {np.size(x)} of them; got {labels.size}")
     return {UNIT_LABELS: labels}
 
 
@@ -274,7 +274,7 @@ def require_counts(**counts: int) -> None:
     """Refuse a value that is not a number of random draws."""
     for name, number in counts.items():
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
-            raise BadInput(f"{name}={number!r}: a whole number of random draws is needed, 0 for none")
+            raise BadInput(f"{name}={number!r}: expected a whole number of random draws, 0 for none")
 
 
 def partial_correlation(
@@ -391,7 +391,7 @@ def kendall_w(
     # The ranks of the whole rankings that do not tie all networks
     table = pd.DataFrame(scores).astype(np.float64)
     if table.shape[1] < 2:
-        raise BadInput(f"kendall_w(...): rankings of at least 2 networks are needed, got {table.shape[1]} networks")
+        raise BadInput(f"kendall_w(...): expected rankings of at least 2 networks, got {table.shape[1]} networks")
     values = table.to_numpy()
     whole = ~np.isnan(values).any(1)
     ranks = values[whole] if ranked else rankdata(values[whole], axis=1)

@@ -90,7 +90,7 @@ def group_differences(
     columns = as_columns(group=labels, **{f"={name}": np.asarray(of, float) for name, of in values.items()})
     group, names = pd.factorize(labels)
     if len(names) < 2:
-        raise BadInput(f"at least two groups are needed, got {', '.join(names) or 'none'}")
+        raise BadInput(f"expected at least two groups, got {', '.join(names) or 'none'}")
     every = np.arange(len(columns))
     pair: GroupNumbers = every if pairs is None else _numbered(pairs)
     unit: GroupNumbers = pair if units is None else _numbered(units)

@@ -55,7 +55,7 @@ def within_groups(
     """
     require_counts(resampled=resampled, permuted=permuted)
     if len({*names, "group"}) < 3:
-        raise BadInput(f"within_groups(names={names!r}): two names, neither of them 'group', are needed")
+        raise BadInput(f"within_groups(names={names!r}): expected two names, neither of them 'group'")
     kept = keep(as_columns(**{names[0]: x, names[1]: y}, group=groups), names, present=["group"])
     n = len(kept.table)
     title = f"Pearson r of {names[0]} and {names[1]} within groups"

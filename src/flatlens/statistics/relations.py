@@ -151,11 +151,11 @@ def relate(table: pd.DataFrame, *, units: Any = None) -> Relations:
     ['name']
 
     Raises:
-        BadInput: it is no table with at least two columns of numbers, or there is not one unit for each row.
+        BadInput: it is not a table with at least two columns of numbers, or there is not one unit for each row.
         UnknownName: it has no column of the units' name.
     """
     if not isinstance(table, pd.DataFrame):
-        raise BadInput(f"relate(...): a pandas DataFrame is needed, got {type(table).__name__}")
+        raise BadInput(f"relate(...): expected a pandas DataFrame, got {type(table).__name__}")
     column, labels = (None, None) if units is None else _units_of(table, units)
     columns = table if column is None else table.drop(columns=[column])
     numbers = columns.select_dtypes("number", exclude=["timedelta", "complex"])
@@ -172,7 +172,7 @@ def relate(table: pd.DataFrame, *, units: Any = None) -> Relations:
         names = ", ".join(numbers.columns) or "none"
         others = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise BadInput(
-            f"relate(...): at least two columns of numbers with names of their own are needed, got {names}"
+            f"relate(...): expected at least two columns of numbers with names of their own, got {names}"
             + (f" (left out: {others})" if others else "")
         )
     pairs = relate_all(numbers, labels)
@@ -186,10 +186,10 @@ def _units_of(table: pd.DataFrame, units: Any) -> tuple[Any, pd.Series]:
     if pd.api.types.is_list_like(units) and not (isinstance(units, tuple) and units in table):
         labels = pd.Series(np.asarray(units, dtype=object), index=table.index) if len(units) == len(table) else None
         if labels is None:
-            raise BadInput(f"relate(units=...): one label for each of {len(table)} rows is needed, got {len(units)}")
+            raise BadInput(f"relate(units=...): expected one label for each of {len(table)} rows, got {len(units)}")
         return None, labels
     if units not in table:
         raise UnknownName.among("column in this table", str(units), map(str, table.columns))
     if (table.columns == units).sum() > 1:
-        raise BadInput(f"relate(units={units!r}): one column of this name is needed, the table has several")
+        raise BadInput(f"relate(units={units!r}): expected one column of this name, the table has several")
     return units, table[units]

@@ -155,7 +155,7 @@ def _numbers(table: pd.DataFrame, name: Any) -> Array:
     try:
         return np.asarray(table[name].to_numpy(dtype=np.float64, na_value=np.nan))
     except (TypeError, ValueError) as error:
-        raise BadInput(f"column {name!r}: numbers are needed ({error})") from error
+        raise BadInput(f"column {name!r}: expected numbers ({error})") from error
 
 
 def as_columns(**columns: Any) -> pd.DataFrame:

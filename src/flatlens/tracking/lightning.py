@@ -33,7 +33,7 @@ class TrackerCallback(Callback):
 
     def __init__(self, tracker: Tracker, *, log: bool = True, name: str = "") -> None:
         if not isinstance(tracker, Tracker):
-            raise BadInput(f"TrackerCallback(tracker=...): a Tracker is needed, got {type(tracker).__name__}")
+            raise BadInput(f"TrackerCallback(tracker=...): expected a Tracker, got {type(tracker).__name__}")
         self.tracker = tracker
         self._log, self._name = log, name
         self._loggers: dict[int, Aside] = {}

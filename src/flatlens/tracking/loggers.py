@@ -26,7 +26,7 @@ from flatlens.estimate import Report
 from flatlens.problem.ranks import claimed, in_first_process
 from flatlens.tracking.stability import WITH_EDGE, Edge
 
-_PAUSE = 15.0  #: seconds between two lines if stderr is no terminal; the 1st, 2nd, 4th, ... comes in any case
+_PAUSE = 15.0  #: seconds between two lines if stderr is not a terminal; the 1st, 2nd, 4th, ... comes in any case
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +147,7 @@ class CSVLog:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         if not self._path.parent.is_dir() or self._path.is_dir():
-            raise BadFolder(f"CSVLog({str(path)!r}): a file in a folder that exists is needed")
+            raise BadFolder(f"CSVLog({str(path)!r}): expected a file in a folder that exists")
 
     def __call__(self, moment: Moment) -> None:
         """Write the moment's rows."""
@@ -209,7 +209,7 @@ class TensorBoardLog:
         with needs("tensorboard", "TensorBoardLog"):
             writer = import_module("torch.utils.tensorboard").SummaryWriter
         if not isinstance(where, writer | str | os.PathLike):
-            raise BadInput(f"TensorBoardLog({where!r}): a folder or a SummaryWriter is needed")
+            raise BadInput(f"TensorBoardLog({where!r}): expected a folder or a SummaryWriter")
         self._folder = "" if isinstance(where, writer) else str(Path(where).absolute())
         self._writer = where if isinstance(where, writer) else writer(os.fspath(where))
 
@@ -240,7 +240,7 @@ class WandbLog:
             wandb = import_module("wandb")
         self._run = wandb.run if run is None else run
         if self._run is None or not callable(getattr(self._run, "define_metric", None)):
-            raise BadInput("WandbLog(run=...): a run is needed: call wandb.init(...) first, or pass what it returned")
+            raise BadInput("WandbLog(run=...): expected a run: call wandb.init(...) first, or pass what it returned")
         self._run.define_metric(f"{PREFIX}/step")
         self._run.define_metric(f"{PREFIX}/*", step_metric=f"{PREFIX}/step")
 
@@ -267,7 +267,7 @@ class MLflowLog:
             mlflow = import_module("mlflow")
         active = mlflow.active_run()
         if run_id is None and active is None:
-            raise BadInput("MLflowLog(run_id=...): a run is needed: call mlflow.start_run() first, or name one")
+            raise BadInput("MLflowLog(run_id=...): expected a run: call mlflow.start_run() first, or name one")
         self._run_id = active.info.run_id if run_id is None else run_id
         self._client = mlflow.MlflowClient()
 

@@ -84,7 +84,7 @@ def whole(value: object, name: str, least: int) -> int:
         number = least - 1
     if not least <= number < 2**63:  # the range of an integer column
         most = "" if number < least else ", and below 2**63,"
-        raise BadInput(f"Tracker({name}={value!r}): a whole number of at least {least}{most} is needed")
+        raise BadInput(f"Tracker({name}={value!r}): expected a whole number of at least {least}{most}")
     return number
 
 
@@ -410,19 +410,19 @@ def _checked(
 ) -> list[Measure]:
     """Return the measures; refuse arguments that a tracker cannot use."""
     if not isinstance(problem, Problem):
-        raise BadInput(f"Tracker(problem=...): a Problem is needed, got {type(problem).__name__}")
+        raise BadInput(f"Tracker(problem=...): expected a Problem, got {type(problem).__name__}")
     found = [as_studied(one) for one in named(measures)]
     if not found:
         raise BadInput("Tracker(measures=[]): name at least one")
     if problem.test is None and (held := [m.key for m in found if m.held_out]):
         raise BadInput(f"Tracker(measures=...): {held[0]} needs held-out data: Problem(..., test=(x, y))")
     if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
-        raise BadInput(f"Tracker(budget={budget!r}): a share of wall time is needed, between 0 and 1")
+        raise BadInput(f"Tracker(budget={budget!r}): expected a share of wall time, between 0 and 1")
     _require_alone(problem, budget)
     if not (isinstance(live, bool) or callable(live)):
-        raise BadInput(f"Tracker(live={live!r}): True, False or a function of a Moment is needed")
+        raise BadInput(f"Tracker(live={live!r}): expected True, False or a function of a Moment")
     if wrong := [one for one in logs if not callable(one) or isinstance(one, type)]:
-        raise BadInput(f"Tracker(log={wrong[0]!r}): functions of a Moment are needed, such as CSVLog('run.csv')")
+        raise BadInput(f"Tracker(log={wrong[0]!r}): expected functions of a Moment, such as CSVLog('run.csv')")
     return found
 
 

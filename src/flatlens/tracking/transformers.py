@@ -45,7 +45,7 @@ class TrackerCallback(TrainerCallback):
         name: str = "",
     ) -> None:
         if not isinstance(tracker, Tracker):
-            raise BadInput(f"TrackerCallback(tracker=...): a Tracker is needed, got {type(tracker).__name__}")
+            raise BadInput(f"TrackerCallback(tracker=...): expected a Tracker, got {type(tracker).__name__}")
         self.tracker = tracker
         self._kept = Aside("saving the tracker's state", write_whole)
         self._log, self._name = None if log is None else Aside("the trainer's log", log), name

@@ -32,14 +32,14 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         if not 0 <= self.p <= 1:
-            raise BadInput(f"Augmentation(p={self.p}): a probability is needed")
+            raise BadInput(f"Augmentation(p={self.p}): expected a probability")
         if self.pad < 0:
             raise BadInput(f"Augmentation(pad={self.pad}): it must not be negative")
 
     def apply(self, x: Tensor, generator: Generator) -> Tensor:
         """Return the batch with some of its images cropped and flipped."""
         if x.ndim != 4:
-            raise BadData(f"Augmentation: images of shape (n, C, h, w) are needed, got {tuple(x.shape)}")
+            raise BadData(f"Augmentation: expected images of shape (n, C, h, w), got {tuple(x.shape)}")
         chosen = torch.rand(len(x), generator=generator) < self.p
         corners = torch.randint(0, 2 * self.pad + 1, (2, len(x)), generator=generator)
         flipped = torch.rand(len(x), generator=generator) < 0.5

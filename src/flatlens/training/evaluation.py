@@ -94,14 +94,14 @@ def pair(data: object, what: str) -> Pair:
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = f"{type(data).__name__}{f' of {len(data)}' if isinstance(data, tuple | list) else ''}"
         raise BadData(
-            f"a pair (inputs, targets) is needed, got a {got}; a Split has .train and .test",
+            f"expected a pair (inputs, targets), got a {got}; a Split has .train and .test",
             argument=what,
             call="train",
         )
     try:
         x, y = (torch.as_tensor(part) for part in data)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadData(f"tensors or arrays are needed ({one_line(error)})", argument=what, call="train") from error
+        raise BadData(f"expected tensors or arrays ({one_line(error)})", argument=what, call="train") from error
     return x, y
 
 
@@ -117,7 +117,7 @@ def first_outputs(model: nn.Module, x: Tensor, what: str) -> Tensor:
         ) from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise BadModel(f"outputs of shape (n, N) are needed, got {got}", call="train")
+        raise BadModel(f"expected outputs of shape (n, N), got {got}", call="train")
     return outputs
 
 

@@ -56,7 +56,7 @@ class TrainingLoss:
         if self.name not in LOSSES:
             raise UnknownName.among("loss to train on", self.name, LOSSES)
         if not 0 <= self.label_smoothing <= 1:
-            raise BadInput(f"Training(label_smoothing={self.label_smoothing}): a number from 0 to 1 is needed")
+            raise BadInput(f"Training(label_smoothing={self.label_smoothing}): expected a number from 0 to 1")
 
     def measured(self) -> Loss:
         """Return the loss that `flatlens.Problem` takes."""
@@ -81,7 +81,7 @@ class TrainingLoss:
         if y.ndim != 1 or (len(y) and not 0 <= int(y.min()) <= int(y.max()) < N):
             met = f"shape {tuple(y.shape)}" if y.ndim != 1 else f"{int(y.min())} to {int(y.max())}"
             raise BadData(
-                f"labels from 0 to {N - 1} are needed, since the network has {count_of(N, 'output')}; got {met}. Whole "
+                f"expected labels from 0 to {N - 1}, since the network has {count_of(N, 'output')}; got {met}. Whole "
                 "numbers are class labels",
                 argument=what,
                 remedy="y.float() makes them targets of a regression, y.argmax(1) turns one-hot rows into labels",
@@ -140,7 +140,7 @@ class _JacobianPenalty:
     def __post_init__(self) -> None:
         _require_coefficient(self)
         if self.form not in ("mean_square", "published"):
-            raise BadInput(f"{type(self).__name__}(form={self.form!r}): 'mean_square' or 'published' is needed")
+            raise BadInput(f"{type(self).__name__}(form={self.form!r}): expected 'mean_square' or 'published'")
 
     def value(self, seen: Pass, generator: Generator) -> Tensor:
         """Return the penalty on a batch, without its coefficient; differentiable.
@@ -211,7 +211,7 @@ class RelativeFlatness:
             if not self.layers:
                 raise BadInput("RelativeFlatness(layers=()): name at least one layer, or 'last', or 'all'")
         elif self.layers not in ("last", "all"):
-            raise BadInput(f"RelativeFlatness(layers={self.layers!r}): 'last', 'all' or a tuple of names is needed")
+            raise BadInput(f"RelativeFlatness(layers={self.layers!r}): expected 'last', 'all' or a tuple of names")
         _require_coefficient(self)
 
     def value(self, seen: Pass, generator: Generator) -> Tensor:

@@ -208,7 +208,7 @@ class _Timed:
 
     def __post_init__(self) -> None:
         if self.unit not in ("epochs", "steps"):
-            raise BadInput(f"{type(self).__name__}(unit={self.unit!r}): 'epochs' or 'steps' is needed")
+            raise BadInput(f"{type(self).__name__}(unit={self.unit!r}): expected 'epochs' or 'steps'")
 
     def factor(self, step: int, epoch: int) -> float:
         """Return the factor on the learning rate at step `step` of epoch `epoch`, both counted from 0."""

@@ -117,7 +117,7 @@ def train(
         BadFolder: `save` cannot be written, is damaged, or belongs to another run.
     """
     if not isinstance(model, nn.Module):
-        raise BadModel(f"a torch.nn.Module is needed, got {type(model).__name__}: call .build() first", call="train")
+        raise BadModel(f"expected a torch.nn.Module, got {type(model).__name__}: call .build() first", call="train")
     where = None if save is None else Path(save)
     with as_found(model, settings.seed):
         if isinstance(settings.optimiser, Ridge):

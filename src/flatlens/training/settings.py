@@ -34,15 +34,15 @@ class Until:
 
     def __post_init__(self) -> None:
         if self.loss_window < 1:
-            raise BadInput(f"Until(loss_window={self.loss_window}): at least 1 is needed")
+            raise BadInput(f"Until(loss_window={self.loss_window}): expected at least 1")
         if self.loss_over not in ("data", "epoch"):
-            raise BadInput(f"Until(loss_over={self.loss_over!r}): 'data' or 'epoch' is needed")
+            raise BadInput(f"Until(loss_over={self.loss_over!r}): expected 'data' or 'epoch'")
         for name in ("loss_below", "gradient_norm"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
-                raise BadInput(f"Until({name}={value}): a finite number is needed")
+                raise BadInput(f"Until({name}={value}): expected a finite number")
         if self.accuracy is not None and not 0 <= self.accuracy <= 1:
-            raise BadInput(f"Until(accuracy={self.accuracy}): a share from 0 to 1 is needed")
+            raise BadInput(f"Until(accuracy={self.accuracy}): expected a share from 0 to 1")
 
     @property
     def anything(self) -> bool:
@@ -107,14 +107,14 @@ class Training:
         for name, value, kinds in parts:
             if not isinstance(value, kinds):
                 known = ", ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-                raise BadInput(f"Training({name}={value!r}): one of {known} is needed")
+                raise BadInput(f"Training({name}={value!r}): expected one of {known}")
         TrainingLoss(self.loss, self.label_smoothing)
         for name, least in _LEAST.items():
             size = getattr(self, name)
             if size is None and name in MAY_BE_NONE:
                 continue
             if isinstance(size, bool) or not isinstance(size, int) or size < least:
-                raise BadInput(f"Training({name}={size!r}): a whole number, at least {least} is needed")
+                raise BadInput(f"Training({name}={size!r}): expected a whole number, at least {least}")
         if self.max_steps is None and self.max_epochs is None:
             raise BadInput("Training: give max_steps or max_epochs, so that training always ends")
         if isinstance(self.optimiser, Ridge) and (self.loss == "cross_entropy" or self.penalties):

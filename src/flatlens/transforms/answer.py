@@ -21,11 +21,11 @@ def answer(
     """Return at most three sentences on what stayed and what changed.
 
     >>> answer([], {}, {"permutation": "no link is found"}, {})
-    ['No change of the weights that leaves the function as it is applies to this network: no link is found.']
+    ['No function-preserving change of the weights applies to this network: no link is found.']
     """
     if not moved:
         reasons = "; ".join(dict.fromkeys(left_out.values()))
-        return [f"No change of the weights that leaves the function as it is applies to this network: {reasons}."]
+        return [f"No function-preserving change of the weights applies to this network: {reasons}."]
     wrong = [f"{cell.measure} under {cell.transform}" for cell in cells if cell.agrees is False]
     ours = "an error in flatlens or in a theorem: please report it"
     told = f"Not as declared: {listed(wrong, _MOST)}; {ours}." if wrong else ""
@@ -42,12 +42,12 @@ def _moves(cells: Sequence[Cell], moved: Mapping[str, Applied]) -> list[str]:
     stay = [name for name, each in own.items() if all(cell.unchanged and cell.declared is not False for cell in each)]
     change = [name for name, each in own.items() if any(cell.unchanged is False for cell in each)]
     plural = "" if len(moved) == 1 else "s"
-    under = f"under {len(moved)} change{plural} of the weights that leave{'' if plural else 's'} the function as it is"
+    under = f"under {len(moved)} function-preserving change{plural} of the weights"
     if not own:
         return []
-    found = [f"No number stays the same {under}."]
+    found = [f"No number is invariant {under}."]
     if stay:
-        which = f"{len(stay)} of {count_of(len(own), 'number')} stay{'s' * (len(stay) == 1)} the same"
+        which = f"{len(stay)} of {count_of(len(own), 'number')} {'is' if len(stay) == 1 else 'are'} invariant"
         found = [f"{which} {under}: networks can be compared by {listed(stay, _MOST)}."]
     if change:
         factors = {(cell.measure, cell.transform): _factor(cell) for name in change for cell in own[name]}

@@ -125,7 +125,7 @@ class Transform:
         than rounding: that is an error in flatlens.
         """
         if not isinstance(problem, Problem):
-            raise BadInput(f"{self.name}.apply(...): a Problem is needed, got {type(problem).__name__}")
+            raise BadInput(f"{self.name}.apply(...): expected a Problem, got {type(problem).__name__}")
         model = copied(problem)
         offer = self.offer(read_wiring(problem, model))
         if offer.refused:

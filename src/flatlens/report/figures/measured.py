@@ -68,7 +68,7 @@ def chain_figure(verdicts: Sequence[Verdict]) -> Figure:
     whole, narrow = _chain(data, 640, 60), _chain(data, 120, 24)
     caption = (
         "From the sensitivity to the input to the sharpness, a step at a time: each bar is at most as long as the "
-        "next, where the step's assumptions hold. A step that adds much length is where the bound is lost."
+        "next, where the step's assumptions hold. A large increase marks the loosest step."
     )
     title = "The chain A ≤ B ≤ C ≤ D"
     return Figure("chain", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
@@ -106,7 +106,7 @@ def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
     caption = (
         "Each mark is a claim about the network or one of its layers, at the sample where it is tightest. At 1 the "
         "sides are equal; far to the left a claim holds and says little. A grey cross: the theorem does not apply to "
-        "this network, so that a mark beyond 1 is no contradiction."
+        "this network, so that a mark beyond 1 does not contradict it."
     )
     for side, end in {"left": f"below {FLOOR:g}", "right": f"above {CEILING:g}"}.items():
         if side in set(data["beyond"]):
@@ -217,7 +217,7 @@ def taus_figure(comparison: Comparison) -> Figure:
         "Kendall's tau-b: 1 (orange) where two measures order the networks alike, -1 (blue) where they reverse each "
         "other; ties and overlapping intervals count for neither. Empty where a measure ties all networks."
     )
-    return Figure("taus", "How far each two measures agree", caption, data, drawn, (drawn,), "wide", colours=False)
+    return Figure("taus", "Pairwise agreement", caption, data, drawn, (drawn,), "wide", colours=False)
 
 
 Z = 1.96

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 GAP_PANELS = "against_gap"
 HUES = ("#2f7fc1", "#e08214", "#3f9b78", "#9b6bb3", "#8a94a3", "#b5524c")
 """Colours of the coefficients, which also differ by shape."""
-_BARS = ", its bar the 95% interval over seeds: a bar that crosses zero says that these networks do not settle the sign"
+_BARS = ", its bar the 95% interval over seeds: an interval that contains 0 leaves the sign open"
 _ALIKE = (
     " Among networks trained alike the means of the groups of equal settings are taken out, so that a setting that "
-    "moves both sides is no evidence."
+    "moves both sides is not evidence."
 )
 _KINDS = alt.Legend(title=None, orient="top", columns=1, labelLimit=330)
 
@@ -198,7 +198,7 @@ def scatter_matrix(result: StudyResult) -> Figure:
     drawing = _matrix(result, quantities, data) if quantities and len(data) else empty("no network to show")
     return Figure(
         name="scatter_matrix",
-        title="Everything against everything",
+        title="All pairs of quantities",
         caption="Below the diagonal one mark a network; with a mouse, drag a rectangle in any panel to follow its "
         "networks through all of them, double-click to let go. On the diagonal each quantity's histogram. Above it "
         f"Pearson's r and Kendall's τ{' with 95% intervals' if known(result.relations['pearson_low']) else ''}, orange "

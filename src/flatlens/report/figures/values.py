@@ -13,7 +13,11 @@ from flatlens.report.figures.figure import NOT_KNOWN_GREY, PANELS_A_ROW, Drawing
 _ROW = 20  #: height of a network's row, in pixels
 _WIDTH = 185  #: of a panel without its names: with them it fits a phone
 RANKED = "#2f7fc1"
-_TOWARDS = {"flat": "smaller is flatter", "compressed": "smaller is more compressed", "": "no direction known"}
+_TOWARDS = {
+    "flat": "smaller is flatter",
+    "compressed": "smaller is more compressed",
+    "": "smaller is not necessarily better",
+}
 _BOUNDS = [
     {"test": f"datum.kind == '{kind}'", "value": f"triangle-{side}"}
     for kind, side in (("lower bound", "right"), ("upper bound", "left"))

@@ -124,7 +124,7 @@ def _tried(runs: Sequence[TrainingRun]) -> TrialResult:
         else:
             slower = f"in a stack they would be {together / alone:.2g} times as slow" if together > alone else ""
             return TrialResult(slower, singly)
-    return TrialResult("in a stack they would end in other digits here")
+    return TrialResult("in a stack they would not be bitwise identical to training alone")
 
 
 def _copy(run: TrainingRun) -> TrainingRun:
