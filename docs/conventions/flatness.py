@@ -185,7 +185,7 @@ def adaptive_sharpness(networks: Networks) -> Quantity:
         "`adaptive_sharpness`, `adaptive_sharpness_ggn`",
         net.name,
         "every parameter in units of its own size, biases too",
-        "Each term θ_j² H_jj is invariant under a rescaling of neurons; biases are parameters as well. For finite steps "
-        "see `average_sharpness`.",
+        "Each term θ_j² H_jj is invariant under a rescaling of neurons; biases are parameters as well. For finite "
+        "steps see `average_sharpness`.",
         rows,
     )

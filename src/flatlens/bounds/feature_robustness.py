@@ -325,10 +325,10 @@ def feature_robustness_bound(context: Context) -> Iterator[Claim]:
     The left side is |mean of E_F(delta A)| over A of Haar's law, drawn in pairs A and -A such that a quadratic form is
     averaged exactly. The right side is the theorem's term plus the observed rest: the part of the change at delta,
     delta/2 and delta/4, with the same A, that is not a multiple of delta^2, with the opposite sign where the change is
-    negative. So the claim compares the extrapolated leading terms, and the note gives the share of the rest. The pairs leave no
-    odd order: the rest is O(delta^4), and no minimum is needed. If a layer is too wide for balanced draws, there is a
-    standard error, which is doubled: both sides have the same leading term, and within 4 standard errors nothing is
-    decided.
+    negative. So the claim compares the extrapolated leading terms, and the note gives the share of the rest. The pairs
+    leave no odd order: the rest is O(delta^4), and no minimum is needed. If a layer is too wide for balanced draws,
+    there is a standard error, which is doubled: both sides have the same leading term, and within 4 standard errors
+    nothing is decided.
 
     `.order` claims that the observed order of the rest is at least 3.5 (the theory gives 4). `.fixed_order` claims at
     least 2.8 (the theory gives 3) for A of one sign, after its first-order term is removed. |E| <= eps needs kappa >=

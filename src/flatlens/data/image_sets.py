@@ -283,8 +283,9 @@ def _nothing(known: ImageSet, root: Path) -> str:
             )
     first = known.train_files[0] if known.archive else f"{known.train_files[0]}(.gz)"
     return (
-        f"{known.name}: no {known.title} in {root}, neither {known.folder}/{first} nor {known.name}/**/"
-        f"train-*.parquet: run `flatlens data fetch {known.name}`, or name its folder by {known.name}:ROOT or {VARIABLE}"
+        f"{known.name}: no {known.title} in {root}, neither {known.folder}/{first} nor "
+        f"{known.name}/**/train-*.parquet: run `flatlens data fetch {known.name}`, or name its folder by "
+        f"{known.name}:ROOT or {VARIABLE}"
     )
 
 

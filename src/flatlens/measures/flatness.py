@@ -111,9 +111,9 @@ def relative_flatness(g: LayerGrams, *, normalized: str | None = None, kernel: s
     a grouped convolution has a block for each group.
 
     `normalized="std"` divides the features by their standard deviations before the measurement, as Theorem 4 needs it.
-    The value is then also invariant under rescaling of the features that the layer reads. `normalized="variance"` divides
-    by the variances, as the paper prints; the value is not invariant then. A feature that is 0 for all data is dropped. A
-    constant feature is measured in units of its value.
+    The value is then also invariant under rescaling of the features that the layer reads. `normalized="variance"`
+    divides by the variances, as the paper prints; the value is not invariant then. A feature that is 0 for all data is
+    dropped. A constant feature is measured in units of its value.
 
     `kernel="spread"` is section 7's other shape of the local distributions: they stretch along each feature by its
     standard deviation, xi = delta ||phi|| S u with u uniform on the sphere, S diagonal, tr S^2 = m. By Theorem 5's
@@ -184,10 +184,10 @@ def neuron_flatness(g: LayerGrams) -> Tensor:
     """Curvature of the risk along each column of the weights: sum_j w_j^T H_jj w_j, summed over layers.
 
     w_j is column j of a layer's W, and H_jj the Hessian in it. The measure is invariant under every rescaling of layers
-    and of neurons (the paper's "linear reparametrisations"), but no change of basis. It equals `neuron_flatness_ggn` for a
-    last linear layer whose result is the output, and in piecewise-linear networks that use the weight once.
-    For other layers it takes one curvature product per column, which runs only if you ask for the measure by name.
-    `.max` and `arrays["columns"]` are as in `neuron_flatness_ggn`.
+    and of neurons (the paper's "linear reparametrisations"), but no change of basis. It equals `neuron_flatness_ggn`
+    for a last linear layer whose result is the output, and in piecewise-linear networks that use the weight once. For
+    other layers it takes one curvature product per column, which runs only if you ask for the measure by name. `.max`
+    and `arrays["columns"]` are as in `neuron_flatness_ggn`.
     """
     return g.linear.columns().sum(0)
 

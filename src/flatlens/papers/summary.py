@@ -173,5 +173,6 @@ def by_chance(rows: Sequence[Row]) -> str:
         f"run, and {both:.1f} together with a replication (a split half is hardly a replication). {decided} are "
         f"decided, and their replication agrees. {weak} more are at most weak: a true correlation of {WEAK:g}, which "
         f"their p is against, is called so by chance in at most {LEVEL:.1%} of cases. {survive} of all these are "
-        f"significant after Benjamini and Hochberg's correction at {DISCOVERY:.0%} over all rows, and are marked {SURVIVES}."
+        f"significant after Benjamini and Hochberg's correction at {DISCOVERY:.0%} over all rows, and are marked "
+        f"{SURVIVES}."
     )
