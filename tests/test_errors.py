@@ -52,8 +52,8 @@ def test_an_error_stays_what_it_is_in_another_process(kind, again):
         ),
         (
             UnknownName.among("layer", "fc", ["fc1"], argument="parameters"),
-            "Problem(parameters=...): no layer is called 'fc': did you mean fc1?",
-            "--parameters: no layer is called 'fc': did you mean fc1?",
+            "Problem(parameters=...): unknown layer 'fc': did you mean fc1?",
+            "--parameters: unknown layer 'fc': did you mean fc1?",
         ),
     ],
 )  # fmt: skip

@@ -129,7 +129,7 @@ def test_layers_limits_the_products(name: str) -> None:
     assert some[name, "2"].value == pytest.approx(everything[name, "2"].value, rel=1e-5)
     assert part.products < whole.products
     assert (name, "0") not in some
-    with pytest.raises(UnknownName, match="no layer is called 'fc'"):
+    with pytest.raises(UnknownName, match="unknown layer 'fc'"):
         fl.measure(part, name, layers=["fc"])
 
 

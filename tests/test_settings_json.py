@@ -37,7 +37,7 @@ def test_types_are_told_apart_and_every_field_counts():
 def test_what_does_not_fit_is_refused_in_a_line():
     with pytest.raises(BadInput, match="unknown settings type 'Adagrad'"):
         from_plain({"type": "Adagrad"}, KNOWN)
-    with pytest.raises(UnknownName, match="no setting of SAM is called 'radius': known are rho"):
+    with pytest.raises(UnknownName, match="unknown setting 'radius' of SAM: choose from rho"):
         from_plain({"type": "SAM", "radius": 1.0}, KNOWN)
     with pytest.raises(UnknownName, match="did you mean momentum"):
         from_plain({"type": "SGD", "momentun": 0.9}, KNOWN)

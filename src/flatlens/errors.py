@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -198,6 +199,8 @@ class UnknownName(BadInput, KeyError):
 
         >>> print(UnknownName.among("measure", "ML", ["mls", "nmls"]))
         unknown measure 'ML': did you mean mls, nmls?
+        >>> print(UnknownName.among("layer in this report", "fc9", ["fc1"], argument="layer", call=""))
+        layer: unknown layer 'fc9' in this report: did you mean fc1?
         """
         known = sorted(map(str, known))
         lower: dict[str, list[str]] = {}
@@ -207,7 +210,8 @@ class UnknownName(BadInput, KeyError):
         near = [one for match in close for one in lower[match]]
         more = f", ... ({len(known)} in all)" if len(known) > _SHOWN else ""
         hint = f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(known[:_SHOWN])}{more}"
-        return cls(f"unknown {what} {name!r}", remedy=hint, **place)
+        noun, of = re.fullmatch(r"(.+?)((?: (?:of|in|for|to|\().*)?)", what).groups()  # type: ignore[union-attr]
+        return cls(f"unknown {noun} {name!r}{of}", remedy=hint, **place)
 
 
 class StaleLens(FlatlensError, RuntimeError):

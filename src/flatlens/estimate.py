@@ -125,7 +125,7 @@ class Report(Result, Mapping[Key, Estimate]):
         if layer in self.about.get("layers", ()):
             missing = f"this report has no value of {measure!r} at {layer!r}"
             raise UnknownName(missing, remedy=f'fl.measure(lens, ["{Column.parse(measure).measure}"]) computes it')
-        raise UnknownName.among(f"layer with a value of {measure}", str(layer), layers)
+        raise UnknownName.among(f"layer in the values of {measure}", str(layer), layers)
 
     def _without(self, name: str) -> UnknownName:
         """Return the error for a measure that this report lacks: it says how to get one of the catalogue."""

@@ -28,7 +28,7 @@ def lens(outputs: int = 2) -> fl.Lens:
     ({"delta": "a"}, "delta='a'"),
     ({"delta": -1.0}, "delta=-1.0"),
     ({"assume": None}, "assume=None"),
-    ({"assume": "flat"}, "no assumption that can be declared is called 'flat'"),
+    ({"assume": "flat"}, "unknown assumption 'flat'"),
     ({"bounds": [3]}, "or Bound objects, got 3"),
     ({"bounds": 3}, "or Bound objects, got 3"),
     ({"bounds": []}, "at least one bound"),

@@ -80,8 +80,8 @@ def test_the_chain_is_drawn_with_its_four_values(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
-    (["--bounds", "no_such"], "no bound is called 'no_such'"),
-    (["--assume", "flatness"], "no assumption that can be declared is called 'flatness'"),
+    (["--bounds", "no_such"], "unknown bound 'no_such'"),
+    (["--assume", "flatness"], "unknown assumption 'flatness'"),
     (["--page", "nowhere/page.html"], "there is no folder nowhere"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("_net")

@@ -346,7 +346,7 @@ def test_a_page_and_chosen_layers(net, capsys, refused):
     assert "page written: page.html" in err
     assert "Layers with '2'" in out
     assert 'data-search="0"' in Path("page.html").read_text()
-    assert "--layers: no part of a layer's name is called '7'" in refused(
+    assert "--layers: unknown layer '7'" in refused(
         "measure", "net.py:build", *net, "--measures", "mls", "--layers", "7"
     )
     assert "--page none/page.html" in refused("measure", "net.py:build", *net, "--page", "none/page.html")

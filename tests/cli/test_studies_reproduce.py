@@ -98,7 +98,7 @@ def test_tables_of_an_earlier_run_are_not_trained_again(out, tmp_path, capsys, m
     ("arguments", "said"),
     [
         ([], "name an experiment"),
-        (["X99"], "no experiment is called 'X99'"),
+        (["X99"], "unknown experiment 'X99'"),
         (["X3", "--workers", "0"], "--workers 0"),
         (["X3", "--dask", "a", "--slurm", "b"], "give only one of them"),
     ],

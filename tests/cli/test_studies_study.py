@@ -278,13 +278,13 @@ def test_a_study_of_ones_own_and_then_of_its_networks_as_checkpoints(tmp_path, c
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--set", "lrr=1"], "no setting is called 'lrr': did you mean lr"),
+        (["--set", "lrr=1"], "unknown setting 'lrr': did you mean lr"),
         (["--set", "lr"], "write NAME=VALUE"),
         (["--model", "LeNet5"], "takes images, and the data is rows of 64 numbers"),
         (["--measures", "mlss"], "did you mean mls"),
         (["--dask", "tcp://x", "--slurm", "jobs=2"], "give only one of them"),
         (["--slurm", "jobs"], "write NAME=VALUE"),
-        (["--slurm", "nodes=2"], "no setting of --slurm is called 'nodes'"),
+        (["--slurm", "nodes=2"], "unknown setting 'nodes' of --slurm"),
         (["--slurm", "jobs=x"], "SlurmSettings(jobs='x'): a whole number"),
         (["--pack", "0"], "--pack 0: at least 1"),
         (["--pack", "1.5"], "--pack: 1.5 is a fraction: give a whole number"),
@@ -316,7 +316,7 @@ def test_names_that_are_checked_before_torch_is_imported_are_those_that_there_ar
         (["digit"], "did you mean digits"),
         (["digits", "--model", "MPL"], "did you mean MLP"),
         (["digits", "--measures", "mlss"], "unknown measure 'mlss': did you mean mls, nmls"),
-        (["digits", "--set", "lrr=0.1"], "no setting is called 'lrr': did you mean lr"),
+        (["digits", "--set", "lrr=0.1"], "unknown setting 'lrr': did you mean lr"),
         (["none.yaml"], "cannot be read: there is no such file"),
     ):
         code = f"import sys; from flatlens.cli import run; run({['study', *slip, '--out', str(tmp_path / 'x')]!r})"

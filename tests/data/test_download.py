@@ -180,7 +180,7 @@ def test_files_put_there_by_hand_are_read(small, hub_of):
 
 def test_an_unknown_name_and_a_folder_that_cannot_be_made(small, hub_of):
     assert "did you mean cifar10" in refused("cifar", kind=UnknownName)
-    assert "no image set to fetch is called 'digits'" in refused("digits", kind=UnknownName)
+    assert "unknown image set 'digits' to fetch" in refused("digits", kind=UnknownName)
     files = small("mnist")
     hub_of(files)
     (files.root / "file").write_text("")

@@ -144,9 +144,9 @@ def test_the_global_random_state_is_left_alone():
         ({"classes": (1, 1)}, "each named once"),
         ({"scale": 0.0}, "scale=0.0"),
         ({"scale": float("nan")}, "scale=nan"),
-        ({"order": "last"}, "known are random, first"),
-        ({"standardise": "pixel"}, "known are component, channel, none"),
-        ({"statistics": "mine"}, "known are used, all"),
+        ({"order": "last"}, "choose from random, first"),
+        ({"standardise": "pixel"}, "choose from component, channel, none"),
+        ({"statistics": "mine"}, "choose from used, all"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(options, words):

@@ -140,5 +140,5 @@ def test_bad_input_is_named(space, arguments, told):
 
 
 def test_an_unknown_rule_is_named():
-    with pytest.raises(BadInput, match="rule='best'\\): known are exact, published, tight"):
+    with pytest.raises(BadInput, match="rule='best'\\): choose from exact, published, tight"):
         Cube(2).covering_radius(10, 0.1, rule="best")

@@ -61,7 +61,7 @@ def test_settings_inside_settings_and_inside_tuples_can_be_varied():
 def test_what_is_not_there_or_not_clear_is_said():
     with pytest.raises(UnknownName, match="did you mean lr"):
         vary(NETWORK, "lrr", 0.1)
-    with pytest.raises(UnknownName, match="no setting is called 'rho'"):
+    with pytest.raises(UnknownName, match="unknown setting 'rho'"):
         vary(NETWORK, "rho", 0.1)
     with pytest.raises(BadInput, match=r"'momentum' could be .* or .*: write the whole name"):
         paths(Pair(NETWORK.training, NETWORK.training), "momentum")

@@ -90,12 +90,12 @@ def test_a_yaml_file_is_a_study(tmp_path):
         (("name:", "nome:"), "no part 'nome'"),
         (("digits", "digit"), "did you mean digits"),
         (("MLP(", "MPL("), "did you mean MLP"),
-        (("batch_size", "batchsize"), "no setting of Training is called 'batchsize': did you mean batch_size"),
+        (("batch_size", "batchsize"), "unknown setting 'batchsize' of Training: did you mean batch_size"),
         (("label_smoothing: [0", "label_smoothin: [0"), "did you mean"),
         (("mls,", "mlss,"), "did you mean mls"),
         (("data: {name: digits, train: 100}", ""), "names no data"),
         (("[0, 0.5]", "[0, 0]"), "each of them once"),
-        (("widths=(16,)", "width=16"), "no setting of MLP is called 'width': did you mean widths"),
+        (("widths=(16,)", "width=16"), "unknown setting 'width' of MLP: did you mean widths"),
         (("optimiser: SGD(lr=0.1)", "lr: 0.2"), r"lr is a setting of the optimiser: write optimiser: SGD\(lr=0.2\)"),
         (("SGD(lr=0.1)", "SGD(momentum=0.9)"), "SGD needs lr"),
         (("[mls,", "[] # [mls,"), "measures: something like"),
@@ -294,7 +294,7 @@ def test_slips_with_ones_own_files_are_one_line_before_anything_starts(own):
         ({"model": f"{own}/nets.py:build"}, "there is no file"),
         ({"model": build, "settings": ["widht=4,8"]}, "did you mean width"),
         ({"model": f"{build}(8)"}, "by name"),
-        ({"model": build, "test": f"{own}/net.py:none"}, "no function in .* is called 'none'"),
+        ({"model": build, "test": f"{own}/net.py:none"}, "unknown function 'none' in .*"),
         ({"model": build, "settings": ["data.train=500"]}, "train=500: the data has 64 samples"),
     ]:
         with pytest.raises(BadInput, match=said) as caught:

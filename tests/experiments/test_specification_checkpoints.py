@@ -157,7 +157,7 @@ def test_other_slips(place, tmp_path):
         ({"checkpoints": str(tmp_path)}, "holds no file that ends in"),
         ({"checkpoints": str(tmp_path / "no.csv")}, "is neither a folder nor an existing table"),
         ({"checkpoints": f"{place}/ck", "settings": ["lr=0.1,0.2"]}, "are trained already"),
-        ({"checkpoints": f"{place}/ck", "settings": ["lr=0.1"]}, "no setting is called 'lr'"),
+        ({"checkpoints": f"{place}/ck", "settings": ["lr=0.1"]}, "unknown setting 'lr'"),
     ]:
         with pytest.raises(BadInput, match=said):
             study_of(samples, model=build, **options)

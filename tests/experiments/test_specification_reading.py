@@ -33,9 +33,9 @@ def test_several_values():
     [
         ("0.1 0.2", BadInput, "is not a setting"),
         ("__import__('os').system('true')", BadInput, "is not a setting"),
-        ("open('x')", UnknownName, "no settings is called 'open'"),
+        ("open('x')", UnknownName, "unknown settings 'open'"),
         ("SAMM(0.1)", UnknownName, "did you mean SAM"),
-        ("SAM(radius=1)", BadInput, "no setting of SAM is called 'radius'"),
+        ("SAM(radius=1)", BadInput, "unknown setting 'radius' of SAM"),
         ("SAM(-1)", BadInput, "must not be negative"),
         ("[x for x in (1, 2)]", BadInput, "is not a setting"),
     ],

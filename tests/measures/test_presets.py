@@ -78,7 +78,7 @@ def test_presets_are_sets_of_measures() -> None:
     [
         ("sumary", UnknownName, "unknown measure 'sumary': did you mean summary"),
         ("sharpnes", UnknownName, "unknown measure 'sharpnes': did you mean sharpness"),
-        ("family:flatnes", UnknownName, "no family is called 'flatnes': did you mean flatness"),
+        ("family:flatnes", UnknownName, "unknown family 'flatnes': did you mean flatness"),
         ("familly:flatness", UnknownName, "unknown measure 'familly:flatness'"),
         (
             ["pass", "sharpness"],

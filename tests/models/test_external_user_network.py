@@ -77,7 +77,7 @@ def test_a_class_of_networks_and_sizes_of_the_data(file):
     [
         ("build", {"widht": 3}, "has no argument 'widht': it has width, activation, shape"),
         ("ready", {}, "a study needs a function that builds a new network"),
-        ("missing", {}, "no function in .* is called 'missing'"),
+        ("missing", {}, "unknown function 'missing' in .*"),
     ],
 )
 def test_what_is_no_builder_is_refused(file, name, given, said):

@@ -587,7 +587,7 @@ def test_a_loss_of_torch_has_its_own_name_and_short_ones(kind: type[nn.Module]) 
         ("BCE_loss", "did you mean BCELoss, BCEWithLogitsLoss"),
         ("bce_logits", "did you mean .*BCEWithLogitsLoss"),
         ("hubber", "did you mean HuberLoss"),
-        ("", "known are"),
+        ("", "choose from"),
     ],
 )
 def test_a_name_that_is_no_one_loss_s_names_the_nearest(name: str, words: str) -> None:

@@ -201,10 +201,10 @@ def test_over_units_a_constant_column_is_told():
 
 @pytest.mark.parametrize(("call", "told"), [
     (lambda: correlate([1, 2], [1, 2], units=[1]), "expected one label for each network, 2 of them; got 1"),
-    (lambda: correlate([1, 2], [1, 2], "tau"), "no correlation is called 'tau'"),
+    (lambda: correlate([1, 2], [1, 2], "tau"), "unknown correlation 'tau'"),
     (lambda: correlate([1, 2], [1, 2, 3]), "x has shape \\(2,\\), y has shape \\(3,\\)"),
     (lambda: correlate(["a", "b"], [1, 2]), "column 'x': expected numbers"),
-    (lambda: correlate([1, 2], [1, 2], log=["z"]), "no column to take the logarithm of is called 'z'"),
+    (lambda: correlate([1, 2], [1, 2], log=["z"]), "unknown column 'z' in log="),
     (lambda: correlate([1, 2], [1, 2], permuted=-1), "permuted=-1"),
     (lambda: correlate([1, 2], [1, 2], names=("a", "a")), "two names"),
     (lambda: all_pairs(pd.DataFrame({"a": [1], "b": [1]}), ["tau"]), "no correlation"),

@@ -113,7 +113,7 @@ def test_mistakes_are_told(xyz):
         partial_correlation(x, y, pd.DataFrame(index=range(40)))
     with pytest.raises(BadInput, match="expected numbers"):
         partial_correlation(x, y, pd.DataFrame({"z": ["a"] * 40}))
-    with pytest.raises(BadInput, match="no partial correlation is called 'kendall'"):
+    with pytest.raises(BadInput, match="unknown partial correlation 'kendall'"):
         partial_correlation(x, y, pd.DataFrame({"z": z}), "kendall")
 
 

@@ -92,7 +92,7 @@ def test_what_is_no_table_is_one_line():
         fl.relate({"mls": [1.0]})
     with pytest.raises(BadInput, match="expected at least two columns of numbers with names of their own, got mls"):
         fl.relate(TABLE[["mls", "name"]])
-    with pytest.raises(UnknownName, match="no column in this table is called 'seeds': did you mean seed"):
+    with pytest.raises(UnknownName, match="unknown column 'seeds' in this table: did you mean seed"):
         fl.relate(TABLE, units="seeds")
     with pytest.raises(BadInput, match=r"expected one label for each of 12 rows, got 3"):
         fl.relate(TABLE, units=[1, 2, 3])

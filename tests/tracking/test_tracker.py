@@ -483,7 +483,7 @@ def test_a_parameter_that_is_measured_by_name_and_gets_another() -> None:
     prune.l1_unstructured(run.net[0], "weight", 0.5)
     report = tracker.step(0, optimiser=run.optimiser)
     assert {one.kind for one in report.values()} == {"undefined"}
-    assert "no parameter is called '0.weight': did you mean" in report["sharpness"].note
+    assert "unknown parameter '0.weight': did you mean" in report["sharpness"].note
     assert "0.weight_orig" in report["sharpness"].note
 
 

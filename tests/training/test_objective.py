@@ -106,7 +106,7 @@ def test_what_cannot_be_regularised_is_refused():
     net = network("dense")
     x, _ = samples("dense")
     draw = torch.Generator()
-    with pytest.raises(UnknownName, match="no linear layer is called 'fc1'"):
+    with pytest.raises(UnknownName, match="unknown linear layer 'fc1'"):
         RelativeFlatness(1.0, ("fc1",)).value(forward(net, x), draw)
     seen = forward(net, x)
     with pytest.raises(BadModel, match="no linear layer"):

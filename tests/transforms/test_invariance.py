@@ -173,7 +173,7 @@ def test_a_wrong_declaration_is_reported(problem_of):
     ("options", "words"),
     [
         ({"measures": "mlss"}, "unknown measure 'mlss': did you mean mls"),
-        ({"transforms": "layer-wise"}, "no transform is called 'layer-wise': did you mean layerwise"),
+        ({"transforms": "layer-wise"}, "unknown transform 'layer-wise': did you mean layerwise"),
         ({"transforms": []}, r"at least one of layerwise, neuronwise"),
         ({"transforms": [3]}, "or Transform objects, got 3"),
     ],

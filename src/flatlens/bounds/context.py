@@ -359,5 +359,5 @@ def declared(names: Collection[str]) -> frozenset[str]:
         raise BadInput("expected the names of assumptions", argument="assume", value=names, call="check_bounds")
     for name in names:
         if name not in DECLARABLE:
-            raise UnknownName.among("assumption that can be declared", name, DECLARABLE)
+            raise UnknownName.among("assumption", name, DECLARABLE)
     return frozenset(names)

@@ -128,7 +128,7 @@ def measure(
         # a mistyped layer is refused before hours of work
         known = [name for name, _ in (*problem.model.named_modules(), *problem.model.named_parameters()) if name]
         if layers is not None and not any(layers in name for name in known):
-            raise UnknownName.among("part of a layer's name", layers, known, argument="--layers", call="")
+            raise UnknownName.among("layer", layers, known, argument="--layers", call="")
         lens = fl.Lens(problem, outputs=_combinations(outputs), after=earlier, attention_heads=attention_heads)
         generator = generator_of(seed)
         work = partial(fl.measure, measures=names or None, layers=layers)

@@ -95,7 +95,7 @@ def require_names(data: str, model: str | None, names: Sequence[str], given: Seq
     if yaml and not Path(data).expanduser().is_file():
         raise BadInput(f"the study {data!r} cannot be read: there is no such file")
     if not (yaml or is_userfile(data) or Path(data).expanduser().is_dir()) and data not in DATA_SETS:
-        raise UnknownName.among("data set to study (nor is it a folder, nor file.py:NAME)", data, DATA_SETS)
+        raise UnknownName.among("data set (not a folder or file.py:NAME either)", data, DATA_SETS)
     architecture = (model or "").partition("(")[0].strip()
     if architecture.isidentifier() and architecture not in NETWORKS:
         raise UnknownName.among("architecture", architecture, NETWORKS)

@@ -79,7 +79,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         if self.name not in (*SYNTHETIC, *IMAGES):
-            raise UnknownName.among("data set to study", self.name, [*SYNTHETIC, *IMAGES])
+            raise UnknownName.among("data set", self.name, [*SYNTHETIC, *IMAGES])
         if self.classes is not None:
             object.__setattr__(self, "classes", tuple(self.classes))
         known = [f.name for f in fields(Preparation)] if self.name in IMAGES else list(SYNTHETIC[self.name][1])
@@ -199,7 +199,7 @@ def load_data(
         )
     if os.sep in name:
         raise BadData(f"{argument}: there is no folder or file {name}")
-    raise UnknownName.among("data set (nor is it a folder, nor file.py:NAME)", name, MEANINGS)
+    raise UnknownName.among("data set (not a folder or file.py:NAME either)", name, MEANINGS)
 
 
 def _named(name: str, root: str | None, argument: str, preparation: NetworkPreparation | None) -> Source:

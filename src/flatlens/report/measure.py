@@ -175,7 +175,7 @@ def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
     if wanted:
         matching = [layer for layer in layers if wanted in layer]
         if not matching:
-            raise UnknownName.among("part of a layer's name", wanted, layers)
+            raise UnknownName.among("layer", wanted, layers)
         return [_wanted_table(values, matching, names, wanted)]
     if not values:
         return []

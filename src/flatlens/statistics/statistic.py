@@ -134,7 +134,7 @@ def keep(
     """
     for name in log:
         if name not in columns:
-            raise UnknownName.among("column to take the logarithm of", str(name), map(str, columns))
+            raise UnknownName.among("column in log=", str(name), map(str, columns))
     # The first reason of each network to leave it out
     faults, numbers = [], {name: _numbers(table, name) for name in columns}
     for name, values in numbers.items():
