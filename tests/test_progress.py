@@ -112,7 +112,9 @@ def test_the_note_on_a_part_says_how_many_products_the_whole_takes(name: str, to
     """The number announced is the number counted."""
     problem = smooth(tokens)
     advised = fl.measure(fl.Lens(problem), "pass")[f"{name}_ggn"]
-    told = re.search(rf"the Gauss-Newton part of {name}, which takes ([\d,]+) curvature products more", advised.note)
+    told = re.search(
+        rf"the Gauss-Newton part of {name}; the whole takes ([\d,]+) more curvature products", advised.note
+    )
     assert told is not None, advised
     lens = fl.Lens(problem)
     fl.measure(lens, name)

@@ -86,7 +86,7 @@ class Cost:
 
     def __repr__(self) -> str:
         memory = "" if math.isnan(self.memory) else f", in about {in_gib(self.memory)} of memory"
-        memory += "" if math.isnan(self.free) or not memory else f" ({in_gib(self.free)} are free)"
+        memory += "" if math.isnan(self.free) or not memory else f" ({in_gib(self.free)} free)"
         products = f"; {count_of(self.products, 'curvature product')}" if self.products else ""
         return f"{self._time}{memory}{products}"
 

@@ -98,7 +98,7 @@ def test_version(capsys):
         (["measure", "m.py:f", "--save", "nowhere/at/all.safetensors"], "no folder"),
         (["measure", "m.py:f", "--save", "."], "--save .: this is a folder: name a file in it"),
         (["bounds", "m.py:f", "--page", "."], "--page .: this is a folder: name a file in it"),
-        (["measure", "m.py:f", "my", "net.pt"], "nothing takes 'my', 'net.pt' (an option needs its name"),
+        (["measure", "m.py:f", "my", "net.pt"], "unexpected argument 'my', 'net.pt' (an option needs its name"),
     ],
 )
 def test_a_mistake_is_one_line_and_2(refused, tmp_path, monkeypatch, arguments, words):

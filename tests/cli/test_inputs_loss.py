@@ -42,7 +42,7 @@ def test_it_is_chosen_and_said(command, data, loss, capsys):
     options = [command, *COMMANDS[command], "--data", f"net.py:{data}", "--json"]
     assert cli.run(options) == 0
     chosen, err = capsys.readouterr()
-    assert err.count(f"flatlens: --loss: {loss} chosen from the targets") == 1
+    assert err.count(f"flatlens: --loss: {loss}, chosen from the targets") == 1
     assert cli.run([*options, "--loss", loss]) == 0
     given, err = capsys.readouterr()
     assert "chosen" not in err

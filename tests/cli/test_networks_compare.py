@@ -135,7 +135,7 @@ def test_short_names(labels, short):
     (["net.py:build", *weights("epoch0.pt", "foreign.pt"), *OPTIONS], "foreign.pt does not fit the network"),
     (["net.py:build", "net.py:second", "--loss", "mse"], "--data is missing"),
     (["net.py:build", "net.py:second", *OPTIONS, "--test", "net.py:nothing"], "nothing"),
-    (["net.py:build", "net.py:second", *OPTIONS, "--name", "a"], "--name a: 2 different names"),
+    (["net.py:build", "net.py:second", *OPTIONS, "--name", "a"], "--name a: expected 2 different names"),
     (["net.py:build", "net.py:second", *OPTIONS, "--name", "a,a"], "--name a,a"),
     (["net.py:build", "net.py:second", *OPTIONS, "--measures", "mlss"], "did you mean mls"),
     (["net.py:build", "net.py:second", *OPTIONS, "--measures", "loss"], "name at least one other measure"),

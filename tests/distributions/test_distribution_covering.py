@@ -100,7 +100,7 @@ def test_equation_19_is_mended_below_its_range():
     said = 2 * math.log(1 / 0.9)
     mended = Cube(1).covering_radius(1, 0.9)
     assert said < 0.55 < mended.value
-    assert f"Eq. 19 says {said:.6g}" in mended.note
+    assert f"Eq. 19 gives {said:.6g}" in mended.note
     assert Cube(1).covering_radius(1, 0.9, rule="published").kind == "undefined"
 
 

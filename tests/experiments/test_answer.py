@@ -128,7 +128,7 @@ def test_with_few_seeds_nothing_is_decided_and_the_next_step_is_told(units):
         "no measure correlates significantly with the generalisation gap; the strongest is MLS: r = 0.90."
     )
     seeds = "1 independent seed decides" if units == 1 else "5 independent seeds decide"
-    assert certain == f"How certain: {seeds} no correlation; take 6 or more, as in --set seed=0:6."
+    assert certain == f"How certain: {seeds} too few to decide; take 6 or more, as in --set seed=0:6."
 
 
 def test_without_a_gap_nothing_is_claimed():

@@ -122,7 +122,7 @@ def test_an_accuracy_without_classes_is_not_among_many_numbers() -> None:
 
 
 def test_networks_are_compared_by_what_no_rescaling_changes() -> None:
-    assert said(mls=1.0).endswith("To compare networks use mls: rescaling the weights does not change it.")
+    assert said(mls=1.0).endswith("Compare networks by mls, which is invariant under rescaling of the weights.")
     assert said(mls=1.0, weight_norm=1.0).endswith("does not change it, but can change weight_norm.")
     moved = "Rescaling the weights can change weight_norm without changing the function"
     assert said(weight_norm=1.0).endswith(

@@ -197,7 +197,7 @@ def test_the_outputs_rounding_is_in_the_error(key: str) -> None:
     """No rounding of a weight shows on the grid of outputs near 1000: -41 +- 23 was the answer for 0.17 once."""
     narrow, wide = (estimated(problem, key) for problem in far_from_zero())
     assert abs(narrow.value - wide.value) < 2 * math.hypot(narrow.stderr, wide.stderr)
-    assert "rounding matters" in narrow.note
+    assert "rounding error" in narrow.note
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-4, 1e-5])

@@ -122,7 +122,7 @@ def test_a_repeated_measure_is_in_the_note_of_the_other_and_found_by_its_name() 
 
 def test_below_smooth_activations_the_gauss_newton_part_says_so() -> None:
     report = fl.measure(lens(nn.Tanh), "pass")
-    assert "the Gauss-Newton part of relative_flatness, which takes" in report["relative_flatness_ggn"].note
+    assert "the Gauss-Newton part of relative_flatness; the whole takes" in report["relative_flatness_ggn"].note
     with pytest.raises(UnknownName, match=r'has no \'relative_flatness\': fl.measure\(lens, \["relative_flatness"\]\)'):
         report["relative_flatness"]
 
@@ -166,7 +166,7 @@ def test_one_call_is_a_lens_on_a_problem(activation: type[nn.Module]) -> None:
         (lambda: fl.measure(lens(), test=samples(3)), r"measure\(test=...\): a Lens has"),
         (lambda: fl.measure(made()), 'loss is missing for Sequential: measure(model, "cross_entropy", (x, y))'),
         (lambda: fl.measure(made(), "mse"), "data is missing for Sequential"),
-        (lambda: fl.measure(lens().problem), r"needed, got Problem: .*measure\(Lens\(problem\)\)"),
+        (lambda: fl.measure(lens().problem), r"got Problem: .*measure\(Lens\(problem\)\)"),
         (lambda: fl.measure(made(), "mes", samples(3)), "unknown loss 'mes': did you mean mse"),
     ],
 )

@@ -50,7 +50,7 @@ def test_the_number_that_changes_most_is_named() -> None:
 
 def test_the_risk_and_parts_are_not_counted() -> None:
     loss, part = replace(STAYS, measure="loss"), replace(STAYS, measure="mls.max")
-    assert "1 of 1 number stays" in said(loss, part, STAYS)
+    assert "1 of 1 number is invariant" in said(loss, part, STAYS)
     assert (
         said(loss)
         == "On all 20 samples the outputs differ by 3e-16 at most; 1 declaration could be checked, and holds."

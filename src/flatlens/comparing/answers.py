@@ -96,14 +96,14 @@ def _of_held_out(held: HeldOut, reports: Mapping[str, Report]) -> str:
     interval = f"{held.difference[other]:.3g} [{low:.3g}, {high:.3g}]"
     if undecided:
         return (
-            f"The held-out loss does not decide between {listed([best, *undecided], 4)}: {loss:.3g} of {best}, "
-            f"{its:.3g} of {other}, difference {interval} (95%)."
+            f"The held-out loss does not decide between {listed([best, *undecided], 4)}: {loss:.3g} for {best}, "
+            f"{its:.3g} for {other}, difference {interval} (95%)."
         )
     accuracies = [reports[name]["test_accuracy"] for name in (best, other) if ("test_accuracy", None) in reports[name]]
     known = [f"{one.value:.1%}" for one in accuracies if one.value == one.value]
     accuracy = f"; accuracy {known[0]} against {known[1]}" if len(known) == 2 else ""
     return (
-        f"{best} has the lowest held-out loss: {loss:.3g} against {its:.3g} of {other}, difference {interval} "
+        f"{best} has the lowest held-out loss: {loss:.3g} against {its:.3g} for {other}, difference {interval} "
         f"(95%){accuracy}."
     )
 

@@ -141,8 +141,8 @@ def _certain(rows: Sequence[pd.Series], inside: str | None) -> str:
     units = int(rows[0]["units"])
     independent = count_of(units, f"independent {'seed' if units < rows[0]['n'] else 'network'}")
     if units < FEWEST_UNITS:
-        verb = "decides" if units == 1 else "decide"
-        return f"How certain: {independent} {verb} no correlation; take {FEWEST_UNITS} or more, as in --set seed=0:6"
+        few = f"{'is' if units == 1 else 'are'} too few to decide"
+        return f"How certain: {independent} {few}; take {FEWEST_UNITS} or more, as in --set seed=0:6"
     corrected = f"Holm-corrected over {count_of(len(rows), 'measure')}"
     rough = f", rough below {FEW_UNITS}" if units < FEW_UNITS else ""
     told = f"How certain: 95% intervals over {independent}{rough}, {corrected}"

@@ -172,7 +172,7 @@ def _intervals(study: Study, kept: pd.DataFrame) -> str:
     independent = count_of(units, f"independent {unit}")
     if units < FEWEST_DESCRIBED:
         few = f"{independent} {is_or_are(units)} too few"
-        return f"There are no intervals: {few}. Nothing here is certain."
+        return f"There are no intervals: {few}. No finding is certain."
     said = f"The intervals are 95% intervals over {independent}"
     if unit == "seed":
         said += ": networks of one seed share their initial weights and the order of their batches"

@@ -38,7 +38,7 @@ def answer(estimates: Mapping[Key, Estimate], about: Mapping[str, Any]) -> list[
     ...     print(sentence)
     The network hardly fits these data: its loss is 2.4, and constant outputs reach 2.3. Is it trained?
     The 2 numbers are exact for these 5 samples, up to rounding.
-    To compare networks use mls: rescaling the weights does not change it.
+    Compare networks by mls, which is invariant under rescaling of the weights.
     """
     rows = {name: e for (name, layer), e in estimates.items() if layer is None}
     whole = {
@@ -211,5 +211,7 @@ def _to_compare(rows: Mapping[str, Estimate]) -> str:
         which = "an invariant measure" if EXAMPLE in changed else f"an invariant measure, such as {EXAMPLE}"
         moved = f"Rescaling the weights can change {listed(changed, _MOST)} without changing the function"
         return f"{moved}: compare networks by {which}."
-    them, but = "it" if len(stable) == 1 else "them", f", but can change {listed(changed, _MOST)}" if changed else ""
-    return f"To compare networks use {listed(stable, _MOST)}: rescaling the weights does not change {them}{but}."
+    are = ("is", "are")[len(stable) > 1], ("is", "are")[len(changed) > 1]
+    others = f"; {listed(changed, _MOST)} {are[1]} not" if changed else ""
+    invariant = f"{listed(stable, _MOST)}, which {are[0]} invariant under rescaling of the weights"
+    return f"Compare networks by {invariant}{others}."

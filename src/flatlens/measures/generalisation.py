@@ -105,7 +105,7 @@ def _least(lens: Lens) -> Tensor | None:
 
 @of_data(symbol="A", source="sharpening B.3", unit="share")
 def accuracy(lens: Lens) -> Estimate:
-    """Share of the data classified rightly: the mean over samples.
+    """Share of the data classified correctly: the mean over samples.
 
     Of a sequence it is the share of its tokens, where `loss` is the mean over all tokens. Ignored ones do not count.
     """
@@ -127,7 +127,7 @@ def test_loss(lens: Lens) -> Estimate:
 
 @of_held_out(symbol="A_{test}", source="sharpening B.3", unit="share")
 def test_accuracy(lens: Lens) -> Estimate:
-    """Share of the held-out data classified rightly: as `accuracy`, with the binomial error of the expected share."""
+    """Share of the held-out data classified correctly: as `accuracy`, with the binomial error of the expected share."""
     return held_out_accuracy(lens.outcomes("test")) if lens.problem.test else undefined(NO_TEST)
 
 

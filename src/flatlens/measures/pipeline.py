@@ -257,11 +257,11 @@ def _beyond(lens: Lens, name: str) -> str:
     if whole is None or not lens.has_plan:
         return ""
     one, weights = MEASURES[whole], lens.plan.weights
-    takes = "curvature products"
+    takes = "additional curvature products"
     if isinstance(one, PassMeasure) and one.products is not None:
         bent = [w for at, w in weights.items() if at not in lens.plan.affine and w.has_derivative]
-        takes = f"{sum(one.products(weight) for weight in bent):,} curvature products"
-    return f"the Gauss-Newton part of {whole}; the whole takes {takes} more"
+        takes = f"{sum(one.products(weight) for weight in bent):,} more curvature products"
+    return f"the Gauss-Newton part of {whole}; the whole takes {takes}"
 
 
 def _same_numbers(lens: Lens) -> Iterator[tuple[str, str]]:

@@ -220,7 +220,7 @@ def load_model(spec: str, weights: Wanted = "trained") -> Named:
     """
     kind, _, name = spec.partition(":")
     if user_code.is_userfile(spec):
-        return Named(_from_file(spec), f"as {user_code.short(spec)} gives them")
+        return Named(_from_file(spec), f"from {user_code.short(spec)}")
     if kind == "timm" and name:
         return _from_timm(name, weights)
     if kind == "hf" and name:

@@ -87,9 +87,9 @@ WORDS = {
 
 SHORT_MEANINGS = {
     "loss": "mean loss over the data",
-    "accuracy": "share of the samples that are classified rightly",
+    "accuracy": "share of samples classified correctly",
     "test_loss": "mean loss over the held-out data",
-    "test_accuracy": "share of the held-out samples that are classified rightly",
+    "test_accuracy": "share of held-out samples classified correctly",
     "generalisation_gap": "test loss minus training loss",
     "sharpness": "curvature of the loss in its steepest direction of the parameters",
     "hessian_trace": "sum of the loss's curvatures over all directions of the parameters",

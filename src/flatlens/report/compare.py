@@ -135,9 +135,9 @@ def _key(comparison: Comparison) -> Text:
         return text
     say(
         "rank",
-        "1 is the smallest value: flat or compressed, where a direction is known. ~: tied, or 95% intervals overlap: "
-        "a shared rank. *: not invariant under rescaling of the weights, so ranks also depend on their scales. "
-        "≥, ≤: a bound, ranked by its value.",
+        "1 is the smallest value, flattest or most compressed where the measure has a direction. ~: a shared rank, "
+        "because values are tied or 95% intervals overlap. *: not invariant under rescaling of the weights, so ranks "
+        "also depend on their scales. ≥, ≤: a bound, ranked by its value.",
     )
     if len(agreement.gap):
         say(

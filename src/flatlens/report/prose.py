@@ -131,7 +131,7 @@ def _not_reached(result: StudyResult) -> str:
         told.append(f"{row['outcome']} ({', '.join([*settings, f'seed {row.seed}'])})")
     others = [f"{count} {outcome}" for outcome, count in short["outcome"].iloc[SHORT_LIST:].value_counts().items()]
     more = f"; and {len(short) - SHORT_LIST} more ({listed(others)})" if others else ""
-    return f" Training did not get there in {len(short)}: {'; '.join(told)}{more}."
+    return f" {count_of(len(short), 'network')} did not get there: {'; '.join(told)}{more}."
 
 
 def _with_seeds(name: str) -> bool:
@@ -221,7 +221,7 @@ def caveats(result: StudyResult) -> list[str]:
     if result.excluded:
         left_out = len(result.excluded)
         lines.append(
-            f"{left_out} of {count_of(total, 'network')} {is_or_are(left_out)} left out of every correlation "
+            f"{left_out} of {count_of(total, 'network')} {is_or_are(left_out)} excluded from every correlation "
             "(listed below; drawn hollow or dashed)."
         )
     if result.failed:
@@ -229,7 +229,7 @@ def caveats(result: StudyResult) -> list[str]:
         lines.append(f"{count_of(failed, 'run')} failed and {is_or_are(failed)} missing here.")
     if result.unfinished:
         lines.append(
-            f"{count_of(result.unfinished, 'network')} of the study not finished yet: these are the findings so far."
+            f"{count_of(result.unfinished, 'network')} of the study not finished: the findings are preliminary."
         )
     return lines
 
