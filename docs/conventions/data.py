@@ -33,8 +33,7 @@ def representativeness(networks: Networks) -> Quantity:
         f"`{name}`",
         net.name,
         "random splits, Gaussian kernels, absolute value, spread over splits as its error",
-        "Every choice estimates it from the sample alone and is rough; the last row needs held-out data and no "
-        "density.",
+        "All rows but the last estimate it from the sample alone and are rough; the last needs held-out data.",
         rows,
     )
 
@@ -54,6 +53,6 @@ def locally_constant_labels(networks: Networks) -> Quantity:
         f"`{name}`",
         net.name,
         "the mean; `.worst` is given, too",
-        "The definition is about all directions; random draws are some of them. At the default, δ = 0.1, it is 0 here.",
+        "The definition is about all directions, of which draws are some. At the default, δ = 0.1, it is 0 here.",
         rows,
     )

@@ -51,8 +51,7 @@ def sharpness(networks: Networks) -> Quantity:
         "`sharpness`",
         net.name,
         "the largest algebraic eigenvalue, mean over samples, all trainable parameters, no weight decay",
-        "Lanczos' method stops by its residual, which says how near an eigenvalue lies; a value that no longer "
-        "changes does not.",
+        "The residual of Lanczos' method says how near an eigenvalue lies.",
         rows,
     )
 
@@ -76,8 +75,7 @@ def sharpness_with_batchnorm(networks: Networks) -> Quantity:
         "`sharpness` with BatchNorm",
         net.name,
         'running statistics, as after training; `Problem(batchnorm="train", ghost_batch=...)` for the others',
-        "Samples do not influence each other, so per-sample measures are defined. The other convention is the "
-        "sharpness during training.",
+        "So per-sample measures are defined. The other convention is the sharpness during training.",
         rows,
     )
 
@@ -127,7 +125,7 @@ def layer_sharpness(networks: Networks) -> Quantity:
         "`layer_sharpness`",
         net.name,
         "each layer's weight alone; the sum; the maximum and κ are given, too",
-        "κ is invariant under a layer-wise rescaling, the plain eigenvalue is not.",
+        "κ is invariant under layer-wise rescaling, the eigenvalue is not.",
         rows,
     )
 

@@ -56,8 +56,8 @@ def relative_flatness(networks: Networks) -> Quantity:
         "`relative_flatness`",
         net.name,
         "Definition 3 exactly: last linear layer, weights alone, traces not divided, no weight decay",
-        "The sum over pairs of rows is not ‖W‖² Tr H. With the standard deviation it survives a rescaling of single "
-        "neurons; with the variance, as printed, it does not.",
+        "The sum over pairs of rows is not ‖W‖² Tr H. With the standard deviation it is invariant under "
+        "rescaling of neurons; with the variance, as printed, it is not.",
         rows,
     )
 
@@ -76,9 +76,9 @@ def relative_flatness_ggn(networks: Networks) -> Quantity:
         "`relative_flatness_ggn`",
         net.name,
         "the Gauss-Newton part and the whole have two names",
-        "They are equal at interpolation, and where the outputs are piecewise linear in the weight: a last layer that "
-        "gives the outputs, or a ReLU network without LayerNorm or attention that uses the weight once. "
-        "`head_flatness` and `head_flatness_ggn` are the two for heads of attention, which these networks do not have.",
+        "They are equal at interpolation, and where the outputs are piecewise linear in a weight that is used"
+        " once (the last layer; ReLU networks without LayerNorm or attention). `head_flatness` and "
+        "`head_flatness_ggn` are the two for heads of attention.",
         rows,
     )
 
@@ -105,7 +105,7 @@ def kappa_trace(networks: Networks) -> Quantity:
         "`kappa_trace`",
         net.name,
         "the sum over layers, the trace not divided; `.max` and every layer are given, too",
-        "A single layer is a choice, so it has to be named.",
+        "A single layer is a choice: name it.",
         rows,
     )
 
@@ -185,7 +185,6 @@ def adaptive_sharpness(networks: Networks) -> Quantity:
         "`adaptive_sharpness`, `adaptive_sharpness_ggn`",
         net.name,
         "every parameter in units of its own size, biases too",
-        "Each term θ_j² H_jj is invariant under a rescaling of neurons; biases are parameters as well. For finite "
-        "steps see `average_sharpness`.",
+        "Each term θ_j² H_jj is invariant under rescaling of neurons. For finite steps see `average_sharpness`.",
         rows,
     )

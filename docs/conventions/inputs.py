@@ -33,7 +33,7 @@ def mls(networks: Networks) -> Quantity:
         "`mls`",
         net.name,
         "the mean of spectral norms, of the network's own outputs, not squared",
-        "As defined. If your network ends in a softmax or sigmoid, this is part of f, so it changes the number.",
+        "As defined; a softmax or sigmoid at the end of your network is part of f.",
         rows,
     )
 
@@ -67,8 +67,7 @@ def jacobian_norm(networks: Networks) -> Quantity:
         "`jacobian_norm`",
         net.name,
         "the maximum, of the logits",
-        "The softmax saturates during training and hides the growth of the logits; the variant with it has its own "
-        "name.",
+        "The softmax saturates during training and hides the growth of the logits.",
         rows,
     )
 
@@ -92,7 +91,7 @@ def batch_jacobian_norm(networks: Networks) -> Quantity:
         "`batch_jacobian_norm`",
         net.name,
         "the norm of a whole batch's Jacobian with BatchNorm as in training",
-        "In train mode the samples of a batch influence each other, so no sample has a Jacobian of its own.",
+        "In train mode samples influence each other, so none has a Jacobian of its own.",
         rows,
     )
 
@@ -119,8 +118,8 @@ def normalized_mls(networks: Networks) -> Quantity:
         "`normalized_mls`",
         net.name,
         "both squared",
-        "As defined: for C = 1, and where one layer with unshared weights alone reads the input, it is then at most "
-        "that layer's `relative_flatness_ggn`.",
+        "For C = 1, and where one layer with unshared weights alone reads the input, it is at most its "
+        "`relative_flatness_ggn`.",
         rows,
     )
 
@@ -153,8 +152,7 @@ def jacobian_frobenius(networks: Networks) -> Quantity:
         "`jacobian_frobenius`",
         net.name,
         "the mean over samples, squared, no half",
-        "It does not grow with the data. The estimate with u lacks a factor sqrt(n N), so the strength of a "
-        "regulariser has to be chosen anew.",
+        "It does not grow with the data. The estimate with u lacks a factor sqrt(n N).",
         rows,
     )
 
@@ -189,8 +187,7 @@ def local_volume(networks: Networks) -> Quantity:
         "`local_volume`, `network_volume`",
         net.name,
         "det(J Jᵀ), all N eigenvalues; 0 where the rank is lower",
-        "This is what the definition means where N < M. With many outputs use `top_k`, and say which k: the unit "
-        "changes.",
+        "As the definition means it where N < M. With `top_k`, state k: the unit changes.",
         rows,
     )
 
@@ -212,7 +209,7 @@ def log_volume(networks: Networks) -> Quantity:
         "`log_volume`",
         net.name,
         "the natural log, before the mean; samples of lower rank are left out, and a note gives their share",
-        "The log of 0 does not exist, and samples must not be left out silently.",
+        "The log of 0 does not exist.",
         rows,
         difference=True,
     )

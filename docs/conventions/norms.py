@@ -49,7 +49,7 @@ def weight_norm(networks: Networks) -> Quantity:
         "`weight_norm`",
         net.name,
         "the square root, weights of linear layers, no biases",
-        "It is the norm of one vector, and scales with the weights.",
+        "The norm of one vector: it scales with the weights.",
         rows,
     )
 
@@ -79,7 +79,7 @@ def norm_of_a_convolution(networks: Networks) -> Quantity:
         "`weight_norm.spectral` of a convolution",
         net.name,
         "of the operator, with the layer's padding and stride, at its input's size; `.kernel` is the other",
-        "Bounds need the norm of the operator; the kernel as a matrix has another norm.",
+        "Bounds need the norm of the operator.",
         rows,
         at=", layer `conv2`",
     )
@@ -131,7 +131,7 @@ def normalized_sharpness(networks: Networks) -> Quantity:
         "`normalized_sharpness`",
         net.name,
         "λ = 1; the minimum, certified",
-        'λ only divides the value. A descent that stops early does not reach the minimum: see `arrays["gap"]`.',
+        'λ only divides the value. A descent that stops early misses the minimum: see `arrays["gap"]`.',
         rows,
     )
 

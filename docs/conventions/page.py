@@ -26,15 +26,14 @@ FILLED_BY = (
 PREFACE = """\
 # Conventions
 
-The same name often stands for several numbers: a sum or a mean, squared or not, one layer or all. For every measure,
-this page lists the conventions in use, says which one flatlens uses and why, and gives the value of each on one small
-network. A script computes the numbers: `python docs/conventions > docs/conventions.md` writes this page.
+One name often stands for several numbers: a sum or a mean, squared or not, one layer or all. **Before you compare a
+number with a published one, find its row.** For every measure this page lists the conventions in use, flatlens's first,
+with the value of each on one small network (`python docs/conventions > docs/conventions.md` writes it).
 
-**Before you compare a number with a published one, find its row.** *Ratio*: the row's value divided by flatlens's,
-and its formula where theory gives one. *for scale*: found in no source, only to compare sizes. n: samples, N:
-outputs, P: parameters, L: weight layers, m: inputs of a layer, d: its outputs. [measures.md](measures.md) defines the
-measures, [choosing.md](choosing.md#sources) has the papers behind the names, and the [last
-section](#public-code-that-was-read) has the code."""
+*Ratio*: the row's value divided by flatlens's, and its formula where theory gives one. *for scale*: found in no
+source. n: samples, N: outputs, P: parameters, L: weight layers, m: inputs of a layer, d: its outputs.
+[measures.md](measures.md) defines the measures, [choosing.md](choosing.md#sources) has the papers behind the names,
+and the [last section](#public-code-that-was-read) has the code."""
 
 NETWORKS = f"""\
 All on scikit-learn's digits: {TRAIN} for training, {TEST} for the test. Where batches matter, they have {BATCHES[0]}
@@ -45,8 +44,7 @@ same."""
 GLANCE = "For each quantity: the published convention whose value is furthest from that of flatlens."
 
 CODE_PREFACE = """\
-What the names in the tables compute in these files at these commits, found by reading them. This says nothing about
-their quality. Later versions may differ."""
+What the names in the tables compute, in these files at these commits. Later versions may differ."""
 
 
 Made = list[tuple[Entry, Quantity | Agreed]]
@@ -81,10 +79,11 @@ def page(networks: Networks, made: Made) -> str:
 
 def _section(quantity: Quantity) -> list[str]:
     rows = [[r.text, r.found_in, number(r.value), _ratio(quantity, r)] for r in quantity.rows]
-    heading = ["convention", "found in", "value", "difference" if quantity.difference else "ratio"]
+    value = f"value (`{quantity.network}`{quantity.at})"
+    heading = ["convention", "found in", value, "difference" if quantity.difference else "ratio"]
     return [
         f"### {quantity.name}",
-        f"flatlens: {quantity.used}. {quantity.why} Network: `{quantity.network}`{quantity.at}.",
+        f"flatlens: {quantity.used}. {quantity.why}",
         _table(heading, rows, "llrr"),
     ]
 
@@ -100,8 +99,8 @@ def _glance(quantities: list[Quantity]) -> str:
         row = one.furthest()
         if row is not None:
             told = number(one.ratio(row))
-            rows.append([one.name, one.used, row.text, f"{told} (difference)" if one.difference else told])
-    return _table(["quantity", "flatlens uses", "furthest convention", "ratio"], rows, "lllr")
+            rows.append([one.name, row.text, f"{told} (difference)" if one.difference else told])
+    return _table(["quantity", "furthest convention", "ratio"], rows, "llr")
 
 
 def _agreed(measures: list[Agreed]) -> list[str]:

@@ -49,7 +49,7 @@ def average_sharpness(networks: Networks) -> Quantity:
         "`average_sharpness`",
         net.name,
         "with 2/ρ², adaptive, in pairs +d and -d",
-        "With the factor it is a curvature that can be compared between values of ρ; without, it shrinks like ρ².",
+        "With the factor, a curvature comparable between values of ρ; without, it shrinks like ρ².",
         rows,
     )
 
@@ -94,7 +94,7 @@ def worst_sharpness(networks: Networks) -> Quantity:
         "`worst_sharpness`",
         net.name,
         "the Euclidean ball, all samples together, the best of several searches",
-        "A single step does not find the maximum. The same ρ means different things in different balls: state both.",
+        "A single step does not find the maximum. State ρ and its ball.",
         rows,
     )
 
@@ -146,7 +146,7 @@ def pac_bayes_flatness(networks: Networks) -> Quantity:
         "`pac_bayes_flatness`",
         net.name,
         "σ is the standard deviation",
-        "In a PAC-Bayes bound, σ² is the variance. Values computed with σ² as the standard deviation are the square "
+        "In a PAC-Bayes bound σ² is the variance. Values with σ² as the standard deviation are the square "
         "root of these.",
         rows,
     )
@@ -185,8 +185,8 @@ def feature_robustness(networks: Networks) -> Quantity:
         "`feature_robustness`",
         net.name,
         "random rotations in pairs A and -A, labels kept, last linear layer",
-        "Theorem 5 bounds this. The mean over A and -A has no first-order term; the change of a single feature has "
-        "one.",
+        "Theorem 5 bounds this. The mean over A and -A has no first-order term; the change of a single "
+        "feature has one.",
         rows,
     )
 
@@ -218,7 +218,6 @@ def mls_by_search(networks: Networks) -> Quantity:
         "`mls_by_search`",
         net.name,
         "one length of d for all, relative to the input; nothing squared, as in compression Eq. 47",
-        "A secant across kinks can be steeper than the derivative. With a square in the numerator the value grows "
-        "with the box.",
+        "A secant across kinks can be steeper than the derivative. A square in the numerator grows with the box.",
         rows,
     )

@@ -49,8 +49,8 @@ def loss(networks: Networks) -> Quantity:
         "`loss`, `test_loss`",
         net.name,
         "the loss you name, its mean over samples",
-        "It is divided once, by the number of samples, so batches do not matter. **A factor on the loss is a factor "
-        "on its Hessian, and on everything computed from it.**",
+        "**A factor on the loss is a factor on its Hessian, and on everything computed from it.** Batches do "
+        "not matter.",
         rows,
     )
 
@@ -72,8 +72,7 @@ def smoothed_loss(networks: Networks) -> Quantity:
         f"`loss` with label smoothing {SMOOTHING}",
         net.name,
         "smoothing where the loss has it; no entropy subtracted",
-        "The second derivatives are those of the smoothed loss; its entropy is a constant, so no derivative depends "
-        "on it.",
+        "The entropy is a constant: no derivative depends on it.",
         rows,
     )
 
@@ -121,7 +120,7 @@ def generalisation_gap(networks: Networks) -> Quantity:
         "`generalisation_gap`",
         net.name,
         "the signed difference of mean losses",
-        "A sign can be removed later, but not restored. Here, as in reparam2019, the test set is a fifth of the "
+        "A sign can be removed later, but not restored. As in reparam2019, the test set is a fifth of the "
         "training set.",
         rows,
     )

@@ -62,7 +62,7 @@ def preconditioned_sharpness(networks: Networks) -> Quantity:
         "`preconditioned_sharpness`",
         net.name,
         f"P of the optimiser's next step, after {STEPS} steps of Adam",
-        "The corrections count in the first steps alone: they tend to 1.",
+        "The corrections tend to 1.",
         rows,
         at=" after these steps",
     )
@@ -93,7 +93,7 @@ def critical_sharpness(networks: Networks) -> Quantity:
         "`critical_sharpness` and `directional_sharpness`",
         net.name,
         f"the update that the optimiser makes next on all the data, after {STEPS} steps of Adam",
-        "Divided by ⟨D, g⟩, a curvature is comparable with 2 / lr of any optimiser; divided by ‖D‖², with `sharpness`.",
+        "Divided by ⟨D, g⟩, a curvature is comparable with 2 / lr; divided by ‖D‖², with `sharpness`.",
         rows,
         at=" after these steps",
     )
@@ -119,8 +119,8 @@ def gradient_noise_scale(networks: Networks) -> Quantity:
         "`gradient_noise_scale`",
         net.name,
         "the gradients of single samples, or of many groups; by default ‖g‖² is freed of its own noise",
-        "Near a minimum ‖g‖² of the distribution cannot be told from 0; that of the given samples is known. The error "
-        "of two gradients is not known, and large: one small batch is drawn.",
+        "Near a minimum ‖g‖² of the distribution cannot be told from 0; that of the samples is known. Two "
+        "gradients, one of a small batch, have a large unknown error.",
         rows,
     )
 

@@ -33,8 +33,8 @@ def interpolation_sharpness(networks: Networks) -> Quantity:
         "`interpolation_sharpness`, `parameter_jacobian_frobenius`",
         net.name,
         "squared, all trainable parameters, biases too",
-        "Squares add up over layers and, at interpolation under the half squared error, equal the trace of the "
-        "Hessian; the paper's figures plot the square root. Both names give the same number.",
+        "Squares add up over layers and, at interpolation under the half squared error, equal the trace of "
+        "the Hessian; the paper's figures plot the square root.",
         rows,
     )
 
@@ -73,8 +73,7 @@ def ggn_trace(networks: Networks) -> Quantity:
         "`ggn_trace`",
         net.name,
         "the loss's own C, mean over samples, not divided by P",
-        "At interpolation the empirical Fisher vanishes, as the gradients of the losses do; the Gauss-Newton matrix "
-        "need not.",
+        "At interpolation the empirical Fisher vanishes; the Gauss-Newton matrix need not.",
         rows,
     )
 
@@ -109,8 +108,7 @@ def hessian_trace(networks: Networks) -> Quantity:
         net.name,
         "the sum over all parameters: exact Gauss-Newton part, plus probes only for the functional Hessian of "
         "smooth networks",
-        "A running mean that does not change for one probe says nothing about its error; estimates here have a "
-        "standard error.",
+        "A running mean says nothing about its error.",
         rows,
     )
 
@@ -130,8 +128,7 @@ def spectral_density(networks: Networks) -> Quantity:
         "`spectral_density`",
         net.name,
         "8 probes, and a standard error at every point of the curve",
-        "One probe gives no error bar. The curve also depends on the smoothing, here 1.9% of the range (0.75 / "
-        "`steps`).",
+        "The curve also depends on the smoothing, here 1.9% of the range (0.75 / `steps`).",
         rows,
     )
 
