@@ -24,27 +24,26 @@ TEXT = """# Flatness of attention heads
 
 An attention head acts through two products alone: W_q^T W_k, which makes the scores, and W_o W_v, which makes what is
 added. The function stays the same if queries are multiplied by an invertible matrix M and keys by M^-T, or values by
-B and the columns of W_o that read them by B^-1. (With rotary positions, M must commute with the rotations.) These are
-more directions than any rescaling of layers or neurons has, h^2 for each of the two products of a head of size h, and
-a number that changes along them says nothing about the function. da Silva, Dangel and Oore (Hide & Seek, 2025)
-measure sharpness on the quotient, where all such weights are one point.
+B and the columns of W_o that read them by B^-1 (with rotary positions, M must commute with the rotations): h^2
+directions for each of the two products of a head of size h. A number that changes along them says nothing about the
+function. da Silva, Dangel and Oore (Hide & Seek, 2025) measure sharpness on the quotient, where all such weights are
+one point.
 
 ## The measure
 
 Change a weight W to W (I + A), with a small matrix A. Relative flatness is the trace of the second derivative of the
 risk in the entries of A. Another basis M acts on W_q from the left, A from the right: (M W_q)(I + A) = M (W_q (I +
-A)). So the changed networks are the same ones, and the trace is the same. The same holds for W_k and W_v. The basis
-of values stands to the right of W_o, so there A stands on the left, (I + A) W_o. `head_flatness` is the sum of the
-four traces of every head, `head_flatness_ggn` their Gauss-Newton part, which is exact without random probes:
+A)), so the trace is invariant; so it is for W_k and W_v. The basis of values stands to the right of W_o, so there A
+stands on the left, (I + A) W_o. `head_flatness` is the sum of the four traces of every head, `head_flatness_ggn` their
+Gauss-Newton part, which is exact without random probes:
 
     sum_{{s,s'}} <w_s, w_s'> Tr H_{{s,s'}},  w_s the rows of W_q, W_k, W_v, and the columns of W_o
 
 This is the trace in the metric tr((W W^T)^-1 dW dW^T), for W_o tr(dW (W^T W)^-1 dW^T), which is invariant under
-GL(h), as a metric of the quotient must be. Along a mere change of basis the outputs do not change. In the
-Gauss-Newton part these directions add nothing, so its trace over all directions is that over those of the quotient.
-Away from a critical point the whole Hessian has values along them, too. Where a LayerNorm or RMSNorm feeds attention
-alone, its scale belongs to W: features stand as they are before scale and shift. Then a scale that moves out of the
-norm changes nothing, either.
+GL(h), as a metric of the quotient must be. A mere change of basis does not change the outputs, so these directions add
+nothing to the Gauss-Newton part: its trace over all directions is that over the quotient's. Away from a critical point
+the whole Hessian has values along them. Where a LayerNorm or RMSNorm feeds attention alone, its scale belongs to W:
+features are taken before scale and shift, so a scale that moves out of the norm changes nothing.
 
 `tests/measures/test_heads.py` compares the measure with explicit Jacobians, with that metric, and before and after
 each transform.

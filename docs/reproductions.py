@@ -2,7 +2,7 @@
 
 docs/tables/ has an archive for each experiment and scale. `python docs/reproductions.py runs/atlas` first makes those
 of the experiments in `runs/atlas`, a folder of `flatlens reproduce`, which have run to the end (twice at laptop
-scale). It writes atlas.md with its pictures, claims/*.csv, the results in papers/*.md, and changed.md.
+scale). It writes atlas.md with its pictures, claims/*.csv, the results in papers/*.md, changed.md and changed.csv.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(*runs: str) -> None:
     atlas.write_claims(stored, atlas.HERE / atlas.CLAIMS)
     (atlas.HERE / "atlas.md").write_text(atlas.page(stored))
     papers.write(found)
-    (atlas.HERE / "changed.md").write_text(changed.text(stored))
+    changed.write(stored)
 
 
 if __name__ == "__main__":

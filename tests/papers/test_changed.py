@@ -40,12 +40,13 @@ def test_what_is_the_same_is_counted_and_the_rest_is_told(changed, smoke_of):
         common | {"says": "c", "outcome": "reproduced", "now": None},
         common | {"says": "d", "outcome": "reproduced", "now": "of a run to come", "experiment": "X4"},
     ]
-    lines = list(changed.page(earlier, {"X3": rows}))
-    assert "Of 4 outcomes 1 are the same, 1 changed, and 1 rows are gone." in lines
-    assert "The others wait for new runs of X4: they stand at the end, and decide nothing." in lines
-    told = [line for line in lines if line.startswith("| [X3]")]
-    assert len(told) == 1
-    assert second.outcome.prediction.says in told[0]
-    assert "other units" in told[0]
-    assert "| X3 | c | ✓ reproduced | other units |" in lines
-    assert lines[-1] == "| X4 | d | ✓ reproduced | 0.1 |"
+    table = changed.compared(earlier, {"X3": rows})
+    assert [*table["decided"]] == [first.decided, second.decided, "gone", "not run again"]
+    assert [*table["claim"]] == [first.outcome.prediction.says, second.outcome.prediction.says, "c", "of a run to come"]
+    assert table["why"][1].startswith("other units")
+    lines = list(changed.page(table))
+    assert "Of 4 outcomes 1 are the same." in lines
+    counted = [line for line in lines if line.startswith("| ")]
+    cells = [int(cell) for line in counted[2:] for cell in line.split("|")[2:-1]]
+    assert counted[0].endswith("| gone | not run again |")
+    assert sum(cells) == 4
