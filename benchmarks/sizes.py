@@ -39,8 +39,8 @@ INTRODUCTION = """\
 Written by `python -m benchmarks.sizes > docs/sizes.md`. Each statistic is simulated {repeats} times where its true
 value is the number that it is held against, on populations with the dependence of the papers' studies.
 
-- *Miss above* is the share of populations whose true value is believed to be above, *miss below* the share of those
-  where it is believed to be below: nominally 2.5% each, with a standard error of {error:.1f} points. A statistic may
+- *Miss above* is the share of populations in which the true value is believed to be above, *miss below* the share in
+  which it is believed to be below: nominally 2.5% each, with a standard error of {error:.1f} points. A statistic may
   miss in at most 3.5%. Where it misses in more, or in fewer than 1.5% without a reason in the last column, the row
   is simulated again, {again} times as often, and has these rates.
 - *Power* is the share of right decisions at one alternative ({fewer} repeats):
@@ -51,9 +51,9 @@ value is the number that it is held against, on populations with the dependence 
   - correlations at several settings: from 0 to .95;
   - a correlation in one part of the networks: .8, and -.8 in the rest;
   - correlations of four layers: 0, .2, -.6 and .6;
-  - a correlation against those of four rivals: .95 against .3;
-  - what holds or not: in 90% of the networks.
-- *Units* are independent seeds; more than 200 are left out in 200 groups.
+  - a correlation against the correlations of four rivals: .95 against .3;
+  - a property that holds or not: in 90% of the networks.
+- *Units* are independent seeds; the jackknife omits more than 200 in 200 groups.
 
 "Granulated" and "partial" are coefficients of a study's `gap.csv`. `tests/statistics/test_sizes.py` asks for these
 rates.
@@ -67,27 +67,25 @@ RATES = """
 LIMIT = """
 ## Where a mean errs
 
-Of few numbers that are positive and very skewed, most lie below their mean, and so does Student's interval. Their mean
-is believed to be below a number too often, and above it too rarely. Most predictions about positive numbers are
-therefore about logarithms. Of the others those that say "below" need a value far below their number: the atlas has
-both."""
+Most of a few positive and very skewed numbers lie below their mean, and so does Student's interval: their mean is
+believed to be below a number too often, and above it too rarely. Most predictions about positive numbers are therefore
+about logarithms; the others that say "below" need a value far below their number."""
 OF_UNEVEN = """
-If one seed has many more networks than the others, the mean is mostly that seed's, and its interval is too narrow:
-give each seed as many networks. Where all seeds agree in sign, the mean of Kendall's tau has the p of a sign test. This
-is about the median: if tau is strongly negative in few seeds and weakly positive in most, its mean is believed to be
-above 0 too often."""
+If one seed has many more networks than the others, the interval of the mean is too narrow: give each seed as many
+networks. Where all seeds agree in sign, the mean of Kendall's tau has the p of a sign test, which is about the median:
+if tau is strongly negative in few seeds and weakly positive in most, its mean is believed to be above 0 too often."""
 OF_ALONE = """
 ## Where a correlation errs
 
 Student's interval of Pearson's r is for columns that are not very skewed. `relations.csv`, `gap.csv` and `fl.relate`
-give it by itself: of skewed columns believe it only if that of ranks (Spearman, Kendall) agrees, or take
+report it alone: for skewed columns believe it only if the ranks' interval (Spearman, Kendall) agrees, or take
 logarithms. The papers' predictions always ask for both."""
 OF_TWO_VALUED = """
 A column of two values has few orders. Intervals of Spearman's and Kendall's coefficients need 80 of them; a column
-with fewer has none, and a rate of 0. If only two networks differ from all others, they are too narrow, still."""
+with fewer has none, and a rate of 0. If only two networks differ from all others, they are still too narrow."""
 OF_RESAMPLED = """
-Without units `correlate` and its kin resample networks. Of 4 networks such an interval would miss in some 20% on one
-side: it needs 6, and each control of a partial correlation adds one."""
+Without units, `correlate` and similar functions resample networks. With 4 networks such an interval would miss in some
+20% on one side: it needs 6, and each control of a partial correlation adds one."""
 LIMITS = (
     (LIMIT, SKEWED), (OF_UNEVEN, UNEVEN), (OF_ALONE, ALONE), (OF_TWO_VALUED, TWO_VALUED), (OF_RESAMPLED, RESAMPLED),
 )  # fmt: skip
@@ -137,7 +135,7 @@ SAID = """
 ## What an answer claims
 
 Answers of `fl.compare` and of studies on simulated numbers, without and with a difference or correlation ({repeats} and
-{fewer} repeats). At most 6.5% may claim one where there is none; at least 80% must name the one that there is.
+{fewer} repeats). At most 6.5% may claim one where there is none; at least 80% must name an existing one.
 `tests/comparing/test_honest.py` asks for these rates.
 
 | question | design | claims without it, % | difference | right, % |

@@ -59,5 +59,5 @@ table = fl.check_invariance(
 table.frame()[["measure", "transform", "before", "after", "unchanged", "declared"]]
 
 # %%
-# So compare by measures that survive. The columns ``layer``, ``neuron``, ``order`` and
+# So compare by invariant measures. The columns ``layer``, ``neuron``, ``order`` and
 # ``head`` of ``flatlens measure`` say the same for every measure, without computing.

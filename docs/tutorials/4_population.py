@@ -2,8 +2,8 @@
 A population of your own
 ========================
 
-One network says little. Train a population, and see which measures go with the
-generalisation gap.
+One network says little. Train a population, and see which measures correlate
+with the generalisation gap.
 """
 
 # %%

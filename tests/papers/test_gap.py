@@ -1,4 +1,4 @@
-"""docs/gap.py: which measure goes with the gap where what differs, and docs/papers/index.md, which says so."""
+"""docs/gap.py: which measure correlates with the gap by what differs between networks, and docs/papers/index.md."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +47,7 @@ def of(measure, every):
 
 
 def test_kinds_of_networks_are_populations_apart(gap, found):
-    """A measure that goes with the gap without BatchNorm and against it with BatchNorm: in no mixture of both."""
+    """A measure that correlates positively without BatchNorm and negatively with it: not in a mixture of both."""
     one = population(found)
     result = one.results["drawn"]
     both = [
