@@ -72,28 +72,26 @@ def small(error: float | None) -> str:
 
 INTRODUCTION = """# The zoo
 
-Networks of others: small ones of timm's families (all but eight, whose smallest network is too large), and tiny ones of
-transformers, measured by flatlens and by brute force. Made by one command, in the environment of `.ci/timm`:
+Small networks of timm's families (all but eight, whose smallest network is too large) and tiny ones of transformers,
+measured by flatlens and by brute force, in the environment of `.ci/timm`:
 
 ```sh
 .venv-timm/bin/python -m benchmarks.zoo
 ```
 
-Random weights, float64, three outputs, two samples: images, or texts of which the second is shorter and padded. What
-begins all alike (zero biases, norms of one, layer scales of 1e-6) is moved, and BatchNorms have the statistics of
-sixteen samples, the two among them, so that nothing hides behind a zero.
+Random weights, float64, three outputs, two samples: images, or texts of which the second is shorter and padded. Zero
+biases, norms of one and layer scales of 1e-6 are moved, and BatchNorms have the statistics of sixteen samples, so that
+no zero hides an error.
 
-- S, GGN trace, MLS: relative errors of `interpolation_sharpness`, `ggn_trace` and `mls`, against one backward for each
-  sample and output, to all trainable parameters and to the image (of texts, to the first embedding's output). Each must
-  be of the kind `exact`.
-- S of a layer: the largest error of a layer's or parameter's own share of S, relative to that share plus 1e-9 of S.
+- S, GGN trace, MLS: relative errors of `interpolation_sharpness`, `ggn_trace` and `mls`, against one backward pass for
+  each sample and output, to all trainable parameters and to the image (of texts, to the first embedding's output). Each
+  must be `exact`.
+- S of a layer: the largest error of a layer's or parameter's share of S, relative to that share plus 1e-9 of S.
 - Hv: relative error of a product with `flatlens.curvature.Hessian`, against double backward, sample by sample.
-- differences: how far the arbiter, gradient and Hessian product of brute force along that vector, is itself from
-  central finite differences of loss and gradient. Where steps cross kinks, or the network works in float32 in places
-  (f32), these tell less.
-- by autograd: the share of the parameters that no layer explains, and per-sample autograd takes.
+- differences: distance of brute force's gradient and Hessian product along that vector from central finite differences
+  of loss and gradient; less certain where steps cross kinks, or parts of the network work in float32 (f32).
+- by autograd: the share of the parameters that no layer explains, and per-sample autograd measures.
 - seconds of flatlens (checking the problem, all measures, one product), and of brute force.
 
-A network is right if it errs by at most 1e-8 in the columns from S to Hv; by 1e-5 where it rounds to float32 itself
-(f32).
+A network is right if it errs by at most 1e-8 in the columns from S to Hv; by 1e-5 where it rounds to float32 (f32).
 """
