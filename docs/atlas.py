@@ -133,7 +133,7 @@ def _figures(found: list[Reproduction]) -> Iterator[str]:
     yield FIGURES_SAID
     yield ""
     for paper in dict.fromkeys(one.paper for one in FIGURES):
-        yield from _folded(f"{PAPERS[paper]} ({paper})", _figures_of(paper, found))
+        yield from folded(f"{PAPERS[paper]} ({paper})", _figures_of(paper, found))
 
 
 def _figures_of(paper: str, found: list[Reproduction]) -> Iterator[str]:
@@ -176,15 +176,16 @@ def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
         yield from outcomes(main)
     for plot in plots[:1]:
         yield from _drawn(one, plot)
-    yield from _folded(f"All {len(every)} rows", outcomes(every))
-    yield from _folded("What was run, and what differs from the paper", _protocol(one))
+    yield from folded(f"All {len(every)} rows", outcomes(every))
+    yield from folded("What was run, and what differs from the paper", _protocol(one))
     if plots[1:]:
-        yield from _folded(
+        yield from folded(
             f"{count_of(len(plots) - 1, 'more picture')}", (s for plot in plots[1:] for s in _drawn(one, plot))
         )
 
 
-def _folded(summary: str, lines: Iterable[str]) -> Iterator[str]:
+def folded(summary: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines that a reader unfolds."""
     yield f"<details><summary>{summary}</summary>"
     yield ""
     yield from lines
@@ -227,7 +228,7 @@ def outcomes(rows: Sequence[tuple[Reproduction, Row]], page: str | None = None) 
         yield line(here, prediction.kind, row.in_short, value_of(statistic), statistic.size)
     yield ""
     if page is not None:
-        yield from _folded("The papers' words", [*(f"- {_quoted(row)}" for _, row in rows), ""])
+        yield from folded("The papers' words", [*(f"- {_quoted(row)}" for _, row in rows), ""])
 
 
 def file_of_claims(one: Reproduction) -> str:

@@ -16,6 +16,7 @@ from flatlens.papers import EXPERIMENTS
 from flatlens.papers.figures import BANDS, FIGURES, PaperFigure
 from flatlens.papers.reproduction import Reproduction
 from flatlens.papers.summary import Row, rows_of
+from flatlens.progress import count_of
 
 FOLDER = Path(__file__).parent / "papers"
 BEGIN, END = "<!-- results -->", "<!-- end -->"
@@ -40,15 +41,17 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
 
 
 def protocols(paper: str) -> Iterator[str]:
-    """Yield a table for each experiment of the paper: settings as printed, as coded by the authors, and here."""
-    for experiment in EXPERIMENTS.values():
-        if experiment.paper == paper and experiment.protocol:
-            yield f"### {experiment.id}: settings"
-            yield ""
-            yield from atlas.head("setting", "as printed", "as coded", "ours")
-            for row in experiment.protocol:
-                yield atlas.line(row.what, row.printed, row.coded, row.ours)
-            yield ""
+    """Yield a folded table for each experiment of the paper: settings as printed, as coded by the authors, and here."""
+    own = [one for one in EXPERIMENTS.values() if one.paper == paper and one.protocol]
+    if own:
+        yield f"Every setting that differs stands below. {own[0].code}"
+        yield ""
+    for experiment in own:
+        heading, *rows = experiment.protocol_table
+        yield f"### {experiment.id}: settings"
+        yield ""
+        table = [*atlas.head(*heading), *(atlas.line(*row) for row in rows), ""]
+        yield from atlas.folded(count_of(len(rows), "setting"), table)
 
 
 def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:

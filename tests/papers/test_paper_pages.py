@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from flatlens.papers import EXPERIMENTS
 from flatlens.papers.experiment import Setting
 
 pytestmark = pytest.mark.xdist_group("X3")
@@ -50,10 +51,38 @@ def test_a_paper_has_the_counts_of_its_rows_and_its_figures(pages, found, monkey
 
 
 def test_each_setting_of_a_protocol_is_a_row_of_its_paper(pages, monkeypatch):
-    rows = (Setting("labels", "2 | G.2", "2", "10"), Setting("steps", "not said", "750,000", "30,000"))
-    experiments = {name: replace(one, protocol=rows * (name == "X4")) for name, one in pages.EXPERIMENTS.items()}
+    rows = (Setting("labels", "2 | G.2", "10", "2"), Setting("steps", "not said", "30,000", "750,000"))
+    uncoded = (Setting("seeds", "five", "10"),)
+    protocols = {"X4": rows, "X6": uncoded}
+    experiments = {name: replace(one, protocol=protocols.get(name, ())) for name, one in pages.EXPERIMENTS.items()}
     monkeypatch.setattr(pages, "EXPERIMENTS", experiments)
-    assert list(pages.protocols("sharpening")) == []
-    title, _, *table = pages.protocols("compression")
-    assert title.startswith("### X4")
-    assert table[2:] == ["| labels | 2 \\| G.2 | 2 | 10 |", "| steps | not said | 750,000 | 30,000 |", ""]
+    assert list(pages.protocols("reparam2019")) == []
+    lines = list(pages.protocols("compression"))
+    assert any("github.com" in line for line in lines)
+    assert [line for line in lines if line.startswith(("#", "<details>", "| "))] == [
+        "### X4: settings",
+        "<details><summary>2 settings</summary>",
+        "| setting | as printed | as coded | ours, at desk scale |",
+        "| --- | --- | --- | --- |",
+        "| labels | 2 \\| G.2 | 2 | 10 |",
+        "| steps | not said | 750,000 | 30,000 |",
+    ]
+    assert [line for line in pages.protocols("sharpening") if line.startswith("| ")] == [
+        "| setting | as printed | ours, at desk scale |", "| --- | --- | --- |", "| seeds | five | 10 |",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_says_its_settings_as_printed_and_here(name):
+    one = EXPERIMENTS[name]
+    assert one.code
+    heading, *rows = one.protocol_table
+    assert rows
+    assert all(len(row) == len(heading) and all(row) for row in rows), "a cell is empty"
+    assert len({what for what, *_ in rows}) == len(rows), "a setting stands twice"
+
+
+def test_only_code_that_is_known_is_compared():
+    """A paper without code has no column for it; the tables of the others name what their code leaves open."""
+    coded = {one.paper for one in EXPERIMENTS.values() if "as coded" in one.protocol_table[0]}
+    assert coded == {"compression", "reparam2019", "relative2021"}

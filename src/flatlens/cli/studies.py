@@ -590,6 +590,9 @@ def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: b
         show(table)
         for difference in one.experiment.differs.get(one.scale, ()):
             note(f"{one.experiment.id} differs from the paper: {difference}")
+        if one.scale == "desk" and one.experiment.protocol:
+            settings = count_of(len(one.experiment.protocol), "setting")
+            note(f"{one.experiment.id}: {settings} as printed and here, in a table on the page")
         if one.unfinished:
             note(f"{one.experiment.id}: {count_of(one.unfinished, 'network')} not finished")
     if files:

@@ -108,8 +108,8 @@ class SmallVGG(Drawn):
     """Five 3 x 3 convolutions 16-16-32-64-64, then linear layers 128-`classes`; no BatchNorm.
 
     The compression paper calls its network VGG-11; the one its authors train has these layers and 97,018 parameters
-    at 3 x 32 x 32 and 10 classes. That count asks for four poolings (256 inputs of the first linear layer), and leaves
-    open where: here as in VGG-11, after each stage, the last stage of two convolutions.
+    at 3 x 32 x 32 and 10 classes. Here images are padded by 1, with a pooling after each stage as in VGG-11, the last
+    of two convolutions; their code pads by 2 and pools after each convolution, which gives the same sizes of weights.
 
     >>> sum(p.numel() for p in SmallVGG().build().parameters())
     97018

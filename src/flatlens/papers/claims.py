@@ -11,7 +11,6 @@
     [[X7.protocol]]
     what = "epochs"
     printed = "90 (Fig. 2)"
-    coded = "no code is published"
     ours = "30"
 
     [X7.claims.ends]
@@ -22,8 +21,8 @@
     says = "Networks trained with weight decay end at another <what>."
     statistic = "with_over_without(trained_in('resnet'), DECAY, '<what>', ['lr', 'seed']) <sign> 0"
 
-An entry under `protocol` is a row of the table that compares the paper's text, the authors' code and the experiment at
-desk scale: every setting that differs between two of them, with its place.
+An entry under `protocol` is a row of the table that compares the paper's text, the authors' code (`coded`, where it has
+the experiment; `code` says where it is) and the experiment at desk scale: every setting that differs between two.
 
 An entry under `claims` is a prediction of this name (blanks become underscores), once for every row of `each`. `<word>`
 stands for a value of that row, or one of `[words]`. An entry with `rows` is a group: what it gives holds for all of
@@ -67,8 +66,9 @@ def experiment(
     rows = _rows(own["claims"], words, {})
     predictions = tuple(_prediction(paper, row, {**_NAMES, **names}) for row in rows)
     settings = [{name: _filled(text, words) for name, text in row.items()} for row in own.get("protocol", [])]
-    protocol = tuple(Setting(**row) for row in settings)
-    return Experiment(id, own["title"], f"{paper} {own['reproduces']}", studies, predictions, plots, differs, protocol)
+    protocol, code = tuple(Setting(**row) for row in settings), _file(paper)["code"]
+    reproduces = f"{paper} {own['reproduces']}"
+    return Experiment(id, own["title"], reproduces, studies, predictions, plots, differs, protocol, code)
 
 
 @cache

@@ -358,8 +358,8 @@ class Setting:
 
     what: str  #: the setting: "labels of CIFAR-10"
     printed: str  #: in the paper's text
-    coded: str  #: in the authors' published code
     ours: str  #: here, at desk scale; of several studies, each
+    coded: str = ""  #: in the authors' published code, where it has the experiment
 
 
 @dataclass(frozen=True)
@@ -374,12 +374,21 @@ class Experiment:
     plots: Callable[[Results], list[Plot]]
     differs: Mapping[Scale, tuple[str, ...]]  #: differences from the paper, one sentence each
     protocol: tuple[Setting, ...] = ()  #: every setting that differs between text, code and here
+    code: str = ""  #: where the authors' code is, or that none is known
 
     @property
     def claims(self) -> tuple[Prediction, ...]:
         """Deprecated name of `predictions`."""
         warnings.warn("Experiment.claims is now called predictions", DeprecationWarning, stacklevel=2)
         return self.predictions
+
+    @property
+    def protocol_table(self) -> tuple[tuple[str, ...], ...]:
+        """The heading and the rows of the table of settings; without "as coded" where no code has the experiment."""
+        coded = any(row.coded for row in self.protocol)
+        heading = ("setting", "as printed", *["as coded"] * coded, "ours, at desk scale")
+        rows = ((row.what, row.printed, *[row.coded] * coded, row.ours) for row in self.protocol)
+        return (heading, *rows)
 
     @property
     def paper(self) -> str:

@@ -88,6 +88,7 @@ def _row(
         "scale": one.scale,
         "answer": answer_of_claims([one]) if several else (),
         "differs": one.experiment.differs.get(one.scale, ()),
+        "protocol": one.experiment.protocol_table if one.scale == "desk" else (),
         "predicted": predicted,
         "again": bool(one.again),
         "halves": bool(one.halves),
