@@ -127,7 +127,7 @@ def test_with_few_seeds_nothing_is_decided_and_the_next_step_is_told(units):
     assert what.endswith(
         "no measure correlates significantly with the generalisation gap; the strongest is MLS: r = 0.90."
     )
-    seeds = "1 independent seed decides" if units == 1 else "5 independent seeds decide"
+    seeds = "1 independent seed is" if units == 1 else "5 independent seeds are"
     assert certain == f"How certain: {seeds} too few to decide; take 6 or more, as in --set seed=0:6."
 
 
