@@ -50,7 +50,7 @@ def main() -> int:
     chosen = options.parse_args()
     names = [name for name in NAMES if chosen.only is None or any(part in name for part in chosen.only)]
     if not names:
-        options.error(f"no network is called {', '.join(chosen.only)}: there are {', '.join(NAMES)}")
+        options.error(f"unknown network {', '.join(chosen.only)}: choose from {', '.join(NAMES)}")
     kept = chosen.resume or chosen.page or chosen.only is not None
     rows: dict[str, Any] = machine.earlier("zoo").get("networks", {}) if kept else {}
     for name in [] if chosen.page else names:

@@ -7,7 +7,7 @@ for transformers there are callbacks: see :doc:`/training`.
 """
 
 # %%
-# A :py:class:`~flatlens.Tracker` measures every so many steps. Here it follows the
+# A :py:class:`~flatlens.Tracker` measures every k steps. Here it follows the
 # sharpness of full-batch gradient descent. Theory says that sharpness rises until
 # about 2 / learning rate, the edge of stability.
 

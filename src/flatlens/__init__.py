@@ -1,4 +1,4 @@
-"""flatlens: how flat is the minimum, how compressed the representation, and which of those numbers to trust."""
+"""flatlens: flatness, compression and sensitivity of PyTorch networks, every number with its accuracy."""
 
 from __future__ import annotations
 

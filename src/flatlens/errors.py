@@ -250,10 +250,8 @@ def needs(extra: str, what: str) -> Iterator[None]:
     """Turn a failed import inside into one line that names the extra to install.
 
     >>> with needs("study", "a page"):
-    ...     import no_such_package
-    Traceback (most recent call last):
-    ...
-    flatlens.errors.MissingExtra: a page needs pip install 'flatlens[study]' (No module named 'no_such_package')
+    ...     import no_such_package Traceback (most recent call last): ... flatlens.errors.MissingExtra: a page needs the
+    extra 'study', pip install 'flatlens[study]' (No module named 'no_such_package')
 
     Raises:
         MissingExtra: a package cannot be imported.
@@ -263,7 +261,8 @@ def needs(extra: str, what: str) -> Iterator[None]:
     except ImportError as error:
         if isinstance(error, MissingExtra) or (error.name or "").startswith("flatlens"):
             raise
-        raise MissingExtra(f"{what} needs pip install 'flatlens[{extra}]' ({one_line(error)})") from error
+        mend = f"pip install 'flatlens[{extra}]' ({one_line(error)})"
+        raise MissingExtra(f"{what} needs the extra {extra!r}, {mend}") from error
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -58,7 +58,7 @@ def test_data_that_is_not_there_is_one_line_for_measure_too(refused, monkeypatch
     monkeypatch.setenv("FLATLENS_DATA", str(tmp_path))
     (tmp_path / "m.py").write_text("import torch\ndef net(): return torch.nn.Linear(2, 2)\n")
     line = refused("measure", f"{tmp_path}/m.py:net", "--data", "cifar10", "--loss", "mse")
-    assert line.startswith(f"flatlens: --data: cifar10: no CIFAR-10 in {tmp_path}: ")
+    assert line.startswith(f"flatlens: --data: cifar10: no CIFAR-10 in {tmp_path}, ")
 
 
 @pytest.mark.parametrize("command", [["data"], ["data", "list"], ["data", "fetch"]])

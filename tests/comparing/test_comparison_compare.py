@@ -1,4 +1,4 @@
-"""fl.compare: who is flatter by which measure, who cannot be told apart, and what may not be compared."""
+"""fl.compare: who is flatter by which measure, who cannot be distinguished, and what may not be compared."""
 
 import numpy as np
 import pandas as pd

@@ -229,7 +229,9 @@ def test_what_is_not_installed_is_one_line(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     entered = dask_executor("tcp://127.0.0.1:9") if missing == "distributed" else slurm_executor(SlurmSettings())
     with (
-        pytest.raises(BadInput, match=rf"a run on a cluster needs pip install 'flatlens\[dask\]' .*{missing}"),
+        pytest.raises(
+            BadInput, match=rf"a run on a cluster needs the extra 'dask', pip install 'flatlens\[dask\]' .*{missing}"
+        ),
         entered,
     ):
         pass

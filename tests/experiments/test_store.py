@@ -132,7 +132,7 @@ def test_a_study_without_networks_that_are_there_is_refused_with_their_names(sto
         Store.create(store.out, STUDY.over("seed", 0, 1, 2).setting("max_steps", 500))
     one = STUDY.over("lr", 0.05).over("batch_size", 4).over("seed", 0)
     Store.create(store.out.parent / "one", one)
-    with pytest.raises(BadFolder, match=rf"holds 1 network that .* \({one.networks()[0].key}\): .*: ask for it, too"):
+    with pytest.raises(BadFolder, match=rf"holds 1 network that .* \({one.networks()[0].key}\): .*: include it, too"):
         Store.create(store.out.parent / "one", one.setting("momentum", 0.5))
     assert store.study() == STUDY
 

@@ -3,7 +3,7 @@
 stdout is data: tables, findings, or JSON with `--json`. Everything else goes to stderr. Exit status:
 
     0    done
-    1    done, and with --strict something asked for does not hold; or an error that nobody foresaw
+    1    done, and with --strict something asked for does not hold; or an unexpected error
     2    bad input, or the user's own code failed: one line says what, and what to do
     130  stopped by Ctrl-C; 143 by SIGTERM; 141 where nobody reads stdout any more
 """
@@ -48,9 +48,9 @@ TRACEBACK = "--traceback"
 app = App(
     name="flatlens",
     version=__version__,
-    help="Measure how flat a network's minimum and how compressed its representation is, and which numbers to trust.",
+    help="Measure flatness, compression and sensitivity of neural networks; every number comes with its accuracy.",
     help_format="markdown",
-    help_epilogue="With any command, `--traceback` shows where an error arose.",
+    help_epilogue="With any command, `--traceback` shows where an error occurred.",
     suppress_keyboard_interrupt=False,
 )
 app.command(study)

@@ -104,7 +104,7 @@ def measure(
             replace them: traces are then estimates, spectral norms lower bounds. Without it: exact up to 128 outputs,
             16 combinations for more.
         attention_heads: Give measures of weights for the projections and heads of attention, too: `attn.qkv/query`
-            are the queries' rows in the weight of `attn.qkv`, `attn.qkv/query/0` those of the first head.
+            are the queries' rows in the weight of `attn.qkv`, `attn.qkv/query/0` the rows of the first head.
         layers: Show every value of the layers whose names contain this, such as `blocks.3.`; curvature
             products that are taken layer by layer are taken for these alone.
         page: Write an HTML page: a map of layers by measures, every number, and the layers by block, with a search.

@@ -177,7 +177,7 @@ def compare(
     Args:
         lenses: The networks by the names to show; 1 is the rank of the smallest value.
         measures: Names or Measure objects; one alone is enough; or a preset of `measure`. None is "summary".
-        groups: Instead of `lenses`, the networks of each group, such as those of several seeds; each group is compared
+        groups: Instead of `lenses`, the networks of each group, such as one network per seed; each group is compared
             with the first one.
         paired: Whether the networks at the same place of each group are a pair: they share a seed.
         anyway: Whether to do work that `measure` refuses because it takes long.

@@ -1,4 +1,4 @@
-"""Run many tasks on any executor, survive what happens to the workers, and report progress."""
+"""Run many tasks on any executor, recover from lost workers, and report progress."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def run_all(
         note_failure: called in this process.
         workers: how many processes, when no executor is given.
         executor: whose workers see the same folder (a Dask client's, a pool of one thread); it is not shut down.
-        pack: so many tasks are handed out at a time, for short ones; or what cuts them into packs.
+        pack: number of tasks handed out at a time, for short ones; or a function that cuts them into packs.
         progress: called with ("networks", done, total), and (label, done, total) for what is under way.
         done: how many count as done before.
         label: a task in a few words.

@@ -34,11 +34,11 @@ Dtype: TypeAlias = Literal["float64", "float32"]
 
 @dataclass(frozen=True)
 class Followed:
-    """Measures taken in the course of training: every so many steps, or at those listed."""
+    """Measures during training: every `every` steps, or at the steps listed."""
 
     measures: tuple[str, ...]
     every: int | tuple[int, ...] = 100
-    samples: int | None = None  #: on so many of the training samples, drawn once; all by default
+    samples: int | None = None  #: number of training samples for measuring, drawn once; all by default
 
     def __post_init__(self) -> None:
         named(self.measures)  # refuses an unknown one now rather than in a worker
@@ -48,7 +48,7 @@ class Followed:
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Everything that decides the digits of one network's results; `key` is its folder's name.
+    """Everything that decides one network's results, bit by bit; `key` is its folder's name.
 
     Former names of options and transforms become the present ones.
     """
@@ -58,9 +58,9 @@ class NetworkSettings:
     training: Training | TrainedElsewhere
     measures: tuple[str, ...]
     bounds: tuple[str, ...] = ()  #: inequalities whose sides are kept as well: "mls_chain.lhs", "mls_chain.rhs"
-    moved: tuple[str, ...] = ()  #: transforms after which all is measured once more: "relative_flatness@layerwise"
+    moved: tuple[str, ...] = ()  #: transforms after which everything is measured again: "relative_flatness@layerwise"
     samples: int | None = None  #: number for measuring, drawn by the data's seed; all by default, and for the risk
-    followed: Followed | None = None  #: measures in the course of training
+    followed: Followed | None = None  #: measures during training
     dtype: Dtype = "float64"  #: of weights and data while the trained network is measured
 
     def __post_init__(self) -> None:

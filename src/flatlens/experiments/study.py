@@ -133,13 +133,13 @@ def run_study(
         out: a new or empty folder, or one where this study, or a part of it, was begun.
         workers: processes of one thread each.
         executor: run there instead; its workers must see `out` under the same path.
-        pack: networks handed out at a time, of those that no stack takes.
-        together: so many networks of a kind are trained in one stack at most, where that is faster; 1: each alone.
+        pack: number of networks handed out at a time, of networks outside stacks.
+        together: maximum number of networks in a stack, where stacks are faster; 1: train each network alone.
         known: the result of an earlier run: networks of the same settings are not trained again, and their rows are
             kept in `out`.
         progress: called with ("networks", done, total), and for each run under way with its settings, steps and most.
-        retry_failed: run those again that ended in an error; without it they stay recorded as failed.
-        mixed: carry on although the finished networks were computed with other versions or on another device.
+        retry_failed: run failed networks again; without it they stay recorded as failed.
+        mixed: continue although the finished networks were computed with other versions or on another device.
 
     Raises:
         BadFolder: `out` holds networks that this study does not have, or other files; it cannot be written, or was

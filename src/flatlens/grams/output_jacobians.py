@@ -400,7 +400,7 @@ def shown_rounding(apart: dict[str, Tensor], found: dict[str, Tensor], places: I
 
 
 def _length2(J: Tensor) -> Tensor:
-    """Return ||J_i||_F^2, (n,); float64 only where squares leave float32, as it takes longer than the rest."""
+    """Return ||J_i||_F^2, (n,); float64, which is slow, only where squares over- or underflow float32."""
     places = tuple(range(2, J.ndim))
     rows = torch.linalg.vector_norm(J, dim=places)  # in two steps: half the time
     length2: Tensor = rows.to(torch.float64).square().sum(1)

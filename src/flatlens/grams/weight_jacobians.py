@@ -151,7 +151,7 @@ def length2(x: Tensor) -> Tensor:
 
 
 def lengths2(compute: Callable[[Callable[[Tensor], Tensor]], Mapping[_T, Tensor]], like: Tensor) -> Mapping[_T, Tensor]:
-    """Return what `compute` gives with `length2`; with `norm2` where squares leave the arithmetic of `like`.
+    """Return what `compute` gives with `length2`; with `norm2` where squares over- or underflow the dtype of `like`.
 
     >>> tiny = torch.full((1, 4, 64), 1e-30)
     >>> lengths2(lambda of: {"": of(tiny)}, tiny)[""] / 256

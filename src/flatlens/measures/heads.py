@@ -278,7 +278,7 @@ def head_flatness(
     It is `head_flatness_ggn`, which describes the metric, plus the same trace of the functional Hessian, H - GGN.
     Random probes estimate the latter: as many as bring the standard error of the sum below `rtol` times the value, or
     `probes` of them; or with `exact=True` every direction in turn. `.gauss_newton` and `.functional_hessian` are the
-    two parts; other parts and the rows are those of `head_flatness_ggn`. Undefined where projections without a bias, or
+    two parts; other parts and the rows are as in `head_flatness_ggn`. Undefined where projections without a bias, or
     with a frozen one, read the shift of a norm: the change that the definition asks for is then none of the parameters.
     """
     effort = Effort(rtol, probes, exact)

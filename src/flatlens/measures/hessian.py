@@ -405,12 +405,12 @@ def layer_factors(
     couples all samples, so it is used by products only. The sum over layers is an upper bound of the largest eigenvalue
     for all these weights together, without biases, norms and weights outside layers. The factors are `.loss_curvature`,
     ||C^(1/2)|| with C divided by the number of samples, undefined where the loss is not convex in the outputs;
-    `.features`, the spectral norm of the layer's features f_{l-1}(X), those of all its calls side by side; and
-    `.jacobian`, the largest norm over samples of the derivative of the outputs with respect to the layer's output. If
-    the layer's weight is used once per sample, the block is at most the product of the squares of the three. For shared
-    weights there is no such bound. `blocks=False` leaves the eigenvalues out, and with them most of the cost.
+    `.features`, the spectral norm of the layer's features f_{l-1}(X), with the features of all its calls side by side;
+    and `.jacobian`, the largest norm over samples of the derivative of the outputs with respect to the layer's output.
+    If the layer's weight is used once per sample, the block is at most the product of the squares of the three. For
+    shared weights there is no such bound. `blocks=False` leaves the eigenvalues out, and with them most of the cost.
 
-    With BatchNorm in train mode (`batch_statistics`, as in `sharpness`), all numbers are those of the network in that
+    With BatchNorm in train mode (`batch_statistics`, as in `sharpness`), all numbers describe the network in that
     mode, and `.jacobian` is the norm of the Jacobian of a whole ghost batch.
     """
     require_tolerance(rtol)

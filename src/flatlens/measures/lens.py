@@ -280,8 +280,8 @@ class Lens:
             residual, and volumes are undefined. None is "exact" up to `EXACT` outputs, and `PROBES` combinations
             beyond.
         attention_heads: Whether measures of weights have values for attention's projections and heads, too: the rows of
-            a weight that make queries, keys or values (`attn.qkv/query`), those of one head (`attn.qkv/query/0`), and
-            the columns that read a head (`attn.proj/output/0`). Sums over layers count whole weights alone.
+            a weight that make queries, keys or values (`attn.qkv/query`), the rows of one head (`attn.qkv/query/0`),
+            and the columns that read a head (`attn.proj/output/0`). Sums over layers count whole weights alone.
         after: A lens on an earlier moment of the same network, or its `remembered`: searches for eigenvectors start
             from the ones found then.
         optimiser: The optimiser that trains the network, for measures of its own steps.

@@ -122,9 +122,9 @@ def _by_a_forward_pass(lens: Lens, of: Callable[[Tensor, Any], Tensor]) -> Tenso
 def feature_norm(lens: Lens) -> Parts:
     """Spectral norm of the matrix of features that each linear layer reads, n x M_l; the network's is the largest.
 
-    The features of a convolution are its whole input, flattened; those of a layer that reads a sample in several rows
-    (tokens, windows, views), side by side or folded into the batch, are all of these. A module that is called twice has
-    two rows. Where a call changes its input before it multiplies it, its features are what it multiplies.
+    The features of a convolution are its whole input, flattened. For a layer that reads a sample in several rows
+    (tokens, windows, views), side by side or folded into the batch, they are all rows. A module that is called twice
+    has two rows. Where a call changes its input before it multiplies it, its features are what it multiplies.
     """
     norms, plan = feature_norms(lens.problem, lens.model, lens.plan), lens.plan
     calls = [*plan.structure.calls, *sorted(plan.structure.varying_calls)]

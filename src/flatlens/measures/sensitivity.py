@@ -149,7 +149,7 @@ def batch_jacobian_norm(
     """Norm of the Jacobian of whole batches, ||df(X)/dX||_2, BatchNorm as in training; the largest over ghost batches.
 
     Where BatchNorm couples the samples of a batch its Jacobian is one matrix; in eval mode it has a block for each
-    sample, and the norm is `jacobian_norm`. `batch_statistics` and `rtol` are those of `sharpness`, `softmax` that of
+    sample, and the norm is `jacobian_norm`. `batch_statistics` and `rtol` are as in `sharpness`, `softmax` as in
     `jacobian_norm`.
     """
     require_tolerance(rtol)

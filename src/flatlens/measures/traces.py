@@ -76,8 +76,8 @@ def interpolation_sharpness(g: LayerGrams) -> Tensor:
 def ggn_trace(g: LayerGrams) -> Tensor:
     """Trace of the Gauss-Newton matrix: mean_i tr(C_i K_i), summed over parameters.
 
-    It equals Tr H if the outputs are an affine function of each weight. Those of ReLU networks that use
-    each weight once are.
+    It equals Tr H if the outputs are an affine function of each weight, as in ReLU networks that use each
+    weight once.
     """
     return g.CK
 
@@ -341,9 +341,9 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
 def adaptive_sharpness(
     lens: Lens, run: Run, *, rtol: float | None = None, probes: int | None = None, exact: bool = False
 ) -> Parts:
-    """Elementwise-adaptive sharpness: sum_j theta_j^2 d2L/dtheta_j^2, the limit of the average-case one as rho -> 0.
+    """Elementwise-adaptive sharpness: sum_j theta_j^2 d2L/dtheta_j^2, the limit of average-case sharpness as rho -> 0.
 
-    It is `adaptive_sharpness_ggn` plus the same sum for the functional Hessian. Options and parts are those of
+    It is `adaptive_sharpness_ggn` plus the same sum for the functional Hessian. Options and parts are as in
     `hessian_trace`.
     """
     return traced(lens, run, adaptive_sharpness_ggn, _effort(lens, run, rtol, probes, exact), weighted=True)

@@ -353,7 +353,7 @@ def load_archive(path: str | os.PathLike[str]) -> Reproduction:
 
 
 def read_studies(path: str | os.PathLike[str]) -> tuple[Experiment, Scale, Results]:
-    """Return the experiment, its scale and its studies; those of the re-run are named "again/...".
+    """Return the experiment, its scale and its studies; the studies of the re-run are named "again/...".
 
     Raises:
         BadFolder: the file is not an archive, or a damaged one.

@@ -615,9 +615,9 @@ def moved_risk(
 ) -> float:
     """Return the risk at moved features: mean_i l(psi(phi_i'), y[phi_i']), phi' = move(phi) at a layer.
 
-    `move` maps features, samples first, to moved ones; `noise(delta, 1.0, generator, law)` draws those of Proposition
-    2. `labels` and `layer` are as in `feature_change`. By relative2021 Eq. 3 and 5, E_Rep is the risk of the
-    distribution minus this number, and E_F is this number minus the risk of the sample.
+    `move` maps features, samples first, to moved ones; `noise(delta, 1.0, generator, law)` draws the noise of
+    Proposition 2. `labels` and `layer` are as in `feature_change`. By relative2021 Eq. 3 and 5, E_Rep is the risk of
+    the distribution minus this number, and E_F is this number minus the risk of the sample.
     """
     model, plan, weight = placed(problem, layer, model, "moved_risk", by_noise=True)
     if labels is None:
@@ -630,7 +630,7 @@ def label_change(
 ) -> float:
     """Return Definition 9's left side for a known label function: mean_i |l(f_i', y[phi_i']) - l(f_i', y_i)|.
 
-    f' are the outputs at phi' = move(phi). The arguments are those of `moved_risk`. Source: relative2021 Def. 9.
+    f' are the outputs at phi' = move(phi). The arguments are as in `moved_risk`. Source: relative2021 Def. 9.
     """
     model, plan, weight = placed(problem, layer, model, "label_change", by_noise=True)
     found = relabelled(problem, model, plan, weight, labels, move)

@@ -1,4 +1,4 @@
-"""The losses: squared errors, cross-entropy, those of torch.nn, and functions and modules of the user's."""
+"""The losses: squared errors, cross-entropy, torch.nn's losses, and the user's own functions and modules."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Problem(NetworkOnData):
             ranks=require_ranks(ranks),
         )
         self._asked = parameters if isinstance(parameters, str) else None
-        self.facts: dict[Hashable, Any] = {}  #: found out about the network once, for a tracker that asks often
+        self.facts: dict[Hashable, Any] = {}  #: cached results about the network, for a tracker that asks often
         self.origin: dict[str, str] = {}  #: origin of network and data, in words; every report repeats it
         self.probes: list[Batch] = []  #: a few samples from all over the data, for trials
         require_same_everywhere(self)

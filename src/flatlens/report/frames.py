@@ -26,7 +26,7 @@ POINTS_PER_CURVE = 120  # a curve as wide as a phone shows no more
 BINS = 9
 _EQUAL = 1e-10  #: values that differ by less than this share of their size are drawn as equal
 _SMALLEST, _LARGEST = 1e-290, 1e300  #: ends of the numbers that an axis shows: a browser's own arithmetic ends there
-MOST_LEVELS = 12  # more colours or shapes cannot be told apart
+MOST_LEVELS = 12  # more colours or shapes cannot be distinguished
 NOT_KNOWN = "not known"  #: the level of networks whose setting is missing
 
 

@@ -132,8 +132,8 @@ class CSVLog:
     """A CSV file that grows with each measurement: step, name, value.
 
     A tracker that continues from a saved state (`load_state_dict`) first removes the rows after that state's step,
-    which it measures again; a new run adds its own below those of an old one. Of several processes that train together
-    and name the same file, the first one to write to it is the only one.
+    which it measures again; a new run adds its rows below the rows of an old one. Of several processes that train
+    together and name the same file, the first one to write to it is the only one.
 
     >>> import pathlib, tempfile, torch, flatlens as fl
     >>> net = torch.nn.Linear(3, 2)
@@ -193,8 +193,8 @@ class TensorBoardLog:
     """Scalars of TensorBoard, in a folder or by a SummaryWriter that the run already has.
 
     A run that is resumed adds to the folder, which then has some steps twice. To hide the first ones, give
-    `SummaryWriter(folder, purge_step=step + 1)`, with the step of the saved state; it hides those of all other files in
-    that folder, too.
+    `SummaryWriter(folder, purge_step=step + 1)`, with the step of the saved state; it hides the later steps of all
+    other files in that folder, too.
 
     >>> import pathlib, tempfile, torch, flatlens as fl
     >>> net = torch.nn.Linear(3, 2)

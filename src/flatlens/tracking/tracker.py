@@ -218,8 +218,8 @@ class Tracker:
     def close(self, step: int | None = None, *, optimiser: torch.optim.Optimizer | None = None) -> Report | None:
         """Measure after the last training step, unless it is measured; return the report, or None.
 
-        Without arguments, `step` and `optimiser` are those of the last call of `step`. It measures only if `every` is a
-        number. The tracker can follow further steps afterwards.
+        Without arguments, `step` and `optimiser` are taken from the last call of `step`. It measures only if `every` is
+        a number. The tracker can follow further steps afterwards.
         """
         step = self._latest if step is None else whole(step, "step", 0)
         self._optimiser = plain_optimiser(optimiser, "Tracker.close") or self._optimiser

@@ -1,4 +1,4 @@
-"""Training to a minimum: optimisers, schedules, regularisers, stopping rules, and runs that survive a kill."""
+"""Training to a minimum: optimisers, schedules, regularisers, stopping rules, and runs that continue after a kill."""
 
 from flatlens.training.batches import Augmentation, Mixup
 from flatlens.training.objective import InputJacobian, ParameterJacobian, RelativeFlatness, TrainingLoss

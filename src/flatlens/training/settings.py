@@ -145,7 +145,7 @@ RESULTS = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap
 
 @dataclass(frozen=True)
 class TrainedElsewhere:
-    """The settings of a network that was trained elsewhere: a checkpoint, and the facts beside it.
+    """The settings of a network that was trained outside flatlens: a checkpoint, and what is known about it.
 
     `known` has any facts by name: settings such as "lr" and "batch_size", and results such as "generalisation_gap",
     which take the place of those measured.

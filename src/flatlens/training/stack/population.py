@@ -1,4 +1,4 @@
-"""Train many networks, those of a kind as lanes of one stack: the digits of each alone, in a fraction of the time.
+"""Train many networks, equal ones as lanes of a stack: bitwise identical to training alone, in a fraction of the time.
 
 Nothing promises that a batched product has the bits of the single ones. On one thread most shapes give the same bits.
 Others do not, because another kernel takes small products, or those of a single output: there each lane's products are
@@ -182,7 +182,7 @@ def _timed(step: Callable[[], None]) -> float:
 
 
 LANES = 16
-"""Default number of networks in a stack: for MLPs on digits, more are no faster at batch 64, a tenth faster at 4."""
+"""Default number of networks in a stack: for MLPs on digits, more are not faster at batch 64, a tenth faster at 4."""
 
 
 @dataclass(frozen=True, eq=False)
