@@ -212,7 +212,7 @@ def test_batches_are_normalised_as_in_training(net, capsys, refused):
     name = "hessian_trace(exact=True)"
     assert found[name] == fl.measure(fl.Lens(problem), name)[name].value
     assert found[name] != measured(capsys, *command)[name]
-    assert "--ghost-batch None: the number of samples" in refused("measure", *command, "--batchnorm", "train")
+    assert "--ghost-batch None: expected the number of samples" in refused("measure", *command, "--batchnorm", "train")
     assert "with --batchnorm train only" in refused("measure", *command, "--ghost-batch", "5")
 
 
@@ -356,9 +356,9 @@ def test_no_file_but_a_page_or_a_saved_result_is_replaced(net, capsys, refused):
     Path("w.safetensors").write_bytes(b"weights")
     Path("notes.html").write_text("mine")
     command = ["measure", "net.py:build", *net, "--measures", "mls"]
-    assert "is no saved result" in refused(*command, "--save", "w.safetensors")
+    assert "is not a saved result" in refused(*command, "--save", "w.safetensors")
     assert "--save r.json: the format is safetensors: choose a name" in refused(*command, "--save", "r.json")
-    assert "is no page" in refused(*command, "--page", "notes.html")
+    assert "is not a flatlens page" in refused(*command, "--page", "notes.html")
     assert "ends in .html" in refused(*command, "--page", "net.py")
     assert Path("w.safetensors").read_bytes() == b"weights"
     for _ in range(2):

@@ -65,7 +65,7 @@ def test_seed_and_global_state():
 
 
 def test_sizes_out_of_range():
-    with pytest.raises(BadInput, match=r"patches\(train=9\): between 10 and 232848"):
+    with pytest.raises(BadInput, match=r"patches\(train=9\): expected between 10 and 232848"):
         patches(train=9)
     with pytest.raises(BadInput, match=r"patches\(test=100000\)"):
         patches(test=100_000)

@@ -83,7 +83,7 @@ def test_dicts_with_labels_and_lists_of_dicts_are_handed_on(mine, name):
 
 @pytest.mark.parametrize("count", [0, 7])
 def test_a_number_of_samples_that_there_are_not_is_refused_with_those_there_are(mine, count):
-    with pytest.raises(BadInput, match=f"--samples {count}: a number from 1 to 6"):
+    with pytest.raises(BadInput, match=f"--samples {count}: expected 1 to 6"):
         load_data(f"{mine}:pair").drawn(count)
 
 

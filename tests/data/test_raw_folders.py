@@ -219,5 +219,5 @@ def test_some_of_the_samples(pictures):
     assert "3 of 4 samples" in some.description
     texts = load_data("digits").drawn(5)
     assert texts.data[0].shape == (5, 64)
-    with pytest.raises(BadInput, match="--samples 5: a number from 1 to 4"):
+    with pytest.raises(BadInput, match="--samples 5: expected 1 to 4"):
         source.drawn(5)

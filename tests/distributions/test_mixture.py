@@ -102,8 +102,8 @@ def test_it_keeps_its_own_copy():
     ("change", "told"),
     [
         ({"means": torch.zeros(3)}, r"means=...\): expected a tensor of shape \(k, m\), got \(3,\)"),
-        ({"means": MEANS[:2]}, r"covariances=...\): a tensor of shape \(2, 2, 2\)"),
-        ({"weights": torch.ones(2) / 2}, r"weights=...\): a tensor of shape \(3,\)"),
+        ({"means": MEANS[:2]}, r"covariances=...\): expected a tensor of shape \(2, 2, 2\)"),
+        ({"weights": torch.ones(2) / 2}, r"weights=...\): expected a tensor of shape \(3,\)"),
         ({"weights": torch.ones(3)}, "must sum to 1, not 3"),
         ({"weights": torch.tensor([1.5, -0.25, -0.25])}, "negative"),
         ({"means": MEANS * math.nan}, "means=.*finite"),

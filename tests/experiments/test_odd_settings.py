@@ -32,7 +32,7 @@ def test_a_setting_of_the_wrong_kind_is_refused(setting):
 def test_the_line_says_what_is_needed():
     assert refused("digits", "lr=abc") == "SGD(lr='abc'): expected a number"
     assert refused("digits", "momentum=True") == "SGD(momentum=True): expected a number"
-    assert refused("digits", "widths=5") == "MLP(widths=5): expected several values in brackets, such as (1, 2)"
+    assert refused("digits", "widths=5") == "MLP(widths=5): expected several values in brackets, such as (1, 2),"
     assert refused("digits", "seed=1.5") == "MLP(seed=1.5): expected a whole number of at most 64 bits"
     assert "expected" in refused("digits", "ascent=5")
 

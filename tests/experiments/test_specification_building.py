@@ -98,7 +98,7 @@ def test_a_yaml_file_is_a_study(tmp_path):
         (("widths=(16,)", "width=16"), "unknown setting 'width' of MLP: did you mean widths"),
         (("optimiser: SGD(lr=0.1)", "lr: 0.2"), r"lr is a setting of the optimiser: write optimiser: SGD\(lr=0.2\)"),
         (("SGD(lr=0.1)", "SGD(momentum=0.9)"), "SGD needs lr"),
-        (("[mls,", "[] # [mls,"), "measures: something like"),
+        (("[mls,", "[] # [mls,"), "measures: expected something like"),
     ],
 )
 def test_a_slip_in_a_yaml_file_is_one_line(tmp_path, change, said):
@@ -137,7 +137,9 @@ SMALL = ["max_steps=20"]
 def test_whole_numbers_that_are_no_labels_say_how_to_mend_the_users_function(tmp_path, labels):
     head = "import torch\ndef build(): return torch.nn.Linear(2, 2)\ndef samples():\n    x = torch.randn(9, 2)\n"
     (tmp_path / "net.py").write_text(f"{head}    return x, {labels}\n")
-    with pytest.raises(BadData, match=r"^data: net.py:samples: labels from 0 to 1 are .*y.float\(\).*argmax") as caught:
+    with pytest.raises(
+        BadData, match=r"^data: net.py:samples: expected labels from 0 to 1, .*y.float\(\).*argmax"
+    ) as caught:
         study_of(f"{tmp_path}/net.py:samples", model=f"{tmp_path}/net.py:build", settings=["seed=0:2"])
     assert "\n" not in str(caught.value)
 

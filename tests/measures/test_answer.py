@@ -123,7 +123,9 @@ def test_an_accuracy_without_classes_is_not_among_many_numbers() -> None:
 
 def test_networks_are_compared_by_what_no_rescaling_changes() -> None:
     assert said(mls=1.0).endswith("Compare networks by mls, which is invariant under rescaling of the weights.")
-    assert said(mls=1.0, weight_norm=1.0).endswith("does not change it, but can change weight_norm.")
+    assert said(mls=1.0, weight_norm=1.0).endswith(
+        "which is invariant under rescaling of the weights; weight_norm is not."
+    )
     moved = "Rescaling the weights can change weight_norm without changing the function"
     assert said(weight_norm=1.0).endswith(
         f"{moved}: compare networks by an invariant measure, such as adaptive_sharpness."

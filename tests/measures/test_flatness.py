@@ -111,13 +111,13 @@ def test_the_change_under_stretched_noise_is_that_flatness() -> None:
 def test_the_two_preprocessings_exclude_each_other() -> None:
     with pytest.raises(BadOption, match="exclude each other"):
         fl.measure(on("mlp-relu"), ["relative_flatness(normalized='std', kernel='spread')"])
-    with pytest.raises(BadOption, match=r"option kernel='x': one of 'spread'"):
+    with pytest.raises(BadOption, match=r"option kernel='x': expected one of 'spread'"):
         fl.measure(on("mlp-relu"), ["relative_flatness(kernel='x')"])
 
 
 @pytest.mark.parametrize("name", ["relative_flatness", "relative_flatness_ggn"])
 def test_an_unknown_way_to_normalise_names_the_known_ones(name: str) -> None:
-    with pytest.raises(BadOption, match=r"option normalized='x': one of 'std', 'variance'"):
+    with pytest.raises(BadOption, match=r"option normalized='x': expected one of 'std', 'variance'"):
         fl.measure(on("mlp-relu"), [f"{name}(normalized='x')"])
 
 

@@ -26,7 +26,7 @@ def test_a_linear_network() -> None:
 
 
 def test_a_scale_that_is_not_positive_is_refused() -> None:
-    with pytest.raises(BadOption, match=r"option lam=-1: a positive number"):
+    with pytest.raises(BadOption, match=r"option lam=-1: expected a positive number"):
         measured("normalized_sharpness(lam=-1)")
 
 

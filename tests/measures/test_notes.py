@@ -92,7 +92,7 @@ def test_the_note_names_three_matrices_and_counts_the_others() -> None:
     """Weights outside the given layers; vectors (biases) are never named."""
     net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
     one = fl.Lens(fl.Problem(net, "mse", (torch.ones(3, 2), torch.ones(3, 2))))
-    assert left_out(one, ["4"]) == "excluded, not requested: 0.weight, 1.weight, 2.weight and 1 more"
+    assert left_out(one, ["4"]) == "excluded (not requested): 0.weight, 1.weight, 2.weight and 1 more"
     assert left_out(one, ["0", "1", "2", "3", "4"]) == ""
 
 
@@ -137,8 +137,8 @@ def test_the_reason_why_a_matrix_is_left_out_was_looked_at(how: str) -> None:
     note = left_out(lens, lens.plan.weights)
     counted = how in ("used", "detach")  # a call that the pass sees makes it a layer
     cut = ["unused.weight"] if counted else ["below.weight", "unused.weight"]
-    no_derivative = "the outputs have no derivative with respect to them (unused, inside no_grad() or behind detach())"
+    no_derivative = "the outputs have no derivative with respect to them: unused, inside no_grad(), or detached"
     assert note == (
-        f"left out, because {no_derivative}: {', '.join(cut)}; excluded, not the weight of a linear layer: table.weight"
+        f"excluded ({no_derivative}): {', '.join(cut)}; excluded (not the weight of a linear layer): table.weight"
     )
     assert fl.measure(lens, "weight_norm")["weight_norm"].note == note

@@ -86,10 +86,10 @@ def test_a_rank_s_share_that_ends_early(rank: int) -> None:
     data, ranks = Data(DataLoader(stream, batch_size=64), "data=..."), Ranks(rank, 2)
     stream.first, stream.ended = 320, False
     assert sum(len(batch[0]) for _, batch in data.shared(64, ranks)) == (192, 128)[rank]
-    with pytest.raises(BadData, match=f"{(64, 0)[rank]} samples now, and had {(192, 128)[rank]}"):
+    with pytest.raises(BadData, match=f"{(64, 0)[rank]} samples now and had {(192, 128)[rank]}"):
         list(data.shared(64, ranks))
     data.counted(320)
-    with pytest.raises(BadData, match="64 samples now, and had 320"):
+    with pytest.raises(BadData, match="64 samples now and had 320"):
         list(data.chunks(64))
 
 
@@ -101,7 +101,7 @@ def test_a_rank_s_share_that_ends_early(rank: int) -> None:
         ({"batch_size": 5, "drop_last": True}, ["2 of the 12 samples are dropped in training (drop_last=True)"]),
         (
             {"sampler": WeightedRandomSampler([1.0] + [0.0] * 11, 12)},
-            ["11 of the 12 samples are there again", "11 of the 12 samples are not drawn by the loader's sampler"],
+            ["11 of the 12 samples are repeated", "11 of the 12 samples are not drawn by the loader's sampler"],
         ),
         (
             {"sampler": DistributedSampler(range(12), num_replicas=5, rank=4)},

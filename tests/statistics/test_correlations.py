@@ -207,7 +207,7 @@ def test_over_units_a_constant_column_is_told():
     (lambda: correlate([1, 2], [1, 2], log=["z"]), "unknown column 'z' in log="),
     (lambda: correlate([1, 2], [1, 2], permuted=-1), "permuted=-1"),
     (lambda: correlate([1, 2], [1, 2], names=("a", "a")), "two names"),
-    (lambda: all_pairs(pd.DataFrame({"a": [1], "b": [1]}), ["tau"]), "no correlation"),
+    (lambda: all_pairs(pd.DataFrame({"a": [1], "b": [1]}), ["tau"]), "unknown correlation"),
     (lambda: all_pairs(pd.DataFrame([[1, 2]], columns=["a", "a"])), "these column names occur twice: a"),
 ])  # fmt: skip
 def test_mistakes_are_told(call, told):

@@ -202,7 +202,7 @@ def test_what_is_no_pair_or_no_network_is_said():
         train(MLP(8, (16,), 3), (X, Y), settings())
     with pytest.raises(BadModel, match=r"first sample of test=\.\.\."):
         train(net(), (X, Y), settings(), test=(X[:, :5], Y))
-    with pytest.raises(BadData, match=r"train\(test=\.\.\.\): labels from 0 to 2"):
+    with pytest.raises(BadData, match=r"train\(test=\.\.\.\): expected labels from 0 to 2"):
         train(net(), (X, Y), settings(), test=(X, Y + 1))
 
 

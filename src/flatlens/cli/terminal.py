@@ -49,7 +49,7 @@ def require_page(file: Path | None) -> None:
         require_writable(file, f"--page {file}")
         if file.suffix.lower() not in (".html", ".htm"):
             raise BadFolder(f"--page {file}: a page is HTML: choose a name that ends in .html")
-        _require_ours(file, "--page", _is_page, "page")
+        _require_ours(file, "--page", _is_page, "flatlens page")
         with needs("study", "--page"):
             import_module("flatlens.report.page")
 

@@ -17,7 +17,7 @@ NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured 
 NO_PARAMETER = "no parameter is measured"
 STOPPED = "the search stopped before its tolerance was reached"
 LARGEST_OF_NOISY = "maximum of noisy estimates (biased upwards)"
-UNUSED = "the outputs have no derivative with respect to them (unused, inside no_grad() or behind detach())"
+UNUSED = "the outputs have no derivative with respect to them: unused, inside no_grad(), or detached"
 UNSEEN = "calls inside torch.func cannot be recorded"
 UNCHOSEN = "not requested"
 NO_MATRIX = "not the weight of a linear layer"
@@ -71,8 +71,8 @@ def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> st
         cut = UNUSED if reads.get(name) == () else UNSEEN if id(p) in linear else NO_MATRIX
         causes.setdefault(UNCHOSEN if name in known else cut, []).append(name)
     more = {why: f" and {len(names) - NAMED} more" if len(names) > NAMED else "" for why, names in causes.items()}
-    listed = (f"{why}: {', '.join(names[:NAMED])}{more[why]}" for why, names in causes.items())
-    return "; ".join(f"excluded, {each}" for each in listed)
+    listed = (f"excluded ({why}): {', '.join(names[:NAMED])}{more[why]}" for why, names in causes.items())
+    return "; ".join(listed)
 
 
 def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> str:
