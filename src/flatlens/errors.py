@@ -249,9 +249,11 @@ class Unexpected(RuntimeWarning):
 def needs(extra: str, what: str) -> Iterator[None]:
     """Turn a failed import inside into one line that names the extra to install.
 
-    >>> with needs("study", "a page"):
-    ...     import no_such_package Traceback (most recent call last): ... flatlens.errors.MissingExtra: a page needs the
-    extra 'study', pip install 'flatlens[study]' (No module named 'no_such_package')
+    >>> with needs("study", "a page"):  # doctest: +ELLIPSIS
+    ...     import no_such_package
+    Traceback (most recent call last):
+    ...
+    flatlens.errors.MissingExtra: a page needs the extra 'study', pip install 'flatlens[study]' (No module named ...
 
     Raises:
         MissingExtra: a package cannot be imported.

@@ -31,7 +31,7 @@ class Aside:
     1.0
     (True, False, False)
     >>> [str(one.message) for one in told]
-    ['the log failed (ZeroDivisionError: division by zero): the work goes on without it']
+    ['the log failed (ZeroDivisionError: division by zero): the work continues without it']
     """
 
     def __init__(self, what: str, function: Callable[..., object]) -> None:

@@ -213,7 +213,7 @@ def test_a_yaml_file_is_run_and_carried_on(tmp_path, capsys):
     assert cli.run(other) == 2
     told = capsys.readouterr().err
     assert "holds 4 networks that this study does not have (label_smoothing 0, seed 0; label_smoothing 0," in told
-    assert "base.training.optimiser.lr: 0.1 there, 0.2 asked for: ask for them, too, or name another --out" in told
+    assert "base.training.optimiser.lr: 0.1 there, 0.2 requested: include them, too, or choose another --out" in told
 
 
 def test_settings_on_the_command_line(tmp_path, capsys):

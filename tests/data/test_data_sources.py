@@ -143,7 +143,7 @@ def test_sets_from_files_come_by_name_and_root(small, monkeypatch):
 
 def test_names_with_roots_that_hold_nothing(tmp_path):
     for spec, words in (
-        (f"mnist:{tmp_path}", f"--data: mnist: no MNIST in {tmp_path}: "),
+        (f"mnist:{tmp_path}", f"--data: mnist: no MNIST in {tmp_path}, "),
         ("mnist:", "--data: mnist cannot be read from '': write name:FOLDER"),
         (f"digits:{tmp_path}", "it has no files of its own: write the name alone"),
     ):

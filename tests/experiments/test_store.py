@@ -124,11 +124,11 @@ def test_the_same_study_may_come_back_and_grow(store):
 
 def test_a_study_without_networks_that_are_there_is_refused_with_their_names(store):
     names = r"lr 0.05, batch_size 4, seed 0; lr 0.05, batch_size 4, seed 1; lr 0.05, batch_size 16, seed 0; 5 more"
-    apart = r"lr: \[0.05, 0.1\] there, \[0.3\] asked for: ask for them, too, or name another --out"
+    apart = r"lr: \[0.05, 0.1\] there, \[0.3\] requested: include them, too, or choose another --out"
     with pytest.raises(BadFolder, match=rf"holds 8 networks that this study does not have \({names}\): {apart}"):
         Store.create(store.out, STUDY.over("lr", 0.3))
-    steps = r"base.training.max_steps: 10000 there, 500 asked for"
-    with pytest.raises(BadFolder, match=rf"holds 8 networks .*: {steps}: ask for them, too, or name another --out"):
+    steps = r"base.training.max_steps: 10000 there, 500 requested"
+    with pytest.raises(BadFolder, match=rf"holds 8 networks .*: {steps}: include them, too, or choose another --out"):
         Store.create(store.out, STUDY.over("seed", 0, 1, 2).setting("max_steps", 500))
     one = STUDY.over("lr", 0.05).over("batch_size", 4).over("seed", 0)
     Store.create(store.out.parent / "one", one)

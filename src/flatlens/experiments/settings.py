@@ -354,7 +354,7 @@ def settings_apart(there: Study, here: Study) -> str:
 
     >>> study = Study.digits("smoke").over("seed", 0, 1, 2)
     >>> settings_apart(Study.digits("smoke"), study.setting("samples", 40).over("lr", 0.1))
-    'base.samples: none there, 40 asked for; lr: [0.05, 0.1] there, [0.1] asked for'
+    'base.samples: none there, 40 requested; lr: [0.05, 0.1] there, [0.1] requested'
     """
     before, now = (_by_name(without_places(one.as_json())) for one in (there, here))
     for axis in there.axes:

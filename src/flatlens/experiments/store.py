@@ -509,8 +509,8 @@ class Store:
             more = f"; {len(lost) - MOST_NAMES} more" if len(lost) > MOST_NAMES else ""
             raise BadFolder(
                 f"the output folder {str(self.out)!r} holds {count_of(len(lost), 'network')} that this study does not "
-                f"have ({named}{more}): {settings_apart(there, asked)}: ask for {'it' if len(lost) == 1 else 'them'}, "
-                f"too, or name another --out"
+                f"have ({named}{more}): {settings_apart(there, asked)}: include "
+                f"{'it' if len(lost) == 1 else 'them'}, too, or choose another --out"
             )
         write_whole(self.out / "study.json", _pretty(asked.as_json()))
 
