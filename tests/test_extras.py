@@ -123,4 +123,6 @@ from flatlens.experiments.runner import run_all
 run_all([1], print, lambda *_: None)
 """
     found = bare(code, folder)
-    assert found.stderr.splitlines()[-1].startswith("flatlens.errors.MissingExtra: work in several processes needs the extra 'study'")
+    assert found.stderr.splitlines()[-1].startswith(
+        "flatlens.errors.MissingExtra: work in several processes needs the extra 'study'"
+    )
