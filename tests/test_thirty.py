@@ -44,6 +44,15 @@ def test_a_task_prints_what_the_page_shows(
     assert alike(shown, found), f"if this is right, write the page anew: python docs/thirty.py\n{difference}"
 
 
+def test_the_readme_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    blocks = dict(re.findall(r"^```(python|text)\n(.*?)^```$", text, re.M | re.S))
+    shown = blocks["text"].removesuffix("...\n")
+    found, _ = thirty.printed("python", blocks["python"], {"__name__": "readme"})
+    assert alike(shown, "".join(found.splitlines(keepends=True)[: len(shown.splitlines())])), found
+
+
 def test_there_are_thirty_short_ones() -> None:
     assert [heading.partition(".")[0] for heading in TASKS] == [str(i + 1) for i in range(30)]
     assert max(sum(map(bool, code.splitlines())) for _, code, _ in TASKS.values()) <= 18

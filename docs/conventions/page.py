@@ -65,13 +65,16 @@ def page(networks: Networks, made: Made) -> str:
     """Everything."""
     sections: list[str] = []
     shown: list[Quantity] = []
-    for family in by_family():
+    covered = {name for entry in ENTRIES for name in entry.measures}
+    for family, measures in by_family().items():
         mine = [one for entry, one in made if fl.measures.MEASURES[entry.measures[0]].card.family == family]
         here = [one for one in mine if isinstance(one, Quantity)]
         shown += here
         sections += [f"## Family: {family}", FAMILIES.get(family, "")]
         sections += [block for one in here for block in _section(one)]
         sections += _agreed([one for one in mine if isinstance(one, Agreed)])
+        rest = [f"`{one.name}`" for one in measures if one.name not in covered]
+        sections += [f"Conventions of others were not looked up: {', '.join(rest)}."] if rest else []
     blocks = [PREFACE, "## The networks", _networks(networks), NETWORKS, "## At a glance", GLANCE, _glance(shown)]
     blocks += [*sections, "## Public code that was read", CODE_PREFACE, _code()]
     return "\n\n".join(block for block in blocks if block) + "\n"

@@ -1,6 +1,6 @@
 """Networks with real trained weights, which come in packages, beside twins with random ones.
 
-docs/choosing.md tells what is found: each sentence there is a test here.
+docs/comparing.md tells what is found: each sentence there is a test here.
 """
 
 from __future__ import annotations
