@@ -73,8 +73,8 @@ def page(networks: Networks, made: Made) -> str:
         sections += [f"## Family: {family}", FAMILIES.get(family, "")]
         sections += [block for one in here for block in _section(one)]
         sections += _agreed([one for one in mine if isinstance(one, Agreed)])
-        rest = [f"`{one.name}`" for one in measures if one.name not in covered]
-        sections += [f"Conventions of others were not looked up: {', '.join(rest)}."] if rest else []
+        rest = [f"`{one.card.name}`" for one in measures if one.card.name not in covered]
+        sections += [f"Not compared with other libraries: {', '.join(rest)}."] if rest else []
     blocks = [PREFACE, "## The networks", _networks(networks), NETWORKS, "## At a glance", GLANCE, _glance(shown)]
     blocks += [*sections, "## Public code that was read", CODE_PREFACE, _code()]
     return "\n\n".join(block for block in blocks if block) + "\n"
