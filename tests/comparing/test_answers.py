@@ -31,7 +31,7 @@ def test_which_of_four_checkpoints_to_ship_one_untrained_one_overfitted():
     )
     best, excluded, flatness = found.answer
     assert re.match(
-        r"b has the lowest held-out loss: 0\.3 against 0\.36 of c, difference 0\.06 \[0\.0\d+, 0\.0\d+\]", best
+        r"b has the lowest held-out loss: 0\.3 against 0\.36 for c, difference 0\.06 \[0\.0\d+, 0\.0\d+\]", best
     )
     assert best.endswith("; accuracy 87.0% against 86.4%.")
     assert "a (untrained or failed: training loss 2.32, constant outputs reach 2.3)" in excluded
@@ -57,7 +57,7 @@ def test_held_out_losses_that_do_not_differ_decide_nothing():
     found = compared(a=report(0.2, 0.3, **FLAT), b=report(0.2, 0.3 + 1e-4, **LESS))
     told = text(found)
     assert told.startswith(
-        "The held-out loss does not decide between a and b: 0.3 of a, 0.3 of b, difference 0.0001 [-0.0"
+        "The held-out loss does not decide between a and b: 0.3 for a, 0.3 for b, difference 0.0001 [-0.0"
     )
     assert EVIDENCE in told
     assert "has the lowest" not in told

@@ -134,7 +134,7 @@ def test_too_few_seeds_have_no_intervals():
     table = pd.DataFrame({GAP.name: [1.0, 2.0, 4.0, 3.0], "MLS": [1.0, 3.0, 2.0, 4.0]})
     networks = pd.DataFrame({"outcome": ["converged"] * 4, "steps": 5, "seed": [0, 0, 1, 1]})
     sentences = findings(STUDY, networks, relate_all(table), relate_within(table, GAP.name, {}), NO_KINDS, 0, 0)
-    said = "There are no intervals: 2 independent seeds are too few. Nothing here is certain."
+    said = "There are no intervals: 2 independent seeds are too few. No finding is certain."
     assert sentences[-1] == said
 
 

@@ -79,7 +79,7 @@ def test_marks_are_explained_and_used():
     assert "≥, ≤: a bound" in flat
     assert "Undefined: log_volume on b: every sample is rank-deficient" in flat
     assert "Not counted: weight_norm: smaller is not necessarily better" in flat
-    assert "~: tied, or 95% intervals overlap" in flat
+    assert "~: a shared rank, because values are tied or 95% intervals overlap" in flat
     assert "They differ in precision." in flat
     assert "W says little about 3 networks" in flat
     assert text.index("Invariant under rescaling") < text.index("* Not invariant") < text.index("Smaller is not")

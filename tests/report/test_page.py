@@ -104,7 +104,7 @@ def test_it_says_what_was_run_and_found(html, laptop):
     assert "48 networks of 4 layers (relu, widths 64, 64 and 64)" in html
     assert "learning rates 0.02, 0.05, 0.1 and 0.2, batch sizes 4, 16 and 64, 4 seeds for each combination" in html
     assert laptop.findings[0] in html
-    assert "1 of 48 networks is left out" in html
+    assert "1 of 48 networks is excluded" in html
     assert f"<code>{laptop.excluded[0][0]}</code>: out of steps" in html
     assert "2.13.0" in html
 

@@ -83,9 +83,9 @@ def test_networks_that_did_not_get_there_are_named(laptop):
     told = what_was_run(laptop)
     (short,) = laptop.networks[laptop.networks["outcome"] == "out of steps"].to_dict("records")
     said = f"out of steps (learning rate {short['lr']:g}, batch size {short['batch_size']}, seed {short['seed']})."
-    assert told.endswith(f" Training did not get there in 1: {said}")
+    assert told.endswith(f" 1 network did not get there: {said}")
     every = what_was_run(replace(laptop, networks=laptop.networks.assign(outcome="diverged")))
-    assert "Training did not get there in 48:" in every
+    assert "48 networks did not get there:" in every
     assert every.count("diverged (") == 4
     assert every.endswith("; and 44 more (44 diverged).")
 
