@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import flatlens as fl
-from conventions.literal import batch_hessian, hessian, top
+from conventions.literal import batch_hessian, hessian, slopes, top
 from conventions.networks import BATCHES, Network, Networks
 from conventions.table import FOR_SCALE, Convention, Quantity, covers
 
@@ -145,3 +145,41 @@ def minibatch_sharpness(networks: Networks) -> Quantity:
         "A single batch has no error; on fewer samples the largest eigenvalue is larger on average.",
         rows,
     )
+
+
+@covers("batch_sharpness")
+def batch_sharpness(networks: Networks) -> Quantity:
+    """The mean of ratios, or the ratio of means; along a batch's gradient, or along that of all the data."""
+    net = networks.relu
+    size = BATCHES[-1]
+    name = f"batch_sharpness(samples={size})"
+    g, H = slopes(net).mean(0), hessian(net)
+    generator = torch.Generator().manual_seed(0)
+    forms, squares = [], []
+    for _ in range(32):
+        part = torch.randperm(len(net.x), generator=generator)[:size]
+        own, product = _along_its_gradient(net, part)
+        forms.append(float(own @ product))
+        squares.append(float(own.square().sum()))
+    rows = [
+        Convention(f"mean of g_B^T H_B g_B / ‖g_B‖² over 32 random batches of {size}", "batches2024", net(name)),
+        Convention("mean of g_B^T H_B g_B over the mean of ‖g_B‖²", FOR_SCALE, sum(forms) / sum(squares)),
+        Convention("g^T H g / ‖g‖² of all the data: `directional_sharpness(along='gradient')`", "critical2026",
+                   float(g @ H @ g / g.square().sum())),
+    ]  # fmt: skip
+    return Quantity(
+        "`batch_sharpness`",
+        net.name,
+        "the mean of ratios over batches drawn at random, with its interval",
+        "Plain SGD hovers where this is 2 / lr; the ratio of means gives batches of large gradients more weight.",
+        rows,
+    )
+
+
+def _along_its_gradient(net: Network, part: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of a batch's loss, and its Hessian times that gradient."""
+    tensors = list(net.parameters.values())
+    risk = net.losses(net.model(net.x))[part].mean()
+    own = torch.cat([row.flatten() for row in torch.autograd.grad(risk, tensors, create_graph=True)])
+    rows = torch.autograd.grad(own @ own.detach(), tensors)
+    return own.detach(), torch.cat([row.flatten() for row in rows])

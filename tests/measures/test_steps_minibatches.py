@@ -10,11 +10,13 @@ from quadratic import gradient_and_hessian, linear
 from torch import Tensor, nn
 
 import flatlens as fl
+from flatlens.curvature.probes import mean_of_forms
 from flatlens.data import digits
 from flatlens.errors import BadInput
 from flatlens.measures.steps import noise_scale
 from flatlens.models import MLP
 from flatlens.perturbation.weights import Spread
+from flatlens.training import SGD, Training, train
 
 
 def literal_noise_scale(net: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -144,3 +146,74 @@ def test_the_sharpness_of_minibatches_has_the_interval_of_its_draws() -> None:
     assert math.isnan(
         fl.measure(fl.Lens(problem), "minibatch_sharpness(samples=201)")["minibatch_sharpness(samples=201)"].value
     )
+
+
+def of_one_batch(net: nn.Module, x: Tensor, y: Tensor) -> float:
+    """g^T H g / ||g||^2 of a batch's own gradient and Hessian."""
+    g, H = gradient_and_hessian(net, x, y)
+    return float(g @ H @ g / g.square().sum())
+
+
+def test_batch_sharpness_is_the_mean_over_batches_of_the_curvature_along_their_gradients() -> None:
+    net, x, y = linear(200)
+    problem = fl.Problem(net, "half_squared_error", (x, y))
+    for size in (4, 32):
+        name = f"batch_sharpness(samples={size}, batches=60)"
+        found = fl.measure(fl.Lens(problem), name)[name]
+        generator = torch.Generator().manual_seed(9)
+        parts = [torch.randperm(200, generator=generator)[:size] for _ in range(400)]
+        truth = sum(of_one_batch(net, x[part], y[part]) for part in parts) / len(parts)
+        assert abs(found.value - truth) < 2 * 1.96 * found.stderr
+        assert 0 < found.stderr < 0.2 * truth
+        assert len(found.arrays["batches"]) == found.products == 60
+    whole = fl.measure(fl.Lens(problem), "batch_sharpness(samples=200)")["batch_sharpness(samples=200)"]
+    assert (whole.kind, whole.stderr, whole.products) == ("exact", 0, 1)
+    assert whole.value == pytest.approx(of_one_batch(net, x, y), rel=1e-9)
+
+
+def test_batches_of_one_sample_of_a_linear_model_have_a_known_answer() -> None:
+    """g = r x and H = x x^T, so that each batch's value is ||x||^2, whatever the residual r."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(50, width, generator=generator, dtype=torch.float64) for width in (5, 1))
+    net = nn.Linear(5, 1, bias=False).double()
+    name = "batch_sharpness(samples=1, batches=100)"
+    found = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), name)[name]
+    lengths = x.square().sum(1)
+    assert all(torch.isclose(lengths, value, rtol=1e-9).any() for value in found.arrays["batches"])
+    assert abs(found.value - float(lengths.mean())) < 1.96 * found.stderr
+    none = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (x, net(x).detach()))), name)[name]
+    assert none.kind == "undefined"
+    assert "no direction" in none.note
+
+
+def test_the_interval_of_batch_sharpness_covers() -> None:
+    """On a trained tanh network; 16 batches at a time out of 1,600."""
+    split = digits(200)
+    net = MLP(64, (16,), 10, activation="tanh", seed=0).build().double()
+    x, y = split.x.double().flatten(1), split.y
+    train(net, (x, y), Training(SGD(0.5), batch_size=16, max_steps=300))
+    name = "batch_sharpness(samples=16, batches=1600)"
+    values = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), name)[name].arrays["batches"]
+    intervals = [mean_of_forms(part) for part in values.reshape(100, 16)]
+    covered = sum(abs(float(mean - values.mean())) < 1.96 * float(stderr) for mean, stderr in intervals)
+    assert covered >= 92
+
+
+@pytest.mark.parametrize(
+    ("made", "edge", "says"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), 20.0, "its edge is 2 / lr = 20"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), math.nan, "between 2(1-b) / lr = 2, for small batches"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), math.nan, "no edge is known for SGD"),
+        (lambda p: torch.optim.Adam(p, lr=0.1), math.nan, "no edge is known for Adam"),
+    ],
+)
+def test_the_edge_of_batch_sharpness_is_that_of_the_optimiser(made, edge, says) -> None:  # type: ignore[no-untyped-def]
+    net, x, y = linear(20)
+    optimiser = made(net.parameters())
+    name = "batch_sharpness(samples=4, batches=2)"
+    problem = fl.Problem(net, "half_squared_error", (x, y))
+    assert says in fl.measure(fl.Lens(problem, optimiser=optimiser), name)[name].note
+    tracker = fl.Tracker(problem, name, live=False)
+    tracker.step(0, optimiser=optimiser)
+    assert tracker.history["edge"].to_list() == pytest.approx([edge], nan_ok=True)

@@ -481,6 +481,7 @@ PAPERS = {
         "Kalra et al., A Scalable Measure of Loss Landscape Curvature for Analyzing the Training Dynamics of LLMs, "
         "arXiv 2601.16979, 2026"
     ),
+    "batches2024": "Andreyev and Beneventano, Edge of Stochastic Stability, arXiv 2412.20553, 2024",
     "noise2018": "McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, 2018",
     "norms2026": (
         "Islamov, Crawshaw, Cohen and Gower, Non-Euclidean Gradient Descent Operates at the Edge of Stability, "

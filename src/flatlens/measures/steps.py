@@ -17,6 +17,7 @@ from flatlens.curvature.optimiser_geometry import (
     ball_of,
     climb_in_ball,
     dual_norm,
+    edge_of_batches,
     leading_rate,
     preconditioner_of,
 )
@@ -359,3 +360,57 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
     stderr += sum(residuals) / batches / 1.96
     note = f"over {batches} batch{'es' * (batches != 1)}: {float(found.min()):.3g} to {float(found.max()):.3g}"
     return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found}, products=products)
+
+
+@of_batches(
+    id="H13",
+    symbol=r"E_B \, g_B^T H_B g_B / \|g_B\|^2",
+    source="batches2024",
+    cost="batches x (a backward, a Hessian product) on one batch: some three training steps each",
+)
+def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 32) -> Estimate:
+    """Curvature of a minibatch's loss along its own gradient, on average over batches of `samples` samples.
+
+    g_B and H_B are the gradient and the Hessian of the loss of one batch. Give the batch size of training: plain SGD
+    raises this number until it hovers at 2 / lr, while the sharpness of all the data stays below (Andreyev and
+    Beneventano 2024). With momentum b it hovers between 2(1-b) / lr, for small batches, and 2(1+b) / lr, for large
+    ones; for other optimisers no edge is known. The note says the edge of the lens's optimiser.
+
+    Each batch is drawn without replacement, and independently of the others; the error is that of a mean of few skewed
+    numbers; `arrays` has each batch's value. With batches of one sample and one output it is mean_i C_i ||grad f_i||^2
+    where second derivatives of f vanish along the gradient, as in a linear model; with all samples it is
+    `directional_sharpness(along='gradient')`. A batch whose gradient is zero has no direction: then it is undefined.
+    """
+    require_count(1, samples=samples)
+    require_count(2, batches=batches)
+    if samples > lens.problem.n:
+        return undefined(f"the data has {count_of(lens.problem.n, 'sample')}: samples={samples} cannot be drawn")
+    whole, values = samples == lens.problem.n, []
+    for _ in run.counted("minibatches", 1 if whole else batches):
+        operator = Hessian(lens.problem.subset(samples, run.generator), model=None)
+        _, gradient = operator.risk_and_gradient()
+        square = inner(gradient, gradient)
+        if not square > 0:
+            return undefined("the gradient of a batch is zero: it has no direction")
+        size = math.sqrt(square)
+        values.append(operator.quadratic({name: part / size for name, part in gradient.items()}))
+        lens.count(operator.products)
+    edge = "" if lens.optimiser is None else edge_in_words(lens.optimiser)
+    if whole:
+        return Estimate(values[0], note=edge, products=1)
+    found = torch.tensor(values, dtype=torch.float64)
+    mean, stderr = mean_of_forms(found)
+    note = "; ".join(filter(None, [f"over {batches} batches of {count_of(samples, 'sample')}", edge]))
+    return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found}, products=batches)
+
+
+def edge_in_words(optimiser: torch.optim.Optimizer) -> str:
+    """Return the edge of `batch_sharpness` in words, with why there is none."""
+    edge = edge_of_batches(optimiser)
+    if edge is None:
+        return f"no edge is known for {type(optimiser).__name__} with these settings"
+    low, high = edge
+    rate, b = leading_rate(optimiser), float(optimiser.param_groups[0]["momentum"])
+    if low == high:
+        return f"its edge is 2 / lr = {2 / rate:.4g}"
+    return f"its edge is between 2(1-b) / lr = {low:.4g}, for small batches, and 2(1+b) / lr = {high:.4g}, b = {b:g}"

@@ -8,9 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from flatlens.curvature.optimiser_geometry import leading_rate, uniform_groups
+from flatlens.curvature.optimiser_geometry import edge_of_batches, leading_rate, uniform_groups
 
-WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness")  #: measures that are compared with an edge
+WITH_EDGE = (
+    "sharpness",
+    "preconditioned_sharpness",
+    "critical_sharpness",
+    "batch_sharpness",
+)  #: measures that are compared with an edge
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Edge:
     value: float = math.nan  #: the edge, in the unit of the measure `of`
     formula: str = ""
     of: str = "sharpness"  #: or "preconditioned_sharpness"; where it is the sharpness, the two are the same
+    batches: float = math.nan  #: the edge of `batch_sharpness`; NaN where it is a range, or not known
 
     def beside(self, measure: str) -> float:
         """Return the edge that belongs beside a measure; NaN beside a sharpness that has none.
@@ -34,6 +40,8 @@ class Edge:
         """
         if measure == "critical_sharpness":  # above it the next step raises the loss, whatever the optimiser
             return 2 / self.lr if self.lr > 0 else math.nan
+        if measure == "batch_sharpness":
+            return self.batches
         return math.nan if measure == "sharpness" != self.of else self.value
 
 
@@ -80,7 +88,9 @@ def edge_of(optimiser: torch.optim.Optimizer | None) -> Edge:
     if kind is not torch.optim.SGD or not uniform_groups(optimiser):
         return Edge(lr, value / lr, formula, "preconditioned_sharpness")
     decay = float(groups[0]["weight_decay"])
-    return Edge(lr, value / lr - decay, f"{formula} - weight decay" if decay else formula)
+    low, high = edge_of_batches(optimiser) or (math.nan, math.nan)
+    batches = low if low == high else math.nan
+    return Edge(lr, value / lr - decay, f"{formula} - weight decay" if decay else formula, batches=batches)
 
 
 _SHARED: dict[type, tuple[str, ...]] = {
