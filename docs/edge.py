@@ -2,8 +2,9 @@
 
 Full-batch training on 600 digits, tanh network 64-64-64-10, half squared error, by four optimisers at three learning
 rates each, three seeds. The sharpness in each optimiser's own geometry rises until a quadratic's steps would begin to
-grow, and stays there while the loss goes on falling (Cohen et al. 2021 and 2022; sharpening Fig. 1). The same network by plain SGD in batches of three sizes:
-their batch sharpness comes to the edge, and the sharpness stays below. Some fifteen minutes.
+grow, and stays there while the loss continues to fall (Cohen et al. 2021 and 2022; sharpening Fig. 1). The same network
+by plain SGD in batches of three sizes: batch sharpness rises to the edge (Andreyev and Beneventano 2024). Some fifteen
+minutes.
 
 docs/tables/edge.csv gets a row for each run: the step at which it came to its edge, and the median of sharpness over
 edge from there on. The picture has the first seed.

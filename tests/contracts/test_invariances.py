@@ -54,11 +54,8 @@ SPELLED = {  # so that errors are small beside what a move changes
     "locally_constant_labels": "locally_constant_labels(delta=0.5, probes=400)",
     **{name: f"{name}(rtol=1e-11)" for name in TIGHT},
 }
-UNDEFINED_THERE = (
-    "preconditioned_sharpness",
-    "minibatch_sharpness",
-    "batch_sharpness",
-)  #: they need an optimiser, or more samples
+UNDEFINED_THERE = ("preconditioned_sharpness", "minibatch_sharpness", "batch_sharpness")
+"""They need an optimiser, or more samples."""
 BY_CHANCE = ("locally_constant_labels",)  #: labels are constant near these samples in either basis
 OF_HEADS = ("head_flatness", "head_flatness_ggn")  #: undefined without attention
 KEYS = [SPELLED.get(name, name) for name in fl.measures.MEASURES if name not in HELD_OUT + OF_HEADS]

@@ -10,12 +10,8 @@ import torch
 
 from flatlens.curvature.optimiser_geometry import edge_of_batches, leading_rate, uniform_groups
 
-WITH_EDGE = (
-    "sharpness",
-    "preconditioned_sharpness",
-    "critical_sharpness",
-    "batch_sharpness",
-)  #: measures that are compared with an edge
+WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness", "batch_sharpness")
+"""The measures that are compared with an edge."""
 
 
 @dataclass(frozen=True)
