@@ -20,6 +20,7 @@ from flatlens.papers.reproduction import (
     Reproduction,
     archive_name,
     is_reproduction,
+    known_studies,
     load_archive,
     load_reproduction,
     save_archive,
@@ -356,15 +357,18 @@ def draw(found: list[Reproduction], into: Path) -> None:
 
 
 def keep(runs: Path, into: Path) -> None:
-    """Write an archive of each experiment in `runs` that has run to the end; twice, where its scale asks for that."""
+    """Write an archive of each experiment in `runs`: at laptop scale once both runs have ended, else study by study."""
     into.mkdir(parents=True, exist_ok=True)
     for folder in sorted(filter(is_reproduction, runs.iterdir())):
         try:
-            found = load_reproduction(folder)
-        except BadFolder:  # stopped before all of its studies had begun
+            found = load_reproduction(folder, ended=True)
+        except BadFolder:  # stopped before one of its studies had ended
             continue
-        if not found.unfinished and (found.second or found.scale != "laptop"):
-            save_archive(found, into / archive_name(found.experiment.id, found.scale))
+        experiment, scale = found.experiment, found.scale
+        if scale == "laptop" and not (found.second and found.results.keys() == experiment.studies(scale).keys()):
+            continue
+        known = {} if scale == "laptop" else known_studies(experiment, scale, into)
+        save_archive(replace(found, results={**known, **found.results}), into / archive_name(experiment.id, scale))
 
 
 def load_all() -> list[Reproduction]:

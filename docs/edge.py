@@ -33,7 +33,7 @@ from flatlens.training.optimisers import Stepping
 SHARPNESS = "preconditioned_sharpness"
 STEPS, EVERY = 2000, 20
 SEEDS = (0, 1, 2)
-BATCH_SIZES, BATCH_LR = (4, 16, 64), 0.1
+BATCH_SIZES, BATCH_LR = (8, 32, 128), 0.4
 TABLE = Path(__file__).parent / "tables" / "edge.csv"
 OPTIMISERS: dict[str, tuple[Stepping, ...]] = {
     "gradient descent": (SGD(0.4), SGD(0.25), SGD(0.16)),
@@ -64,7 +64,7 @@ def settled(table: pd.DataFrame) -> tuple[float, float]:
     return (float(above[0]), float(ratio.loc[above[0] :].median())) if len(above) else (math.nan, math.nan)
 
 
-def of_batches(batch: int, steps: int = 6000) -> pd.DataFrame:
+def of_batches(batch: int, steps: int = 12_000) -> pd.DataFrame:
     """Return sharpness and batch sharpness through a run of plain SGD."""
     split = digits(train=600)
     model = MLP(64, (64, 64), 10, activation="tanh").build()

@@ -1,5 +1,6 @@
 """Experiments run into folders, are read back, and say what came of their claims."""
 
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,7 +13,14 @@ from flatlens.experiments.store import Store
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers import reproduction as reproduce_module
 from flatlens.papers.experiment import Prediction
-from flatlens.papers.reproduction import load_reproduction, reproduce, rerun, save_archive, selected
+from flatlens.papers.reproduction import (
+    load_reproduction,
+    read_studies,
+    reproduce,
+    rerun,
+    save_archive,
+    selected,
+)
 from flatlens.papers.summary import rows_of
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.reproduction import atlas_html, write_atlas
@@ -199,27 +207,42 @@ def test_the_pages_are_made_from_kept_tables(tightness, tmp_path, monkeypatch, d
     assert (docs / "atlas.md").read_text() == atlas.page([found])
 
 
-def test_an_experiment_that_is_unfinished_or_has_no_rerun_is_not_kept(tightness, tmp_path, monkeypatch, docs_script):
+def test_a_study_that_has_not_ended_and_a_laptop_run_without_its_second_are_not_kept(
+    tightness, tmp_path, monkeypatch, docs_script
+):
+    out, found = tightness
+    atlas, kept = docs_script("atlas"), tmp_path / "kept"
+    half = shutil.copytree(out, tmp_path / "runs" / "X3")
+    (half / "tightness" / "networks" / next(os.walk(half / "tightness" / "networks"))[1][0]).rename(tmp_path / "lost")
+    atlas.keep(tmp_path / "runs", kept)
+    monkeypatch.setattr(atlas, "load_reproduction", lambda _, ended: replace(found, scale="laptop"))
+    atlas.keep(tmp_path / "runs", kept)
+    assert not list(kept.iterdir())
+
+
+def test_studies_that_were_kept_stay_beside_those_that_ended_later(tightness, tmp_path, monkeypatch, docs_script):
     _, found = tightness
-    atlas = docs_script("atlas")
+    atlas, kept = docs_script("atlas"), tmp_path / "kept"
     (tmp_path / "runs" / "X3").mkdir(parents=True)
     monkeypatch.setattr(atlas, "is_reproduction", lambda _: True)
-    for half in (replace(found, results={"a": replace(found.results["tightness"], unfinished=1)}),
-                 replace(found, scale="laptop")):  # fmt: skip
-        monkeypatch.setattr(atlas, "load_reproduction", lambda _, half=half: half)
-        atlas.keep(tmp_path / "runs", tmp_path / "kept")
-    assert not list((tmp_path / "kept").iterdir())
+    for name in ("tightness", "later"):
+        one = replace(found, results={name: found.results["tightness"]})
+        monkeypatch.setattr(atlas, "load_reproduction", lambda _, ended, one=one: one)
+        atlas.keep(tmp_path / "runs", kept)
+    assert read_studies(kept / "X3-smoke.zip")[2].keys() == {"tightness", "later"}
 
 
-def test_laptop_scale_stands_beside_desk_scale(tightness, docs_script):
+def test_laptop_scale_stands_beside_desk_scale(tightness, tmp_path, docs_script):
     _, found = tightness
     atlas = docs_script("atlas")
     laptop, desk = replace(found, scale="laptop", again=found.outcomes), replace(found, scale="desk")
     page = atlas.page([laptop, desk])
-    assert page.count("## X3\n\nAt desk scale. **") == page.count("## X3\n") == 1
+    assert page.count(", at desk scale: ") == page.count("## X3\n") == 1
     assert "[X3 at desk scale](#x3)" in page
     row = rows_of([laptop])[0][0]
-    assert f"At laptop scale: {row.marked} {row.outcome.statistic.in_words}." in page
+    atlas.write_claims([laptop, desk], tmp_path)
+    written = pd.read_csv(tmp_path / "X3.csv", keep_default_na=False)
+    assert written["at laptop scale"][0] == f"{row.marked} {row.outcome.statistic.in_words}"
 
 
 def test_pictures_that_take_too_much_are_refused_and_large_ones_become_png(

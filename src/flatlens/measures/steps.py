@@ -376,10 +376,9 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
     Beneventano 2024). With momentum b it hovers between 2(1-b) / lr, for small batches, and 2(1+b) / lr, for large
     ones; for other optimisers no edge is known. The note says the edge of the lens's optimiser.
 
-    Each batch is drawn without replacement, and independently of the others; the error is that of a mean of few skewed
-    numbers; `arrays` has each batch's value. With batches of one sample and one output it is mean_i C_i ||grad f_i||^2
-    where second derivatives of f vanish along the gradient, as in a linear model; with all samples it is
-    `directional_sharpness(along='gradient')`. A batch whose gradient is zero has no direction: then it is undefined.
+    Each batch is drawn without replacement, independently of the others. The error is that of a mean of few skewed
+    numbers; `arrays` has each batch's value. With all samples it is `directional_sharpness(along='gradient')`, exact.
+    Where the gradient of a batch is zero, it is undefined.
     """
     require_count(1, samples=samples)
     require_count(2, batches=batches)

@@ -230,15 +230,22 @@ def reproduce(
     return _written(out, concluded(experiment, scale, results, _of_rerun(out, results)))
 
 
-def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
+def load_reproduction(out: str | os.PathLike[str], *, ended: bool = False) -> Reproduction:
     """Return an experiment from its folders alone, complete or not; write claims.json again.
+
+    Args:
+        out: the folder of the experiment.
+        ended: leave out the studies that have not run to the end.
 
     Raises:
         BadFolder: `out` holds no experiment, or no network of one of its studies is finished.
     """
     out = Path(out)
     experiment, scale = _marked(out)
-    results = {study: load_study(out / study) for study in experiment.studies(scale)}
+    studies = [study for study in experiment.studies(scale) if not ended or _over(out / study)]
+    if not studies:
+        raise BadFolder(f"{str(out)!r}: no study of {experiment.id} has run to the end")
+    results = {study: load_study(out / study) for study in studies}
     return _written(out, concluded(experiment, scale, results, _of_rerun(out, results)))
 
 
