@@ -125,7 +125,7 @@ def test_it_runs_a_second_time_at_other_seeds_and_of_another_size(tightness, tmp
     networks = pd.read_csv(tmp_path / "out" / "again" / "tightness" / "table.csv")
     assert networks["seed"].min() == 1000
     page = write_atlas([found], tmp_path / "out", [tmp_path / "out"])[0].read_text()
-    assert "Re-run: the same studies with other seeds" in page
+    assert "Replication: the same studies with other seeds" in page
 
 
 @pytest.mark.parametrize("begun", ["before its settings", "before its first network", "after its first network"])
