@@ -1,11 +1,13 @@
 """docs/papers.py: the pages of the papers get their tables and pictures from the stored runs."""
 
 from dataclasses import replace
+from html import escape
 
 import pytest
 
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.experiment import Setting
+from flatlens.report.reproduction import atlas_html
 
 pytestmark = pytest.mark.xdist_group("X3")
 
@@ -86,3 +88,11 @@ def test_only_code_that_is_known_is_compared():
     """A paper without code has no column for it; the tables of the others name what their code leaves open."""
     coded = {one.paper for one in EXPERIMENTS.values() if "as coded" in one.protocol_table[0]}
     assert coded == {"compression", "reparam2019", "relative2021"}
+
+
+def test_the_page_of_a_run_at_desk_scale_has_the_table_of_settings(found):
+    """Other scales have other settings, and no such table."""
+    html = atlas_html([replace(found, scale="desk")], [[]], ["."])
+    assert "ours, at desk scale" in html
+    assert all(escape(row.ours) in html for row in EXPERIMENTS["X3"].protocol)
+    assert "ours, at desk scale" not in atlas_html([found], [[]], ["."])

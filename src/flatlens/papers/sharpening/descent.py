@@ -267,7 +267,8 @@ _FIGURES: Mapping[float, Mapping[str, str]] = {
 """Figures by learning rate and network."""
 
 
-def _x6_plots(results: Results) -> list[Plot]:
+def descent_plots(results: Results) -> list[Plot]:
+    """Return the curves of Fig. 1 and 6 to 11: one figure a network and learning rate."""
     trajectories = {key: one for name in _DESCENTS if name in results for key, one in FITTED(results[name]).items()}
     networks, _ = trained_ones(descents(results))
     kinds = kinds_of(networks)
@@ -288,7 +289,11 @@ def _x6_plots(results: Results) -> list[Plot]:
                 log_y=(SOFTMAXED.name,),  # the caption of Fig. 1 names this axis alone
             )
         )
-    return [*plots, *width_plots(results), bound_plot(results)]
+    return plots
+
+
+def _x6_plots(results: Results) -> list[Plot]:
+    return [*descent_plots(results), *width_plots(results), bound_plot(results)]
 
 
 EXPERIMENTS = (experiment("sharpening", "X6", _x6, _x6_plots, globals()),)

@@ -136,11 +136,22 @@ LOCAL_VARIATION = "local_variation(delta=1.0, restarts=1, steps=3)"
 ALIKE = {"lr": ("batch_size", _DATA, "seed"), "batch_size": ("lr", _DATA, "seed")}
 """Settings that the networks of a line share: in Fig. 3 and 12 to 15, and in Fig. 4 and 16 to 19."""
 _FIGURES = {
-    ("resnet", "lr"): "Fig. 3, 12, 13",
-    ("resnet", "batch_size"): "Fig. 4, 16, 17",
-    ("vgg", "lr"): "Fig. 14, 15",
-    ("vgg", "batch_size"): "Fig. 18, 19",
+    ("resnet", "lr"): ("3, 12", "13"),
+    ("resnet", "batch_size"): ("4, 16", "17"),
+    ("vgg", "lr"): ("14", "15"),
+    ("vgg", "batch_size"): ("18", "19"),
 }
+"""Figures of each network and setting on CIFAR-10 and on CIFAR-100."""
+
+
+def _figures(study: str, setting: str, data: str) -> str:
+    """Return the figures that a picture stands for; those of both sets where the data are one of neither, or alone.
+
+    >>> _figures("resnet", "lr", "cifar100"), _figures("resnet", "lr", "")
+    ('Fig. 13', 'Fig. 3, 12, 13')
+    """
+    on_10, on_100 = _FIGURES[study, setting]
+    return "Fig. " + {"cifar10": on_10, "cifar100": on_100}.get(data, f"{on_10}, {on_100}")
 
 
 @deferred
@@ -163,7 +174,7 @@ def _x8_plots(results: Results) -> list[Plot]:
                     f"{at}_lr",
                     "lr",
                     "batch_size",
-                    f"{_FIGURES[study, 'lr']}: {on}, learning rate by batch size",
+                    f"{_figures(study, 'lr', str(name))}: {on}, learning rate by batch size",
                     log_x=True,
                 ),
                 ends(
@@ -171,7 +182,7 @@ def _x8_plots(results: Results) -> list[Plot]:
                     f"{at}_batch",
                     "batch_size",
                     "lr",
-                    f"{_FIGURES[study, 'batch_size']}: {on}, batch size by learning rate",
+                    f"{_figures(study, 'batch_size', str(name))}: {on}, batch size by learning rate",
                     log_x=True,
                     log_y=("sharpness",) if study == "resnet" else True,  # as the caption of Fig. 4 says
                 ),
