@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 os.environ["FLATLENS_PROGRESS"] = "0"  # notebooks would keep the bar of a tutorial
 sys.path.insert(0, str(HERE))
 
-from site_parts import docstrings, filters, formulas, gallery, markdown, offline  # noqa: E402
+from site_parts import docstrings, entries, filters, formulas, gallery, markdown, offline  # noqa: E402
 
 from flatlens.version import __version__  # noqa: E402
 
@@ -56,5 +56,5 @@ sphinx_gallery_conf = gallery.SETTINGS
 
 def setup(app: object) -> None:
     """Connect what is special to flatlens."""
-    for part in (docstrings, filters, formulas, markdown, offline):
+    for part in (docstrings, entries, filters, formulas, markdown, offline):
         part.setup(app)

@@ -33,7 +33,7 @@ def script(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["markdown", "docstrings", "offline"])
+@pytest.mark.parametrize("name", ["markdown", "docstrings", "entries", "offline"])
 def test_what_the_site_changes_is_what_its_examples_show(name):
     found = doctest.testmod(script(f"site_parts/{name}"))
     assert found.attempted
@@ -74,7 +74,7 @@ def test_the_pictures_of_the_architecture_follow_the_import_contract(tmp_path):
 
 PAGE = """# Formulas
 
-Inline $\\overline{x}$, and a block:
+Inline $\\overline{x}$, `mls.max`, [`mls`](https://example.org), and a block:
 
 ```{math}
 \\sum_i x_i^2
@@ -97,6 +97,7 @@ def test_a_page_loads_nothing_from_a_network(planted, tmp_path):
     assert ("index.html needs a network: <script" in told.getvalue()) is planted
     page = (tmp_path / "site" / "index.html").read_text()
     assert page.count("<math") == 2
+    assert page.count('href="measures.html#mls"') == 1  # not within the other link
 
 
 def test_every_formula_of_the_documentation_can_be_drawn():

@@ -1,15 +1,16 @@
-/* A box that filters a long page of reference: rows of tables, and sections, that lack one of the words are hidden. */
+/* A box that filters a long page of reference: rows of tables, sections, or items of a list, that lack a word are hidden. */
 (() => {
   const words = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
   const article = document.querySelector("article");
   const title = article?.querySelector("h1");
   if (!title) return;
   const rows = [...article.querySelectorAll("tbody tr")];
+  const items = rows.length ? [] : [...article.querySelectorAll("section > ul > li")];
   const entries = [...article.querySelectorAll("section section")].filter((one) => !one.querySelector("section"));
-  const plain = entries.filter((one) => !one.querySelector("tbody"));
+  const plain = items.length ? items : entries.filter((one) => !one.querySelector("tbody"));
 
   const box = Object.assign(document.createElement("input"), { type: "search", className: "filter" });
-  box.placeholder = "Filter this page: words that a row or section must have";
+  box.placeholder = "Filter this page: words that an entry must have";
   box.setAttribute("aria-label", "Filter this page");
   const count = Object.assign(document.createElement("p"), { className: "filter-count", role: "status" });
   title.after(box, count);
