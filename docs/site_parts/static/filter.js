@@ -5,9 +5,9 @@
   const title = article?.querySelector("h1");
   if (!title) return;
   const rows = [...article.querySelectorAll("tbody tr")];
-  const items = rows.length ? [] : [...article.querySelectorAll("section > ul > li")];
-  const entries = [...article.querySelectorAll("section section")].filter((one) => !one.querySelector("section"));
-  const plain = items.length ? items : entries.filter((one) => !one.querySelector("tbody"));
+  const leaves = [...article.querySelectorAll("section section")].filter((one) => !one.querySelector("section, tbody"));
+  const items = (one) => one.querySelectorAll(":scope > h2 ~ ul > li"); // a list under a second heading: each item is an entry
+  const plain = leaves.flatMap((one) => (items(one).length ? [...items(one)] : [one]));
 
   const box = Object.assign(document.createElement("input"), { type: "search", className: "filter" });
   box.placeholder = "Filter this page: words that an entry must have";
