@@ -187,25 +187,31 @@ def runs(measure: Measure) -> str:
 PREFACE = """\
 # The measures
 
-`flatlens list measures --markdown` writes this page from the code: change a measure's docstring, not the page.
-[choosing.md](choosing.md) says which measure answers which question, and lists the papers behind the names of the
-sources. [glossary.md](glossary.md) defines the terms.
+[Which measure?](choosing.md) says which measure answers which question, and has the papers behind the sources;
+[terms](glossary.md). `flatlens list measures --markdown` writes this page from the code."""
 
-L is the risk, the mean loss over the data, and f the network. n: samples, N: outputs, P: parameters. For a sample i:
-C_i is the output Hessian, the second derivative of its loss in the outputs; K_i and G_i are the Gram matrices of the
-derivatives of the outputs with respect to the parameters (df/dtheta df/dtheta^T, N x N) and to the input. For a linear
-layer: W is its weight (d x m), phi its m input features, J_p the output Jacobian at position p of the layer's output. A
-convolution is a linear layer at every position of the image, with m = in k k. The contributions of the positions to a
-weight are summed before anything is squared; the same holds for token-wise layers and for modules called twice.
-Beyond 128 outputs, volumes and `local_dimension` need `outputs="exact"`, and `nmls` runs only when it is named.
-*Part*: a name with a dot, `report["weight_norm.spectral"]`. *Option*: `"local_volume(top_k=3)"`."""
+SYMBOLS = """\
+## Symbols
+
+- L: the risk, the mean loss over the data; f: the network; n: samples, N: outputs, P: parameters.
+- For a sample i: C_i is the output Hessian, the second derivative of its loss in the outputs; K_i (N x N) and G_i are
+  the Gram matrices of the derivatives of the outputs in the parameters, df/dtheta df/dtheta^T, and in the input.
+- For a linear layer: W is its weight (d x m), phi its m input features, J_p the output Jacobian at position p of its
+  output. A convolution is a linear layer at every position of the image, with m = in k k. Contributions of positions,
+  and of calls of a module, are summed before anything is squared.
+- *Part*: a name with a dot, `report["weight_norm.spectral"]`. *Option*: `"local_volume(top_k=3)"`.
+- Beyond 128 outputs, volumes and `local_dimension` need `outputs="exact"`, and `nmls` runs only when it is named."""
 
 
 def page() -> str:
     """Return every measure by family, with its card and its docstring, in Markdown."""
     families = by_family()
-    index = [f"| {family} | {', '.join(f'[`{m}`](#{m})' for m in members)} |" for family, members in families.items()]
-    blocks = [PREFACE, "\n".join(["| family | measures |", "|---|---|", *index])]
+    index = [
+        f"| [`{one}`](#{one}) | {family} | {_escaped(one.card.meaning).replace('|', chr(92) + '|')} |"
+        for family, members in families.items()
+        for one in members
+    ]
+    blocks = [PREFACE, "\n".join(["| measure | family | meaning |", "|---|---|---|", *index]), SYMBOLS]
     for family, members in families.items():
         blocks += [f"## Family: {family}", FAMILIES.get(family, ""), *(_entry(one) for one in members)]
     return "\n\n".join(block for block in blocks if block) + "\n"
