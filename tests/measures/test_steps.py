@@ -455,7 +455,7 @@ def test_the_preconditioner_of_training_beside_the_hessian_of_evaluation(batchno
         optimiser.step()
     problem = fl.Problem(net, "mse", (x, y), batchnorm=batchnorm, ghost_batch=20 if batchnorm == "train" else None)
     found = fl.measure(fl.Lens(problem, optimiser=optimiser), "preconditioned_sharpness")["preconditioned_sharpness"]
-    assert ("P is of training" in found.note) == (batchnorm == "eval")
+    assert ("the preconditioner is from training" in found.note) == (batchnorm == "eval")
 
 
 @pytest.mark.parametrize("seed", [1, 5])

@@ -259,7 +259,7 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
     ),
     "a cast of its own in bfloat16": (
         lambda s: make(half(of(lambda net, x: net.l(x.bfloat16()))), drawn(s)),
-        r"casts to a fixed dtype.*x\.to\(self", "shapes|attribute",
+        r"casts to a fixed one.*x\.to\(self", "shapes|attribute",
     ),
     "an attribute of another dtype": (
         lambda s: make(of(lambda net, x: net.l(x @ net.table), table=torch.eye(4).double()), drawn(s)),

@@ -130,4 +130,4 @@ def test_a_network_that_returns_its_losses_is_told_why_gauss_newton_numbers_are_
         problem = fl.Problem(losses(own), lambda f, _: f, ((X, Y), torch.zeros(6)))
         ggn = fl.measure(fl.Lens(problem), ["ggn_trace"])["ggn_trace"]
         assert ggn.value == 0
-        assert "the loss is linear in the outputs, being the output itself: return what" in ggn.note
+        assert "the loss is linear in the outputs: the network returns its loss; return" in ggn.note

@@ -137,7 +137,7 @@ def test_workers_that_repeat_a_stream_are_told(way: str, n: int, workers: int, s
     note = fl.measure(fl.Lens(problem), "loss")["loss"].note
     if way == "repeated" and workers > 1:
         assert problem.n == n * workers
-        assert f"the {workers} workers gave the same batches, so each sample is there {workers} times" in note
+        assert f"the {workers} workers gave the same batches, so each sample appears {workers} times" in note
         assert note in problem.data.told
     else:
         assert note == ""

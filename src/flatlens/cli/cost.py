@@ -94,7 +94,7 @@ def show_cost(cost: Cost, as_json: bool) -> int:
     table = Fitted("By measure", names=["measure"], values=["seconds", "products"])
     for row in cost.frame().to_dict("records"):
         table.row(row["measure"], f"{row['seconds']:.2g}", str(row["products"]))
-    free = "" if math.isnan(cost.free) else f"{in_gib(cost.free)} of memory are free; "
+    free = "" if math.isnan(cost.free) else f"{in_gib(cost.free)} of memory is free. "
     show(answer, f"{free}Only trials on a few samples were run.", table)
     return 0
 
@@ -112,6 +112,6 @@ def _require_room(lens: Lens, expected: Forecast) -> None:
         advice.append(f"--outputs {few} takes random combinations of the {lens.problem.outputs} outputs")
     advice.append("--parameters NAMES measures a part of the network; --anyway starts it although memory may run out")
     raise BadInput(
-        f"memory: this needs about {in_gib(expected.more)} more, but only {in_gib(expected.left)} are free: "
+        f"memory: this needs about {in_gib(expected.more)} more, but only {in_gib(expected.left)} is free: "
         f"{'; '.join(advice)}"
     )

@@ -224,7 +224,8 @@ def _from_file(spec: str, argument: str, preparation: NetworkPreparation | None)
     if callable(found) and not isinstance(found, Dataset | DataLoader):
         if needed := user_code.needed_arguments(found):
             raise BadData(
-                f"{argument}: {spec} needs the arguments {', '.join(needed)}, and is called without any: give defaults"
+                f"{argument}: {spec} needs the arguments {', '.join(needed)}, but is called without arguments: give "
+                "defaults"
             )
         found = user_code.guarded(found, f"{argument}: {spec}")
     told = user_code.short(spec)

@@ -405,7 +405,7 @@ class Weight:
         return self.searched_spectral_norm.value
 
 
-UNREAD_PRODUCT = "its calls multiply other numbers than their inputs, by no product of a known form"
+UNREAD_PRODUCT = "its calls multiply something other than their inputs, by an unknown kind of product"
 
 _GRAM_BYTES = 2 * 5 * 8
 """Bytes of one entry of G, R, K and K's two parts, for two chunks: a chunk is freed only when the next one exists."""

@@ -427,7 +427,7 @@ def layer_factors(
         curvature, jacobians = _of_samples(lens, problem, run, weights)
     calls = {name: weight.calls or outside_keys(weight) for name, weight in weights.items()}
     features = feature_norms(problem, lens.model, lens.plan, calls)
-    elsewhere = "the weight also acts in other ways than by products in the layer's calls"
+    elsewhere = "the weight is also used outside the products in the layer's calls"
     parts: dict[tuple[str, str | None], Estimate] = {}
     for name, weight in weights.items():
         unread = undefined(lens.plan.unread(weight) or elsewhere)

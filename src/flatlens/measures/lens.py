@@ -464,9 +464,9 @@ class Lens:
             return ""
         mend = ""
         if loss.name == "NLLLoss":
-            mend = " (without the network's log_softmax, loss='cross_entropy' has the same values, and is not)"
+            mend = " (loss='cross_entropy', before the network's log_softmax, has the same values and is not)"
         if identity:
-            mend = ", being the output itself: return what the network computes its losses from, and give the loss"
+            mend = ": the network returns its loss; return the outputs instead, and give the loss"
         return f"the loss is linear in the outputs{mend}"
 
     def planned(self, work: Callable[[], _T]) -> _T:

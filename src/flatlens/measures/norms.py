@@ -23,7 +23,7 @@ from flatlens.measures.notes import NO_PARAMETER, left_out, no_linear_layer
 from flatlens.operations.operator_norm import largest_norm
 from flatlens.problem.forward import fisher_slopes, forwards
 
-WEIGHTLESS = "a sample has no weight and its loss a slope (smoothed labels of a class of weight 0): F is infinite"
+WEIGHTLESS = "F is infinite: the loss of a sample with weight 0 has a gradient (smoothed labels of a class of weight 0)"
 
 
 of_outputs = partial(per_sample, id="own", family="norms", place="outputs", needs=(), invariant_under=FUNCTION)

@@ -45,8 +45,8 @@ NO_OPTIMISER = (
     "it needs the optimiser that trains the network: Lens(problem, optimiser=...), Tracker.step(optimiser=...)"
 )
 OF_EVAL = (
-    "P is of training, where BatchNorm takes the batch's statistics, and H of evaluation: Problem(batchnorm='train') "
-    "measures the loss that is trained"
+    "the preconditioner is from training, with batch statistics in BatchNorm, and the Hessian from evaluation: "
+    "Problem(batchnorm='train') measures the training loss"
 )
 SAFE_SQUARE = 1e20  #: a product with a vector whose squared length is between this and its inverse is safe
 RISK_ROUNDING = 4.0  #: rounding error of a risk, in units of the dtype's eps and of the risk

@@ -243,7 +243,8 @@ def _from_file(spec: str) -> nn.Module:
         raise BadModel(f"{spec} is a {type(named).__name__}; it must be a function that returns the network")
     needed = user_code.needed_arguments(named)
     if needed:
-        raise BadModel(f"{spec} needs the arguments {', '.join(needed)}, and is called without any: give defaults")
+        given = f"needs the arguments {', '.join(needed)}, but is called without arguments"
+        raise BadModel(f"{spec} {given}: give defaults")
     model = user_code.guarded(lambda: named(), f"MODEL: {spec}")
     if not isinstance(model, nn.Module):
         raise BadModel(f"{spec} returned a {type(model).__name__}; it must return a torch.nn.Module")

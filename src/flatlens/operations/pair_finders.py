@@ -291,7 +291,7 @@ class HeadFinder:
                 raise NotUnderstood(f"one coordinate of its {what} mixes several heads, or comes from none")
             maps = back[:, at][:, :, features].transpose(0, 1)
             if _singular(maps[0]):
-                raise NotUnderstood(f"the coordinates of its {what} do not tell its features")
+                raise NotUnderstood(f"the coordinates of its {what} do not identify its features")
             found.append(HeadSide(weights, features, maps))
         return found
 

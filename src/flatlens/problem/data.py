@@ -370,7 +370,7 @@ class Data:
         turns = [prints[at : at + workers] for at in range(0, len(prints), max(1, workers))]
         if workers > 1 and turns and all(len(turn) == workers and {*turn} == {turn[0]} != {None} for turn in turns):
             notes.append(
-                f"the {workers} workers gave the same batches, so each sample is there {workers} times: does the "
+                f"the {workers} workers gave the same batches, so each sample appears {workers} times: does the "
                 f"stream divide its samples by torch.utils.data.get_worker_info()?"
             )
         return notes

@@ -73,8 +73,8 @@ def _mend_of_forward(line: str, model: nn.Module | None, inputs: list[Tensor], i
     if len(kinds) > 1 and "type" in line:
         if itself is not None and _works(itself):
             return (
-                "the network runs in its own dtype, not in a copy of another one, in which it is measured: forward() "
-                "casts to a fixed dtype; cast to the weight's, as in x.to(self.layer.weight.dtype)"
+                "the network is measured in a copy of another dtype, and forward() casts to a fixed one: cast to the "
+                "weight's dtype, as in x.to(self.layer.weight.dtype)"
             )
         if kinds & {"long", "int"}:
             return f"it needs numbers of another type, floating ones or whole ones, and gets {given}: cast them"
@@ -114,8 +114,8 @@ def _mend_of_loss(line: str, f: Tensor, y: Any) -> str:
         return "the labels are text: number the classes 0, 1, ..."
     if "'Tensor' object has no attribute" in line:
         return (
-            "the loss gets .logits of what the network returns, where it has them (those of a Categorical are "
-            "normalised), else its tensor: compute the loss from a tensor"
+            "the loss gets the .logits of the network's result if it has any (a Categorical normalises them), else its "
+            "tensor: compute the loss from a tensor"
         )
     given = f"outputs of shape {tuple(f.shape)}, and targets of {_kind(y)}"
     whole = isinstance(y, Tensor) and not y.is_floating_point()

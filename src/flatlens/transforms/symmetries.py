@@ -27,7 +27,7 @@ from flatlens.problem.eval_context import size_of_parts
 from flatlens.problem.forward import forwards
 
 STAYS_WITHIN = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output, or of `terms`
-OUTPUTS_CHANGE = "the outputs change with it: something else reads these features, or tells the heads apart"
+OUTPUTS_CHANGE = "the outputs change: something else reads these features, or distinguishes the heads"
 Symmetry: TypeAlias = WeightPair | HeadOrder | NormScale
 _S = TypeVar("_S", WeightPair, HeadOrder, NormScale)
 
