@@ -207,11 +207,11 @@ def page() -> str:
     """Return every measure by family, with its card and its docstring, in Markdown."""
     families = by_family()
     index = [
-        f"| [`{one}`](#{one}) | {family} | {_escaped(one.card.meaning).replace('|', chr(92) + '|')} |"
+        f"| [`{one}`](#{one}) | {_escaped(one.card.meaning).replace('|', chr(92) + '|')} | {family} |"
         for family, members in families.items()
         for one in members
     ]
-    blocks = [PREFACE, "\n".join(["| measure | family | meaning |", "|---|---|---|", *index]), SYMBOLS]
+    blocks = [PREFACE, "\n".join(["| measure | meaning | family |", "|---|---|---|", *index]), SYMBOLS]
     for family, members in families.items():
         blocks += [f"## Family: {family}", FAMILIES.get(family, ""), *(_entry(one) for one in members)]
     return "\n\n".join(block for block in blocks if block) + "\n"
