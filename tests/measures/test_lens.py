@@ -124,7 +124,9 @@ def test_zeros_of_a_linear_loss_say_so(loss: nn.Module | str, mend: bool | None)
         assert (
             (found[name].value == 0) == ("the loss is linear in the outputs" in found[name].note) == (mend is not None)
         )
-        assert ("loss='cross_entropy' has the same values" in found[name].note) == bool(mend)
+        assert (
+            "loss='cross_entropy', before the network's log_softmax, has the same values" in found[name].note
+        ) == bool(mend)
     assert not any("linear" in found[name].note for name in ("sharpness", "mls"))
 
 

@@ -38,10 +38,10 @@ def test_what_survives_is_decided_and_corrected_over_all_rows():
     other = SimpleNamespace(outcomes=outcomes[2:], again=outcomes[2:], halves=())
     rows = [row for each in rows_of([one, other]) for row in each]
     corrected = false_discovery_control([2 * each for each in p])
-    assert [row.survives for row in rows] == (corrected <= 0.05).tolist() == [True, True, False, False]
+    assert [row.significant for row in rows] == (corrected <= 0.05).tolist() == [True, True, False, False]
     assert [row.marked for row in rows[1:3]] == ["✓ reproduced *", "✓ reproduced"]
     alone = rows_of([SimpleNamespace(outcomes=outcomes[:1], again=(), halves=())])
-    assert not alone[0][0].survives  # strong, but in one run
+    assert not alone[0][0].significant  # strong, but in one run
 
 
 def test_a_row_says_why_it_is_open():
@@ -62,7 +62,7 @@ def test_a_row_says_why_it_is_open():
 
 def test_the_summary_counts_kinds_apart_and_what_chance_does():
     yes, theorem = outcome(0.001), outcome(None, "theorem")
-    claims = [Row(outcome(0.001, quote=quote), yes, survives=True) for quote in "abc"]
+    claims = [Row(outcome(0.001, quote=quote), yes, significant=True) for quote in "abc"]
     rows = [*claims, Row(theorem, None), Row(outcome(0.3, "reading"), None)]
     counts = counted_by_kind(rows)
     assert list(counts) == ["claim", "reading"]

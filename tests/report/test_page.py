@@ -128,7 +128,7 @@ def test_failed_and_unfinished_networks_are_said(smoke):
     result = replace(smoke, failed=[("0" * 12, "ValueError: <b>")], unfinished=3)
     html = study_html(result, study_figures(result), CARDS)
     assert "1 run ended in an error" in html
-    assert "3 networks of the study not finished yet" in html
+    assert "3 networks of the study not finished:" in html
     assert "ValueError: &lt;b&gt;" in html
 
 

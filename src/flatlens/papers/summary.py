@@ -30,7 +30,7 @@ DISCOVERY = 0.05
 """Largest expected share of wrong outcomes among the significant ones."""
 FARTHEST = 1000
 """With more times the units, how many is not said: the value lies at the predicted number, but for chance."""
-SURVIVES = "*"
+SIGNIFICANT = "*"
 """Mark of an outcome that is significant after the correction."""
 
 _WORST: tuple[Conclusion, ...] = (
@@ -48,7 +48,7 @@ class Row:
     outcome: Outcome
     again: Outcome | None
     halves: tuple[Outcome, ...] = ()
-    survives: bool = False  #: decided, and still so after Benjamini and Hochberg's correction over all rows
+    significant: bool = False  #: decided, and still so after Benjamini and Hochberg's correction over all rows
 
     @property
     def decided(self) -> Conclusion:
@@ -71,7 +71,7 @@ class Row:
         return self._with_mark("")
 
     def _with_mark(self, why: str) -> str:
-        return with_mark(self.decided, why) + f" {SURVIVES}" * self.survives
+        return with_mark(self.decided, why) + f" {SIGNIFICANT}" * self.significant
 
     @property
     def times(self) -> float:
@@ -124,7 +124,7 @@ def rows_of(found: Sequence[Reproduction]) -> list[list[Row]]:
     rows = [[Row(*each) for each in _runs(one)] for one in found]
     rates = iter(benjamini_hochberg(np.array([row.p for each in rows for row in each])))
     return [
-        [replace(row, survives=bool(next(rates) <= DISCOVERY and row.decided in DECISIONS)) for row in each]
+        [replace(row, significant=bool(next(rates) <= DISCOVERY and row.decided in DECISIONS)) for row in each]
         for each in rows
     ]
 
@@ -165,14 +165,14 @@ def by_chance(rows: Sequence[Row]) -> str:
         return "No row has a p-value: too few units."
     one = 2 * LEVEL * len(tested)
     both = sum(2 * LEVEL ** (1 if row.again is None else 2) for row in tested)
-    survive = sum(row.survives for row in rows)
+    significant = sum(row.significant for row in rows)
     weak = sum(row.decided == "at most weak" for row in tested)
     decided = sum(row.decided in DECISIONS for row in tested) - weak
     return (
         f"{len(tested)} rows have a p-value. Without any effect, chance would decide at most {one:.1f} of them in one "
         f"run, and {both:.1f} together with a replication (a split half is hardly a replication). {decided} are "
         f"decided, and their replication agrees. {weak} more are at most weak: a true correlation of {WEAK:g}, which "
-        f"their p is against, is called so by chance in at most {LEVEL:.1%} of cases. {survive} of all these are "
+        f"their p is against, is called so by chance in at most {LEVEL:.1%} of cases. {significant} of all these are "
         f"significant after Benjamini and Hochberg's correction at {DISCOVERY:.0%} over all rows, and are marked "
-        f"{SURVIVES}."
+        f"{SIGNIFICANT}."
     )

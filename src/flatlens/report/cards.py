@@ -133,11 +133,11 @@ def card_of(name: str, cards: Sequence[Card]) -> Card | None:
     return next((card for card in cards if card.name == Column.parse(name).name), None)
 
 
-def survives(name: str, card: Card) -> tuple[bool, ...]:
+def invariance(name: str, card: Card) -> tuple[bool, ...]:
     """Return for each of MOVES whether the measure `name`, with this card, stays the same; an option may change that.
 
     >>> from flatlens.measures import catalogue
-    >>> [survives(n, card_of(n, catalogue())) for n in ("mls", "ggn_trace")]
+    >>> [invariance(n, card_of(n, catalogue())) for n in ("mls", "ggn_trace")]
     [(True, True, True, True), (False, False, True, False)]
     """
     under = card.invariant_under
@@ -220,7 +220,7 @@ def page() -> str:
 def _entry(measure: Measure) -> str:
     card = measure.card
     options = {f" with `{name}={value!r}`": under for (name, value), under in (measure.invariances or {}).items()}
-    survived = {
+    under_what = {
         option: ", ".join(words for move, _, words in MOVES if move in under) or "nothing"
         for option, under in {"": card.invariant_under, **options}.items()
     }
@@ -231,7 +231,7 @@ def _entry(measure: Measure) -> str:
         "Source": card.source,
         "Cost": card.cost,
         "Run": runs(measure),
-        "Invariant under": "; ".join(f"{moves}{option}" for option, moves in survived.items()),
+        "Invariant under": "; ".join(f"{moves}{option}" for option, moves in under_what.items()),
         "Options": ", ".join(f"`{name}={default!r}`" for name, default in measure.defaults().items()),
         'With `batchnorm="train"`': "defined" if measure.works_coupled else "",
     }

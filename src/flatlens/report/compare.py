@@ -17,7 +17,7 @@ from flatlens.report.screen import Fitted, head_of_screen
 from flatlens.statistics import Statistic
 
 ACROSS = 6  #: largest number of networks with a column each on a screen
-SURVIVE = "Invariant under rescaling of the weights"
+INVARIANT = "Invariant under rescaling of the weights"
 CHANGE = "* Not invariant: a rescaling of the weights that keeps the function changes the measure"
 NO_DIRECTION = "Smaller is not necessarily better"
 
@@ -83,10 +83,10 @@ def _grouped(comparison: Comparison) -> dict[str, list[str]]:
     def heading(name: str) -> str:
         if not direction(comparison.measures[name].card):
             return NO_DIRECTION
-        return SURVIVE if comparison.survives(name) else CHANGE
+        return INVARIANT if comparison.survives(name) else CHANGE
 
     found = by_key((heading(name), name) for name in comparison.measures)
-    return {group: found[group] for group in (SURVIVE, CHANGE, NO_DIRECTION) if group in found}
+    return {group: found[group] for group in (INVARIANT, CHANGE, NO_DIRECTION) if group in found}
 
 
 def marked(comparison: Comparison, name: str) -> str:

@@ -160,8 +160,8 @@ def ranks_frame(comparison: Comparison) -> pd.DataFrame:
     ranks = ["" if rank != rank else f"{rank:g}" for rank in data["rank"]]
     data["value_text"] = [f"{text}{mark}" for text, mark in zip(values, shared, strict=True)]
     data["rank_text"] = [f"{text}{mark}" if text else "" for text, mark in zip(ranks, shared, strict=True)]
-    data["survives"] = [comparison.survives(name) for name in data["measure"]]
-    data["row"] = data["measure"].where(data["survives"], data["measure"] + " *")
+    data["stable"] = [comparison.survives(name) for name in data["measure"]]
+    data["row"] = data["measure"].where(data["stable"], data["measure"] + " *")
     return data
 
 
@@ -170,7 +170,7 @@ def ranks_figure(comparison: Comparison) -> Figure:
     data = ranks_frame(comparison)
     count = len(comparison.models)
     step = 86 if count <= WITH_VALUES else 36 if count <= WITH_RANKS else 16
-    first = data.drop_duplicates("measure").sort_values(["pointing", "survives"], ascending=False, kind="stable")
+    first = data.drop_duplicates("measure").sort_values(["pointing", "stable"], ascending=False, kind="stable")
     rows = first["row"].to_list()
     above = alt.Axis(orient="top", labelAngle=-40 if count > 3 else 0, labelLimit=0, domain=False, ticks=False)
     x = alt.X("model:N", sort=None, title=None, axis=above)

@@ -43,9 +43,9 @@ def values_frame(comparison: Comparison) -> pd.DataFrame:
         + ("" if row["ranked"] else ", not ranked")
         for row in data.to_dict("records")
     ]
-    data["survives"] = [comparison.survives(name) for name in data["measure"]]
+    data["stable"] = [comparison.survives(name) for name in data["measure"]]
     data["points"] = data["small_means"] != ""
-    found: pd.DataFrame = data.sort_values(["points", "survives"], ascending=False, kind="stable", ignore_index=True)
+    found: pd.DataFrame = data.sort_values(["points", "stable"], ascending=False, kind="stable", ignore_index=True)
     return found
 
 
@@ -61,7 +61,7 @@ def values_figure(comparison: Comparison) -> Figure:
     caption += " A hollow grey dot: not ranked." if not data["ranked"].all() else ""
     for kind, side in (("lower bound", "right"), ("upper bound", "left")):
         caption += f" A triangle that points to the {side} is a {kind}." if kind in kinds else ""
-    if not data["survives"].all():
+    if not data["stable"].all():
         caption += " *: the measure changes when the weights are rescaled without changing the function."
     whole = alt.concat(*panels, columns=PANELS_A_ROW, spacing=22)
     return Figure("compared", "Which network is flatter", caption, data, whole, panels, "grid", colours=False)
@@ -90,7 +90,7 @@ def _panel(data: pd.DataFrame, models: list[str]) -> Drawing:
         shape=alt.ShapeValue("circle", condition=_BOUNDS),
         description="told:N",
     )
-    star = "" if data["survives"].iloc[0] else " *"
+    star = "" if data["stable"].iloc[0] else " *"
     title = alt.TitleParams(text=f"{name}{star}", subtitle=f"{towards}{', log scale' if logarithmic else ''}")
     drawn: Drawing = alt.layer(bars, dots).properties(width=_WIDTH, height=_ROW * len(models), title=title)
     return drawn
