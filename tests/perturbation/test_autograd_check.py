@@ -91,7 +91,7 @@ def test_only_the_numbers_of_that_side_say_so(cut, x):
     names = {"hessian_trace": "weights", "relative_flatness": "weights", "mls": "inputs"}
     report = fl.measure(fl.Lens(problem), list(names))
     for name, side in names.items():
-        expected = f"derivative with respect to the {side} is not the function's"
+        expected = f"the function's, with respect to the {side}"
         assert (expected in report[name].note) == (side == cut), (name, report[name].note)
         assert ("derivative" in report[name].note) == (side == cut)
 

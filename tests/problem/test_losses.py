@@ -117,7 +117,7 @@ def test_the_options_of_a_named_loss_are_checked() -> None:
     )
     with pytest.raises(BadLoss, match="a number from 0 to 1"):
         as_loss("logistic(label_smoothing=2)")
-    with pytest.raises(UnknownName, match="option of logistic"):
+    with pytest.raises(UnknownName, match="unknown option 'smoothing' of logistic"):
         as_loss("logistic(smoothing=0.1)")
     with pytest.raises(BadData, match=r"from -1 to 1.*\(y \+ 1\) / 2"):
         as_loss("logistic").values(F6[:, :1], torch.tensor([1, -1, 1, 1, 1, 1]))

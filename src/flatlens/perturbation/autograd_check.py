@@ -95,7 +95,7 @@ def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str,
             behind = walk([node for node in nodes if node.name().startswith(_ROUNDS)], sources_of)
             rounded = {id(node.variable) for node in behind if hasattr(node, "variable")} - frozen
             words = (
-                "autograd's derivative with respect to the {} is not the function's (fake quantisation counts as "
+                "autograd's derivative is not the function's, with respect to the {} (fake quantisation counts as "
                 "linear)"
             )
             told = (
@@ -216,7 +216,7 @@ def _words(combination: _Combination, side: int) -> str:
         else:
             if abs(mean - slope) >= _ROUNDINGS * combination.rounding / (step / 4):
                 return (
-                    f"autograd's derivative with respect to the {_SIDES[side]} is not the function's (along one "
+                    f"autograd's derivative is not the function's, with respect to the {_SIDES[side]} (along one "
                     f"direction {slope:.3g}; differences of the outputs give {mean:.3g})"
                 )
     return ""
