@@ -296,7 +296,7 @@ def test_networks_that_do_not_interpolate_are_kept_flagged_and_left_out(tmp_path
     assert [key for key, _ in result.excluded] == list(diverged["key"])
     assert "diverged" in result.excluded[0][1]
     assert result.relations.loc[0, "n"] == 4
-    assert any("4 networks diverged and are left out" in sentence for sentence in result.findings)
+    assert any("4 networks diverged and are excluded" in sentence for sentence in result.findings)
 
 
 def test_a_study_in_which_nothing_interpolates_still_has_a_result(tmp_path):

@@ -105,7 +105,7 @@ def test_the_last_layer_may_be_a_matrix_that_is_no_layers() -> None:
     ).double()
     problem = fl.Problem(net, "cross_entropy", (torch.randn(5, 3).double(), torch.arange(5) % 2))
     note = fl.measure(fl.Lens(problem), ["relative_flatness"])["relative_flatness"].note
-    assert note.startswith("of a; left out")
+    assert note.startswith("of a; excluded")
     assert note.endswith(": w")
 
 

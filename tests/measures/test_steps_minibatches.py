@@ -115,7 +115,10 @@ def test_a_gradient_that_is_not_zero_is_not_called_so() -> None:
     """Four gradients that nearly cancel: ||g||^2 is less than what their noise adds to it."""
     net = nn.Linear(1, 1, bias=False).double()
     x, sign = torch.ones(4, 1).double(), torch.tensor([[1.0], [-1.0], [1.0], [-1.001]]).double()
-    for y, says in ((net(x).detach() + sign, "cannot be told from 0"), (net(x).detach(), "the gradient is zero")):
+    for y, says in (
+        (net(x).detach() + sign, "cannot be distinguished from 0"),
+        (net(x).detach(), "the gradient is zero"),
+    ):
         found = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), "gradient_noise_scale(batches=4)")
         assert says in found["gradient_noise_scale(batches=4)"].note
 

@@ -177,7 +177,7 @@ def test_a_lens_takes_what_another_remembered() -> None:
     (pairs,) = first.remembered.values()
     assert pairs.vectors.shape == (len(pairs.values), 308)
     for wrong in (3, {"sharpness": pairs.vectors}):
-        with pytest.raises(BadInput, match=r"Lens\(after=...\): an earlier Lens \(or its .remembered\)"):
+        with pytest.raises(BadInput, match=r"Lens\(after=...\): expected an earlier Lens \(or its .remembered\)"):
             fl.Lens(run.problem, after=wrong)
 
 
