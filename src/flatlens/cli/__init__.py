@@ -26,7 +26,7 @@ from cyclopts import App, CycloptsError, UnusedCliTokensError
 from flatlens.cli.listing import data, list_names
 from flatlens.cli.networks import bounds, compare, invariance, measure
 from flatlens.cli.processes import JOIN, launched, speak, stoppable, stopped, together
-from flatlens.cli.studies import report, reproduce, study
+from flatlens.cli.studies import report, reproduce, study, track
 from flatlens.cli.terminal import note
 from flatlens.deprecated_names import FormerName
 from flatlens.errors import (
@@ -61,6 +61,7 @@ app.command(compare)
 app.command(reproduce)
 app.command(list_names, name="list")
 app.command(report)
+app.command(track)
 app.command(data)
 app.register_install_completion_command(
     help="Complete commands and options with the Tab key: writes a script for bash, zsh or fish, and a line in its "

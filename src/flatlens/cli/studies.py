@@ -26,6 +26,8 @@ from flatlens.cli.terminal import (
     Whole,
     bullets,
     note,
+    page_beside,
+    require_page,
     show,
     show_json,
     stdout_to_stderr,
@@ -326,6 +328,40 @@ def report(
         kept = written("the page", lambda: files.extend(write_study_page(result, folder, again=True, progress=bar)))
     _conclude(result, files, as_json)
     return 0 if kept else 2
+
+
+def track(
+    history: Path,
+    /,
+    *,
+    page: Path | None = None,
+    as_json: Json = False,
+) -> None:
+    """Show a training run from its tracker's history: is it at its edge of stability, and since when?
+
+    For example:
+
+        flatlens track run.csv --page run.html
+
+    Args:
+        history: The CSV file that `Tracker.save` wrote.
+        page: Write an HTML page with a picture of each measure.
+        as_json: Print JSON.
+    """
+    require_page(page)
+    with stdout_to_stderr(), Bar(stage="reading the history") as bar:
+        from flatlens.report.tracked import tracked_screen, write_tracked_page
+        from flatlens.tracking.answer import answer_of
+        from flatlens.tracking.history import load_history
+
+        if not history.is_file():
+            raise BadFolder(f"{str(history)!r}: there is no such file; Tracker.save(path) writes it")
+        found = load_history(history)
+        page_beside(page, bar, partial(write_tracked_page, found))
+    if as_json:
+        show_json({"answer": answer_of(found), "rows": found.drop(columns="seconds").to_dict("records")})
+    else:
+        show(tracked_screen(found))
 
 
 def _usual(chosen: Study) -> float | None:

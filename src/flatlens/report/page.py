@@ -141,6 +141,11 @@ class Explained(Protocol):
         """The place in a paper."""
 
 
+def in_svgs(figures: Sequence[Figure]) -> list[tuple[Figure, list[str]]]:
+    """Return figures with their pictures as SVG that follows the page's colours."""
+    return [(figure, [in_page(_svg(spec)) for spec in figure.drawn_apart]) for figure in figures]
+
+
 def write_page(
     template: str,
     path: Path,
@@ -156,7 +161,7 @@ def write_page(
         about=next(iter(abouts.values())),
         answer=answer,
         **head_of_page(abouts),
-        figures=[(figure, [in_page(_svg(spec)) for spec in figure.drawn_apart]) for figure in figures],
+        figures=in_svgs(figures),
         cards=cards or {},
         papers=prose.cited(card.source for card in (cards or {}).values()),
         **facts,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, final
 
 import numpy as np
@@ -33,6 +34,7 @@ from flatlens.problem.ranks import in_first_process
 from flatlens.progress import Aside, Watch, beside, count_of, no_progress
 from flatlens.progress_bar import PAUSE, Bar
 from flatlens.result import of_report
+from flatlens.tracking.answer import answer_of
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.loggers import Live, Moment
 from flatlens.tracking.stability import Edge, edge_of
@@ -333,6 +335,20 @@ class Tracker:
     def plot(self) -> Any:
         """Return an Altair chart (report.figures); a notebook shows it by itself."""
         return of_report("figures.picture")(self)
+
+    @property
+    def answer(self) -> list[str]:
+        """The answer in at most three sentences: the edge of stability, the loss, the noise of gradients."""
+        return answer_of(self.history)
+
+    def page(self, path: str | os.PathLike[str]) -> Path:
+        """Write one HTML file that needs no network: the answer, the pictures, the first and the last values.
+
+        Raises:
+            BadFolder: it cannot be written.
+        """
+        written: Path = of_report("tracked.write_tracked_page")(self.history, Path(path))
+        return written
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the history as CSV, whole or not at all, without `seconds`: the same run gives the same bytes."""

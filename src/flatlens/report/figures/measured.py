@@ -222,7 +222,7 @@ def taus_figure(comparison: Comparison) -> Figure:
 
 Z = 1.96
 _EDGE = (
-    " A dashed line is the edge of stability: with a larger sharpness, the steps at this learning rate grow on a "
+    "A dashed line is the edge of stability: with a larger sharpness, the steps at this learning rate grow on a "
     "quadratic."
 )
 _COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
@@ -256,8 +256,16 @@ def tracked_figure(histories: Mapping[str, pd.DataFrame]) -> Figure:
     return Figure(
         name="tracked",
         title="Through training",
-        caption=f"One line a run.{' Bands are 95% intervals.' if _banded(data) else ''}"
-        f"{_EDGE if known(data['edge']) else ''}",
+        caption=" ".join(
+            filter(
+                None,
+                [
+                    "One line a run." if len(histories) > 1 else "",
+                    "Bands are 95% intervals." if _banded(data) else "",
+                    _EDGE if known(data["edge"]) else "",
+                ],
+            )
+        ),
         data=data,
         whole=whole,
         panels=panels,

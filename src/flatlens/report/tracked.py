@@ -1,0 +1,81 @@
+"""A tracked training run, as a terminal screen and as a page: the answer, pictures, first and last values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from flatlens.errors import BadFolder
+from flatlens.files import write_whole
+from flatlens.progress import count_of
+from flatlens.report.blocks import by_key
+from flatlens.report.cards import SIGNS, number
+from flatlens.report.screen import Fitted, remark
+from flatlens.tracking.answer import answer_of
+from flatlens.version import __version__
+
+HEADINGS = ("measure", "first", "last", "95% ±", "edge")
+_MOST = 4  #: reasons for undefined numbers that a screen shows
+
+
+def tracked_screen(history: pd.DataFrame) -> RenderableType:
+    """Return the screen of `flatlens track`: the answer, and the first and last value of each measure."""
+    table = Fitted("First and last values", names=HEADINGS[:1], values=HEADINGS[1:])
+    for row in _rows(history):
+        table.row(*row)
+    missing = [remark("Undefined: ", f"{'; '.join(at)}: {why}") for why, at in _undefined(history).items()]
+    return Group(*map(Text, answer_of(history)), Text(""), Text(_facts(history), style="bold"), table, *missing[:_MOST])
+
+
+def write_tracked_page(history: pd.DataFrame, path: Path) -> Path:
+    """Write one HTML file that needs no network: the answer, a panel for each measure, first and last values."""
+    from flatlens.report.figures import tracked_figure  # not above: the screen draws nothing
+    from flatlens.report.page import environment, in_svgs
+
+    html = (
+        environment()
+        .get_template("tracked.html.j2")
+        .render(
+            answer=answer_of(history),
+            facts=_facts(history),
+            untrained=[],
+            origins=[],
+            figures=in_svgs([tracked_figure({"": history})]),
+            headings=HEADINGS,
+            rows=list(_rows(history)),
+            undefined=_undefined(history),
+            version=__version__,
+        )
+    )
+    try:
+        return write_whole(path, html)
+    except OSError as error:
+        raise BadFolder(f"{str(path)!r}: the page cannot be written ({error})") from error
+
+
+def _facts(history: pd.DataFrame) -> str:
+    if history.empty:
+        return "nothing was measured"
+    steps = history["step"]
+    return f"{count_of(steps.nunique(), 'measurement')}, steps {steps.min():,} to {steps.max():,}"
+
+
+def _rows(history: pd.DataFrame) -> Iterator[tuple[str, ...]]:
+    known = history[(history["layer"] == "") & (history["kind"] != "undefined")]
+    for measure, rows in known.groupby("measure", sort=False):
+        first, last = rows.iloc[0], rows.iloc[-1]
+        sign = SIGNS.get(last["kind"], "")
+        margin = number(1.96 * last["stderr"], 2) if last["stderr"] > 0 else ""
+        edge = number(last["edge"]) if last["edge"] > 0 else ""
+        yield str(measure), number(first["value"]), f"{sign}{number(last['value'])}", margin, edge
+
+
+def _undefined(history: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the measures without a value at some steps, by reason."""
+    missing = history[(history["layer"] == "") & (history["kind"] == "undefined")]
+    found = missing.groupby(["note", "measure"], sort=False).size()
+    return by_key((note, f"{measure} at {count_of(times, 'step')}") for (note, measure), times in found.items())

@@ -1,0 +1,103 @@
+"""The answer to a training run, its screen and its page."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import flatlens as fl
+from flatlens import cli
+from flatlens.errors import BadFolder
+from flatlens.tracking.answer import answer_of
+from flatlens.tracking.history import TYPES
+
+
+def history(*rows):
+    filled = {"lr": 0.1, "edge": float("nan"), "layer": "", "stderr": 0.0, "kind": "exact", "seconds": 0.0,
+              "products": 0, "note": ""}  # fmt: skip
+    return pd.DataFrame([{**filled, **row} for row in rows], columns=list(TYPES)).astype(TYPES)
+
+
+def sharp(*ratios, name="sharpness"):
+    return [{"step": 100 * at, "measure": name, "value": 20 * ratio, "edge": 20.0} for at, ratio in enumerate(ratios)]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "says"),
+    [
+        ((0.2, 0.9, 1.05, 1.0, 0.98), "been at its edge of stability since step 200: since then sharpness is 1.00"),
+        ((0.2, 0.4, 0.3), "not come to its edge of stability: sharpness is at most 0.40 times the edge, at step 100"),
+        ((0.2, 2.0, 3.0), "has been above its edge of stability since step 100: since then sharpness is 2.50 times"),
+        ((0.2, 1.1, 1.0, 0.5), "came to its edge of stability at step 100; sharpness is now 0.50 times the edge"),
+    ],
+)  # fmt: skip
+def test_the_first_line_says_where_the_run_is_beside_its_edge(ratios, says):
+    assert says in answer_of(history(*sharp(*ratios)))[0]
+
+
+def test_the_edge_is_of_the_sharpness_before_other_measures_and_unknown_without_one():
+    both = history(*sharp(0.5, 0.6), *sharp(1.5, 1.5, name="batch_sharpness(samples=8)"))
+    assert "sharpness is at most 0.60" in answer_of(both)[0]
+    only = history(*sharp(1.0, 1.1, name="batch_sharpness(samples=8)"))
+    assert "since then batch_sharpness is 1.05 times" in answer_of(only)[0]
+    for rows in (
+        [],
+        [{"step": 0, "measure": "sharpness", "value": 3.0}],
+        [{"step": 0, "measure": "mls", "value": 3.0}],
+    ):
+        assert "No edge of stability is known" in answer_of(history(*rows))[0]
+    undefined = {"step": 0, "measure": "sharpness", "value": float("nan"), "edge": 20.0, "kind": "undefined"}
+    assert "No edge of stability is known" in answer_of(history(undefined))[0]
+
+
+def test_the_loss_and_the_noise_have_a_sentence_where_they_were_tracked():
+    losses = [{"step": step, "measure": "loss", "value": value} for step, value in ((0, 2.3), (1000, 0.05))]
+    noise = {"step": 1000, "measure": "gradient_noise_scale(batches=8)", "value": 318.0, "kind": "lower bound"}
+    part = {"step": 1000, "measure": "gradient_noise_scale(batches=8).covariance", "value": 9.0}
+    _, loss, of_noise = answer_of(history(*losses, noise, part))
+    assert loss == "The loss fell from 2.3 to 0.05 in 1,000 steps."
+    assert "in batches of at least 320 samples" in of_noise
+    assert len(answer_of(history(*losses[:1]))) == 1
+
+
+@pytest.fixture
+def tracker():
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1, dtype=torch.float64)
+    x = torch.randn(20, 3, dtype=torch.float64)
+    problem = fl.Problem(net, "half_squared_error", (x, torch.zeros(20, 1, dtype=torch.float64)))
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    with fl.Tracker(problem, ["sharpness", "loss", "log_volume"], every=2, live=False) as tracker:
+        for step in range(5):
+            tracker.step(step, optimiser=optimiser)
+    return tracker
+
+
+def test_the_page_begins_with_the_answer_and_needs_no_network(tracker, tmp_path):
+    page = tracker.page(tmp_path / "run.html").read_text()
+    assert tracker.answer == answer_of(tracker.history)
+    assert f'<p class="answer">{tracker.answer[0]}</p>' in page
+    assert "<svg" in page
+    assert "src=" not in page
+    assert "3 measurements, steps 0 to 4" in page
+    with pytest.raises(BadFolder, match="cannot be written"):
+        tracker.page(tmp_path / "none" / "run.html")
+
+
+def test_the_command_shows_the_answer_of_a_saved_history(tracker, tmp_path, capsys):
+    saved, page = tmp_path / "run.csv", tmp_path / "run.html"
+    tracker.save(saved)
+    assert cli.run(["track", str(saved), "--page", str(page), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["answer"] == tracker.answer
+    assert len(shown["rows"]) == len(tracker.history)
+    assert page.read_text() == tracker.page(tmp_path / "other.html").read_text()
+    assert cli.run(["track", str(saved)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(tracker.answer[0][:60])
+    assert "sharpness" in text
+    for wrong, says in ((tmp_path / "none.csv", "there is no such file"), (page, "damaged")):
+        assert cli.run(["track", str(wrong)]) == 2
+        assert says in capsys.readouterr().err
