@@ -66,7 +66,8 @@ def test_a_caption_speaks_of_the_bands_and_the_edge_that_are_drawn():
     assert "Bands" in every
     assert "edge" in every
     loss = history()[lambda rows: rows["measure"] == "hessian_trace"].replace({"hessian_trace": "loss"})
-    assert tracked_figure({"a": loss.assign(stderr=0.0)}).caption == "One line a run."
+    assert tracked_figure(dict.fromkeys("ab", loss.assign(stderr=0.0))).caption == "One line a run."
+    assert tracked_figure({"a": loss.assign(stderr=0.0)}).caption == ""
 
 
 @pytest.mark.parametrize("histories", [{}, {"a": history().iloc[:0]}])

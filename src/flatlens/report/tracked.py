@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,5 +78,5 @@ def _rows(history: pd.DataFrame) -> Iterator[tuple[str, ...]]:
 def _undefined(history: pd.DataFrame) -> dict[str, list[str]]:
     """Return the measures without a value at some steps, by reason."""
     missing = history[(history["layer"] == "") & (history["kind"] == "undefined")]
-    found = missing.groupby(["note", "measure"], sort=False).size()
+    found = Counter(zip(missing["note"], missing["measure"], strict=True))
     return by_key((note, f"{measure} at {count_of(times, 'step')}") for (note, measure), times in found.items())

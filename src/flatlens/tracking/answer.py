@@ -39,10 +39,10 @@ def _of_edge(by: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     ratio = (rows["value"] / rows["edge"]).set_axis(rows["step"])
     above = ratio.index[ratio >= 1]
     if not len(above):
-        at = f"{name} is at most {ratio.max():.2f} times the edge, at step {int(ratio.idxmax()):,}"
+        at = f"{name} is at most {ratio.max():.2f} times the edge, at step {ratio.index[int(ratio.argmax())]:,}"
         yield f"Training has not come to its edge of stability: {at}."
         return
-    first, now, median = int(above[0]), float(ratio.iloc[-1]), float(ratio.loc[above[0] :].median())
+    first, now, median = above[0], float(ratio.iloc[-1]), float(ratio.loc[above[0] :].median())
     since = f"since then {name} is {median:.2f} times the edge"
     if median > ABOVE_EDGE:
         yield f"Training has been above its edge of stability since step {first:,}: {since}."
