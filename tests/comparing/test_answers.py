@@ -34,7 +34,7 @@ def test_which_of_four_checkpoints_to_ship_one_untrained_one_overfitted():
         r"b has the lowest held-out loss: 0\.3 against 0\.36 for c, difference 0\.06 \[0\.0\d+, 0\.0\d+\]", best
     )
     assert best.endswith("; accuracy 87.0% against 86.4%.")
-    assert "a (untrained or failed: training loss 2.32, constant outputs reach 2.3)" in excluded
+    assert "a (untrained or failed: training loss 2.32, 2.3 for the best constant prediction)" in excluded
     assert "d (overfitted: training loss 0.001 against 0.2 of b, held-out loss 0.9 against 0.3)" in excluded
     assert flatness == "Flatness does not agree: c is the flattest by the invariant measure neuron_flatness."
     assert found.ranks().loc["neuron_flatness"].isna().tolist() == [True, False, False, True]

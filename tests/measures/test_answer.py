@@ -32,14 +32,16 @@ def test_random_weights_are_said_first_and_no_others_are_called_untrained() -> N
 @pytest.mark.parametrize(
     ("loss", "accuracy", "wanted"),
     [
-        (0.01, 1.0, "The network fits the data: its loss is 0.01, its accuracy 100%, and constant outputs reach 2.3."),
-        (1.5, 0.4, "The loss of the network is 1.5, its accuracy 40%, and constant outputs reach 2.3."),
-        (2.29, 0.1, "The network hardly fits these data: its loss is 2.29, its accuracy 10%, and constant outputs "
-         "reach 2.3. Is it trained?"),
-        (2.5, 0.6, "The loss of the network is 2.5, its accuracy 60%, and constant outputs reach 2.3: its wrong "
-         "predictions are very confident."),
-        (7.0, 0.3, "The network does not fit these data: its loss is 7, its accuracy 30%, and constant outputs "
-         "reach 2.3. Is it trained, and with this preparation of the data?"),
+        (0.01, 1.0, "The network fits the data: its loss is 0.01, its accuracy 100%, and the best constant prediction "
+         "has a loss of 2.3."),
+        (1.5, 0.4, "The loss of the network is 1.5, its accuracy 40%, and the best constant prediction has a loss of "
+         "2.3."),
+        (2.29, 0.1, "The network hardly fits these data: its loss is 2.29, its accuracy 10%, and the best "
+         "constant prediction has a loss of 2.3. Is it trained?"),
+        (2.5, 0.6, "The loss of the network is 2.5, its accuracy 60%, and the best constant prediction has a loss of "
+         "2.3: the network's wrong predictions are very confident."),
+        (7.0, 0.3, "The network does not fit these data: its loss is 7, its accuracy 30%, and the best "
+         "constant prediction has a loss of 2.3. Is it trained, and with this preparation of the data?"),
     ],
 )  # fmt: skip
 def test_the_fit_is_judged_against_constant_outputs(loss: float, accuracy: float, wanted: str) -> None:
@@ -122,9 +124,11 @@ def test_an_accuracy_without_classes_is_not_among_many_numbers() -> None:
 
 
 def test_networks_are_compared_by_what_no_rescaling_changes() -> None:
-    assert said(mls=1.0).endswith("Compare networks by mls, which is invariant under rescaling of the weights.")
+    assert said(mls=1.0).endswith(
+        "Compare networks by mls, which is invariant under layer-wise and neuron-wise rescaling."
+    )
     assert said(mls=1.0, weight_norm=1.0).endswith(
-        "which is invariant under rescaling of the weights; weight_norm is not."
+        "which is invariant under layer-wise and neuron-wise rescaling; weight_norm is not."
     )
     moved = "Rescaling the weights can change weight_norm without changing the function"
     assert said(weight_norm=1.0).endswith(

@@ -67,13 +67,13 @@ def at_chance(report: Report) -> str:
 
     >>> about = {"n": 100, "constant": {"loss": 2.3, "share": 0.1}}
     >>> at_chance(Report({("loss", None): Estimate(2.31)}, about))
-    'untrained or failed: training loss 2.31, constant outputs reach 2.3'
+    'untrained or failed: training loss 2.31, 2.3 for the best constant prediction'
     """
     loss, constant = report["loss"].value, report.about.get("constant")
     if has_random_weights(report.about):
         return f"untrained: random weights, training loss {loss:.3g}"
     if constant and hardly_fits(loss, accuracy_of(report), report.about):
-        return f"untrained or failed: training loss {loss:.3g}, constant outputs reach {constant['loss']:.3g}"
+        return f"untrained or failed: training loss {loss:.3g}, {constant['loss']:.3g} for the best constant prediction"
     return ""
 
 

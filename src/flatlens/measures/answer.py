@@ -26,6 +26,7 @@ DESCENT = 0.1  #: share of the loss by which one gradient step lowers it where t
 LOST = 0.5  #: share of the samples without a response in some direction of the outputs from which it is unusual
 DEAD = 0.1  #: share of a layer's features that are constant from which it is unusual
 _MOST = 3  #: names that a sentence lists
+_COMPARED = 6  #: names by which networks can be compared, or not, that a sentence lists
 _FEW = 3  #: numbers of a report up to which each is described
 EXAMPLE = "adaptive_sharpness"  #: a measure that no rescaling changes
 
@@ -33,12 +34,12 @@ EXAMPLE = "adaptive_sharpness"  #: a measure that no rescaling changes
 def answer(estimates: Mapping[Key, Estimate], about: Mapping[str, Any]) -> list[str]:
     """Return at most three sentences on the network's numbers.
 
-    >>> numbers = {("loss", None): Estimate(2.4), ("mls", None): Estimate(1.0)}
-    >>> for sentence in answer(numbers, {"n": 5, "constant": {"loss": 2.3, "share": 0.2}}):
+    >>> numbers = {("loss", None): Estimate(2.0), ("mls", None): Estimate(1.0)}
+    >>> for sentence in answer(numbers, {"n": 5, "constant": {"loss": 2.0, "share": 0.2}}):
     ...     print(sentence)
-    The network hardly fits these data: its loss is 2.4, and constant outputs reach 2.3. Is it trained?
+    The network hardly fits these data: its loss is 2, and the best constant prediction has a loss of 2. Is it trained?
     The 2 numbers are exact for these 5 samples, up to rounding.
-    Compare networks by mls, which is invariant under rescaling of the weights.
+    Compare networks by mls, which is invariant under layer-wise and neuron-wise rescaling.
     """
     rows = {name: e for (name, layer), e in estimates.items() if layer is None}
     whole = {
@@ -86,7 +87,7 @@ def _fit(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     right = "" if math.isnan(share) else f", its accuracy {100 * share:.3g}%"
     if constant is None:
         return f"The loss of the network is {loss:.3g}{right}."
-    reached = f"constant outputs reach {constant['loss']:.3g}"
+    reached = f"the best constant prediction has a loss of {constant['loss']:.3g}"
     ratio = _ratio(rows, about)
     if ratio > FAR:
         question = "Is it trained, and with this preparation of the data?"
@@ -94,7 +95,7 @@ def _fit(rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> str:
     if hardly_fits(loss.value, share, about):
         return f"The network hardly fits these data: its loss is {loss:.3g}{right}, and {reached}. Is it trained?"
     if ratio > 1:
-        confident = "its wrong predictions are very confident"
+        confident = "the network's wrong predictions are very confident"
         return f"The loss of the network is {loss:.3g}{right}, and {reached}: {confident}."
     gap = rows.get("generalisation_gap")
     held_out = "" if gap is None or gap.kind == "undefined" else f"; the gap to held-out data is {_interval(gap)}"
@@ -120,7 +121,7 @@ def accuracy_by_chance(share: float, n: int) -> float:
 
 
 def hardly_fits(loss: float, accuracy: float, about: Mapping[str, Any]) -> bool:
-    """Return whether constant outputs reach about this loss, and the accuracy is one by chance.
+    """Return whether the best constant prediction has about this loss, and the accuracy is one by chance.
 
     An accuracy of NaN stands for none; False where the loss of constant outputs is not known.
     """
@@ -197,7 +198,7 @@ def _alone(name: str, estimate: Estimate, samples: str) -> str:
 
 
 def _to_compare(rows: Mapping[str, Estimate]) -> str:
-    """Return by which of the numbers networks can be compared: those that no rescaling of the weights changes."""
+    """Return by which numbers networks can be compared: the invariant ones, and which are not."""
     stable: list[str] = []
     changed: list[str] = []
     for name, e in rows.items():
@@ -209,9 +210,9 @@ def _to_compare(rows: Mapping[str, Estimate]) -> str:
         if not changed:
             return ""
         which = "an invariant measure" if EXAMPLE in changed else f"an invariant measure, such as {EXAMPLE}"
-        moved = f"Rescaling the weights can change {listed(changed, _MOST)} without changing the function"
+        moved = f"Rescaling the weights can change {listed(changed, _COMPARED)} without changing the function"
         return f"{moved}: compare networks by {which}."
     are = ("is", "are")[len(stable) > 1], ("is", "are")[len(changed) > 1]
-    others = f"; {listed(changed, _MOST)} {are[1]} not" if changed else ""
-    invariant = f"{listed(stable, _MOST)}, which {are[0]} invariant under rescaling of the weights"
+    others = f"; {listed(changed, _COMPARED)} {are[1]} not" if changed else ""
+    invariant = f"{listed(stable, _COMPARED)}, which {are[0]} invariant under layer-wise and neuron-wise rescaling"
     return f"Compare networks by {invariant}{others}."
