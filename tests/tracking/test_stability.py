@@ -48,7 +48,7 @@ def test_steps_grow_beyond_the_edge_and_shrink_below_it(settings: dict[str, obje
 
 def test_the_two_edges_everyone_knows() -> None:
     w = [torch.nn.Parameter(torch.ones(1))]
-    assert edge_of(torch.optim.SGD(w, lr=0.05)) == Edge(0.05, 40.0, "2/lr")
+    assert edge_of(torch.optim.SGD(w, lr=0.05)) == Edge(0.05, 40.0, "2/lr", batches=40.0)
     heavy = edge_of(torch.optim.SGD(w, lr=0.05, momentum=0.9))
     assert heavy.value == pytest.approx(2 * 1.9 / 0.05)
     assert heavy.formula == "2(1+momentum)/lr"
@@ -81,7 +81,7 @@ def test_groups_with_their_own_learning_rates_have_the_edge_of_the_largest() -> 
     mixed = torch.optim.SGD([{"params": one, "lr": 0.1}, {"params": two, "lr": 0.2}])
     assert edge_of(mixed) == Edge(0.2, 10.0, "2/lr", "preconditioned_sharpness")
     alike = torch.optim.SGD([{"params": one}, {"params": two}], lr=0.1)
-    assert edge_of(alike) == Edge(0.1, 20.0, "2/lr")
+    assert edge_of(alike) == Edge(0.1, 20.0, "2/lr", batches=20.0)
     apart = torch.optim.SGD([{"params": one}, {"params": two, "weight_decay": 1.0}], lr=0.1)
     assert edge_of(apart) == Edge(0.1, 20.0, "2/lr", "preconditioned_sharpness")
 
