@@ -207,8 +207,7 @@ def _protocol(one: Reproduction) -> Iterator[str]:
     yield "What differs from the paper: " + " ".join(one.experiment.differs[one.scale])
     yield ""
     if one.experiment.protocol:
-        paper = one.experiment.paper
-        yield f"Every setting beside the paper's: [{paper}](papers/{paper}.md#{one.experiment.id.lower()}-settings)."
+        yield f"[Every setting beside the paper's](papers/settings.md#{one.experiment.id.lower()})."
         yield ""
 
 

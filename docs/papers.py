@@ -13,15 +13,17 @@ import atlas
 import gap
 
 from flatlens.papers import EXPERIMENTS
+from flatlens.papers.experiment import Experiment
 from flatlens.papers.figures import BANDS, FIGURES, PaperFigure
 from flatlens.papers.reproduction import Reproduction
 from flatlens.papers.summary import Row, rows_of
-from flatlens.progress import count_of
 
 FOLDER = Path(__file__).parent / "papers"
 BEGIN, END = "<!-- results -->", "<!-- end -->"
 ALL = "index"
 """Name of the page over all papers; the others are called as their paper."""
+SETTINGS = "settings"
+"""Name of the page of all settings."""
 ATLAS = "../atlas.md"
 
 
@@ -36,28 +38,35 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
                 yield f"Not yet run: {experiment.id}, {prediction.says} (“{prediction.quote}”, {prediction.source})."
                 yield ""
     yield from atlas.kinds([row for _, mine in own for row in mine])
-    yield from protocols(paper)
+    yield f"[Every setting as printed, as coded by the authors, and here]({SETTINGS}.md)."
+    yield ""
     yield from _figures(paper, [one for one, _ in own])
 
 
-def protocols(paper: str) -> Iterator[str]:
-    """Yield a folded table for each experiment of the paper: settings as printed, as coded by the authors, and here."""
-    own = [one for one in EXPERIMENTS.values() if one.paper == paper and one.protocol]
-    if own:
-        yield f"Every setting that differs stands below. {own[0].code}"
-        yield ""
-    for experiment in own:
-        heading, *rows = experiment.protocol_table
-        yield f"### {experiment.id}: settings"
-        yield ""
-        table = [*atlas.head(*heading), *(atlas.line(*row) for row in rows), ""]
-        yield from atlas.folded(count_of(len(rows), "setting"), table)
+def settings() -> Iterator[str]:
+    """Yield a table for each experiment: settings as printed, as coded by the authors, and here."""
+    by_paper: dict[str, list[Experiment]] = {}
+    for one in EXPERIMENTS.values():
+        by_paper.setdefault(one.paper, []).append(one)
+    for paper, own in by_paper.items():
+        if compared := [one for one in own if one.protocol]:
+            yield f"## {paper}"
+            yield ""
+            yield compared[0].code
+            yield ""
+        for experiment in compared:
+            heading, *rows = experiment.protocol_table
+            yield f"### {experiment.id}"
+            yield ""
+            yield from atlas.head(*heading)
+            yield from (atlas.line(*row) for row in rows)
+            yield ""
 
 
 def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
     """Yield the main claims of all papers with their outcomes, and what their authors could object.
 
-    The atlas says how each is weighed; the papers' own pages have the settings as printed, as coded and here.
+    The atlas says how each is weighed; `settings` has the settings as printed, as coded and here.
     """
     yield from atlas.head("paper", "main claim", "outcome", "value, 95% interval", "networks, units",
                           "would its authors accept it?", numbers=("networks, units",))  # fmt: skip
@@ -137,6 +146,7 @@ def refresh(page: str, lines: Iterator[str]) -> str:
 def write(found: list[Reproduction]) -> None:
     """Write the results of these experiments into every page; their pictures are drawn by then."""
     rows = rows_of(found)
+    pages = {ALL: lambda: over_all(found, rows), SETTINGS: settings}
     for path in sorted(FOLDER.glob("*.md")):
-        lines = over_all(found, rows) if path.stem == ALL else of_paper(path.stem, found, rows)
+        lines = pages[path.stem]() if path.stem in pages else of_paper(path.stem, found, rows)
         path.write_text(refresh(path.read_text(), lines))
