@@ -136,10 +136,13 @@ def options() -> dict[str, list[str]]:
 
 
 def rows() -> list[tuple[list[str], list[str]]]:
-    """Return (options, their former names) of each row of the glossary's table."""
+    """Return (options, their former names) of each line of the glossary's list."""
     section = GLOSSARY.read_text().partition("\n## Options\n")[2].partition("\n## ")[0]
-    cells = [line.strip("|\n").split("|") for line in section.splitlines() if line.startswith("| `")]
-    return [(re.findall(r"`(\w+)`", row[0]), re.findall(r"`(\w+)`", row[-1])) for row in cells]
+    lines = [line.partition(":") for line in section.splitlines() if line.startswith("- `")]
+    return [
+        (re.findall(r"`(\w+)`", names), re.findall(r"`(\w+)`", said.partition("(formerly")[2]))
+        for names, _, said in lines
+    ]
 
 
 def test_the_glossary_has_each_option_once() -> None:

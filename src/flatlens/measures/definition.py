@@ -465,9 +465,10 @@ def require_one_of(known: Iterable[str], **options: object) -> None:
 
 PAPERS = {
     "compression": (
-        "Chen et al., A Simple Connection from Loss Flatness to Compressed Representations in Neural Networks"
+        "Chen et al., A Simple Connection from Loss Flatness to Compressed Representations in Neural Networks, "
+        "arXiv 2310.01770, 2023"
     ),
-    "sharpening": "MacDonald et al., On Progressive Sharpening, Flat Minima and Generalisation",
+    "sharpening": "MacDonald et al., On Progressive Sharpening, Flat Minima and Generalisation, arXiv 2305.14683, 2023",
     "density2019": (
         "Ghorbani, Krishnan and Xiao, An Investigation into Neural Net Optimization via Hessian Eigenvalue Density, "
         "ICML 2019"
