@@ -74,7 +74,9 @@ def test_pages_by_hand_are_short():
     """Walks at most 1,000 words; the pages that lead a reader at most 2,500."""
     words = {one.stem: len(one.read_text().split()) for one in DOCUMENTS}
     assert words["CONTRIBUTING"] < 1000
-    led = "start choosing comparing questions recipes thirty migrating studies training resnet50 accuracy representations"
+    led = (
+        "start choosing comparing questions recipes thirty migrating studies training resnet50 accuracy representations"
+    )
     assert {name: words[name] for name in (*led.split(), "extending", "glossary") if words[name] > 2500} == {}
 
 

@@ -53,7 +53,7 @@ for name in ("relative_flatness", "mls", "log_volume"):
     print(name, report[name].kind, report[name].value, report[name].note)
 
 # %%
-# The network's number is that at its input (``mls``), that of its last linear layer
+# The network-level value is that at its input (``mls``), that of its last linear layer
 # (``relative_flatness``), or a sum over layers. Most measures have a number for each
 # layer, too.
 

@@ -1,4 +1,4 @@
-"""Rows of measures of the pass: the network's number beside those of its layers, and what is left out unasked."""
+"""Rows of measures of the pass: the network-level value beside those of its layers, and what is left out unasked."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def relative_flatness_ggn(g: LayerGrams, *, normalized: str | None = None, kerne
     """Curvature of the risk along a layer's own weights, Gauss-Newton part: mean_i tr(C_i R_i).
 
     R_i[k, k'] is the inner product of W^T M_k and W^T M_k', where M_k is the gradient of output k in the weight. For a
-    dense layer R_i = ||phi_i||^2 G_i. The network's number is that of the last linear layer, as in the paper; `.sum`
+    dense layer R_i = ||phi_i||^2 G_i. The network-level value is that of the last linear layer, as in the paper; `.sum`
     and `.max` are over layers. Options are as in `relative_flatness`.
     """
     return _in_units_of_features(g, normalized, kernel)

@@ -78,13 +78,13 @@ def feature_robustness(
 ) -> Estimate | Parts:
     """Feature robustness: the change of the risk under phi -> (I + A) phi at a layer, labels kept, A random.
 
-    `over` names the law of A. "rotations": A = delta O with O of Haar's law; by Theorem 5 the change is delta^2 / (2m)
-    `relative_flatness` to leading order. "ball": A = r O such that A phi is uniform in the ball of radius delta
-    ||phi||. "truncated_normal": the density of Prop. 2, of width `sigma` before it is cut off at 1. "noise": a random
-    direction for each sample (reparam2019 D.1); if the layer is used once per sample, the mean is that over rotations,
-    with a smaller error. "worst": the largest change over all ||A|| <= delta; a lower bound, found by `restarts`
-    searches, less the risk's rounding error. Each of the `probes` is a pair A and -A. The network's number is that of
-    the last linear layer; `layers=True` adds the others.
+    `over` names the distribution of A. "rotations": A = delta O with O Haar-distributed; by Theorem 5 the change is
+    delta^2 / (2m) `relative_flatness` to leading order. "ball": A = r O such that A phi is uniform in the ball of
+    radius delta ||phi||. "truncated_normal": the density of Prop. 2, of width `sigma` before it is cut off at 1.
+    "noise": a random direction for each sample (reparam2019 D.1); if the layer is used once per sample, the mean is
+    that over rotations, with a smaller error. "worst": the largest change over all ||A|| <= delta; a lower bound, found
+    by `restarts` searches, less the risk's rounding error. Each of the `probes` is an antithetic pair, A and -A. The
+    network-level value is the last linear layer's; `layers=True` adds the others.
 
     Definition 1 is about all alpha A with 0 <= alpha <= delta. With `levels` above 1, `.sup` is the largest absolute
     value of the mean change at that many equal steps of alpha up to delta, with the same A. Apart from the error of the
@@ -113,7 +113,7 @@ def feature_robustness(
         value, reached = features.worst(delta, restarts, steps, run.generator)
         return {"": of_searches(value, reached, features.rounding(), "delta") if value >= 0 else undefined(NO_LOSS)}
 
-    # the network's number is that of the last layer
+    # the network-level value is that of the last layer
     found = {name: of(weight) for name, weight in weights.items() if layers or name == last}
     parts = {(part, None): with_note(one, which_layer(lens, last)) for part, one in found[last].items()}
     return parts | {(part, name): one for name in found if layers for part, one in found[name].items()}

@@ -76,7 +76,7 @@ def left_out(lens: Lens, layers: Iterable[str], but: Collection[str] = ()) -> st
 
 
 def which_layer(lens: Lens, layer: str, layers: Iterable[str] | None = None) -> str:
-    """Return the note on the layer that the network's number is of; empty if that layer alone makes the outputs.
+    """Return the note on the layer that the network-level value is of; empty if that layer alone makes the outputs.
 
     With `layers`, those that have a value, the note names the matrices outside them: one may be the last layer.
     """

@@ -226,7 +226,7 @@ def _entry(measure: Measure) -> str:
     }
     meaning, *body = (inspect.getdoc(measure.compute) or "").split("\n\n")
     facts = {
-        "Network's number": "",
+        "Network-level value": "",
         "Unit": card.unit,
         "Source": card.source,
         "Cost": card.cost,
@@ -237,7 +237,7 @@ def _entry(measure: Measure) -> str:
     }
     if isinstance(measure, PassMeasure):
         largest = "; the largest as `.max`" if measure.place != "input" else ""
-        facts["Network's number"] = {
+        facts["Network-level value"] = {
             "input": "at its input; by layer through that layer",
             "last": "the last linear layer's; `.sum` and `.max` are over layers",
         }.get(measure.answer, f"the sum over layers{largest}")

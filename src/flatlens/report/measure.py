@@ -232,7 +232,7 @@ def _key() -> Text:
     """Return the meaning of the last columns."""
     return remark(
         f"\n{', '.join(short for _, short, _ in MOVES)}: ",
-        f"is the network's number invariant under {', '.join(in_words for _, _, in_words in MOVES)}? None of these "
+        f"is the network-level value invariant under {', '.join(in_words for _, _, in_words in MOVES)}? None of these "
         "changes the function.",
     )
 
