@@ -177,7 +177,9 @@ def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
         yield from outcomes(main)
     for plot in plots[:1]:
         yield from _drawn(one, plot)
-    yield from folded(f"All {len(every)} rows", outcomes(every))
+    ran = [each for each in every if each[1].outcome.statistic.n]
+    waiting = f", {len(every) - len(ran)} more wait for networks" * (len(ran) < len(every))
+    yield from folded(f"{count_of(len(ran), 'row')}{waiting}", outcomes(ran))
     yield from folded("What was run, and what differs from the paper", _protocol(one))
     if plots[1:]:
         yield from folded(
