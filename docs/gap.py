@@ -18,6 +18,7 @@ import vl_convert
 from compact import compact
 from scipy.stats import beta
 
+from flatlens.column import Column
 from flatlens.experiments.overrides import but_seeds
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
@@ -34,7 +35,7 @@ REGULARISED = "a regulariser's strength"
 DIFFERENCES: Mapping[str, str] = {
     "label_smoothing": REGULARISED, "mixup.beta": REGULARISED, "augmentation.p": REGULARISED,
     "ascent.rho": REGULARISED, "coefficient": REGULARISED, "weight_decay": REGULARISED,
-    "train": "number of samples", "separation": "distance of the classes",
+    "train": "number of samples", "separation": "class separation",
     "scale": "scale of inputs or weights", "start": "scale of inputs or weights", "init": "scale of inputs or weights",
     "model.widths": "width", "max_steps": "length of training",
     "lr": "learning rate, batch size, optimiser", "batch_size": "learning rate, batch size, optimiser",
@@ -54,7 +55,7 @@ SHOWN = tuple(dict.fromkeys([SEEDS, "learning rate, batch size, optimiser", *DIF
 PANELS = ("with the gap of the loss", "with the gap of the accuracy", "with that of the loss, given the training loss")
 COLUMNS = ("gap", "accuracy gap", "gap given loss", "equal settings")
 PICTURE, TABLE = Path("..") / "images" / "gap.svg", Path("gap.csv")
-ONE_NAME = {"Jacobian norm of softmax": "Jacobian norm, softmaxed"}
+ONE_NAME = dict.fromkeys(("Jacobian norm of softmax", "Jacobian norm, softmaxed"), "Jacobian norm of the softmax")
 """What one quantity is called in some studies, and here."""
 
 
@@ -70,6 +71,7 @@ class Relation:
     accuracy: Statistic | None  #: with the gap of the accuracy; None where it is not known
     given: Statistic | None  #: with the gap of the loss, given the training loss; None where losses do not differ
     within: Statistic | None  #: Pearson's r with the gap among networks of equal settings; None where none are equal
+    column: str = ""  #: the column of the measure in the study's table
 
 
 def relations(found: Iterable[Reproduction]) -> list[Relation]:
@@ -106,7 +108,7 @@ def _relations(one: Reproduction, name: str, kind: str) -> Iterator[Relation]:
         yield Relation(
             ONE_NAME.get(measure, measure), difference, one.experiment.id, f"{name.replace('_', ' ')} {kind}".strip(),
             _ranks(table, measure, GAP.name), _ranks(table, measure, ACCURACY_GAP) if ACCURACY_GAP in table else None,
-            _given_loss(table, measure), within.get(measure),
+            _given_loss(table, measure), within.get(measure), quantity.column,
         )  # fmt: skip
 
 
@@ -159,6 +161,7 @@ class Seen:
     """How a measure correlates with the gap over all populations in which one thing differs."""
 
     measure: str
+    column: str  #: the shortest of its columns
     experiments: list[str]
     networks: int
     gap: list[Statistic]
@@ -180,6 +183,7 @@ def seen_where(every: Sequence[Relation], difference: str) -> list[Seen]:
     return [
         Seen(
             measure,
+            min((one.column for one in those), key=len),
             list(dict.fromkeys(one.experiment for one in those)),
             sum(one.gap.n for one in those),
             [one.gap for one in those],
@@ -241,18 +245,23 @@ def advice(every: Sequence[Relation]) -> Iterator[str]:
 
 def _line(difference: str, word: str, one: Seen | None) -> str:
     if one is None:
-        return atlas.line(difference, word, "none of those seen", "", "", "", "", "")
-    side = 1 if word == "use" else -1
-    cells = [_counted(found, side) for found in (one.gap, one.accuracy, one.given)]
-    return atlas.line(difference, word, one.measure, *cells, f"{one.networks:,}", ", ".join(one.experiments))
+        return atlas.line(difference, word, "no measure qualifies", "", "", "", "", "")
+    cells = [_counted(found) for found in (one.gap, one.accuracy, one.given)]
+    return atlas.line(difference, word, _with_name(one), *cells, f"{one.networks:,}", ", ".join(one.experiments))
 
 
-def _counted(found: Sequence[Statistic], side: int) -> str:
-    """Return the median, and in how many populations the interval is on this side: "0.78, + in 19 of 19"."""
+def _with_name(one: Seen) -> str:
+    """Return the measure with the name to type: "Gauss-Newton norm (`ggn_norm`)"; of a bound's side the bound's."""
+    column = Column.parse(one.column) if one.column else None
+    return one.measure if column is None or column.measure == one.measure else f"{one.measure} (`{column.measure}`)"
+
+
+def _counted(found: Sequence[Statistic]) -> str:
+    """Return the median, and in how many populations the interval is on either side: "0.78 (19 +, 0 − of 20)"."""
     if not found:
         return "not known"
-    held = sum(sign(one) == side for one in found)
-    return f"{middle(found):.2f}, {'+' if side > 0 else '−'} in {held} of {len(found)}"
+    signs = [sign(one) for one in found]
+    return f"{middle(found):.2f} ({signs.count(1)} +, {signs.count(-1)} − of {len(found)})"
 
 
 def picture(every: Sequence[Relation]) -> str:

@@ -25,6 +25,12 @@ ALL = "index"
 SETTINGS = "settings"
 """Name of the page of all settings."""
 ATLAS = "../atlas.md"
+LEGEND = (
+    "\\*: significant after Benjamini and Hochberg's correction over all rows. *Desk scale*: the papers' data and "
+    "networks, made smaller ([sizes](../reproducing.md#four-scales)). *Units*: networks that share random draws, such "
+    "as a seed, count as one."
+)
+"""What the marks of `main_claims` mean."""
 
 
 def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
@@ -68,14 +74,16 @@ def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[st
 
     The atlas says how each is weighed; `settings` has the settings as printed, as coded and here.
     """
-    yield from atlas.head("paper", "main claim", "outcome", "value, 95% interval", "networks, units",
+    yield LEGEND
+    yield ""
+    yield from atlas.head("paper", "main claim", "outcome", "statistic", "value, 95% interval", "networks, units",
                           "would its authors accept it?", numbers=("networks, units",))  # fmt: skip
     for one, mine in sorted(zip(found, rows, strict=True), key=lambda each: each[0].experiment.paper):
         paper = one.experiment.paper
         for row in filter(_is_main, mine):
             statistic = row.outcome.statistic
             yield atlas.line(f"[{paper}]({paper}.md)", f"{atlas.link(one, ATLAS)}: {row.outcome.prediction.says}",
-                             row.in_short, atlas.value_of(statistic), statistic.size,
+                             row.in_short, row.outcome.tested_as, atlas.value_of(statistic), statistic.size,
                              row.outcome.prediction.accepted)  # fmt: skip
     yield ""
 

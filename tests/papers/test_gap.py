@@ -113,15 +113,30 @@ def test_the_lines_name_what_is_left_given_the_loss(gap):
     ]
     lines = [line for line in gap.advice(every) if f"**{LR}**" in line or "| avoid |" in line]
     assert lines == [
-        f"| **{LR}** | use | keeps | 0.50, + in 3 of 4 | not known | 0.50, + in 3 of 4 | 40 | X4 |",
-        "|  | avoid | against | -0.50, − in 2 of 3 | 0.00, − in 1 of 3 | not known | 30 | X4 |",
+        f"| **{LR}** | use | keeps | 0.50 (3 +, 0 − of 4) | not known | 0.50 (3 +, 0 − of 4) | 40 | X4 |",
+        "|  | avoid | against | -0.50 (1 +, 2 − of 3) | 0.00 (0 +, 1 − of 3) | not known | 30 | X4 |",
     ]
 
 
 def test_no_line_says_avoid_where_the_gaps_disagree(gap):
     lines = list(gap.advice(signed(gap, "one", "---", accuracy="+++")))
-    assert "|  | the gaps disagree | one | -0.50, − in 3 of 3 | 0.50, − in 0 of 3 | not known | 30 | X4 |" in lines
-    assert f"| **{LR}** | use | none of those seen |  |  |  |  |  |" in lines
+    assert (
+        "|  | the gaps disagree | one | -0.50 (0 +, 3 − of 3) | 0.50 (3 +, 0 − of 3) | not known | 30 | X4 |" in lines
+    )
+    assert f"| **{LR}** | use | no measure qualifies |  |  |  |  |  |" in lines
+
+
+def test_a_line_has_the_name_to_type(gap):
+    """The shortest over populations; of a bound's side the bound; none where the measure is called so."""
+    columns = ["ggn_norm(batch_statistics=1000)", "ggn_norm", "ggn_norm"]
+    every = [
+        replace(one, column=column)
+        for one, column in zip(signed(gap, "Gauss-Newton norm", "+++"), columns, strict=True)
+    ]
+    (seen,) = gap.seen_where(every, LR)
+    names = [gap._with_name(replace(seen, column=c)) for c in (seen.column, "mls_chain.rhs[fc1]")]
+    assert names == ["Gauss-Newton norm (`ggn_norm`)", "Gauss-Newton norm (`mls_chain`)"]
+    assert gap._with_name(replace(seen, measure="sharpness", column="sharpness")) == "sharpness"
 
 
 def test_bounds_are_no_candidates_where_the_number_of_samples_differs(gap):
@@ -138,19 +153,19 @@ def test_the_page_says_what_the_table_says(gap):
     said = [line for line in lines if len(line) == 8 and line[1] in ("use", "avoid", "the gaps disagree")]
     assert sum(bool(line[3]) for line in said) >= 6
     difference = ""
-    for first, word, measure, *cells, _, _ in said:
+    for first, _, named, *cells, _, _ in said:
+        measure = named.partition(" (`")[0]
         difference = first.strip("*") or difference
         if not cells[0]:
             continue
         alone = difference == gap.SEEDS
         mine = table[(table["measure"] == measure) & (alone | (table["what differs"] == difference))]
-        side = 1 if word == "use" else -1
         for column, cell in zip(["equal settings"] if alone else gap.COLUMNS[:3], cells, strict=False):
             known = mine.dropna(subset=[column])
             if cell == "not known":
                 assert known.empty
                 continue
-            held = (known[f"{column} low"] > 0).sum() if side > 0 else (known[f"{column} high"] < 0).sum()
-            value, _, counted = cell.partition(", ")
+            above, below = (known[f"{column} low"] > 0).sum(), (known[f"{column} high"] < 0).sum()
+            value, _, counted = cell.partition(" ")
             assert float(value) == pytest.approx(known[column].median(), abs=0.0051)
-            assert counted == f"{'+' if side > 0 else '−'} in {held} of {len(known)}"
+            assert counted == f"({above} +, {below} − of {len(known)})"

@@ -52,6 +52,17 @@ def test_a_paper_has_the_counts_of_its_rows_and_its_figures(pages, found, monkey
     assert "of theorems, which check the code, are not counted" in page
 
 
+def test_a_main_claim_has_its_statistic(pages, found):
+    row = pages.rows_of([found])[0][0]
+    prediction = replace(row.outcome.prediction, headline=True, accepted="Most likely.")
+    main = replace(row, outcome=replace(row.outcome, prediction=prediction))
+    legend, _, *table = pages.main_claims([found], [[main]])
+    assert legend == pages.LEGEND
+    (line,) = (line for line in table if prediction.says in line)
+    assert f" | {main.in_short} | {main.outcome.tested_as} | " in line
+    assert line.endswith(" | Most likely. |")
+
+
 def test_each_setting_of_a_protocol_is_a_row_of_its_experiment(pages, monkeypatch):
     rows = (Setting("labels", "2 | G.2", "10", "2"), Setting("steps", "not said", "30,000", "750,000"))
     protocols = {"X4": rows, "X6": (Setting("seeds", "five", "10"),)}

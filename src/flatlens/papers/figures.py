@@ -191,7 +191,7 @@ def _compression() -> Iterator[PaperFigure]:
 
 
 def _sharpening() -> Iterator[PaperFigure]:
-    trajectory = "loss less label entropy, sharpness and (log axis) softmaxed Jacobian norm over full-batch steps"
+    trajectory = "loss less label entropy, sharpness and (log axis) Jacobian norm of the softmax over full-batch steps"
     # descent: a figure for each network and learning rate
     descents = [("Fig. 1", "VGG11", 0.08)]
     descents += [(f"Fig. {6 + i}", "VGG11", lr) for i, lr in enumerate((0.08, 0.04, 0.02))]
@@ -225,7 +225,7 @@ def _sharpening() -> Iterator[PaperFigure]:
                           (f"regularised_{network}{norm}", f"regularised_{network}_{data}{norm}"),
                           _SAME_PICTURE)  # fmt: skip
     # the appendices: epochs, scales of the inputs, coordinate networks, Jacobian regularisers
-    outputs = "sharpness, softmaxed Jacobian norm and Frobenius norm of the outputs"
+    outputs = "sharpness, Jacobian norm of the softmax and Frobenius norm of the outputs"
     for number, said in ((28, "the first epoch"), (29, "90 epochs")):
         yield PaperFigure("sharpening", f"Fig. {number}", f"VGG11 by SGD, three label smoothings: {outputs}, over "
                           f"{said}", "X10", (f"fig{number}",),
