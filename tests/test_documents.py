@@ -104,6 +104,23 @@ def test_the_table_of_sources_is_that_of_the_papers():
     assert dict(re.findall(r"^\| (\w+) \| (.*) \|$", table, re.M)) == {"name": "paper", **PAPERS}
 
 
+def test_the_references_have_every_paper():
+    docs = ROOT / "docs"
+    entries = (docs / "references.bib").read_text()
+    assert re.findall(r"^@\w+\{(\w+),$", entries, re.M) == [*PAPERS]
+    assert set(re.findall(r"\{cite\}`(\w+)`", (docs / "references.md").read_text())) == set(PAPERS)
+
+
+def test_the_questions_count_the_outcomes_of_the_sharpening_paper():
+    rows = re.findall(r"^\| \[sharpening\].*", (ROOT / "docs" / "papers" / "index.md").read_text(), re.M)
+    words = " ".join((ROOT / "docs" / "questions.md").read_text().split())
+    counts = {word: sum(f" {word} " in row for row in rows) for word in ("✓", "✗", "±")}
+    assert sum(counts.values()) == len(rows)
+    assert f"Of the {len(rows)} main claims" in words
+    for told in (f"{counts['✓']} are reproduced", f"{counts['✗']} is not", f"{counts['±']} depends on the reading"):
+        assert told in words
+
+
 def test_the_page_of_measures_is_what_the_measures_say():
     written = (ROOT / "docs" / "measures.md").read_text()
     assert written == page(), "write it anew: flatlens list measures --markdown > docs/measures.md"
