@@ -94,7 +94,7 @@ def _radius(context: Context, x: Tensor) -> tuple[tuple[Assumption, ...], float,
     if context.delta is not None:
         return (*inside, Assumption("covering_radius", True, declared=True)), context.delta, ""
     if law is None:
-        why = "give distribution= (the law of the data) or delta= (its covering radius)"
+        why = "give distribution= (the distribution of the data) or delta= (its covering radius)"
         return (Assumption("covering_radius", None, why),), math.nan, ""
     radius = law.covering_radius(context.n, FAILURE, rule=context.rule)
     if radius.kind == "undefined":
@@ -289,7 +289,7 @@ def _varied(context: Context, seen: Covered, x: Tensor) -> Tensor:
 
 @bound(id="B11",
        symbol=r"E \|f - f^*\|_2 \leq \delta (\|f^*\|_{Lip} + \max_i (\|Jf(x_i)\|_2 + V_{B(x_i, \delta)}(Jf)))",
-       source="sharpening Thm 6.1, Eq. 10", cost="one pass, variation by intervals, forwards of fresh samples",
+       source="sharpening Thm 6.1, Eq. 10", cost="one pass, variation by intervals, forward passes of fresh samples",
        on_request=True)  # fmt: skip
 def jacobian_generalisation(context: Context) -> Iterator[Claim]:
     """Test error between samples is bounded by how steep the network is: Theorem 6.1.
@@ -310,7 +310,7 @@ def jacobian_generalisation(context: Context) -> Iterator[Claim]:
     if law is None and context.lens.problem.test is not None:
         yield _empirical(context, seen)
     if law is None or target is None:
-        which = "distribution=, the law of the data" if law is None else "target=Target(function, lipschitz)"
+        which = "distribution= (that of the data)" if law is None else "target=Target(function, lipschitz)"
         raise Inapplicable(Assumption("known_target", None, f"give {which}"))
     L, slopes = target.steepness(seen.shape), context.each(jacobian_norm)
     right = seen.delta * (L + float((slopes + seen.variation).max()))

@@ -244,7 +244,7 @@ def _none_differs(lens: Lens, weight: Weight, known: SeenFeatures, move: Move, p
     id="D2",
     symbol=r"\mathcal{E}_{Rep}",
     source="relative2021 Eq. 3, 5, section 6, C.1",
-    cost="one forward, kernel densities; 2 probes forwards for the split",
+    cost="one forward pass, kernel densities; 2 x probes forward passes for the split",
     invariant_under=UNITS_AND_ORDER,
     invariances={("bandwidth", "relative"): frozenset({LAYERWISE, PERMUTATION})},
 )

@@ -239,7 +239,8 @@ def _of_representations(lens: Lens, run: Run, calls: list[str], top_k: int | Non
     id="P5",
     symbol=r"\max_i V_{B(x_i, \delta)}(Jf)",
     source="sharpening Eq. 5",
-    cost="N backwards at 128 points of each ball (512 up to 3 dimensions, 16 above 256), at 2 x restarts x steps more",
+    cost="N backward passes at 128 points of each ball (512 up to 3 dimensions, 16 above 256), and at "
+    "2 x restarts x steps more",
 )
 def local_variation(lens: Lens, run: Run, *, delta: float = 0.1, restarts: int = 4, steps: int = 20) -> Parts:
     """Local variation of the Jacobian: max_i sup ||Jf(u) - Jf(v)||_2 over u, v within delta of x_i.
@@ -270,7 +271,7 @@ def local_variation(lens: Lens, run: Run, *, delta: float = 0.1, restarts: int =
     id="P6",
     symbol=r"\overline{\max_d \|f(x + d) - f(x)\| / \|d\|}",
     source="compression Eq. 47, App. F",
-    cost="restarts x steps forwards and backwards",
+    cost="restarts x steps forward and backward passes",
     differentiates=False,
 )
 def mls_by_search(

@@ -145,7 +145,7 @@ def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool] | str
     id="H9",
     symbol=r"2 / \eta_c",
     source="critical2026 section 3",
-    cost="one backward, 2 to 8 forwards",
+    cost="one backward pass, 2 to 8 forward passes",
     differentiates=False,
 )
 def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
@@ -197,7 +197,7 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
 
         found = critical_step(change, first, slope=slope, rtol=rtol)
     arrays = {"steps": found.steps, "changes": found.changes}
-    tried = f"{landscape.forwards} forwards"
+    tried = f"{landscape.forwards} forward passes"
     if found.step == 0:
         note = f"the risk rose at the smallest step tried; {tried}"
         return Estimate(2 / float(found.steps[0]), kind="lower bound", note=note, arrays=arrays)
@@ -270,7 +270,7 @@ of_batches = partial(
     symbol=r"\mathrm{tr}\,\Sigma / \|g\|^2",
     source="noise2018 section 2.2",
     unit="samples",
-    cost="two backwards over the data",
+    cost="two backward passes over the data",
     works_sharded=True,
 )
 def gradient_noise_scale(lens: Lens, run: Run, *, batches: int = 64, sampled: bool = True) -> Estimate | Parts:
