@@ -36,7 +36,7 @@ problem = fl.Problem(model, "cross_entropy", split.train, test=split.test)
 problem
 
 # %%
-# :py:func:`~flatlens.measure` without names computes a dozen numbers. With "pass" it
+# :py:func:`~flatlens.measure` without names computes 8 to 14 numbers. With "pass" it
 # computes everything that one forward and N backward passes give, N being the number of
 # outputs.
 

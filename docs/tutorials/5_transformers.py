@@ -39,7 +39,7 @@ problem
 
 # %%
 # One forward and three backward passes give the report below. ``fl.measure(model,
-# "cross_entropy", batch)`` is the same in one call, with a dozen numbers by default.
+# "cross_entropy", batch)`` is the same in one call, with 8 to 14 numbers by default.
 
 report = fl.measure(fl.Lens(problem), "pass")
 frame = report.frame()

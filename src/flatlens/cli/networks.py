@@ -98,7 +98,7 @@ def measure(
             folder of a study's network (OUT/networks/KEY); `timm:NAME`; `hf:NAME` or `hf:FOLDER`.
         inputs: The network's data, loss and weights, and how to measure.
         measures: The measures, separated by commas, or repeat the option; `flatlens list measures` has the names. Or a
-            preset: `summary`, a dozen numbers; `pass`, all that one pass over the data gives; `all`; `family:NAME`,
+            preset: `summary`, 8 to 14 numbers; `pass`, all that one pass over the data gives; `all`; `family:NAME`,
             such as `family:flatness`. Without it: `summary`.
         outputs: `exact`, a backward pass for each of the network's outputs, or a number of random combinations that
             replace them: traces are then estimates, spectral norms lower bounds. Without it: exact up to 128 outputs,

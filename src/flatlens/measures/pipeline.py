@@ -114,7 +114,7 @@ def measure(
     generator: torch.Generator | None = None,
     progress: Shown = None,
 ) -> Report:
-    """Measure a network: a dozen numbers, or the measures that are asked for.
+    """Measure a network: 8 to 14 numbers, or the measures that are asked for.
 
     `measure(model, loss, data)` takes a network, `measure(lens)` a lens; `measure(lens, ["mls"])` names measures.
     A number without a value is undefined, and its note says why. What was not computed has no row. An error is raised
@@ -126,7 +126,7 @@ def measure(
         loss: The loss of a network, as for `Problem`; after a lens, the measures.
         data: The training data of a network, as for `Problem`.
         measures: A preset, or names, such as "mls" or "local_volume(top_k=3)", or Measure objects. The presets:
-            "summary" (or None), a dozen numbers (`measures.presets.SUMMARY`), whose searches and probes stop at a fixed
+            "summary" (or None), 8 to 14 numbers (`measures.presets.SUMMARY`), whose searches and probes stop at a fixed
             amount of work; "pass", every exact measure of one pass over the data; "all"; "family:NAME", all measures of
             a family. Of measures with the same numbers on this network, a preset has one, and its note names the other.
         test: Held-out data of a network, as for `Problem`: gap, loss and accuracy.
