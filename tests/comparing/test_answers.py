@@ -63,7 +63,7 @@ def test_held_out_losses_that_do_not_differ_decide_nothing():
     assert "has the lowest" not in told
     assert "Flatness agrees" not in told
     many = {f"n{i}": report(0.2, 0.3 + i * 1e-4) for i in range(8)}
-    assert "does not decide between n0, n1, n2, n3 and 4 more: 0.3 of n0" in text(compared(**many))
+    assert "does not decide between n0, n1, n2, n3 and 4 more: 0.3 for n0" in text(compared(**many))
     three = compared(a=report(0.2, 0.3), b=report(0.2, 0.3 + 1e-4), c=report(0.2, 0.3 + 2e-4))
     assert "does not decide between a, b and c:" in text(three)
 
