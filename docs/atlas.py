@@ -55,7 +55,7 @@ without training.
 
 - *Reproduced*: the whole 95% interval of the statistic lies on the side that the paper predicts. *Not reproduced*: all
   of it lies on the other side. *At most weak*: the whole interval of a correlation lies between -{WEAK:g} and {WEAK:g}.
-  *Depends on the reading*: reproduced in one reading of the text, and not in another. Else *open*.
+  *Depends on the reading*: reproduced in one reading of the text, and not in another. Otherwise *open*.
 - A correlation is decided only if that of ranks agrees, a claim about all cases only by all of them, and one about some
   case after Holm's correction.
 - A row is decided only if its replication agrees: a second run ({IN_WORDS}) or,

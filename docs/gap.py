@@ -55,7 +55,10 @@ SHOWN = tuple(dict.fromkeys([SEEDS, "learning rate, batch size, optimiser", *DIF
 PANELS = ("with the gap of the loss", "with the gap of the accuracy", "with that of the loss, given the training loss")
 COLUMNS = ("gap", "accuracy gap", "gap given loss", "equal settings")
 PICTURE, TABLE = Path("..") / "images" / "gap.svg", Path("gap.csv")
-ONE_NAME = dict.fromkeys(("Jacobian norm of softmax", "Jacobian norm, softmaxed"), "Jacobian norm of the softmax")
+ONE_NAME = {
+    "Jacobian norm of softmax": "Jacobian norm of the softmax", "Jacobian norm, softmaxed": "Jacobian norm of the softmax",
+    "bound of NMLS": "bound on NMLS",
+}  # fmt: skip
 """What one quantity is called in some studies, and here."""
 
 
