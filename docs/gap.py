@@ -56,9 +56,10 @@ PANELS = ("with the gap of the loss", "with the gap of the accuracy", "with that
 COLUMNS = ("gap", "accuracy gap", "gap given loss", "equal settings")
 PICTURE, TABLE = Path("..") / "images" / "gap.svg", Path("gap.csv")
 ONE_NAME = {
-    "Jacobian norm of softmax": "Jacobian norm of the softmax", "Jacobian norm, softmaxed": "Jacobian norm of the softmax",
+    "Jacobian norm of softmax": "Jacobian norm of the softmax",
+    "Jacobian norm, softmaxed": "Jacobian norm of the softmax",
     "bound of NMLS": "bound on NMLS",
-}  # fmt: skip
+}
 """What one quantity is called in some studies, and here."""
 
 
