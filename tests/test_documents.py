@@ -66,7 +66,16 @@ def test_the_readme_is_short_and_counts_what_there_is():
     text = (ROOT / "README.md").read_text()
     assert text.count("\n") <= 100
     predictions = sum(len(one.predictions) for one in EXPERIMENTS.values())
-    for told in (f"{len(BOUNDS)} inequalities", f"{len(EXPERIMENTS)} experiments test {predictions} predictions"):
+    atlas = (ROOT / "docs" / "atlas.md").read_text()
+    (rows, chance), decided = (
+        re.search(r"(\d+) rows have a p-value.*?at most ([\d.]+)", atlas).groups(),  # type: ignore[union-attr]
+        re.search(r"(\d+) are decided, and their replication agrees", atlas)[1],  # type: ignore[index]
+    )
+    for told in (
+        f"{len(BOUNDS)} inequalities",
+        f"{len(EXPERIMENTS)} experiments test {predictions} predictions; {rows} have a p-value, and {decided} of those",
+        f"about {float(chance):.0f} would be by chance",
+    ):
         assert told in " ".join(text.split())
 
 
