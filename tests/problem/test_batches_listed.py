@@ -93,7 +93,7 @@ def test_samples_of_their_own_sizes_are_what_a_loop_says(collate: str, item: Any
     trace = sum(torch.cat([g.flatten() for g in row])[i] for i, row in enumerate(rows))
     assert problem.n == n
     assert report["mls"].kind == "undefined"
-    assert "the inputs are lists with one item for each sample" in report["mls"].note
+    assert "the inputs are lists with one item per sample" in report["mls"].note
     assert "no call of a linear layer" not in report["feature_norm"].note  # each sample has its own
     assert report["loss"].value == pytest.approx(risk.item(), rel=1e-12)
     assert report["hessian_trace(exact=True)"].value == pytest.approx(float(trace), rel=1e-8, abs=1e-12)
