@@ -73,8 +73,9 @@ def test_the_readme_is_short_and_counts_what_there_is():
     )
     for told in (
         f"{len(BOUNDS)} inequalities",
-        f"{len(EXPERIMENTS)} experiments test {predictions} predictions; {rows} have a p-value, and {decided} of those",
-        f"about {float(chance):.0f} would be by chance",
+        f"{len(EXPERIMENTS)} experiments test {predictions} predictions.",
+        f"Of the {rows} with a p-value, {decided} are decided",
+        f"chance would decide at most about {float(chance):.0f}",
     ):
         assert told in " ".join(text.split())
 

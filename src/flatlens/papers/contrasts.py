@@ -50,7 +50,7 @@ def stronger(results: Results, table: Table, these: Sequence[str], others: Seque
 
     So have r of these columns: the one nearer to 0 of two correlations below it is no stronger one.
     """
-    name = f"Fisher's z with {y}: {', '.join(these)} less {', '.join(others)}; and r of the former"
+    name = f"Fisher's z with {y}: {', '.join(these)} minus each of {', '.join(others)}; and r of the former"
     own = {f"r of {mine}": correlated(table, mine, y)(results) for mine in these}
     return in_cases(own | _each_pair(table(results), these, others, y, "z", fishers_z), "all", name)
 

@@ -317,7 +317,7 @@ tight_in_each_reading = readings(
         "delta 0.1": at_each_separation(approximated, ["slack, delta 0.1", "room, delta 0.1"]),
         "as coded": at_each_separation(as_coded, ["slack", "room"]),
     },
-    "least of the means of slack and room over separations",
+    "smallest mean, over separations, of slack (the bound less the gap) and room (10 times the gap less the bound)",
 )
 
 

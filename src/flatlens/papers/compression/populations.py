@@ -197,7 +197,10 @@ def only_the_bound_of_nmls(results: Results, lenet: str = "lenet") -> Statistic:
     """Return r of NMLS and its bound, above 0 for all kinds, and that of MLS and -D, above 0 for some kind."""
     with_all = over_kinds([(NMLS.name, BOUND.name)], "all", "above", "Pearson r of NMLS and its bound", lenet)(results)
     against = over_kinds([(MLS.name, MINUS_D)], "some", "above", "Pearson r of MLS and -D", lenet)(results)
-    name = "least of: Pearson r of NMLS and its bound, for all kinds; of MLS and -D, for some"
+    name = (
+        "smaller of two: Pearson r of NMLS and its bound, in every kind of network; Pearson r of MLS and -D, in at "
+        "least one kind"
+    )
     return in_cases({"Prop. 3.10": with_all, "Prop. 3.8": against}, "all", name)
 
 
