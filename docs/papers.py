@@ -81,10 +81,16 @@ def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[st
     for one, mine in sorted(zip(found, rows, strict=True), key=lambda each: each[0].experiment.paper):
         paper = one.experiment.paper
         for row in filter(_is_main, mine):
-            statistic = row.outcome.statistic
-            yield atlas.line(f"[{paper}]({paper}.md)", f"{atlas.link(one, ATLAS)}: {row.outcome.prediction.says}",
-                             row.in_short, row.outcome.tested_as, atlas.value_of(statistic), statistic.size,
-                             row.outcome.prediction.accepted)  # fmt: skip
+            prediction, statistic = row.outcome.prediction, row.outcome.statistic
+            yield atlas.line(
+                f"[{paper}]({paper}.md)",
+                f"{atlas.link(one, ATLAS)}: {prediction.says}",
+                row.in_short,
+                prediction.value_is or row.outcome.tested_as,
+                atlas.value_of(statistic),
+                statistic.size,
+                prediction.accepted,
+            )
     yield ""
 
 

@@ -75,7 +75,7 @@ def test_the_readme_is_short_and_counts_what_there_is():
         f"{len(BOUNDS)} inequalities",
         f"{len(EXPERIMENTS)} experiments test {predictions} predictions.",
         f"Of the {rows} with a p-value, {decided} are decided",
-        f"chance would decide at most about {float(chance):.0f}",
+        f"at most about {float(chance):.0f} would be decided by chance",
     ):
         assert told in " ".join(text.split())
 

@@ -48,7 +48,19 @@ from flatlens.papers import contrasts, evidence, trajectories
 from flatlens.papers import experiment as constants
 from flatlens.papers.experiment import SHARED_WORDS, Experiment, Plot, Prediction, Results, Scale, Setting, Side
 
-_GIVEN = ("name", "says", "source", "statistic", "kind", "quote", "reason", "headline", "decided_by", "accepted")
+_GIVEN = (
+    "name",
+    "says",
+    "source",
+    "statistic",
+    "kind",
+    "quote",
+    "reason",
+    "headline",
+    "decided_by",
+    "value_is",
+    "accepted",
+)
 _NAMES = {**vars(constants), **vars(trajectories), **vars(evidence), **vars(contrasts)}
 _SIDES: Mapping[str, Side] = {">": "above", "<": "below"}
 
@@ -116,5 +128,6 @@ def _prediction(paper: str, row: dict[str, Any], names: dict[str, Any]) -> Predi
         reason=reason,
         headline=row.get("headline", False),
         decided_by=row.get("decided_by", ""),
+        value_is=row.get("value_is", ""),
         accepted=row.get("accepted", ""),
     )

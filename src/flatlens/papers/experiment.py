@@ -134,6 +134,7 @@ class Prediction:
     reason: str = ""  #: the reason why we read it so; for readings only
     decided_by: str = ""  #: what would decide it, and how many hours it takes, where that is known
     headline: bool = False  #: one of the paper's main claims, one to five a paper
+    value_is: str = ""  #: what the value is, where the statistic's name says it too shortly for a page
     accepted: str = ""  #: of a main claim: whether its authors would accept this test of it, and what they could object
 
     def weigh(self, results: Results) -> Outcome:
