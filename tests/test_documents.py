@@ -74,8 +74,8 @@ def test_the_readme_is_short_and_counts_what_there_is():
     for told in (
         f"{len(BOUNDS)} inequalities",
         f"{len(EXPERIMENTS)} experiments test {predictions} predictions.",
-        f"Of the {rows} with a p-value, {decided} are decided",
-        f"at most about {float(chance):.0f} would be decided by chance",
+        f"{rows} have a p-value, and {decided} of these are significant and replicated",
+        f"at most about {float(chance):.0f} would be, by chance",
     ):
         assert told in " ".join(text.split())
 

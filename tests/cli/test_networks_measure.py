@@ -373,7 +373,7 @@ def test_samples_that_a_loader_gives_otherwise_are_noted_once_and_in_the_head(ne
             "def loader(): return DataLoader(TensorDataset(*samples()), batch_size=4, sampler=drawn)\n"
             "def drops(): return DataLoader(TensorDataset(*samples()), batch_size=8, drop_last=True)\n"
         )
-    for name, told in {"loader": "11 of the 12 samples are there again", "drops": "4 of the 20 samples are"}.items():
+    for name, told in {"loader": "11 of the 12 samples are repeated", "drops": "4 of the 20 samples are"}.items():
         for command in (["measure", "net.py:build"], ["compare", "net.py:build", "net.py:build"]):
             assert cli.run([*command, "--data", f"net.py:{name}", *net[2:], "--measures", "mls"]) == 0
             out, err = capsys.readouterr()

@@ -123,7 +123,7 @@ def test_strict_is_1_when_a_network_missed(monkeypatch, tmp_path, capsys):
     command = ["study", "digits", "--out", str(tmp_path / "out"), "--workers", "1"]
     assert cli.run([*command, "--strict"]) == 1
     assert cli.run(command) == 0
-    assert "left out of the correlations" in capsys.readouterr().err
+    assert "excluded from the correlations" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_one_line(monkeypatch, tmp_path, capsys):

@@ -169,8 +169,8 @@ def test_parameters_that_the_optimiser_does_not_move_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda net: torch.optim.Adadelta(net.parameters()), "preconditioner of Adadelta is not known"),
-        (lambda net: torch.optim.SGD(net.parameters(), lr=0.1, maximize=True), "climbs"),
+        (lambda net: torch.optim.Adadelta(net.parameters()), "no preconditioner for Adadelta"),
+        (lambda net: torch.optim.SGD(net.parameters(), lr=0.1, maximize=True), "maximises the loss"),
         (lambda net: torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), "holds none of the network's"),
     ],
 )

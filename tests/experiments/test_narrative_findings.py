@@ -64,9 +64,9 @@ def test_what_is_left_at_fixed_settings_is_told():
 
 def test_measures_that_coincide_are_told_once():
     sentences, _ = told(gap_with_sharpness=1, sharpness_with_lr=-1)
-    twins = [s for s in sentences if "same number" in s]
+    twins = [s for s in sentences if " equals " in s]
     assert len(twins) == 1
-    assert "ggn_trace is the same number as interpolation_sharpness" in twins[0]
+    assert "ggn_trace equals interpolation_sharpness" in twins[0]
 
 
 def test_a_sign_that_turns_round_inside_the_groups_is_told():
