@@ -279,7 +279,7 @@ def test_a_failed_run_is_told_and_taken_again_when_asked(tmp_path, monkeypatch):
     result = run(tmp_path / "out")
     assert result.failed == [(broken.key, "RuntimeError: a bad day")]
     assert len(result.networks) == 7
-    assert any("1 network ended in an error" in sentence for sentence in result.findings)
+    assert any("1 network failed and is missing" in sentence for sentence in result.findings)
     monkeypatch.setattr(network_module, "measure_network", stand_in)
     assert run(tmp_path / "out").failed == result.failed  # it stays recorded until it is asked for
     mended = run(tmp_path / "out", retry_failed=True)
