@@ -127,7 +127,7 @@ def test_the_first_screen_is_the_answer_and_one_picture_and_the_rest_is_folded(l
 def test_failed_and_unfinished_networks_are_said(smoke):
     result = replace(smoke, failed=[("0" * 12, "ValueError: <b>")], unfinished=3)
     html = study_html(result, study_figures(result), CARDS)
-    assert "1 run ended in an error" in html
+    assert "1 run failed and is missing" in html
     assert "3 networks of the study not finished:" in html
     assert "ValueError: &lt;b&gt;" in html
 

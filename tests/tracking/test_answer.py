@@ -10,7 +10,7 @@ from torch import nn
 import flatlens as fl
 from flatlens import cli
 from flatlens.errors import BadFolder
-from flatlens.tracking.answer import answer_of
+from flatlens.tracking.answer import answer_of_run
 from flatlens.tracking.history import TYPES
 
 
@@ -34,32 +34,32 @@ def sharp(*ratios, name="sharpness"):
     ],
 )  # fmt: skip
 def test_the_first_line_says_where_the_run_is_beside_its_edge(ratios, says):
-    assert says in answer_of(history(*sharp(*ratios)))[0]
+    assert says in answer_of_run(history(*sharp(*ratios)))[0]
 
 
 def test_the_edge_is_of_the_sharpness_before_other_measures_and_unknown_without_one():
     both = history(*sharp(0.5, 0.6), *sharp(1.5, 1.5, name="batch_sharpness(samples=8)"))
-    assert "sharpness is at most 0.60" in answer_of(both)[0]
+    assert "sharpness is at most 0.60" in answer_of_run(both)[0]
     only = history(*sharp(1.0, 1.1, name="batch_sharpness(samples=8)"))
-    assert "since then batch_sharpness is 1.05 times" in answer_of(only)[0]
+    assert "since then batch_sharpness is 1.05 times" in answer_of_run(only)[0]
     for rows in (
         [],
         [{"step": 0, "measure": "sharpness", "value": 3.0}],
         [{"step": 0, "measure": "mls", "value": 3.0}],
     ):
-        assert "No edge of stability is known" in answer_of(history(*rows))[0]
+        assert "No edge of stability is known" in answer_of_run(history(*rows))[0]
     undefined = {"step": 0, "measure": "sharpness", "value": float("nan"), "edge": 20.0, "kind": "undefined"}
-    assert "No edge of stability is known" in answer_of(history(undefined))[0]
+    assert "No edge of stability is known" in answer_of_run(history(undefined))[0]
 
 
 def test_the_loss_and_the_noise_have_a_sentence_where_they_were_tracked():
     losses = [{"step": step, "measure": "loss", "value": value} for step, value in ((0, 2.3), (1000, 0.05))]
     noise = {"step": 1000, "measure": "gradient_noise_scale(batches=8)", "value": 318.0, "kind": "lower bound"}
     part = {"step": 1000, "measure": "gradient_noise_scale(batches=8).covariance", "value": 9.0}
-    _, loss, of_noise = answer_of(history(*losses, noise, part))
+    _, loss, of_noise = answer_of_run(history(*losses, noise, part))
     assert loss == "The loss fell from 2.3 to 0.05 in 1,000 steps."
     assert "in batches of at least 320 samples" in of_noise
-    assert len(answer_of(history(*losses[:1]))) == 1
+    assert len(answer_of_run(history(*losses[:1]))) == 1
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def tracker():
 
 def test_the_page_begins_with_the_answer_and_needs_no_network(tracker, tmp_path):
     page = tracker.page(tmp_path / "run.html").read_text()
-    assert tracker.answer == answer_of(tracker.history)
+    assert tracker.answer == answer_of_run(tracker.history)
     assert f'<p class="answer">{tracker.answer[0]}</p>' in page
     assert "<svg" in page
     assert "src=" not in page

@@ -351,7 +351,7 @@ def track(
     require_page(page)
     with stdout_to_stderr(), Bar(stage="reading the history") as bar:
         from flatlens.report.tracked import tracked_screen, write_tracked_page
-        from flatlens.tracking.answer import answer_of
+        from flatlens.tracking.answer import answer_of_run
         from flatlens.tracking.history import load_history
 
         if not history.is_file():
@@ -359,7 +359,7 @@ def track(
         found = load_history(history)
         page_beside(page, bar, partial(write_tracked_page, found))
     if as_json:
-        show_json({"answer": answer_of(found), "rows": found.drop(columns="seconds").to_dict("records")})
+        show_json({"answer": answer_of_run(found), "rows": found.drop(columns="seconds").to_dict("records")})
     else:
         show(tracked_screen(found))
 

@@ -133,11 +133,11 @@ def card_of(name: str, cards: Sequence[Card]) -> Card | None:
     return next((card for card in cards if card.name == Column.parse(name).name), None)
 
 
-def invariance(name: str, card: Card) -> tuple[bool, ...]:
+def invariances_of(name: str, card: Card) -> tuple[bool, ...]:
     """Return for each of MOVES whether the measure `name`, with this card, stays the same; an option may change that.
 
     >>> from flatlens.measures import catalogue
-    >>> [invariance(n, card_of(n, catalogue())) for n in ("mls", "ggn_trace")]
+    >>> [invariances_of(n, card_of(n, catalogue())) for n in ("mls", "ggn_trace")]
     [(True, True, True, True), (False, False, True, False)]
     """
     under = card.invariant_under
@@ -190,7 +190,7 @@ PREFACE = """\
 [Which measure?](choosing.md) says which measure answers which question, and has the papers behind the sources;
 [terms](glossary.md). `flatlens list measures --markdown` writes this page from the code."""
 
-SYMBOLS = """\
+LETTERS = """\
 ## Symbols
 
 - L: the risk, the mean loss over the data; f: the network; n: samples, N: outputs, P: parameters.
@@ -211,7 +211,7 @@ def page() -> str:
         for family, members in families.items()
         for one in members
     ]
-    blocks = [PREFACE, "\n".join(["| measure | meaning | family |", "|---|---|---|", *index]), SYMBOLS]
+    blocks = [PREFACE, "\n".join(["| measure | meaning | family |", "|---|---|---|", *index]), LETTERS]
     for family, members in families.items():
         blocks += [f"## Family: {family}", FAMILIES.get(family, ""), *(_entry(one) for one in members)]
     return "\n\n".join(block for block in blocks if block) + "\n"

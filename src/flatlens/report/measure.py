@@ -22,7 +22,7 @@ from flatlens.estimate import Estimate, Report
 from flatlens.measures import Card, catalogue
 from flatlens.progress import count_of, listed
 from flatlens.report.blocks import CALL, by_key, grouped, heights, role
-from flatlens.report.cards import FAMILIES, MOVES, card_of, in_short, invariance, spelling, with_error
+from flatlens.report.cards import FAMILIES, MOVES, card_of, in_short, invariances_of, spelling, with_error
 from flatlens.report.screen import Fitted, Profile, as_text, head_of_screen, remark
 from flatlens.result import MOST_ROWS
 
@@ -57,7 +57,7 @@ def rows_by_family(report: Report, cards: Sequence[Card]) -> dict[str, list[Answ
             continue
         card = card_of(name, cards)
         risk = spelling(name) in RISK
-        kept = invariance(name, card) if card and not risk else ()
+        kept = invariances_of(name, card) if card and not risk else ()
         found.setdefault("risk" if risk else card.family if card else "other", []).append(
             AnswerRow(name, estimate, kept)
         )
@@ -242,7 +242,7 @@ def folded(report: Report) -> str:
     cards, described = catalogue(), []
     for row in report.frame().to_dict("records"):
         card = None if row["layer"] else card_of(row["measure"], cards)
-        kept = invariance(row["measure"], card) if card else ()
+        kept = invariances_of(row["measure"], card) if card else ()
         under = ", ".join(short for (_, short, _), stays in zip(MOVES, kept, strict=False) if stays)
         words = (direction(card), under, card.meaning) if card else ("", "", "")
         described.append(row | dict(zip(("small means", "invariant under", "meaning"), words, strict=True)))

@@ -25,7 +25,7 @@ from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
 from flatlens.progress import beside
 from flatlens.report import blocks, prose
-from flatlens.report.cards import MOVES, card_of, invariance, spelling
+from flatlens.report.cards import MOVES, card_of, invariances_of, spelling
 from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
 from flatlens.report.figures.figure import MODES, in_page, level_colours, theme
 from flatlens.report.figures.offline import bundle
@@ -290,6 +290,6 @@ def measure_rows(result: StudyResult, cards: Sequence[Card]) -> list[dict[str, A
     names = dict.fromkeys(spelling(str(column)) for column in result.networks.columns)
     met = [(name, card) for name in names if (card := card_of(name, cards)) and name not in NOT_MEASURES]
     return [
-        {"name": name, "meaning": card.meaning, "source": card.source, "invariance": invariance(name, card)}
+        {"name": name, "meaning": card.meaning, "source": card.source, "invariance": invariances_of(name, card)}
         for name, card in met
     ]

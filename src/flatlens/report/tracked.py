@@ -16,7 +16,7 @@ from flatlens.progress import count_of
 from flatlens.report.blocks import by_key
 from flatlens.report.cards import SIGNS, number
 from flatlens.report.screen import Fitted, remark
-from flatlens.tracking.answer import answer_of
+from flatlens.tracking.answer import answer_of_run
 from flatlens.version import __version__
 
 HEADINGS = ("measure", "first", "last", "95% ±", "edge")
@@ -29,7 +29,9 @@ def tracked_screen(history: pd.DataFrame) -> RenderableType:
     for row in _rows(history):
         table.row(*row)
     missing = [remark("Undefined: ", f"{'; '.join(at)}: {why}") for why, at in _undefined(history).items()]
-    return Group(*map(Text, answer_of(history)), Text(""), Text(_facts(history), style="bold"), table, *missing[:_MOST])
+    return Group(
+        *map(Text, answer_of_run(history)), Text(""), Text(_facts(history), style="bold"), table, *missing[:_MOST]
+    )
 
 
 def write_tracked_page(history: pd.DataFrame, path: Path) -> Path:
@@ -41,7 +43,7 @@ def write_tracked_page(history: pd.DataFrame, path: Path) -> Path:
         environment()
         .get_template("tracked.html.j2")
         .render(
-            answer=answer_of(history),
+            answer=answer_of_run(history),
             facts=_facts(history),
             untrained=[],
             origins=[],

@@ -13,12 +13,12 @@ AT_EDGE = 0.9  #: least ratio of a sharpness to its edge at which a run counts a
 ABOVE_EDGE = 1.2  #: ratio from which it is above it
 
 
-def answer_of(history: pd.DataFrame) -> list[str]:
+def answer_of_run(history: pd.DataFrame) -> list[str]:
     """Return the answer to a history: the edge of stability, the loss, and the noise of gradients.
 
     >>> rows = [{"step": s, "measure": "sharpness", "layer": "", "value": v, "stderr": 0.0, "kind": "lower bound",
     ...          "lr": 0.1, "edge": 20.0} for s, v in ((0, 5.0), (100, 21.0), (200, 20.2))]
-    >>> answer_of(pd.DataFrame(rows))[0]
+    >>> answer_of_run(pd.DataFrame(rows))[0]
     'Training has been at its edge of stability since step 100: since then sharpness is 1.03 times the edge.'
     """
     columns = [Column.parse(name) for name in history["measure"]]
@@ -64,10 +64,10 @@ def _of_noise(by: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     if (rows := by.get("gradient_noise_scale")) is not None:
         last = rows.iloc[-1]
         least = "at least " if last["kind"] == "lower bound" else ""
-        size = f"{least}{number_of(float(last['value']))} samples"
+        size = f"{least}{_in_words(float(last['value']))} samples"
         yield f"At step {int(last['step']):,} the gradient's noise is as large as the gradient in batches of {size}."
 
 
-def number_of(value: float) -> str:
+def _in_words(value: float) -> str:
     """Return a size in words: two digits, no exponent below a million."""
     return f"{float(f'{value:.2g}'):,.0f}" if value < 1e6 else f"{value:.2g}"

@@ -34,7 +34,7 @@ from flatlens.problem.ranks import in_first_process
 from flatlens.progress import Aside, Watch, beside, count_of, no_progress
 from flatlens.progress_bar import PAUSE, Bar
 from flatlens.result import of_report
-from flatlens.tracking.answer import answer_of
+from flatlens.tracking.answer import answer_of_run
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.loggers import Live, Moment
 from flatlens.tracking.stability import Edge, edge_of
@@ -339,7 +339,7 @@ class Tracker:
     @property
     def answer(self) -> list[str]:
         """The answer in at most three sentences: the edge of stability, the loss, the noise of gradients."""
-        return answer_of(self.history)
+        return answer_of_run(self.history)
 
     def page(self, path: str | os.PathLike[str]) -> Path:
         """Write one HTML file that needs no network: the answer, the pictures, the first and the last values.
