@@ -122,9 +122,12 @@ def _missing(found: list[Reproduction]) -> Iterator[str]:
 def _glance(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
     yield from head("", "experiment", "source", "networks", *MARKS, numbers=("networks", *MARKS))
     for one, mine in zip(found, rows, strict=True):
-        counts = [sum(row.decided == conclusion for row in no_theorems(mine)) for conclusion in MARKS]
-        yield line(link(one), one.experiment.title, one.experiment.reproduces, one.networks, *counts)
+        yield line(link(one), one.experiment.title, one.experiment.reproduces, one.networks, *_counts(mine).values())
     yield ""
+
+
+def _counts(rows: list[Row]) -> dict[str, int]:
+    return {conclusion: sum(row.decided == conclusion for row in no_theorems(rows)) for conclusion in MARKS}
 
 
 def _figures(found: list[Reproduction]) -> Iterator[str]:
@@ -163,14 +166,13 @@ def link(one: Reproduction, page: str = "") -> str:
 def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
     """Yield one screen: counts, main claims and the first picture; the rest is folded, or a file."""
     experiment, plots = one.experiment, one.plots
-    counts = {conclusion: sum(row.decided == conclusion for row in no_theorems(rows)) for conclusion in MARKS}
     every = [(one, row) for row in rows]
     main = [(one, row) for row in rows if row.outcome.prediction.headline]
     yield f"## {experiment.id}"  # without the scale, so that links from other pages hold at every scale
     yield ""
     at = "" if one.scale == "laptop" else f", at {one.scale} scale"
     yield f"**{experiment.title}** ({experiment.reproduces}){at}: {count_of(one.networks, 'network')};"
-    yield ", ".join(f"{count} {conclusion}" for conclusion, count in counts.items() if count) + "."
+    yield ", ".join(f"{count} {conclusion}" for conclusion, count in _counts(rows).items() if count) + "."
     yield f"[How each row was weighed]({file_of_claims(one)}), with the paper's words: a table to download."
     yield ""
     if main and len(main) < len(every):

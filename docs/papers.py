@@ -13,10 +13,10 @@ import atlas
 import gap
 
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.experiment import Experiment
 from flatlens.papers.figures import BANDS, FIGURES, PaperFigure
 from flatlens.papers.reproduction import Reproduction
 from flatlens.papers.summary import Row, rows_of
+from flatlens.report.blocks import by_key
 
 FOLDER = Path(__file__).parent / "papers"
 BEGIN, END = "<!-- results -->", "<!-- end -->"
@@ -51,15 +51,11 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
 
 def settings() -> Iterator[str]:
     """Yield a table for each experiment: settings as printed, as coded by the authors, and here."""
-    by_paper: dict[str, list[Experiment]] = {}
-    for one in EXPERIMENTS.values():
-        by_paper.setdefault(one.paper, []).append(one)
-    for paper, own in by_paper.items():
-        if compared := [one for one in own if one.protocol]:
-            yield f"## {paper}"
-            yield ""
-            yield compared[0].code
-            yield ""
+    for paper, compared in by_key((one.paper, one) for one in EXPERIMENTS.values() if one.protocol).items():
+        yield f"## {paper}"
+        yield ""
+        yield compared[0].code
+        yield ""
         for experiment in compared:
             heading, *rows = experiment.protocol_table
             yield f"### {experiment.id}"
@@ -124,11 +120,11 @@ def _figures(paper: str, own: list[Reproduction]) -> Iterator[str]:
             yield ""
             yield f"![{plot.title.partition(':')[0]}](../{atlas.picture(one, plot)})"
             yield ""
-    missing: dict[str, list[str]] = {}  # figures by the reason
-    for figure in FIGURES:
-        if figure.paper == paper and figure.name not in drawn:
-            why = _undrawn(figure, own) if figure.experiment else figure.remark
-            missing.setdefault(why, []).append(figure.name)
+    missing = by_key(
+        (_undrawn(figure, own) if figure.experiment else figure.remark, figure.name)
+        for figure in FIGURES
+        if figure.paper == paper and figure.name not in drawn
+    )
     if missing:
         said = [f"{', '.join(names)} ({why})" for why, names in missing.items()]
         yield f"Not drawn here: {'; '.join(said)}."

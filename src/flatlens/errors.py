@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -194,12 +193,19 @@ class UnknownName(BadInput, KeyError):
     """A name that is not in the list it was looked up in."""
 
     @classmethod
-    def among(cls, what: str, name: object, known: Iterable[str], **place: Any) -> UnknownName:
-        """Return the error for `name`, with the nearest known names, whatever their case; `place` as for `BadInput`.
+    def among(cls, what: str, name: object, known: Iterable[str], *, where: str = "", **place: Any) -> UnknownName:
+        """Return the error for `name`, with the nearest known names, whatever their case.
+
+        Args:
+            what: The kind of name.
+            name: The unknown one.
+            known: The names that are known.
+            where: Words after the name, such as "in this report".
+            place: As for `BadInput`.
 
         >>> print(UnknownName.among("measure", "ML", ["mls", "nmls"]))
         unknown measure 'ML': did you mean mls, nmls?
-        >>> print(UnknownName.among("layer in this report", "fc9", ["fc1"], argument="layer", call=""))
+        >>> print(UnknownName.among("layer", "fc9", ["fc1"], where="in this report", argument="layer", call=""))
         layer: unknown layer 'fc9' in this report: did you mean fc1?
         """
         known = sorted(map(str, known))
@@ -210,8 +216,7 @@ class UnknownName(BadInput, KeyError):
         near = [one for match in close for one in lower[match]]
         more = f", ... ({len(known)} in all)" if len(known) > _SHOWN else ""
         hint = f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(known[:_SHOWN])}{more}"
-        noun, of = re.fullmatch(r"(.+?)((?: (?:of|in|for|to|\().*)?)", what).groups()  # type: ignore[union-attr]
-        return cls(f"unknown {noun} {name!r}{of}", remedy=hint, **place)
+        return cls(" ".join(filter(None, [f"unknown {what} {name!r}", where])), remedy=hint, **place)
 
 
 class StaleLens(FlatlensError, RuntimeError):

@@ -125,7 +125,7 @@ class Report(Result, Mapping[Key, Estimate]):
         if layer in self.about.get("layers", ()):
             missing = f"this report has no value of {measure!r} at {layer!r}"
             raise UnknownName(missing, remedy=f'fl.measure(lens, ["{Column.parse(measure).measure}"]) computes it')
-        raise UnknownName.among(f"layer in the values of {measure}", str(layer), layers)
+        raise UnknownName.among("layer", str(layer), layers, where=f"in the values of {measure}")
 
     def _without(self, name: str) -> UnknownName:
         """Return the error for a measure that this report lacks: it says how to get one of the catalogue."""
@@ -136,7 +136,7 @@ class Report(Result, Mapping[Key, Estimate]):
             known.discard(column.name)
         catalogue = import_module("flatlens.measures").MEASURES  # by name, as it lies above
         if column.name in known or column.name not in catalogue:
-            return UnknownName.among("measure in this report", name, self.measures())
+            return UnknownName.among("measure", name, self.measures(), where="in this report")
         return UnknownName(f"this report has no {name!r}", remedy=f'fl.measure(lens, ["{column.measure}"]) computes it')
 
     def __iter__(self) -> Iterator[Key]:

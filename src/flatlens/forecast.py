@@ -159,7 +159,7 @@ class Forecast:
         return sum(self.parts.values()) if self.parts else None
 
     def cost(self, lens: Lens, times: int = 1) -> Cost:
-        """Return the cost of so many such works."""
+        """Return the cost of this work done a number of times."""
         measures = {name: (times * took, times * self.products.get(name, 0)) for name, took in self.parts.items()}
         peak, left = (math.nan if size is None else size for size in (self.peak, self.left))
         seconds = self.once + times * (self.seconds or 0.0)
@@ -447,7 +447,7 @@ def _checked(n: int) -> int:
 
 
 def seconds_of(points: list[tuple[int, float]], n: int, together: int) -> float:
-    """Return the time of n samples in chunks of so many, from (samples, seconds) of trials of one chunk each.
+    """Return the time of n samples in chunks of `together`, from (samples, seconds) of trials of one chunk each.
 
     The line through the last two points is the time of a sample and what is left with none. Of the latter, some comes
     once and some with each chunk (the more, the larger the weights): it is counted by the geometric mean.

@@ -20,7 +20,7 @@ class SideOutputFailed(UserWarning):
 
 @final
 class Aside:
-    """A side output, called as its function is. Its first error is a warning; later ones pass in silence.
+    """A side output, called as its function is. Its first error is a warning; later ones pass silently.
 
     What is no `Exception`, such as KeyboardInterrupt, is raised: it stops the work.
 

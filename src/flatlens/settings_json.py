@@ -107,7 +107,7 @@ def _require_fields(kind: Any, values: Mapping[str, Any]) -> None:
     of, known = getattr(kind, "__name__", str(kind)), {field.name: field for field in fields(kind) if field.init}
     for name in values:
         if name not in known:
-            raise UnknownName.among(f"setting of {of}", name, known)
+            raise UnknownName.among("setting", name, known, where=f"of {of}")
     needed = [n for n, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
     if missing := [name for name in needed if name not in values]:
         raise BadInput(f"{of} needs {' and '.join(missing)}: write {of}({', '.join(f'{n}=...' for n in missing)})")

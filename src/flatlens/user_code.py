@@ -59,7 +59,7 @@ def load(spec: str, argument: str) -> object:
         raise BadInput(f"{argument}: {spec!r} names no function: write {file}:NAME ({_listing(file, public)})")
     if not hasattr(module, name):
         raise (
-            UnknownName.among(f"function in {file}", name, public)
+            UnknownName.among("function", name, public, where=f"in {file}")
             if public
             else BadInput(f"{argument}: {file} defines no {name!r} ({_listing(file, public)})")
         )

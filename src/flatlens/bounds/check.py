@@ -77,7 +77,8 @@ class BoundsReport(Result, Sequence[Verdict]):
         for verdict in self._verdicts:
             if (verdict.bound, verdict.layer) == (bound, layer):
                 return verdict
-        raise UnknownName.among("row of this table", f"{bound} {layer}", [f"{v.bound} {v.layer}" for v in self])
+        known = [f"{verdict.bound} {verdict.layer}" for verdict in self]
+        raise UnknownName.among("row", f"{bound} {layer}", known, where="of this table")
 
     @property
     def violated(self) -> list[Verdict]:
@@ -162,7 +163,7 @@ def check_bounds(
         if given is not None and not isinstance(given, kind):
             raise refused(f"expected a {kind.__name__}, got {type(given).__name__}", argument=name)
     if rule not in RULES:
-        raise UnknownName.among("rule for the covering radius", str(rule), RULES)
+        raise UnknownName.among("rule", str(rule), RULES, where="for the covering radius")
     with progress_shown(progress, "checking") as line, measuring(lens.model):
         watch = Watch(line, math.inf if anyway else LIMIT, "check_bounds", LESS_OF_A_BOUND)
         context = Context(lens, declared(assume), distribution, generator, watch, target, delta, rule)

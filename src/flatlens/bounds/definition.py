@@ -56,7 +56,7 @@ class Bound:
         """
         for name in options:
             if name not in self.defaults:
-                raise UnknownName.among(f"option of {self.name}", name, self.defaults)
+                raise UnknownName.among("option", name, self.defaults, where=f"of {self.name}")
         told = ", ".join(f"{name}={value!r}" for name, value in options.items())
         return replace(self, name=f"{self.name.partition('(')[0]}({told})", options=tuple(options.items()))
 

@@ -97,7 +97,7 @@ def require_names(data: str, model: str | None, names: Sequence[str], given: Seq
     if yaml and not Path(data).expanduser().is_file():
         raise BadInput(f"the study {data!r} cannot be read: there is no such file")
     if not (yaml or is_userfile(data) or Path(data).expanduser().is_dir()) and data not in DATA_SETS:
-        raise UnknownName.among("data set (not a folder or file.py:NAME either)", data, DATA_SETS)
+        raise UnknownName.among("data set", data, DATA_SETS, where="(not a folder or file.py:NAME either)")
     architecture = (model or "").partition("(")[0].strip()
     if architecture.isidentifier() and architecture not in NETWORKS:
         raise UnknownName.among("architecture", architecture, NETWORKS)
@@ -203,7 +203,7 @@ def _slurm_settings(text: str, kind: type[Any]) -> Any:
         if not equals:
             raise BadInput(f"--slurm {part}: write NAME=VALUE, with commas between")
         if name not in known:
-            raise UnknownName.among("setting of --slurm", name, known)
+            raise UnknownName.among("setting", name, known, where="of --slurm")
         several = isinstance(known[name].default, tuple)
         given[name] = int(value) if isinstance(known[name].default, int) and value.isdecimal() else value
         given[name] = (value,) if several else given[name]

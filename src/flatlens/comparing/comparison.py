@@ -203,12 +203,12 @@ class Comparison(Result):
             warn(f"comparison[{measure!r}]", "the measure", present)
             measure = present
         if measure not in self.measures:
-            raise UnknownName.among("measure in this comparison", measure, self.measures)
+            raise UnknownName.among("measure", measure, self.measures, where="in this comparison")
         found = self.estimates(str(measure))
         if model is None:
             return found
         if model not in found:
-            raise UnknownName.among("network in this comparison", model, found)
+            raise UnknownName.among("network", model, found, where="in this comparison")
         return found[model]
 
     def __iter__(self) -> Iterator[str]:

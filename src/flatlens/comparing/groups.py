@@ -110,7 +110,8 @@ class GroupComparison(Result):
         """Differences of one measure, by group."""
         found = [one for one in self.differences if one.name == measure]
         if not found:
-            raise UnknownName.among("measure in this comparison", measure, {one.name for one in self.differences})
+            known = {one.name for one in self.differences}
+            raise UnknownName.among("measure", measure, known, where="in this comparison")
         return found
 
     def plot(self) -> Any:

@@ -89,6 +89,7 @@ class Agreement:
     True
     """
 
+    networks: int  #: number of networks that are ranked; fewer than two have no ranks
     overall: Statistic  #: Kendall's W of all counted measures
     surviving: Statistic  #: the same for measures invariant under both rescalings of the weights
     counted: list[str]  #: the measures that are counted
@@ -97,6 +98,16 @@ class Agreement:
     taus: pd.DataFrame  #: Kendall's tau-b of each two measures that rank all networks; NaN if one ties them all
     gap: pd.DataFrame  #: measure, tau (with the generalisation gap), p; empty without held-out data
     remarks: tuple[str, ...]  #: conclusions from the numbers, in words
+
+    @property
+    def has_ranks(self) -> bool:
+        """Return whether there are two networks to rank."""
+        return self.networks > 1
+
+    @property
+    def informative(self) -> bool:
+        """Return whether the rankings differ between networks, so that they can agree or not."""
+        return self.has_ranks and not self.equal
 
 
 def agreement(
@@ -134,7 +145,9 @@ def agreement(
         [[_tau(a, b) for b in signs.values()] for a in signs.values()], index=list(signs), columns=list(signs)
     )
     remarks = ALL_EQUAL if equal else (*_about_w(overall, ranks), *_about_gaps(gaps, rounding))
-    return Agreement(overall, of_function, counted, left_out, equal, taus, _with_gap(signs, gaps, rounding), remarks)
+    return Agreement(
+        len(models), overall, of_function, counted, left_out, equal, taus, _with_gap(signs, gaps, rounding), remarks
+    )
 
 
 def all_equal(estimates: _Table, rounding: float) -> bool:

@@ -66,30 +66,6 @@ def uniform_groups(optimiser: torch.optim.Optimizer) -> bool:
     return len({(float(group["lr"]), float(group["weight_decay"])) for group in optimiser.param_groups}) == 1
 
 
-def edge_of_batches(optimiser: torch.optim.Optimizer) -> tuple[float, float] | None:
-    """Return the range in which the edge of `batch_sharpness` lies for SGD; None where no edge is known.
-
-    It is 2 / lr without momentum; with momentum b between 2(1-b) / lr, for small batches, and 2(1+b) / lr, for large
-    ones (Andreyev and Beneventano 2024). Weight decay, which the measured loss has not, lowers both by itself.
-
-    >>> edge_of_batches(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
-    (20.0, 20.0)
-    """
-    if type(optimiser) is not torch.optim.SGD or not uniform_groups(optimiser):
-        return None
-    settings = {tuple(float(group[name]) for name in _OF_STEPS) for group in optimiser.param_groups}
-    rate = leading_rate(optimiser)
-    if len(settings) != 1 or not 0 < rate < math.inf:
-        return None
-    ((momentum, dampening, nesterov, maximize, decay),) = settings
-    if maximize or nesterov or (momentum and dampening) or momentum >= 1:
-        return None
-    return 2 * (1 - momentum) / rate - decay, 2 * (1 + momentum) / rate - decay
-
-
-_OF_STEPS = ("momentum", "dampening", "nesterov", "maximize", "weight_decay")
-
-
 def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Preconditioner:
     """Return P of SGD, Adam, AdamW, RMSprop or Adagrad, from the state that its last step left.
 

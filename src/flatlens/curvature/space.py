@@ -54,7 +54,7 @@ class Space:
         """Return one vector (P,); a part that is missing or None is zero."""
         for name in named:
             if name not in self.parameters:
-                raise UnknownName.among("parameter of this operator", name, self.parameters)
+                raise UnknownName.among("parameter", name, self.parameters, where="of this operator")
         parts = []
         for name, p in self.parameters.items():
             part = named.get(name)

@@ -79,7 +79,7 @@ def eigenpairs(
         start: A vector for Lanczos, or the `remembered` pairs of an earlier search on the same operator. None is a
             mixture of the leading Ritz vectors of the operator on every 8th sample: `WARMING` products there cost as
             much as 1.5 on all samples, and save more.
-        share: Compute the start on every so many-th sample, also of little data.
+        share: Compute the start on every `share`-th sample, also of little data.
         keep: The number of pairs to keep for the next search, as memory allows.
         generator: Draws the random numbers; seeded with 0 if None.
         progress: Called with (what, done, total).

@@ -44,7 +44,7 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: Pr
         BadFolder: nothing can be written there.
     """
     if name not in IMAGE_SETS:
-        raise UnknownName.among("image set to fetch", name, IMAGE_SETS)
+        raise UnknownName.among("image set", name, IMAGE_SETS, where="to fetch")
     known, progress = IMAGE_SETS[name], beside(progress)
     folder = (default_root() if root is None else Path(root).expanduser()) / name
     record = FetchRecord.read(folder)

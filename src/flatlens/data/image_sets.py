@@ -43,7 +43,7 @@ ANY = Preparation()
 
 @dataclass(frozen=True)
 class ImageSet:
-    """One set: the names of its files and what they must contain.
+    """An image set: the names of its files and what they must contain.
 
     >>> from flatlens.data import IMAGE_SETS
     >>> IMAGE_SETS["mnist"].classes
@@ -465,7 +465,7 @@ def _decoded(known: ImageSet, encoded: bytes | None, path: Path) -> np.ndarray[A
 
 @dataclass(frozen=True)
 class RecordedFile:
-    """One file as the hub declared it."""
+    """A file as the hub declared it."""
 
     path: str  #: in the repository, and beside the record
     bytes: int

@@ -199,7 +199,7 @@ def load_data(
         )
     if os.sep in name:
         raise BadData(f"{argument}: there is no folder or file {name}")
-    raise UnknownName.among("data set (not a folder or file.py:NAME either)", name, MEANINGS)
+    raise UnknownName.among("data set", name, MEANINGS, where="(not a folder or file.py:NAME either)")
 
 
 def _named(name: str, root: str | None, argument: str, preparation: NetworkPreparation | None) -> Source:

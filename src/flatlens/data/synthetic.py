@@ -405,7 +405,7 @@ def law_of(name: str) -> tuple[Distribution, Target]:
         linear = nn.Linear(2, SHEET, bias=False, dtype=torch.float64)
         linear.weight.data.copy_(A)
         return PushForward(Cube(2), nn.Sequential(linear, nn.Tanh())), _wave(2.5 / math.sqrt(2) * A.sum(1))
-    raise UnknownName.among("law of inputs", name, RECIPES)
+    raise UnknownName.among("law", name, RECIPES, where="of inputs")
 
 
 def waves(law: str, n: int = 300, test: int = 1000, seed: int = 0) -> Split:

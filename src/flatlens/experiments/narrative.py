@@ -286,7 +286,7 @@ def interval_of(row: pd.Series, coefficient: str) -> str:
 
 
 def is_or_are(number: int) -> str:
-    """Return the verb of so many."""
+    """Return the verb that agrees with a number."""
     return "is" if number == 1 else "are"
 
 

@@ -145,7 +145,7 @@ class Study:
             base = _digits(train=200, widths=(32, 32, 32), loss_below=1e-2, max_steps=10_000)
             grid = ((0.05, 0.1), (4, 16), (0, 1))
         else:
-            raise UnknownName.among("scale of this study", scale, ["smoke", "laptop"])
+            raise UnknownName.among("scale", scale, ["smoke", "laptop"], where="of this study")
         axes = tuple(Axis(name, values) for name, values in zip(("lr", "batch_size", "seed"), grid, strict=True))
         return cls("digits", base, axes, scale=scale)
 

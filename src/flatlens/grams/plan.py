@@ -370,7 +370,7 @@ class Weight:
 
     @property
     def dense(self) -> bool:
-        """Whether the weight is applied once per sample, at one position."""
+        """Return whether the weight is applied once per sample, at one position."""
         return self.explained and self.adapter.token_wise and len(self.products) == 1 == self.positions
 
     @property
@@ -468,7 +468,7 @@ class Plan:
         return self.parts[name] if name in self.parts else self.weights[name]
 
     def bytes_per_sample(self, outputs: int) -> int:
-        """Return a pass's bytes per sample, with so many outputs.
+        """Return a pass's bytes per sample, for a number of outputs.
 
         The terms: output Jacobians, activations, per-sample gradients of unexplained parameters, Gram matrices.
         """
@@ -481,7 +481,7 @@ class Plan:
         )
 
     def samples_at_once(self, memory: int, outputs: int, needs: Collection[str] = ()) -> int:
-        """Return how many samples fit in `memory` bytes in a pass with so many outputs; at least 1.
+        """Return the number of samples that fit in `memory` bytes in a pass over a number of outputs; at least 1.
 
         Independent of the chunk are the weights in float64 with their row factors, and two copies of the diagonal if it
         is in `needs`: the chunk's and the running sum.
@@ -492,7 +492,7 @@ class Plan:
         return max(1, (memory - fixed) // max(1, self.bytes_per_sample(outputs)))
 
     def shared_products(self, outputs: int) -> int:
-        """Return the multiplications that give one sample's gradients of so many outputs in all shared weights."""
+        """Return the multiplications for one sample's gradients of a number of outputs in all shared weights."""
         weights = (w for w in self.weights.values() if w.products and not w.dense)
         return outputs * sum(weight.matrix.W.numel() * weight.positions for weight in weights)
 

@@ -229,7 +229,7 @@ class Measure:
             if not defaults:
                 raise BadInput(f"measure {self.card.name} takes no options, got {name!r}")
             if name not in defaults:
-                raise UnknownName.among(f"option of {self.card.name}", name, defaults)
+                raise UnknownName.among("option", name, defaults, where=f"of {self.card.name}")
         for name, value in options.items():
             if isinstance(defaults[name], bool) != isinstance(value, bool):
                 needed = "True or False" if isinstance(defaults[name], bool) else "a value other than True and False"

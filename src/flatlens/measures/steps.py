@@ -17,12 +17,12 @@ from flatlens.curvature.optimiser_geometry import (
     ball_of,
     climb_in_ball,
     dual_norm,
-    edge_of_batches,
     leading_rate,
     preconditioner_of,
 )
 from flatlens.curvature.probes import mean_of_forms, student
 from flatlens.curvature.space import inner
+from flatlens.curvature.stability import edge_of_batches
 from flatlens.errors import BadInput, Overflows
 from flatlens.estimate import Estimate, Kind, undefined, with_note
 from flatlens.measures.definition import (
@@ -405,11 +405,10 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
 
 def edge_in_words(optimiser: torch.optim.Optimizer) -> str:
     """Return the edge of `batch_sharpness` in words, with why there is none."""
-    edge = edge_of_batches(optimiser)
-    if edge is None:
+    low, high = edge_of_batches(optimiser)
+    if math.isnan(high):
         return f"no edge is known for {type(optimiser).__name__} with these settings"
-    low, high = edge
-    rate, b = leading_rate(optimiser), float(optimiser.param_groups[0]["momentum"])
     if low == high:
-        return f"its edge is 2 / lr = {2 / rate:.4g}"
+        return f"its edge is 2 / lr = {high:.4g}"
+    b = float(optimiser.param_groups[0]["momentum"])
     return f"its edge is between 2(1-b) / lr = {low:.4g}, for small batches, and 2(1+b) / lr = {high:.4g}, b = {b:g}"

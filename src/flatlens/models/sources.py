@@ -262,7 +262,7 @@ def _from_timm(written: str, weights: Wanted) -> Named:
             known = timm.list_models()
             near = difflib.get_close_matches(architecture, known, n=5, cutoff=0.5)
             near = near or [one for one in known if one[:3] == architecture[:3]][:5] or known[:5]
-            raise UnknownName.among("network of timm", architecture, near)
+            raise UnknownName.among("network", architecture, near, where="of timm")
         exists = timm.is_model_pretrained(name)
     else:
         exists = True

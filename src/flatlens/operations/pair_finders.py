@@ -156,7 +156,7 @@ class HeadFinder:
             refused[self._name(origins[operand].edges)] = str(why)
 
     def _sums_features(self, node: Node, operand: int) -> bool:
-        """Whether a product sums over the features of an operand, as that of queries and keys does."""
+        """Return whether a product sums over the features of an operand, as queries times keys do."""
         try:
             self.sides(node.next_functions[operand - 2], 1 if operand else 2, "features")
         except NotUnderstood:

@@ -216,7 +216,7 @@ def _steepest(
         leaf = (base + length * d).requires_grad_()
         rise = inputs.outputs(leaf).to(torch.float64) - f
         size = rise.detach().norm(dim=1)
-        moved = (leaf.detach() - base).to(torch.float64).norm(dim=1)  # the part that survives rounding
+        moved = (leaf.detach() - base).to(torch.float64).norm(dim=1)  # the part that is left after rounding
         slope = (size - lost).clamp(min=0) / moved  # a lower bound: the largest of many is the largest rounding, too
         beyond |= ~size.isfinite()
         better = ~(slope <= steepest)  # NaN passes: x is 0

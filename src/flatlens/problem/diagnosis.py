@@ -174,7 +174,7 @@ _FIRST_AXES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.Transformer
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """One call of a module."""
+    """A recorded call of a module."""
 
     name: str
     module: nn.Module

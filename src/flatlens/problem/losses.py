@@ -679,7 +679,7 @@ def _named(name: str) -> Loss:
         own, options = spelled(name)
     if own in OWN_LOSSES:
         if unknown := options.keys() - {"label_smoothing"}:
-            raise UnknownName.among(f"option of {own}", min(unknown), ["label_smoothing"])
+            raise UnknownName.among("option", min(unknown), ["label_smoothing"], where=f"of {own}")
         return OWN_LOSSES[own](**{key: _checked_smoothing(a, own) for key, a in options.items()})
     torchs = {kind.__name__: kind for kind in MODULE_OF.values()} | {f.__name__: kind for f, kind in MODULE_OF.items()}
     plain = name.removeprefix("torch.").removeprefix("nn.").removeprefix("functional.").removesuffix("()")

@@ -389,7 +389,7 @@ def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset
 
 
 def require_present(model: nn.Module, names: Iterable[str]) -> None:
-    """Refuse a network that has lost a parameter of these names: what is left would be measured without a word."""
+    """Refuse a network that has lost a parameter of these names: what is left would be measured silently."""
     known = [name for name, _ in model.named_parameters()]
     for name in sorted(set(names).difference(known)):
         raise BadModel(

@@ -27,15 +27,12 @@ def compare_screen(comparison: Comparison) -> RenderableType:
     heads = headings(comparison)
     parts = [*head_of_screen(comparison.about, comparison.answer), _networks(comparison, heads)]
     if len(heads) <= ACROSS:
-        parts += [_ranks(comparison, heads)] * _has_ranks(comparison) + [_values(comparison, heads)]
+        parts += [_ranks(comparison, heads)] if comparison.agreement().has_ranks else []
+        parts.append(_values(comparison, heads))
     else:
         parts.append(Text(f"\n{len(heads)} networks: their ranks and values by each measure are in --page and --json."))
     parts.append(_key(comparison))
     return Group(*parts)
-
-
-def _has_ranks(comparison: Comparison) -> bool:
-    return len(comparison.ranked) > 1
 
 
 def headings(comparison: Comparison) -> list[str]:
@@ -52,8 +49,8 @@ def _networks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
     rows = comparison.networks()
     shown = {"loss": "loss", "accuracy": "accuracy", "test_loss": "test loss", "generalisation_gap": "gap ± 95%"}
     columns = [name for name in shown if name in rows and rows[name].notna().any()]
-    means = ["mean_rank", "mean_rank_surviving"] if _has_ranks(comparison) else []
-    for name in [*(shown[column] for column in columns), *["mean rank", "without *"][: len(means)]]:
+    means = {"mean_rank": "mean rank", "mean_rank_surviving": "without *"} if comparison.agreement().has_ranks else {}
+    for name in [*(shown[column] for column in columns), *means.values()]:
         table.column(name)
     for head, row in zip(heads, rows.to_dict("records"), strict=True):
         cells = [number(row[name], 2 if name == "generalisation_gap" else 3) for name in columns]
@@ -122,15 +119,15 @@ def _key(comparison: Comparison) -> Text:
     def say(head: str, body: str) -> None:
         text.append(f"\n{head}: ", style="bold").append(body, style="not bold")
 
-    if (rankings := _of_rankings(agreement)) and _has_ranks(comparison):
+    if rankings := _of_rankings(agreement):
         say("Agreement", "; ".join(rankings) + ".")
-    for remark in (*(remarks(agreement) if _has_ranks(comparison) else ()), *comparison.notes):
+    for remark in (*remarks(agreement), *comparison.notes):
         text.append(f"\n{remark}", style="not bold")
-    for why, names in _left_out(agreement).items() if _has_ranks(comparison) else ():
+    for why, names in _left_out(agreement).items():
         say("Not counted", f"{', '.join(names)}: {why}")
     for why, names in _undefined(comparison).items():
         say("Undefined", f"{'; '.join(names)}: {why}")
-    if not _has_ranks(comparison):
+    if not agreement.has_ranks:
         say("*", "not invariant under rescaling of the weights. ≥, ≤: a bound.")
         return text
     say(
@@ -150,11 +147,11 @@ def _key(comparison: Comparison) -> Text:
 
 def remarks(agreement: Agreement) -> tuple[str, ...]:
     """Return what is said beside the answer."""
-    return () if agreement.equal else agreement.remarks
+    return agreement.remarks if agreement.informative else ()
 
 
 def _of_rankings(agreement: Agreement) -> list[str]:
-    return [] if agreement.equal else [told(w) for w in (agreement.overall, agreement.surviving)]
+    return [told(w) for w in (agreement.overall, agreement.surviving)] if agreement.informative else []
 
 
 def told(w: Statistic) -> str:
@@ -172,7 +169,7 @@ def told(w: Statistic) -> str:
 
 def _left_out(agreement: Agreement) -> dict[str, list[str]]:
     """Return the measures that are not counted, by reason; none where no measure tells the networks apart."""
-    return {} if agreement.equal else by_key((why, name) for name, why in agreement.left_out.items())
+    return by_key((why, name) for name, why in agreement.left_out.items()) if agreement.informative else {}
 
 
 def _undefined(comparison: Comparison) -> dict[str, list[str]]:
@@ -206,10 +203,9 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         answer=comparison.answer,
         figures=[
             values_figure(comparison),
-            *([ranks_figure(comparison)] if _has_ranks(comparison) else []),
-            *([taus_figure(comparison)] if len(agreement.taus) > 1 and _has_ranks(comparison) else []),
+            *([ranks_figure(comparison)] if agreement.has_ranks else []),
+            *([taus_figure(comparison)] if len(agreement.taus) > 1 and agreement.has_ranks else []),
         ],
-        has_ranks=_has_ranks(comparison),
         cards={name: one.card for name, one in comparison.measures.items()},
         models=comparison.models,
         networks=_records(comparison.networks()),

@@ -42,7 +42,7 @@ Values: TypeAlias = Mapping[tuple[str, str], Estimate]  #: the values of measure
 
 
 class AnswerRow(NamedTuple):
-    """One of the network's numbers."""
+    """A network-level value as a row of a table."""
 
     name: str
     estimate: Estimate

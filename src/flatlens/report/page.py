@@ -130,20 +130,15 @@ def environment() -> Environment:
 
 
 class Explained(Protocol):
-    """What a page explains: the card of a measure, or a bound."""
+    """A name that a page explains: the card of a measure, or a bound."""
 
     @property
     def meaning(self) -> str:
-        """What it says."""
+        """Its meaning in a sentence."""
 
     @property
     def source(self) -> str:
         """The place in a paper."""
-
-
-def in_svgs(figures: Sequence[Figure]) -> list[tuple[Figure, list[str]]]:
-    """Return figures with their pictures as SVG that follows the page's colours."""
-    return [(figure, [in_page(_svg(spec)) for spec in figure.drawn_apart]) for figure in figures]
 
 
 def write_page(
@@ -156,15 +151,14 @@ def write_page(
     cards: Mapping[str, Explained] | None = None,
     **facts: Any,
 ) -> Path:
-    """Write the page of one network or a comparison: what was measured, the figures, what the names mean, the facts."""
+    """Write the page of networks or of a run: what was measured, the figures, what the names mean, the facts."""
     html = environment().get_template(f"{template}.html.j2").render(
-        about=next(iter(abouts.values())),
+        about=next(iter(abouts.values()), None),
         answer=answer,
-        **head_of_page(abouts),
-        figures=in_svgs(figures),
+        figures=[(figure, [in_page(_svg(spec)) for spec in figure.drawn_apart]) for figure in figures],
         cards=cards or {},
         papers=prose.cited(card.source for card in (cards or {}).values()),
-        **facts,
+        **head_of_page(abouts) | facts,
     )  # fmt: skip
     return write_whole(path, html)
 

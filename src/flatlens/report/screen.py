@@ -276,7 +276,7 @@ def measured_facts(abouts: Abouts) -> str:
     >>> measured_facts({"a": {"n": 12, "outputs": 1, "layers": ["1"]}, "b": {"n": 12, "outputs": 1, "layers": []}})
     '12 samples, 1 output'
     """
-    first, *others = (_facts(about) for about in abouts.values())
+    first, *others = [_facts(about) for about in abouts.values()] or [[]]
     return ", ".join(fact for fact in first if all(fact in other for other in others)) or "measured"
 
 

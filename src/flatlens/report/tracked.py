@@ -11,7 +11,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from flatlens.errors import BadFolder
-from flatlens.files import write_whole
 from flatlens.progress import count_of
 from flatlens.report.blocks import by_key
 from flatlens.report.cards import SIGNS, number
@@ -37,25 +36,21 @@ def tracked_screen(history: pd.DataFrame) -> RenderableType:
 def write_tracked_page(history: pd.DataFrame, path: Path) -> Path:
     """Write one HTML file that needs no network: the answer, a panel for each measure, first and last values."""
     from flatlens.report.figures import tracked_figure  # not above: the screen draws nothing
-    from flatlens.report.page import environment, in_svgs
+    from flatlens.report.page import write_page
 
-    html = (
-        environment()
-        .get_template("tracked.html.j2")
-        .render(
+    try:
+        return write_page(
+            "tracked",
+            path,
+            {},
             answer=answer_of_run(history),
+            figures=[tracked_figure({"": history})],
             facts=_facts(history),
-            untrained=[],
-            origins=[],
-            figures=in_svgs([tracked_figure({"": history})]),
             headings=HEADINGS,
             rows=list(_rows(history)),
             undefined=_undefined(history),
             version=__version__,
         )
-    )
-    try:
-        return write_whole(path, html)
     except OSError as error:
         raise BadFolder(f"{str(path)!r}: the page cannot be written ({error})") from error
 

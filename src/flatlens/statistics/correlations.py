@@ -189,7 +189,7 @@ def all_pairs(
             raise UnknownName.among("correlation", statistic, _NAMES)
     for name in log:
         if name not in table.columns:
-            raise UnknownName.among("column in log=", name, map(str, table.columns))
+            raise UnknownName.among("column", name, map(str, table.columns), where="in log=")
     if not table.columns.is_unique:
         twice = ", ".join(table.columns[table.columns.duplicated()])
         raise BadInput(f"all_pairs(...): these column names occur twice: {twice}")

@@ -26,7 +26,7 @@ SIGNIFICANCE = 0.05  #: a difference is significant where its corrected p is bel
 
 @dataclass(frozen=True)
 class GroupDifference:
-    """One column of one group against the first group.
+    """The difference of a column between a group and the first group.
 
     >>> GroupDifference("sharpness", "SAM", "SGD", 0.5, 0.4, 0.6, "ratio", p=0.001, p_holm=0.004).significant
     True

@@ -114,7 +114,7 @@ class Relations(Result):
         usual = USUAL_TARGET if USUAL_TARGET in columns else columns[-1]
         target = usual if target is None else str(target)  # names are text here, also those of numbered columns
         if target not in columns:
-            raise UnknownName.among("column in these relations", target, columns)
+            raise UnknownName.among("column", target, columns, where="in these relations")
         pairs = self._pairs[(self._pairs["x"] == target) | (self._pairs["y"] == target)]
         other = pairs["x"].where(pairs["y"] == target, pairs["y"])
         return pairs.assign(x=other, y=target).reset_index(drop=True)
@@ -189,7 +189,7 @@ def _units_of(table: pd.DataFrame, units: Any) -> tuple[Any, pd.Series]:
             raise BadInput(f"relate(units=...): expected one label for each of {len(table)} rows, got {len(units)}")
         return None, labels
     if units not in table:
-        raise UnknownName.among("column in this table", str(units), map(str, table.columns))
+        raise UnknownName.among("column", str(units), map(str, table.columns), where="in this table")
     if (table.columns == units).sum() > 1:
         raise BadInput(f"relate(units={units!r}): expected one column of this name, the table has several")
     return units, table[units]

@@ -51,7 +51,7 @@ class Statistic:
     correlation: bool = False  #: whether it is Pearson's or Spearman's, or a mean of them
     tails: Tails | None = field(default=None, compare=False, repr=False)  #: p against any number; None if no interval
     grown: Callable[[float], Tails] | None = field(default=None, compare=False, repr=False)
-    """`tails` if there were so many times the units, and all values stayed; None where that is not known."""
+    """`tails` if the units were some times as many, and all values stayed; None where that is not known."""
 
     @property
     def left_out(self) -> int:
@@ -134,7 +134,7 @@ def keep(
     """
     for name in log:
         if name not in columns:
-            raise UnknownName.among("column in log=", str(name), map(str, columns))
+            raise UnknownName.among("column", str(name), map(str, columns), where="in log=")
     # The first reason of each network to leave it out
     faults, numbers = [], {name: _numbers(table, name) for name in columns}
     for name, values in numbers.items():

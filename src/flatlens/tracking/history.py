@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from flatlens.column import Column
+from flatlens.curvature.stability import Edge
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Report, undefined
 from flatlens.files import csv_of, unescaped, write_whole
-from flatlens.tracking.stability import Edge
 
 TYPES = {
     "step": "int64",

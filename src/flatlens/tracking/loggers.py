@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, final
 
 from flatlens.column import Column
+from flatlens.curvature.stability import WITH_EDGE, Edge
 from flatlens.errors import BadFolder, BadInput, needs
 from flatlens.estimate import Report
 from flatlens.problem.ranks import claimed, in_first_process
-from flatlens.tracking.stability import WITH_EDGE, Edge
 
 _PAUSE = 15.0  #: seconds between two lines if stderr is not a terminal; the 1st, 2nd, 4th, ... comes in any case
 

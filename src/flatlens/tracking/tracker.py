@@ -20,6 +20,7 @@ from torch import nn
 
 from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.optimiser_geometry import plain_optimiser
+from flatlens.curvature.stability import Edge, edge_of
 from flatlens.deprecated_names import present_measure, renamed
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
 from flatlens.estimate import Estimate, Key, Report, undefined
@@ -37,7 +38,6 @@ from flatlens.result import of_report
 from flatlens.tracking.answer import answer_of_run
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.loggers import Live, Moment
-from flatlens.tracking.stability import Edge, edge_of
 
 Every: TypeAlias = int | Iterable[int] | Callable[[int], bool]
 
@@ -70,7 +70,7 @@ class Schedule:
 
     @property
     def names_steps(self) -> bool:
-        """Whether the steps are a list or a function of the user's."""
+        """Return whether the user gave the steps as a list or a function."""
         return not self._divisor
 
 

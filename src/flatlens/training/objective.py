@@ -54,7 +54,7 @@ class TrainingLoss:
 
     def __post_init__(self) -> None:
         if self.name not in LOSSES:
-            raise UnknownName.among("loss for training", self.name, LOSSES)
+            raise UnknownName.among("loss", self.name, LOSSES, where="for training")
         if not 0 <= self.label_smoothing <= 1:
             raise BadInput(f"Training(label_smoothing={self.label_smoothing}): expected a number from 0 to 1")
 

@@ -90,7 +90,7 @@ class InvarianceReport(Result, Sequence[Cell]):
 
     @property
     def answer(self) -> list[str]:
-        """At most three sentences: what is not as declared, the numbers that stay, the largest change, the proof."""
+        """The answer in at most three sentences: what is not as declared, what stays, the largest change, the proof."""
         return answer(self._cells, self.moved, self.left_out, self.about)
 
     @overload
@@ -110,7 +110,7 @@ class InvarianceReport(Result, Sequence[Cell]):
             raise UnknownName(f"transform {which[1]} does not apply to this network: {self.left_out[which[1]]}")
         known = [name for cell in self._cells for name in (cell.measure, cell.transform)]
         unknown = next((name for name in which if name not in known), str(which))
-        raise UnknownName.among("cell of this table", unknown, set(known))
+        raise UnknownName.among("cell", unknown, set(known), where="of this table")
 
     def __len__(self) -> int:
         return len(self._cells)

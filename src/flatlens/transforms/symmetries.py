@@ -105,7 +105,7 @@ def _once(found: Iterable[_S]) -> list[_S]:
 
 
 def _alone(graph: Graph, model: nn.Module, found: list[_S]) -> tuple[list[_S], dict[str, str]]:
-    """Those whose weights act nowhere else, and why the others are left."""
+    """Return the symmetries whose weights act nowhere else, and why the others are left."""
     parameters, kept, left = dict(model.named_parameters()), [], {}
     for one in found:
         for entries in one.entries:

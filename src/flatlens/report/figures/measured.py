@@ -11,6 +11,7 @@ import pandas as pd
 from flatlens.bounds import Verdict
 from flatlens.column import Column
 from flatlens.comparing import Comparison
+from flatlens.curvature.stability import WITH_EDGE
 from flatlens.report.cards import SIGNS
 from flatlens.report.figures.figure import (
     FALLS,
@@ -24,7 +25,6 @@ from flatlens.report.figures.figure import (
     short_labels,
     value_axis,
 )
-from flatlens.tracking.stability import WITH_EDGE
 
 LINKS = {
     "A": "MLS, mean of ‖∂f/∂x‖₂",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flatlens.curvature.optimiser_geometry import edge_of_batches, leading_rate, uniform_groups
+from flatlens.curvature.optimiser_geometry import leading_rate, uniform_groups
 
 WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness", "batch_sharpness")
 """The measures that are compared with an edge."""
@@ -84,9 +84,27 @@ def edge_of(optimiser: torch.optim.Optimizer | None) -> Edge:
     if kind is not torch.optim.SGD or not uniform_groups(optimiser):
         return Edge(lr, value / lr, formula, "preconditioned_sharpness")
     decay = float(groups[0]["weight_decay"])
-    low, high = edge_of_batches(optimiser) or (math.nan, math.nan)
-    batches = low if low == high else math.nan
-    return Edge(lr, value / lr - decay, f"{formula} - weight decay" if decay else formula, batches=batches)
+    value = value / lr - decay
+    batches = math.nan if groups[0]["momentum"] else value
+    return Edge(lr, value, f"{formula} - weight decay" if decay else formula, batches=batches)
+
+
+def edge_of_batches(optimiser: torch.optim.Optimizer) -> tuple[float, float]:
+    """Return the range in which the edge of `batch_sharpness` lies; NaN where none is known.
+
+    For SGD it is 2 / lr without momentum; with momentum b between 2(1-b) / lr, for small batches, and 2(1+b) / lr, for
+    large ones (Andreyev and Beneventano 2024). Weight decay, which the measured loss does not have, lowers both.
+
+    >>> edge_of_batches(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+    (20.0, 20.0)
+    """
+    edge, group = edge_of(optimiser), optimiser.param_groups[0]
+    if edge.batches == edge.batches:
+        return edge.batches, edge.batches
+    heavy_ball = type(optimiser) is torch.optim.SGD and not (group["nesterov"] or group["dampening"])
+    if not heavy_ball or edge.of != "sharpness":
+        return math.nan, math.nan
+    return edge.value - 4 * float(group["momentum"]) / edge.lr, edge.value
 
 
 _SHARED: dict[type, tuple[str, ...]] = {
