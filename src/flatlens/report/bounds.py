@@ -72,7 +72,12 @@ def bounds_screen(verdicts: BoundsReport) -> RenderableType:
     more = "One row per bound: its tightest claim, and how many have its verdict; all claims: --page or --json."
     every = [Text(more, style="dim")] if deep else []
     head = head_of_screen({"": verdicts.about}, verdicts.answer)
-    return Group(*head, table, *every, _reasons(verdicts), _key())
+    key = remark(
+        "\ntight: ",
+        "left side over right side, where they are closest; 1 is equality. not applicable: an assumption of the "
+        "theorem fails here, or is neither checked nor declared; the sides are shown anyway.",
+    )
+    return Group(*head, table, *every, _reasons(verdicts), key)
 
 
 def _reasons(verdicts: Sequence[Verdict]) -> Text:
@@ -95,18 +100,6 @@ def _shown(value: float, digits: int) -> str:
     return f"{value:.{digits}g}" if value == value else "-"
 
 
-def _key() -> Text:
-    return remark(
-        "\ntight: ",
-        "left side over right side, where they are closest; 1 is equality. not applicable: an assumption of the "
-        "theorem fails here, or is neither checked nor declared; the sides are shown anyway.",
-    )
-
-
-def _counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    return {status: sum(v.status == status for v in verdicts) for status in STYLES}
-
-
 def write_bounds_page(verdicts: BoundsReport, path: Path) -> Path:
     """Write one HTML file that needs no network: the chain, every claim's tightness, the table, all the bounds."""
     from flatlens.report.figures.measured import chain_figure, tightness_figure  # not above: the screen draws nothing
@@ -125,5 +118,5 @@ def write_bounds_page(verdicts: BoundsReport, path: Path) -> Path:
         why=_why,
         shown=_shown,
         cause=cause([v for v in verdicts if v.status == "violated"]),
-        counts=_counts(verdicts),
+        counts={status: sum(v.status == status for v in verdicts) for status in STYLES},
     )

@@ -67,20 +67,9 @@ BRACES = {
     r"\\sqrt\{([^{}]*)\}": r"√(\1)",
     r"\\partial ": "∂",
 }
-GREEK = {
-    "lambda": "λ",
-    "kappa": "κ",
-    "rho": "ρ",
-    "sigma": "σ",
-    "theta": "θ",
-    "phi": "φ",
-    "tau": "τ",
-    "eta": "η",
-    "Sigma": "Σ",
-}
 WORDS = {
-    **{f"\\{name}": letter for name, letter in GREEK.items()},
-    **{r"\partial": "∂", r"\sum": "Σ", r"\max": "max", r"\min": "min", r"\log": "log"},
+    **{r"\lambda": "λ", r"\kappa": "κ", r"\rho": "ρ", r"\sigma": "σ", r"\theta": "θ", r"\phi": "φ", r"\tau": "τ"},
+    **{r"\eta": "η", r"\Sigma": "Σ", r"\partial": "∂", r"\sum": "Σ", r"\max": "max", r"\min": "min", r"\log": "log"},
     **{r"\|": "‖", r"\,": " ", r"\leq": "≤", r"\ell": "ℓ", r"\delta": "δ", "^2": "²", "^T": "ᵀ"},
 }
 """The LaTeX commands of the cards' symbols, as characters."""

@@ -66,13 +66,8 @@ def with_not_known(setting: pd.Series[Any]) -> pd.Series[Any]:
     """
     if not setting.isna().any():
         return setting
-    return setting.astype(object).map(_told)
-
-
-def _told(value: Any) -> Any:
-    if pd.isna(value):
-        return NOT_KNOWN
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    told = setting.astype(object).where(setting.notna(), NOT_KNOWN)
+    return told.map(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _with_settings(frame: pd.DataFrame, result: StudyResult) -> pd.DataFrame:
@@ -241,19 +236,18 @@ def curve_frame(result: StudyResult) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     curves = result.curves.assign(loss=_finite(result.curves["loss"]))
     curves = curves[(curves["step"] > 0) & (curves["loss"] > 0)]
-    thinned = [_thin(one.sort_values("step")) for _, one in curves.groupby("key", sort=True)]
+    thinned = []
+    for _, one in curves.groupby("key", sort=True):
+        curve, last = one.sort_values("step"), len(one) - 1
+        if last >= POINTS_PER_CURVE:
+            steps = curve["step"].to_numpy(dtype=float)
+            wanted = np.searchsorted(steps, np.geomspace(steps[0], steps[-1], POINTS_PER_CURVE))
+            curve = curve.iloc[np.unique(np.append(wanted.clip(0, last), [0, last]))]
+        thinned.append(curve)
     if not thinned:
         return pd.DataFrame(columns=columns)
     frame = _with_settings(pd.concat(thinned).merge(result.values[["key", "included"]], on="key", how="left"), result)
     return frame.sort_values(["batch_size", "lr", "seed", "step"]).reset_index(drop=True)[columns]
-
-
-def _thin(curve: pd.DataFrame) -> pd.DataFrame:
-    if len(curve) <= POINTS_PER_CURVE:
-        return curve
-    steps = curve["step"].to_numpy(dtype=float)
-    wanted = np.searchsorted(steps, np.geomspace(steps[0], steps[-1], POINTS_PER_CURVE))
-    return curve.iloc[np.unique(np.append(wanted.clip(0, len(steps) - 1), [0, len(steps) - 1]))]
 
 
 def _finite(values: pd.Series[float]) -> pd.Series[float]:

@@ -103,10 +103,7 @@ def notes(found: GroupComparison) -> list[tuple[str, str]]:
     how = "Student's t over pairs" if found.paired else "Welch's t over networks"
     said = [
         ("change", f"×: ratio of geometric means to {reference}; + and -: difference of means. Interval: {how}"),
-        (
-            "p",
-            "two-sided, with Holm's correction over invariant measures and the test loss; others on their own",
-        ),
+        ("p", "two-sided, with Holm's correction over invariant measures and the test loss; others on their own"),
     ]
     missing = by_key((one.note, one.name) for one in found.differences if one.note)
     said += [("Note", f"{why}: {_few(names)}") for why, names in missing.items()]

@@ -38,7 +38,12 @@ CELLS = (
 def invariance_screen(report: InvarianceReport) -> RenderableType:
     """Return the screen of `flatlens invariance`: a row for each measure, a column for each transform."""
     tables = [_table(report)] if report.moved else []
-    return Group(*head_of_screen({"": report.about}, report.answer), *tables, _transforms(report), _key())
+    key = remark(
+        "yes, no: ",
+        f"whether the number is invariant, within rounding and 4 standard errors, when the weights change and the "
+        f"function does not; x: the factor by which it changes. {CELLS}",
+    )
+    return Group(*head_of_screen({"": report.about}, report.answer), *tables, _transforms(report), key)
 
 
 def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
@@ -100,20 +105,19 @@ def _cell(cell: Cell) -> Text:
         return Text("-" if cell.before != cell.before or cell.after != cell.after else "?", style="dim")
     if cell.unchanged:
         return Text("yes", style="green" if cell.declared else "dim green")
-    told = f"{'NO' if cell.agrees is False else 'no'} {_by_what(cell)}".rstrip()
-    return Text(told, style="bold red" if cell.agrees is False else "yellow")
-
-
-def _by_what(cell: Cell) -> str:
+    # a change of less than a tenth as a share of the number, another one as a factor
+    factor = cell.after / cell.before if cell.before else 1.0
     if not cell.before:
-        return ""
-    if abs(cell.change) < 0.1:
-        return f"{cell.change:+.2g}" if abs(cell.change) < 1e-3 else f"{cell.change:+.1%}"
-    factor = cell.after / cell.before
-    if 0.1 <= abs(factor) < 100:
-        return f"x{factor:.2g}"
-    digit, _, power = f"{factor:.0e}".partition("e")
-    return f"x{digit}e{int(power)}"
+        change = ""
+    elif abs(cell.change) < 0.1:
+        change = f"{cell.change:+.2g}" if abs(cell.change) < 1e-3 else f"{cell.change:+.1%}"
+    elif 0.1 <= abs(factor) < 100:
+        change = f"x{factor:.2g}"
+    else:
+        digit, _, power = f"{factor:.0e}".partition("e")
+        change = f"x{digit}e{int(power)}"
+    told = f"{'NO' if cell.agrees is False else 'no'} {change}".rstrip()
+    return Text(told, style="bold red" if cell.agrees is False else "yellow")
 
 
 def _transforms(report: InvarianceReport) -> Text:
@@ -130,11 +134,3 @@ def _transforms(report: InvarianceReport) -> Text:
         text.append(f"{names}: ", style="not bold italic")
         text.append(f"not applied here. {why}\n", style="not bold dim")
     return text
-
-
-def _key() -> Text:
-    return remark(
-        "yes, no: ",
-        f"whether the number is invariant, within rounding and 4 standard errors, when the weights change and the "
-        f"function does not; x: the factor by which it changes. {CELLS}",
-    )

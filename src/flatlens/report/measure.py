@@ -65,16 +65,14 @@ def rows_by_family(report: Report, cards: Sequence[Card]) -> dict[str, list[Answ
 
 
 def by_layer(report: Report) -> tuple[Values, list[str], list[str]]:
-    """Return the values at layers, the layers in the order of execution, and the measures."""
+    """Return the values at layers, the layers in the order of execution, and the measures.
+
+    Parameters outside any layer come last; an old report does not know the order.
+    """
     values = {(name, layer): estimate for (name, layer), estimate in report.items() if layer is not None}
-    layers = execution_order(report, list(dict.fromkeys(layer for _, layer in values)))
+    known, met = [str(layer) for layer in report.about.get("layers", [])], dict.fromkeys(layer for _, layer in values)
+    layers = sorted(met, key=lambda layer: known.index(layer) if layer in known else len(known))
     return values, layers, list(dict.fromkeys(name for name, _ in values))
-
-
-def execution_order(report: Report, met: list[str]) -> list[str]:
-    """Return the layers in the order of execution, if the report knows it; parameters outside any layer come last."""
-    known = [str(layer) for layer in report.about.get("layers", [])]
-    return sorted(met, key=lambda layer: known.index(layer) if layer in known else len(known))
 
 
 def layers_and_others(report: Report, met: list[str]) -> str:
@@ -125,13 +123,18 @@ def _parts(report: Report, cards: Sequence[Card], layers: str = "") -> dict[str,
     notes = by_key((estimate.note, name) for (name, layer), estimate in report.items() if layer is None)
     told = " ".join(whole.answer)  # of few numbers it has the notes
     lines = [f"{', '.join(names)}: {note}" for note, names in notes.items() if note and note not in told]
+    key = remark(
+        f"\n{', '.join(short for _, short, _ in MOVES)}: ",
+        f"is the network-level value invariant under {', '.join(in_words for _, _, in_words in MOVES)}? None of these "
+        "changes the function.",
+    )
     dotted = "Parts such as .sum and .max: in --json and --save, and shown for measures requested by name."
     return {
         "head": head_of_screen({"": report.about}, whole.answer),
         "network": [_network_table(report, cards)],
         "layers": _layer_tables(report, layers),
         "notes": [remark("\nNotes\n", "\n".join(lines))] if lines else [],
-        "key": [_key(), *([Text(dotted)] if len(report) < len(whole) else [])],
+        "key": [key, *([Text(dotted)] if len(report) < len(whole) else [])],
     }
 
 
@@ -226,15 +229,6 @@ def _range_table(report: Report, values: Values, layers: list[str], names: list[
         low, high = (pick(defined, key=lambda layer: found[layer].value) for pick in (min, max))
         table.row(f"  {name}", _cell(found[low]), low, _cell(found[high]), high)
     return table
-
-
-def _key() -> Text:
-    """Return the meaning of the last columns."""
-    return remark(
-        f"\n{', '.join(short for _, short, _ in MOVES)}: ",
-        f"is the network-level value invariant under {', '.join(in_words for _, _, in_words in MOVES)}? None of these "
-        "changes the function.",
-    )
 
 
 def folded(report: Report) -> str:

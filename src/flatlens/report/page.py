@@ -14,8 +14,9 @@ from hashlib import sha256
 from importlib.metadata import version
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flatlens.bounds import Bound
 from flatlens.column import Column
 from flatlens.errors import needs
 from flatlens.estimate import Progress
@@ -45,13 +46,8 @@ if TYPE_CHECKING:
 PIXELS_PER_POINT = 2  # sharp on a phone and in print
 LARGEST_SIDE = 6000  # pixels; a picture of hundreds of panels must not take gigabytes
 PAGE = "report.html"
-TABLES = (
-    "table.csv",
-    "relations.csv",
-    "gap.csv",
-    "differences.csv",
-    "study.json",
-)  # written by the study, linked where they are
+TABLES = ("table.csv", "relations.csv", "gap.csv", "differences.csv", "study.json")
+"""Files that the study writes, which the page links where they are."""
 
 
 def svg_of(figure: Figure, colours: int = 1) -> str:
@@ -129,18 +125,6 @@ def environment() -> Environment:
     return environment
 
 
-class Explained(Protocol):
-    """A name that a page explains: the card of a measure, or a bound."""
-
-    @property
-    def meaning(self) -> str:
-        """Its meaning in a sentence."""
-
-    @property
-    def source(self) -> str:
-        """The place in a paper."""
-
-
 def write_page(
     template: str,
     path: Path,
@@ -148,7 +132,7 @@ def write_page(
     *,
     answer: Sequence[str] = (),
     figures: Sequence[Figure] = (),
-    cards: Mapping[str, Explained] | None = None,
+    cards: Mapping[str, Card | Bound] | None = None,
     **facts: Any,
 ) -> Path:
     """Write the page of networks or of a run: what was measured, the figures, what the names mean, the facts."""

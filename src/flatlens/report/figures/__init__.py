@@ -16,10 +16,7 @@ with needs("study", "a figure or a page"):
     from flatlens.report.figures.figure import Figure, Grid
     from flatlens.report.figures.groups import groups_figure
     from flatlens.report.figures.layers import layers_figure
-    from flatlens.report.figures.measured import (
-        tracked_figure,
-        tracked_frame,
-    )
+    from flatlens.report.figures.measured import tracked_figure, tracked_frame
     from flatlens.report.figures.offline import offline
     from flatlens.report.figures.study import (
         GAP_PANELS,
@@ -75,21 +72,19 @@ def picture(of: _Drawn, target: str | None = None) -> Drawing:
         BadInput: a report has values at fewer than two layers.
         UnknownName: the table has no such column.
     """
-    return offline(_figure(of, target).whole)
-
-
-def _figure(of: _Drawn, target: str | None) -> Figure:
     if isinstance(of, StudyResult):
-        return gap_panels(of)
-    if isinstance(of, Relations):
-        return relations_figure(of, target)
-    if isinstance(of, GroupComparison):
-        return groups_figure(of)
-    if isinstance(of, Comparison):
-        return values_figure(of)
-    if isinstance(of, Tracker):
-        return tracked_figure({"run": of.history})
-    figure = layers_figure(of)
-    if figure.data["row"].nunique() < 2:
-        raise BadInput("Report.plot(): no measure has values at two layers or more; report.frame() has the numbers")
-    return figure
+        figure = gap_panels(of)
+    elif isinstance(of, Relations):
+        figure = relations_figure(of, target)
+    elif isinstance(of, GroupComparison):
+        figure = groups_figure(of)
+    elif isinstance(of, Comparison):
+        figure = values_figure(of)
+    elif isinstance(of, Tracker):
+        figure = tracked_figure({"run": of.history})
+    else:
+        figure = layers_figure(of)
+        if figure.data["row"].nunique() < 2:
+            told = "no measure has values at two layers or more; report.frame() has the numbers"
+            raise BadInput(f"Report.plot(): {told}")
+    return offline(figure.whole)

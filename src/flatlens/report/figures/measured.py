@@ -253,25 +253,10 @@ def tracked_figure(histories: Mapping[str, pd.DataFrame]) -> Figure:
         width=360,
         color="shared",
     )
-    return Figure(
-        name="tracked",
-        title="Through training",
-        caption=" ".join(
-            filter(
-                None,
-                [
-                    "One line a run." if len(histories) > 1 else "",
-                    "Bands are 95% intervals." if _banded(data) else "",
-                    _EDGE if known(data["edge"]) else "",
-                ],
-            )
-        ),
-        data=data,
-        whole=whole,
-        panels=panels,
-        layout="grid",
-        colours=False,
-    )
+    said = ["One line a run."] if len(histories) > 1 else []
+    said += ["Bands are 95% intervals."] if _banded(data) else []
+    caption = " ".join([*said, _EDGE] if known(data["edge"]) else said)
+    return Figure("tracked", "Through training", caption, data, whole, panels, "grid", colours=False)
 
 
 def _banded(data: pd.DataFrame) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import altair as alt
 import pandas as pd
@@ -48,22 +48,15 @@ def crossed(data: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return found
 
 
-def _lines(plot: Plot) -> list[Any]:
-    """Return the lines with a colour: numbers by size, names in the plot's order."""
-    lines = [line for line in dict.fromkeys(plot.data["line"]) if line not in plot.dashed]
-    return sorted(lines) if all(map(pd.api.types.is_number, lines)) else lines
-
-
-def _legend(title: str, names: Sequence[Any]) -> alt.Legend:
-    """Return a legend above a panel with as many names side by side as its width holds."""
-    longest = max((len(str(name)) for name in names), default=0)
-    columns = max(1, int(LEGEND_WIDTH / (SYMBOL + LETTER * longest)))
-    return alt.Legend(title=title or None, orient="top", columns=columns, labelLimit=LEGEND_WIDTH)
-
-
 def _curves(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
-    lines = _lines(plot)
-    colour = alt.Color("line:O", scale=alt.Scale(domain=lines), legend=_legend(plot.group or plot.y, lines))
+    # lines with a colour: numbers by size, names in the plot's order
+    lines = [line for line in dict.fromkeys(plot.data["line"]) if line not in plot.dashed]
+    lines = sorted(lines) if all(map(pd.api.types.is_number, lines)) else lines
+    # a legend above the panel, with as many names side by side as its width holds
+    longest = max((len(str(name)) for name in lines), default=0)
+    columns, title_of_lines = max(1, int(LEGEND_WIDTH / (SYMBOL + LETTER * longest))), plot.group or plot.y or None
+    legend = alt.Legend(title=title_of_lines, orient="top", columns=columns, labelLimit=LEGEND_WIDTH)
+    colour = alt.Color("line:O", scale=alt.Scale(domain=lines), legend=legend)
     x = _across(data, plot) if plot.log_x else alt.X("x:Q", title=plot.x, axis=alt.Axis(tickCount=5))
     y = _vertical(data, plot, "y:Q")
     data, beside = (data[data["line"].isin(plot.dashed) == dashed] for dashed in (False, True))
@@ -130,16 +123,14 @@ def _vertical(data: pd.DataFrame, plot: Plot, field: str) -> alt.Y:
     lines_alone = plot.kind == "curves" and not plot.group  # then `y` is what the lines are, and the panel the quantity
     title = None if lines_alone else plot.y
     drawn = pd.concat([data[name] for name in ("y", "low", "high") if name in data])
-    if _logarithmic(data, plot, drawn):
+    if isinstance(plot.log_y, bool):
+        logarithmic = plot.log_y and _decades(drawn)
+    else:
+        logarithmic = bool(data["panel"].isin(plot.log_y).any() and drawn.min() > 0)
+    if logarithmic:
         return alt.Y(field, scale=alt.Scale(type="log", nice=False), axis=log_axis(data["y"], title))
     zero = plot.kind == "bars"
     return alt.Y(field, title=title, scale=alt.Scale(zero=zero), axis=alt.Axis(tickCount=5))
-
-
-def _logarithmic(data: pd.DataFrame, plot: Plot, drawn: pd.Series[float]) -> bool:
-    if isinstance(plot.log_y, bool):
-        return plot.log_y and _decades(drawn)
-    return bool(data["panel"].isin(plot.log_y).any() and drawn.min() > 0)
 
 
 def _decades(values: pd.Series[float]) -> bool:

@@ -60,17 +60,12 @@ def gap_panels(result: StudyResult) -> Figure:
         shape="shared",
     )
     bars = " with 95% intervals over independent seeds" if known(relations["pearson_low"]) else ""
-    return Figure(
-        name=GAP_PANELS,
-        title="Each measure against the generalisation gap",
-        caption="One mark a network; the line is the least-squares fit. Over each panel: Pearson's r and Kendall's "
-        f"tau{bars}.{hollow(data['included'])}",
-        data=data,
-        whole=whole,
-        panels=panels,
-        layout="grid",
-        signs=True,
+    title = "Each measure against the generalisation gap"
+    caption = (
+        "One mark a network; the line is the least-squares fit. Over each panel: Pearson's r and Kendall's "
+        f"tau{bars}.{hollow(data['included'])}"
     )
+    return Figure(GAP_PANELS, title, caption, data, whole, panels, "grid", signs=True)
 
 
 def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Any, grid: Grid, width: Width) -> Drawing:
@@ -104,7 +99,6 @@ def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Any, gri
 def gap_forest(result: StudyResult) -> Figure:
     """Return every measure's and setting's correlation with the gap, as dots with intervals, strongest first."""
     data = frames.gap_relations(result)
-
     alike, order = data["alike"] != "", list(dict.fromkeys(data["quantity"]))
     parts = (("Across all networks", ~alike), ("Among networks trained alike: Pearson r", alike))
     whole, panels = in_panels(
@@ -117,17 +111,9 @@ def gap_forest(result: StudyResult) -> Figure:
         shape="independent",
         yOffset="independent",
     )
-    return Figure(
-        name="correlations_with_gap",
-        title="Correlation of each quantity with the gap",
-        caption=f"A dot is a correlation with the generalisation gap{_BARS if known(data['low']) else ''}."
-        f"{_ALIKE if alike.any() else ''}",
-        data=data,
-        whole=whole,
-        panels=panels,
-        layout="grid",
-        colours=False,
-    )
+    title, bars = "Correlation of each quantity with the gap", _BARS if known(data["low"]) else ""
+    caption = f"A dot is a correlation with the generalisation gap{bars}.{_ALIKE if alike.any() else ''}"
+    return Figure("correlations_with_gap", title, caption, data, whole, panels, "grid", colours=False)
 
 
 def relations_figure(relations: Relations, target: str | None = None) -> Figure:
@@ -196,20 +182,15 @@ def scatter_matrix(result: StudyResult) -> Figure:
     quantities = [*([gap] if gap else []), *frames.measures_of(result)]
     data = frames.value_frame(result)
     drawing = _matrix(result, quantities, data) if quantities and len(data) else empty("no network to show")
-    return Figure(
-        name="scatter_matrix",
-        title="All pairs of quantities",
-        caption="Below the diagonal one mark a network; with a mouse, drag a rectangle in any panel to follow its "
+    caption = (
+        "Below the diagonal one mark a network; with a mouse, drag a rectangle in any panel to follow its "
         "networks through all of them, double-click to let go. On the diagonal each quantity's histogram. Above it "
         f"Pearson's r and Kendall's τ{' with 95% intervals' if known(result.relations['pearson_low']) else ''}, orange "
         "where both rise together, blue where one falls; the stronger the tint the larger "
-        f"|r|.{hollow(data['included'])}",
-        data=data,
-        whole=drawing,
-        panels=(drawing,),
-        layout="wide",
-        colours=False,  # its legend is its own
+        f"|r|.{hollow(data['included'])}"
     )
+    title = "All pairs of quantities"
+    return Figure("scatter_matrix", title, caption, data, drawing, (drawing,), "wide", colours=False)  # own legend
 
 
 def _matrix(result: StudyResult, quantities: list[Quantity], data: pd.DataFrame) -> Drawing:
@@ -268,11 +249,7 @@ def _edge_axis(shown: bool, title: str, values: pd.Series[float]) -> alt.Axis:
 
 
 def _scatter(
-    drawn: pd.DataFrame,
-    x: tuple[Quantity, str],
-    y: tuple[Quantity, str],
-    edge: tuple[bool, bool],
-    grid: Grid,
+    drawn: pd.DataFrame, x: tuple[Quantity, str], y: tuple[Quantity, str], edge: tuple[bool, bool], grid: Grid
 ) -> alt.Chart:
     (left, bottom), (xq, xf), (yq, yf) = edge, x, y
     values = [alt.Tooltip(f"{field}:Q", title=frames.axis_title(q), format=".4g") for q, field in (x, y)]
@@ -338,16 +315,11 @@ def layer_profiles(result: StudyResult) -> Figure:
         "no value by layer",
         color="shared",
     )
-    return Figure(
-        name="layer_profiles",
-        title="Layer by layer",
-        caption=f"Layers from input to output. A thin line is one network{dashed(data['included'])}, a thick one the "
-        f"median of {whose}. The axis is logarithmic where every value is positive.",
-        data=data,
-        whole=whole,
-        panels=panels,
-        layout="grid",
+    caption = (
+        f"Layers from input to output. A thin line is one network{dashed(data['included'])}, a thick one the "
+        f"median of {whose}. The axis is logarithmic where every value is positive."
     )
+    return Figure("layer_profiles", "Layer by layer", caption, data, whole, panels, "grid")
 
 
 def _profile(data: pd.DataFrame, measure: str, grid: Grid, width: Width) -> Drawing:
@@ -385,16 +357,11 @@ def training_curves(result: StudyResult) -> Figure:
         color="shared",
     )
     stop = f" The dashed level is the loss every network was trained to ({bound:g})." if bound else ""
-    return Figure(
-        name="training_curves",
-        title="Training",
-        caption="Loss over the whole training set against the number of updates, one line a "
-        f"network{dashed(data['included'])}.{stop}",
-        data=data,
-        whole=whole,
-        panels=panels,
-        layout="grid",
+    caption = (
+        "Loss over the whole training set against the number of updates, one line a "
+        f"network{dashed(data['included'])}.{stop}"
     )
+    return Figure("training_curves", "Training", caption, data, whole, panels, "grid")
 
 
 def _curves(
