@@ -178,7 +178,7 @@ def none_near(reading: str) -> Evidence:
 
 rises_in_each_reading = readings(
     {reading: rises(reading) for reading in list(READINGS)[:4]},
-    "slope over separation of Fisher's z of relative flatness and the gap",
+    "Fisher's z of r(relative flatness, gap): its slope over the separation",
 )
 
 
