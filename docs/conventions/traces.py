@@ -113,6 +113,13 @@ def hessian_trace(networks: Networks) -> Quantity:
     )
 
 
+@covers("hessian_diagonal")
+def hessian_diagonal(networks: Networks) -> Agreed:
+    """Entry by entry."""
+    value = networks.relu("hessian_diagonal")
+    return Agreed("hessian_diagonal", "relu", value, "the sum of BackPACK's `DiagHessian` over all parameters")
+
+
 @covers("spectral_density")
 def spectral_density(networks: Networks) -> Quantity:
     """How many probes."""

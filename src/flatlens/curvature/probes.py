@@ -23,12 +23,12 @@ def student(values: Tensor) -> tuple[Tensor, Tensor]:
     return values.mean(0), values.std(0) / m**0.5 * quantile(m)
 
 
-def skewed(values: Tensor, wider: float = 0.0) -> tuple[Tensor, Tensor]:
+def skewed(values: Tensor, share: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return (mean, standard error) over the first axis, m probes whose distribution may be skewed.
 
     Student's interval is too narrow for a skewed distribution: by Edgeworth's expansion its quantile is too small by
     the share 1.08 g^2 / m, g the skewness (Hall 1992, section 2.6). This widens the error of `student` by twice that
-    share, because the skewness of a few values underestimates g, and by the share `wider`. With m = 8 probes of a
+    share, because the skewness of a few values underestimates g, and by `share`. With m = 8 probes of a
     chi-square with two degrees of freedom the interval then covers 0.93 instead of 0.89; with normal probes, 0.96.
 
     >>> mean, stderr = skewed(torch.tensor([0.0, 0.0, 0.0, 4.0]))
@@ -38,12 +38,12 @@ def skewed(values: Tensor, wider: float = 0.0) -> tuple[Tensor, Tensor]:
     mean, stderr = student(values)
     m = len(values)
     if m < 3:
-        return mean, stderr * (1 + wider)
+        return mean, stderr * (1 + share)
     centred = values - mean
     centred = (centred / centred.abs().amax(0)).nan_to_num()  # all values equal: no skewness
     biased = centred.pow(3).mean(0) / centred.square().mean(0).clamp(min=0.1 / m).pow(1.5)
     skewness = biased * (m * (m - 1)) ** 0.5 / (m - 2)
-    return mean, stderr * (1 + wider + 2.16 * skewness.square() / m)
+    return mean, stderr * (1 + share + 2.16 * skewness.square() / m)
 
 
 def mean_of_forms(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,12 @@ def mean_of_forms(values: Tensor) -> tuple[Tensor, Tensor]:
     >>> float(mean), round(float(stderr / student(torch.tensor([1.0, 3.0, 2.0, 2.0]))[1]), 3)
     (2.0, 2.306)
     """
-    return skewed(values, wider=12 / len(values) ** 1.6)
+    return skewed(values, wider(len(values)))
+
+
+def wider(m: int) -> float:
+    """Return the share by which the error of m forms is wider than Student's (`mean_of_forms`)."""
+    return float(12 / m**1.6)
 
 
 def largest_of(mean: Tensor, stderr: Tensor, m: int | None = None) -> tuple[float, float]:

@@ -179,6 +179,15 @@ class LayerGrams:
         assert isinstance(self.weight, DenseJacobian | SharedJacobian)
         return self.weight.J
 
+    @property
+    def diagonal(self) -> Tensor:
+        """Return the Gauss-Newton diagonal of the place's measured parameters, summed over samples, (size,).
+
+        First come the entries of the weight as a matrix, or of another parameter as it is stored, then the bias.
+        """
+        parts = [self.linear.diagonal().flatten()] if self.counts_weight else []
+        return concatenated([*parts, self.linear.bias_diagonal()] if self.counts_bias else parts, 0)
+
     @cached_property
     def adaptive(self) -> Tensor:
         """Return sum_j theta_j^2 ||C^(1/2) df/dtheta_j||^2 over the place's measured parameters, (n,)."""
@@ -529,7 +538,7 @@ def embedding_jacobian(weight: Tensor, lookups: list[tuple[Tensor, Tensor]], C: 
     M = torch.einsum("nkpd,npq->nkqd", J, place)
     new = first == torch.arange(ids.shape[1], device=ids.device)
     theta = weight[ids].to(torch.float64) * new[..., None]
-    return ExplicitJacobian(M.flatten(2).to(torch.float64), theta.flatten(1), C)
+    return ExplicitJacobian(M.flatten(2).to(torch.float64), theta.flatten(1), C, ids=ids, table=len(weight))
 
 
 def _through_product(read: Product, J: Tensor, x: Tensor) -> Tensor:

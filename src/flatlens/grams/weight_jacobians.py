@@ -14,7 +14,7 @@ All kinds have the same methods:
     relative_gram            R, (n, N, N); with `scale`, R for W * scale and M / scale: the same function in other units
     trace, bias_trace        tr(C K) of the weight and of its bias, (n,)
     relative_trace           tr(C R), (n,)
-    diagonal                 Gauss-Newton diagonal of the weight, summed over samples, (g d, m)
+    diagonal, bias_diagonal  Gauss-Newton diagonal of the weight and of its bias, summed over samples, (g d, m), (g d,)
     columns                  ||C^(1/2) sum_s W_sj M_sj||^2 for each column j of W, (n, g m)
     along                    <df_k/dW, W> + <df_k/db, b>, each if asked for, (n, N)
     adaptive, adaptive_bias  sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,); that of b
@@ -379,6 +379,10 @@ class DenseJacobian:
         """sum_i (sum_kk' C_kk' J_k J_k')_s phi_t^2, (d, m)."""
         return self.product("z", "weighted").T @ self._phi2
 
+    def bias_diagonal(self) -> Tensor:
+        """sum_i sum_kk' C_kk' J_k J_k' of each entry, (d,)."""
+        return self.product("z", "weighted").sum(0)
+
     def columns(self) -> Tensor:
         """||C^(1/2) df/dx_j||^2 phi_j^2 for each column j of W, (n, m)."""
         return self.product("x", "weighted") * self._phi2
@@ -416,6 +420,8 @@ class ExplicitJacobian:
     theta: Tensor  #: values of the parameter, (size,) float64; (n, size) if each sample has its own entries
     C: Tensor  #: output Hessians, (n, N, N)
     matrix: WeightMatrix | None = None  #: theta as a weight, if it is one
+    ids: Tensor | None = None  #: for a table: the rows of it that each sample's entries are, (n, T)
+    table: int = 0  #: number of rows of that table
 
     @property
     def weight(self) -> WeightMatrix:
@@ -459,8 +465,16 @@ class ExplicitJacobian:
         return found
 
     def diagonal(self) -> Tensor:
-        """sum_i sum_kk' C_kk' M_k M_k' of each entry, (g d, m)."""
-        return quadratic(self.C, self.M).sum(0).flatten(0, 1)
+        """sum_i sum_kk' C_kk' M_k M_k' of each entry: of a weight (g d, m), of a table or another parameter (size,)."""
+        each = quadratic(self.C, self.M)
+        if self.ids is None:
+            return each.sum(0).flatten(0, max(0, self.M.ndim - 4))
+        rows = each.reshape(self.ids.numel(), -1)
+        return rows.new_zeros(self.table, rows.shape[1]).index_add_(0, self.ids.flatten(), rows).flatten()
+
+    def bias_diagonal(self) -> Tensor:
+        """Nothing, as `bias_gram`."""
+        return self.C.new_zeros(0)
 
     def columns(self) -> Tensor:
         """||C^(1/2) sum_s W_sj M_sj||^2 for each column j of W, (n, g m)."""
@@ -550,6 +564,10 @@ class SharedJacobian:
     def diagonal(self) -> Tensor:
         """Gauss-Newton diagonal of the weight, summed over samples, (g d, m)."""
         return self._get("diagonal").flatten(0, 1)
+
+    def bias_diagonal(self) -> Tensor:
+        """Gauss-Newton diagonal of the bias, summed over samples, (g d,)."""
+        return quadratic(self.C, self.J.sum(4).flatten(2)).sum(0)
 
     def columns(self) -> Tensor:
         """||C^(1/2) sum_p phi_pj J_p w_j||^2 for each column w_j of W, (n, g m)."""

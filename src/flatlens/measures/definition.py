@@ -50,7 +50,7 @@ FREE: frozenset[Need] = frozenset({"C"})
 
 MEASURE_MODULES = (
     "sensitivity", "traces", "flatness", "norms", "hessian", "normalised", "moved_weights", "moved_features",
-    "generalisation", "heads", "steps",
+    "generalisation", "heads", "steps", "diagonals",
 )  # fmt: skip
 """The modules of measures, in the order in which a catalogue row with several measures lists them."""
 
