@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.answer import level_sentences
+from flatlens.experiments.narrative import level_sentences
 from flatlens.experiments.levels import level_differences, table_of
 from flatlens.experiments.quantities import STUDIED, quantities
 from flatlens.experiments.result import TABLE_COLUMNS

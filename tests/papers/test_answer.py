@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatlens.papers.answer import answer_of_claims
 from flatlens.papers.experiment import Experiment, Prediction
+from flatlens.papers.reproduction import answer_of_claims
 from flatlens.statistics import Statistic
 
 

@@ -8,7 +8,7 @@ from fake_study import fake_result
 
 from flatlens.experiments.result import StudyResult
 from flatlens.papers.experiment import Prediction
-from flatlens.papers.reproduction import _of_halves, split_half
+from flatlens.papers.reproduction import concluded, split_half
 from flatlens.statistics import Statistic
 
 TABLES = ("layers", "curves", "histories", "functions", "values")
@@ -55,7 +55,8 @@ def test_networks_where_the_seed_does_not_vary():
 
 def test_each_prediction_is_weighed_on_each_half():
     mean = Prediction("mean", "", "", lambda results: Statistic("mean", results["one"].networks["lr"].mean(), 3))
-    experiment = SimpleNamespace(predictions=(mean,))
-    ((even, odd),) = _of_halves(experiment, {"one": result({"seed": [0, 1, 2, 3], "lr": [1.0, -2.0, 3.0, -4.0]})})
+    experiment = SimpleNamespace(predictions=(mean,), plots=lambda _: [])
+    results = {"one": result({"seed": [0, 1, 2, 3], "lr": [1.0, -2.0, 3.0, -4.0]})}
+    ((even, odd),) = concluded(experiment, "desk", results, {}).halves
     assert (even.statistic.value, odd.statistic.value) == (2.0, -3.0)
     assert (even.sided, odd.sided) == ("reproduced", "not reproduced")

@@ -594,7 +594,7 @@ def _expected_reproduce(studies: Sequence[Study], scale: Scale, workers: int, kn
 
 
 def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: bool) -> None:
-    from flatlens.papers.answer import answer_of_claims
+    from flatlens.papers.reproduction import answer_of_claims
 
     if as_json:
         show_json(

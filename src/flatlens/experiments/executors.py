@@ -81,9 +81,12 @@ class _Place:
             return self._submit(fn, *args, **kwargs)
 
     def _submit(self, fn: Callable[..., _R], *args: Any, **kwargs: Any) -> Future[_R]:
-        if self.pool is None:
-            self.pool = _new_pool()
-        with _safe_path():
+        from loky import ProcessPoolExecutor
+
+        with _safe_path() as before:  # loky's own helpers, which it starts with the pool, get it from this process
+            if self.pool is None:
+                given = (os.getpid(), before)
+                self.pool = ProcessPoolExecutor(1, initializer=_begin_worker, initargs=given, env=ENVIRONMENT)
             future: Future[_R] = self.pool.submit(fn, *args, **kwargs)
         self.latest = future
         return future
@@ -98,22 +101,13 @@ class _Place:
         self.pool = self.latest = None
 
 
-def _new_pool() -> ProcessPoolExecutor:
-    """Return a pool of one process; loky's own helpers, which it starts now, get the safe path from this process."""
-    from loky import ProcessPoolExecutor
-
-    given = (os.getpid(), os.environ.get(SAFE_PATH))
-    with _safe_path():
-        return ProcessPoolExecutor(1, initializer=_begin_worker, initargs=given, env=ENVIRONMENT)
-
-
 @contextmanager
-def _safe_path() -> Iterator[None]:
-    """Let Python processes that begin inside import nothing from the current folder."""
+def _safe_path() -> Iterator[str | None]:
+    """Let Python processes that begin inside import nothing from the current folder; yield the setting before."""
     before = os.environ.get(SAFE_PATH)
     _set_safe_path("1")
     try:
-        yield
+        yield before
     finally:
         _set_safe_path(before)
 
@@ -129,13 +123,13 @@ def _begin_worker(parent: int, safe_path: str | None) -> None:
     _set_safe_path(safe_path)  # the user's code may start programs of its own
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what the user's code prints must not come between the data on stdout
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # what is half written has a temporary name
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)  # what is half written has a temporary name
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 ANSWER_WITHIN = 10.0
@@ -192,7 +186,13 @@ def dask_executor(address: str, *, mixed: bool = False) -> Iterator[Executor]:
             raise BadInput(
                 f"the Dask scheduler at {address!r} has no worker: start some with `dask worker {address} --nthreads 1`"
             ) from error
-        _refuse_unfit_workers(client, mixed=mixed)
+        # a worker that is there must not compute other digits than this process would
+        for worker, why in client.run(_unfit, None if mixed else versions(), on_error="return").items():
+            if isinstance(why, BaseException):
+                text = " ".join(f"{type(why).__name__}: {why}".split())
+                raise BadInput(f"the Dask worker {worker} cannot run flatlens ({text}): install the same version there")
+            if why:
+                raise BadInput(f"the Dask worker {worker} {why}")
         yield OnDask(client, address, mixed=mixed)
 
 
@@ -291,17 +291,6 @@ class OnDask(Executor):
         return LostScheduler(f"the Dask scheduler at {self._address} is gone")
 
 
-def _refuse_unfit_workers(client: Client, *, mixed: bool) -> None:
-    """Raise BadInput if a worker that is there computes other digits than this process would."""
-    here = None if mixed else versions()
-    for worker, why in client.run(_unfit, here, on_error="return").items():
-        if isinstance(why, BaseException):
-            text = " ".join(f"{type(why).__name__}: {why}".split())
-            raise BadInput(f"the Dask worker {worker} cannot run flatlens ({text}): install the same version there")
-        if why:
-            raise BadInput(f"the Dask worker {worker} {why}")
-
-
 def _on_worker(here: dict[str, str] | None, call: Callable[[], _R]) -> _R:
     """Run a call in the worker, after checking it: it may have joined later than the others."""
     from distributed import get_worker
@@ -337,7 +326,15 @@ def _slurm_cluster(settings: SlurmSettings) -> Iterator[SLURMCluster]:
     except (OSError, RuntimeError, ValueError) as error:
         raise BadInput(f"no scheduler for Slurm's workers could be started here: {one_line(error)}") from error
     with cluster:
-        _try_submitting(cluster.job_script())
+        # what Slurm refuses later is told nowhere: it is asked whether it would take a job
+        command, script = ["sbatch", "--test-only"], cluster.job_script()
+        try:
+            answer = subprocess.run(command, input=script, capture_output=True, text=True, timeout=SUBMIT_WITHIN)
+        except subprocess.TimeoutExpired as error:
+            raise BadInput(f"Slurm does not answer within {SUBMIT_WITHIN:g} s: is its controller running?") from error
+        if answer.returncode:
+            said = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
+            raise BadInput(f"Slurm refused the jobs ({said}): change the options of --slurm")
         cluster.adapt(minimum_jobs=settings.jobs, maximum_jobs=settings.jobs)  # replaces the jobs that end
         yield cluster
 
@@ -359,18 +356,6 @@ def _options(settings: SlurmSettings) -> dict[str, Any]:
         "log_directory": settings.logs,
         "scheduler_options": {"dashboard": False} | ({"host": settings.host} if settings.host else {}),
     }
-
-
-def _try_submitting(script: str) -> None:
-    """Ask Slurm whether it would take the job: what it refuses later is told nowhere."""
-    command = ["sbatch", "--test-only"]
-    try:
-        answer = subprocess.run(command, input=script, capture_output=True, text=True, timeout=SUBMIT_WITHIN)
-    except subprocess.TimeoutExpired as error:
-        raise BadInput(f"Slurm does not answer within {SUBMIT_WITHIN:g} s: is its controller running?") from error
-    if answer.returncode:
-        said = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
-        raise BadInput(f"Slurm refused the jobs ({said}): change the options of --slurm")
 
 
 @contextmanager

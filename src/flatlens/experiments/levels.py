@@ -6,10 +6,9 @@ are groups of independent networks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from flatlens.column import Column, split_at_commas
@@ -54,11 +53,16 @@ def level_differences(networks: pd.DataFrame, quantities: Sequence[Quantity], va
     """
     settings = without_seeds(networks, varied)
     columns = {name: networks[name].to_numpy(float) for name in _columns(networks, quantities)}
-    meanings = _meanings(columns)
+    # the columns that decide, each one once: a column that is a multiple of another says the same
+    meanings: dict[str, tuple[str, str]] = {}
+    for name, values in columns.items():
+        if (meaning := _meaning(name)) and not any(proportional(values, columns[one], _ROUNDING) for one in meanings):
+            meanings[name] = meaning
     found = []
     for setting, levels in settings.items():
         known = (levels != "nan").to_numpy()  # of trainings elsewhere, some may be without it
-        if levels[known].nunique() < 2 or _are_numbers(levels[known]):
+        parts = pd.Series([part for level in levels[known].unique() for part in split_at_commas(level)])  # set together
+        if levels[known].nunique() < 2 or pd.to_numeric(parts, errors="coerce").notna().all():
             continue
         rows, others = networks[known], settings[known].drop(columns=setting)
         pairs, units = _pairs(rows, others, levels[known], varied)
@@ -97,15 +101,6 @@ def _columns(networks: pd.DataFrame, quantities: Sequence[Quantity]) -> list[str
     return [name for name in kept if pd.api.types.is_numeric_dtype(networks[name])]
 
 
-def _meanings(columns: Mapping[str, np.ndarray]) -> dict[str, tuple[str, str]]:
-    """Return the columns that decide, each one once: a column that is a multiple of another says the same."""
-    kept: dict[str, tuple[str, str]] = {}
-    for name, values in columns.items():
-        if (meaning := _meaning(name)) and not any(proportional(values, columns[one], _ROUNDING) for one in kept):
-            kept[name] = meaning
-    return kept
-
-
 def _meaning(name: str) -> tuple[str, str] | None:
     """Return the meaning and the family of an invariant number of the whole network that has a direction."""
     column = Column.parse(name)
@@ -119,12 +114,6 @@ def _meaning(name: str) -> tuple[str, str] | None:
 def _is_logarithm(name: str) -> bool:
     one = MEASURES.get(Column.parse(name).name)
     return one is not None and one.card.unit == "log"
-
-
-def _are_numbers(levels: pd.Series) -> bool:
-    """Return whether all levels are numbers, or several numbers that are set together."""
-    parts = pd.Series([part for level in levels.unique() for part in split_at_commas(level)])
-    return bool(pd.to_numeric(parts, errors="coerce").notna().all())
 
 
 def _pairs(

@@ -49,8 +49,9 @@ def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -
     found, lens = _measured(problem, settings)
     if settings.bounds:
         found |= dict(_sides(lens, settings.bounds, split))
+    own = int(digest((settings.data, settings.model, settings.training)), 16)  # networks of one seed move differently
     for name in settings.moved:
-        generator = torch.Generator().manual_seed(_own_seed(settings))
+        generator = torch.Generator().manual_seed(own)
         moved = TRANSFORMS[name].apply(problem, generator).problem
         after, _ = _measured(moved, settings)
         found |= {(Column.of(row).after(name).row, layer): e for (row, layer), e in after.items()}
@@ -72,11 +73,6 @@ def _measured(problem: Problem, settings: NetworkSettings) -> tuple[dict[Key, Es
 def _quietly(lens: Lens, measures: list[Measure] | list[str]) -> Report:  # a study has its own limits and progress
     run = Run(torch.Generator().manual_seed(0), Watch(no_progress, math.inf), thorough=True)
     return measure_with(lens, measures, run)
-
-
-def _own_seed(settings: NetworkSettings) -> int:
-    """Return a seed that only this network has: by its own seed, networks of one seed would all move alike."""
-    return int(digest((settings.data, settings.model, settings.training)), 16)
 
 
 def graph_of(model: nn.Module, split: Split) -> dict[str, torch.Tensor]:

@@ -339,14 +339,11 @@ def _read_study(archive: zipfile.ZipFile, name: str) -> StudyResult:
     if isinstance(study.base.training, Training):  # None has a name since then
         for column in setting_columns(study.varied):
             if column in tables["networks"] and tables["networks"][column].isna().any():
-                tables["networks"][column] = tables["networks"][column].astype(object).map(_named_none)
+                known = tables["networks"][column].astype(object)
+                tables["networks"][column] = known.where(known.notna(), setting_text(None))
     found: StudyResult = made(StudyResult, {**values, **tables, "quantities": study.quantities})
     require_tables(tables, study, found.varied)
     return found
-
-
-def _named_none(value: Any) -> Any:
-    return setting_text(None) if pd.isna(value) else value
 
 
 def _read_table(archive: zipfile.ZipFile, member: str) -> pd.DataFrame:

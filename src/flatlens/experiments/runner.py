@@ -133,9 +133,12 @@ def run_all(
     for name, number in (("workers", workers), ("pack", pack)):
         if isinstance(number, int) and number < 1:
             raise BadInput(f"run_all({name}={number}): expected at least one")
-    whole = deque(tasks)
+    whole = list(tasks)
     shown = None if progress is None else ProgressReporter(progress, label, in_progress, done, done + len(whole), count)
-    packs = _packs(whole, pack) if isinstance(pack, int) else pack(whole)
+    if isinstance(pack, int):
+        packs: Iterable[tuple[_T, ...]] = (tuple(whole[at : at + pack]) for at in range(0, len(whole), pack))
+    else:
+        packs = pack(whole)
     with _hands_of(executor, workers) as hands:
         _Sweep(deque(packs), function, note_failure, hands, shown).run()
 
@@ -224,7 +227,11 @@ class _Sweep(Generic[_T]):
         self.losses.update(pack)
         for task in reversed(pack):
             if self.losses[task] >= self.hands.losses:
-                self._finish(task, _trace_of_loss(error, self.losses[task]))
+                trace = "".join(traceback.format_exception(error))
+                if isinstance(error, BrokenExecutor):
+                    killed = f"the worker was killed {self.losses[task]} times while it ran this"
+                    trace = f"{one_line(error)}\n{killed}: is there enough memory?\n"  # with the exit codes
+                self._finish(task, trace)
             elif self.hands.ours:
                 self.packs.appendleft((task,))
             else:
@@ -237,33 +244,20 @@ class _Sweep(Generic[_T]):
             self.shown.one_more(failed=bool(trace))
 
 
-def _packs(tasks: deque[_T], size: int) -> Iterator[tuple[_T, ...]]:
-    while tasks:
-        yield tuple(tasks.popleft() for _ in range(min(size, len(tasks))))
-
-
 def _guarded(function: Callable[[_T], object], pack: tuple[_T, ...]) -> list[str]:
     """Run a pack in the worker; return exceptions as text, because not every one can be pickled; "" without one."""
     if (several := getattr(function, "several", None)) is not None:  # it takes a pack at a time
         return list(several(pack))
-    return [_trace_of(function, task) for task in pack]
-
-
-def _trace_of(function: Callable[[_T], object], task: _T) -> str:
-    try:
-        function(task)
-    except BadFolder:
-        raise
-    except (Exception, SystemExit):  # an exit is the task's, not the worker's
-        return traceback.format_exc()
-    return ""
-
-
-def _trace_of_loss(error: Exception, times: int) -> str:
-    if isinstance(error, BrokenExecutor):
-        said = one_line(error)  # the exit codes
-        return f"{said}\nthe worker was killed {times} times while it ran this: is there enough memory?\n"
-    return "".join(traceback.format_exception(error))
+    traces = []
+    for task in pack:
+        try:
+            function(task)
+            traces.append("")
+        except BadFolder:
+            raise
+        except (Exception, SystemExit):  # an exit is the task's, not the worker's
+            traces.append(traceback.format_exc())
+    return traces
 
 
 def _broken(error: Exception) -> BadInput:

@@ -153,7 +153,9 @@ class Study:
     def varied(self) -> list[str]:
         """The names of the axes that take more than one value."""
         if isinstance(self.base.training, TrainedElsewhere):
-            return _varied_elsewhere(self.networks())
+            rows = [facts(one) for one in self.networks()]
+            names = dict.fromkeys(name for row in rows for name in row)
+            return [name for name in names if len({repr(row.get(name)) for row in rows}) > 1]
         return [axis.name for axis in self.axes if len(axis.values) > 1]
 
     def setting(self, name: str, value: Any) -> Study:
@@ -242,19 +244,9 @@ def in_words(settings: NetworkSettings, varied: Sequence[str]) -> str:
 def facts(settings: NetworkSettings) -> dict[str, Any]:
     """Return what is known about the training elsewhere of a network, and the settings of its architecture."""
     model = settings.model
-    own = (
-        dict(model.options)
-        if isinstance(model, UserNetwork)
-        else {f.name: getattr(model, f.name) for f in fields(model)}
-    )
+    own = model.options if isinstance(model, UserNetwork) else {f.name: getattr(model, f.name) for f in fields(model)}
     known = settings.training.settings if isinstance(settings.training, TrainedElsewhere) else {}
     return {**known, **own, "seed": settings.training.seed}
-
-
-def _varied_elsewhere(networks: list[NetworkSettings]) -> list[str]:
-    rows = [facts(one) for one in networks]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if len({repr(row.get(name)) for row in rows}) > 1]
 
 
 def fitted(model: Architecture, split: Split) -> Architecture:
@@ -356,7 +348,11 @@ def settings_apart(there: Study, here: Study) -> str:
     >>> settings_apart(Study.digits("smoke"), study.setting("samples", 40).over("lr", 0.1))
     'base.samples: none there, 40 requested; lr: [0.05, 0.1] there, [0.1] requested'
     """
-    before, now = (_by_name(without_places(one.as_json())) for one in (there, here))
+    # the settings of the networks by dotted name, and the axes by name
+    plain = (without_places(one.as_json()) for one in (there, here))
+    before, now = (
+        dict(_dotted(one["base"], "base.")) | {axis["name"]: axis["values"] for axis in one["axes"]} for one in plain
+    )
     for axis in there.axes:
         now[axis.name] = now.get(axis.name, [as_plain(_value_in(here.base, axis.name))])
     for axis in here.axes:
@@ -372,11 +368,6 @@ def _value_in(settings: NetworkSettings, name: str) -> Any:
         return value_of(settings, name)
     except (UnknownName, BadInput):  # another architecture
         return None
-
-
-def _by_name(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a study's networks by dotted name, and its axes by name."""
-    return dict(_dotted(plain["base"], "base.")) | {axis["name"]: axis["values"] for axis in plain["axes"]}
 
 
 def _dotted(plain: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -411,4 +402,4 @@ def _told(value: Any) -> str:
         return f"[{', '.join(map(_told, value))}]"
     if isinstance(value, dict):
         return f"{value.get('type', '')}({', '.join(f'{k}={_told(v)}' for k, v in value.items() if k != 'type')})"
-    return "none" if value is None else str(value)
+    return setting_text(value)

@@ -122,8 +122,17 @@ def load_yaml(path: Path) -> dict[str, Any]:
     with needs("study", "a study in YAML"):
         import yaml
 
+    class Loader(yaml.SafeLoader):  # to which 1e-3 is a number, as in Python, and which refuses a name given twice
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if twice := next((key for at, key in enumerate(keys) if key in keys[:at]), None):
+                raise BadInput(f"the study {str(path)!r} names {twice} twice: keep one of them")
+            return node
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader(path))
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)
     except BadInput:
         raise
     except (OSError, UnicodeDecodeError) as error:
@@ -134,32 +143,12 @@ def load_yaml(path: Path) -> dict[str, Any]:
         raise BadInput(
             f"the study {str(path)!r} is a {type(found).__name__}: it must be a mapping, data: ..., model: ..."
         )
-    _require_end(found, path)
-    return found
-
-
-def _loader(path: Path) -> Any:
-    """Return a safe loader of YAML to which 1e-3 is a number, as in Python, and which refuses a name given twice."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def compose_mapping_node(self, anchor: Any) -> Any:
-            node = super().compose_mapping_node(anchor)
-            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            if twice := next((key for at, key in enumerate(keys) if key in keys[:at]), None):
-                raise BadInput(f"the study {str(path)!r} names {twice} twice: keep one of them")
-            return node
-
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
-    return Loader
-
-
-def _require_end(found: object, path: Path) -> None:
-    parts = [found]
+    parts: list[Any] = [found]
     for count, part in enumerate(parts):  # the list grows during the loop
         if count > _MOST:
             raise BadInput(f"the study {str(path)!r} contains itself, or more than {_MOST:,} values")
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+    return found
 
 
 def _value(node: ast.expr, known: Mapping[str, type], text: str) -> Any:
@@ -221,10 +210,15 @@ def data_of(part: Any, test: str | None) -> tuple[DataSettings | UserData, ReadS
 def part_of(name: str, plain: Any) -> Any:
     """Return a part of a YAML file: settings from an expression, or from a mapping whose type is named or implied."""
     if isinstance(plain, str) and name == "model" and user_code.is_userfile(plain.partition("(")[0]):
-        return _user_network(plain)
+        spec, bracket, rest = plain.partition("(")
+        return UserNetwork.of(spec, expression(f"given({rest}", {"given": dict}) if bracket else {})
+    if isinstance(plain, str) and (
+        "(" in plain or plain in KNOWN
+    ):  # an MLP may leave out the sizes that the data gives
+        known: dict[str, Any] = {**KNOWN, "MLP": lambda **given: made(MLP, _SIZES | given)}
+        return expression(plain, known)
     if isinstance(plain, str):
-        looks_like_settings = "(" in plain or plain in KNOWN
-        return expression_of_model(plain) if looks_like_settings else plain
+        return plain
     if isinstance(plain, list):
         return tuple(part_of(name, each) for each in plain)
     if not isinstance(plain, Mapping):
@@ -256,12 +250,6 @@ def _require_no_optimiser(given: Mapping[str, Any]) -> None:
             )
 
 
-def expression_of_model(text: str) -> Any:
-    """Return the architecture that `MLP(widths=(64, 64))` describes; sizes that the data gives may be left out."""
-    known: dict[str, Any] = {**KNOWN, "MLP": lambda **given: made(MLP, _SIZES | given)}
-    return expression(text, known)
-
-
 def assigned(text: str) -> tuple[str, tuple[Any, ...]]:
     """Return the name and the values of `--set NAME=VALUE,VALUE`; models may be functions of the user's.
 
@@ -272,11 +260,6 @@ def assigned(text: str) -> tuple[str, tuple[Any, ...]]:
     if name.strip() != "model" or not right.strip():
         return assignment(text, KNOWN)
     return "model", tuple(part_of("model", one) for one in split_values(f"({right})") if one)
-
-
-def _user_network(written: str) -> UserNetwork:
-    spec, bracket, rest = written.partition("(")
-    return UserNetwork.of(spec, expression(f"given({rest}", {"given": dict}) if bracket else {})
 
 
 def pairs(plain: Any) -> list[tuple[str, tuple[Any, ...]]]:
@@ -317,7 +300,6 @@ def in_its_folder(file: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 Facts: TypeAlias = dict[str, Any]
-
 WEIGHTS = ("weights", "checkpoint", "path", "file")
 """The columns that may name the files."""
 ENDINGS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")

@@ -114,8 +114,11 @@ def whole_folder(target: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         flush_all([*partial.iterdir(), partial])
-        with suppress(FileExistsError):
-            _rename_folder(partial, target)
+        try:
+            partial.rename(target)
+        except OSError:
+            if not target.is_dir():  # "directory not empty" has several error numbers
+                raise
         flush(target.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -155,21 +158,17 @@ def refuse_foreign(out: Path, mark: str, own: Collection[str], what: str) -> Non
 def sweep(folder: Path) -> None:
     """Remove temporary files of killed processes; files of running processes stay."""
     for leftover in folder.glob(f".*{PARTIAL}"):
-        if _abandoned(leftover):
-            if leftover.is_dir():
-                shutil.rmtree(leftover, ignore_errors=True)
-            else:
-                leftover.unlink(missing_ok=True)
-
-
-def _abandoned(leftover: Path) -> bool:
-    try:
-        if time.time() - leftover.stat().st_mtime > OLD:
-            return True
-        where, process = leftover.name.removesuffix(PARTIAL).rsplit(".", 3)[1:3]
-        return where == host() and not _alive(int(process))
-    except (FileNotFoundError, ValueError):
-        return False  # just finished, or not a file of flatlens
+        try:
+            abandoned = time.time() - leftover.stat().st_mtime > OLD
+            if not abandoned:
+                where, process = leftover.name.removesuffix(PARTIAL).rsplit(".", 3)[1:3]
+                abandoned = where == host() and not _alive(int(process))
+        except (FileNotFoundError, ValueError):
+            continue  # just finished, or not a file of flatlens
+        if abandoned and leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        elif abandoned:
+            leftover.unlink(missing_ok=True)
 
 
 def _alive(process: int) -> bool:
@@ -183,15 +182,6 @@ def _alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return True  # no such files on this system
-
-
-def _rename_folder(partial: Path, target: Path) -> None:
-    try:
-        partial.rename(target)
-    except OSError:
-        if target.is_dir():  # "directory not empty" has several error numbers
-            raise FileExistsError(target) from None
-        raise
 
 
 SUFFIX = ".progress"
@@ -226,26 +216,6 @@ class _Note:
             finally:
                 partial.unlink(missing_ok=True)
         self.next = time.monotonic() + EVERY
-
-
-def in_progress(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return (done, total) of every run with a progress file in `folder`, by the stem of the file."""
-    notes = {path.name.removesuffix(SUFFIX): _read(path) for path in sorted(folder.glob(f"[!.]*{SUFFIX}"))}
-    return {stem: note for stem, note in notes.items() if note is not None}
-
-
-def remove_progress_files(folder: Path) -> None:
-    """Remove the files that killed runs left; running ones write theirs again within a second."""
-    for path in folder.glob(f"[!.]*{SUFFIX}"):
-        path.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> tuple[int, int] | None:
-    try:
-        done, total = path.read_text(encoding="ascii").split()
-        return int(done), int(total)
-    except (OSError, ValueError):
-        return None  # the run has just ended
 
 
 _T = TypeVar("_T")
@@ -396,7 +366,13 @@ class Store:
 
     def in_progress(self, networks: Mapping[str, _T]) -> dict[_T, tuple[int, int]]:
         """Return (steps done, largest number of steps) of the networks in training; `networks` maps keys to them."""
-        return {networks[key]: steps for key, steps in in_progress(self._in("training")).items() if key in networks}
+        found = {}
+        for note in sorted(self._in("training").glob(f"[!.]*{SUFFIX}")):
+            with suppress(OSError, ValueError):  # the run has just ended
+                done, total = map(int, note.read_text(encoding="ascii").split())
+                if (key := note.name.removesuffix(SUFFIX)) in networks:
+                    found[networks[key]] = (done, total)
+        return found
 
     def write(self, record: Record) -> None:
         """Write a network; remove its failure and its checkpoints."""
@@ -494,7 +470,8 @@ class Store:
             write_whole(self.out / name, csv_of(table))
 
     def _clear_training(self) -> None:
-        remove_progress_files(self._in("training"))
+        for note in self._in("training").glob(f"[!.]*{SUFFIX}"):  # running networks write theirs again within a second
+            note.unlink(missing_ok=True)
         for checkpoint in self._in("training").glob("*.pt"):
             if self.folder(checkpoint.name.partition(".")[0]).is_dir():
                 checkpoint.unlink(missing_ok=True)

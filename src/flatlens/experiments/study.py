@@ -17,10 +17,9 @@ from torch import nn
 
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
-from flatlens.experiments.answer import answer_of_study, level_sentences
 from flatlens.experiments.derived import digest_of, read_derived, write_derived
 from flatlens.experiments.levels import level_differences, table_of
-from flatlens.experiments.narrative import findings
+from flatlens.experiments.narrative import answer_of_study, findings, level_sentences
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
@@ -222,25 +221,8 @@ def load_study(out: str | os.PathLike[str], *, again: bool = False) -> StudyResu
     if not finished:
         why = f"; the first error: {failed[0][1]}" if failed else ""
         raise BadFolder(f"no network of the study in {str(out)!r} is finished ({len(failed)} failed{why})")
-    result = _underived(study, _gathered(store, study, finished), failed)
-    known = None if again else read_derived(store.out / DERIVED, _digest(result))
-    return replace(result, **(_derived(study, result) if known is None else known))
-
-
-def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Loaded:
-    here = [key for key in finished if store.folder(key).is_dir()]
-    found = Loaded.of_records([store.read(key) for key in here], study.varied)
-    there = {settings.key: settings for settings in study.networks() if settings.key in set(finished) - set(here)}
-    for kept in store.kept():
-        mine = [there.pop(key) for key in kept.networks["key"] if key in there]
-        found = found.with_others(Loaded.of_result(kept, mine, study.varied), finished)
-    return found
-
-
-def _underived(study: Study, found: Loaded, failed: list[tuple[str, str]]) -> StudyResult:
-    """Return what the folders hold of a study; what is derived from it is empty."""
-    nothing = pd.DataFrame()
-    return StudyResult(
+    found, nothing = _gathered(store, study, finished), pd.DataFrame()
+    result = StudyResult(  # what is derived from the rest is empty yet
         networks=found.networks,
         layers=found.layers,
         curves=found.curves,
@@ -261,6 +243,18 @@ def _underived(study: Study, found: Loaded, failed: list[tuple[str, str]]) -> St
         varied=study.varied,
         seconds=round(found.seconds, 1),
     )
+    known = None if again else read_derived(store.out / DERIVED, _digest(result))
+    return replace(result, **(_derived(study, result) if known is None else known))
+
+
+def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Loaded:
+    here = [key for key in finished if store.folder(key).is_dir()]
+    found = Loaded.of_records([store.read(key) for key in here], study.varied)
+    there = {settings.key: settings for settings in study.networks() if settings.key in set(finished) - set(here)}
+    for kept in store.kept():
+        mine = [there.pop(key) for key in kept.networks["key"] if key in there]
+        found = found.with_others(Loaded.of_result(kept, mine, study.varied), finished)
+    return found
 
 
 def _derived(study: Study, result: StudyResult) -> dict[str, Any]:

@@ -177,17 +177,16 @@ def without_seeds(networks: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame
     columns = {}
     for axis in varied:
         if kept := but_seeds(axis):
-            parts = [_words_of(networks, axis, name) for name in kept]
+            parts = []
+            for name in kept:
+                if name in networks:
+                    parts.append(networks[name].astype(object).map(str).map(seedless))  # of no networks as well
+                else:  # an older table has settings that vary together in one column alone
+                    at = axis.split(TOGETHER).index(name)
+                    of_axis = networks[axis].map(lambda values, at=at: seedless(split_values(values)[at]))
+                    parts.append(of_axis.replace("None", NONE))
             columns[TOGETHER.join(kept)] = reduce(lambda one, other: one + ", " + other, parts)
     return pd.DataFrame(columns, index=networks.index)
-
-
-def _words_of(networks: pd.DataFrame, axis: str, name: str) -> pd.Series:
-    """Return one of the settings of an axis as text; older tables have those that vary together in one column alone."""
-    if name in networks:
-        return networks[name].astype(object).map(str).map(seedless)  # of no networks as well
-    parts = networks[axis].map(lambda values: seedless(split_values(values)[axis.split(TOGETHER).index(name)]))
-    return parts.replace("None", NONE)
 
 
 def _cell(value: Any, seed: int | None) -> Any:

@@ -128,13 +128,6 @@ def _plots(results: Results) -> list[Plot]:
         "claims, log(exact / wide) is the logarithm of the bound with the exact radius over that distance, with the "
         "most samples; below 0 the bound is not vacuous."
     )
-    return [
-        replace(drawn, log_x=True, dashed=(VACUOUS,), y="distance from the target", group="mean of"),
-        Plot("informative_from", "Where the bound stops being vacuous", said, "table", _informative(table)),
-    ]
-
-
-def _informative(table: pd.DataFrame) -> pd.DataFrame:
     cells = []
     for law, networks in table.groupby("law", sort=False):
         means = networks.groupby("train")[list(RULES)].mean()
@@ -144,7 +137,10 @@ def _informative(table: pd.DataFrame) -> pd.DataFrame:
             text = f"{n:,.0f}" if len(low) else "none of these"
             where = {"panel": "samples: these networks (at best)", "row": law, "column": rule}
             cells.append({**where, "text": f"{text} ({least:,})", "samples": n, "at_best": least})
-    return pd.DataFrame(cells)
+    return [
+        replace(drawn, log_x=True, dashed=(VACUOUS,), y="distance from the target", group="mean of"),
+        Plot("informative_from", "Where the bound stops being vacuous", said, "table", pd.DataFrame(cells)),
+    ]
 
 
 def enough(law: str, rule: Rule) -> int:

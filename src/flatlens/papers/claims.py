@@ -39,6 +39,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,19 +49,8 @@ from flatlens.papers import contrasts, evidence, trajectories
 from flatlens.papers import experiment as constants
 from flatlens.papers.experiment import SHARED_WORDS, Experiment, Plot, Prediction, Results, Scale, Setting, Side
 
-_GIVEN = (
-    "name",
-    "says",
-    "source",
-    "statistic",
-    "kind",
-    "quote",
-    "reason",
-    "headline",
-    "decided_by",
-    "value_is",
-    "accepted",
-)
+_GIVEN = {field.name for field in fields(Prediction)} - {"side", "than"}
+"""What an entry can give of a prediction; its side and number stand in the statistic."""
 _NAMES = {**vars(constants), **vars(trajectories), **vars(evidence), **vars(contrasts)}
 _SIDES: Mapping[str, Side] = {">": "above", "<": "below"}
 
@@ -115,19 +105,8 @@ def _prediction(paper: str, row: dict[str, Any], names: dict[str, Any]) -> Predi
         return eval(text, {"__builtins__": {}}, names)  # of a file of this package, trusted as its code is
 
     statistic, sign, than = re.split(r" ([<>]) (?=[^<>]*$)", row["statistic"])
-    reason = row.get("reason", "")
-    return Prediction(
-        name=row["name"].replace(" ", "_"),
-        says=row["says"],
-        source=f"{paper} {row['source']}",
-        statistic=evaluated(statistic),
-        side=_SIDES[sign],
-        than=float(evaluated(than)),
-        kind=row.get("kind", "reading" if reason else "claim"),
-        quote=row["quote"],
-        reason=reason,
-        headline=row.get("headline", False),
-        decided_by=row.get("decided_by", ""),
-        value_is=row.get("value_is", ""),
-        accepted=row.get("accepted", ""),
-    )
+    return Prediction(**{
+        "kind": "reading" if row.get("reason") else "claim", **row, "name": row["name"].replace(" ", "_"),
+        "source": f"{paper} {row['source']}", "statistic": evaluated(statistic), "side": _SIDES[sign],
+        "than": float(evaluated(than)),
+    })  # fmt: skip

@@ -54,20 +54,17 @@ def coded_bound(separation: float, seed: int) -> tuple[CodedBound, ...]:
     phi, y = torch.from_numpy(features), torch.from_numpy(labels).double()
     generator = torch.Generator().manual_seed(seed)
     folds = torch.randperm(SAMPLES, generator=generator).chunk(FOLDS)
-    return tuple(_of_fold(phi, y, folds, at, seed, generator) for at in range(FOLDS))
-
-
-def _of_fold(
-    phi: Tensor, y: Tensor, folds: tuple[Tensor, ...], at: int, seed: int, generator: torch.Generator
-) -> CodedBound:
-    train, test = folds[at][:TRAINED_ON], torch.cat([fold for other, fold in enumerate(folds) if other != at])
-    error, representativeness = cross_validated(phi[train], y[train], generator)
-    W, b = head(phi[train], y[train])
-    layers = network(seed * FOLDS + at)
-    sides = [flatness(layers, W, b, preimages(layers, phi[rows]), y[rows]) for rows in (train, test)]
-    (kappa, train_loss), (_, test_loss) = sides
-    bound = DELTA**2 / phi.shape[1] * kappa + representativeness
-    return CodedBound(bound, test_loss - train_loss, representativeness, error)
+    found = []
+    for at in range(FOLDS):
+        train, test = folds[at][:TRAINED_ON], torch.cat([fold for other, fold in enumerate(folds) if other != at])
+        error, representativeness = cross_validated(phi[train], y[train], generator)
+        W, b = head(phi[train], y[train])
+        layers = network(seed * FOLDS + at)
+        sides = [flatness(layers, W, b, preimages(layers, phi[rows]), y[rows]) for rows in (train, test)]
+        (kappa, train_loss), (_, test_loss) = sides
+        bound = DELTA**2 / phi.shape[1] * kappa + representativeness
+        found.append(CodedBound(bound, test_loss - train_loss, representativeness, error))
+    return tuple(found)
 
 
 def head(phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,8 @@ from flatlens.statistics.statistic import Array, Retained
 OfCounts: TypeAlias = Callable[[Array, Array, Array], Array]
 """A correlation of two columns in each subset of networks: `pearson` or `spearman`."""
 Columns: TypeAlias = dict[str, Array]
+_Over: TypeAlias = Callable[[Columns, OfCounts, Array], Array]
+"""A statistic of such correlations of columns."""
 
 
 @deferred
@@ -148,31 +150,15 @@ def rising(table: Table, group: str, x: str, y: str) -> Evidence:
     return lambda results: _of(table(results), [group, x, y], slope, name)
 
 
-def _of(
-    networks: pd.DataFrame,
-    columns: Sequence[str],
-    over: Callable[[Columns, OfCounts, Array], Array],
-    name: str,
-    *,
-    fisher: bool = False,
-    folded: bool = False,
-) -> Statistic:
-    return _of_kept(complete(networks, columns), over, name, fisher=fisher, folded=folded)
+def _of(networks: pd.DataFrame, columns: Sequence[str], over: _Over, name: str, **options: bool) -> Statistic:
+    return _of_kept(complete(networks, columns), over, name, **options)
 
 
-def _of_kept(
-    kept: Retained,
-    over: Callable[[Columns, OfCounts, Array], Array],
-    name: str,
-    *,
-    fisher: bool = False,
-    folded: bool = False,
-) -> Statistic:
+def _of_kept(kept: Retained, over: _Over, name: str, *, fisher: bool = False, folded: bool = False) -> Statistic:
     """Return `over` of Pearson's correlations of columns, with that of Spearman's beside it, over independent units."""
     of = {str(column): kept.table[column].to_numpy() for column in kept.table}
-    return weighed(
-        name, partial(over, of, pearson), kept, fisher=fisher, folded=folded, ranks=partial(over, of, spearman)
-    )
+    ranks = partial(over, of, spearman)
+    return weighed(name, partial(over, of, pearson), kept, fisher=fisher, folded=folded, ranks=ranks)
 
 
 def unchanged(table: Table, before: str, after: str) -> Evidence:
@@ -310,7 +296,9 @@ def by_part(results: Results, table: Table, part: Chosen, x: str, y: str, name: 
     cuts = ([np.logical_and(mine, chosen) for mine in members], members)
 
     def difference(of: Columns, r: OfCounts, counts: Array) -> Array:
-        return _margin_of_known(*(_in_each(cut, of[x], of[y], counts, r) for cut in cuts))
+        z, other = (_in_each(cut, of[x], of[y], counts, r) for cut in cuts)
+        known = np.isfinite(z[:, 0]) & np.isfinite(other[:, 0])  # over all networks, the first of each row
+        return margin(z[known], other[known]) if known.any() else np.full(z.shape[1], np.nan)
 
     return _of_kept(kept, difference, f"{name}, of Fisher's z")
 
@@ -325,12 +313,6 @@ def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array, r: OfC
     few = np.array([mine.sum() < _FEWEST for mine in members])
     z = np.stack([fishers_z(r(x[mine], y[mine], counts[:, mine])) for mine in members])
     return np.where(few[:, None], np.nan, z)
-
-
-def _margin_of_known(z: Array, other: Array) -> Array:
-    """Return `margin` of the cases in which both have a correlation over all networks, the first of each row."""
-    known = np.isfinite(z[:, 0]) & np.isfinite(other[:, 0])
-    return margin(z[known], other[known]) if known.any() else np.full(z.shape[1], np.nan)
 
 
 @deferred

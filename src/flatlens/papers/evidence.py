@@ -228,13 +228,12 @@ def correlated(results: Results, table: Table, x: str, y: str, coefficient: Coef
 def along(results: Results, table: Table, setting: str, column: str, same: Sequence[str]) -> Statistic:
     """Return the mean of Kendall's tau-b of a setting and a column, over groups of networks equal in `same`."""
     name = f"Kendall tau-b of {setting} and {column}, alike in {', '.join(same)}"
-    mean = over_groups(table, setting, column, same, _ordered, name, correlations=True)
-    one = mean(results)
+
+    def ordered(line: pd.Series) -> float:
+        return tau(line.index.to_numpy(dtype=float), line.to_numpy())
+
+    one = over_groups(table, setting, column, same, ordered, name, correlations=True)(results)
     return replace(one, low=np.clip(one.low, -1, 1), high=np.clip(one.high, -1, 1))  # where a tau lies
-
-
-def _ordered(line: pd.Series) -> float:
-    return tau(line.index.to_numpy(dtype=float), line.to_numpy())
 
 
 def tau(x: Array, y: Array) -> float:

@@ -84,12 +84,7 @@ TIMES = 90
 
 
 def _x16(scale: Scale) -> Mapping[str, Study]:
-    train, test, repeats = {
-        "smoke": (60, 140, 4),
-        "laptop": (500, 4500, 100),
-        "desk": (500, 4500, 100),
-        "paper": (500, 4500, 100),
-    }[scale]
+    train, test, repeats = (60, 140, 4) if scale == "smoke" else (500, 4500, 100)
     separations = (1.0, 4.0) if scale == "smoke" else (0.5, 1.0, 2.0, 3.0, 4.0, 5.0)
     base = of_clusters(DataSettings("inverted_clusters", train=train, test=test, separation=4.0), (FLATNESS, AS_CODED))
     shown = (
@@ -100,15 +95,6 @@ def _x16(scale: Scale) -> Mapping[str, Study]:
     )
     axes = (Axis("separation", separations), seed_axis(repeats))
     return {"clusters": Study("clusters", base, axes, shown, scale=scale)}
-
-
-def _sizes(results: Results) -> tuple[tuple[float, ...], int, list[int]]:
-    networks, n = results["clusters"].networks, int(results["clusters"].settings["base"]["data"]["train"])
-    return tuple(sorted(map(float, networks["separation"].unique()))), n, sorted(map(int, networks["seed"].unique()))
-
-
-def _seeds(block: int) -> range:
-    return range(TIMES * block, TIMES * (block + 1))
 
 
 GAPS: Mapping[str, str] = {"squared error": "generalisation_gap", "0-1 error": ZERO_ONE}
@@ -130,13 +116,15 @@ def in_blocks(results: Results, generator: Generator) -> pd.DataFrame:
     Blocks are independent. `labelled` is the separation under which the stored generator returns a data set: its list
     of separations is read backwards, so that the largest separation has the smallest one's label.
     """
-    separations, n, blocks = _sizes(results)
+    networks, n = results["clusters"].networks, int(results["clusters"].settings["base"]["data"]["train"])
+    separations = tuple(sorted(map(float, networks["separation"].unique())))
     label = dict(zip(separations, reversed(separations), strict=True))
-    rows = [
-        (separation, label[separation], block, *(_z(values, *reading) for reading in READINGS.values()))
-        for block in blocks
-        for separation, values in zip(separations, measured(separations, n, _seeds(block), generator), strict=True)
-    ]
+    rows = []
+    for block in sorted(map(int, networks["seed"].unique())):
+        of_block = measured(separations, n, range(TIMES * block, TIMES * (block + 1)), generator)
+        for separation, values in zip(separations, of_block, strict=True):
+            z = (_z(values, *reading) for reading in READINGS.values())
+            rows.append((separation, label[separation], block, *z))
     return labelled(pd.DataFrame(rows, columns=["separation", "labelled", "block", *READINGS]), ["block"])
 
 
@@ -260,14 +248,10 @@ def as_coded(results: Results) -> pd.DataFrame:
     Separations and seeds are the study's; nothing else is (see `coded_bound`).
     """
     pairs = reached("folds")(results)[["separation", "seed"]].drop_duplicates()
-    rows = [
-        (
-            separation,
-            seed,
-            *np.mean([(f.bound, f.gap, f.representativeness, f.error) for f in _coded(separation, seed)], 0),
-        )
-        for separation, seed in zip(pairs["separation"].astype(float), pairs["seed"].astype(int), strict=True)
-    ]
+    rows = []
+    for separation, seed in zip(pairs["separation"].astype(float), pairs["seed"].astype(int), strict=True):
+        folds = [(f.bound, f.gap, f.representativeness, f.error) for f in _coded(separation, seed)]
+        rows.append((separation, seed, *np.mean(folds, 0)))
     columns = ["separation", "seed", "bound", "generalisation_gap", "representativeness", "cross-validated 0-1 error"]
     found = labelled(pd.DataFrame(rows, columns=columns), ["seed"])
     bound, gap = found["bound"], found["generalisation_gap"]
@@ -386,20 +370,12 @@ def _x18(scale: Scale) -> Mapping[str, Study]:
         "paper": ((64, 128, 256, 512, 1024), 10, 300),
     }[scale]
     until = Until(loss_below=0.3 if scale == "smoke" else 0.1, loss_over="epoch")
-    looks = 2000 if scale == "desk" else 100
+    looks, accuracy = 2000 if scale == "desk" else 100, ("test_accuracy",) if scale == "paper" else ()
     base = NetworkSettings(
         data,
         LeNet5(classes=10 if scale in ON_PAPERS_DATA else 2),
         Training(SGD(0.02), batch_size=64, until=until, max_epochs=epochs, check_every=looks),
-        measures=(
-            *RIGHT.values(),
-            NORMALISED,
-            "kappa_trace",
-            "loss",
-            "generalisation_gap",
-            SUMMED_GAP,
-            *(("test_accuracy",) if scale == "paper" else ()),
-        ),
+        measures=(*RIGHT.values(), NORMALISED, "kappa_trace", "loss", "generalisation_gap", SUMMED_GAP, *accuracy),
         moved=(MOVED, MOVED_NEURONS),
         samples=500 if scale == "desk" else None,  # convolutions in float64 take six times as long as in float32
     )

@@ -3,6 +3,9 @@
 A replication is a replication with other seeds and sizes, or a split-half check: each half of the units by itself. An
 archive is a zip file that holds experiment.json and the tables of each study, from which it is weighed and drawn
 again.
+
+The answer is at most three sentences: of the main claims (of all claims, if the experiment has none), theorems aside,
+how many are reproduced; how certain that is; what differs from the paper, or what to do next.
 """
 
 from __future__ import annotations
@@ -27,7 +30,6 @@ from flatlens.experiments.store import Store, refuse_foreign
 from flatlens.experiments.study import RunOptions, load_study, run_study
 from flatlens.files import write_whole
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.answer import answer_of_claims
 from flatlens.papers.evidence import column_of_units
 from flatlens.papers.experiment import (
     SCALES,
@@ -38,9 +40,11 @@ from flatlens.papers.experiment import (
     Results,
     Scale,
     counted,
+    counted_conclusions,
     replicated,
 )
 from flatlens.progress import count_of
+from flatlens.statistics.inference import FEWEST_UNITS
 
 SHIFT = 1000
 """Number added to every seed."""
@@ -64,23 +68,21 @@ def rerun(study: Study) -> Study:
 
 
 def _shifted(names: list[str], value: Any) -> Any:
-    if len(names) > 1:
-        return tuple(_shifted([name], its) for name, its in zip(names, value, strict=True))
-    return _changed(last_field(names[0]), value)
+    each = [_another(its, last_field(name)) for name, its in zip(names, value if names[1:] else [value], strict=True)]
+    return tuple(each) if names[1:] else each[0]
 
 
-def _changed(name: str, value: Any) -> Any:
+def _another(value: Any, name: str = "") -> Any:
+    """Return a setting, or settings, of the re-run; `name` is the field's."""
     if name == "seed":
         return value + SHIFT
-    return round(SIZE * value) if name in _SIZES and value is not None else _another(value)
-
-
-def _another(settings: Any) -> Any:
-    if isinstance(settings, tuple):
-        return tuple(map(_another, settings))
-    if not is_dataclass(settings) or isinstance(settings, type):
-        return settings
-    return replace(settings, **{f.name: _changed(f.name, getattr(settings, f.name)) for f in fields(settings)})
+    if name in _SIZES and value is not None:
+        return round(SIZE * value)
+    if isinstance(value, tuple):
+        return tuple(map(_another, value))
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{field.name: _another(getattr(value, field.name), field.name) for field in fields(value)})
 
 
 HALVES = "each half of the independent units (every other seed)"
@@ -96,19 +98,16 @@ def split_half(results: Results) -> tuple[Results, Results]:
     of_seeds = [one.networks[column] for one in results.values() if (column := column_of_units(one)) != "key"]
     seeds = {seed for column in of_seeds for seed in column}
     every_other = set(sorted(seeds)[::2])
-    return tuple({name: _half(result, odd, every_other) for name, result in results.items()} for odd in (False, True))  # type: ignore[return-value]
-
-
-def _half(result: StudyResult, odd: bool, every_other: set[int]) -> StudyResult:
-    networks, column = result.networks, column_of_units(result)
-    units = networks[column]
-    first = units.rank(method="dense") % 2 == 1 if column == "key" else units.isin(every_other)
-    keys = networks.loc[first != odd, "key"]
-    tables = {name: getattr(result, name) for name in _TABLES}
-    return replace(
-        result,
-        **{name: table[table["key"].isin(keys)].reset_index(drop=True) for name, table in tables.items() if len(table)},
-    )
+    halves: tuple[dict[str, StudyResult], dict[str, StudyResult]] = {}, {}
+    for name, result in results.items():
+        units = result.networks[column := column_of_units(result)]
+        first = units.rank(method="dense") % 2 == 1 if column == "key" else units.isin(every_other)
+        tables = {table: getattr(result, table) for table in _TABLES}
+        for half, mine in zip(halves, (first, ~first), strict=True):
+            keys = result.networks.loc[mine, "key"]
+            kept = {one: table[table["key"].isin(keys)] for one, table in tables.items() if len(table)}
+            half[name] = replace(result, **{one: table.reset_index(drop=True) for one, table in kept.items()})
+    return halves
 
 
 MARK = "experiment.json"
@@ -171,6 +170,87 @@ class Reproduction:
     def unfinished(self) -> int:
         """Networks that have neither finished nor failed."""
         return sum(result.unfinished for result in self.results.values())
+
+
+MOST_NAMED = 2
+"""Number of claims that are not reproduced which the answer names."""
+
+
+def answer_of_claims(found: Sequence[Reproduction]) -> list[str]:
+    """Return at most three sentences on one experiment or several: what is the case, how certain, what next."""
+    main = [pair for one in found for pair in _main(one)]
+    return [_what(found, main), _certain(found, main), *_next(found)]
+
+
+def _main(one: Reproduction) -> list[tuple[Outcome, Conclusion]]:
+    """Return the main claims with their conclusions: those that a replication agrees with, if there was one."""
+    every = list(range(len(one.outcomes)))
+    headlines = [at for at in every if one.outcomes[at].prediction.headline]
+    main = []
+    for at in headlines or [at for at in every if one.outcomes[at].prediction.kind != "theorem"] or every:
+        outcome, again = one.outcomes[at], one.again[at] if one.again else None
+        halves = one.halves[at] if one.halves else ()
+        main.append((outcome, replicated(outcome, again, halves) if again or halves else outcome.conclusion))
+    return main
+
+
+def _what(found: Sequence[Reproduction], main: Sequence[tuple[Outcome, Conclusion]]) -> str:
+    counts = counted_conclusions(conclusion for _, conclusion in main)
+    others = [f"{number} {c}" for c, number in counts.items() if c in _ALWAYS or (number and c != "reproduced")]
+    kind = "main claim" if all(outcome.prediction.headline for outcome, _ in main) else "claim"
+    told = ", ".join([f"{counts['reproduced']} of {count_of(len(main), kind)} reproduced", *others])
+    who = found[0].experiment.id if len(found) == 1 else count_of(len(found), "experiment")
+    scales = " and ".join(dict.fromkeys(one.scale for one in found))
+    failed = [outcome.prediction.says.rstrip(".") for outcome, c in main if c == "not reproduced"][:MOST_NAMED]
+    named = f"; not reproduced: {'; '.join(failed)}" if failed else ""
+    return f"{who} at {scales} scale: {told}{named}."
+
+
+_ALWAYS = ("not reproduced", "open")
+"""Conclusions that are counted even if none has them, as the reproduced ones."""
+
+
+def _certain(found: Sequence[Reproduction], main: Sequence[tuple[Outcome, Conclusion]]) -> str:
+    known = [s for outcome, _ in main if (s := outcome.statistic).units is not None and s.n]
+    least, most = (end((s.units or 0 for s in known), default=0) for end in (min, max))
+    units = f"{least}" if least == most else f"{least} to {most}"
+    words = dict.fromkeys(s.unit or "unit" for s in known)
+    unit = next(iter(words)) if len(words) == 1 else "unit"
+    over = f"over {units} independent {unit}{'' if most == 1 else 's'}" if known else "over networks"
+    few = f", and fewer than {FEWEST_UNITS} give none" if least < FEWEST_UNITS and known else ""
+    return f"How certain: 95% intervals {over}{few}; {_replication(found, main)}."
+
+
+def _replication(found: Sequence[Reproduction], main: Sequence[tuple[Outcome, Conclusion]]) -> str:
+    ways = {bool(one.again) for one in found if one.again or one.halves}
+    decided = [(outcome, c) for outcome, c in main if outcome.conclusion not in ("open", "not tested")]
+    if not ways:
+        return "no replication (--again runs one)"
+    if not decided:
+        return "no claim is decided"
+    agree = sum(c == outcome.conclusion for outcome, c in decided)
+    of_one = "a replication with other seeds" if True in ways else "a split-half check"
+    way = "a replication" if len(ways) > 1 else of_one
+    return f"{way} agrees with {agree} of {count_of(len(decided), 'decided claim')}"
+
+
+def _next(found: Sequence[Reproduction]) -> list[str]:
+    """Return what differs from the paper, and what to do next; one sentence, if there is anything to say."""
+    unfinished = sum(one.unfinished for one in found)
+    parts = [f"{count_of(unfinished, 'network')} not finished: the same command continues"] if unfinished else []
+    differ = [sentence.rstrip(".") for one in found for sentence in one.experiment.differs.get(one.scale, ())]
+    if len(found) > 1 and differ:
+        parts.append(f"{count_of(len(differ), 'difference')} from the papers in all, listed with each experiment")
+    elif differ:
+        more = f" ({len(differ) - 1} more)" if len(differ) > 1 else ""
+        parts.append(f"differs from the paper: {differ[0]}{more}")
+    if (scale := found[0].scale) in _LARGER and not unfinished:
+        parts.append(f"next: --scale {_LARGER[scale]}")
+    told = "; ".join(parts)
+    return [f"{told[0].upper()}{told[1:]}."] if told else []
+
+
+_LARGER: dict[Scale, Scale] = {"smoke": "laptop", "laptop": "desk"}
 
 
 def experiment_of(name: str) -> Experiment:
@@ -251,10 +331,14 @@ def load_reproduction(out: str | os.PathLike[str], *, ended: bool = False) -> Re
 
 def concluded(experiment: Experiment, scale: Scale, results: Results, second: Results) -> Reproduction:
     """Return the reproduction with these studies, and those of its re-run: weigh each prediction, draw each figure."""
-    outcomes = tuple(prediction.weigh(results) for prediction in experiment.predictions)
-    again = tuple(prediction.weigh(second) for prediction in experiment.predictions) if second else ()
-    pairs = _of_halves(experiment, results) if scale == "desk" else ()
-    return Reproduction(experiment, scale, results, outcomes, tuple(experiment.plots(results)), again, pairs, second)
+
+    def weighed(of: Results) -> tuple[Outcome, ...]:
+        return tuple(prediction.weigh(of) for prediction in experiment.predictions)
+
+    again = weighed(second) if second else ()
+    pairs = tuple(zip(*map(weighed, split_half(results)), strict=True)) if scale == "desk" else ()
+    plots = tuple(experiment.plots(results))
+    return Reproduction(experiment, scale, results, weighed(results), plots, again, pairs, second)
 
 
 def _written(out: Path, found: Reproduction) -> Reproduction:
@@ -276,11 +360,6 @@ def _over(folder: Path) -> bool:
     keys = [settings.key for settings in store.study().networks()]
     finished = store.finished(keys)
     return 0 < len(finished) == len(keys) - len(store.failed(keys))
-
-
-def _of_halves(experiment: Experiment, results: Results) -> tuple[tuple[Outcome, Outcome], ...]:
-    one, other = split_half(results)
-    return tuple((prediction.weigh(one), prediction.weigh(other)) for prediction in experiment.predictions)
 
 
 def is_reproduction(out: Path) -> bool:

@@ -121,17 +121,16 @@ def _short(number: float) -> str:
 
 def rows_of(found: Sequence[Reproduction]) -> list[list[Row]]:
     """Return the rows of each experiment; p-values are corrected over all of them (Benjamini and Hochberg 1995)."""
-    rows = [[Row(*each) for each in _runs(one)] for one in found]
+    rows = []
+    for one in found:
+        count = len(one.outcomes)
+        runs = zip(one.outcomes, one.again or [None] * count, one.halves or [()] * count, strict=True)
+        rows.append([Row(*each) for each in runs])
     rates = iter(benjamini_hochberg(np.array([row.p for each in rows for row in each])))
     return [
         [replace(row, significant=bool(next(rates) <= DISCOVERY and row.decided in DECISIONS)) for row in each]
         for each in rows
     ]
-
-
-def _runs(one: Reproduction) -> list[tuple[Outcome, Outcome | None, tuple[Outcome, ...]]]:
-    count = len(one.outcomes)
-    return list(zip(one.outcomes, one.again or [None] * count, one.halves or [()] * count, strict=True))
 
 
 def no_theorems(rows: Iterable[Row]) -> list[Row]:

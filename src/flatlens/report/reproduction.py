@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
-from flatlens.papers.answer import answer_of_claims
 from flatlens.papers.experiment import MARKS, WEAK
-from flatlens.papers.reproduction import HALVES, IN_WORDS
+from flatlens.papers.reproduction import HALVES, IN_WORDS, answer_of_claims
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, no_theorems, rows_of
 from flatlens.report import prose
 from flatlens.report.figures.figure import MODES, Figure, ordered_colours

@@ -169,19 +169,9 @@ def low_over_high(study: str, column: str) -> Evidence:
 
 
 def _plots(results: Results) -> list[Plot]:
-    return [
-        Plot(
-            "fig32",
-            "Fig. 32: interpolations of eight points",
-            _GRAPHS,
-            "curves",
-            _graphs(results),
-            "x",
-            "start",
-            dashed=(SPLINE,),
-        ),
-        beside_printed(results),
-    ]
+    title = "Fig. 32: interpolations of eight points"
+    graphs = Plot("fig32", title, _GRAPHS, "curves", _graphs(results), "x", "start", dashed=(SPLINE,))
+    return [graphs, beside_printed(results)]
 
 
 _GRAPHS = "The networks of the first seed, from a high and a low start; dashed, the natural spline through the points."

@@ -168,25 +168,11 @@ def _x8_plots(results: Results) -> list[Plot]:
         sets = networks[_DATA].map(_data_in) if _DATA in networks else pd.Series("", index=networks.index)
         for name, among in networks.groupby(sets):
             at, on = (f"{study}_{name}", f"{kind} on {name}") if name else (study, kind)
-            plots += [
-                ends(
-                    among,
-                    f"{at}_lr",
-                    "lr",
-                    "batch_size",
-                    f"{_figures(study, 'lr', str(name))}: {on}, learning rate by batch size",
-                    log_x=True,
-                ),
-                ends(
-                    among,
-                    f"{at}_batch",
-                    "batch_size",
-                    "lr",
-                    f"{_figures(study, 'batch_size', str(name))}: {on}, batch size by learning rate",
-                    log_x=True,
-                    log_y=("sharpness",) if study == "resnet" else True,  # as the caption of Fig. 4 says
-                ),
-            ]
+            logarithmic = ("sharpness",) if study == "resnet" else True  # as the caption of Fig. 4 says
+            for setting, line, log_y in (("lr", "batch_size", True), ("batch_size", "lr", logarithmic)):
+                said = f"{_figures(study, setting, str(name))}: {on}, {in_words(setting)} by {in_words(line)}"
+                short = setting.removesuffix("_size")
+                plots.append(ends(among, f"{at}_{short}", setting, line, said, log_x=True, log_y=log_y))
         plots.append(pairwise(study, results[study]))
     return plots
 

@@ -94,21 +94,14 @@ first_epoch = in_trajectory(
 
 
 def _x10_plots(results: Results) -> list[Plot]:
-    return [
-        trajectory_curves(
-            reached(study)(results),
-            histories(results[study]),
-            SMOOTHING,
-            (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS, *more),
-            name,
-            title,
-            f"SGD. {BANDS}.",
-        )
-        for study, name, title, more in (
-            ("first_epoch", "fig28", "Fig. 28: the first epoch, by label smoothing", ()),
-            ("training", "fig29", "Fig. 29: the whole training, by label smoothing; and the norm of C", (_CURVATURE,)),
-        )
-    ]
+    plots = []
+    for study, name, title, more in (
+        ("first_epoch", "fig28", "Fig. 28: the first epoch, by label smoothing", ()),
+        ("training", "fig29", "Fig. 29: the whole training, by label smoothing; and the norm of C", (_CURVATURE,)),
+    ):
+        shown, networks, known = (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS, *more), reached(study)(results), results[study]
+        plots.append(trajectory_curves(networks, histories(known), SMOOTHING, shown, name, title, f"SGD. {BANDS}."))
+    return plots
 
 
 EXPERIMENTS = (experiment("sharpening", "X10", _x10, _x10_plots, globals()),)

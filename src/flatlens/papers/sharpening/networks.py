@@ -147,26 +147,10 @@ def kinds(scale: Scale) -> Mapping[str, Trained]:
             "vgg11": Trained("VGG-11", few, NARROW_VGG, 25, 60, 100, (0.02,), crops, measured_in(scale)),
         }
     # stand-ins that a laptop trains in minutes, and smaller ones only to see that it runs
-    digits = Trained(
-        "ResNet-18",
-        DataSettings("digits", train=150, flat=False),
-        ResNet18(channels=1, width=1 / 8),
-        batch_size=25,
-        epochs=30,
-        samples=30,
-        lrs=(0.05,),
-        augmentation=Augmentation(pad=1, flip=False),
-    )
-    patches = Trained(
-        "VGG-11",
-        DataSettings("patches", train=40, test=300),
-        VGG11(classes=2, width=1 / 8, init="vgg"),
-        batch_size=10,
-        epochs=60,
-        samples=30,
-        lrs=(0.02,),
-        augmentation=Augmentation(),
-    )
+    rows, images = DataSettings("digits", train=150, flat=False), DataSettings("patches", train=40, test=300)
+    resnet, vgg = ResNet18(channels=1, width=1 / 8), VGG11(classes=2, width=1 / 8, init="vgg")
+    digits = Trained("ResNet-18", rows, resnet, 25, 30, 30, (0.05,), Augmentation(pad=1, flip=False))
+    patches = Trained("VGG-11", images, vgg, 10, 60, 30, (0.02,), Augmentation())
     if scale == "laptop":
         return {"resnet18": digits, "vgg11": patches}
     few, small = DataSettings("digits", train=20, flat=False), ResNet18(channels=1, width=1 / 32)

@@ -155,25 +155,18 @@ TRAINED_FROM = 0.9
 def fitted(results: Results) -> pd.DataFrame:
     """Return the networks of the cases whose mean training accuracy, over all strengths, is at least 0.9."""
     networks = every(results)
-    kept: pd.DataFrame = networks[networks.groupby(CASE)["accuracy"].transform(_mean_of_numbers) >= TRAINED_FROM]
+    means = networks["accuracy"].astype(float).groupby(networks[CASE]).transform("mean")
+    kept: pd.DataFrame = networks[means >= TRAINED_FROM]
     return kept
 
 
-def _mean_of_numbers(column: pd.Series) -> float:
-    return float(column.astype(float).mean())
-
-
+_DIFFERENCE = "Fisher's z with the gap, Jacobian's less sharpness's"
 superior = readings(
     {
-        said: in_each_case(
-            fitted,
-            [(NORM, GAP), (SHARP, GAP)],
-            f"{said}: Fisher's z with the gap, Jacobian's less sharpness's",
-            size=size,
-        )
+        said: in_each_case(fitted, [(NORM, GAP), (SHARP, GAP)], f"{said}: {_DIFFERENCE}", size=size)
         for said, size in (("with its sign", False), ("by its size", True))
     },
-    "Fisher's z with the gap, Jacobian's less sharpness's",
+    _DIFFERENCE,
 )
 SIMILAR = 0.2
 """Largest distance of two "very similar" norms, in logarithms: a fifth."""
@@ -371,22 +364,15 @@ def _x13_plots(results: Results) -> list[Plot]:
     """Return Fig. 33: each reference is a level line."""
     table = jacobian_networks(*JACOBIAN_REGULARISERS, *_REFERENCES)(results)
     coefficients = sorted(set(table["coefficient"]) - {0.0})
-    drawn = [
-        table[table["study"] == name].assign(x=lambda t: t["coefficient"], line=title)
-        for name, title in JACOBIAN_REGULARISERS.items()
-    ] + [
-        table[table["study"] == name].assign(x=coefficient, line=title)
-        for name, title in _REFERENCES.items()
-        for coefficient in coefficients
-    ]
+    titled = table.assign(x=table["coefficient"], line=table["study"].map({**JACOBIAN_REGULARISERS, **_REFERENCES}))
+    drawn = [titled[titled["study"] == name] for name in JACOBIAN_REGULARISERS]
+    drawn += [titled[titled["study"] == name].assign(x=at) for name in _REFERENCES for at in coefficients]
     whole = pd.concat(drawn, ignore_index=True)
-    rows = pd.concat(
-        [
-            whole.assign(panel=whole[CASE].map(f"{shown.name}, {{}}".format), y=shown.of(whole))
-            for shown in DRAWN_QUANTITIES
-        ],
-        ignore_index=True,
-    )
+    panels = [
+        whole.assign(panel=whole[CASE].map(f"{shown.name}, {{}}".format), y=shown.of(whole))
+        for shown in DRAWN_QUANTITIES
+    ]
+    rows = pd.concat(panels, ignore_index=True)
     caption = (
         f"Over the coefficient of the published form. {BANDS}. References, without a regulariser, are level: they "
         "have no coefficient."
