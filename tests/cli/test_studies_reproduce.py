@@ -63,10 +63,10 @@ def test_several_have_a_folder_each_and_one_page(out, tmp_path, capsys, monkeypa
 
 def test_paper_scale_says_beforehand_how_long_it_takes(monkeypatch):
     monkeypatch.setattr(network, "cost_of", lambda studies, done: Cost(100, training=7200.0, measuring=720.0))
-    told = _expected_reproduce(_planned(EXPERIMENTS["X3"], "paper", again=False), "paper", 2, {})
+    told = _expected_reproduce([*_planned(EXPERIMENTS["X3"], "paper", again=False).values()], "paper", 2, {})
     assert told == "100 networks, at most about 66 min with 2 workers, 91% of it training"
     for again, count in ((False, 4), (True, 8)):
-        studies = _planned(EXPERIMENTS["X3"], "smoke", again=again)
+        studies = list(_planned(EXPERIMENTS["X3"], "smoke", again=again).values())
         assert _expected_reproduce(studies, "smoke", 2, {}) == f"{count} networks"
 
 
@@ -75,7 +75,7 @@ def test_tables_of_an_earlier_run_are_not_trained_again(out, tmp_path, capsys, m
     tables.mkdir()
     save_archive(earlier, tables / "X3-smoke.zip")
     assert (
-        _expected_reproduce(_planned(EXPERIMENTS["X3"], "smoke", again=False), "smoke", 2, earlier.results)
+        _expected_reproduce([*_planned(EXPERIMENTS["X3"], "smoke", again=False).values()], "smoke", 2, earlier.results)
         == "0 networks"
     )
     asked = ["reproduce", "X3", "--scale", "smoke", "--json", "--workers", "1", "--out"]

@@ -29,15 +29,7 @@ from flatlens.cli.processes import JOIN, launched, speak, stoppable, stopped, to
 from flatlens.cli.studies import report, reproduce, study, track
 from flatlens.cli.terminal import note
 from flatlens.deprecated_names import FormerName
-from flatlens.errors import (
-    FORWARD,
-    BadInput,
-    FlatlensError,
-    Give,
-    Unexpected,
-    out_of_memory,
-    typed_line,
-)
+from flatlens.errors import FORWARD, BadInput, FlatlensError, Give, Unexpected, out_of_memory, typed_line
 from flatlens.progress import SideOutputFailed
 from flatlens.progress_bar import visible
 from flatlens.user_code import said
@@ -127,11 +119,8 @@ def _told(error: BaseException) -> tuple[int, str]:
     if isinstance(error, FlatlensError):
         return 2, in_options(error) + more * _in_the_users_code(error.__cause__)
     if isinstance(error, UnusedCliTokensError):
-        left = ", ".join(map(repr, error.unused_tokens or ()))
-        return (
-            2,
-            f"unexpected argument {left} (an option needs its name, such as --data; a path with spaces needs quotes)",
-        )
+        advice = "an option needs its name, such as --data; a path with spaces needs quotes"
+        return 2, f"unexpected argument {', '.join(map(repr, error.unused_tokens or ()))} ({advice})"
     if isinstance(error, CycloptsError):
         return 2, str(error)
     if _in_the_users_code(error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -14,10 +14,6 @@ from flatlens.cli.terminal import Flag, Json, note, show, show_json, stdout_to_s
 from flatlens.errors import BadInput
 from flatlens.progress import count_of
 from flatlens.progress_bar import Bar
-
-if TYPE_CHECKING:
-    pass
-
 
 data = App(
     name="data",
@@ -43,18 +39,13 @@ def list_data(*, root: Path | None = None, as_json: Json = False) -> None:
     from flatlens.data.sources import MEANINGS
 
     folder = default_root() if root is None else root.expanduser()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, meaning in MEANINGS.items():
         found = find(IMAGE_SETS[name], folder) if name in IMAGE_SETS else None
-        rows.append(
-            {
-                "name": name,
-                "meaning": meaning,
-                "present": found is not None or name not in IMAGE_SETS,
-                "form": found.form if found else ("none found" if name in IMAGE_SETS else "needs no files"),
-                "place": (found.place if found else folder) if name in IMAGE_SETS else None,
-            }
-        )
+        row: dict[str, Any] = {"name": name, "meaning": meaning, "present": found is not None or name not in IMAGE_SETS}
+        row["form"] = found.form if found else "none found" if name in IMAGE_SETS else "needs no files"
+        row["place"] = (found.place if found else folder) if name in IMAGE_SETS else None
+        rows.append(row)
     if as_json:
         show_json({"data": rows})
         return
@@ -65,7 +56,7 @@ def list_data(*, root: Path | None = None, as_json: Json = False) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         place = "" if row["place"] is None else f": {row['place']}"
-        table.add_row(str(row["name"]), str(row["meaning"]), "yes" if row["present"] else "no", f"{row['form']}{place}")
+        table.add_row(row["name"], row["meaning"], "yes" if row["present"] else "no", f"{row['form']}{place}")
     show(table)
 
 
@@ -141,7 +132,15 @@ def list_names(
 
         show(*_measures(), KEY, "\nSources:\n" + "\n".join(f"  {key}: {paper}" for key, paper in PAPERS.items()))
     else:
-        show(_named(rows))
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("name", "meaning"):
+            table.add_column(heading, overflow="fold")
+        for row in rows:
+            source = f" ({row['source']})" if "source" in row else ""
+            table.add_row(row["name"] + (" *" if row.get("on_request") else ""), row["meaning"] + source)
+        show(table)
 
 
 def _rows(kind: str) -> list[dict[str, Any]]:
@@ -190,15 +189,3 @@ def _measures() -> Iterator[Any]:
             invariant = "all" if len(moves) == len(MOVES) else ", ".join(moves) or "none"
             table.add_row(Group(Text(card.name + mark), symbol), invariant, Group(Text(card.meaning), facts))
         yield table
-
-
-def _named(rows: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("name", "meaning"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        source = f" ({row['source']})" if "source" in row else ""
-        table.add_row(row["name"] + (" *" if row.get("on_request") else ""), row["meaning"] + source)
-    return table

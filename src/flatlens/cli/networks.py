@@ -39,8 +39,7 @@ from flatlens.progress import no_progress
 from flatlens.progress_bar import Bar
 
 if TYPE_CHECKING:
-    from flatlens.comparing import Comparison, GroupComparison
-    from flatlens.distributions import Distribution
+    from flatlens.comparing import Comparison
     from flatlens.measures import Lens
     from flatlens.problem import Problem
     from flatlens.statistics import Statistic
@@ -202,18 +201,23 @@ def bounds(
         as_json: Print JSON.
     """
     with _reading([model], inputs.how, page) as bar:
+        from torch import Tensor
+
         import flatlens as fl
+        from flatlens.distributions import Cube, Sphere
         from flatlens.report.bounds import bounds_screen, write_bounds_page
 
         problem = inputs.problem(model)
         lens, generator = fl.Lens(problem, outputs="exact"), generator_of(seed)
-        check = partial(
-            fl.check_bounds,
-            bounds=all_names(bounds, "--bounds") or None,
-            assume=all_names(assume, "--assume"),
-            distribution=None if distribution is None else _law(distribution, problem),
-            delta=delta,
-        )
+        asked, declared, law = all_names(bounds, "--bounds") or None, all_names(assume, "--assume"), None
+        if distribution is not None:
+            batch = next(problem.data.chunks(1))
+            x = batch[0] if isinstance(batch, tuple) else batch
+            if not isinstance(x, Tensor):
+                raise BadInput(f"--distribution {distribution}: expected one tensor of inputs")
+            M = x[0].numel()
+            law = Cube(M) if distribution == "cube" else Sphere(M - 1)
+        check = partial(fl.check_bounds, bounds=asked, assume=declared, distribution=law, delta=delta)
         _announce(bar, lens, check, inputs.how)
         found = check(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
         page_beside(page, bar, partial(write_bounds_page, found))
@@ -222,19 +226,6 @@ def bounds(
     else:
         show(bounds_screen(found))
     return 1 if strict and found.violated else 0
-
-
-def _law(name: str, problem: Problem) -> Distribution:
-    from torch import Tensor
-
-    from flatlens.distributions import Cube, Sphere
-
-    batch = next(problem.data.chunks(1))
-    x = batch[0] if isinstance(batch, tuple) else batch
-    if not isinstance(x, Tensor):
-        raise BadInput(f"--distribution {name}: expected one tensor of inputs")
-    M = x[0].numel()
-    return Cube(M) if name == "cube" else Sphere(M - 1)
 
 
 @or_cost
@@ -433,26 +424,28 @@ def compare(
         generator = generator_of(seed)
         names = all_names(measures, "--measures") or None
         _announce(bar, next(iter(lenses.values())), partial(fl.measure, measures=names), compared.how, len(lenses))
+        anyway, paired = compared.how.anyway, compared.paired
         if groups:
             each = iter(lenses.values())
             of = {group: [next(each) for _ in networks] for group, networks in groups.items()}
             grouped = fl.compare(
-                None,
-                names,
-                groups=of,
-                paired=compared.paired,
-                anyway=compared.how.anyway,
-                generator=generator,
-                progress=bar,
+                None, names, groups=of, paired=paired, anyway=anyway, generator=generator, progress=bar
             )
             page_beside(page, bar, partial(write_group_page, grouped))
         else:
-            found = fl.compare(lenses, names, anyway=compared.how.anyway, generator=generator, progress=bar)
+            found = fl.compare(lenses, names, anyway=anyway, generator=generator, progress=bar)
             page_beside(page, bar, partial(write_compare_page, found))
-    if groups:
-        show_json(_json_of_groups(grouped)) if as_json else show(group_screen(grouped))
-    else:
+    if not groups:
         show_json(_json(found)) if as_json else show(compare_screen(found))
+    elif as_json:
+        show_json({
+            "answer": grouped.answer, "not_ranked": [asdict(one) for one in grouped.not_ranked.values()],
+            "about": grouped.about, "groups": grouped.groups, "paired": grouped.paired,
+            "differences": grouped.frame().to_dict("records"),
+            "networks": grouped.networks.networks().to_dict("records"), "notes": grouped.networks.notes,
+        })  # fmt: skip
+    else:
+        show(group_screen(grouped))
 
 
 def unique(labels: Sequence[str]) -> list[str]:
@@ -473,19 +466,6 @@ def unique(labels: Sequence[str]) -> list[str]:
             return short
     last = [part[-1] for part in parts]
     return [f"{name} {number}" for number, name in enumerate(last, 1)]
-
-
-def _json_of_groups(found: GroupComparison) -> dict[str, Any]:
-    return {
-        "answer": found.answer,
-        "not_ranked": [asdict(one) for one in found.not_ranked.values()],
-        "about": found.about,
-        "groups": found.groups,
-        "paired": found.paired,
-        "differences": found.frame().to_dict("records"),
-        "networks": found.networks.networks().to_dict("records"),
-        "notes": found.networks.notes,
-    }
 
 
 def _json(found: Comparison) -> dict[str, Any]:

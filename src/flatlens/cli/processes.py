@@ -41,9 +41,23 @@ def stoppable() -> Iterator[None]:
         return
     read, write = os.pipe()
     os.set_blocking(write, False)
-    before = [signal.signal(number, _interrupt) for number in SIGNALS]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        global _received
+        if not _received:  # only once: a second signal must not interrupt the clean-up
+            _received = number
+            raise KeyboardInterrupt
+
+    def watch() -> None:
+        while content := os.read(read, 1):
+            if content[0] in SIGNALS:
+                time.sleep(_grace)
+                _end(content[0])
+        os.close(read)
+
+    before = [signal.signal(number, interrupt) for number in SIGNALS]
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(read,), daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
@@ -71,42 +85,21 @@ def patient(seconds: float) -> Iterator[None]:
         _grace = before
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    global _received
-    if not _received:  # only once: a second signal must not interrupt the clean-up
-        _received = number
-        raise KeyboardInterrupt
-
-
-def _watch(read: int) -> None:
-    while content := os.read(read, 1):
-        if content[0] in SIGNALS:
-            time.sleep(_grace)
-            _end(content[0])
-    os.close(read)
-
-
 def _end(number: int) -> NoReturn:
     with suppress(OSError):
         if os.isatty(2):
             os.write(2, b"\r\x1b[?25h")  # a bar hides the cursor
         if not _said.is_set():
             os.write(2, b"flatlens: stopped\n")
-    _end_workers()
-    os._exit(128 + number)
-
-
-def _end_workers() -> None:
-    """End loky's tracker, which would complain about leftovers, and remove these: semaphores with our process id."""
+    # loky's tracker would complain about leftovers: it is ended, and they, semaphores with our process id, are removed
     tracker = sys.modules.get("loky.backend.resource_tracker")
-    process = getattr(getattr(tracker, "_resource_tracker", None), "_pid", None)
-    if process is None:
-        return
-    with suppress(OSError):
-        os.kill(process, signal.SIGKILL)
-    for semaphore in Path("/dev/shm").glob(f"sem.loky-{os.getpid()}-*"):
+    if (process := getattr(getattr(tracker, "_resource_tracker", None), "_pid", None)) is not None:
         with suppress(OSError):
-            semaphore.unlink()
+            os.kill(process, signal.SIGKILL)
+        for semaphore in Path("/dev/shm").glob(f"sem.loky-{os.getpid()}-*"):
+            with suppress(OSError):
+                semaphore.unlink()
+    os._exit(128 + number)
 
 
 SHARED = ("measure",)  #: the commands whose work can be shared

@@ -302,12 +302,7 @@ def study(
     return 2 if not kept else int(strict and bool(result.failed or result.excluded))
 
 
-def report(
-    folder: Path,
-    /,
-    *,
-    as_json: Json = False,
-) -> int:
+def report(folder: Path, /, *, as_json: Json = False) -> int:
     """Rebuild a study's tables, page and figures from its networks' folders; nothing is trained.
 
     For example:
@@ -330,13 +325,7 @@ def report(
     return 0 if kept else 2
 
 
-def track(
-    history: Path,
-    /,
-    *,
-    page: Path | None = None,
-    as_json: Json = False,
-) -> None:
+def track(history: Path, /, *, page: Path | None = None, as_json: Json = False) -> None:
     """Show a training run from its tracker's history: is it at its edge of stability, and since when?
 
     For example:
@@ -529,25 +518,24 @@ def reproduce(
         if running.dry_run:
             bar.stage("a trial of each study")
             known_keys = {key for known in earlier for key in _keys(known)}
-            where = [(study, place) for one, folder in zip(chosen, folders, strict=True)
-                     for study, place in _places(one, scale, again, folder)]  # fmt: skip
-            name = f"{', '.join(one.id for one in chosen)} at {scale} scale"
-            raise DryRun(partial(_show_left, name, _left(where, known_keys, running.workers)))
+            each = zip(folders, planned, strict=True)
+            where = [(study, folder / name) for folder, studies in each for name, study in studies.items()]
+            said = f"{', '.join(one.id for one in chosen)} at {scale} scale"
+            raise DryRun(partial(_show_left, said, _left(where, known_keys, running.workers)))
         for one, known, studies in zip(chosen, earlier, planned, strict=True):
             if tables is not None:
-                keys, done = {network.key for study in studies for network in study.networks()}, _keys(known)
+                keys = {network.key for study in studies.values() for network in study.networks()}
+                done = _keys(known)
                 note(f"{one.id} at {scale} scale: {str(tables)!r} has {len(keys & done)} of its {len(keys)} networks")
         # each experiment announces its own work, then runs it
         found = []
         with running.started() as options:
             for one, folder, known, studies in zip(chosen, folders, earlier, planned, strict=True):
                 bar.stage(f"{one.id}: a trial, then its data and its statistics")
-                bar.announcement = (
-                    f"{one.id} at {scale} scale: {_expected_reproduce(studies, scale, running.workers, known)}"
-                )
-                found.append(
-                    module.reproduce(one.id, folder, scale=scale, again=again, known=known, progress=bar, **options)
-                )
+                work = _expected_reproduce(list(studies.values()), scale, running.workers, known)
+                bar.announcement = f"{one.id} at {scale} scale: {work}"
+                run = partial(module.reproduce, scale=scale, again=again, known=known, progress=bar)
+                found.append(run(one.id, folder, **options))
             bar.stage(DRAWING)
             files = list[Path]()
             kept = written("--out", lambda: files.extend(write_atlas(found, out, folders, progress=bar)))
@@ -556,21 +544,12 @@ def reproduce(
     return 2 if not kept else int(strict and "not reproduced" in told)
 
 
-def _planned(one: Experiment, scale: Scale, again: bool) -> list[Study]:
-    from flatlens.papers.reproduction import rerun
-
-    studies = list(one.studies(scale).values())
-    return studies + [rerun(study) for study in studies] * again
-
-
-def _places(one: Experiment, scale: Scale, again: bool, folder: Path) -> Iterator[tuple[Study, Path]]:
-    """Yield the studies of an experiment, and the folder of each."""
+def _planned(one: Experiment, scale: Scale, again: bool) -> dict[str, Study]:
+    """Return the studies of an experiment by their folder's name, and with `again` those of its re-run."""
     from flatlens.papers.reproduction import RERUN, rerun
 
-    for name, study in one.studies(scale).items():
-        yield study, folder / name
-        if again:
-            yield rerun(study), folder / f"{RERUN}{name}"
+    studies = one.studies(scale)
+    return {**studies, **({f"{RERUN}{name}": rerun(study) for name, study in studies.items()} if again else {})}
 
 
 def _keys(known: Results) -> set[str]:
@@ -597,14 +576,16 @@ def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: b
     from flatlens.papers.reproduction import answer_of_claims
 
     if as_json:
-        show_json(
+        experiments = [
             {
-                "answer": answer_of_claims(found),
-                "page": files[0] if files else None,
-                "files": files,
-                "experiments": [_facts_reproduce(one) for one in found],
+                "id": one.experiment.id, "scale": one.scale, "answer": one.answer,
+                "differs": list(one.experiment.differs.get(one.scale, ())), "claims": one.claims(),
+                "unfinished": one.unfinished,
             }
-        )
+            for one in found
+        ]  # fmt: skip
+        page = files[0] if files else None
+        show_json({"answer": answer_of_claims(found), "page": page, "files": files, "experiments": experiments})
         return
     from flatlens.papers.summary import rows_of
     from flatlens.report.screen import Fitted
@@ -633,14 +614,3 @@ def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: b
             note(f"{one.experiment.id}: {count_of(one.unfinished, 'network')} not finished")
     if files:
         show(f"\n{files[0]}")
-
-
-def _facts_reproduce(one: Reproduction) -> dict[str, Any]:
-    return {
-        "id": one.experiment.id,
-        "scale": one.scale,
-        "answer": one.answer,
-        "differs": list(one.experiment.differs.get(one.scale, ())),
-        "claims": one.claims(),
-        "unfinished": one.unfinished,
-    }

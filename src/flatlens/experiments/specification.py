@@ -212,9 +212,8 @@ def part_of(name: str, plain: Any) -> Any:
     if isinstance(plain, str) and name == "model" and user_code.is_userfile(plain.partition("(")[0]):
         spec, bracket, rest = plain.partition("(")
         return UserNetwork.of(spec, expression(f"given({rest}", {"given": dict}) if bracket else {})
-    if isinstance(plain, str) and (
-        "(" in plain or plain in KNOWN
-    ):  # an MLP may leave out the sizes that the data gives
+    if isinstance(plain, str) and ("(" in plain or plain in KNOWN):
+        # an MLP may leave out the sizes that the data gives
         known: dict[str, Any] = {**KNOWN, "MLP": lambda **given: made(MLP, _SIZES | given)}
         return expression(plain, known)
     if isinstance(plain, str):

@@ -93,11 +93,8 @@ def pair(data: object, what: str) -> Pair:
     """Return inputs and targets, given as tensors or arrays, as tensors."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = f"{type(data).__name__}{f' of {len(data)}' if isinstance(data, tuple | list) else ''}"
-        raise BadData(
-            f"expected a pair (inputs, targets), got a {got}; a Split has .train and .test",
-            argument=what,
-            call="train",
-        )
+        said = f"expected a pair (inputs, targets), got a {got}; a Split has .train and .test"
+        raise BadData(said, argument=what, call="train")
     try:
         x, y = (torch.as_tensor(part) for part in data)
     except (TypeError, ValueError, RuntimeError) as error:
