@@ -18,7 +18,7 @@ from benchmarks.populations import effects
 from flatlens.comparing import Comparison, GroupComparison
 from flatlens.estimate import Estimate, Report
 from flatlens.experiments import Study
-from flatlens.experiments.answer import answer_of_study
+from flatlens.experiments.narrative import answer_of_study
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.tables import gap_correlations
 from flatlens.measures import MEASURES

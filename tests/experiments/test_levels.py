@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.narrative import level_sentences
 from flatlens.experiments.levels import level_differences, table_of
+from flatlens.experiments.narrative import level_sentences
 from flatlens.experiments.quantities import STUDIED, quantities
 from flatlens.experiments.result import TABLE_COLUMNS
 

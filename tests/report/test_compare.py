@@ -13,8 +13,8 @@ from flatlens.estimate import Estimate, Report, undefined
 from flatlens.measures import MEASURES
 from flatlens.measures.definition import PAPERS, named
 from flatlens.report.compare import compare_screen, headings, number, write_compare_page
+from flatlens.report.figures.compared import values_figure
 from flatlens.report.figures.measured import INK, NEUTRAL, ranks_figure, ranks_frame, taus_figure
-from flatlens.report.figures.values import values_figure
 from flatlens.report.page import svg_of
 
 ABOUT = {"n": 20, "outputs": 3, "loss": "cross_entropy", "dtype": "float64", "device": "cpu", "layers": ["fc1"],

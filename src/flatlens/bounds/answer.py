@@ -65,12 +65,8 @@ def _said(verdicts: Sequence[Verdict]) -> str:
     near = sum(v.tightness >= NEAR for v in known)
     told = f"The tightest is {at} (left side {100 * best.tightness:.3g}% of the right)"
     far = f"within a factor of {1 / NEAR:.0f} of equality"
-    told += (
-        f"; {count_of(near, 'claim')} {'is' if near == 1 else 'are'} {far}"
-        if near
-        else f"; none is {far}: they say little here"
-    )
-    return f"{'; '.join(filter(None, (told, nothing)))}."
+    some = f"{count_of(near, 'claim')} {'is' if near == 1 else 'are'} {far}"
+    return f"{'; '.join(filter(None, (told, some if near else f'none is {far}: they say little here', nothing)))}."
 
 
 def _next(verdicts: Sequence[Verdict]) -> str:
@@ -89,7 +85,5 @@ def _next(verdicts: Sequence[Verdict]) -> str:
     if not waiting:
         (why, _), *_ = Counter(v.assumption for v in verdicts).most_common(1)
         return f"The assumption that fails most often is {why}."
-    bounds = _names([v for each in waiting.values() for v in each])
-    return (
-        f"If it holds here, declare {listed(list(waiting), MOST)} with assume=, which decides {listed(bounds, MOST)}."
-    )
+    decided = listed(_names([v for each in waiting.values() for v in each]), MOST)
+    return f"If it holds here, declare {listed(list(waiting), MOST)} with assume=, which decides {decided}."

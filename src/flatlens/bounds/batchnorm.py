@@ -108,7 +108,16 @@ def _of_layer(context: Context, name: str, layer: Layer) -> Iterator[Claim]:
         norms[k] = layer.fixed_norm(X[:, :N])
     told = f"batches of {', '.join(map(str, sizes))}"
     yield Claim(left, right, name, note=told)
-    yield _order_claim(name, orders, large)
+    # |order - 1| <= 0.1, over draws; undecided otherwise, because no finite size refutes a limit
+    seen = orders[:, torch.isfinite(orders).all(0)]
+    if seen.numel() == 0:
+        yield Claim(math.nan, 0.1, name, "order", (Assumption("nonzero_slopes", False, "gamma is 0"),))
+    else:
+        each = seen.mean(1)
+        order, stderr = float(each.mean()), float(each.std()) / math.sqrt(len(each))
+        off, observed = abs(order - 1), f"observed order {order:.3f} +- {1.96 * stderr:.2g}"
+        note = f"{observed}, batches of {large[0]} to {large[-1]}"
+        yield Claim(off, 0.1, name, "order", stderr=math.inf if off > 0.1 else stderr, note=note)
     shown = ", ".join(f"{value:.3g}" for value in differences.tolist())
     yield Claim(norms, differences, name, "operator", note=f"{told}: {shown}")
 
@@ -123,19 +132,6 @@ def _orders(layer: Layer, X: Tensor, sizes: list[int]) -> Tensor:
     t = torch.tensor(sizes, dtype=torch.float64).log()
     t = t - t.mean()
     return -(t @ entries.log()) / t.square().sum()
-
-
-def _order_claim(name: str, orders: Tensor, sizes: list[int]) -> Claim:
-    """|order - 1| <= 0.1, over draws (draws, d); undecided otherwise, because no finite size refutes a limit."""
-    seen = orders[:, torch.isfinite(orders).all(0)]
-    if seen.numel() == 0:
-        constant = Assumption("nonzero_slopes", False, "gamma is 0")
-        return Claim(math.nan, 0.1, name, "order", (constant,))
-    each = seen.mean(1)
-    order, stderr = float(each.mean()), float(each.std()) / math.sqrt(len(each))
-    off = abs(order - 1)
-    note = f"observed order {order:.3f} +- {1.96 * stderr:.2g}, batches of {sizes[0]} to {sizes[-1]}"
-    return Claim(off, 0.1, name, "order", stderr=math.inf if off > 0.1 else stderr, note=note)
 
 
 def _inputs(context: Context, layers: dict[str, _BatchNorm]) -> dict[str, Tensor]:

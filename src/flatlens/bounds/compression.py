@@ -292,7 +292,7 @@ def matrix_normalized_bound(context: Context) -> Iterator[Claim]:
         yield Claim(left, rights[1], None, "frobenius", together)
     # Eq. 37 of each layer applied once
     H = {layer: context.each(normalized_sharpness, layer) for layer in context.readable}
-    convex = context.once(_convex)
+    convex = _convex(context)
     balanced = {layer: Balanced(context, layer, H[layer]) for layer in H if context.layers[layer].dense and convex}
     sides = _scaled_sensitivity(context, balanced)
     for layer in H:
@@ -324,23 +324,16 @@ class Balanced:
     def __init__(self, context: Context, layer: str, H: Tensor) -> None:
         found = context.measured(normalized_sharpness.key, layer)
         s2, t2 = found.arrays["sigma"].square(), found.arrays["sigma_prime"].square()
-        quarter = context.layers[layer].matrix.W.cpu().reshape(H.shape).square() / 4
-        rows, columns = _alive(H.cpu(), quarter)
+        H, quarter = H.cpu(), context.layers[layer].matrix.W.cpu().reshape(H.shape).square() / 4
+        # Rows and columns with entries in both matrices, until no other one is left
+        live, before = torch.ones_like(H, dtype=torch.bool), -1
+        while int(live.sum()) != before:
+            before = int(live.sum())
+            h, w = (torch.where(live, x, 0.0) for x in (H, quarter))
+            live = (h.any(1) & w.any(1))[:, None] & h.any(0) & w.any(0)
         scale = s2[:, None] * t2
-        terms = torch.where(rows[:, None] & columns, H.cpu() * scale + quarter / scale, 0.0)
-        self.objective = float(terms.sum())
-        self.columns, self.scale = columns, t2
-
-
-def _alive(H: Tensor, W2: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows and columns with entries in both matrices, after the others are removed."""
-    rows, columns = torch.ones(len(H), dtype=torch.bool), torch.ones(H.shape[1], dtype=torch.bool)
-    while True:
-        h, w = (torch.where(rows[:, None] & columns, x, 0.0) for x in (H, W2))
-        left = h.any(1) & w.any(1), h.any(0) & w.any(0)
-        if bool((left[0] == rows).all() and (left[1] == columns).all()):
-            return left
-        rows, columns = left
+        self.objective = float(torch.where(live, H * scale + quarter / scale, 0.0).sum())
+        self.columns, self.scale = live.any(0), t2
 
 
 def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict[str, float]:

@@ -70,8 +70,8 @@ class Constants:
         return 1 / ball_volume(self.m)
 
     def first(self, L: float, *, sharp: bool = False) -> float:
-        """Return C_1."""
-        return first_constant(self.tau, L, self.laplacian_integral, self.m if sharp else None)
+        """Return C_1 as printed, tau_2 L int |Laplacian|, or the sharp one, 1 / (4 m) of it."""
+        return self.tau * L * self.laplacian_integral * (1 / (4 * self.m) if sharp else 1.0)
 
     def second(self, L: float, *, sharp: bool = False) -> float:
         """Return C_2: L gamma sqrt(beta) / 2 if sharp, otherwise L sqrt(alpha beta Vol) as printed.
@@ -81,11 +81,6 @@ class Constants:
         if sharp:
             return L * self.gamma * math.sqrt(self.beta) / 2
         return L * math.sqrt(self.alpha * self.beta * self.volume)
-
-
-def first_constant(tau: float, L: float, laplacian_integral: float, m: int | None) -> float:
-    """Return C_1 as printed, tau_2 L int |Laplacian|; for a given m the sharp one, 1 / (4 m) of it."""
-    return tau * L * laplacian_integral * (1.0 if m is None else 1 / (4 * m))
 
 
 def ball_volume(m: int) -> float:
@@ -151,17 +146,6 @@ def _root_terms(distribution: Distribution, z: Tensor, generator: torch.Generato
     return terms
 
 
-def has_density(distribution: Distribution) -> bool:
-    """Return whether the distribution has a density (with respect to Lebesgue's measure) that can be computed."""
-    if distribution.intrinsic < distribution.dimension:
-        return False
-    try:
-        distribution.log_density(torch.zeros(1, distribution.dimension, dtype=torch.float64))
-    except BadInput:
-        return False
-    return True
-
-
 _FAILURE = 0.05  #: Delta, the share of sample sets for which the bound may fail
 _MOVES = 64  #: draws of the samples' neighbours
 
@@ -169,11 +153,6 @@ _MOVES = 64  #: draws of the samples' neighbours
 def rate(n: int, m: int) -> float:
     """Return |S|^(-2/(4+m)) = delta^2."""
     return math.exp(-2 / (4 + m) * math.log(n))
-
-
-def printed_right(n: int, m: int, kappa: float, first: float, second: float) -> float:
-    """Return Theorem 11's right side: |S|^(-2/(4+m)) (kappa_Tr / (2 m) + C_1 + C_2 / sqrt(Delta))."""
-    return rate(n, m) * (kappa / (2 * m) + first + second / math.sqrt(_FAILURE))
 
 
 def sharp_right(
@@ -261,7 +240,9 @@ def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Ite
     )
 
     def claims(left: float, error: float, kappa: float, part: str, premises: tuple[Assumption, ...]) -> Iterator[Claim]:
-        printed = printed_right(n, found.m, kappa, found.first(L), found.second(L))
+        # Theorem 11's right side: |S|^(-2/(4+m)) (kappa_Tr / (2 m) + C_1 + C_2 / sqrt(Delta))
+        terms = kappa / (2 * found.m) + found.first(L) + found.second(L) / math.sqrt(_FAILURE)
+        printed = rate(n, found.m) * terms
         sharp = sharp_right(n, found.m, kappa, first, second, found.tau, L)
         infinite, note = _infinite(found), _vacuous(printed, L, _infinite(found))
         finite = Assumption("finite_constants", not infinite, infinite)
@@ -308,7 +289,14 @@ def _density(context: Context) -> Assumption:
     name, found, layer = "known_density", context.distribution, context.first
     if found is None:
         return Assumption(name, False, "no distribution was given: check_bounds(distribution=...)")
-    if not has_density(found):
+    # With respect to Lebesgue's measure, and by a formula
+    known = found.intrinsic == found.dimension
+    if known:
+        try:
+            found.log_density(torch.zeros(1, found.dimension, dtype=torch.float64))
+        except BadInput:
+            known = False
+    if not known:
         return Assumption(name, False, f"no density of {type(found).__name__} on R^{found.dimension} is known")
     if layer is not None:
         weight = context.layers[layer]

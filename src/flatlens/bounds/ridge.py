@@ -62,9 +62,8 @@ def _curvature(context: Context, layer: str) -> tuple[float, Assumption, float]:
             apart = max(apart, float((g.C - torch.diag_embed(traces[:, None].expand_as(g.f))).abs().max()))
             phi = g.x.flatten(1).double().cpu()
             moment = moment + phi.mT @ phi / context.n
-    same = Assumption(
-        "squared_error", max(apart, most - least) <= context.rounding * most, "the loss's second derivative is not c I"
-    )
+    constant = max(apart, most - least) <= context.rounding * most
+    same = Assumption("squared_error", constant, "the loss's second derivative is not c I")
     return most, same, float(torch.linalg.eigvalsh(moment)[-1])
 
 

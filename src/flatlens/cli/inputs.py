@@ -287,11 +287,7 @@ def generator_of(seed: int) -> torch.Generator:
 
 
 def _guessed(data: Any) -> str:
-    """Return cross_entropy for class labels, half_squared_error for targets that are floating numbers.
-
-    Raises:
-        BadInput: the targets are neither.
-    """
+    """Return cross_entropy for class labels, half_squared_error for targets that are floating numbers."""
     from torch import Tensor
     from torch import bool as boolean
 

@@ -85,14 +85,7 @@ def _nodes(*patterns: str) -> Iterator[ast.stmt]:
 
 
 def require_names(data: str, model: str | None, names: Sequence[str], given: Sequence[str]) -> None:
-    """Refuse at once a mistyped data set, architecture, measure or setting.
-
-    Settings are those `given` as NAME=VALUE; with a network of the user's own they may be any.
-
-    Raises:
-        UnknownName: nothing has this name.
-        BadInput: there is no such YAML file.
-    """
+    """Refuse at once a mistyped data set, architecture or measure, or setting among those `given` as NAME=VALUE."""
     yaml = data.endswith(YAML)
     if yaml and not Path(data).expanduser().is_file():
         raise BadInput(f"the study {data!r} cannot be read: there is no such file")

@@ -1,14 +1,17 @@
-"""The answer of a comparison of networks: at most three sentences, filled with its numbers."""
+"""The answer of a comparison, of networks or of groups of networks: at most three sentences, filled with numbers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import product
 
-from flatlens.comparing.fit import HeldOut, NotRanked, at_chance, held_out, no_fit
+from flatlens.comparing.fit import FIT_POINTS, FIT_TIMES, HeldOut, NotRanked, at_chance, held_out, no_fit
 from flatlens.comparing.rankings import Place
 from flatlens.estimate import Report
 from flatlens.progress import count_of, listed
+from flatlens.statistics import GroupDifference
+from flatlens.statistics.inference import FEWEST_DESCRIBED
 
 EVIDENCE = "no measure correlates with the generalisation gap in every population of docs/papers"
 _SMALL = ("the", "no", "left", "held-out", "whether", "an", "compare")  #: first words of clauses that are not names
@@ -124,13 +127,10 @@ def _leader(smallest: Smallest, adjective: str, noun: str) -> str:
     """Return the clause that names the flattest network and counts its measures; empty without a measure."""
     votes, n = Counter(name for name in smallest.values() if name is not None), len(smallest)
     undecided = n - votes.total()
-    by = (
-        f"{f'all {n}' if n > 2 else 'both'} invariant measures"
-        if n > 1
-        else f"the invariant measure {''.join(smallest)}"
-    )
     if not n:
         return ""
+    several = f"{f'all {n}' if n > 2 else 'both'} invariant measures"
+    by = several if n > 1 else f"the invariant measure {''.join(smallest)}"
     if len(votes) == 1 and not undecided:
         return f"{next(iter(votes))} is the {adjective} by {by}"
     counts = ", ".join(f"{name} by {count}" for name, count in votes.most_common())
@@ -138,3 +138,139 @@ def _leader(smallest: Smallest, adjective: str, noun: str) -> str:
         more = f", {undecided} undecided" if undecided else ""
         return f"the {n} invariant measures of {noun} disagree: the {adjective} is {counts}{more}"
     return f"{undecided} of {n} invariant measures of {noun} do not decide{f' ({counts})' if votes else ''}"
+
+
+# ---- groups of networks
+
+_OPEN = "Which group is flatter is open: no measure that decides is invariant to what differs between the networks."
+_UNEQUAL = "smaller values need not mean a flatter minimum or less sensitivity"
+_WORDS = {
+    "flat": ("flatness", "flatter", "sharper"),
+    "sensitivity": ("sensitivity", "less sensitive", "more sensitive"),
+    "compression": ("compression", "more compressed", "less compressed"),
+}
+"""By meaning of a small value, or by family: the noun, and the adjectives for smaller and larger values."""
+
+Meanings = Mapping[str, tuple[str, str]]
+"""By measure that decides: the meaning of a small value, "flat" or "compressed", and the measure's family."""
+
+
+def group_answer(
+    differences: Sequence[GroupDifference],
+    meanings: Meanings,
+    left_out: Sequence[NotRanked] = (),
+    untrained: str = "",
+    *,
+    paired: bool,
+) -> list[str]:
+    """Sentences: which group is flatter and less sensitive than the first one, how certain, what next.
+
+    Args:
+        differences: of each column between each group and the first one; "loss", "accuracy" and "test_loss", too.
+        meanings: of the measures that decide.
+        left_out: networks that fit the data worse than their group.
+        untrained: a clause that no network is trained; empty if one is.
+        paired: whether units are pairs.
+    """
+    groups = dict.fromkeys(one.group for one in differences)
+    rows = {group: [one for one in differences if one.group == group] for group in groups}
+    unequal = {group: clause for group, of in rows.items() if (clause := unequal_fit(of))}
+    clauses: dict[str, list[str]] = {"flat": [], "compressed": []}
+    for meaning, group in product(clauses, groups):
+        deciding = [one for one in rows[group] if meanings.get(one.name, ("", ""))[0] == meaning]
+        if deciding:
+            told = _value(deciding[0], paired) if group in unequal else _verdict(deciding, meanings, paired)
+            clauses[meaning].append(told)
+    if unequal:
+        parts = [[f"{'; '.join(unequal.values())}, so {_UNEQUAL}"], [*clauses["flat"], *clauses["compressed"]]]
+    else:
+        parts = [clauses["flat"], clauses["compressed"]]
+    sentences = [sentence("; ".join(part)) for part in parts if part]
+    if not any(clauses.values()):
+        sentences.append(_OPEN)
+    return [*sentences, *_last(differences, left_out, untrained, next_step=_next(differences, meanings, bool(unequal)))]
+
+
+def unequal_fit(differences: Sequence[GroupDifference]) -> str:
+    """Return the clause that names the group that fits the training data worse; empty if neither does.
+
+    The rule is that for single networks: the interval of the training loss excludes equality and it is over twice as
+    large, or that of the accuracy does and it is over 2 points lower.
+
+    >>> unequal_fit([GroupDifference("loss", "SAM", "SGD", 3.0, 2.0, 4.5, "ratio")])
+    'SAM fits the training data worse than SGD (training loss of SAM is 3 [2, 4.5] times that of SGD)'
+    """
+    for one in differences:
+        excluded = one.low > _equal(one) or one.high < _equal(one)
+        loss = one.name == "loss" and one.scale == "ratio" and max(one.value, 1 / one.value) > FIT_TIMES
+        accuracy = one.name == "accuracy" and abs(one.value) > FIT_POINTS
+        if excluded and (loss or accuracy):
+            worse = (one.value > _equal(one)) == loss
+            first, second = (one.group, one.reference) if worse else (one.reference, one.group)
+            what = "training loss" if loss else "accuracy"
+            return f"{first} fits the training data worse than {second} ({what} of {one.group} is {_told(one)})"
+    return ""
+
+
+def _verdict(deciding: Sequence[GroupDifference], meanings: Meanings, paired: bool) -> str:
+    # Flatter, sharper, not significantly different, or one by some measures and one by others
+    significant = [one for one in deciding if one.significant]
+    smaller = [one for one in significant if one.value < _equal(one)]
+    larger = [one for one in significant if one.value > _equal(one)]
+    shown = (significant or list(deciding))[0]
+    kinds = dict.fromkeys(meanings[one.name] for one in significant or deciding)
+    words = dict.fromkeys(_WORDS[family if meaning == "compressed" else meaning] for meaning, family in kinds)
+    nouns, less, more = (" and ".join(each) for each in zip(*words, strict=True))
+    if all(one.p != one.p for one in deciding):
+        return f"whether {shown.group} is {less} than {shown.reference} is open: {_value(shown, paired)}"
+    if not significant:
+        return f"{shown.group} and {shown.reference} do not differ significantly in {nouns}: {_value(shown, paired)}"
+    if smaller and larger:
+        both = f"{smaller[0].name} is {_told(smaller[0])}, {larger[0].name} {_told(larger[0])}"
+        return f"whether {shown.group} is {less} than {shown.reference} depends on the measure: {both}"
+    by = f" by {len(significant)} of {len(deciding)} invariant measures" if len(deciding) > 1 else ""
+    return f"{shown.group} is {less if smaller else more} than {shown.reference}{by}: {_value(shown, paired)}"
+
+
+def _value(one: GroupDifference, paired: bool) -> str:
+    if one.p != one.p:
+        certain = f"{count_of(one.n, 'pair' if paired else 'network')}, no interval: {one.note}"
+    else:
+        of = f"smaller in {one.smaller} of {one.n} pairs" if paired else count_of(one.n, "network")
+        certain = f"{of}, Holm-corrected p = {one.p_holm:.2g}"
+    return f"{one.name} of {one.group} is {_told(one)} ({certain})"
+
+
+def _last(
+    differences: Sequence[GroupDifference], left_out: Sequence[NotRanked], untrained: str, next_step: str
+) -> list[str]:
+    parts = [untrained] if untrained else []
+    parts += [f"left out: {with_reasons(left_out)}"] if left_out else []
+    for one in differences:
+        if one.name == "test_loss":
+            certain = f"Holm-corrected p = {one.p_holm:.2g}" if one.significant else "not significant"
+            parts.append(f"the held-out loss of {one.group} is {_told(one)} ({certain})")
+    return [sentence("; ".join(filter(None, [*parts, next_step])))] if parts or next_step else []
+
+
+def _next(differences: Sequence[GroupDifference], meanings: Meanings, unequal: bool) -> str:
+    if any(one.p != one.p and one.n < FEWEST_DESCRIBED for one in differences if one.name in meanings):
+        return f"an interval needs {FEWEST_DESCRIBED} networks a group"
+    if unequal:
+        return "compare networks of equal training loss"
+    if not any(one.name == "test_loss" for one in differences):
+        return "held-out data (test=..., --test) shows which group generalises better"
+    return ""
+
+
+def _equal(one: GroupDifference) -> float:
+    return 1.0 if one.scale == "ratio" else 0.0
+
+
+def _told(one: GroupDifference) -> str:
+    """A ratio or a difference, with its interval, in words."""
+    low, high = (one.low, one.high) if one.scale == "ratio" or one.value > 0 else (-one.high, -one.low)
+    interval = f" [{low:.3g}, {high:.3g}]" if low == low else ""
+    if one.scale == "ratio":
+        return f"{one.value:.3g}{interval} times that of {one.reference}"
+    return f"{'lower' if one.value < 0 else 'higher'} than that of {one.reference} by {abs(one.value):.3g}{interval}"

@@ -244,14 +244,11 @@ class Comparison(Result):
             start = f"{number}/"
             arrays = {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
             reports[name] = Report._restored({**rows, "about": content["about"][name]}, arrays)
-        measures = {
-            present_measure(name): _from_plain(present_measure(name), row) for name, row in content["measures"].items()
-        }
+        named_now = {present_measure(name): row for name, row in content["measures"].items()}
+        measures = {name: _from_plain(name, row) for name, row in named_now.items()}
         notes = tuple(content["notes"])
-        alike = content.get(
-            "same_architecture", not any(DIFFERENT in note for note in notes)
-        )  # schema 1 has only notes
-        return cls(reports, measures, notes, alike)
+        of_notes = not any(DIFFERENT in note for note in notes)  # schema 1 has only notes
+        return cls(reports, measures, notes, content.get("same_architecture", of_notes))
 
 
 def _from_plain(name: str, row: Mapping[str, Any]) -> Measure:

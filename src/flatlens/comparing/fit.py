@@ -6,13 +6,12 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.stats import ttest_1samp
 
 from flatlens.curvature.probes import student
-from flatlens.estimate import Estimate, Report
+from flatlens.estimate import Report
 from flatlens.measures.answer import hardly_fits, has_random_weights
 
 FIT_TIMES = 2.0  #: ratio of training losses beyond which the larger one is not as good a fit
@@ -65,6 +64,7 @@ def no_fit(reports: Mapping[str, Report]) -> dict[str, str]:
 def at_chance(report: Report) -> str:
     """Return the reason why a network counts as untrained; empty if it does not.
 
+    >>> from flatlens.estimate import Estimate
     >>> about = {"n": 100, "constant": {"loss": 2.3, "share": 0.1}}
     >>> at_chance(Report({("loss", None): Estimate(2.31)}, about))
     'untrained or failed: training loss 2.31, 2.3 for the best constant prediction'
@@ -92,10 +92,8 @@ def _overfitted(reports: Mapping[str, Report]) -> dict[str, str]:
 def worse_fit(report: Report, best: Report, name: str) -> str:
     """Return the reason why a network fits the training data worse than the named one; empty if it does not."""
     mine, its = report["loss"], best["loss"]
-    if not _comparable(mine, its):
+    if mine.samples is None or its.samples is None or min(len(mine.samples), len(its.samples)) < 2:
         return ""
-    assert mine.samples is not None
-    assert its.samples is not None
     difference, stderr = student(mine.samples - its.samples)
     larger = mine.value > its.value + (FIT_TIMES - 1) * abs(its.value)
     accuracies = accuracy_of(report), accuracy_of(best)
@@ -109,10 +107,6 @@ def worse_fit(report: Report, best: Report, name: str) -> str:
 def accuracy_of(report: Report) -> float:
     """Accuracy on the training data; NaN where the targets are not class labels."""
     return report["accuracy"].value if ("accuracy", None) in report else math.nan
-
-
-def _comparable(mine: Estimate, its: Estimate) -> bool:
-    return all(one.samples is not None and len(one.samples) > 1 for one in (mine, its))
 
 
 @dataclass(frozen=True)
@@ -142,17 +136,14 @@ def held_out(reports: Mapping[str, Report]) -> HeldOut | None:
     with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # losses that are all equal
         tests = {name: ttest_1samp(samples[name] - samples[best], 0.0) for name in others}
+    intervals = {name: test.confidence_interval(0.95) for name, test in tests.items()}
     return HeldOut(
         best,
         tuple(others),
         {name: losses[name].value - losses[best].value for name in others},
-        {name: _ends(test.confidence_interval(0.95)) for name, test in tests.items()},
+        {name: (_known(float(of.low), 0.0), _known(float(of.high), 0.0)) for name, of in intervals.items()},
         {name: _known(float(test.pvalue), 1.0) for name, test in tests.items()},
     )
-
-
-def _ends(interval: Any) -> tuple[float, float]:
-    return _known(float(interval.low), 0.0), _known(float(interval.high), 0.0)
 
 
 def _known(number: float, instead: float) -> float:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from flatlens.comparing.answers import untrained
+from flatlens.comparing.answers import group_answer, untrained
 from flatlens.comparing.comparison import BESIDE, Comparison, direction
 from flatlens.comparing.fit import NotRanked, as_row, no_fit, worse_fit
-from flatlens.comparing.group_answers import group_answer
 from flatlens.comparing.rankings import proportional
 from flatlens.errors import UnknownName
-from flatlens.estimate import Report
 from flatlens.result import Result, of_report
 from flatlens.statistics import GroupDifference, group_differences
 from flatlens.statistics.group_differences import as_frame
@@ -62,9 +60,8 @@ class GroupComparison(Result):
         reports = {name: report for name, report in self.networks.reports.items() if ("loss", None) in report}
         reasons = no_fit(reports)
         for names in self.groups.values():
-            fit = sorted(
-                (name for name in names if name in reports and name not in reasons), key=partial(_loss, reports)
-            )
+            known = [name for name in names if name in reports and name not in reasons]
+            fit = sorted(known, key=lambda name: reports[name]["loss"].value)
             if fit:
                 median = fit[(len(fit) - 1) // 2]
                 reasons |= {name: worse_fit(reports[name], reports[median], median) for name in fit}
@@ -144,16 +141,9 @@ class GroupComparison(Result):
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         content, tensors = self.networks._content()
-        return {
-            **content,
-            "groups": {name: list(of) for name, of in self.groups.items()},
-            "paired": self.paired,
-        }, tensors
+        groups = {name: list(of) for name, of in self.groups.items()}
+        return {**content, "groups": groups, "paired": self.paired}, tensors
 
     @classmethod
     def _restored(cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         return cls(Comparison._restored(content, tensors), content["groups"], content["paired"])
-
-
-def _loss(reports: Mapping[str, Report], name: str) -> float:
-    return reports[name]["loss"].value

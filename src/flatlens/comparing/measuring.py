@@ -42,8 +42,28 @@ def require_alike(lenses: Mapping[str, Lens]) -> None:
         for (what, mine, advice), (_, theirs, _) in zip(_facts(first.problem), _facts(lens.problem), strict=True):
             if mine != theirs:
                 raise BadInput(f"compare(...): {what} of {a}: {mine}, of {b}: {theirs}; {advice}")
-    _require_same_data(lenses)
-    _require_same_loss(lenses)
+    # the same bytes in the same order; a shared data object is read once
+    for which, name in (("data", "data"), ("test", "held-out data")):
+        given = {model: getattr(lens.problem, which) for model, lens in lenses.items()}
+        differing = [b for b, data in given.items() if data is not given[a]]
+        expected = _print(given[a]) if differing else 0
+        if others_data := [b for b in differing if _print(given[b]) != expected]:
+            pair = f"{a} and {others_data[0]}"
+            raise BadInput(f"compare(...): the {name} of {pair} differ: give all the same, in the same order")
+    # the same losses of the first network's outputs: a description does not tell two functions apart
+    problem = first.problem
+    with problem.measuring(first.model), torch.no_grad():
+        f, y = problem.run(first.model, problem.place(problem.probes[0]))
+        f = f.to(torch.float64)
+        of_first = problem.loss.values(f, y)
+        for b, lens in others:
+            losses = lens.problem.loss.values(f, y)
+            if not torch.allclose(of_first, losses, rtol=1e-6, atol=1e-12, equal_nan=True):
+                at = int((of_first - losses).abs().argmax())
+                raise BadInput(
+                    f"compare(...): the losses of {a} and {b} differ: {float(of_first[at]):.6g} and "
+                    f"{float(losses[at]):.6g} for the same outputs of a sample; {SAME_LOSS}"
+                )
 
 
 def _facts(problem: Problem) -> list[tuple[str, object, str]]:
@@ -57,37 +77,6 @@ def _facts(problem: Problem) -> list[tuple[str, object, str]]:
         ("held-out data", held_out, "give the same test data to all, or to none"),
         ("batchnorm", ghost, "give all the same batchnorm and ghost_batch"),
     ]
-
-
-def _require_same_data(lenses: Mapping[str, Lens]) -> None:
-    # The same bytes in the same order; a shared data object is read once
-    for which, name in (("data", "data"), ("test", "held-out data")):
-        (a, first), *others = ((model, getattr(lens.problem, which)) for model, lens in lenses.items())
-        print_of_first: int | None = None
-        for b, data in others:
-            if data is first:
-                continue
-            print_of_first = _print(first) if print_of_first is None else print_of_first
-            if _print(data) != print_of_first:
-                raise BadInput(f"compare(...): the {name} of {a} and {b} differ: give all the same, in the same order")
-
-
-def _require_same_loss(lenses: Mapping[str, Lens]) -> None:
-    # The same losses of the first network's outputs: a description does not tell two functions apart
-    (a, first), *others = lenses.items()
-    problem = first.problem
-    with problem.measuring(first.model), torch.no_grad():
-        f, y = problem.run(first.model, problem.place(problem.probes[0]))
-        f = f.to(torch.float64)
-        mine = problem.loss.values(f, y)
-        for b, lens in others:
-            theirs = lens.problem.loss.values(f, y)
-            if not torch.allclose(mine, theirs, rtol=1e-6, atol=1e-12, equal_nan=True):
-                at = int((mine - theirs).abs().argmax())
-                raise BadInput(
-                    f"compare(...): the losses of {a} and {b} differ: {float(mine[at]):.6g} and "
-                    f"{float(theirs[at]):.6g} for the same outputs of a sample; {SAME_LOSS}"
-                )
 
 
 def _print(data: Data) -> int:

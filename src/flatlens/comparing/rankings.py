@@ -234,14 +234,10 @@ def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
     if networks == 2:
         a, b = ranks.columns
         first, second = (int((ranks[x] < ranks[y]).sum()) for x, y in ((a, b), (b, a)))
-        told.append(_two(a, first, b, second, len(ranks) - first - second))
+        ties = len(ranks) - first - second
+        tied = f"{ties} {'tie' if ties == 1 else 'ties'}" if ties else "no ties"
+        told.append(f"{a} is smaller by {count_of(first, 'measure')}, {b} by {second}; {tied}.")
     return told
-
-
-def _two(a: str, first: int, b: str, second: int, ties: int) -> str:
-    """Return the sentence that counts the measures by which each of two networks is smaller."""
-    tied = f"{ties} {'tie' if ties == 1 else 'ties'}" if ties else "no ties"
-    return f"{a} is smaller by {count_of(first, 'measure')}, {b} by {second}; {tied}."
 
 
 def _about_gaps(gaps: Mapping[str, Estimate], rounding: float) -> list[str]:

@@ -234,7 +234,15 @@ def read_images(
     elif found.form == "IDX files":
         parts = [_read_idx(known, found.place, train) for train in (True, False)]
     elif found.form == "binary files":
-        parts = [_read_binary(known, found.place, train) for train in (True, False)]
+        # CIFAR's: records of the label's bytes, then the red, green and blue planes, row by row
+        parts = []
+        for train in (True, False):
+            files, size = known.part(train)[0], _file_size(known, train)
+            records = [
+                _records(known, found.place / name, name, _content(known, found.place / name, size), size)
+                for name in files
+            ]
+            parts.append(_joined(records))
     else:
         with found.place.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
@@ -290,33 +298,27 @@ def _nothing(known: ImageSet, root: Path) -> str:
 
 
 def _read_idx(known: ImageSet, folder: Path, train: bool) -> Part:
-    """Return the images and the labels in two IDX files, gzipped or not."""
+    """Return the images and the labels in two IDX files, gzipped or not: zeros, type, sizes (big-endian), numbers."""
     names, count = known.part(train)
     read = []
     for name, shape in zip(names, ((count, *known.shape[1:]), (count,)), strict=True):
         zipped = folder / f"{name}.gz"
         path = zipped if zipped.is_file() and not (folder / name).is_file() else folder / name
-        read.append(_idx(known, path, name, shape))
+        head = 4 + 4 * len(shape)
+        expected = head + int(np.prod(shape))
+        content, magic = _content(known, path, expected), bytes((0, 0, UNSIGNED_BYTES, len(shape)))
+        if content[:4] != magic:
+            raise BadData(
+                f"{path}: not an IDX file of {known.title} (it begins with {content[:4].hex()} instead of "
+                f"{magic.hex()}); {known.mending}"
+            )
+        found = struct.unpack(f">{len(shape)}I", content[4:head]) if len(content) >= head else ()
+        if found != shape:
+            has, wanted = (" x ".join(map(str, sizes)) or "nothing" for sizes in (found, shape))
+            raise BadData(f"{path}: the file's shape is {has}; {known.title} has {wanted}; {known.mending}")
+        _require_published(known, path, name, content, expected)
+        read.append(torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy()))
     return read[0].unsqueeze(1), _checked_labels(known, read[1], path)
-
-
-def _idx(known: ImageSet, path: Path, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return an IDX file: two zero bytes, type, number of dimensions, each size as a big-endian int32, the numbers."""
-    head = 4 + 4 * len(shape)
-    expected = head + int(np.prod(shape))
-    content = _content(known, path, expected)
-    magic = bytes((0, 0, UNSIGNED_BYTES, len(shape)))
-    if content[:4] != magic:
-        raise BadData(
-            f"{path}: not an IDX file of {known.title} (it begins with {content[:4].hex()} instead of {magic.hex()}); "
-            f"{known.mending}"
-        )
-    found = struct.unpack(f">{len(shape)}I", content[4:head]) if len(content) >= head else ()
-    if found != shape:
-        has, wanted = (" x ".join(map(str, sizes)) or "nothing" for sizes in (found, shape))
-        raise BadData(f"{path}: the file's shape is {has}; {known.title} has {wanted}; {known.mending}")
-    _require_published(known, path, name, content, expected)
-    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy())
 
 
 def _content(known: ImageSet, path: Path, expected: int) -> bytes:
@@ -328,12 +330,6 @@ def _content(known: ImageSet, path: Path, expected: int) -> bytes:
         raise BadData(f"{path}: there is no such file, and {known.title} needs it; {known.mending}") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadData(f"{path}: a damaged or truncated gzip file ({one_line(error)}); {known.mending}") from error
-
-
-def _read_binary(known: ImageSet, folder: Path, train: bool) -> Part:
-    """Return CIFAR's binary files: records of the label's bytes, then the red, green and blue planes, row by row."""
-    files, size = known.part(train)[0], _file_size(known, train)
-    return _joined([_records(known, folder / f, f, _content(known, folder / f, size), size) for f in files])
 
 
 def _read_archive(known: ImageSet, archive: Path, train: bool) -> Part:

@@ -183,10 +183,7 @@ _WORDS = {"train": "training", "test": "test"}
 
 
 def _statistics(pixels: Tensor, standardise: str) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of pixels in [0, 1]; they broadcast over (n, channels, rows, columns).
-
-    The sums are of whole numbers, and so exact, whatever the chunks: no digit depends on the order.
-    """
+    """Return mean and standard deviation of pixels in [0, 1], exact whatever the chunks, as (1, channels, 1, 1)."""
     if standardise == "none":
         return torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     total = torch.zeros(pixels.shape[1:], dtype=torch.int64)

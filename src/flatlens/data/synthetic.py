@@ -171,7 +171,20 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH, scal
     if not wanted.isfinite().all():
         raise BadInput("inverted(features=...): some features are NaN or inf")
     largest, ends = float(wanted.abs().max()), isinstance(layers[-1], nn.Tanh)
-    back = _Backwards(layers)
+    # the network from its outputs to its inputs; each layer is factorised once
+    under = [None, *layers]
+    solvers = [
+        _Solver(layer, boxed=isinstance(below, nn.Tanh)) if isinstance(layer, nn.Linear) else None
+        for below, layer in zip(under, layers, strict=False)
+    ]
+
+    def back(values: Tensor) -> tuple[Tensor, Tensor]:
+        clipped = torch.zeros(len(values), dtype=torch.bool)
+        for solver in reversed(solvers):
+            values, outside = (values.atanh(), clipped) if solver is None else solver(values)
+            clipped = clipped | outside
+        return values, clipped
+
     if scale is not None:  # as it is, or refused
         if ends and largest * scale >= 1:
             raise BadInput(
@@ -251,28 +264,6 @@ def _layers(network: nn.Sequential) -> list[nn.Module]:
         if isinstance(below, nn.Tanh) and isinstance(above, nn.Tanh):
             raise BadModel("two Tanh in a row; put a Linear between them", argument="network", call="inverted")
     return layers
-
-
-class _Backwards:
-    """The network from its outputs to its inputs; the factorisations are kept."""
-
-    def __init__(self, layers: list[nn.Module]) -> None:
-        below = [None, *layers]
-        self._steps = [
-            _Solver(layer, boxed=isinstance(under, nn.Tanh)) if isinstance(layer, nn.Linear) else None
-            for under, layer in zip(below, layers, strict=False)
-        ]
-
-    def __call__(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs, and which samples had to be clipped on the way."""
-        clipped = torch.zeros(len(values), dtype=torch.bool)
-        for solver in reversed(self._steps):
-            if solver is None:
-                values = values.atanh()
-            else:
-                values, outside = solver(values)
-                clipped |= outside
-        return values, clipped
 
 
 class _Solver:

@@ -235,11 +235,7 @@ class UnfitWorker(BrokenExecutor):
 
 
 class OnDask(Executor):
-    """Calls on the workers of `client`, whose scheduler is at `address`; `mixed`: those of other versions, too.
-
-    A future raises what the call raised, Dask's KilledWorker when that lost too many workers, LostScheduler or
-    UnfitWorker.
-    """
+    """Calls on the workers of `client`, whose scheduler is at `address`; `mixed`: those of other versions, too."""
 
     def __init__(
         self, client: Client, address: str, *, mixed: bool = False, options: Mapping[str, Any] | None = None

@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from flatlens.comparing.group_answers import group_answer
+from flatlens.comparing.answers import group_answer
 from flatlens.experiments.levels import Levels
 from flatlens.experiments.overrides import TOGETHER, but_seeds, paths
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words, measure_names

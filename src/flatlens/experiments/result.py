@@ -177,11 +177,7 @@ def require_curves(curves: Mapping[str, Tensor]) -> None:
 
 
 def require_tables(tables: Mapping[str, pd.DataFrame], study: Study, varied: list[str]) -> None:
-    """Refuse tables that are not those of the study: columns, types, doubled or foreign networks.
-
-    Raises:
-        BadInput: the first difference.
-    """
+    """Refuse tables that are not those of the study: columns, types, doubled or foreign networks."""
     for name, table in tables.items():
         _require_columns(name, table, _expected(name, table, study, varied), study)
         if name in _ONCE and (twice := table.duplicated(_ONCE[name])).any():

@@ -114,11 +114,7 @@ def assignment(text: str, known: Mapping[str, type]) -> tuple[str, tuple[Any, ..
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """Return the content of a YAML file.
-
-    Raises:
-        BadInput: the file is missing, or is not YAML or not a mapping.
-    """
+    """Return the content of a YAML file; refuse one that is missing, is not YAML or not a mapping."""
     with needs("study", "a study in YAML"):
         import yaml
 
@@ -320,11 +316,7 @@ _ASSIGNED = re.compile(r"(?:^|[/,;_\s-])([A-Za-z]\w*?)=([^,/;\s]+?)(?=[,/;_\s-][
 
 
 def checkpoint_axis(where: Path, model: Architecture, loss: LossName) -> Axis:
-    """Return the axis "model+training" of the checkpoints in a folder or a table.
-
-    Raises:
-        BadInput: the table or a file is missing, names no file, or lists a checkpoint twice.
-    """
+    """Return the axis "model+training" of the checkpoints in a folder or a table, each of which has to be a file."""
     rows = _of_folder(where) if where.is_dir() else _of_table(where)
     values = [_network(file, _named(facts), model, loss) for file, facts in rows]
     met: dict[object, Path] = {}
@@ -624,13 +616,11 @@ def _fitted_models(
 
 
 def _complete(base: NetworkSettings, grid: Sequence[Axis], split: Split) -> NetworkSettings:
-    """Return the settings with a value for each argument of the user's function: where it has none, an axis's first.
-
-    Refuses a network of the user's, or one on the user's data, that cannot be trained, before any worker begins.
-    """
+    """Return the settings with a value for each argument of the user's function: where it has none, an axis's first."""
     for axis in grid:
         if isinstance(base.model, UserNetwork) and axis.name != "model" and value_of(base, axis.name) is None:
             base = vary(base, axis.name, axis.values[0])
+    # Before any worker begins: can a network of the user's, or one on their data, be trained?
     if isinstance(base.model, UserNetwork):
         base.model.require_complete()
     if isinstance(base.model, UserNetwork) or isinstance(base.data, UserData):

@@ -105,10 +105,7 @@ OLD = 24 * 3600.0
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder to fill; it becomes `target` at the end, and is removed after an error.
-
-    If another process was quicker, its folder stays and this one is removed: both hold the same results.
-    """
+    """Yield a folder to fill; it becomes `target` at the end, unless an error came or another process was quicker."""
     partial = partial_name(target)
     try:
         partial.mkdir(parents=True)

@@ -132,12 +132,10 @@ class UserNetwork:
         """Raise BadModel if an argument without a default has no value."""
         needed = [n for n in user_code.needed_arguments(_function(self.source)) if self.options.get(n, 0) is None]
         if needed:
-            raise BadModel(
-                f"{user_code.short(self.source)} needs the arguments {', '.join(needed)}",
-                remedy=f"give defaults, or write --set {needed[0]}=VALUE; inputs, outputs, channels and image are "
-                "given by the data",
-                call="",
-            )
+            sizes = "inputs, outputs, channels and image are given by the data"
+            mend = f"give defaults, or write --set {needed[0]}=VALUE; {sizes}"
+            lacking = f"{user_code.short(self.source)} needs the arguments {', '.join(needed)}"
+            raise BadModel(lacking, remedy=mend, call="")
 
     def build(self) -> nn.Module:
         """Return a new network.
@@ -148,11 +146,8 @@ class UserNetwork:
         """
         told, function = user_code.short(self.source), _function(self.source)
         if user_code.code_of(user_code.file_of(self.source)) != self.code:
-            raise BadModel(
-                f"the code of {told} has changed since the study began",
-                remedy="put it back, or begin another study with another --out",
-                call="",
-            )
+            mend = "put it back, or begin another study with another --out"
+            raise BadModel(f"the code of {told} has changed since the study began", remedy=mend, call="")
         takes_seed = _SEED in user_code.arguments(function)
         arguments = {**self.options, **({_SEED: self.seed} if takes_seed else {})}
         with seeded(self.seed):
@@ -167,11 +162,8 @@ def _function(spec: str) -> Any:
         raise BadInput(f"model: there is no file {str(user_code.file_of(spec))!r}")
     found = load_seeded(spec, "model")
     if not user_code.is_current(user_code.file_of(spec)):
-        raise BadModel(
-            f"the code of {user_code.short(spec)} has changed since this process read it",
-            remedy="start it again",
-            call="",
-        )
+        changed = f"the code of {user_code.short(spec)} has changed since this process read it"
+        raise BadModel(changed, remedy="start it again", call="")
     if isinstance(found, nn.Module) or not callable(found):
         raise BadModel(
             f"{spec} is a {type(found).__name__}; a study needs a function that builds a new network each time", call=""

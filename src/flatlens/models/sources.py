@@ -105,11 +105,7 @@ def of_timm(timm: ModuleType, network: nn.Module) -> ImagePreparation:
 
 
 def of_transformers(transformers: ModuleType, name: str, network: nn.Module) -> NetworkPreparation | None:
-    """Return the image processor or the tokenizer saved with the network; None if there is none.
-
-    Raises:
-        BadModel: it is there and cannot be read.
-    """
+    """Return the image processor or the tokenizer saved with the network; None if there is none."""
     reads = getattr(network, "main_input_name", "")
     files = {"pixel_values": IMAGE_FILES, "input_ids": TEXT_FILES}.get(reads, ())
     folder = Path(name)

@@ -111,8 +111,15 @@ def _read_file(file: Path, key: str | None = None) -> Weights:
             payload: object = torch.load(file, map_location="cpu", weights_only=True)
         # Bytes that are not a checkpoint make the reader fail in many ways: KeyError, EOFError, struct.error, ...
         except Exception as error:
-            pickled = start[:1] in (b"P", b"\x80")  # the first bytes of an archive and of a pickle
-            raise BadWeights(f"{file} {_refusal(str(error)) if pickled else _NO_WEIGHTS}") from error
+            words = _NO_WEIGHTS
+            if start[:1] in (b"P", b"\x80"):  # the first bytes of an archive and of a pickle
+                words = next((words for sign, words in _REFUSALS.items() if sign in str(error)), _NO_WEIGHTS)
+                if blocked := re.search(r"GLOBAL (\S+)", str(error)):
+                    words = (
+                        f"holds pickled code or objects ({blocked[1]}), which are never loaded: save the state_dict "
+                        "alone, best as safetensors (safetensors.torch.save_model)"
+                    )
+            raise BadWeights(f"{file} {words}") from error
     return _tensors_of(payload, file, key)
 
 
@@ -139,16 +146,6 @@ def _require_sound(file: Path) -> None:
         return
     if broken and sound:
         raise BadWeights(f"{file} is damaged", remedy=f"{broken} in it does not have its checksum: copy it again")
-
-
-def _refusal(message: str) -> str:
-    blocked = re.search(r"GLOBAL (\S+)", message)
-    if blocked:
-        return (
-            f"holds pickled code or objects ({blocked[1]}), which are never loaded: save the state_dict alone, "
-            "best as safetensors (safetensors.torch.save_model)"
-        )
-    return next((words for sign, words in _REFUSALS.items() if sign in message), _NO_WEIGHTS)
 
 
 _PICKLE = "is a pickle file, which flatlens never loads: save the tensors again as safetensors"
@@ -272,7 +269,13 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     chosen = _under(state, used)
     tensors = {k: chosen[k.replace(COMPILED, "")] for k in own if k.replace(COMPILED, "") in chosen}
     _check_tensors(tensors, own, Path(path))
-    _check_ties(chosen, names.ties, Path(path))
+    for tie in names.ties:
+        first, *others = sorted(tie & chosen.keys()) or [""]
+        if other := next((other for other in others if not _equal(chosen[first], chosen[other])), None):
+            raise BadWeights(
+                f"{path} has different values for {first} and {other}, but the network uses one tensor for both (tied "
+                "weights): build it without tying"
+            )
     changed = _put(model, tensors, own, Path(path))
     return _remarks(read, state, used, tensors, own) + changed
 
@@ -400,17 +403,6 @@ def _check_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], pat
     complex_ones = [k for k, tensor in tensors.items() if tensor.is_complex() and not own[k].is_complex()]
     if complex_ones:
         raise BadWeights(f"{path} holds complex numbers where the network has real ones: {_some(complex_ones)}")
-
-
-def _check_ties(chosen: Mapping[str, Tensor], ties: tuple[frozenset[str], ...], path: Path) -> None:
-    for tie in ties:
-        first, *others = sorted(tie & chosen.keys()) or [""]
-        for other in others:
-            if not _equal(chosen[first], chosen[other]):
-                raise BadWeights(
-                    f"{path} has different values for {first} and {other}, but the network uses one tensor for both "
-                    "(tied weights): build it without tying"
-                )
 
 
 def _remarks(

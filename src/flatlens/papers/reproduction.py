@@ -254,11 +254,7 @@ _LARGER: dict[Scale, Scale] = {"smoke": "laptop", "laptop": "desk"}
 
 
 def experiment_of(name: str) -> Experiment:
-    """Return the experiment of a row of the catalogue.
-
-    Raises:
-        UnknownName: there is no such experiment.
-    """
+    """Return the experiment of a row of the catalogue, if there is one."""
     if name.upper() not in EXPERIMENTS:
         raise UnknownName.among("experiment", name, EXPERIMENTS)
     return EXPERIMENTS[name.upper()]
@@ -388,11 +384,7 @@ def _marked(out: Path) -> tuple[Experiment, Scale]:
 
 
 def from_mark(plain: Mapping[str, Any]) -> tuple[Experiment, Scale]:
-    """Return the experiment and the scale that an experiment.json names.
-
-    Raises:
-        BadInput: an unknown one; KeyError: one is missing.
-    """
+    """Return the experiment and the scale that an experiment.json names; KeyError where one is missing."""
     experiment, scale = experiment_of(plain["experiment"]), plain["scale"]
     if scale not in SCALES:
         raise UnknownName.among("scale", str(scale), SCALES)

@@ -135,10 +135,7 @@ def log_gain(column: str) -> Number:
 
 @deferred
 def slowing(trajectory: pd.DataFrame, column: str) -> float:
-    """Return the mean gain per row over the later half of the trajectory minus that over the earlier half.
-
-    It is above 0 if a fall slows down, and NaN for fewer than three rows.
-    """
+    """Return the mean gain per row over the later half of the trajectory minus that over the earlier half."""
     gains = np.diff(trajectory[column])
     half = len(gains) // 2
     return float(gains[-half:].mean() - gains[:half].mean()) if half else np.nan

@@ -191,8 +191,8 @@ def _undefined(comparison: Comparison) -> dict[str, list[str]]:
 
 def write_compare_page(comparison: Comparison, path: Path) -> Path:
     """Write one HTML file that needs no network: the ranks as a picture, the networks, the agreement, every value."""
+    from flatlens.report.figures.compared import values_figure
     from flatlens.report.figures.measured import ranks_figure, taus_figure  # not above: the screen draws nothing
-    from flatlens.report.figures.values import values_figure
     from flatlens.report.page import write_page
 
     agreement = comparison.agreement()

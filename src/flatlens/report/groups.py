@@ -117,7 +117,7 @@ def _few(names: Sequence[str], most: int = 5) -> str:
 
 def write_group_page(found: GroupComparison, path: Path) -> Path:
     """Write one HTML file that needs no network: the answer, the groups, and the difference by each measure."""
-    from flatlens.report.figures.groups import groups_figure  # not above: the screen draws nothing
+    from flatlens.report.figures.compared import groups_figure  # not above: the screen draws nothing
     from flatlens.report.page import write_page
 
     shown = {

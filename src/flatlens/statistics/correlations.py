@@ -240,23 +240,17 @@ def undefined_because(table: pd.DataFrame, fewest: int = FEWEST_POINTS) -> str:
 
 def permuted_values(statistic: CoefficientName, x: Array, y: Array, orders: NDArray[np.int64]) -> Array:
     """Return the coefficient of x with y in each of the orders, (B,)."""
-    if statistic == "kendall":
-        return _permuted_kendall(x, y, orders)
+    if statistic == "kendall":  # one point against all after it at a time, to save memory
+        sign_x = signs(x).astype(np.float32)
+        drawn = rankdata(y).astype(np.float32)[orders].T.copy()  # (n, B); halves are exact
+        both = np.zeros(len(orders))
+        for i in range(len(x) - 1):
+            both += sign_x[i, i + 1 :] @ np.sign(drawn[i] - drawn[i + 1 :])
+        return np.asarray(both / (np.sqrt(np.abs(signs(x)).sum() * np.abs(signs(y)).sum()) / 2))
     if statistic == "spearman":
         x, y = rankdata(x), rankdata(y)
     x, y = standardised(x), standardised(y)
     return np.asarray(np.einsum("bn,n->b", y[orders], x) / len(x))
-
-
-def _permuted_kendall(x: Array, y: Array, orders: NDArray[np.int64]) -> Array:
-    # One point against all after it at a time, to save memory
-    sign_x = signs(x).astype(np.float32)
-    drawn = rankdata(y).astype(np.float32)[orders].T.copy()  # (n, B); halves are exact
-    both = np.zeros(len(orders))
-    for i in range(len(x) - 1):
-        both += sign_x[i, i + 1 :] @ np.sign(drawn[i] - drawn[i + 1 :])
-    pairs = np.sqrt(np.abs(signs(x)).sum() * np.abs(signs(y)).sum()) / 2
-    return np.asarray(both / pairs)
 
 
 def p_value(value: float, under_null: Array) -> float:

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.stats import ttest_ind
 
 from flatlens.errors import BadInput
@@ -110,7 +109,8 @@ def group_differences(
                 left = int(np.isnan(x[(group == other) | (group == 0)]).sum())
                 left_out = f"{left} {'network' if left == 1 else 'networks'} left out: a value is missing"
             else:
-                mine, theirs = (_pair_means(x, pair, group == of) for of in (other, 0))
+                here = [(group == of) & (x == x) for of in (other, 0)]
+                mine, theirs = (_means(x[of], pair[of], int(pair.max()) + 1) for of in here)  # NaN where there is none
                 unit_of = np.zeros(pair.max() + 1, dtype=np.int64)
                 unit_of[pair] = unit
                 one = _paired(_unit_means(mine - theirs, unit_of), one)
@@ -118,19 +118,15 @@ def group_differences(
                 left = int(np.isnan((mine - theirs)[there]).sum())
                 left_out = f"{left} {'pair' if left == 1 else 'pairs'} left out: a value is missing"
             one = replace(one, note="; ".join(filter(None, [left_out if left else "", one.note])))
-            found.append(_as_ratio(one) if scale == "ratio" else one)
+            if scale == "ratio":
+                ratio, low, high = (float(np.exp(end)) for end in (one.value, one.low, one.high))
+                one = replace(one, value=ratio, low=low, high=high, scale=scale)
+            found.append(one)
     return _corrected(found, first, untested)
 
 
 def _numbered(labels: Any) -> GroupNumbers:
     return np.asarray(pd.factorize(np.asarray(labels, dtype=object))[0], dtype=np.int64)
-
-
-def _pair_means(x: Array, pair: GroupNumbers, here: NDArray[np.bool_]) -> Array:
-    """Means over the networks of a group in each pair, (pairs,); NaN where there is none."""
-    here = here & (x == x)
-    of_pairs = pair[here]
-    return _means(x[here], of_pairs, int(pair.max()) + 1)
 
 
 def _unit_means(x: Array, unit: GroupNumbers) -> Array:
@@ -165,11 +161,6 @@ def _welch(mine: Array, theirs: Array, empty: GroupDifference) -> GroupDifferenc
     test = ttest_ind(mine, theirs, equal_var=False)
     low, high = test.confidence_interval(0.95)
     return replace(empty, low=float(low), high=float(high), p=float(test.pvalue))
-
-
-def _as_ratio(one: GroupDifference) -> GroupDifference:
-    value, low, high = (float(np.exp(end)) for end in (one.value, one.low, one.high))
-    return replace(one, value=value, low=low, high=high, scale="ratio")
 
 
 def _corrected(

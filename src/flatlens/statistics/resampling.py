@@ -180,7 +180,15 @@ def permutations(n: int, seed: Seed, number: int, groups: GroupNumbers | None = 
     ({0, 2}, {1, 3})
     """
     if number and is_every(n, groups):
-        return _every_order(n, np.zeros(n, dtype=np.int64) if groups is None else groups)[1:]
+        of_points = np.zeros(n, dtype=np.int64) if groups is None else groups
+        places = [np.flatnonzero(of_points == group) for group in range(1 + max(of_points, default=0))]
+        every = []
+        for orders in itertools.product(*map(itertools.permutations, places)):
+            order = np.arange(n)
+            for place, moved in zip(places, orders, strict=True):
+                order[place] = moved
+            every.append(order)
+        return np.array(every[1:], dtype=np.int64).reshape(len(every) - 1, n)  # the points' own order comes first
     drawn = generator(seed).random((number, n))
     if groups is None:
         return np.argsort(drawn, axis=1)
@@ -195,18 +203,6 @@ def draws(
     """Return the counts of bootstrap resamples and the orders of permutations, both from one generator."""
     rng = generator(seed)
     return resamples(n, rng, resampled), permutations(n, rng, permuted, groups)
-
-
-def _every_order(n: int, groups: GroupNumbers) -> NDArray[np.int64]:
-    # The points' own order comes first
-    places = [np.flatnonzero(groups == group) for group in range(1 + max(groups, default=0))]
-    found = []
-    for orders in itertools.product(*map(itertools.permutations, places)):
-        order = np.arange(n)
-        for place, moved in zip(places, orders, strict=True):
-            order[place] = moved
-        found.append(order)
-    return np.array(found, dtype=np.int64).reshape(len(found), n)
 
 
 Coefficient: TypeAlias = Callable[[Array], Array]
@@ -257,10 +253,7 @@ def no_interval(resampled: int, n: int, fewest: int = FEWEST_POINTS) -> str:
 
 
 def _levels(value: float, draws: Array, left_out: Array) -> Array:
-    """The levels of the resamples' quantiles that bound the interval, (2,).
-
-    `left_out` (n,) has the statistic with each point left out in turn.
-    """
+    """The levels of the resamples' quantiles that bound the interval, (2,); `left_out`: without each point in turn."""
     below = (draws < value).mean() + 0.5 * (draws == value).mean()
     normal = ndtri([0.025, 0.975])
     if not 0 < below < 1:

@@ -179,10 +179,7 @@ def population(results: Results, study: str) -> pd.DataFrame:
 def over_kinds(
     results: Results, pairs: Sequence[tuple[str, str]], holds: Holds, side: Side, name: str, lenet: str = "lenet"
 ) -> Statistic:
-    """Return Pearson's r of pairs of quantities for all kinds of networks: each, or one, has to be on the side.
-
-    `lenet` is the study of the LeNets.
-    """
+    """Return Pearson's r of pairs of quantities for all kinds of networks; `lenet` is the study of the LeNets."""
     studies = {lenet if kind == "lenet" else kind: words for kind, words in KINDS.items()}
     parts = {
         f"{words}, {x} and {y}": correlated(population(study), x, y)(results)

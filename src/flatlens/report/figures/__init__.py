@@ -13,8 +13,8 @@ from flatlens.statistics import Relations
 from flatlens.tracking import Tracker
 
 with needs("study", "a figure or a page"):
+    from flatlens.report.figures.compared import groups_figure, values_figure
     from flatlens.report.figures.figure import Figure, Grid
-    from flatlens.report.figures.groups import groups_figure
     from flatlens.report.figures.layers import layers_figure
     from flatlens.report.figures.measured import tracked_figure, tracked_frame
     from flatlens.report.figures.offline import offline
@@ -27,7 +27,6 @@ with needs("study", "a figure or a page"):
         scatter_matrix,
         training_curves,
     )
-    from flatlens.report.figures.values import values_figure
 
 if TYPE_CHECKING:
     from flatlens.report.figures.figure import Drawing

@@ -401,10 +401,7 @@ def _unless_it_fails(action: Callable[[], _T]) -> _T | Exception:
 
 
 def _begun(number: int, member: Member) -> _Lane | Ended:
-    """Return a member's run: continued from its checkpoint if there is one, else evaluated before its first step.
-
-    Trained to its end if it cannot be stacked.
-    """
+    """Return a run: from its checkpoint or evaluated before its first step; trained to its end if not to be stacked."""
     if why := why_alone(member.model, member.settings):
         result = train(
             member.model, member.data, member.settings,

@@ -1,0 +1,195 @@
+"""Networks, or groups of networks, beside each other: each measure's values or ratios, with their intervals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from flatlens.comparing import Comparison, GroupComparison
+from flatlens.comparing.comparison import BESIDE
+from flatlens.report.cards import SIGNS, number
+from flatlens.report.figures.figure import (
+    NOT_KNOWN_GREY,
+    PANELS_A_ROW,
+    Drawing,
+    Figure,
+    empty,
+    known,
+    log_axis,
+    short_labels,
+)
+from flatlens.report.figures.study import HUES
+from flatlens.statistics.group_differences import SIGNIFICANCE
+
+_ROW = 20  #: height of a network's row, in pixels
+_WIDTH = 185  #: of a panel without its names: with them it fits a phone
+RANKED = "#2f7fc1"
+_TOWARDS = {
+    "flat": "smaller is flatter",
+    "compressed": "smaller is more compressed",
+    "": "smaller is not necessarily better",
+}
+_BOUNDS = [
+    {"test": f"datum.kind == '{kind}'", "value": f"triangle-{side}"}
+    for kind, side in (("lower bound", "right"), ("upper bound", "left"))
+]
+"""The marks of bounds: they point to where the value is."""
+FLAT, COMPRESSED, FIT = "Flatness, by invariant measures", "Sensitivity and compression", "Loss and accuracy"
+OTHERS = "Not invariant, or without a direction"
+_GROUP_ROW = 18  #: height of a group's row, in pixels
+
+
+def values_frame(comparison: Comparison) -> pd.DataFrame:
+    """Return one row for each measure and network: `Comparison.frame` with low, high, ranked and told.
+
+    `low` and `high` bound the 95% interval. Undefined and infinite values are left out; measures that no rescaling of
+    the weights changes come first.
+    """
+    data = comparison.frame()
+    data = data[np.isfinite(data["value"])]
+    reach = 1.96 * data["stderr"].fillna(0)  # a bound has none
+    data = data.assign(
+        low=data["value"] - reach, high=data["value"] + reach, ranked=data["model"].isin(comparison.ranked)
+    )
+    data["told"] = [
+        f"{row['measure']} of {row['model']}: {SIGNS.get(row['kind'], '')}{number(row['value'])}"
+        + (f" ± {number(row['high'] - row['value'], 2)}" if row["high"] > row["value"] else "")
+        + ("" if row["ranked"] else ", not ranked")
+        for row in data.to_dict("records")
+    ]
+    data["stable"] = [comparison.survives(name) for name in data["measure"]]
+    data["points"] = data["small_means"] != ""
+    found: pd.DataFrame = data.sort_values(["points", "stable"], ascending=False, kind="stable", ignore_index=True)
+    return found
+
+
+def values_figure(comparison: Comparison) -> Figure:
+    """Return a panel for each measure: a row for each network, with a dot at its value."""
+    data = values_frame(comparison)
+    names = list(dict.fromkeys(data["measure"]))
+    panels = tuple(_network_panel(data[data["measure"] == name], comparison.models) for name in names)
+    panels = panels or (empty("no value is defined"),)
+    kinds = set(data["kind"])
+    caption = "A dot is a network's value."
+    caption += " Its bar is the 95% interval." if (data["high"] > data["low"]).any() else ""
+    caption += " A hollow grey dot: not ranked." if not data["ranked"].all() else ""
+    for kind, side in (("lower bound", "right"), ("upper bound", "left")):
+        caption += f" A triangle that points to the {side} is a {kind}." if kind in kinds else ""
+    if not data["stable"].all():
+        caption += " *: the measure changes when the weights are rescaled without changing the function."
+    whole = alt.concat(*panels, columns=PANELS_A_ROW, spacing=22)
+    return Figure("compared", "Which network is flatter", caption, data, whole, panels, "grid", colours=False)
+
+
+def _network_panel(data: pd.DataFrame, models: list[str]) -> Drawing:
+    name, towards = data["measure"].iloc[0], _TOWARDS[data["small_means"].iloc[0]]
+    low, high = float(data["low"].min()), float(data["high"].max())
+    logarithmic = low > 0 and high > 4 * low  # over a narrower range a linear axis shows the same, with rounder ticks
+    axis = alt.Axis(title=None, tickCount=4, labelOverlap=True, format=".4~g" if high < 1e5 else ".3~e")
+    scale = alt.Scale(zero=False, padding=8)
+    if logarithmic:
+        axis = log_axis(pd.Series([low, high]), None)
+        scale = alt.Scale(type="log", nice=False, padding=8)
+    beside = alt.Axis(labelExpr=short_labels(18), labelLimit=0, domain=False, ticks=False, grid=True, tickBand="extent")
+    colour = alt.condition("datum.ranked", alt.value(RANKED), alt.value(NOT_KNOWN_GREY))
+    base = alt.Chart(data).encode(
+        y=alt.Y("model:N", sort=models, scale=alt.Scale(domain=models), title=None, axis=beside),
+        tooltip=[alt.Tooltip("told:N", title="value")],
+        color=colour,
+    )
+    fill = alt.condition("datum.ranked", alt.value(RANKED), alt.value("transparent"))
+    bars, dots = _bars_and_dots(base, scale, axis, fill, shape=alt.ShapeValue("circle", condition=_BOUNDS))
+    star = "" if data["stable"].iloc[0] else " *"
+    title = alt.TitleParams(text=f"{name}{star}", subtitle=f"{towards}{', log scale' if logarithmic else ''}")
+    drawn: Drawing = alt.layer(bars, dots).properties(width=_WIDTH, height=_ROW * len(models), title=title)
+    return drawn
+
+
+def groups_frame(found: GroupComparison) -> pd.DataFrame:
+    """Return the ratios of `GroupComparison.frame` (differences are left out), with section, significant and told."""
+    data: pd.DataFrame = found.frame()
+    data = data.loc[(data["scale"] == "ratio") & np.isfinite(data["value"])].reset_index(drop=True)
+    sections = {"flat": FLAT, "compressed": COMPRESSED}
+    data["section"] = [
+        FIT if row["measure"] in BESIDE else sections.get(row["small_means"], OTHERS) if row["decides"] else OTHERS
+        for row in data.to_dict("records")
+    ]
+    beyond = (data["low"] > 1) | (data["high"] < 1)
+    data["significant"] = (data["p_holm"] < SIGNIFICANCE) | (data["p_holm"].isna() & beyond)
+    data["told"] = [
+        f"{row['measure']}, {row['group']} / {row['reference']}: {number(row['value'])}"
+        + (f" [{number(row['low'])}, {number(row['high'])}]" if row["low"] == row["low"] else "")
+        + (f", p = {number(row['p_holm'], 2)}" if row["p_holm"] == row["p_holm"] else "")
+        for row in data.to_dict("records")
+    ]
+    return data
+
+
+def groups_figure(found: GroupComparison) -> Figure:
+    """Return a row for each measure, with a dot at each group's ratio to the first group."""
+    data = groups_frame(found)
+    reference = next(iter(found.groups))
+    several = len(found.groups) > 2
+    whole, narrow = (_sections(data, reference, several, sizes) for sizes in ((560, 34), (170, 20)))
+    bars = ", its bar the 95% interval" if known(data["low"]) else ""
+    caption = (
+        f"A dot is the ratio to {reference} of geometric means{bars}; left of the line, at 1, the measure is smaller "
+        "than there. A filled dot: they differ at 5%, after Holm's correction (the training loss, which is not tested, "
+        "without it)."
+    )
+    title = f"Compared with {reference}"
+    return Figure("groups-ratios", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
+
+
+def _sections(data: pd.DataFrame, reference: str, several: bool, sizes: tuple[int, int]) -> Drawing:
+    there = [(name, data[data["section"] == name]) for name in (FLAT, COMPRESSED, FIT, OTHERS)]
+    drawn = [(name, rows) for name, rows in there if len(rows)]
+    if not drawn:
+        return empty("no measure has a ratio")
+    ends = pd.concat([data[name] for name in ("low", "value", "high")] + [pd.Series([1.0])])
+    ends = ends[np.isfinite(ends) & (ends > 0)]
+    domain = [float(ends.min()) / 1.05, float(ends.max()) * 1.05]
+    across = [None] * (len(drawn) - 1) + [f"ratio to {reference}"]  # the lowest panel names the axis of all
+    panels = [
+        _group_panel(rows, name, several, domain, sizes, told) for (name, rows), told in zip(drawn, across, strict=True)
+    ]
+    stacked: Drawing = alt.concat(*panels, columns=1, spacing=14)
+    return stacked
+
+
+def _group_panel(
+    data: pd.DataFrame, name: str, several: bool, domain: list[float], sizes: tuple[int, int], across: str | None
+) -> Drawing:
+    width, letters = sizes
+    names, groups = (list(dict.fromkeys(data[field])) for field in ("measure", "group"))
+    scale = alt.Scale(type="log", domain=domain, nice=False)
+    axis = log_axis(pd.Series(domain), across)
+    hues = alt.Color(
+        "group:N",
+        scale=alt.Scale(domain=groups, range=list(HUES[: len(groups)])),
+        legend=alt.Legend(title=None, orient="top") if several else None,
+    )
+    beside = alt.Axis(labelExpr=short_labels(letters), labelLimit=0, minExtent=6 * letters, domain=False, ticks=False)
+    base = alt.Chart(data).encode(
+        y=alt.Y("measure:N", sort=names, title=None, axis=beside),
+        color=hues,
+        tooltip=[alt.Tooltip("told:N", title="ratio")],
+    )
+    if several:
+        base = base.encode(yOffset=alt.YOffset("group:N", sort=groups, scale=alt.Scale(paddingOuter=0.3)))
+    line = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(x=alt.X("one:Q", scale=scale))
+    bars, dots = _bars_and_dots(base, scale, axis, alt.condition("datum.significant", hues, alt.value("white")))
+    drawn: Drawing = alt.layer(line, bars, dots).properties(
+        width=width, height=_GROUP_ROW * len(names) * len(groups), title=name
+    )
+    return drawn
+
+
+def _bars_and_dots(base: Any, scale: alt.Scale, axis: alt.Axis, fill: Any, **more: Any) -> tuple[Any, Any]:
+    # The intervals, and the values on them, which tell what they are
+    bars = base.mark_rule(strokeWidth=1.8, aria=False).encode(x=alt.X("low:Q", scale=scale, axis=axis), x2="high:Q")
+    dots = base.mark_point(size=55, opacity=1, strokeWidth=1.8)
+    return bars, dots.encode(x=alt.X("value:Q", scale=scale, axis=axis), fill=fill, description="told:N", **more)
