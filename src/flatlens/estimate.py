@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from numbers import Real
@@ -84,6 +84,9 @@ class Estimate:
 Key: TypeAlias = tuple[str, str | None]
 """(measure, layer), or (measure, None) for the network's answer."""
 
+Answer: TypeAlias = "Callable[[Mapping[Key, Estimate], Mapping[str, Any]], list[str]]"
+"""Makes a report's answer from its estimates and its `about`."""
+
 
 class Report(Result, Mapping[Key, Estimate]):
     """Estimates by measure and layer: `report["mls"]` is the network's answer, `report["mls", "fc3"]` one layer's.
@@ -97,15 +100,19 @@ class Report(Result, Mapping[Key, Estimate]):
 
     _KIND = "report"
 
-    def __init__(self, estimates: Mapping[Key, Estimate], about: Mapping[str, Any], answer: Sequence[str] = ()) -> None:
+    def __init__(
+        self, estimates: Mapping[Key, Estimate], about: Mapping[str, Any], answer: Sequence[str] | Answer = ()
+    ) -> None:
         self._estimates = dict(estimates)
         self.about = dict(about)
-        self._answer = list(answer)
+        self._answer = answer
 
     @property
     def answer(self) -> list[str]:
         """The answer in at most three sentences; empty for a report that was put together by hand."""
-        return self._answer
+        if callable(self._answer):  # made when it is first read
+            self._answer = self._answer(self._estimates, self.about)
+        return list(self._answer)
 
     def __getitem__(self, key: str | Key) -> Estimate:
         pair = self._as_kept(key)

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from flatlens.estimate import Progress
 from flatlens.grams.autograd import clear_autograd_errors, per_sample_gradients
-from flatlens.grams.jacobians import ChunkGrams, ChunkJacobians, ForwardPass, LayerGrams
+from flatlens.grams.jacobians import ChunkGrams, ChunkJacobians, ForwardPass, LayerGrams, kept_by
 from flatlens.grams.output_jacobians import MEMORY_SHARE, Checker, ChunkCheck, Pool, output_jacobians, shown_rounding
 from flatlens.grams.plan import Plan
 from flatlens.grams.record import run_recorded
@@ -164,6 +164,8 @@ def one_pass(
     needs: Collection[str] = ALL_GRAMS,
     sketch: Sketch | None = None,
     ranks: Ranks = ALONE,
+    *,
+    inputs_alone: bool = False,
 ) -> Generator[ChunkGrams, None, None]:
     """Yield the Gram matrices of every place, chunk by chunk; a chunk must not be read after the next one is requested.
 
@@ -176,6 +178,7 @@ def one_pass(
         needs: what will be read. Without "G" no input is differentiated to; all else is computed on first use.
         sketch: if given, every chunk comes once for each probe, as a network whose output is a random combination.
         ranks: processes that share the data; this one yields its own part.
+        inputs_alone: whether G is all that is read: then chunks have no losses, and no side of a parameter.
 
     Raises:
         PlanBroken: a chunk does not agree with the plan. All numbers so far are then void.
@@ -195,6 +198,7 @@ def one_pass(
             Pool(problem.memory // MEMORY_SHARE, None if plan.batched else False),
             frozenset(needs),
             Checker(problem, model, plan),
+            inputs_alone,
         )
         for number, raw in problem.shared(most, ranks, "one pass", progress):
             yield from run.chunk(problem.place(raw), sketch, number)
@@ -213,6 +217,7 @@ class _Pass:
     pool: Pool
     needs: frozenset[str]
     checker: Checker
+    inputs_alone: bool
     pending: list[ChunkCheck] = field(default_factory=list)  #: certificates of the last chunks, not yet read
     compared: list[tuple[Batch, int, Tensor, Tensor]] = field(default_factory=list)
     """The last chunks' outputs, and how far they are from those seen before, not yet read."""
@@ -233,16 +238,19 @@ class _Pass:
         if problem.seen is not None:
             self.compared.append((batch, number, f.detach(), problem.seen.off(number, f)))
         plan.require_same(tape, inputs, batch)
-        forward = ForwardPass.of(plan, tape, dict(self.model.named_parameters()), len(f))
+        named = dict(self.model.named_parameters())
+        forward = ForwardPass(plan, tape, named, len(f), {} if self.inputs_alone else kept_by(plan, tape, len(f)))
         per_mass = problem.n / problem.mass
-        outputs = f.detach().to(torch.float64)
-        with labels_known():
-            losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
-            correct = problem.loss.correct(outputs, y)
-            if sketch is None:
-                unread = f.new_full((), torch.nan, dtype=torch.float64).expand(*f.shape, f.shape[1])
-                C = problem.loss.output_hessian(f, y) * per_mass if "C" in self.needs else unread
-                slope = fisher_slopes(problem, f, y)
+        C = f.new_full((), torch.nan, dtype=torch.float64).expand(*f.shape, f.shape[1])  # where it is not read
+        losses, correct, slope = None, None, None
+        if not self.inputs_alone:
+            with labels_known():
+                outputs = f.detach().to(torch.float64)
+                losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
+                correct = problem.loss.correct(outputs, y)
+                if sketch is None:
+                    C = problem.loss.output_hessian(f, y) * per_mass if "C" in self.needs else C
+                    slope = fisher_slopes(problem, f, y)
         chunk = _Chunk(batch, forward, [inputs[number] for number in plan.inputs], number, losses, correct)
         if sketch is None:
             yield self._grams(chunk, _Outputs(f, C, token_mask(y), slope, closing_softmax(f)))
@@ -257,34 +265,38 @@ class _Pass:
         """Return a chunk's Gram matrices of the network whose outputs are `of`."""
         problem, plan, needs, tape = self.problem, self.plan, self.needs, chunk.forward.tape
         # Differentiate to all places. Weights were checked on the trials, see `planner`; other parameters are here.
-        checked = (*plan.unexplained, *plan.small_parameters, *plan.derived)
+        unexplained = () if self.inputs_alone else plan.unexplained
+        checked = () if self.inputs_alone else (*unexplained, *plan.small_parameters, *plan.derived)
         # Only an output whose token counts in some sample has a derivative: None if all count.
         per_token = 1 if of.counted is None else of.f.shape[1] // of.counted.shape[1]
         live = None if of.counted is None else of.counted.any(0).repeat_interleave(per_token).tolist()
         found, certificate = output_jacobians(
             of.f, tape, plan, chunk.inputs, needs, self.pool,
-            live=live, keep_graph=not of.last or bool(plan.derived),
+            live=live, keep_graph=not of.last or bool(plan.derived and checked),
             certify=torch.Generator().manual_seed(chunk.number) if of.first else None,
             parameters={name: chunk.forward.named[name] for name in checked},
         )  # fmt: skip
         explicit: dict[str, Tensor] = {}
-        if plan.unexplained:
-            explicit = per_sample_gradients(problem, self.model, chunk.batch, plan.unexplained, of.rows)
+        if unexplained:
+            explicit = per_sample_gradients(problem, self.model, chunk.batch, unexplained, of.rows)
         if explicit and certificate is not None:
             explicit = self.checker.unexplained(chunk.batch, explicit, certificate, of.rows)
         make_grams = partial(
             LayerGrams, of.C, of.f.detach().to(torch.float64), problem.precision,
-            counted=of.counted, slope=of.slope, softmax_size=of.softmax_size,
+            counted=of.counted, losses=chunk.losses, slope=of.slope, softmax_size=of.softmax_size,
         )  # fmt: skip
         convex = problem.loss.convex and of.rows is None
         jacobians = ChunkJacobians(
-            chunk.forward, found, explicit, of.C, needs, convex, problem.parameters, self.scale, make_grams
-        )
+            chunk.forward, found, explicit, of.C, needs, convex, problem.parameters, self.scale, make_grams,
+            self.inputs_alone,
+        )  # fmt: skip
         # Compare with the certificate; its flags are read later.
         apart: dict[str, Tensor] = {}
         if certificate is not None:
             apart = certificate.apart(found)
-            rebuilt = chunk.forward.rebuilt(certificate.totals, weights=False) | jacobians.combined(certificate.u)
+            rebuilt: dict[str, tuple[Tensor, Tensor]] = {}
+            if not self.inputs_alone:
+                rebuilt = chunk.forward.rebuilt(certificate.totals, weights=False) | jacobians.combined(certificate.u)
             batched = self.pool.batched is True
             self.pending.append(self.checker.check(tape, chunk.batch, apart, certificate, rebuilt, batched))
         layers = jacobians.layers()
@@ -301,7 +313,7 @@ class _Pass:
                 network.rounding = shown_rounding(apart, found, [at for at in apart if at.startswith("input:")])
         return ChunkGrams(
             chunk.number, chunk.losses, chunk.correct, make_grams(), network, layers,
-            jacobians.others(), jacobians.parts(layers),
+            {} if self.inputs_alone else jacobians.others(), {} if self.inputs_alone else jacobians.parts(layers),
         )  # fmt: skip
 
 
@@ -313,7 +325,7 @@ class _Chunk:
     forward: ForwardPass
     inputs: list[Tensor]  #: inputs on which the outputs depend
     number: int
-    losses: Tensor
+    losses: Tensor | None
     correct: Tensor | None
 
 

@@ -78,6 +78,7 @@ class LayerGrams:
     pure: bool = False  #: whether the layer's calls multiply, add the bias and do nothing else
     feature_scale: Tensor | None = None  #: spread of each feature over the data, (g, m), if requested
     counted: Tensor | None = None  #: for outputs of tokens: which tokens count, (n, T)
+    losses: Tensor | None = None  #: losses, (n,), scaled as C, if they are read
     slope: Tensor | None = None
     """dl_i/df_i, (n, N), scaled so that mean_i slope slope^T weighs samples as the risk does."""
     softmax_size: int = 0  #: outputs that share each softmax at the network's end, 0 without: see `closing_softmax`
@@ -218,8 +219,8 @@ class ChunkGrams:
     """The results of the pass for one chunk: losses, network's input, layers, parameters outside layers."""
 
     number: int  #: number of the chunk's first sample, unique in the data
-    losses: Tensor  #: losses, (n,), scaled as C
-    correct: Tensor | None  #: whether each sample is classified correctly, (n,); None if targets are not classes
+    losses: Tensor | None  #: losses, (n,), scaled as C; None if inputs alone are read
+    correct: Tensor | None  #: whether each sample is classified correctly, (n,); None if targets are not classes, too
     outputs: LayerGrams  #: the outputs alone, with neither side
     input: LayerGrams | None
     layers: dict[str, LayerGrams]  #: calls of linear layers, in execution order
@@ -231,6 +232,17 @@ OutputJacobians: TypeAlias = Mapping[str, Tensor]
 """df/d(place), (n, N, ...), by place."""
 
 
+def kept_by(plan: Plan, tape: Tape, n: int) -> dict[GraphOperation, Tensor]:
+    """Return by operation what it combines with a parameter, samples in front: the last backward pass frees it."""
+    operations = plan.operations(tape)
+    uses: list[tuple[GraphOperation, str]] = [
+        use for name in (*plan.small_parameters, *plan.embeddings, *plan.derived) for use in plan.uses(tape, name)
+    ]
+    uses += [(operations[place], place) for weight in plan.weights.values() for place in weight.products]
+    kept = ((read, place, read.kept()) for read, place in uses)
+    return {read: plan.rows[place].in_front(tensor, n) for read, place, tensor in kept if tensor is not None}
+
+
 @dataclass(frozen=True, eq=False)
 class ForwardPass:
     """A recorded forward pass, and how its outputs' derivatives in parameters follow from those at its operations."""
@@ -239,19 +251,7 @@ class ForwardPass:
     tape: Tape
     named: Mapping[str, Tensor]  #: the network's parameters
     n: int
-    saved: Mapping[GraphOperation, Tensor]  #: the tensor that an operation combines with a parameter, samples in front
-
-    @classmethod
-    def of(cls, plan: Plan, tape: Tape, named: Mapping[str, Tensor], n: int) -> ForwardPass:
-        """Keep what autograd saved for the plan's operations: the last backward pass frees it."""
-        operations = plan.operations(tape)
-        uses: list[tuple[GraphOperation, str]] = [
-            use for name in (*plan.small_parameters, *plan.embeddings, *plan.derived) for use in plan.uses(tape, name)
-        ]
-        uses += [(operations[place], place) for weight in plan.weights.values() for place in weight.products]
-        kept = ((read, place, read.kept()) for read, place in uses)
-        saved = {read: plan.rows[place].in_front(tensor, n) for read, place, tensor in kept if tensor is not None}
-        return cls(plan, tape, named, n, saved)
+    saved: Mapping[GraphOperation, Tensor]  #: what `kept_by` returns
 
     def inputs(self, weight: Weight) -> list[Tensor]:
         """Inputs of a weight's products, a sample's rows side by side."""
@@ -363,6 +363,7 @@ class ChunkJacobians:
     measured: Collection[str]  #: the measured parameters
     scale: Mapping[str, Tensor]  #: spread of each layer's features, by layer
     make_grams: Callable[..., LayerGrams]
+    inputs_alone: bool = False  #: whether nothing of parameters is read
 
     @cached_property
     def roots(self) -> Roots:
@@ -378,7 +379,7 @@ class ChunkJacobians:
                 x = tape.linear[key].read.movedim(plan.batch_axis[key], 0)
                 x = plan.unpadded(x, tape).reshape(len(self.C), -1)
             layers[key] = grams = self.make_grams(None, x, None if x is None else norm2(x))
-            weight = plan.weights.get(key)
+            weight = None if self.inputs_alone else plan.weights.get(key)
             if weight is not None and not weight.products and self._stored(weight.parameter) is None:
                 grams.has_derivative = False
             elif weight is not None:
@@ -446,15 +447,15 @@ class ChunkJacobians:
             assert M is not None
             M = torch.vmap(torch.vmap(weight.adapter.matrix))(M.reshape(*M.shape[:2], *weight.value.shape))
             return ExplicitJacobian(M, weight.matrix.W, self.C, weight.matrix)
-        inputs, Jx = self.forward.inputs(weight), self.found.get(f"x:{weight.layer}")
+        Jx = self.found.get(f"x:{weight.layer}")
         if weight.dense:
-            phi = plan.unpadded(inputs[0].reshape(n, -1), self.forward.tape)
+            phi = plan.unpadded(self.forward.inputs(weight)[0].reshape(n, -1), self.forward.tape)
             J = self.found[weight.products[0]]
             at_x = Jx if weight.pure else None
             return DenseJacobian(J, weight.matrix, at_x, phi, norm2(phi), self.C, self.needs, self.roots)
 
         def phi_of(piece: slice) -> Tensor:
-            folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in inputs]
+            folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in self.forward.inputs(weight)]
             return concatenated([weight.adapter.patches(x.flatten(0, 1), len(x)) for x in folded], 3)
 
         wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in self.needs)
@@ -495,8 +496,10 @@ class ChunkJacobians:
         wanted, route = self._input_wanted(along=along), input_route(plan, key, self.needs)
         if isinstance(jacobian, DenseJacobian) and plan.weights[key].pure and "columns" in self.needs:
             return lambda: {what: jacobian.product("x", what) for what in wanted}  # its columns need df/dx, too
-        if isinstance(jacobian, SharedJacobian) and route == "output":
-            return lambda: {"gram": jacobian.gram_at_input()}
+        if weight is not None and route == "output":
+            shared = self.jacobian(weight) if jacobian is None else jacobian
+            assert isinstance(shared, SharedJacobian)
+            return lambda: {"gram": shared.gram_at_input()}
         if route == "first layer":
             product = self.forward.tape.linear[key].product
             assert product is not None

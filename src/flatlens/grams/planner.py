@@ -22,7 +22,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from flatlens.errors import BadModel
 from flatlens.grams.autograd import clear_autograd_errors
-from flatlens.grams.jacobians import ForwardPass, lookups_of
+from flatlens.grams.jacobians import ForwardPass, kept_by, lookups_of
 from flatlens.grams.output_jacobians import Checker, certificate_of, watched_places
 from flatlens.grams.plan import (
     BATCHING,
@@ -418,7 +418,7 @@ def unproved(problem: Problem, model: nn.Module, plan: Plan, trial: Trial, gener
     )
     watched = watched_places(tape, plan, [], n, ())
     certificate = certificate_of(f, watched, {name: named[name] for name in names}, generator)
-    rebuilt = ForwardPass.of(plan, tape, named, n).rebuilt(certificate.totals, weights=True)
+    rebuilt = ForwardPass(plan, tape, named, n, kept_by(plan, tape, n)).rebuilt(certificate.totals, weights=True)
     checker = Checker(problem, model, plan)
     same = checker.same_gradients(certificate, rebuilt)
     # if a parameter's first place is distrusted, the parameter becomes unexplained

@@ -48,6 +48,9 @@ GRADIENTS_OF_SAMPLES: frozenset[Need] = frozenset({"diagonal", "columns", "adapt
 FREE: frozenset[Need] = frozenset({"C"})
 """What costs a pass nothing."""
 
+INPUT_SIDE: frozenset[Need] = frozenset({"G", "squares"})
+"""What a pass has without the loss, and without anything of parameters."""
+
 MEASURE_MODULES = (
     "sensitivity", "traces", "flatness", "norms", "hessian", "normalised", "moved_weights", "moved_features",
     "generalisation", "heads", "steps", "diagonals",
@@ -427,12 +430,18 @@ def as_studied(one: Measure) -> Measure:
 def comes_along(asked: Iterable[PassMeasure], free: frozenset[Need] = FREE) -> list[PassMeasure]:
     """Return the one-pass measures that read no more of the pass than the given ones, and what is `free`."""
     asked = list(asked)
-    keys, read = {measure.key for measure in asked}, free.union(*(measure.needs for measure in asked))
+    keys, read = {measure.key for measure in asked}, frozenset[Need]().union(*(measure.needs for measure in asked))
+    alone = read <= INPUT_SIDE and all(measure.place == "input" for measure in asked)
+    read |= frozenset() if alone else free
     traces: dict[Need, Need] = {"K": "CK", "R": "CR"}  # of Gram matrices that are there
     read |= {traces[need] for need in read & traces.keys() if "C" in read}
     known = [measure for measure in MEASURES.values() if isinstance(measure, PassMeasure)]
     known += [one for measure in MEASURES.values() if isinstance(measure, NetworkMeasure) for one in measure.reads]
-    return [measure for measure in known if measure.needs <= read and measure.key not in keys]
+    return [
+        measure
+        for measure in dict.fromkeys(known)
+        if measure.needs <= read and measure.key not in keys and not (alone and measure.place != "input")
+    ]
 
 
 def require_tolerance(rtol: object) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flatlens.curvature.probes import mean_of_forms
 from flatlens.estimate import Estimate, joined_notes, undefined, with_note
-from flatlens.measures.definition import FUNCTION, on_lens, require_one_of
+from flatlens.grams import LayerGrams
+from flatlens.measures.definition import FUNCTION, on_lens, per_sample, require_one_of
 from flatlens.measures.lens import Lens
 from flatlens.problem.forward import Outcomes, forwards
 from flatlens.statistics.inference import clopper_pearson
@@ -63,6 +64,14 @@ def _counted(correct: Tensor) -> tuple[int, float]:
     return len(counted), float(counted.sum())
 
 
+@per_sample(id="own", family="generalisation", symbol="l_i", source="relative2021 section 2", unit="loss",
+            place="outputs", needs=())  # fmt: skip
+def _losses(g: LayerGrams) -> Tensor:
+    """Loss of each sample: a pass that has them knows `Lens.outcomes`."""
+    assert g.losses is not None
+    return g.losses
+
+
 of_outcomes = partial(
     on_lens,
     family="generalisation",
@@ -70,6 +79,7 @@ of_outcomes = partial(
     invariant_under=FUNCTION,
     works_coupled=True,
     differentiates=False,
+    reads=(_losses,),
 )
 of_data = partial(of_outcomes, works_sharded=True)
 of_held_out = partial(of_outcomes, held_out=True)

@@ -53,7 +53,7 @@ from flatlens.grams import (
 )
 from flatlens.grams.data_pass import random_signs
 from flatlens.grams.record import run_recorded
-from flatlens.measures.definition import FREE, PassMeasure, Run, comes_along
+from flatlens.measures.definition import FREE, INPUT_SIDE, PassMeasure, Run, comes_along
 from flatlens.perturbation.autograd_check import coarsest_inside, moved_by_rounding
 from flatlens.perturbation.weights import Landscape
 from flatlens.problem import Batch, Problem, measuring
@@ -148,11 +148,14 @@ class Gatherer:
         totals: dict[tuple[Key, int], Tensor] = {}  # sums, added at once, as each may be as large as a weight
         failed: dict[Key, str] = {}
         needs = frozenset().union(*(measure.needs for measure in measures))
-        walk = one_pass(problem, self.model, self.plan, self.scale, self.progress, needs, sketch, ranks)
+        alone = needs <= INPUT_SIDE and all(measure.place == "input" for measure in measures)
+        walk = one_pass(
+            problem, self.model, self.plan, self.scale, self.progress, needs, sketch, ranks, inputs_alone=alone
+        )
         with agreed(ranks), closing(walk) as chunks:  # the generator is also closed when a measure raises
             for turn, chunk in enumerate(chunks):
                 probe = turn % probes
-                if probe == 0:
+                if probe == 0 and not alone:
                     ends.add(chunk.number, {"losses": chunk.losses, "hits": chunk.correct})
                 for measure in measures:
                     for key, value in _values(measure, chunk):
@@ -173,7 +176,7 @@ class Gatherer:
                 by_probe.setdefault(key, []).append(value)
         del found, totals  # freed now: each may be as large as a weight, and is not held twice
         values = {key: each[0] if sketch is None else torch.stack(each) for key, each in emptied(by_probe)}
-        return Gathered(values, from_rows(ends.joined(ranks)), failed=failed)
+        return Gathered(values, None if alone else from_rows(ends.joined(ranks)), failed=failed)
 
     def by_top(self, measures: list[PassMeasure], generator: torch.Generator) -> Iterator[Gathered]:
         """Yield the measures of the largest eigenvalue of each G, first for the logits, then for the softmax."""
@@ -588,7 +591,7 @@ class Lens:
         yield from gatherer.by_top([m for m in measures if m.sketched == "top"], generator)
 
     def outcomes(self, which: Literal["data", "test"]) -> Outcomes:
-        """Return losses and correctness on the data (free after a pass in full precision) or on the held-out data."""
+        """Return losses and correctness on the data (free after a pass that reads the loss) or on the held-out data."""
         if which not in self._outcomes:
             self.require_fresh()
             problem, model = self.problem, self.model

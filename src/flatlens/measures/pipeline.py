@@ -52,6 +52,7 @@ from flatlens.measures.presets import (
     SAME_ALWAYS,
     SAME_WHERE_AFFINE,
     SAME_WITHOUT_CURVATURE,
+    Asked,
     Choice,
     asked_for,
 )
@@ -154,9 +155,11 @@ def measure(
     with progress_shown(progress) as line:
         watch = Watch(line, math.inf if anyway else LIMIT)
         parts = None if layers is None else _parts_of_names(lens, layers)
-        found = measure_with(lens, measures, Run(draws, watch, layers=parts))
-        details = found.about | (state_of(lens, found) if asked_for(measures).preset else {})
-    return Report(found, details, answer(found, details))
+        asked = asked_for(measures, held_out=lens.problem.test is not None)
+        estimates, details = _measured(lens, asked, Run(draws, watch, layers=parts))
+        if asked.preset:
+            details |= state_of(lens, estimates)
+    return Report(estimates, details, answer)
 
 
 AnyLoss: TypeAlias = "str | nn.Module | Loss | LossFunction | Mapping[str, Any] | Sequence[Any]"
@@ -196,8 +199,12 @@ def _parts_of_names(lens: Lens, layers: str | Iterable[str]) -> tuple[str, ...]:
 
 def measure_with(lens: Lens, measures: Choice, run: Run) -> Report:
     """Return what `measure` does for a lens known to be fresh, with rows for frozen layers if the run includes them."""
+    return Report(*_measured(lens, asked_for(measures, held_out=lens.problem.test is not None), run))
+
+
+def _measured(lens: Lens, asked: Asked, run: Run) -> tuple[dict[Key, Estimate], dict[str, Any]]:
+    """Return the estimates of a report, and what it is about."""
     lens.problem.peers.same_draws(run.generator)
-    asked = asked_for(measures, held_out=lens.problem.test is not None)
     run = replace(run, asked=asked.in_full, budget=BUDGET if asked.brief else math.inf)
     if asked.brief and isinstance(run.progress, Watch):
         run.progress.limit = math.inf  # its work is limited otherwise
@@ -227,7 +234,7 @@ def measure_with(lens: Lens, measures: Choice, run: Run) -> Report:
         estimates = {key: estimate for key, estimate in estimates.items() if asked.shows(*key)}
         estimates, same = _without_twins(lens, estimates)
         spelled |= same
-    return Report(estimates, about(lens) | ({"spelled": spelled} if spelled else {}))
+    return estimates, about(lens) | ({"spelled": spelled} if spelled else {})
 
 
 def _without_twins(lens: Lens, estimates: dict[Key, Estimate]) -> tuple[dict[Key, Estimate], dict[str, str]]:
