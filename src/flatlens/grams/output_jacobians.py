@@ -394,19 +394,17 @@ def shown_rounding(apart: dict[str, Tensor], found: dict[str, Tensor], places: I
     tested = [place for place in places if place in apart]
     if not tested:
         return None
-    length2 = torch.stack([_length2(found[place]) for place in tested]).sum(0)
-    apart2 = torch.stack([apart[place] for place in tested]).sum(0)
+    lengths2 = []  # ||J_i||_F^2 at each place
+    for J in (found[place] for place in tested):
+        axes = tuple(range(2, J.ndim))
+        rows = torch.linalg.vector_norm(J, dim=axes)  # in two steps: half the time
+        own = rows.to(torch.float64).square().sum(1)
+        # float64, which is slow, only where squares over- or underflow float32
+        if J.dtype != torch.float64 and not bool(((own > SMALLEST2) & own.isfinite()).all()):
+            own = torch.linalg.vector_norm(J, dim=axes, dtype=torch.float64).square().sum(1)
+        lengths2.append(own)
+    length2, apart2 = torch.stack(lengths2).sum(0), torch.stack([apart[place] for place in tested]).sum(0)
     return torch.where(length2 > 0, apart2 / length2, 0.0).sqrt()
-
-
-def _length2(J: Tensor) -> Tensor:
-    """Return ||J_i||_F^2, (n,); float64, which is slow, only where squares over- or underflow float32."""
-    places = tuple(range(2, J.ndim))
-    rows = torch.linalg.vector_norm(J, dim=places)  # in two steps: half the time
-    length2: Tensor = rows.to(torch.float64).square().sum(1)
-    if J.dtype != torch.float64 and not bool(((length2 > SMALLEST2) & length2.isfinite()).all()):
-        length2 = torch.linalg.vector_norm(J, dim=places, dtype=torch.float64).square().sum(1)
-    return length2
 
 
 @dataclass(frozen=True, eq=False)

@@ -263,7 +263,8 @@ def operations_of(tape: Tape, structure: Structure) -> dict[str, GraphOperation]
     ]
     claimed += [(f"{name}~{k}", read) for name in structure.derived for k, read in enumerate(derived_reads(tape, name))]
     # Products first: a bias that is added in the same operation then shares the product's entry.
-    for name, read in sorted(claimed, key=lambda one: not isinstance(one[1], Product)):
+    products = [one for one in claimed if isinstance(one[1], Product)]
+    for name, read in (*products, *(one for one in claimed if not isinstance(one[1], Product))):
         if read.node not in known:
             found[name] = read
             known.add(read.node)
@@ -352,8 +353,8 @@ class Weight:
     def matrix(self) -> WeightMatrix:
         """Return W as (g, d, m), and the bias if it acts in the layer only, in float64."""
         bias = None if self.bias is None or self.bias_value is None else self.bias_value.to(torch.float64)
-        rounded = self.value.dtype != torch.float64
-        return WeightMatrix(self.cut(self.adapter.matrix(self.value)).to(torch.float64), bias, rounded)
+        whole, rounded = self.adapter.matrix(self.value), self.value.dtype != torch.float64
+        return WeightMatrix((self.cut(whole) if self.part_of else whole).to(torch.float64), bias, rounded)
 
     def cut(self, W: Tensor) -> Tensor:
         """Return the part of a tensor of the whole matrix's shape, (..., d, m)."""

@@ -38,7 +38,7 @@ from flatlens.grams.plan import (
     structure_of,
 )
 from flatlens.grams.record import derived_reads, run_recorded
-from flatlens.operations.graph import Node, Place, sources_of, walk
+from flatlens.operations.graph import Place, sources_of, walk
 from flatlens.operations.layers import Adapter, layer_of
 from flatlens.operations.pair_finders import HeadFinder
 from flatlens.operations.parameter_uses import (
@@ -99,17 +99,14 @@ class Trial:
         shape = self.tape.linear[name[2:]].x.shape if name.startswith("x:") else self.tape.operations[name].shape
         return shape[possible[0].axis] != self.n
 
-    @property
-    def ignores_padding(self) -> bool:
+    def ignores(self, padding: Tensor) -> bool:
         """Return whether the derivative is 0 at padded tokens, at every call's input and at the network's."""
-        if self.tape.mask is None:
-            return False
         read = [call.x for call in self.tape.linear.values() if call.x.requires_grad]
         u = torch.randn(self.f.shape, generator=torch.Generator().manual_seed(0)).to(self.f)
         derivatives = torch.autograd.grad(
             (u * self.f).sum(), [*read, *self.inputs], retain_graph=True, allow_unused=True
         )
-        return bool(padding_ignored(self.tape.mask, list(derivatives)))
+        return bool(padding_ignored(padding, list(derivatives)))
 
 
 def lay_out(
@@ -241,7 +238,7 @@ class _Planner:
             jacobian_bytes=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // first.n,
             unexplained_size=stored,
             itemsize=first.f.element_size(),
-            ignores_padding=all(trial.ignores_padding for trial in self.trials),
+            ignores_padding=all(t.tape.mask is not None and t.ignores(t.tape.mask) for t in self.trials),
             batched=BATCHING not in self.distrusted,
             several_ends=self._several_ends(weights),
         )
@@ -255,12 +252,9 @@ class _Planner:
         """Whether outputs come from other layers than the last, too, through no layer after these."""
         last, graph = next(reversed(weights.values()), None), self.tape.graph
         own = {self.tape.operations[name].node for name in last.products} if last is not None else set()
-
-        def behind(node: Node) -> list[Node]:
-            return [] if node in own or graph.is_layer(node) else sources_of(node)
-
-        reached = walk(graph.nodes[-1:], behind) if own else ()
-        return len({node in own for node in reached if node in own or graph.is_layer(node)}) == 2
+        ends = {node for node in graph.nodes if node in own or graph.is_layer(node)} if own else set()
+        reached = walk(graph.nodes[-1:], lambda node: [] if node in ends else sources_of(node)) if own else ()
+        return len({node in own for node in reached if node in ends}) == 2
 
     def _weights(self) -> dict[str, Weight]:
         """The weights of layers and of products outside them, by name, in the order in which they first multiply."""
@@ -272,10 +266,10 @@ class _Planner:
         turns = {keys[0]: tape.linear[keys[0]].began for keys in calls.values()}
         found = {keys[0]: self._of_layer(keys) for keys in calls.values()}
         for name, p in self.parameters.items():
-            if id(p) not in calls and (weight := self._outside_layers(name, p.detach())) is not None:
-                found[name] = weight
-                reads = (*(tape.reads[name] or ()), *derived_reads(tape, name))
-                turns[name] = min(read.turn for read in reads if isinstance(read, Product))
+            reads = (*(tape.reads[name] or ()), *derived_reads(tape, name))
+            own = [read.turn for read in reads if isinstance(read, Product)]
+            if own and id(p) not in calls and (weight := self._outside_layers(name, p.detach())) is not None:
+                found[name], turns[name] = weight, min(own)
         return {name: found[name] for name in sorted(found, key=turns.__getitem__)}
 
     def _of_layer(self, keys: list[str]) -> Weight:

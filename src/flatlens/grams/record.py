@@ -99,9 +99,9 @@ class Tape:
             else:
                 self.derived[name] = derived_from(graph, leaf, p.shape, sampled)
         # A call's product is among those that ran between its start and its end.
-        products = (product for node in graph.nodes if (product := product_of(node)) is not None)
-        by_turn = sorted(products, key=lambda found: found[0].turn)
-        turns = [product.turn for product, _ in by_turn]
+        products = [product for node in graph.nodes if (product := product_of(node)) is not None]
+        in_order = sorted((product.turn, number) for number, (product, _) in enumerate(products))
+        by_turn, turns = [products[number] for _, number in in_order], [turn for turn, _ in in_order]
         for call in self.linear.values():
             inside = by_turn[bisect(turns, call.began) : bisect_left(turns, call.ended)]
             weight = call.module._parameters.get("weight")

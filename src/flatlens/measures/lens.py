@@ -171,9 +171,10 @@ class Gatherer:
             failed = other | failed
         found = kept.joined(ranks) | {at: total.div_(problem.n).cpu() for at, total in ranks.totals(totals).items()}
         by_probe: dict[Key, list[Tensor]] = {}
-        for (key, _), value in sorted(found.items(), key=lambda item: item[0][1]):
-            if (key[0].removesuffix(BY_ROUNDING), key[1]) not in failed:
-                by_probe.setdefault(key, []).append(value)
+        for probe in range(probes):
+            for (key, at), value in found.items():
+                if at == probe and (key[0].removesuffix(BY_ROUNDING), key[1]) not in failed:
+                    by_probe.setdefault(key, []).append(value)
         del found, totals  # freed now: each may be as large as a weight, and is not held twice
         values = {key: each[0] if sketch is None else torch.stack(each) for key, each in emptied(by_probe)}
         return Gathered(values, None if alone else from_rows(ends.joined(ranks)), failed=failed)
@@ -561,7 +562,9 @@ class Lens:
         scale = self.feature_scale() if any(m.scales_features for m in measures) else {}
         gatherer = Gatherer(self.problem, self.model, self.plan, scale, progress)
         try:
-            for found in self._passes(gatherer, measures, generator):
+            # one pass if every output is taken; else one for each kind of combination, and for spectral norms
+            exact = self.probes is None
+            for found in [gatherer.by_pass(measures)] if exact else self._passes(gatherer, measures, generator):
                 self._values |= found.values
                 self.failed |= found.failed
                 self._passed |= {key for key, _ in (*found.values, *found.failed)}
@@ -580,10 +583,7 @@ class Lens:
     def _passes(
         self, gatherer: Gatherer, measures: list[PassMeasure], generator: torch.Generator | None
     ) -> Iterator[Gathered]:
-        """Yield one pass if every output is taken; else one for each kind of combination, and for spectral norms."""
-        if self.probes is None:
-            yield gatherer.by_pass(measures)
-            return
+        assert self.probes is not None
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         for weighted, mine in by_weighting([m for m in measures if m.sketched == "probes"]):
             seed = int(torch.randint(2**40, (), generator=generator))

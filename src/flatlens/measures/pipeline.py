@@ -147,7 +147,15 @@ def measure(
     """
     given = {"data": data, "test": test, "forward": forward}
     if isinstance(model, Lens):
-        lens, measures = model, _measures_of_lens(loss, measures, given)
+        # what stands beside a lens are the measures; it has a loss and data of its own
+        remedy = "leave it out, or give the network: measure(model, loss, data)"
+        for name, value in given.items():
+            if value is not None:
+                raise BadInput("a Lens has its loss, data and forward", argument=name, remedy=remedy, call="measure")
+        is_loss = isinstance(loss, Loss | nn.Module) or (isinstance(loss, str) and loss in OWN_LOSSES)
+        if is_loss or (loss is not None and measures is not None):
+            raise BadInput("a Lens has its loss", argument="loss", value=loss, remedy=remedy, call="measure")
+        lens, measures = model, measures if loss is None else loss  # type: ignore[assignment]  # checked by asked_for()
     else:
         lens = Lens(_problem_of(model, loss, given))
     draws = drawing(generator, progress, "measure")
@@ -163,18 +171,6 @@ def measure(
 
 
 AnyLoss: TypeAlias = "str | nn.Module | Loss | LossFunction | Mapping[str, Any] | Sequence[Any]"
-
-
-def _measures_of_lens(second: object, measures: Choice, given: Mapping[str, object]) -> Choice:
-    """Return the measures asked for beside a lens, which are its second argument or named; refuse a loss and data."""
-    remedy = "leave it out, or give the network: measure(model, loss, data)"
-    for name, value in given.items():
-        if value is not None:
-            raise BadInput("a Lens has its loss, data and forward", argument=name, remedy=remedy, call="measure")
-    is_loss = isinstance(second, Loss | nn.Module) or (isinstance(second, str) and second in OWN_LOSSES)
-    if is_loss or (second is not None and measures is not None):
-        raise BadInput("a Lens has its loss", argument="loss", value=second, remedy=remedy, call="measure")
-    return measures if second is None else second  # type: ignore[return-value]  # asked_for() refuses other types
 
 
 def _problem_of(model: object, loss: Any, given: Mapping[str, Any]) -> Problem:
@@ -386,8 +382,11 @@ class _PassRows:
             return
         layers, parts, largest = self._by_layer()
         # the network's answer, and what is beside it; a sum needs every layer
-        if one.answer == "input":
-            yield (one.key, None), self._of_input()
+        if one.answer == "input" and None in self._values:
+            found = self._estimate(None, self._reduced(None, self._values[None]))
+            yield (one.key, None), with_note(found, "to the first embedding's output" * lens.plan.input_is_embedded)
+        elif one.answer == "input":
+            yield (one.key, None), undefined(lens.failed_at(one).get(None) or no_input(lens))
         elif left := self._not_run:
             last = lens.plan.last()
             if one.answer == "last" and last in layers and last not in left:
@@ -463,12 +462,6 @@ class _PassRows:
     def _values(self) -> dict[str | None, Tensor]:
         values = self.lens.per_sample([self.one], self.run.progress, self.run.generator, partly=True)
         return {at: each for (key, at), each in values.items() if key == self.one.key}
-
-    def _of_input(self) -> Estimate:
-        if None not in self._values:
-            return undefined(self.lens.failed_at(self.one).get(None) or no_input(self.lens))
-        found = self._estimate(None, self._reduced(None, self._values[None]))
-        return with_note(found, "to the first embedding's output" if self.lens.plan.input_is_embedded else "")
 
     def _at_layer(self, layer: str) -> tuple[Estimate, Estimate | None]:
         """Return a layer's value, and the largest of its terms if the measure has `.max`."""
@@ -588,7 +581,14 @@ def _underflowing(
     least = 1e-140 if lens.problem.dtype == torch.float64 else 1e-60
     rows = {key: one for key, one in measured.items() if one.card.unit != "share"}
     there = {key: abs(estimates[key].value) for key in rows if estimates[key].kind != "undefined"}
-    small = {key for key, size in there.items() if size < (least if _squares(rows[key]) else sys.float_info.min)}
+    small = set[Key]()
+    for key, size in there.items():
+        one = rows[key]
+        # it squares derivatives of the outputs, unless it takes slopes along something alone
+        read = [one] if isinstance(one, PassMeasure) else list(getattr(one, "reads", ()))
+        squares = one.differentiates and (not read or any(other.needs - {"along"} for other in read))
+        if size < (least if squares else sys.float_info.min):
+            small.add(key)
     why = lens.attempted(lambda: lens.vanishing, "the search for underflow") if small else ""
     if not why:
         return {}
@@ -612,12 +612,6 @@ def _doubts(lens: Lens) -> tuple[str, str]:
 def _of_inputs(one: Measure) -> bool:
     """Return whether a measure takes derivatives in the inputs, of the network or of a layer; else in the weights."""
     return one.place == "input" if isinstance(one, PassMeasure) else not getattr(one, "of_parameters", True)
-
-
-def _squares(one: Measure) -> bool:
-    """Return whether a measure squares derivatives of the outputs, and does not only take slopes along something."""
-    read = [one] if isinstance(one, PassMeasure) else list(getattr(one, "reads", ()))
-    return one.differentiates and (not read or any(other.needs - {"along"} for other in read))
 
 
 def about(lens: Lens) -> dict[str, Any]:

@@ -79,9 +79,19 @@ def asked_for(measures: Choice, held_out: bool = True) -> Asked:
     """
     given = "summary" if measures is None else measures
     each = [given] if isinstance(given, str | Measure) else list(given) if isinstance(given, Iterable) else []
-    for one in each:
-        if isinstance(one, str):
-            _require_known(one, alone=len(each) == 1)
+    for text in [one for one in each if isinstance(one, str)]:
+        if text.startswith(FAMILY):
+            families = dict.fromkeys(one.card.family for one in MEASURES.values())
+            if text.removeprefix(FAMILY) not in families:
+                raise UnknownName.among("family", text.removeprefix(FAMILY), families)
+        elif text not in PRESETS:
+            # a name that is not spelled like a measure; its options are read below
+            if text not in MEASURES and (text.isidentifier() or ":" in text.partition("(")[0]):
+                raise UnknownName.among("measure", text, [*MEASURES, *PRESETS])
+            continue
+        if len(each) > 1:
+            raise BadInput("a preset cannot be combined with names", argument="measures", value=text,
+                           remedy="give it alone, or name every measure", call="measure")  # fmt: skip
     if len(each) == 1 and isinstance(preset := each[0], str) and (preset in PRESETS or preset.startswith(FAMILY)):
         possible = (one for one in MEASURES.values() if held_out or not one.held_out)
         return Asked(tuple(one for one in possible if in_preset(one, preset)), preset)
@@ -102,18 +112,3 @@ def in_preset(one: Measure, preset: str) -> bool:
     if preset == "pass":
         return not one.on_request and one.card.name not in SAME_ALWAYS | SAME_WHERE_AFFINE
     return preset == "all" or one.card.family == preset.removeprefix(FAMILY)
-
-
-def _require_known(text: str, alone: bool) -> None:
-    """Refuse a preset among names, and what is neither a preset nor spelled like a measure."""
-    if text.startswith(FAMILY):
-        families = dict.fromkeys(one.card.family for one in MEASURES.values())
-        if text.removeprefix(FAMILY) not in families:
-            raise UnknownName.among("family", text.removeprefix(FAMILY), families)
-    elif text not in PRESETS:
-        if text not in MEASURES and (text.isidentifier() or ":" in text.partition("(")[0]):
-            raise UnknownName.among("measure", text, [*MEASURES, *PRESETS])
-        return
-    if not alone:
-        raise BadInput("a preset cannot be combined with names", argument="measures", value=text,
-                       remedy="give it alone, or name every measure", call="measure")  # fmt: skip

@@ -101,13 +101,26 @@ class Graph:
     """
 
     def __init__(self, f: Tensor, model: nn.Module | None = None) -> None:
-        self.nodes = _inputs_first(f.grad_fn)
+        self.nodes: list[Node] = []
         self.parameters = {} if model is None else dict(model.named_parameters())
         self.names = {id(p): name for name, p in self.parameters.items()}
         self.readers: dict[Node, list[tuple[Node, int]]] = defaultdict(list)
         """By node: the operations that read its output, and as which of their inputs."""
         self.leaves: dict[int, Node] = {}  #: leaf nodes by the id of the leaf tensor
         self._moved: dict[Node, list[GraphEdge] | None] = {}
+        # every node behind f; each comes after the nodes whose output it reads
+        seen: set[Node] = {f.grad_fn} - {None}
+        stack: list[tuple[Node, Iterator[Any]]] = [(root, iter(root.next_functions)) for root in seen]
+        while stack:
+            node, inputs = stack[-1]
+            for source, _ in inputs:
+                if source is not None and source not in seen:
+                    seen.add(source)
+                    stack.append((source, iter(source.next_functions)))
+                    break
+            else:
+                self.nodes.append(node)
+                stack.pop()
         for node in self.nodes:
             if node.name() == LEAF:
                 self.leaves[id(node.variable)] = node
@@ -265,26 +278,6 @@ class Graph:
         positions = torch.empty(shape.numel(), dtype=torch.long)
         positions[(high[taken] * 2048 + low[taken]).long()] = taken.flatten().nonzero()[:, 0]
         return name, positions.reshape(shape)
-
-
-def _inputs_first(root: Node | None) -> list[Node]:
-    """Every node behind `root`; each comes after the nodes whose output it reads."""
-    order: list[Node] = []
-    if root is None:
-        return order
-    seen: set[Node] = {root}
-    stack: list[tuple[Node, Iterator[Any]]] = [(root, iter(root.next_functions))]
-    while stack:
-        node, inputs = stack[-1]
-        for source, _ in inputs:
-            if source is not None and source not in seen:
-                seen.add(source)
-                stack.append((source, iter(source.next_functions)))
-                break
-        else:
-            order.append(node)
-            stack.pop()
-    return order
 
 
 def _bent_by(node: Node, operands: list[int], every: int) -> int:

@@ -246,15 +246,12 @@ def catch_up(copied: nn.Module) -> None:
         theirs: dict[str, Tensor] = dict(original.named_parameters(remove_duplicate=False))
         for name, own in copied.named_parameters(remove_duplicate=False):
             now = theirs.get(name, own)
-            if _place(own) != _place(now):
+            mine, new = ((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in (own, now))
+            if mine != new:
                 own.data = now.detach()
         theirs = dict(original.named_buffers(remove_duplicate=False))
         for name, kept in copied.named_buffers(remove_duplicate=False):
             kept.data = theirs.get(name, kept).detach().clone()
-
-
-def _place(p: Tensor) -> tuple[object, ...]:
-    return p.data_ptr(), p.shape, p.stride(), p.dtype, p.device
 
 
 class _Copying(TorchFunctionMode):

@@ -89,7 +89,7 @@ class NetworkOnData:
 
     def as_asked(self) -> Self:
         """Return the same problem in the requested arithmetic: for the pass and curvature products only."""
-        return self.changed(works_in=self.arithmetic, seen=self.seen if self.arithmetic == "full" else None)
+        return self if self.arithmetic == "full" else self.changed(works_in=self.arithmetic, seen=None)
 
     @property
     def coupled(self) -> bool:
