@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flatlens.grams.autograd import ignore_slow_batching_warning
 from flatlens.grams.output_jacobians import input_products, input_route, same_tokens
-from flatlens.grams.plan import Plan, Rows, Weight
+from flatlens.grams.plan import Plan, Weight
 from flatlens.grams.record import Tape
 from flatlens.grams.weight_jacobians import (
     DenseJacobian,
@@ -263,15 +263,27 @@ class ForwardPass:
     ) -> Tensor:
         """df/dw through one operation that reads w, (n, N, size) float64; `shape` is that of a table w."""
         J, kept = output_jacobians[place], self.saved.get(read)
+        n, N = J.shape[:2]
+        # a product: sum_p J_p (x) phi_p, as the weight is stored
         if isinstance(read, Product):
             assert kept is not None
-            return _through_product(read, J, kept)
+            phi = read.adapter.patches(kept, n)
+            M = torch.einsum("nkgdp,ngmp->nkgdm", J[:, :, None, :, None] if J.ndim == 3 else J, phi.to(J))
+            return read.adapter.as_stored(M, read.stored).reshape(n, N, -1).to(torch.float64)
+        # a lookup: J (n, N, T, D) goes to the rows `ids` (n, T) of the table
         if isinstance(read, Lookup):
             assert kept is not None
             assert shape is not None
-            return _through_lookup(read, J, kept, shape[0])
+            ids = kept.reshape(n, J.shape[2])
+            J = J.to(torch.float64) * (ids != read.padding)[:, None, :, None]
+            table = J.new_zeros(n, N, shape[0], J.shape[3])
+            return table.scatter_add_(2, ids[:, None, :, None].expand_as(J), J).flatten(2)
+        # entry by entry: J (n, N, w, other axes) times the factor, summed over the axes along which w is repeated
         if isinstance(read, Entrywise):
-            return _through_entries(read, self.plan.rows[place], J, kept)
+            J = J if kept is None else J * kept.reshape(n, -1, *kept.shape[1:])[:, None].to(J)
+            own = [size for axis, size in enumerate(read.broadcast) if axis != self.plan.rows[place].axis]
+            repeated = [3 + axis for axis, size in enumerate(own) if size == 1]
+            return J.sum([2, *repeated]).reshape(n, N, -1).to(torch.float64)
         return (J if J.ndim == 3 else J.sum(4).flatten(2)).to(torch.float64)  # the bias of a product
 
     def entries(self, name: str, output_jacobians: OutputJacobians) -> Tensor | None:
@@ -542,34 +554,6 @@ def embedding_jacobian(weight: Tensor, lookups: list[tuple[Tensor, Tensor]], C: 
     new = first == torch.arange(ids.shape[1], device=ids.device)
     theta = weight[ids].to(torch.float64) * new[..., None]
     return ExplicitJacobian(M.flatten(2).to(torch.float64), theta.flatten(1), C, ids=ids, table=len(weight))
-
-
-def _through_product(read: Product, J: Tensor, x: Tensor) -> Tensor:
-    """df/dW of a product, as it is stored, (n, N, size) float64; x is its input, samples in front."""
-    phi = read.adapter.patches(x, len(J))
-    M = torch.einsum("nkgdp,ngmp->nkgdm", J[:, :, None, :, None] if J.ndim == 3 else J, phi.to(J))
-    return read.adapter.as_stored(M, read.stored).reshape(*J.shape[:2], -1).to(torch.float64)
-
-
-def _through_lookup(read: Lookup, J: Tensor, ids: Tensor, size: int) -> Tensor:
-    """df/dE of a table with `size` rows, (n, N, size D) float64, from J (n, N, T, D) at its rows `ids`."""
-    n, N, T, D = J.shape
-    ids = ids.reshape(n, T)
-    J = J.to(torch.float64) * (ids != read.padding)[:, None, :, None]
-    return J.new_zeros(n, N, size, D).scatter_add_(2, ids[:, None, :, None].expand_as(J), J).flatten(2)
-
-
-def _through_entries(read: Entrywise, rows: Rows, J: Tensor, factor: Tensor | None) -> Tensor:
-    """df/dtheta of an operation that acts entry by entry, (n, N, size) float64, from J (n, N, w, other axes).
-
-    `factor` is the factor of theta, samples in front; None for 1.
-    """
-    n, N = J.shape[:2]
-    if factor is not None:
-        J = J * factor.reshape(n, -1, *factor.shape[1:])[:, None].to(J)
-    kept = [size for axis, size in enumerate(read.broadcast) if axis != rows.axis]
-    repeated = [3 + axis for axis, size in enumerate(kept) if size == 1]
-    return J.sum([2, *repeated]).reshape(n, N, -1).to(torch.float64)
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:

@@ -129,10 +129,7 @@ def input_route(plan: Plan, key: str, needs: Collection[str]) -> Literal["first 
 def input_products(
     weight: Weight, J: Tensor, out: torch.Size, wanted: Sequence[RowProduct], x: Tensor
 ) -> dict[RowProduct, Tensor]:
-    """Return the `row_products` of the Jacobian at the layer's input x: "gram" is G, "squares" are ||df/dx_p||^2.
-
-    J is (n, N, d) for a dense layer, (n, N, 1, d, P) for a convolution with output size `out`.
-    """
+    """`row_products` of the Jacobian at the input x, from J (n, N, d), or (n, N, 1, d, P) with output size `out`."""
     if weight.dense and list(wanted) == ["gram"]:
         return {"gram": weight.matrix.gram_at_input(J)}
     if weight.dense:
@@ -333,10 +330,7 @@ def _all_outputs(
 def _several_outputs(
     watched: dict[str, WatchedPlace], start: tuple[Tensor, Tensor], f: Tensor, pool: Pool, count: int, keep_graph: bool
 ) -> dict[str, Tensor]:
-    """Return the Jacobians from batched backward passes of `count` outputs each.
-
-    Small networks gain most: a single backward pass costs more time to start than to compute.
-    """
+    """The same from batched passes of `count` outputs each: starting a pass costs small networks most."""
     n, N = f.shape
     wanted = [place.at for place in watched.values()]
     found = {} if count == N else {name: pool.take(name, (*f.shape, *place.kept), f) for name, place in watched.items()}

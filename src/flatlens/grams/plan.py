@@ -123,11 +123,7 @@ def independent_rows(
 def of_own_inputs(
     at: Place, like: Tensor, inputs: list[Tensor], allowed: list[Rows], n: int, generator: torch.Generator
 ) -> list[Rows]:
-    """Return the arrangements of a place under which no sample's rows depend on another sample's inputs.
-
-    `like` has the place's shape; `inputs` are the network's, samples in front. The test is that of `independent_rows`,
-    one place further up.
-    """
+    """The same test one place up: arrangements of a place whose rows read no other sample's `inputs`."""
     left = list(allowed)
     for mask in splits(n) if inputs else ():
         for rows in list(left):

@@ -140,10 +140,7 @@ def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[R
 
 
 def _multiplies_input(call: Call, product: Product, rounded: bool) -> bool:
-    """Whether a product in a call multiplies the call's input: no cast, no write that autograd misses.
-
-    If `rounded`, the arithmetic that was asked for casts it.
-    """
+    """Whether a product multiplies its call's input, cast if `rounded`: no write that autograd misses."""
     if not reaches(product.source, call.x.grad_fn):
         return False
     x, phi = call.x.detach(), features_of(product.node)

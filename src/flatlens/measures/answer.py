@@ -51,10 +51,7 @@ def answer(estimates: Mapping[Key, Estimate], about: Mapping[str, Any]) -> list[
 
 
 def state_of(lens: Lens, estimates: Mapping[Key, Estimate]) -> dict[str, Any]:
-    """Return the gradient's norm and the layer with the largest share of constant features, as far as they are known.
-
-    They take one backward and one forward pass.
-    """
+    """Gradient's norm, and the layer with the most constant features: one backward and one forward pass."""
     if lens.problem.sharded:
         return {}
     found: dict[str, Any] = {}

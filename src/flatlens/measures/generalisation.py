@@ -38,10 +38,7 @@ def held_out_risk(held_out: Outcomes) -> Estimate:
 
 
 def held_out_accuracy(held_out: Outcomes) -> Estimate:
-    """Return the accuracy on held-out data as an estimate of the expected one, with the exact binomial error.
-
-    That of Clopper and Pearson, the longer side. Of samples that are right in a part of their tokens it is too large.
-    """
+    """Accuracy on held-out data; its error is the longer side of Clopper and Pearson's interval."""
     if held_out.correct is None:
         return undefined(NO_CLASSES)
     n, right = _counted(held_out.correct)

@@ -320,11 +320,7 @@ class _Heads:
 
 
 def _measured_heads(lens: Lens, run: Run) -> _Heads:
-    """Return the weights of the network's heads.
-
-    Raises:
-        NotUnderstood: no head can be told, all are frozen, or the lens does not take every output.
-    """
+    """Weights of the network's heads; raises NotUnderstood where there are none to measure."""
     if lens.probes is not None:
         raise NotUnderstood(EVERY_OUTPUT)
     every, why = heads_of(lens)

@@ -336,10 +336,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Es
 
 
 def _rows_one_by_one(lens: Lens, run: Run, weight: Weight, rtol: float) -> tuple[Tensor, float]:
-    """Return lmax of each row's block of a weight, (g d,), and the largest residual as a share of its row's value.
-
-    By Lanczos on the Hessian restricted to that row.
-    """
+    """Return lmax of each row's block of H, (g d,), by Lanczos, and the largest relative residual."""
     assert weight.parameter is not None
     operator = Hessian(lens.problem, [weight.parameter], model=lens.model)
     stored, W = operator.space.tensors[0].shape, weight.matrix.W.shape

@@ -89,10 +89,7 @@ def attempted(work: Callable[[], _T], what: str, peers: Ranks = ALONE, singular:
 
 
 def reason_of(error: Exception, what: str) -> str:
-    """Return why there is no number: the words of an error that was met on the way to `what`.
-
-    One that flatlens did not foresee is a warning, too: `Unexpected`.
-    """
+    """Why there is no number, in the words of an error; one that flatlens did not foresee is a warning, too."""
     if out_of_memory(error):
         why = one_line(error, 160)  # with the bytes
         return f"memory ran out ({why}): give a smaller Problem(memory=...), fewer samples, outputs or parameters"
@@ -172,8 +169,8 @@ class Gatherer:
         found = kept.joined(ranks) | {at: total.div_(problem.n).cpu() for at, total in ranks.totals(totals).items()}
         by_probe: dict[Key, list[Tensor]] = {}
         for probe in range(probes):
-            for (key, at), value in found.items():
-                if at == probe and (key[0].removesuffix(BY_ROUNDING), key[1]) not in failed:
+            for (key, turn), value in found.items():
+                if turn == probe and (key[0].removesuffix(BY_ROUNDING), key[1]) not in failed:
                     by_probe.setdefault(key, []).append(value)
         del found, totals  # freed now: each may be as large as a weight, and is not held twice
         values = {key: each[0] if sketch is None else torch.stack(each) for key, each in emptied(by_probe)}

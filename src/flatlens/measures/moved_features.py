@@ -214,10 +214,7 @@ def _last_layer(lens: Lens) -> Weight | str:
 
 
 def _none_differs(lens: Lens, weight: Weight, known: SeenFeatures, move: Move, probes: int) -> dict[str, Estimate]:
-    """Return the change of the loss and the share of labels that differ, where none did: 0 with a one-sided error.
-
-    What is not met at k points has a share of at most 3 / k (95%).
-    """
+    """Change of loss and share of labels where none of k points differs: 0, or a share of 3 / k at most (95%)."""
     told: Tensor = torch.unique(known.y, dim=0)
     if len(told) == 1:
         vacuous = Estimate(0.0, note="vacuous: all samples have one label, so none can differ")

@@ -153,20 +153,14 @@ def worst_sharpness(
 
 
 def of_searches(value: float, reached: Tensor, rounding: float, distance: str, note: str = "") -> Estimate:
-    """Return the rise that the best of several searches found, less the risk's rounding error: a lower bound.
-
-    `reached` has the rise of each search; `distance` names the option that makes rises larger.
-    """
+    """Rise that the best search `reached`, less rounding: a lower bound; option `distance` makes rises larger."""
     kept = max(value - rounding, 0.0)
     lost = f"the rise is rounding error: use a larger {distance}, or dtype=torch.float64" if kept == 0 < value else ""
     return with_note(Estimate(kept, kind="lower bound", note=note, arrays={"restarts": reached}), lost)
 
 
 def lost_in_rounding(distance: str, value: float, size: float, dtype: torch.dtype) -> str:
-    """Return in words that rounding changes a move of weights by over 1%; empty if not so.
-
-    `distance` names the option that has the size of the move, `value`; `size` is that of the weights, in its unit.
-    """
+    """Words where rounding changes a move (option `distance`, of size `value`) of weights of `size` by over 1%."""
     if torch.finfo(dtype).eps / math.sqrt(12) * size <= 0.01 * value:
         return ""
     return f"{distance} = {value:g} is lost in the weights' rounding: use a larger {distance}, or dtype=torch.float64"

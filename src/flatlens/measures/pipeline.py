@@ -234,10 +234,7 @@ def _measured(lens: Lens, asked: Asked, run: Run) -> tuple[dict[Key, Estimate], 
 
 
 def _without_twins(lens: Lens, estimates: dict[Key, Estimate]) -> tuple[dict[Key, Estimate], dict[str, str]]:
-    """Return the rows without those that repeat another measure, and the kept measure of each repeated one.
-
-    A measure that repeats one of the report by theorem is in its note, and its name finds the same rows.
-    """
+    """Leave out rows that repeat another measure by theorem; return the kept measure of each, whose note names it."""
     kept: dict[str, str] = {}
     rows: dict[Key, str] = {key: key[0].partition(".")[0] for key in estimates}  # presets set no options
     for twins in _same_numbers(lens):
@@ -574,10 +571,7 @@ def _all_zero(rows: Mapping[Key, Estimate]) -> bool:
 def _underflowing(
     lens: Lens, estimates: Mapping[Key, Estimate], measured: Mapping[Key, Measure]
 ) -> dict[Key, Estimate]:
-    """Return the rows without a value because numbers underflow, or squares of derivatives: they are 0, or rounding.
-
-    The reason is looked for only where a row is 0, or hardly more. Shares may be 0.
-    """
+    """Rows that are 0, or rounding, because numbers or squares of derivatives underflow: without a value."""
     least = 1e-140 if lens.problem.dtype == torch.float64 else 1e-60
     rows = {key: one for key, one in measured.items() if one.card.unit != "share"}
     there = {key: abs(estimates[key].value) for key in rows if estimates[key].kind != "undefined"}

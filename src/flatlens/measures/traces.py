@@ -387,10 +387,7 @@ def interpolation_gap(
 
 
 def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
-    """Return mean_i sum_j |<dl_i/df, d2 f_i/dtheta_j2>|, parameter by parameter.
-
-    A dense layer takes one direction per row.
-    """
+    """Return mean_i sum_j |<dl_i/df, d2 f_i/dtheta_j2>|; a dense layer takes one direction per row."""
     if not lens.problem.loss.half_square:
         return undefined("Lemma B.1 is about the half squared error")
     curved = curved_parameters(lens.problem, lens.plan)

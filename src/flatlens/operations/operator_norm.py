@@ -47,10 +47,7 @@ def blocks_norm(W: Tensor) -> SearchedNorm:
 
 
 def _matrix_norm(W: Tensor) -> SearchedNorm:
-    """Return ||W||_2: by a decomposition if W is small, else by Lanczos on the Gram matrix of the smaller side.
-
-    The vector of a large one is searched in float32.
-    """
+    """Return ||W||_2: by a decomposition if W is small, else by Lanczos (in float32 if large) on the smaller side."""
     top = float(W.abs().max()) if W.numel() else 0.0
     if min(W.shape) <= _TINY or top == 0 or not math.isfinite(top):
         return SearchedNorm(float(torch.linalg.matrix_norm(W, 2)) if W.numel() else 0.0)
@@ -135,10 +132,7 @@ def _both_ways(
 
 
 def _written_out(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...]) -> Tensor | None:
-    """Return the matrix of the map, (inputs, outputs), if it has at most twice as many entries as the weight.
-
-    It has where images are hardly larger than a pixel, so that most of the kernel meets padding.
-    """
+    """The map as a matrix, (inputs, outputs), where it has at most twice the weight's entries (most of it padding)."""
     n, W = math.prod(size), adapter.matrix(weight)
     if adapter.groups != 1 or n > 2 * W.shape[2]:
         return None

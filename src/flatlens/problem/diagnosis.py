@@ -50,10 +50,7 @@ def forward_failed(
     batch: Any = None,
     itself: Callable[[], object] | None = None,
 ) -> ForwardFailed:
-    """Return the error of a failed forward(), from one line about the exception.
-
-    `itself` runs the network in the dtype that its owner gave it, if that is another one.
-    """
+    """Error of a failed forward(), from a line on the exception; `itself` runs it in its owner's dtype."""
     what = "forward failed on ", where, f" ({line})"
     if NO_LOOP in line:
         return ForwardFailed(what)
@@ -334,16 +331,7 @@ def training_in(function: Any) -> str:
 
 
 def why_coupled(model: nn.Module, whole: _Run, alone: _Run, rows: Tensor, n: int, ways: str) -> Words:
-    """Return where a sample's outputs begin to depend on its batch, and the way on.
-
-    Args:
-        model: The network.
-        whole: A pass of all n samples.
-        alone: A pass of some of them.
-        rows: Their numbers.
-        n: The number of all samples.
-        ways: The way on where the network means to take samples together.
-    """
+    """Where outputs begin to depend on the batch, from passes of all n samples and of `rows`; `ways`: what to do."""
     first, second = _watched(model, whole), _watched(model, alone)
     found = _first_apart(first.calls, second.calls, rows, n)
     if found is None:

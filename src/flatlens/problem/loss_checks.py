@@ -211,10 +211,7 @@ def _largest(rows: Tensor) -> Tensor:
 
 
 def _divisions(n: int, draw: torch.Generator) -> Iterator[tuple[list[Tensor], bool]]:
-    """Yield divisions of n rows into parts, each with whether to compare derivatives.
-
-    The first division is the two ends alone, the second two halves. The further ones together separate any two rows.
-    """
+    """Yield divisions of n rows that together separate any two, each with whether to compare derivatives."""
     yield [torch.tensor([0]), torch.tensor([n - 1])], True
     code, step = torch.randperm(n, generator=draw), 1
     yield [rows for side in (0, 1) if len(rows := (code % 2 == side).nonzero()[:, 0])], True
@@ -247,10 +244,7 @@ def require_no_weights(loss: str, values: Tensor, weights: list[tuple[str, Tenso
 
 
 def same_targets(once: Any, again: Any, roundings: float, rows: Tensor | None = None, n: int = 0) -> bool:
-    """Return whether targets of the same batch are the same; with `rows`, `again` has those of some of its n samples.
-
-    Numbers may differ by some roundings of single precision, in which a teacher may compute them.
-    """
+    """Whether targets of a batch (or its `rows`) are the same, up to a few roundings of single precision."""
     ours, theirs = (tree_leaves(one) for one in (_of_samples(once, rows, n), _of_samples(again)))
     return len(ours) == len(theirs) and all(_same(a, b, roundings) for a, b in zip(ours, theirs, strict=True))
 
@@ -313,10 +307,7 @@ def _withhold(loss: Loss, why: str) -> None:
 
 
 def _hidden(loss: Loss, f: Tensor, y: Any, u: Tensor, w: Tensor, known: Tensor) -> bool:
-    """Return whether the losses have another second derivative than autograd's, w^T C u = `known`, (n,).
-
-    What detach() leaves out of a second derivative on purpose is not hidden.
-    """
+    """Whether the losses' second derivative along w is not autograd's `known`, (n,), and no detach() hides it."""
     here, own = _slope(loss, f, y)
     if not own and bool(known.any()):
         return False

@@ -259,10 +259,7 @@ def settings_of(module: nn.Module) -> dict[str, object]:
 
 
 def _shaped(f: Tensor, y: Any, module: nn.Module) -> Any:
-    """Return targets in the outputs' shape, and in their dtype where torch's loss compares numbers.
-
-    Without this, targets that broadcast would be averaged over other samples' targets.
-    """
+    """Targets in the outputs' shape, so that none is broadcast, and in their dtype where torch compares numbers."""
     if not isinstance(y, Tensor) or isinstance(module, INDEXED):
         return y
     labels = not y.is_floating_point()

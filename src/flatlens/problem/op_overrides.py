@@ -251,10 +251,7 @@ def _require_short_rows(name: str, table: nn.Embedding | nn.EmbeddingBag) -> Non
 
 @contextmanager
 def plain_gradients(model: nn.Module) -> Iterator[None]:
-    """Put away hooks on the gradients of parameters and modules.
-
-    A hook that clips or scales a gradient, for training, makes it another than the risk's.
-    """
+    """Put away hooks on gradients: one that clips or scales for training makes another gradient than the risk's."""
     hooks = [p._backward_hooks for p in model.parameters()]
     hooks += [kept for module in model.modules() for kept in (module._backward_hooks, module._backward_pre_hooks)]
     before = [(kept, dict(kept)) for kept in hooks if kept]

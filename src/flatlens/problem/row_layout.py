@@ -215,10 +215,7 @@ def _known_as_tokens(loss: Loss) -> bool:
 
 
 def in_doubt(y: Any) -> str:
-    """Return in words how outputs (n, A, B) of either meaning are read; empty where the targets leave no doubt.
-
-    Probabilities leave none unless they add up to 1 over tokens' classes alone.
-    """
+    """Words on how outputs (n, A, B) of either meaning are read; empty where the targets leave no doubt."""
     if not isinstance(y, RowLayout) or y.reading != "either":
         return ""
     t: Tensor = y.targets
