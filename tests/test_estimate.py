@@ -1,6 +1,7 @@
 """An estimate is a number with an error; a report says how to get what it lacks; the main objects say what they are."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -84,3 +85,16 @@ def test_a_part_that_a_report_lacks_says_how_to_get_it():
     report = Report({("weight_norm", None): Estimate(1.0)}, {})
     with pytest.raises(UnknownName, match=r'fl\.measure\(lens, \["weight_norm"\]\) computes it'):
         report["weight_norm.spectral"]
+
+
+def test_an_answer_is_made_when_it_is_read() -> None:
+    read: list[str] = []
+
+    def answer(estimates: object, about: Mapping[str, object]) -> list[str]:
+        read.append("once")
+        return [f"{about['n']} samples."]
+
+    report = Report({}, {"n": 3}, answer)
+    assert not read
+    assert report.answer == report.answer == ["3 samples."]
+    assert read == ["once"]

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -29,6 +30,26 @@ def test_one_pass_serves_all_measures_that_read_no_more() -> None:
     assert one.passes == 3
     assert report.about["passes"] == 3
     assert report["local_volume(top_k=1)"].value == pytest.approx(fl.measure(one, "pass")["mls"].value)
+
+
+@pytest.mark.parametrize("name", ["mlp-tanh", "cnn-tanh", "residual", "twice-relu", "attention", "bare"])
+def test_a_pass_for_inputs_alone_has_the_same_numbers_and_reads_no_loss(name: str) -> None:
+    net, x, y = network(name)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    whole = fl.measure(fl.Lens(problem), "pass")
+    with patch.object(type(problem.loss), "values", side_effect=RuntimeError("the loss is read")):
+        alone = fl.measure(fl.Lens(problem), ["mls", "jacobian_frobenius", "log_volume"])
+    assert alone.about["passes"] == 1
+    for key, estimate in alone.items():
+        assert estimate.value == pytest.approx(whole[key].value, rel=1e-12, nan_ok=True), key
+
+
+def test_a_loss_that_is_asked_for_comes_from_the_pass() -> None:
+    net, x, y = network("mlp-tanh")
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    with patch("flatlens.measures.lens.outcomes", side_effect=RuntimeError("another forward pass")):
+        report = fl.measure(fl.Lens(problem), ["mls", "loss"])
+    assert report["loss"].value == pytest.approx(nn.functional.cross_entropy(net(x), y).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["mlp-tanh", "cnn-tanh", "residual", "twice-relu", "attention", "bare"])
