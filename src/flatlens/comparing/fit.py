@@ -40,11 +40,19 @@ def not_ranked(reports: Mapping[str, Report]) -> dict[str, NotRanked]:
     """
     reports = {name: report for name, report in reports.items() if ("loss", None) in report}
     reasons = no_fit(reports)
-    reasons |= _overfitted({name: report for name, report in reports.items() if name not in reasons})
+    # Overfitted: against the best on held-out data
+    left = {name: report for name, report in reports.items() if name not in reasons}
+    if held := held_out(left):
+        best = left[held.best]
+        for name, report in left.items():
+            if name != held.best and held.p[name] * len(held.p) < _LEVEL and worse_fit(best, report, name):
+                train, test = (f"{report[of].value:.3g} against {best[of].value:.3g}" for of in ("loss", "test_loss"))
+                reasons[name] = f"overfitted: training loss {train} of {held.best}, held-out loss {test}"
+    # A worse fit than the best of the others
     left = {name: report for name, report in reports.items() if name not in reasons}
     if left:
-        best = min(left, key=lambda name: left[name]["loss"].value)
-        reasons |= {name: worse_fit(report, left[best], best) for name, report in left.items()}
+        fittest = min(left, key=lambda name: left[name]["loss"].value)
+        reasons |= {name: worse_fit(report, left[fittest], fittest) for name, report in left.items()}
     return {name: as_row(name, reports[name], reasons[name]) for name in reports if reasons.get(name)}
 
 
@@ -75,18 +83,6 @@ def at_chance(report: Report) -> str:
     if constant and hardly_fits(loss, accuracy_of(report), report.about):
         return f"untrained or failed: training loss {loss:.3g}, {constant['loss']:.3g} for the best constant prediction"
     return ""
-
-
-def _overfitted(reports: Mapping[str, Report]) -> dict[str, str]:
-    held = held_out(reports)
-    if held is None:
-        return {}
-    best, reasons = reports[held.best], {}
-    for name, report in reports.items():
-        if name != held.best and held.p[name] * len(held.p) < _LEVEL and worse_fit(best, report, name):
-            train, test = (f"{report[of].value:.3g} against {best[of].value:.3g}" for of in ("loss", "test_loss"))
-            reasons[name] = f"overfitted: training loss {train} of {held.best}, held-out loss {test}"
-    return reasons
 
 
 def worse_fit(report: Report, best: Report, name: str) -> str:

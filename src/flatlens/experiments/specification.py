@@ -624,20 +624,16 @@ def _complete(base: NetworkSettings, grid: Sequence[Axis], split: Split) -> Netw
     if isinstance(base.model, UserNetwork):
         base.model.require_complete()
     if isinstance(base.model, UserNetwork) or isinstance(base.data, UserData):
-        _require_trains(base, split)
+        assert isinstance(base.training, Training)
+        if isinstance(base.training.optimiser, Ridge):
+            return base
+        network = base.model.build()
+        try:
+            TrainingRun(network, split.train, split.held_out, base.training, None)
+        except BadData as error:
+            label = {"data": "data: ", "test": "test data of "}.get(error.argument) if error.call == "train" else None
+            raise error if label is None else error.but(argument=f"{label}{base.data.name}", call="") from error
     return base
-
-
-def _require_trains(base: NetworkSettings, split: Split) -> None:
-    assert isinstance(base.training, Training)
-    if isinstance(base.training.optimiser, Ridge):
-        return
-    network = base.model.build()
-    try:
-        TrainingRun(network, split.train, split.held_out, base.training, None)
-    except BadData as error:
-        label = {"data": "data: ", "test": "test data of "}.get(error.argument) if error.call == "train" else None
-        raise error if label is None else error.but(argument=f"{label}{base.data.name}", call="") from error
 
 
 def _of_checkpoints(name: str, base: NetworkSettings, where: str, varied: list[str], scale: StudyScale) -> Study:
@@ -691,8 +687,13 @@ def _base(
     architecture = _architecture(part_of("model", file.get("model", default)))
     if elsewhere:
         return NetworkSettings(data, architecture, _untrained(file, split), measures), split, read
+    # Defaults that suit most data: to interpolation, or for a number of steps
     given = file.get("training", {})
-    defaults = _training_for(split, scale)
+    defaults: dict[str, Any] = {"optimiser": SGD(0.05), "max_steps": 20_000 if scale == "laptop" else 2_000}
+    if split.classes == 0:
+        defaults |= {"loss": "half_squared_error", "until": Until(loss_below=1e-3)}
+    else:
+        defaults |= {"batch_size": 32, "loss": "cross_entropy", "until": Until(loss_below=1e-2, accuracy=1.0)}
     if set(ENDS) & set(given):  # the user gave an end of training: no other condition
         defaults = {name: value for name, value in defaults.items() if name not in ("until", "max_steps")}
     training = part_of("training", {**defaults, **given})
@@ -709,14 +710,6 @@ def _untrained(file: Mapping[str, Any], split: Split) -> TrainedElsewhere:
     loss = "cross_entropy" if split.classes else "half_squared_error"
     own = {"loss": loss, **file.get("training", {})}
     return made(TrainedElsewhere, {"weights": "", "contents": "", **own})  # type: ignore[no-any-return]
-
-
-def _training_for(split: Split, scale: StudyScale) -> dict[str, Any]:
-    """Return training settings that suit most data: to interpolation, or for a number of steps."""
-    always = {"optimiser": SGD(0.05), "max_steps": 20_000 if scale == "laptop" else 2_000}
-    if split.classes == 0:
-        return always | {"loss": "half_squared_error", "until": Until(loss_below=1e-3)}
-    return always | {"batch_size": 32, "loss": "cross_entropy", "until": Until(loss_below=1e-2, accuracy=1.0)}
 
 
 def _first_layer(model: Architecture) -> str:

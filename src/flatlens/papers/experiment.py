@@ -275,14 +275,11 @@ def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     else:
         above, below = (p <= LEVEL for p in found.tails(than))
     if above == below:
-        return "at most weak" if _at_most_weak(found, than) else "open"
+        if found.tails is None or not found.correlation or than != 0:
+            return "open"
+        weak = found.tails(WEAK)[1] <= LEVEL and found.tails(-WEAK)[0] <= LEVEL
+        return "at most weak" if weak else "open"
     return "reproduced" if above == (side == "above") else "not reproduced"
-
-
-def _at_most_weak(found: Statistic, than: float) -> bool:
-    if found.tails is None or not found.correlation or than != 0:
-        return False
-    return found.tails(WEAK)[1] <= LEVEL and found.tails(-WEAK)[0] <= LEVEL
 
 
 def replicated(found: Outcome, again: Outcome | None, halves: Iterable[Outcome] = ()) -> Conclusion:

@@ -6,8 +6,8 @@ for a correlation of 100 has a standard error of 0.1 (`feature_space`). The gap'
 and the 0-1 error are two readings, and so are Pearson's correlation and that of ranks.
 
 X17: the gap, and the bound on it that is approximated by kernel densities, by class separation; and the same as the
-authors' code computes it (`coded_bound`). X18: many minima of
-LeNet5, and relative flatness (Definition 3, last layer) compared with other measures.
+authors' code computes it (`coded_bound`). X18: many minima of LeNet5, and relative flatness (Definition 3, last layer)
+compared with other measures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from functools import lru_cache, partial
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from flatlens.bounds.relative_generalisation import constants, rate, sharp_right
 from flatlens.column import Column
@@ -123,14 +122,13 @@ def in_blocks(results: Results, generator: Generator) -> pd.DataFrame:
     for block in sorted(map(int, networks["seed"].unique())):
         of_block = measured(separations, n, range(TIMES * block, TIMES * (block + 1)), generator)
         for separation, values in zip(separations, of_block, strict=True):
-            z = (_z(values, *reading) for reading in READINGS.values())
-            rows.append((separation, label[separation], block, *z))
+            found = []
+            for x, y, ranks in READINGS.values():
+                pair = values[:, [SEEN_COLUMNS.index(x), SEEN_COLUMNS.index(y)]].T
+                pair = pair.argsort(1).argsort(1).double() if ranks else pair
+                found.append(float(torch.corrcoef(pair)[0, 1].atanh()))
+            rows.append((separation, label[separation], block, *found))
     return labelled(pd.DataFrame(rows, columns=["separation", "labelled", "block", *READINGS]), ["block"])
-
-
-def _z(values: Tensor, x: str, y: str, ranks: bool) -> float:
-    pair = values[:, [SEEN_COLUMNS.index(x), SEEN_COLUMNS.index(y)]].T
-    return float(torch.corrcoef(pair.argsort(1).argsort(1).double() if ranks else pair)[0, 1].atanh())
 
 
 def rises(reading: str, by: str = "separation", generator: Generator = "printed") -> Evidence:

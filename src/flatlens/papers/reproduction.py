@@ -3,9 +3,6 @@
 A replication is a replication with other seeds and sizes, or a split-half check: each half of the units by itself. An
 archive is a zip file that holds experiment.json and the tables of each study, from which it is weighed and drawn
 again.
-
-The answer is at most three sentences: of the main claims (of all claims, if the experiment has none), theorems aside,
-how many are reproduced; how certain that is; what differs from the paper, or what to do next.
 """
 
 from __future__ import annotations
@@ -178,20 +175,16 @@ MOST_NAMED = 2
 
 def answer_of_claims(found: Sequence[Reproduction]) -> list[str]:
     """Return at most three sentences on one experiment or several: what is the case, how certain, what next."""
-    main = [pair for one in found for pair in _main(one)]
-    return [_what(found, main), _certain(found, main), *_next(found)]
-
-
-def _main(one: Reproduction) -> list[tuple[Outcome, Conclusion]]:
-    """Return the main claims with their conclusions: those that a replication agrees with, if there was one."""
-    every = list(range(len(one.outcomes)))
-    headlines = [at for at in every if one.outcomes[at].prediction.headline]
+    # The main claims with their conclusions: those that a replication agrees with, if there was one
     main = []
-    for at in headlines or [at for at in every if one.outcomes[at].prediction.kind != "theorem"] or every:
-        outcome, again = one.outcomes[at], one.again[at] if one.again else None
-        halves = one.halves[at] if one.halves else ()
-        main.append((outcome, replicated(outcome, again, halves) if again or halves else outcome.conclusion))
-    return main
+    for one in found:
+        every = list(range(len(one.outcomes)))
+        headlines = [at for at in every if one.outcomes[at].prediction.headline]
+        for at in headlines or [at for at in every if one.outcomes[at].prediction.kind != "theorem"] or every:
+            outcome, again = one.outcomes[at], one.again[at] if one.again else None
+            halves = one.halves[at] if one.halves else ()
+            main.append((outcome, replicated(outcome, again, halves) if again or halves else outcome.conclusion))
+    return [_what(found, main), _certain(found, main), *_next(found)]
 
 
 def _what(found: Sequence[Reproduction], main: Sequence[tuple[Outcome, Conclusion]]) -> str:

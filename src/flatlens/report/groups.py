@@ -24,8 +24,17 @@ _OTHERS = "Other measures: not invariant, or smaller is not necessarily better"
 
 def group_screen(found: GroupComparison) -> RenderableType:
     """The screen of `flatlens compare --group`: the answer, the groups, and the difference by each measure."""
-    parts = [*head_of_screen(found.about, found.answer), _groups(found), _differences(found)]
-    return Group(*parts, *(remark(f"\n{head}: ", words) for head, words in notes(found)))
+    # The difference by each measure; of several groups beside the first, which group it is
+    several, first = len(found.groups) > 2, next(iter(found.groups))
+    title = f"Compared with {first}" if several else f"{list(found.groups)[1]} compared with {first}"
+    table = Fitted(title, names=["measure", *(["group"] if several else [])], values=["change", "95% interval", "p"])
+    for heading, rows in sections(found).items():
+        table.section(heading)
+        for one in rows:
+            cells = [change(one), interval_in_words(one), number(one.p_holm, 2)]
+            table.row(one.name, *([one.group] if several else []), *cells)
+    remarks = (remark(f"\n{head}: ", words) for head, words in notes(found))
+    return Group(*head_of_screen(found.about, found.answer), _groups(found), table, *remarks)
 
 
 def _groups(found: GroupComparison) -> Fitted:
@@ -48,19 +57,6 @@ def medians(found: GroupComparison) -> dict[str, dict[str, float]]:
         values = {name: [one[name].value for one in reports if (name, None) in one] for name in BESIDE}
         rows[group] = {name: median(of) for name, of in values.items() if of and of == of}
     return rows
-
-
-def _differences(found: GroupComparison) -> Fitted:
-    several = len(found.groups) > 2
-    first = next(iter(found.groups))
-    title = f"Compared with {first}" if several else f"{list(found.groups)[1]} compared with {first}"
-    table = Fitted(title, names=["measure", *(["group"] if several else [])], values=["change", "95% interval", "p"])
-    for heading, rows in sections(found).items():
-        table.section(heading)
-        for one in rows:
-            cells = [change(one), interval_in_words(one), number(one.p_holm, 2)]
-            table.row(one.name, *([one.group] if several else []), *cells)
-    return table
 
 
 def sections(found: GroupComparison) -> dict[str, list[GroupDifference]]:

@@ -38,12 +38,25 @@ CELLS = (
 def invariance_screen(report: InvarianceReport) -> RenderableType:
     """Return the screen of `flatlens invariance`: a row for each measure, a column for each transform."""
     tables = [_table(report)] if report.moved else []
+    # What each transform did, and those that do not apply
+    text = Text("\nTransforms\n", style="bold")
+    for name, done in report.moved.items():
+        text.append(f"{SHORT.get(name, name)}: ", style="not bold italic")
+        meaning = TRANSFORMS[name].meaning if name in TRANSFORMS else name
+        proof = f"outputs differ by {done.difference:.1g} at most"
+        text.append(f"{meaning} Moved: {summed_up(done.links, '; ')}. Proof: {proof}.", style="not bold")
+        told = [summed_up(done.note.split("; "), "; ", _MOST)] if done.note else []
+        told += [f"not {layers}: {why}" for why, layers in by_reason(done.left) if why != OUTPUTS]
+        text.append(f" {'; '.join(told)}\n" if told else "\n", style="not bold dim")
+    for why, names in by_reason(report.left_out):
+        text.append(f"{names}: ", style="not bold italic")
+        text.append(f"not applied here. {why}\n", style="not bold dim")
     key = remark(
         "yes, no: ",
         f"whether the number is invariant, within rounding and 4 standard errors, when the weights change and the "
         f"function does not; x: the factor by which it changes. {CELLS}",
     )
-    return Group(*head_of_screen({"": report.about}, report.answer), *tables, _transforms(report), key)
+    return Group(*head_of_screen({"": report.about}, report.answer), *tables, text, key)
 
 
 def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
@@ -118,19 +131,3 @@ def _cell(cell: Cell) -> Text:
         change = f"x{digit}e{int(power)}"
     told = f"{'NO' if cell.agrees is False else 'no'} {change}".rstrip()
     return Text(told, style="bold red" if cell.agrees is False else "yellow")
-
-
-def _transforms(report: InvarianceReport) -> Text:
-    text = Text("\nTransforms\n", style="bold")
-    for name, done in report.moved.items():
-        text.append(f"{SHORT.get(name, name)}: ", style="not bold italic")
-        meaning = TRANSFORMS[name].meaning if name in TRANSFORMS else name
-        proof = f"outputs differ by {done.difference:.1g} at most"
-        text.append(f"{meaning} Moved: {summed_up(done.links, '; ')}. Proof: {proof}.", style="not bold")
-        told = [summed_up(done.note.split("; "), "; ", _MOST)] if done.note else []
-        told += [f"not {layers}: {why}" for why, layers in by_reason(done.left) if why != OUTPUTS]
-        text.append(f" {'; '.join(told)}\n" if told else "\n", style="not bold dim")
-    for why, names in by_reason(report.left_out):
-        text.append(f"{names}: ", style="not bold italic")
-        text.append(f"not applied here. {why}\n", style="not bold dim")
-    return text

@@ -1,7 +1,4 @@
-"""The report of one network: as a terminal screen, as a page, and as a notebook shows it.
-
-Each shows the numbers, how far to trust them, and which are invariant under rescaling of the weights.
-"""
+"""The report of one network: as a terminal screen, as a page, and as a notebook shows it."""
 
 from __future__ import annotations
 

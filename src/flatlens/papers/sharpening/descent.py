@@ -201,20 +201,18 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
         Axis("seed", tuple(range(seeds))),
     )
     descent = Study("full-batch gradient descent", base, axes, (GAP, *shown), scale=scale)
-    slower = {"slower": _slower(descent)} if scale == "desk" else {}
-    return {"descent": descent, **slower, **width_studies(scale), **bound_studies(scale)}
-
-
-def _slower(descent: Study) -> Study:
-    """Return VGG-11 at the two smaller learning rates, on fewer images: two and four times the steps."""
-    base = replace(descent.base, data=DataSettings("cifar10", train=200, test=1000, standardise="component"))
-    axes = (
-        Axis("model", (NARROW_VGG,)),
-        Axis("lr+max_steps+every", ((0.04, 240, 20), (0.02, 480, 40))),
-        Axis(SMOOTHING, (0.0, 0.75)),
-        Axis("seed", tuple(range(6))),
-    )
-    return replace(descent, name=f"{descent.name}, smaller learning rates", base=base, axes=axes)
+    studies = {"descent": descent}
+    if scale == "desk":  # VGG-11 at the two smaller learning rates, on fewer images: two and four times the steps
+        base = replace(base, data=DataSettings("cifar10", train=200, test=1000, standardise="component"))
+        axes = (
+            Axis("model", (NARROW_VGG,)),
+            Axis("lr+max_steps+every", ((0.04, 240, 20), (0.02, 480, 40))),
+            Axis(SMOOTHING, (0.0, 0.75)),
+            Axis("seed", tuple(range(6))),
+        )
+        name = f"{descent.name}, smaller learning rates"
+        studies["slower"] = replace(descent, name=name, base=base, axes=axes)
+    return {**studies, **width_studies(scale), **bound_studies(scale)}
 
 
 def in_all_figures(table: Table, rise: str) -> Evidence:

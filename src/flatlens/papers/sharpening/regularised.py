@@ -3,11 +3,9 @@
 X9 has label smoothing, mixup, augmentation and SAM. A case is a kind of network (with BatchNorm or without, on one data
 set) under one regulariser.
 
-X13 regularises the input-output or the parameter-output Jacobian at a small learning rate. The regularisers are
-`InputJacobian` and `ParameterJacobian` in their published form, ||u^T J||_2: J is the Jacobian of the whole minibatch,
-u one vector, uniform on the unit sphere of n N numbers (n samples, N outputs). The paper treats it as ||J||_F. Its root
-mean square is ||J||_F / sqrt(n N); where samples are independent this is sqrt(mean_i ||J_i||_F^2 / N) for every batch
-size. So a coefficient c of it is a coefficient c / sqrt(n N) of ||J||_F: c / 36 for 128 samples and 10 outputs.
+X13 regularises the input-output or the parameter-output Jacobian at a small learning rate, by `InputJacobian` and
+`ParameterJacobian` in their published form (`training.objective`). The paper treats it as ||J||_F; a coefficient c of
+it is a coefficient c / sqrt(n N) of ||J||_F: c / 36 for 128 samples and 10 outputs.
 """
 
 from __future__ import annotations
@@ -91,28 +89,23 @@ _MORE_ELSEWHERE = 32
 
 
 def _x9(scale: Scale) -> Mapping[str, Study]:
-    return {
-        f"{kind}.{name}": _regularised(trained, name, scale)
-        for kind, trained in kinds(scale).items()
-        for name in REGULARISERS
-    }
-
-
-def _regularised(trained: Trained, name: str, scale: Scale) -> Study:
-    every: Mapping[str, dict[str, Any]] = {
-        "label_smoothing": {},
-        "mixup": {"mixup": Mixup(0.0)},
-        "augmentation": {"augmentation": trained.augmentation},
-        "sam": {"ascent": SAM(0.0)},
-    }
-    base, one = trained.settings(), REGULARISERS[name]
-    seeds = _SEEDS[scale]
-    more = scale == "desk" and trained.title == "ResNet-18"
-    without = _MORE_WITHOUT_BATCHNORM.get(name, _MORE_ELSEWHERE) if more else seeds
-    starts = (*product([True], range(seeds)), *product([False], range(without)))
-    axes = (Axis("lr", trained.lrs), Axis(one.setting, one.strengths[scale]), Axis("batchnorm+seed", starts))
-    base = replace(base, training=replace(base.training, **every[name]))
-    return Study(f"{trained.title}, {one.title}", base, axes, MEASURED_QUANTITIES, scale=scale)
+    studies, seeds = {}, _SEEDS[scale]
+    for (kind, trained), (name, one) in product(kinds(scale).items(), REGULARISERS.items()):
+        every: Mapping[str, dict[str, Any]] = {
+            "label_smoothing": {},
+            "mixup": {"mixup": Mixup(0.0)},
+            "augmentation": {"augmentation": trained.augmentation},
+            "sam": {"ascent": SAM(0.0)},
+        }
+        more = scale == "desk" and trained.title == "ResNet-18"
+        without = _MORE_WITHOUT_BATCHNORM.get(name, _MORE_ELSEWHERE) if more else seeds
+        starts = (*product([True], range(seeds)), *product([False], range(without)))
+        axes = (Axis("lr", trained.lrs), Axis(one.setting, one.strengths[scale]), Axis("batchnorm+seed", starts))
+        base = trained.settings()
+        base = replace(base, training=replace(base.training, **every[name]))
+        title = f"{trained.title}, {one.title}"
+        studies[f"{kind}.{name}"] = Study(title, base, axes, MEASURED_QUANTITIES, scale=scale)
+    return studies
 
 
 SAME_EXCEPT_STRENGTH = ("kind", "lr", "seed")
