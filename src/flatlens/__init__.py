@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from flatlens.bounds import BoundsReport as BoundsReport
     from flatlens.bounds import check_bounds as check_bounds
     from flatlens.comparing import Comparison as Comparison
+    from flatlens.comparing import Forgetting as Forgetting
     from flatlens.comparing import GroupComparison as GroupComparison
     from flatlens.comparing import compare as compare
+    from flatlens.comparing import forgetting as forgetting
     from flatlens.errors import FlatlensError as FlatlensError
     from flatlens.errors import StaleLens as StaleLens
     from flatlens.estimate import Estimate as Estimate
@@ -51,6 +53,7 @@ _HOME = {
     "Cost": "flatlens.forecast",
     "Estimate": "flatlens.estimate",
     "FlatlensError": "flatlens.errors",
+    "Forgetting": "flatlens.comparing",
     "GroupComparison": "flatlens.comparing",
     "InvarianceReport": "flatlens.transforms",
     "Lens": "flatlens.measures",
@@ -65,6 +68,7 @@ _HOME = {
     "check_invariance": "flatlens.transforms",
     "compare": "flatlens.comparing",
     "cost": "flatlens.forecast",
+    "forgetting": "flatlens.comparing",
     "measure": "flatlens.measures",
     "relate": "flatlens.statistics",
 }

@@ -1,8 +1,12 @@
-"""Comparison of networks and of groups of networks: an answer, rankings by each measure, and their agreement."""
+"""Comparison of networks and of groups of networks: an answer, rankings by each measure, and their agreement.
+
+`forgetting` splits the change of one task's loss between two checkpoints of a network.
+"""
 
 from flatlens.comparing.comparison import Comparison, direction
+from flatlens.comparing.expansion import Forgetting, forgetting
 from flatlens.comparing.groups import GroupComparison
 from flatlens.comparing.measuring import compare
 from flatlens.comparing.rankings import Agreement
 
-__all__ = ["Agreement", "Comparison", "GroupComparison", "compare", "direction"]
+__all__ = ["Agreement", "Comparison", "Forgetting", "GroupComparison", "compare", "direction", "forgetting"]

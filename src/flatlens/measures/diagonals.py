@@ -24,7 +24,7 @@ from flatlens.grams import LayerGrams
 from flatlens.grams.data_pass import random_signs
 from flatlens.measures.definition import PERMUTATION, Parts, Run, on_lens, per_sample, require_count, require_one_of
 from flatlens.measures.lens import Lens
-from flatlens.measures.traces import FEW, of_probes, passed, plus
+from flatlens.measures.traces import FEW_DIRECTIONS, of_probes, passed, plus
 from flatlens.progress import PRODUCTS
 
 _PROBES = 16
@@ -163,7 +163,7 @@ def hessian_diagonal(
         operators += [Residual(problem, curved, model=model)] if curved else []
     note = ""
     for operator in operators:
-        draws = None if exact or operator.size <= (FEW if probes is None else probes) else probes or _PROBES
+        draws = None if exact or operator.size <= (FEW_DIRECTIONS if probes is None else probes) else probes or _PROBES
         parts.append(_of_products(operator, draws, run))
         lens.count(operator.products)
         if lens.underflow and not any(bool(own.any()) for own in parts[-1].values.values()):

@@ -93,7 +93,7 @@ def parameter_jacobian_frobenius(g: LayerGrams) -> Tensor:
 
 
 _FIRST = 8  #: probes of the pilot: fewer do not show their own spread
-FEW = 64  #: number of directions up to which all are taken: probes of few directions are far from normal
+FEW_DIRECTIONS = 64  #: number of directions up to which all are taken: probes of few directions are far from normal
 _SURE = 16  #: number of probes that do not all agree by chance: a form that varies takes no value more often than 3/4
 _FEWEST = 4  #: number of probes where their work is limited
 _MOST = 4096  #: largest number of probes
@@ -125,7 +125,7 @@ def sampled(
 
     `draw(m)` returns m rows whose sums are the values; `size` is the number that the values are added to.
     """
-    few = FEW if effort.probes is None else max(_SURE, effort.probes)
+    few = FEW_DIRECTIONS if effort.probes is None else max(_SURE, effort.probes)
     if effort.exact or everything <= few:
         return None
     if effort.probes is not None or effort.rtol is None:
