@@ -12,6 +12,7 @@ from tracked_run import Run, blobs
 
 import flatlens as fl
 from flatlens.tracking import Edge, edge_of
+from flatlens.training import SAM
 
 SETTINGS = [
     {"lr": 0.1},
@@ -108,20 +109,138 @@ def test_beyond_muon_s_edge_its_step_raises_the_risk(share: float, rises: bool) 
 
 
 def test_where_there_is_no_edge() -> None:
-    one, two = ([torch.nn.Parameter(torch.ones(1))] for _ in range(2))
+    one = [torch.nn.Parameter(torch.ones(1))]
     assert math.isnan(edge_of(None).lr)
     assert math.isnan(edge_of(None).value)
     for without in (
-        torch.optim.Adadelta(one, lr=0.1),
         torch.optim.SGD(one, lr=0.1, maximize=True),
         torch.optim.SGD(one, lr=0.1, momentum=1.5),
         torch.optim.RMSprop(one, lr=0.1, momentum=1.2),
         torch.optim.Adam(one, lr=0.1, maximize=True),
-        torch.optim.SGD([{"params": one}, {"params": two, "momentum": 0.5}], lr=0.1),
-        torch.optim.Adam([{"params": one}, {"params": two, "betas": (0.5, 0.9)}], lr=0.1),
+        torch.optim.SGD(one, lr=0.1, momentum=1.0),
+        torch.optim.AdamW(one, lr=0.1, betas=(1 - 1e-16, 0.9)),
+        torch.optim.Adafactor(one, lr=0.1),
+        torch.optim.Rprop(one, lr=0.1),
     ):
-        assert (edge_of(without).lr, math.isnan(edge_of(without).value)) == (0.1, True)
+        found = edge_of(without)
+        assert (found.lr, math.isnan(found.value), bool(found.note)) == (0.1, True, True)
+        assert found.beside("critical_sharpness") == 20
     assert math.isnan(edge_of(torch.optim.SGD(one, lr=0.0)).value)
+
+
+class Lion(torch.optim.Optimizer):
+    """Of any package: it is recognised by its name."""
+
+    def __init__(self, params: object) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+
+class SOAP(Lion):
+    """Of the name of another, without its settings."""
+
+
+class Own(Lion):
+    """A user's own."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Lion, "Lion steps by signs: it has no linear edge of stability"),
+        (SOAP, "SOAP is unknown: it has no 'betas', unlike the SOAP that flatlens knows"),
+        (Own, "Own is unknown: flatlens has no preconditioner for Own, only for ASGD, AdEMAMix, "),
+    ],
+)
+def test_an_edge_that_is_not_there_says_why(kind: type[Lion], why: str) -> None:
+    run = Run()
+    run.optimiser = kind(run.net.parameters())
+    assert edge_of(run.optimiser).note.startswith(why)
+    tracker = fl.Tracker(run.problem, ["sharpness", "preconditioned_sharpness", "loss"], every=1, live=False)
+    tracker.step(0, optimiser=run.optimiser)
+    rows = tracker.history.set_index("measure")
+    assert rows["edge"].isna().all()
+    assert rows["note"]["sharpness"].endswith(edge_of(run.optimiser).note)
+    assert rows["note"]["preconditioned_sharpness"] == edge_of(run.optimiser).note
+    assert why not in rows["note"]["loss"]
+
+
+@pytest.mark.parametrize("beta1", [0.0, 0.5, 0.9, 0.99])
+def test_edges_with_closed_forms(beta1: float) -> None:
+    w, a, b = [torch.nn.Parameter(torch.ones(1))], 0.01, beta1
+    for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RAdam, torch.optim.Adamax):
+        assert edge_of(kind(w, lr=a, betas=(b, 0.999))).value == pytest.approx(2 * (1 + b) / ((1 - b) * a), rel=1e-12)
+    nadam = torch.optim.NAdam(w, lr=a, betas=(b, 0.999))
+    nadam.state[w[0]] = {"step": torch.tensor(1e9), "mu_product": torch.tensor(0.0)}  # of a long training
+    assert edge_of(nadam).value == pytest.approx(2 * (1 + b) / ((1 - b) * (1 + 2 * b) * a), rel=1e-12)
+    nadam.state[w[0]] = {"step": torch.tensor(1.0), "mu_product": torch.tensor(0.3 * b)}
+    early = edge_of(nadam).value
+    assert (early == pytest.approx(2 * (1 + b) / ((1 - b) * (1 + 2 * b) * a), rel=0.01)) == (b == 0)
+    settings = {"k": 10, "r": 0.0, "lr_max": a, "weight_lr_power": 2.0, "weight_decay": 0.0, "momentum": b}
+    free = FrozenSteps(w, {"lr": a, "weight_sum": 1e9 * a**2, **settings})  # the averaging weight is 1e-9
+    assert edge_of(free).value == pytest.approx(2 / ((1 - b) * a), rel=1e-6)
+
+
+FrozenSteps = type("SGDScheduleFree", (torch.optim.Optimizer,), {"step": lambda self: None})
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("rho", [0.01, 1.0])
+def test_sam_grows_beyond_its_own_edge_alone(momentum: float, rho: float) -> None:
+    """SAM of flatlens.training before the steps of torch's SGD, on 0.5 h x^2; the gradient's norm is frozen."""
+    norm = 0.2
+    sam = Sharpened([torch.nn.Parameter(torch.ones(1))], rho, torch.optim.SGD, lr=0.1, momentum=momentum)
+    assert math.isnan(edge_of(sam).value)
+    assert "gradient_norm" in edge_of(sam).note
+    edge = edge_of(sam, gradient_norm=norm)
+    plain = edge_of(sam.base_optimizer).value
+    assert edge.value < plain
+    assert edge.value * (1 + rho * edge.value / norm) == pytest.approx(plain)
+    if not momentum:  # Long and Bartlett 2024
+        closed = norm / (2 * rho) * (math.sqrt(1 + 8 * rho / (0.1 * norm)) - 1)
+        assert edge.value == pytest.approx(closed)
+    for share, grows in ((0.999, False), (1.001, True)):
+        x = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+        optimiser = torch.optim.SGD([x], lr=0.1, momentum=momentum)
+        lengths = []
+        for _ in range(400):
+            g = share * edge.value * x.detach()
+            (eps,) = SAM(rho * float(g.abs()) / norm).move([x], [g])
+            x.grad = share * edge.value * (x.detach() + eps)
+            optimiser.step()
+            lengths.append(float(x.detach().abs()))
+        assert (lengths[-1] > lengths[200]) == grows
+
+
+class Sharpened(torch.optim.Optimizer):
+    """The interface of the implementations of SAM that people use."""
+
+    def __init__(self, params: object, rho: float, base: type[torch.optim.Optimizer], **settings: float) -> None:
+        super().__init__(params, {"rho": rho, "adaptive": False, **settings})
+        self.base_optimizer = base(self.param_groups, **settings)
+        self.param_groups = self.base_optimizer.param_groups
+
+
+Sharpened.__name__ = "SAM"
+
+
+def test_a_tracker_knows_the_edge_of_sam_at_the_gradient_of_each_step() -> None:
+    run = Run()
+    run.optimiser = Sharpened(run.net.parameters(), 0.05, torch.optim.SGD, lr=0.1)
+    tracker = fl.Tracker(run.problem, ["sharpness", "preconditioned_sharpness"], every=1, live=False)
+    tracker.step(0, optimiser=run.optimiser)
+    run.net.zero_grad()
+    torch.nn.functional.cross_entropy(run.net.eval()(run.x), run.y).backward()
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in run.net.parameters()))
+    rows = tracker.history.set_index("measure")
+    expected = edge_of(run.optimiser, gradient_norm=norm).value
+    assert 0 < expected < 20
+    assert rows["edge"].to_list() == pytest.approx([expected] * 2, rel=1e-5)
+    assert rows["value"]["preconditioned_sharpness"] == pytest.approx(rows["value"]["sharpness"], rel=0.01)
+    adaptive = Sharpened(run.net.parameters(), 0.05, torch.optim.Adam, lr=0.1)
+    assert "preconditioner is unknown" in edge_of(adaptive, gradient_norm=norm).note
+    head = Sharpened(list(run.net.parameters())[-1:], 0.05, torch.optim.SGD, lr=0.1)
+    tracker.step(1, optimiser=head)
+    assert tracker.history["edge"].iloc[-2:].isna().all()
 
 
 def test_a_tracker_hands_its_measures_the_optimiser_and_each_row_its_own_edge() -> None:
@@ -223,4 +342,4 @@ def test_a_decay_that_makes_the_steps_grow() -> None:
         p.grad = torch.zeros_like(p)
     adamw.step()
     found = fl.measure(fl.Lens(run.problem, optimiser=adamw), "preconditioned_sharpness")["preconditioned_sharpness"]
-    assert "its weight decay alone makes the steps grow" in found.note
+    assert found.note == "AdamW: its steps grow at any curvature; reduce its weight decay or momentum"

@@ -1,8 +1,8 @@
 """The Hessian as an optimiser meets it: P^-1/2 (H + D) P^-1/2, and the largest curvature over a ball of Muon.
 
-A step with a frozen state is theta <- theta - lr P^-1 m, where P is diagonal and m is built from gradients: its own
-for SGD, the root of the mean square of gradients for Adam, RMSprop and Adagrad. D is the weight decay that the
-optimiser adds to the gradient.
+A step with a frozen state (`frozen_steps`) is theta <- theta - lr P^-1 m, where m is built from gradients and P is the
+identity for SGD, the root of the mean square of gradients for Adam, RMSprop and Adagrad; for SOAP along axes of its
+own. D is the weight decay that the optimiser adds to the gradient.
 
 Muon moves each matrix W by lr s U V^T, where U S V^T is a mean of its gradients and s depends on the shape of W.
 These steps are the corners of the ball ||D_l||_2 <= s_l, and the dual norm of the gradient is sum_l s_l ||G_l||_*.
@@ -14,13 +14,14 @@ operates at the edge of stability).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from flatlens.curvature.frozen_steps import FrozenStep, frozen_step, steps_taken
 from flatlens.curvature.operators import Operator, VectorProduct
 from flatlens.curvature.space import dot
 from flatlens.errors import BadInput
@@ -29,20 +30,23 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import size
 from flatlens.progress import SEARCH, expected_of_search
 
-_State = Mapping[str, Any]
-
 
 @dataclass(frozen=True, eq=False)
 class Preconditioner:
-    """The diagonal P of an optimiser in units of its leading learning rate, by the names of the parameters it moves."""
+    """The matrix P of an optimiser in units of its leading learning rate, by the names of the parameters it moves.
 
-    divisor: Mapping[str, Tensor]  #: P, float64, in the shapes of the parameters
-    decay: Mapping[str, float]  #: weight decay that is added to the gradient
+    It is diagonal, for SOAP and Shampoo along orthonormal axes in each dimension of a parameter.
+    """
+
+    divisor: dict[str, Tensor]  #: the diagonal of P, float64, in the shapes of the parameters
+    decay: dict[str, float]  #: weight decay that is added to the gradient
+    axes: dict[str, Sequence[Tensor | None]] = field(default_factory=dict)  #: by dimension, columns; None: its own
 
 
 def plain_optimiser(optimiser: object, call: str) -> torch.optim.Optimizer | None:
     """Return an optimiser without the wrapping of accelerate, or None; refuse anything else. `call` is the user's."""
-    inner = getattr(optimiser, "optimizer", optimiser)
+    wraps = type(optimiser).__name__ == "AcceleratedOptimizer" or not isinstance(optimiser, torch.optim.Optimizer)
+    inner = getattr(optimiser, "optimizer", optimiser) if wraps else optimiser
     if not isinstance(inner, torch.optim.Optimizer | None):
         raise BadInput(f"{call}(optimiser=...): expected a torch.optim.Optimizer, got {type(optimiser).__name__}")
     return inner
@@ -61,97 +65,89 @@ def rate_of_a_step(optimiser: torch.optim.Optimizer) -> float:
     return rate
 
 
-def uniform_groups(optimiser: torch.optim.Optimizer) -> bool:
-    """Return whether all groups have the same learning rate and weight decay."""
-    return len({(float(group["lr"]), float(group["weight_decay"])) for group in optimiser.param_groups}) == 1
+def without_ascent(optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimiser inside a sharpness-aware one, which makes its steps; others as they are."""
+    base = getattr(optimiser, "base_optimizer", None) if type(optimiser).__name__ == "SAM" else None
+    return base if isinstance(base, torch.optim.Optimizer) else optimiser
+
+
+def leading_step(optimiser: torch.optim.Optimizer, **settings: float) -> FrozenStep:
+    """Return the frozen step of the group with the largest learning rate, with some settings changed.
+
+    Raises:
+        BadInput: its step is not linear or not known, or it maximises.
+    """
+    group = max(optimiser.param_groups, key=lambda group: float(group["lr"]))
+    return _first_step(optimiser, {**group, **settings})
+
+
+def _first_step(optimiser: torch.optim.Optimizer, group: Mapping[str, Any]) -> FrozenStep:
+    """Return the frozen step of the first parameter of a group that has a state."""
+    states = (optimiser.state.get(p) for p in group["params"])
+    return frozen_step(optimiser, group, next(filter(None, states), {}))
+
+
+def is_plain(optimiser: torch.optim.Optimizer) -> bool:
+    """Return whether all weights take the same step, along the gradient itself."""
+    lead = leading_step(optimiser)
+    steps = (_first_step(optimiser, group) for group in optimiser.param_groups)
+    return lead.divisor is None and all(step.same_as(lead) for step in steps)
 
 
 def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Preconditioner:
-    """Return P of SGD, Adam, AdamW, RMSprop or Adagrad, from the state that its last step left.
+    """Return P of an optimiser whose step is linear (`frozen_steps`), from the state that its last step left.
 
     P is the divisor of the gradient in a step, for Adam with both corrections of its bias: (1 - beta1^t) (sqrt(v / (1 -
-    beta2^t)) + eps) (Cohen et al. 2022, Adaptive gradient methods at the edge of stability). A group with a learning
-    rate of its own, lr_g, gets P lr / lr_g with lr the largest one. Weight decay w that AdamW applies to the weights
-    themselves makes it P (1 - lr_g w / 2): with that, the steps grow where lambda_max(P^-1/2 H P^-1/2) exceeds the edge
-    without decay. Weight decay that is added to the gradient is in `decay`; for SGD whose groups are alike it is left
-    out, because there it only shifts the edge.
+    beta2^t)) + eps) (Cohen et al. 2022, Adaptive gradient methods at the edge of stability). Weights whose steps have
+    another edge than those of the leading learning rate have P times their edge over that one: a group with a learning
+    rate of its own, lr_g, gets P lr / lr_g. So it is with weight decay w that AdamW applies to the weights themselves,
+    P (1 - lr_g w / 2): the leading edge is without it. With that, the steps grow where lambda_max(P^-1/2 H P^-1/2)
+    exceeds the leading edge. Weight decay that is added to the gradient is in `decay`; for SGD whose groups are alike
+    it is left out, because there it only shifts the edge.
 
     Parameters that the optimiser does not move (not its own, learning rate 0, never a gradient) are left out.
 
     Raises:
         BadInput: another optimiser, one that maximises or holds none of the network's parameters, or one that has not
-            made a step yet, or whose learning rates are 0, or whose decay alone makes its steps grow.
+            made a step yet, or whose learning rates are 0, or whose steps grow at any curvature.
 
     >>> net = nn.Linear(2, 1, bias=False)
     >>> sgd = torch.optim.SGD([{"params": net.parameters(), "lr": 0.1}])
     >>> preconditioner_of(sgd, net).divisor["weight"]
     tensor([[1., 1.]], dtype=torch.float64)
     """
-    kind = type(optimiser)
-    if kind not in _DIVISORS:
-        known = ", ".join(one.__name__ for one in _DIVISORS)
-        raise BadInput(f"flatlens has no preconditioner for {kind.__name__}, only for {known}")
-    if any(group.get("maximize") for group in optimiser.param_groups):
-        raise BadInput(f"{kind.__name__}(maximize=True) maximises the loss, so it has no edge of stability")
-    names = {id(p): name for name, p in model.named_parameters()}
-    rate = rate_of_a_step(optimiser)
-    divisor: dict[str, Tensor] = {}
-    decay: dict[str, float] = {}
+    optimiser = without_ascent(optimiser)
+    kind, names = type(optimiser).__name__, {id(p): name for name, p in model.named_parameters()}
+    rate_of_a_step(optimiser)
+    plain = is_plain(optimiser)
+    edge = leading_step(optimiser, **({} if plain else {"weight_decay": 0.0})).edge
+    found = Preconditioner({}, {}, {})
     held = False
     for group in optimiser.param_groups:
-        own, after = float(group["lr"]), kind is torch.optim.AdamW or group.get("decoupled_weight_decay", False)
         for p in group["params"]:
             held |= id(p) in names
             state = optimiser.state.get(p, {})
-            stepped = kind is torch.optim.SGD or (state and float(state["step"]) > 0)  # Adagrad's begins at 0
-            if id(p) not in names or own == 0 or not stepped:
+            step = frozen_step(optimiser, group, state)
+            stepped = step.divisor is None or (state and steps_taken(group, state) > 0)  # Adagrad has a state at 0
+            if id(p) not in names or float(group["lr"]) == 0 or not stepped:
                 continue
-            P = _DIVISORS[kind](group, state, p) * (rate / own)
-            weight_decay = float(group["weight_decay"])
-            if after and own * weight_decay >= 2:
-                raise BadInput(f"{kind.__name__}: its weight decay alone makes the steps grow, as lr x decay is over 2")
-            divisor[names[id(p)]] = P * (1 - own * weight_decay / 2) if after else P
-            decay[names[id(p)]] = 0.0 if after else weight_decay
+            if not (own := step.edge) > 0:
+                raise BadInput(f"{kind}: its steps grow at any curvature; reduce its weight decay or momentum")
+            name, P = names[id(p)], torch.ones_like(p, dtype=torch.float64, requires_grad=False)
+            found.divisor[name] = (P if step.divisor is None else step.divisor().reshape(p.shape)) * (own / edge)
+            found.decay[name] = 0.0 if plain else step.decay
+            if step.axes is not None and any(Q is not None for Q in step.axes()):
+                found.axes[name] = step.axes()
     if not held:
-        raise BadInput(f"the {kind.__name__} holds none of the network's parameters: give the optimiser that trains it")
-    if not divisor:
-        raise BadInput(f"{kind.__name__} has not stepped yet, so it has no preconditioner")
-    if kind is torch.optim.SGD and uniform_groups(optimiser):
-        decay = dict.fromkeys(decay, 0.0)
-    return Preconditioner(divisor, decay)
-
-
-def _adam(group: _State, state: _State, p: Tensor) -> Tensor:
-    (beta1, beta2), t = map(float, group["betas"]), float(state["step"])
-    v: Tensor = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"].to(torch.float64)
-    of_mean, of_square = 1 - math.pow(beta1, t), 1 - math.pow(beta2, t)
-    return of_mean * ((v / of_square).sqrt() + float(group["eps"]))
-
-
-def _rmsprop(group: _State, state: _State, p: Tensor) -> Tensor:
-    v: Tensor = state["square_avg"].to(torch.float64)
-    if group["centered"]:
-        v = v - state["grad_avg"].to(torch.float64).square()
-    return v.clamp(min=0).sqrt() + float(group["eps"])
-
-
-def _adagrad(group: _State, state: _State, p: Tensor) -> Tensor:
-    v: Tensor = state["sum"].to(torch.float64)
-    return (v.sqrt() + float(group["eps"])) * (1 + float(state["step"]) * float(group["lr_decay"]))
-
-
-_DIVISORS: dict[type, Callable[[_State, _State, Tensor], Tensor]] = {
-    torch.optim.SGD: lambda group, state, p: torch.ones_like(p, dtype=torch.float64, requires_grad=False),
-    torch.optim.Adam: _adam,
-    torch.optim.AdamW: _adam,
-    torch.optim.RMSprop: _rmsprop,
-    torch.optim.Adagrad: _adagrad,
-}
+        raise BadInput(f"the {kind} holds none of the network's parameters: give the optimiser that trains it")
+    if not found.divisor:
+        raise BadInput(f"{kind} has not stepped yet, so it has no preconditioner")
+    return found
 
 
 @final
 class PreconditionedHessian(Operator):
-    """P^-1/2 (H + D) P^-1/2 over the parameters that the preconditioner names.
+    """P^-1/2 (H + D) P^-1/2 over the parameters that the preconditioner names, in the axes of P.
 
     >>> net = nn.Linear(2, 1, bias=False)
     >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
@@ -168,6 +164,7 @@ class PreconditionedHessian(Operator):
         self._root = self.space.flat({name: preconditioner.divisor[name].rsqrt() for name in names})
         shift = {name: preconditioner.decay[name] / preconditioner.divisor[name] for name in names}
         self._shift = self.space.flat(shift)
+        self._axes = {name: preconditioner.axes[name] for name in names if name in preconditioner.axes}
 
     def _open(self, batch: Batch, number: int) -> VectorProduct:
         f, y = self.problem.run_chunk(self.model, batch, number)
@@ -175,9 +172,21 @@ class PreconditionedHessian(Operator):
         times, share = self._second_derivative(risk, batch), size(batch) / self.problem.n
 
         def product(v: Tensor) -> Tensor:
-            return self._root * times(self._root * v) + share * self._shift * v
+            return self._root * self._turned(times(self._turned(self._root * v)), back=True) + share * self._shift * v
 
         return product
+
+    def _turned(self, v: Tensor, back: bool = False) -> Tensor:
+        """Return a vector along the preconditioner's axes in the weights' own, or back."""
+        if not self._axes:
+            return v
+        parts = self.space.named(v)
+        for name, axes in self._axes.items():
+            for k, Q in enumerate(axes):
+                if Q is not None:
+                    turn = (Q.T if back else Q).to(v)
+                    parts[name] = torch.tensordot(turn, parts[name], dims=([1], [k])).movedim(0, k)
+        return self.space.flat(parts)
 
 
 _SETTLED = 1e-4  #: relative rise at which a climb ends

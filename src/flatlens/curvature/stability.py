@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from flatlens.curvature.optimiser_geometry import leading_rate, uniform_groups
+from flatlens.curvature.frozen_steps import name_of
+from flatlens.curvature.optimiser_geometry import is_plain, leading_rate, leading_step, without_ascent
+from flatlens.errors import BadInput
 
 WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness", "batch_sharpness")
 """The measures that are compared with an edge."""
@@ -16,7 +19,7 @@ WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness", "bat
 
 @dataclass(frozen=True)
 class Edge:
-    """A learning rate and its edge of stability; NaN where there is none, or more than one.
+    """A learning rate and its edge of stability; NaN where there is none, with the reason in `note`.
 
     >>> Edge(lr=0.1, value=20.0, formula="2 / lr").value
     20.0
@@ -24,9 +27,10 @@ class Edge:
 
     lr: float = math.nan  #: the largest one, if groups of parameters have their own
     value: float = math.nan  #: the edge, in the unit of the measure `of`
-    formula: str = ""
+    formula: str = ""  #: where there is a short one
     of: str = "sharpness"  #: or "preconditioned_sharpness"; where it is the sharpness, the two are the same
     batches: float = math.nan  #: the edge of `batch_sharpness`; NaN where it is a range, or not known
+    note: str = ""  #: why there is none
 
     def beside(self, measure: str) -> float:
         """Return the edge that belongs beside a measure; NaN beside a sharpness that has none.
@@ -41,27 +45,34 @@ class Edge:
         return math.nan if measure == "sharpness" != self.of else self.value
 
 
-def edge_of(optimiser: torch.optim.Optimizer | None) -> Edge:
-    r"""Return the largest curvature h of the loss at which an optimiser of torch still converges on a quadratic.
+def edge_of(optimiser: torch.optim.Optimizer | None, *, gradient_norm: float = math.nan) -> Edge:
+    r"""Return the largest curvature h of the loss at which an optimiser still converges on a quadratic.
 
-    Let the learning rate of SGD be a, the momentum b, the dampening t and the weight decay w. A step on 0.5 (h + w) x^2
-    is linear in x and the velocity. Its matrix has the determinant b and the trace 1 + b - a (1 - t) (h + w); with
-    Nesterov's rule the determinant b (1 - a (h + w)) and the trace 1 + b - a (1 + b) (h + w). Its eigenvalues stay
-    inside the unit circle while 1 + trace + determinant > 0:
+    Its adaptive state (second moments, step counters) is frozen: then a step is a linear map of the weights and
+    buffers, and the edge is the least h at which its spectral radius exceeds 1 (`frozen_steps` has the map of each
+    optimiser). For SGD with learning rate a, momentum b, dampening t and weight decay w
 
         h < 2 (1 + b) / (a (1 - t)) - w,    Nesterov:  h < 2 (1 + b) / (a (1 + 2 b)) - w
 
     (Cohen et al. 2021, Gradient descent on neural networks typically occurs at the edge of stability, Appendix B).
 
-    Adam, AdamW, RMSprop and Adagrad, and SGD whose groups have learning rates or weight decays of their own, divide the
-    gradient by a diagonal matrix P. While P changes slowly, the same holds for the measure `preconditioned_sharpness`,
-    which contains P and all decay, at the largest learning rate a. Adam's mean of gradients, with beta1 = b, makes it
+    Adaptive optimisers, and SGD whose groups have settings of their own, divide the gradient by a matrix P. While P
+    changes slowly, the same holds for the measure `preconditioned_sharpness`, which contains P and all decay, at the
+    largest learning rate a. For Adam with beta1 = b it is
 
         h < 2 (1 + b) / (a (1 - b)),    38 / a for b = 0.9
 
     (Cohen et al. 2022, Adaptive gradient methods at the edge of stability). For Muon it is 2 / a, without its momentum.
-    There is no such number for other optimisers, for a momentum of 1 or more, or if groups differ in more than these
-    two.
+
+    SAM with radius r on SGD with the edge E needs the norm of the gradient g, which is frozen, too. Its step follows
+    the gradient at x + r g / ||g||, which is h (1 + r h / ||g||) x, so that
+
+        h < (||g|| / 2r) (sqrt(1 + 4 r E / ||g||) - 1)
+
+    (Long and Bartlett 2024, Sharpness-aware minimization and the edge of stability, for E = 2 / a).
+
+    Where the step is not linear (Lion, Adafactor) or not known, the value is NaN and `note` says why. For all,
+    `beside("critical_sharpness")` is 2 / a, above which the next step raises the loss.
 
     >>> w = [torch.nn.Parameter(torch.zeros(1))]
     >>> edge_of(torch.optim.SGD(w, lr=0.05)).value, round(edge_of(torch.optim.Adam(w, lr=0.05)).value, 9)
@@ -69,24 +80,39 @@ def edge_of(optimiser: torch.optim.Optimizer | None) -> Edge:
     """
     if optimiser is None:
         return Edge()
-    lr, kind = leading_rate(optimiser), type(optimiser)
-    groups = optimiser.param_groups
-    # the settings that all groups must share
-    settings = {
-        tuple(float(group["betas"][0] if name == "betas" else group[name]) for name in _SHARED.get(kind, ()))
-        for group in groups
-    }
-    climbs = any(group.get("maximize") for group in groups)
-    if kind not in _SHARED or len(settings) != 1 or not 0 < lr < math.inf or climbs:
-        return Edge(lr)
-    (setting,) = settings
-    value, formula = _threshold(dict(zip(_SHARED[kind], setting, strict=True)))
-    if kind is not torch.optim.SGD or not uniform_groups(optimiser):
-        return Edge(lr, value / lr, formula, "preconditioned_sharpness")
-    decay = float(groups[0]["weight_decay"])
-    value = value / lr - decay
-    batches = math.nan if groups[0]["momentum"] else value
-    return Edge(lr, value, f"{formula} - weight decay" if decay else formula, batches=batches)
+    lr, base = leading_rate(optimiser), without_ascent(optimiser)
+    if not 0 < lr < math.inf:
+        return Edge(lr, note=f"the learning rate is {lr:g}")
+    if base is not optimiser:
+        return _with_ascent(edge_of(base), optimiser.param_groups, gradient_norm)
+    if name_of(base) == "torch.Muon":
+        return Edge(lr, 2 / lr, "2/lr", "preconditioned_sharpness")
+    try:
+        plain = is_plain(base)
+        step = leading_step(base, **({} if plain else {"weight_decay": 0.0}))
+    except BadInput as error:
+        return Edge(lr, note=str(error))
+    value = step.edge
+    if not value > 0:
+        return Edge(lr, note="its steps grow at any curvature, or it makes none")
+    if not plain:
+        return Edge(lr, value, step.formula, "preconditioned_sharpness")
+    value, formula = value - step.decay, f"{step.formula} - weight decay" if step.decay else step.formula
+    return Edge(lr, value, formula, batches=value if step.formula == "2/lr" else math.nan)
+
+
+def _with_ascent(edge: Edge, groups: Sequence[Mapping[str, Any]], gradient_norm: float) -> Edge:
+    """Return the edge of SAM over an optimiser with an edge."""
+    radii = {(float(group.get("rho", math.nan)), bool(group.get("adaptive"))) for group in groups}
+    (rho, adaptive), *others = radii
+    if edge.of != "sharpness" or not edge.value > 0:
+        return Edge(edge.lr, note=edge.note or "the edge of SAM over an optimiser with a preconditioner is unknown")
+    if adaptive or others or not rho > 0:
+        return Edge(edge.lr, note="the edge of SAM is known for one radius above 0, and not for its adaptive form")
+    if not gradient_norm > 0:
+        return Edge(edge.lr, note="the edge of SAM depends on the gradient: edge_of(optimiser, gradient_norm=...)")
+    reach = gradient_norm / (2 * rho)
+    return Edge(edge.lr, reach * (math.sqrt(1 + 2 * edge.value / reach) - 1))
 
 
 def edge_of_batches(optimiser: torch.optim.Optimizer) -> tuple[float, float]:
@@ -105,30 +131,3 @@ def edge_of_batches(optimiser: torch.optim.Optimizer) -> tuple[float, float]:
     if not heavy_ball or edge.of != "sharpness":
         return math.nan, math.nan
     return edge.value - 4 * float(group["momentum"]) / edge.lr, edge.value
-
-
-_SHARED: dict[type, tuple[str, ...]] = {
-    torch.optim.SGD: ("momentum", "dampening", "nesterov"),
-    torch.optim.Adam: ("betas",),
-    torch.optim.AdamW: ("betas",),
-    torch.optim.RMSprop: ("momentum",),
-    torch.optim.Adagrad: (),
-    **({torch.optim.Muon: ()} if hasattr(torch.optim, "Muon") else {}),
-}
-"""The settings on which an edge depends, and which all groups must share, by kind of optimiser."""
-
-
-def _threshold(of: Mapping[str, float]) -> tuple[float, str]:
-    """Return the edge times the learning rate, and its formula."""
-    if beta1 := of.get("betas", 0.0):
-        return 2 * (1 + beta1) / (1 - beta1), "2(1+beta1)/((1-beta1)lr)"
-    momentum = of.get("momentum", 0.0)
-    if momentum >= 1:  # the velocity alone grows
-        return math.nan, ""
-    dampening = of.get("dampening", 0.0) if momentum else 0.0  # torch never applies it without momentum
-    value = 2 * (1 + momentum) / (1 - dampening) if dampening < 1 else math.nan
-    if of.get("nesterov"):
-        return value / (1 + 2 * momentum), "2(1+momentum)/(lr(1+2momentum))"
-    if not momentum:
-        return value, "2/lr"
-    return value, "2(1+momentum)/lr" if not dampening else "2(1+momentum)/(lr(1-dampening))"

@@ -92,6 +92,8 @@ def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Est
         if muon:
             return _over_matrices(lens, run, lens.optimiser)
         P = preconditioner_of(lens.optimiser, lens.problem.model)
+        if lens.problem.sharded and P.axes:
+            return undefined("the preconditioner needs whole matrices: these are spread over processes")
         if lens.problem.sharded:
             return sharded_top(lens, run, "preconditioned_sharpness", rtol, P=P)
         operator = PreconditionedHessian(lens.problem, P, model=lens.model)

@@ -354,6 +354,9 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         held = (p.grad for group in optimiser.param_groups for p in group["params"])
         without: dict[int, Any] = {id(grad): None for grad in held if grad is not None}  # gradients are not copied
         twin = copy.deepcopy(optimiser, without)
+        for key, value in vars(optimiser).items():  # torch copies groups and state, and no setting of a subclass
+            if value is None or isinstance(value, bool | int | float | str):
+                vars(twin).setdefault(key, value)
         for group, own in zip(twin.param_groups, optimiser.param_groups, strict=True):
             group["lr"] = group["lr"] * scale
             for p, original in zip(group["params"], own["params"], strict=True):

@@ -94,7 +94,7 @@ def as_line(moment: Moment) -> str:
         edge = moment.edge.beside(column.name)
         if column.name in WITH_EDGE and edge > 0:
             formula = "2/lr" if column.name == "critical_sharpness" else moment.edge.formula
-            label = formula if len(formula) <= len("2(1+momentum)/lr") else "edge"
+            label = formula if 0 < len(formula) <= len("2(1+momentum)/lr") else "edge"
             told += f", {label} = {edge:.3g} ({estimate.value / edge:.0%})"
         said.append(told)
     return f"step {moment.step}: {'; '.join(said)}"

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from flatlens.curvature.krylov import Remembered
-from flatlens.curvature.optimiser_geometry import plain_optimiser
+from flatlens.curvature.optimiser_geometry import plain_optimiser, without_ascent
+from flatlens.curvature.space import inner
 from flatlens.curvature.stability import Edge, edge_of
 from flatlens.deprecated_names import present_measure, renamed
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
@@ -258,7 +259,9 @@ class Tracker:
         start = time.perf_counter()
         try:
             with isolated(self.problem.model):
-                report = self._measure(step, optimiser)
+                report, lens = self._measure(step, optimiser)
+                if optimiser is not None and without_ascent(optimiser) is not optimiser and lens is not None:
+                    edge = self._edge(optimiser, _norm_of_gradient(lens))
         except BaseException:  # an interrupted step has not been measured
             self._latest = before
             raise
@@ -271,20 +274,19 @@ class Tracker:
                 tell(moment)
         return report
 
-    def _edge(self, optimiser: torch.optim.Optimizer | None) -> Edge:
+    def _edge(self, optimiser: torch.optim.Optimizer | None, gradient_norm: float = math.nan) -> Edge:
         """Return the optimiser's edge; beside the sharpness only if it trains just the measured parameters."""
-        edge = edge_of(optimiser)
         if optimiser is None:
-            return edge
+            return Edge()
         trained = {id(p) for group in optimiser.param_groups for p in group["params"] if p.requires_grad}
         with suppress(BadModel):  # one that is measured by name has another name now: the rows say so
             names = self.problem.present().parameters
             if trained == {id(p) for name, p in self.problem.model.named_parameters() if name in names}:
-                return edge
-        return replace(edge, of="preconditioned_sharpness")
+                return edge_of(optimiser, gradient_norm=gradient_norm)
+        return replace(edge_of(optimiser), of="preconditioned_sharpness")
 
-    def _measure(self, step: int, optimiser: torch.optim.Optimizer | None) -> Report:
-        """Return the report of a step that is due; what cannot be measured is undefined, with the reason."""
+    def _measure(self, step: int, optimiser: torch.optim.Optimizer | None) -> tuple[Report, Lens | None]:
+        """Return the report of a step that is due, and its lens; what cannot be measured says why."""
         moments, seen = self._rounding
         lens = None
         try:
@@ -299,12 +301,12 @@ class Tracker:
         except _UNMEASURABLE as error:
             report = Report({(m.key, None): undefined(one_line(error)) for m in self._measures}, {})
             if lens is None:
-                return report
+                return report, None
         self._warm = lens.remembered
         self._rounding = [moments + 1, vars(lens).get("rounding", seen)]
         lost = any(e.kind == "undefined" for e in report.values())
         doubt = "training diverged? " if lost and not _finite_outputs(lens) else ""
-        return Report({key: _undefined(e, doubt) for key, e in report.items()}, report.about)
+        return Report({key: _undefined(e, doubt) for key, e in report.items()}, report.about), lens
 
     def _generator(self, step: int) -> torch.Generator:
         """Return the generator of one measurement: a resumed run draws the same numbers."""
@@ -410,6 +412,14 @@ def _name_of(log: object) -> str:
 _LOOKS = 8  #: moments for one comparison with the network in float64, which may take as long as a quick measure
 _UNMEASURABLE = BadModel, BadLoss, BadData, ArithmeticError
 """What a network in training may come to, and what its own code, loss or data may raise."""
+
+
+def _norm_of_gradient(lens: Lens) -> float:
+    """Return the norm of the gradient of the measured risk; NaN if it cannot be measured."""
+    try:
+        return math.sqrt(inner(lens.gradient, lens.gradient))
+    except _UNMEASURABLE:
+        return math.nan
 
 
 def _finite_outputs(lens: Lens) -> bool:

@@ -1,0 +1,353 @@
+"""The step of each optimiser while its adaptive state is frozen: a linear map of a weight and its buffers.
+
+Second moments, preconditioners, step counters and averaging weights stay as the last step left them. In units of the
+matrix P that divides the gradient, a step on 0.5 h x^2 then takes s = (x, buffers) to
+
+    s' = (A - h u e1^T) s,    A: the step without a gradient,    u: what a unit of gradient moves.
+
+Each optimiser states A and u. The edge is the least h at which the spectral radius of this matrix exceeds 1. Where it
+does so at the eigenvalue -1, as in every optimiser here, (I + A) s = h u x gives h = 1 / (e1^T (I + A)^-1 u).
+
+Groups may differ. With an edge E_i for each weight, the eigenvalue -1 appears where H x = E x with E = diag(E_i P_i):
+where the largest eigenvalue of E^-1/2 H E^-1/2 is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from flatlens.errors import BadInput
+
+_State = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenStep:
+    """A step with a frozen state. `divisor` and `axes` read the state only when called.
+
+    >>> heavy_ball = FrozenStep([[1.0, -0.1 * 0.9], [0.0, 0.9]], [0.1, -1.0])
+    >>> round(heavy_ball.edge, 9), heavy_ball.radius(39.0) > 1
+    (38.0, True)
+    """
+
+    A: ArrayLike  #: (k, k)
+    u: ArrayLike  #: (k,), learning rate included
+    divisor: Callable[[], Tensor] | None = None  #: P, float64, along `axes`; None for 1
+    decay: float = 0.0  #: weight decay that is added to the gradient before P divides it
+    formula: str = ""  #: of the edge, if there is a short one
+    axes: Callable[[], Sequence[Tensor | None]] | None = None  #: orthonormal axes of P in each dimension; None: its own
+
+    def radius(self, h: float) -> float:
+        """Return the spectral radius at a curvature h."""
+        M = np.array(self.A, dtype=float)
+        M[:, 0] -= h * np.asarray(self.u)
+        return float(np.abs(np.linalg.eigvals(M)).max())
+
+    @property
+    def edge(self) -> float:
+        """The least curvature at which steps grow; NaN if they grow at any, or make no step."""
+        A, u = np.array(self.A, dtype=float), np.asarray(self.u, dtype=float)
+        still = np.eye(len(u)) + A
+        slope = float(np.linalg.solve(still, u)[0]) if np.linalg.det(still) else math.nan  # 1 / h at the eigenvalue -1
+        if not slope > 0 or self.radius(1e-3 / slope) > 1 - 1e-12:
+            return math.nan
+        low, high = 0.0, 1 / slope
+        while self.radius((1 - 1e-6) / slope) > 1 and high - low > 1e-9 * high:  # another eigenvalue grows before
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.radius(middle) > 1 else (middle, high)
+        return high
+
+    def same_as(self, other: FrozenStep) -> bool:
+        """Return whether both are the same linear map."""
+        return bool(np.array_equal(self.A, other.A) and np.array_equal(self.u, other.u) and self.decay == other.decay)
+
+
+def frozen_step(optimiser: torch.optim.Optimizer, group: _State, state: _State) -> FrozenStep:
+    """Return the step of the weights of one group, one parameter's state given; empty before the first step.
+
+    Raises:
+        BadInput: the optimiser maximises, its step is not linear, or it is not known.
+    """
+    name, kind = name_of(optimiser), type(optimiser).__name__
+    if group.get("maximize") or getattr(optimiser, "maximize", False):
+        raise BadInput(f"{kind}(maximize=True) maximises the loss, so it has no edge of stability")
+    if name in NOT_LINEAR:
+        raise BadInput(f"{kind} {NOT_LINEAR[name]}: it has no linear edge of stability, and no preconditioner")
+    if name not in _STEPS:
+        known = ", ".join(sorted({one.removeprefix("torch.") for one in _STEPS}))
+        raise BadInput(f"{kind} is unknown: flatlens has no preconditioner for {kind}, only for {known}")
+    if used := [option for option in _OPTIONS if group.get(option)]:
+        raise BadInput(f"{kind}({used[0]}={group[used[0]]}) is unknown: flatlens has no preconditioner for this option")
+    try:
+        return _STEPS[name](group, state)
+    except KeyError as missing:
+        raise BadInput(f"{kind} is unknown: it has no {missing}, unlike the {kind} that flatlens knows") from missing
+
+
+def name_of(optimiser: torch.optim.Optimizer) -> str:
+    """Return the name of an optimiser's class, with "torch." before it if it is one of torch's own."""
+    kind = type(optimiser)
+    return f"torch.{kind.__name__}" if getattr(torch.optim, kind.__name__, None) is kind else kind.__name__
+
+
+def steps_taken(group: _State, state: _State) -> float:
+    """Return the number of steps that shaped a parameter's state."""
+    if "Q" in state and "step" not in state:  # the first call of pytorch_optimizer's SOAP makes no step
+        return float(group["step"]) - 1
+    return float(state["step"] if "step" in state else group["step"] if "step" in group else group["k"])
+
+
+def _wide(state: _State, name: str) -> Tensor:
+    found: Tensor = state[name]
+    return found.to(torch.float64)
+
+
+def _root(state: _State, name: str, group: _State, beta: float, t: float) -> Tensor:
+    """Return the root of a mean square of t terms, v / (1 - beta^t), plus eps."""
+    return (_wide(state, name) / (1 - math.pow(beta, t))).sqrt() + float(group["eps"])
+
+
+def _averaging(
+    a: float, b: float, into: float, *, mean: float = 1.0, gradient: float = 0.0, keep: float = 1.0
+) -> tuple[list[list[float]], list[float]]:
+    """Return A and u of m' = b m + into g, x' = keep x - a (mean m' + gradient g)."""
+    return [[keep, -a * mean * b], [0.0, b]], [a * (mean * into + gradient), -into]
+
+
+def _decays(group: _State, decoupled: bool = False) -> tuple[float, float]:
+    """Return the factor on the weights, and the decay that is added to the gradient."""
+    w = float(group["weight_decay"])
+    if not group.get("decoupled_weight_decay", group.get("weight_decouple", decoupled)):
+        return 1.0, w
+    return 1 - w * (1.0 if group.get("fixed_decay") else float(group["lr"])), 0.0
+
+
+def _of_momentum(b: float, nesterov: bool = False, dampening: float = 0.0) -> str:
+    if not b:
+        return "2/lr"
+    if nesterov:
+        return "2(1+momentum)/(lr(1+2momentum))"
+    return "2(1+momentum)/(lr(1-dampening))" if dampening else "2(1+momentum)/lr"
+
+
+def _of_beta1(b: float) -> str:
+    return "2(1+beta1)/((1-beta1)lr)" if b else "2/lr"
+
+
+def _sgd(group: _State, state: _State) -> FrozenStep:
+    b, nesterov = float(group["momentum"]), bool(group["nesterov"])
+    dampening = float(group["dampening"]) if b else 0.0  # torch never applies it without momentum
+    mean, gradient = (b, 1.0) if nesterov else (1.0, 0.0)
+    A, u = _averaging(float(group["lr"]), b, 1 - dampening, mean=mean, gradient=gradient)
+    return FrozenStep(A, u, None, float(group["weight_decay"]), _of_momentum(b, nesterov, dampening))
+
+
+def _adam(moment: str, *, decoupled: bool = False) -> Callable[[_State, _State], FrozenStep]:
+    def step(group: _State, state: _State) -> FrozenStep:
+        (b, beta2), (keep, decay) = map(float, group["betas"]), _decays(group, decoupled)
+
+        def divisor() -> Tensor:
+            t = steps_taken(group, state)
+            name = "max_exp_avg_sq" if group.get("amsgrad") else moment
+            return (1 - math.pow(b, t)) * _root(state, name, group, beta2, t)
+
+        A, u = _averaging(float(group["lr"]), b, 1 - b, keep=keep)
+        return FrozenStep(A, u, divisor, decay, _of_beta1(b))
+
+    return step
+
+
+def _nadam(group: _State, state: _State) -> FrozenStep:
+    """The gradient and its mean have coefficients of their own, which change with the step."""
+    (b, beta2), (keep, decay) = map(float, group["betas"]), _decays(group)
+    t = float(state.get("step", 1))
+    now, later = (b * (1 - 0.5 * math.pow(0.96, n * float(group["momentum_decay"]))) for n in (t, t + 1))
+    product = float(state.get("mu_product", now))
+    mean, gradient = later / (1 - product * later), (1 - now) / (1 - product)
+    A, u = _averaging(float(group["lr"]), b, 1 - b, mean=mean, gradient=gradient, keep=keep)
+    return FrozenStep(A, u, lambda: _root(state, "exp_avg_sq", group, beta2, t), decay)
+
+
+def _rectification(beta2: float, t: float, least: float = 4.0) -> float:
+    """Return the factor of RAdam on the rate (Liu et al. 2020); 0 while its rho_t is at most `least`."""
+    most = 2 / (1 - beta2) - 1
+    rho = most - 2 * t * math.pow(beta2, t) / (1 - math.pow(beta2, t))
+    return math.sqrt((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho)) if rho > least else 0.0
+
+
+def _radam(group: _State, state: _State) -> FrozenStep:
+    (b, beta2), (keep, decay) = map(float, group["betas"]), _decays(group)
+
+    def divisor() -> Tensor:
+        t, v = steps_taken(group, state), _wide(state, "exp_avg_sq")
+        rect = _rectification(beta2, t, least=5)  # torch divides by the root of a mean square only after that
+        scale = (v.sqrt() + float(group["eps"])) / (math.sqrt(1 - math.pow(beta2, t)) * rect) if rect else 1.0
+        return (1 - math.pow(b, t)) * scale * torch.ones_like(v)
+
+    A, u = _averaging(float(group["lr"]), b, 1 - b, keep=keep)
+    return FrozenStep(A, u, divisor, decay, _of_beta1(b))
+
+
+def _adamax(group: _State, state: _State) -> FrozenStep:
+    b = float(group["betas"][0])
+    A, u = _averaging(float(group["lr"]), b, 1 - b)
+    return FrozenStep(
+        A,
+        u,
+        lambda: (1 - math.pow(b, float(state["step"]))) * _wide(state, "exp_inf"),
+        float(group["weight_decay"]),
+        _of_beta1(b),
+    )
+
+
+def _rmsprop(group: _State, state: _State) -> FrozenStep:
+    def divisor() -> Tensor:
+        v = _wide(state, "square_avg")
+        if group["centered"]:
+            v = v - _wide(state, "grad_avg").square()
+        return v.clamp(min=0).sqrt() + float(group["eps"])
+
+    b = float(group["momentum"])
+    A, u = _averaging(float(group["lr"]), b, 1.0)
+    return FrozenStep(A, u, divisor, float(group["weight_decay"]), _of_momentum(b))
+
+
+def _adagrad(group: _State, state: _State) -> FrozenStep:
+    def divisor() -> Tensor:
+        return (_wide(state, "sum").sqrt() + float(group["eps"])) * (
+            1 + float(state["step"]) * float(group["lr_decay"])
+        )
+
+    return FrozenStep([[1.0]], [float(group["lr"])], divisor, float(group["weight_decay"]), "2/lr")
+
+
+def _adadelta(group: _State, state: _State) -> FrozenStep:
+    def divisor() -> Tensor:
+        of_gradients, of_steps = (_wide(state, name) for name in ("square_avg", "acc_delta"))
+        return ((of_gradients + float(group["eps"])) / (of_steps + float(group["eps"]))).sqrt()
+
+    return FrozenStep([[1.0]], [float(group["lr"])], divisor, float(group["weight_decay"]), "2/lr")
+
+
+def _asgd(group: _State, state: _State) -> FrozenStep:
+    rate = float(state.get("eta", group["lr"]))  # of the next step; the average of the weights moves nothing
+    return FrozenStep([[1 - float(group["lambd"]) * rate]], [rate], None, float(group["weight_decay"]))
+
+
+def _schedule_free(group: _State, state: _State) -> FrozenStep:
+    """The weights y between the average and z: y' = (1-c) y + c z - a (1 - b (1-c)) g, z' = z - a g."""
+    adaptive, t = "betas" in group, max(float(group["k"] if "k" in group else group.get("step", 0)), 1.0)
+    b = float(group["betas"][0] if adaptive else group["momentum"])
+    a = float(group["lr"]) * min(1.0, t / max(float(group.get("warmup_steps", 0)), 1.0))
+    if "silent_sgd_phase" in group:
+        a *= _rectification(float(group["betas"][1]), t)
+    total, power = float(group["weight_sum"]), float(group["weight_lr_power"])
+    c = math.pow(t, float(group["r"])) * math.pow(float(group["lr_max"]), power) / total if total > 0 else 1.0
+    if scale := float(group.get("decoupling_c", 0)):
+        c = min(1.0, c * (1 - b) * scale)
+    A, u = np.array([[1 - c, c], [0.0, 1.0]]), np.array([a * (1 - b * (1 - c)), a])
+    w = float(group["weight_decay"])
+    if not adaptive:
+        return FrozenStep(A, u, None, w)
+    A[:, 0] -= w * u  # it decays y, beside the divided gradient
+    return FrozenStep(A, u, lambda: _root(state, "exp_avg_sq", group, float(group["betas"][1]), t))
+
+
+def _adan(group: _State, state: _State) -> FrozenStep:
+    """Means of the gradient and of its change; the buffers are both, and the last gradient."""
+    a, w, (b, beta2, beta3) = float(group["lr"]), float(group["weight_decay"]), map(float, group["betas"])
+    t = max(float(group.get("step", 1)), 1.0)
+    keep, then = (1 - a * w, 1.0) if group["weight_decouple"] else (1.0, 1 / (1 + a * w))  # before or after the step
+    p, q = a / (1 - math.pow(b, t)), a * beta2 / (1 - math.pow(beta2, t))
+    of_change = 1 - beta2
+    A = np.array([[keep, -p * b, -q * beta2, q * of_change], [0, b, 0, 0], [0, 0, beta2, -of_change], [0, 0, 0, 0]])
+    u = np.array([p * (1 - b) + q * of_change, b - 1, -of_change, -1.0])
+    A[0], u[0] = A[0] * then, u[0] * then
+    return FrozenStep(A, u, lambda: _root(state, "exp_avg_sq", group, beta3, t))
+
+
+def _ademamix(group: _State, state: _State) -> FrozenStep:
+    """A fast mean, corrected, and a slow one with the coefficient alpha."""
+    a, (keep, decay), (b, beta2, slow) = float(group["lr"]), _decays(group), map(float, group["betas"])
+    t = max(float(group.get("step", 1)), 1.0)
+    p, q = a / (1 - math.pow(b, t)), a * float(group["alpha"])
+    A = [[keep, -p * b, -q * slow], [0.0, b, 0.0], [0.0, 0.0, slow]]
+    u = [p * (1 - b) + q * (1 - slow), b - 1, slow - 1]
+    return FrozenStep(A, u, lambda: _root(state, "exp_avg_sq", group, beta2, t), decay)
+
+
+def _soap(group: _State, state: _State) -> FrozenStep:
+    """Adam along the axes Q; its weight decay comes after the step."""
+    b, beta2 = map(float, group["betas"])
+    a, keep = float(group["lr"]), 1 - float(group["lr"]) * float(group["weight_decay"])
+
+    def divisor() -> Tensor:
+        t = steps_taken(group, state)
+        corrected = (1 - math.pow(b, t)) / math.sqrt(1 - math.pow(beta2, t)) if group["correct_bias"] else 1.0
+        return corrected * (_wide(state, "exp_avg_sq").sqrt() + float(group["eps"]))
+
+    A, u = _averaging(a * keep, b, 1 - b, keep=keep)
+    return FrozenStep(A, u, divisor, axes=lambda: [Q.to(torch.float64) if len(Q) else None for Q in state["Q"]])
+
+
+def _shampoo(group: _State, state: _State) -> FrozenStep:
+    """The inverse roots of pytorch_optimizer's Shampoo, one for each dimension."""
+    if group["momentum"]:
+        raise BadInput("Shampoo(momentum=...) is unknown: it averages divided gradients with others")
+    keep, decay = _decays(group)
+
+    def roots() -> list[tuple[Tensor, Tensor]]:
+        found = (_wide(state, f"inv_pre_cond_{k}") for k in range(sum("inv" in name for name in state)))
+        return [torch.linalg.eigh((root + root.T) / 2) for root in found]
+
+    def divisor() -> Tensor:
+        P = torch.ones((), dtype=torch.float64)
+        for values, _ in roots():
+            P = P[..., None] / values
+        return P
+
+    return FrozenStep([[keep]], [float(group["lr"])], divisor, decay, axes=lambda: [axes for _, axes in roots()])
+
+
+_OPTIONS = (
+    "cautious", "stable_adamw", "adanorm", "use_gc", "rectify", "ams_bound", "adam_debias", "use_palm", "merge_dims",
+    "normalize_gradient", "normalize_grads", "max_grad_norm", "t_alpha_beta3",
+)  # fmt: skip
+"""Options of other packages that change the step, and are not known."""
+
+_STEPS: dict[str, Callable[[_State, _State], FrozenStep]] = {
+    "torch.SGD": _sgd,
+    "torch.Adam": _adam("exp_avg_sq"),
+    "torch.AdamW": _adam("exp_avg_sq", decoupled=True),
+    "torch.NAdam": _nadam,
+    "torch.RAdam": _radam,
+    "torch.Adamax": _adamax,
+    "torch.RMSprop": _rmsprop,
+    "torch.Adagrad": _adagrad,
+    "torch.Adadelta": _adadelta,
+    "torch.ASGD": _asgd,
+    **dict.fromkeys(("SGDScheduleFree", "AdamWScheduleFree", "RAdamScheduleFree"), _schedule_free),
+    **dict.fromkeys(("ScheduleFreeSGD", "ScheduleFreeAdamW", "ScheduleFreeRAdam"), _schedule_free),
+    "AdaBelief": _adam("exp_avg_var"),
+    "Adan": _adan,
+    "AdEMAMix": _ademamix,
+    "SOAP": _soap,
+    "Shampoo": _shampoo,
+    "Yogi": _adam("exp_avg_sq"),
+}
+
+NOT_LINEAR = {
+    **dict.fromkeys(("Lion", "SignSGD", "Tiger", "torch.Rprop"), "steps by signs"),
+    **dict.fromkeys(("torch.Adafactor", "Adafactor", "AdaFactor", "CAME", "StableAdamW"), "limits the size of a step"),
+    **dict.fromkeys(("Lamb", "LARS"), "scales its steps by the norms of the weights"),
+    "torch.LBFGS": "builds its step from several gradients",
+}
+"""Optimisers whose step is not linear in the weights, whatever is frozen, and why."""
