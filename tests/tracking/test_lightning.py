@@ -111,3 +111,39 @@ def test_two_trackers_in_one_trainer() -> None:
     )  # fmt: skip
     trainer.fit(module, DataLoader(TensorDataset(*data), batch_size=16))
     assert [list(one.history.step) for one in trackers] == [[0, 1, 2, 3, 4], [0, 2, 4]]
+
+
+class SAM(torch.optim.Optimizer):
+    """Sharpness-aware steps of SGD, with the interface of the implementations that people use."""
+
+    def __init__(self, params: object, rho: float, lr: float) -> None:
+        super().__init__(params, {"rho": rho, "adaptive": False, "lr": lr})
+        self.base_optimizer = torch.optim.SGD(self.param_groups)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def step(self, closure):  # type: ignore[no-untyped-def]
+        held = [p for group in self.param_groups for p in group["params"]]
+        with torch.enable_grad():
+            loss = closure()
+        norm = torch.cat([p.grad.flatten() for p in held]).norm()
+        moves = [self.param_groups[0]["rho"] * p.grad / norm for p in held]
+        for p, eps in zip(held, moves, strict=True):
+            p.add_(eps)
+        with torch.enable_grad():
+            closure()
+        for p, eps in zip(held, moves, strict=True):
+            p.sub_(eps)
+        self.base_optimizer.step()
+        return loss
+
+
+@pytest.mark.parametrize("name", ["SAM", "NAdam"])
+def test_the_edge_of_the_trainer_s_own_optimiser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    made = {"SAM": lambda p: SAM(p, 0.05, 0.1), "NAdam": torch.optim.NAdam}[name]
+    monkeypatch.setattr(Module, "configure_optimizers", lambda module: made(module.parameters()))
+    _, tracker, _ = fit(tmp_path, steps=8)
+    edges = tracker.history.set_index("measure").edge["loss"]
+    plain = 20 if name == "SAM" else 2 * 1.9 / (0.1 * 2.8 * 0.002)  # of SGD, and of NAdam in the end
+    assert len(set(edges)) == 3  # SAM's moves with the gradient, NAdam's with the step
+    assert edges.between(0, plain, inclusive="neither").all()

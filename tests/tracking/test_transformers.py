@@ -89,6 +89,14 @@ def test_accumulated_batches_count_once_and_adam_has_its_own_edge(tmp_path) -> N
     assert table.edge.tolist() == pytest.approx([38 / 0.05] * 4)  # of its preconditioned sharpness
 
 
+def test_schedule_free_training_has_its_edge(tmp_path) -> None:
+    pytest.importorskip("schedulefree")
+    _, tracker = train(tmp_path, steps=3, optim="schedule_free_adamw", every=1)
+    edges = tracker.history[tracker.history.measure == "loss"].edge
+    averaging = (1, 1, 1 / 2, 1 / 3)  # before the first step, and in each
+    assert edges.tolist() == pytest.approx([(2 - c) / (0.05 * (1 - c / 2 - 0.9 * (1 - c))) for c in averaging])
+
+
 @pytest.mark.parametrize("best", [False, True])
 def test_the_last_step_is_measured_too_unless_the_trainer_went_back(tmp_path, best) -> None:
     _, tracker = train(tmp_path, steps=5)
