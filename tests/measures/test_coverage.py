@@ -12,7 +12,8 @@ from builders import seeded
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.curvature.krylov import lanczos, unseen
+from flatlens.curvature.krylov import unseen
+from flatlens.curvature.leading import lanczos
 from flatlens.curvature.probes import largest_of, mean_of_forms, skewed, student
 from flatlens.grams.data_pass import Sketch
 from flatlens.perturbation.searches import Crossing, first_crossing
@@ -286,15 +287,16 @@ LEADERS = {
 
 @pytest.mark.parametrize("name", LEADERS)
 def test_what_a_search_misses_is_bounded(name: str) -> None:
-    """The second eigenvalue is taken for the first now and then; none is missed by more than the note allows."""
+    """The second eigenvalue is taken for the first now and then, by more than the note allows in 5% at most."""
     spectrum = LEADERS[name].double()
-    missed, found = 0, []
+    missed, beyond, found = 0, 0, []
     for seed in range(100):
         start = torch.randn(400, generator=seeded(seed), dtype=torch.float64)
         found.append(lanczos(lambda v: spectrum * v, start, random=1.0))
         missed += found[-1].largest < 0.999
-        assert found[-1].largest + found[-1].above >= 1
+        beyond += found[-1].largest + found[-1].above < 1
         assert float((spectrum - found[-1].values[0]).abs().min()) <= float(found[-1].residuals[0])
+    assert beyond <= 9  # 5% and two standard errors
     assert 1 <= missed <= 27  # 9 and 15% of 300 seeds, 15 and 35% where searches stop at the tolerance itself
     assert name == "outliers" or max(pairs.above for pairs in found) < 0.6
 
@@ -303,8 +305,9 @@ def test_a_start_that_is_not_random_bounds_nothing() -> None:
     spectrum = torch.linspace(0, 1, 400, dtype=torch.float64)
     start = torch.randn(400, generator=seeded(0), dtype=torch.float64)
     assert lanczos(lambda v: spectrum * v, start, most=60, rtol=1e-9).above == math.inf
-    theta = torch.linspace(0, 1, 30, dtype=torch.float64)
-    assert 0 < unseen(theta, 400, 1.0) < unseen(theta, 400, 0.1) < unseen(theta[:20], 400, 0.1)
+    theta, betas = torch.linspace(0, 1, 30, dtype=torch.float64), torch.full((30,), 0.25, dtype=torch.float64)
+    few = unseen(theta[:20], betas[:20], 400, 0.1)
+    assert 0 < unseen(theta, betas, 400, 1.0) < unseen(theta, betas, 400, 0.1) < few
 
 
 def test_the_note_says_what_can_be_missed() -> None:

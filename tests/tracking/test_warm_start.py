@@ -162,7 +162,7 @@ def test_layers_and_both_ends_begin_warm_too() -> None:
     alone = fl.measure(fl.Lens(run.problem), keys)
     for key in second:
         assert second[key].value == pytest.approx(alone[key].value, rel=2e-3), key
-    assert second[keys[0]].products <= first[keys[0]].products
+    assert second[keys[0]].products <= 1.1 * first[keys[0]].products  # the proof that none is missed begins anew
     ends = second[keys[0]].arrays["eigenvalues"]
     assert torch.allclose(ends, alone[keys[0]].arrays["eigenvalues"], rtol=1e-2, atol=1e-2 * float(ends[0]))
 

@@ -1,6 +1,8 @@
 """Second derivatives of the risk by products with vectors, without the matrix: operators, eigenvalues, traces."""
 
-from flatlens.curvature.krylov import Eigenpairs, lanczos
+from flatlens.curvature.eigenspace import Eigenspace, eigenspace
+from flatlens.curvature.krylov import Eigenpairs
+from flatlens.curvature.leading import lanczos
 from flatlens.curvature.operators import (
     Fisher,
     GaussNewton,
@@ -15,6 +17,7 @@ from flatlens.curvature.spectrum import Density, eigenpairs, spectral_density
 __all__ = [
     "Density",
     "Eigenpairs",
+    "Eigenspace",
     "Fisher",
     "GaussNewton",
     "Hessian",
@@ -23,6 +26,7 @@ __all__ = [
     "ParameterJacobian",
     "Residual",
     "eigenpairs",
+    "eigenspace",
     "lanczos",
     "spectral_density",
 ]

@@ -10,10 +10,6 @@ taken along the model's current eigenvector. Residuals are those of the matrix i
 but the result is an eigenvalue all the same; it is the largest one because the first direction has a component along
 every eigenvector.
 
->>> A = torch.diag(torch.tensor([5.0, 2.0, -1.0], dtype=torch.float64))
->>> pairs = lanczos(lambda v: A @ v, torch.ones(3, dtype=torch.float64), top_k=1, bottom_k=1)
->>> [round(float(v), 6) for v in pairs.values], pairs.exact
-([5.0, -1.0], True)
 >>> A = torch.diag(torch.tensor([5.0, 2.0, -1.0, 0.0, 0.0, 0.0], dtype=torch.float64))
 >>> old = Remembered(torch.tensor([5.1, 1.9], dtype=torch.float64), torch.eye(2, 6, dtype=torch.float64))
 >>> found = recall(lambda v: A @ v, old, torch.ones(6, dtype=torch.float64))
@@ -24,13 +20,12 @@ every eigenvector.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flatlens.deprecated_names import renamed
 from flatlens.errors import Give, Overflows
 from flatlens.estimate import Progress
 from flatlens.progress import SEARCH, expected_of_search
@@ -63,10 +58,14 @@ class Eigenpairs:
     vectors: Tensor  #: (k, P), rows of length 1
     residuals: Tensor  #: (k,) float64; an eigenvalue lies within the residual of each value
     products: int  #: matrix-vector products used
-    converged: bool  #: whether every residual met the tolerance, and repeated values were looked for
+    converged: bool  #: whether every residual met the tolerance and, of several values, no other one was left
     exact: bool  #: whether the basis spans an invariant subspace, so that the only error is rounding
     remembered: Remembered | None = None  #: pairs for the next search to begin with
     above: float = math.inf  #: with probability 95%, no eigenvalue exceeds the first value by more than this
+    others: float = (
+        math.inf
+    )  #: of several: with probability 99.9%, no other eigenvalue exceeds this, or no other's size
+    next: float = math.nan  #: of several: the next Ritz value, a lower bound of `others`; NaN if there is none
 
     @property
     def largest(self) -> float:
@@ -80,27 +79,43 @@ def relative_residual(residual: float, value: float) -> float:
 
 
 FIRST_SHARE = 0.6  #: the first residual must fall to this share of the tolerance
-SEVERAL_SHARE = 0.8  #: of several values, all residuals to this share: later searches change them a little
 CHANCE = 0.05  #: probability, over the random start, that the bound on what a search missed is wrong
 
 
-def unseen(theta: Tensor, size: int, share: float) -> float:
-    """Return how far above the largest of k Ritz values an eigenvalue may lie, with probability 1 - `CHANCE`.
+def unseen(theta: Tensor, betas: Tensor, size: int, share: float, chance: float = CHANCE) -> float:
+    """Return how far above the largest of k Ritz values an eigenvalue may lie, with probability 1 - `chance`.
 
-    Kuczynski and Wozniakowski (1992), Theorem 4.2: from a start uniform on the sphere in P dimensions, k steps of
-    Lanczos miss the largest eigenvalue by the share e of the spectrum's range with probability at most
-    1.648 sqrt(P) exp(-sqrt(e) (2k-1)). If only the share `share` of the start is random, and independent of the rest,
-    the probability is at most 1 / share times that: the fixed part only shifts the component along the eigenvector.
-    The probability is halved because both ends can be missed (the range is known from the Ritz values alone), and is
-    split over all k by the shares 1 / (k (k + 1)), because the search itself chose when to stop. Returns inf after too
-    few steps.
+    Let u be the first eigenvector, m its eigenvalue, and c = <u, q_1> its component in the start. The basis vectors are
+    q_{j+1} = p_j(A) q_1 with p_j(x) = (x - theta_1) ... (x - theta_j) / (beta_1 ... beta_j), over the Ritz values of j
+    steps. So <u, q_{k+1}> = c p_k(m), and as q_{k+1} has length 1,
+
+        |c| (m - theta_1) ... (m - theta_k) <= beta_1 ... beta_k.
+
+    This holds with the same c at all steps: a search may look at its bound before it stops. A start that is uniform on
+    the sphere has a component c with a density of at most sqrt(size / 2 pi), so |c| is below `chance` sqrt(pi / 2 size)
+    with at most the probability `chance`. If only the share `share` of the start is random, and independent of the
+    rest, it is 1 / share times that: the fixed part only shifts c. Kuczynski and Wozniakowski (1992) bound the same
+    event for the worst spectrum with a given range; van Dorsselaer, Hochstenbach and van der Vorst (2000) by the
+    search's own polynomials, as here.
+
+    Args:
+        theta: The k Ritz values, ascending.
+        betas: The lengths of the k residuals, of each step.
+        size: The number of rows.
+        share: The share of the start that is random.
+        chance: The probability that an eigenvalue lies higher.
     """
-    k = len(theta)
-    if share <= 0 or k < 1:
+    if share <= 0 or len(theta) < 1:
         return math.inf
-    chance = CHANCE / 2 / (k * (k + 1))
-    missed = (math.log(1.648 * size**0.5 / (share * chance)) / (2 * k - 1)) ** 2
-    return missed / (1 - 2 * missed) * float(theta.max() - theta.min()) if missed < 0.5 else math.inf
+    if float(betas[-1]) == 0:
+        return 0.0
+    total = float(betas.log().sum()) + 0.5 * math.log(2 * size / math.pi) - math.log(share * chance)
+    below = theta.max() - theta
+    low, high = 0.0, math.exp(min(total / len(theta), 700.0))
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if float((below + middle).log().sum()) > total else (middle, high)
+    return high
 
 
 def length(v: Tensor) -> float:
@@ -137,11 +152,15 @@ class Krylov:
         self.products = 0
         self.beta = 0.0  #: ||r||
         self._next = start / length(start)
+        self.locked = 0  #: the first basis vectors are Ritz vectors of earlier searches...
+        self._left = start.new_empty(0, len(start))  #: ...and A takes them out of the basis along these vectors...
+        self._parts = torch.zeros(0, 0, dtype=torch.float64)  #: ...by these multiples, (locked, searches)
 
     def extend(self) -> None:
         """Take one product: add the next basis vector, and its row and column of T."""
         j = self.steps
         self.Q[j] = self._next
+        self._left -= torch.outer(self._left @ self._next, self._next)
         w = self.apply(self._next)
         self.products += 1
         h = torch.zeros(j + 1, dtype=torch.float64)
@@ -170,6 +189,62 @@ class Krylov:
         """Return (values ascending, coefficients as columns, residuals) of the basis vectors from number `block` on."""
         theta, S = torch.linalg.eigh(self.T[block : self.steps, block : self.steps])
         return theta, S, self.beta * S[-1].abs()
+
+    def newest(self) -> tuple[Tensor, float]:
+        """Return (T of the newest search, ||r||)."""
+        return self.T[self.locked : self.steps, self.locked : self.steps], self.beta
+
+    def limit(self, share: float) -> float:
+        """Return the bound on all eigenvalues by `unseen`; inf while it is further away than all Ritz values."""
+        theta, _, _ = self.ritz()
+        betas = torch.cat([self.T.diagonal(1)[: self.steps - 1], self.T.new_tensor([self.beta])])
+        reach = unseen(theta, betas, self.Q.shape[1], share)
+        return float(theta[-1]) + reach if reach <= float(theta[-1] - theta[0]) else math.inf
+
+    def unkept(self) -> Iterator[tuple[Tensor, float]]:
+        """Go on with the newest search without room: its vectors are not kept, T and ||r|| are `newest`'s.
+
+        Each step is a step of Lanczos up to rounding, which is all that `unseen` needs.
+        """
+        (T, beta), before, q = self.newest(), self.Q[-1], self._next
+        while True:
+            w = self.apply(q)
+            self.products += 1
+            alpha = float(q @ w)
+            w = w - alpha * q - beta * before
+            w = w - (self.Q @ w) @ self.Q
+            T = torch.nn.functional.pad(T, (0, 1, 0, 1))
+            T[-1, -1], T[-1, -2], T[-2, -1] = alpha, beta, beta
+            before, beta = q, length(w)
+            if not math.isfinite(beta):
+                raise overflow(w.dtype)
+            beta = 0.0 if beta <= 100 * torch.finfo(w.dtype).eps * float(T.abs().max()) else beta
+            q = w / (beta or 1.0)
+            yield T, beta
+
+    def all_ritz(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the same of the whole basis, where earlier searches have left residuals, too."""
+        theta, S, _ = self.ritz()
+        outside = torch.cat([self._left, self._next[None]])
+        along = torch.cat([S[: self.locked].T @ self._parts, self.beta * S[-1][:, None]], 1)
+        between = (outside @ outside.T).to("cpu", torch.float64)
+        return theta, S, ((along @ between) * along).sum(1).clamp(min=0).sqrt()
+
+    def lock(self, keep: Tensor) -> None:
+        """Keep only the Ritz vectors of these columns of the whole basis, and where A takes them out of it."""
+        _, S, _ = self.ritz()
+        self._parts = torch.cat([S[: self.locked, keep].T @ self._parts, self.beta * S[-1, keep][:, None]], 1)
+        self._left = torch.cat([self._left, self._next[None]])
+        self.compress(keep)
+        self.locked = len(keep)
+
+    def coupling(self) -> Tensor:
+        """Return R R^T, (locked, locked), where R is what A takes out of the locked vectors' space."""
+        return self._parts @ (self._left @ self._left.T).to("cpu", torch.float64) @ self._parts.T
+
+    def residual(self, place: int) -> Tensor:
+        """Return the residual vector of a locked vector."""
+        return self._parts[place].to(self._left) @ self._left
 
     def vectors(self, S: Tensor) -> Tensor:
         """Return the Ritz vectors, (k, P), whose coefficients are the columns of S."""
@@ -200,138 +275,17 @@ class Krylov:
         self.steps = len(keep)
 
 
-@renamed(top="top_k", bottom="bottom_k", tolerance="rtol")
-def lanczos(
-    apply: Apply,
-    start: Tensor,
-    *,
-    top_k: int = 1,
-    bottom_k: int = 0,
-    rtol: float = 1e-3,
-    most: int = 300,
-    room: int = 300,
-    keep: int = 0,
-    random: float = 0.0,
-    generator: torch.Generator | None = None,
-    progress: Progress | None = None,
-) -> Eigenpairs:
-    """Return the `top_k` largest and `bottom_k` smallest eigenvalues, to residuals of `rtol` times their size.
-
-    The residuals of the smallest are compared with the largest eigenvalue in size, because they may be 0. While
-    products are left, the first residual falls to `FIRST_SHARE` of the rtol: a mixture of two eigenvectors has a
-    residual of at most half their gap, so at the tolerance itself two eigenvalues often pass for one.
-
-    One basis finds a repeated eigenvalue once. If several values are asked for at an end, further searches therefore
-    begin at random vectors orthogonal to those found, until one finds nothing beyond the last value asked for; or until
-    all are the largest. The pairs are `converged` only then. A search ends when its first residual is small, too: it
-    can miss an eigenvalue, as the first search can.
-
-    If the basis becomes invariant, it is continued from a random vector until nothing better can be found. Then a start
-    that misses part of the spectrum does no harm, and repeated eigenvalues are found with their multiplicity.
-
-    Args:
-        apply: v -> A v.
-        start: The first vector, (P,).
-        top_k: The number of largest eigenvalues.
-        bottom_k: The number of smallest eigenvalues.
-        rtol: The relative residual allowed.
-        most: The largest number of products.
-        room: The largest number of basis vectors; beyond it follows a thick restart.
-        keep: The number of Ritz pairs returned as `remembered`.
-        random: The share of `start` that was drawn at random; if 0, nothing bounds what the search missed (`unseen`).
-        generator: Draws the random vectors; seeded with 0 if None.
-        progress: Called after each product.
-    """
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
-    room, top_k = max(room, 2 * (top_k + bottom_k) + 4), min(top_k, len(start))
-    rule = StoppingRule(top_k, min(bottom_k, len(start) - top_k), rtol)
-    several = max(top_k, bottom_k) > 1
-    first = replace(rule, rtol=SEVERAL_SHARE * rtol) if several else rule
-    pairs = _search(apply, start, first, most, room, keep, random, generator, progress)
-    if not pairs.converged or pairs.exact or not several:
-        return pairs
-    return _with_repeated(apply, pairs, rule, most, room, generator, progress)
+def usable(start: Tensor) -> bool:
+    """Return whether a vector can start a search."""
+    return bool(torch.isfinite(start).all()) and length(start) > 0
 
 
-def _with_repeated(
-    apply: Apply,
-    pairs: Eigenpairs,
-    rule: StoppingRule,
-    most: int,
-    room: int,
-    generator: torch.Generator,
-    progress: Progress | None,
-) -> Eigenpairs:
-    """Return pairs with repeated eigenvalues as often as they occur, by searches orthogonal to all pairs found."""
-    values, V, products, complete = pairs.values, pairs.vectors, pairs.products, True
-    left = most - len(values)  # the last step takes a product of each pair
-
-    def along(v: Tensor) -> Tensor:
-        return (V @ v) @ V
-
-    def told(what: str, done: int, expected: int) -> None:
-        if progress is not None:
-            progress(what, products + done, products + expected)
-
-    # until a search finds nothing beyond the last value asked for, at either end
-    for sign, k in ((1, rule.top_k), (-1, rule.bottom_k)):
-        while k > 1 and complete:
-            ends, scale = (sign * values).topk(k).values, float(values.abs().max())
-            last = float(ends[-1])
-            slack = max(rule.rtol * (abs(last) if sign > 0 else scale), 100 * torch.finfo(V.dtype).eps * scale)
-            if float(ends[0]) - last <= slack:  # only a larger one than the first could be left
-                break
-            if products >= left:
-                complete = False
-                break
-
-            def elsewhere(v: Tensor, sign: int = sign, scale: float = scale) -> Tensor:
-                w = sign * apply(v - along(v))
-                return w - along(w) - scale * along(v)  # what rounding leaves along V is far from the end looked for
-
-            start, rest = _drawn(V[0], generator), StoppingRule(1, 0, rule.rtol, FIRST_SHARE * slack)
-            more = _search(elsewhere, start - along(start), rest, left - products, room, 0, 1.0, generator, told)
-            products, complete = products + more.products, more.converged
-            if more.largest <= last + slack:
-                break
-            u = more.vectors[0] - along(more.vectors[0])
-            values, V = torch.cat([values, sign * more.values]), torch.cat([V, u[None] / length(u)])
-    # Ritz pairs on all that was found
-    if len(V) == len(pairs.vectors):
-        return replace(pairs, products=products, converged=complete)
-    order = values.argsort()
-    ends = order[ends_of(len(order), rule.top_k, rule.bottom_k)]
-    theta, found, residuals = _ritz_of(apply, V[ends.to(V.device)], rule)
-    others = order[~torch.isin(order, ends)].flip(0)
-    return replace(
-        pairs,
-        values=theta,
-        vectors=found,
-        residuals=residuals,
-        products=products + len(ends),
-        converged=complete and bool((residuals <= rule.allowed(theta.sort().values, V.dtype)).all()),
-        remembered=pairs.remembered
-        and Remembered(torch.cat([theta, values[others]]), torch.cat([found, V[others.to(V.device)]])),
-    )
-
-
-def _ritz_of(apply: Apply, V: Tensor, rule: StoppingRule) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (values, vectors, residuals) of the Ritz pairs on orthonormal rows V, in the order of `Eigenpairs`."""
-    AV = torch.stack([apply(v) for v in V])
-    T = (V @ AV.T).to("cpu", torch.float64)
-    theta, S = torch.linalg.eigh((T + T.T) / 2)
-    ends = ends_of(len(theta), rule.top_k, rule.bottom_k)
-    theta, coefficients = theta[ends], S[:, ends].T.to(V)
-    vectors = coefficients @ V
-    off = coefficients @ AV - theta[:, None].to(V) * vectors
-    return theta, vectors, torch.tensor([length(r) for r in off], dtype=torch.float64)
-
-
-def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
+def drawn(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a normal random vector of the shape, dtype and device of another."""
     return torch.randn(len(like), generator=generator, dtype=torch.float64).to(like)
 
 
-def _search(
+def search(
     apply: Apply,
     start: Tensor,
     wanted: StoppingRule,
@@ -344,10 +298,10 @@ def _search(
 ) -> Eigenpairs:
     """Return what one start finds; the arguments are those of `lanczos`."""
     top_k, bottom_k = wanted.top_k, wanted.bottom_k
-    usable = bool(torch.isfinite(start).all()) and length(start) > 0
-    krylov = Krylov(apply, start if usable else _drawn(start, generator), room)
-    block, block_is_random, closed = 0, not usable, False
-    grown: Tensor | None = None  # the Ritz values before the first restart or continuation
+    own = usable(start)
+    krylov, share = Krylov(apply, start if own else drawn(start, generator), room), random if own else 1.0
+    block, block_is_random, closed = 0, not own, False
+    limit: float | None = None  # the bound on all eigenvalues, before the first restart or continuation
     # the basis grows until its pairs are good enough, restarts when it is full, and goes on when it is invariant
     while krylov.products < most:
         krylov.extend()
@@ -355,16 +309,16 @@ def _search(
             progress(SEARCH, krylov.products, expected_of_search(krylov.products, most))
         if krylov.beta == 0:  # the basis is invariant under A: all its Ritz pairs are eigenpairs
             enough = block_is_random and wanted.cannot_improve(krylov, block)
-            grown = krylov.ritz()[0] if grown is None else grown
+            limit = krylov.limit(share) if limit is None else limit
             block, block_is_random = krylov.steps, True
-            if enough or krylov.full or not krylov.continue_with(lambda: _drawn(start, generator)):
+            if enough or krylov.full or not krylov.continue_with(lambda: drawn(start, generator)):
                 closed = enough or krylov.steps == len(start)
                 break
         elif wanted.met(krylov, 0, FIRST_SHARE) and wanted.settled(krylov, block):
             break
         elif krylov.full and krylov.products < most:  # a compressed basis has no residuals yet
             theta, _, _ = krylov.ritz()
-            grown = theta if grown is None else grown
+            limit = krylov.limit(share) if limit is None else limit
             half = len(theta) // 2
             krylov.compress(ends_of(len(theta), min(top_k + 3, half), min(bottom_k + 1, half)))
             block = 0
@@ -380,7 +334,7 @@ def _search(
         wanted.met(krylov, 0),
         closed,
         remembered(theta, krylov.vectors, S, keep, top_k, bottom_k) if keep else None,
-        unseen(theta if grown is None else grown, len(start), random if usable else 1.0),
+        max(0.0, (krylov.limit(share) if limit is None else limit) - float(theta[-1])),
     )
 
 
@@ -400,7 +354,6 @@ class StoppingRule:
     top_k: int
     bottom_k: int
     rtol: float
-    least: float = 0.0  #: a residual that is allowed in any case
 
     def met(self, krylov: Krylov, block: int, aim: float = 1.0) -> bool:
         """Return whether the basis from number `block` on has all that is asked for, with the residuals allowed."""
@@ -415,7 +368,7 @@ class StoppingRule:
         allowed = self.rtol * theta[ends_of(len(theta), self.top_k, self.bottom_k)].abs()
         allowed[self.top_k :] = self.rtol * scale
         allowed[:1] *= aim
-        return allowed.clamp(min=max(self.least, 100 * torch.finfo(dtype).eps * scale))
+        return allowed.clamp(min=100 * torch.finfo(dtype).eps * scale)
 
     def settled(self, krylov: Krylov, block: int) -> bool:
         """Return whether the newest block has grown enough, and has found all eigenvalues by itself.
@@ -430,8 +383,8 @@ class StoppingRule:
         theta, _, _ = krylov.ritz()
         if len(theta) < self.top_k + self.bottom_k:
             return False
-        if block == 0:  # it holds every eigenvalue, but each only once
-            return self.top_k <= 1 and self.bottom_k <= 1
+        if block == 0:  # it holds every eigenvalue
+            return True
         newest, _, _ = krylov.ritz(block)
         slack = 1e-9 * float(theta.abs().max())
         above = self.top_k == 0 or float(newest[-1]) <= float(theta[-self.top_k]) + slack

@@ -21,7 +21,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.krylov import Apply, lanczos
+from flatlens.curvature.krylov import Apply
+from flatlens.curvature.leading import lanczos
 from flatlens.curvature.operators import bytes_saved, derivative_of
 from flatlens.estimate import Progress
 from flatlens.grams import LayerGrams, Plan, PlanBroken, features_read, require_told_apart

@@ -106,7 +106,8 @@ def sharpness(
     missed (Kuczynski and Wozniakowski 1992); it takes some fifteen products to say anything.
 
     `arrays` has the `top_k` largest and `bottom_k` smallest eigenvalues and their residuals. Of several, each occurs as
-    often as in the spectrum: further searches orthogonal to those found, of some ten products each, look for more.
+    often as in the spectrum: further searches, of ten products or more, end when one shows, with probability 99.9%,
+    that no other eigenvalue exceeds the last one by more than 1% of the spectrum's range.
     `layers=True` adds the block of each layer, weight and bias. `batch_statistics=k`: BatchNorm normalises k samples
     together by their own statistics, as in training (sharpening A.1), even if the problem has it in eval mode.
 
