@@ -144,31 +144,31 @@ class _Outside:
     """One end of A's spectrum: V^T A V is diagonal for locked vectors V, and all of A beside V lies below an edge b.
 
     For m > b, A has at most as many eigenvalues above m as V^T A V + R^T R / (m - b) has, where R is what A takes out
-    of V's space (by inertia: the Schur complement of A - m).
+    of V's space (by inertia: the Schur complement of A - m). It has at least as many as there are Ritz values above m.
     """
 
     locked: Tensor  #: (v,) the eigenvalues of V^T A V
     coupling: Tensor  #: (v, v) R^T R
     edge: float
+    theta: Tensor  #: all Ritz values
 
     def above(self, m: float) -> Tensor:
-        """Return upper bounds of all eigenvalues above m, for m > edge, ascending; there are no others above m."""
+        """Return upper bounds of all eigenvalues above m, for m > edge."""
         upper = torch.linalg.eigvalsh(torch.diag(self.locked) + self.coupling / (m - self.edge))
         return upper[upper > m]
 
-    def at_most(self, count: int, m: float) -> bool:
-        """Return whether at most `count` eigenvalues exceed m."""
-        return self.edge < m and len(self.above(m)) <= count
+    def holds(self, m: float) -> bool:
+        """Return whether no eigenvalue exceeds m but those that the Ritz values show."""
+        return self.edge < m and len(self.above(m)) <= int((self.theta > m).sum())
 
-    def beyond(self, count: int, far: float) -> float:
-        """Return the least bound that at most `count` eigenvalues exceed; inf if that is not below `far`."""
-        low, high = self.edge, far
-        if not self.at_most(count, far):
-            return math.inf
-        for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.at_most(count, middle) else (middle, high)
-        return high
+    def bound(self, number: int, *tried: float) -> float:
+        """Return a bound on A's eigenvalue of this number, 1 for the largest: the best of several m."""
+        reach = max(float(self.theta.max()) - self.edge, 1e-3 * float(self.theta.max() - self.theta.min()))
+        found = []
+        for m in filter(self.edge.__lt__, [*(self.edge + reach * torch.logspace(-6, 0, 25)).tolist(), *tried]):
+            upper = self.above(m)
+            found.append(float(upper[-number]) if len(upper) >= number else m)
+        return min(found, default=self.edge)
 
 
 def with_multiplicity(
@@ -229,10 +229,10 @@ def with_multiplicity(
                 reach = unseen(sign * values, betas, len(start) - krylov.locked, 1.0, chance / len(ends))
                 residual = beta * abs(float(coefficients[-1, first]))
                 sharp = residual <= max(wanted.rtol * abs(float(values[first])), floor)
-                outside[sign] = of = _Outside(sign * locked, coupling, float(sign * values[first]) + reach)
-                alone = wanted.whole and of.at_most(int((sign * theta >= last - near).sum()), last - near)
-                settled = not wanted.whole or (sharp and reach <= slack)
-                complete &= alone or (settled and of.at_most(int((sign * theta > far).sum()), far))
+                of = _Outside(sign * locked, coupling, float(sign * values[first]) + reach, sign * theta)
+                tried = [last - near] if wanted.whole else []
+                tried += [far] if not wanted.whole or (sharp and reach <= slack) else []
+                outside[sign], complete = of, complete and any(map(of.holds, tried))
         many = len(places) > min(4 * wanted.count + _MULTIPLET, room // 2)
         if complete or spans or many or krylov.products >= most:
             break
@@ -264,13 +264,15 @@ def with_multiplicity(
     rest[places] = False
     after = theta[rest].abs() if wanted.by_size else theta[rest]
     others = following = float(after.max()) if len(after) else math.nan
-    if not spans:
-        asked = {sign: int((sign * theta[places] >= last - near).sum()) for sign, last, near in ends}
-        beyond = {sign: of.beyond(asked[sign], 2 * max(scale, floor)) for sign, of in outside.items()} or {1: math.inf}
+    if not spans and outside:
+        beyond = {
+            sign: outside[sign].bound(1 + int((sign * theta[places] >= last - near).sum()), last - near)
+            for sign, last, near in ends
+        }
         others = max(beyond.values()) if wanted.by_size else beyond[1]
-        if beyond[1] < math.inf:
-            m = max(beyond[1], (outside[1].edge + float(theta[-1])) / 2)
-            above = max([m, *outside[1].above(m).tolist()]) - float(theta[-1])
+        others, above = max(others, following), outside[1].bound(1) - float(theta[-1])
+    elif not spans:
+        others = math.inf
     met = len(theta) >= wanted.count and bool((residuals[places] <= allowed).all())
     return Eigenpairs(
         theta[places],
