@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -154,7 +155,7 @@ class _Outside:
 
     def above(self, m: float) -> Tensor:
         """Return upper bounds of all eigenvalues above m, for m > edge."""
-        upper = torch.linalg.eigvalsh(torch.diag(self.locked) + self.coupling / (m - self.edge))
+        upper: Tensor = torch.linalg.eigvalsh(torch.diag(self.locked) + self.coupling / (m - self.edge))
         return upper[upper > m]
 
     def holds(self, m: float) -> bool:
@@ -254,8 +255,7 @@ def with_multiplicity(
             if fresh:
                 krylov.continue_with(lambda: drawn(start, generator))
             elif done:
-                left = krylov.residual(int(excess.argmax()))
-                krylov.continue_with(lambda left=left: left)
+                krylov.continue_with(partial(krylov.residual, int(excess.argmax())))
     if progress is not None:
         progress(SEARCH, krylov.products, krylov.products)
     above = krylov.limit(random) - float(theta[-1]) if krylov.locked == 0 else above
