@@ -273,15 +273,11 @@ class OnDask(Executor):
             try:
                 result = theirs.result()
             except BaseException as error:  # asyncio's cancellation is not an Exception
-                mine.set_exception(self._told(error))
+                told = error if isinstance(error, Exception) else CancelledError(str(error))
+                gone = getattr(error, "reason", "") == "scheduler-connection-lost" or self._client.status != "running"
+                mine.set_exception(self._lost() if gone else told)
             else:
                 mine.set_result(result)
-
-    def _told(self, error: BaseException) -> BaseException:
-        lost = getattr(error, "reason", "") == "scheduler-connection-lost" or self._client.status != "running"
-        if lost:
-            return self._lost()
-        return error if isinstance(error, Exception) else CancelledError(str(error))
 
     def _lost(self) -> LostScheduler:
         return LostScheduler(f"the Dask scheduler at {self._address} is gone")

@@ -188,7 +188,10 @@ class _Sweep(Generic[_T]):
             while self.packs or self.in_hand or self.alone:
                 if self.shown:
                     self.shown.look()
-                self._submit()
+                while self.packs and len(self.in_hand) < self.hands.at_once:
+                    self._hand_out(self.packs.popleft())
+                if self.alone and not self.in_hand:
+                    self._hand_out(self.alone.popleft())
                 finished, _ = wait(self.in_hand, self.shown.patience if self.shown else None, FIRST_COMPLETED)
                 for future in finished:
                     self._collect(future, self.in_hand.pop(future))
@@ -197,12 +200,6 @@ class _Sweep(Generic[_T]):
                 future.cancel()
             if self.shown:
                 self.shown.end()
-
-    def _submit(self) -> None:
-        while self.packs and len(self.in_hand) < self.hands.at_once:
-            self._hand_out(self.packs.popleft())
-        if self.alone and not self.in_hand:
-            self._hand_out(self.alone.popleft())
 
     def _hand_out(self, pack: tuple[_T, ...]) -> None:
         try:

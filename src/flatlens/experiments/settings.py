@@ -171,15 +171,13 @@ class Study:
 
     def networks(self) -> list[NetworkSettings]:
         """Return the settings of every network, axis by axis, each from its smallest value to its largest."""
-        return list(self._networks())
-
-    def _networks(self) -> Iterator[NetworkSettings]:
-        names = [axis.name for axis in self.axes]
+        names, found = [axis.name for axis in self.axes], []
         for values in product(*(_in_order(axis.values) for axis in self.axes)):
             settings = self.base
             for name, value in sorted(zip(names, values, strict=True), key=lambda pair: pair[0] != "model"):
                 settings = vary(settings, name, value)  # the architecture first: its seed may be another axis
-            yield settings
+            found.append(settings)
+        return found
 
     def spelled_as(self, there: Study) -> Study:
         """Return this study with each number spelled as in an earlier one (0.0 for 0): a key is a hash of the text.

@@ -262,7 +262,12 @@ class Store:
                 folder.mkdir(parents=True, exist_ok=True)
                 sweep(folder)
             sweep(store._in("failed"))
-            store._clear_training()
+            # Running networks write their progress again within a second; finished ones need no checkpoint
+            for note in store._in("training").glob(f"[!.]*{SUFFIX}"):
+                note.unlink(missing_ok=True)
+            for checkpoint in store._in("training").glob("*.pt"):
+                if store.folder(checkpoint.name.partition(".")[0]).is_dir():
+                    checkpoint.unlink(missing_ok=True)
         return store
 
     @classmethod
@@ -465,13 +470,6 @@ class Store:
         """Write a CSV file with 17 significant digits."""
         with clear_errors(self.out):
             write_whole(self.out / name, csv_of(table))
-
-    def _clear_training(self) -> None:
-        for note in self._in("training").glob(f"[!.]*{SUFFIX}"):  # running networks write theirs again within a second
-            note.unlink(missing_ok=True)
-        for checkpoint in self._in("training").glob("*.pt"):
-            if self.folder(checkpoint.name.partition(".")[0]).is_dir():
-                checkpoint.unlink(missing_ok=True)
 
     def _grow(self, study: Study) -> None:
         """Write the study in place of the one that is there, if it has all networks of that one."""

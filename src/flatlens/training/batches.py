@@ -43,22 +43,20 @@ class Augmentation:
         chosen = torch.rand(len(x), generator=generator) < self.p
         corners = torch.randint(0, 2 * self.pad + 1, (2, len(x)), generator=generator)
         flipped = torch.rand(len(x), generator=generator) < 0.5
-        moved = self._cropped(x, *corners.to(x.device))
+        moved = x
+        if self.pad:
+            n, channels, h, w = x.shape
+            top, left = corners.to(x.device)
+            sample = torch.arange(n, device=x.device)[:, None, None, None]
+            channel = torch.arange(channels, device=x.device)[:, None, None]
+            rows = top[:, None] + torch.arange(h, device=x.device)
+            columns = left[:, None] + torch.arange(w, device=x.device)
+            # All four indices, so that the crops lie in memory channels first. Channels last, torch 2.13 writes out of
+            # bounds in the backward pass of a 1 x 1 convolution of stride 2 with fewer than 8 input channels (AVX2).
+            moved = F.pad(x, [self.pad] * 4)[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
         if self.flip:
             moved = torch.where(_each(flipped, x), moved.flip(3), moved)
         return torch.where(_each(chosen, x), moved, x)
-
-    def _cropped(self, x: Tensor, top: Tensor, left: Tensor) -> Tensor:
-        if self.pad == 0:
-            return x
-        n, channels, h, w = x.shape
-        sample = torch.arange(n, device=x.device)[:, None, None, None]
-        channel = torch.arange(channels, device=x.device)[:, None, None]
-        rows = top[:, None] + torch.arange(h, device=x.device)
-        columns = left[:, None] + torch.arange(w, device=x.device)
-        # All four indices, so that the crops lie in memory channels first. Channels last, torch 2.13 writes out of
-        # bounds in the backward pass of a 1 x 1 convolution of stride 2 with fewer than 8 input channels (AVX2).
-        return F.pad(x, [self.pad] * 4)[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 @dataclass(frozen=True)
