@@ -24,7 +24,7 @@ from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.tables import LOSSES_DIFFER, kinds_of, training_losses, without_seeds
 from flatlens.papers.evidence import UNIT, correlated, independent, studied, these
-from flatlens.papers.reparam2019 import lenets
+from flatlens.papers.reparam2019 import layer_five
 from flatlens.papers.reproduction import Reproduction
 from flatlens.statistics import Statistic, partial_correlation
 from flatlens.statistics.relations import relate_within
@@ -120,7 +120,7 @@ def _table(one: Reproduction, name: str) -> pd.DataFrame:
     """Return the networks of a study with their gaps, training losses and units; those of X14 are four schemes."""
     result, units = one.results[name], studied(name)
     if one.experiment.id == "X14":
-        init = lenets(one.results).set_index("key")["init"]
+        init = layer_five(one.results, name).set_index("key")["init"]
         units = independent(lambda results: studied(name)(results).assign(scheme=lambda t: t["key"].map(init)),
                             "scheme")  # fmt: skip
     networks = result.networks.set_index("key")

@@ -117,7 +117,7 @@ def _of_fifth(row: str, transform: str) -> str:
 
 def lenets(results: Results) -> pd.DataFrame:
     """Return the values of Fig. 1 and 2 for each network, as trained and after the move ("moved ...")."""
-    return _layer_five(results, "lenet")
+    return layer_five(results, "lenet")
 
 
 @deferred
@@ -126,11 +126,12 @@ def printed(results: Results, *normals: str) -> pd.DataFrame:
 
     "normal" takes .1 as the variance, "normal_sd" as the standard deviation.
     """
-    networks = _layer_five(results, "lenet_printed")
+    networks = layer_five(results, "lenet_printed")
     return networks[networks["init"].isin((*_INITS[:3], *normals))].reset_index(drop=True)
 
 
-def _layer_five(results: Results, study: str) -> pd.DataFrame:
+def layer_five(results: Results, study: str) -> pd.DataFrame:
+    """Return the values of layer 5 of the networks of a study that reached the loss, with their schemes."""
     networks = reached(study)(results)
     columns = {
         "key": networks["key"],
