@@ -172,6 +172,13 @@ def test_merged_weights_that_do_not_act_so_are_refused() -> None:
         fl.forgetting(problem, other, coordinates="merged")
 
 
+def test_networks_that_differ_in_more_than_numbers_are_refused() -> None:
+    net, other, x, y = lora()
+    other[0].scale = 2.0
+    with pytest.raises(BadInput, match="more than their parameters"):
+        fl.forgetting(fl.Problem(net, "cross_entropy", (x, y)), other)
+
+
 def test_buffers_that_change_have_a_row_of_their_own() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double().eval()

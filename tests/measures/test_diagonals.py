@@ -111,6 +111,15 @@ def test_intervals_of_combinations_of_outputs_hold_95_percent() -> None:
     assert min(shares) >= 0.93
 
 
+def test_without_memory_for_combinations_of_outputs_products_estimate_all_of_it() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 40)).double()
+    x, y = normal(6, 4, seed=1), torch.arange(6)
+    problem = fl.Problem(net, "cross_entropy", (x, y), memory=30_000)
+    for key, truth in zip(("", "(of='gauss_newton')"), literal(net, "cross_entropy", x, y), strict=True):
+        shares = covered(lambda: fl.Lens(problem, outputs=16), f"hessian_diagonal{key}", truth, net, 60)
+        assert min(shares) >= 0.94
+
+
 @pytest.mark.parametrize("of", ["hessian", "gauss_newton"])
 def test_where_samples_are_coupled_all_of_it_is_estimated_or_exact(of: str) -> None:
     torch.manual_seed(0)
@@ -119,9 +128,11 @@ def test_where_samples_are_coupled_all_of_it_is_estimated_or_exact(of: str) -> N
     problem = fl.Problem(net, "half_squared_error", (x, y), batchnorm="train", ghost_batch=8)
     operator = {"hessian": fl.curvature.Hessian, "gauss_newton": fl.curvature.GaussNewton}[of](problem)
     truth, key = operator.matrix().diagonal(), f"hessian_diagonal(of={of!r})" if of != "hessian" else "hessian_diagonal"
-    found = fl.measure(fl.Lens(problem), key)[key]  # 38 parameters: all directions
+    report = fl.measure(fl.Lens(problem), key)
+    found = report[key]  # 38 parameters: all directions
     assert found.kind == "exact"
     assert torch.allclose(flat(net, found), truth, atol=1e-12)
+    assert sum(e.value for (_, at), e in report.items() if at is not None) == pytest.approx(found.value)
 
 
 def test_bad_options_are_one_line() -> None:

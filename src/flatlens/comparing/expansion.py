@@ -138,10 +138,12 @@ def forgetting(
         rows: dict[Key, Estimate] = {(part, None): Estimate(0.0, unit="loss") for part in ("change", *_PARTS)}
         return Forgetting(rows, about(lens), ["The weights are the same: the loss does not change."])
 
-    # the expansion, the risk at the end of the step, and that of the network there
-    here, there = _expansion(problem, model, step), _losses(problem, _moved(model, step))
-    truth = _losses(problem, end)
-    starts = _losses(problem, model)
+    # the expansion, and the losses: here, at the end of the step, there with the buffers after, of the network after
+    here, moved = _expansion(problem, model, step), _moved(model, step)
+    starts, there = _losses(problem, model), _losses(problem, moved)
+    for name in differ:
+        moved.get_buffer(name).copy_(end.get_buffer(name))
+    whole, truth = _losses(problem, moved) if differ else there, _losses(problem, end)
     # the same after roundings: as far as these move a number, it is not known
     inside = coarsest_inside(problem, model)
     parts, eps = here.parts(float((there - starts).mean())), torch.finfo(inside).eps
@@ -153,15 +155,16 @@ def forgetting(
         off.append(near.parts(change) - parts)
     errors = torch.stack(off).square().mean(0).sqrt() * quantile(_DRAWS + 1)
 
-    # what the step leaves out: buffers, or nothing
-    outside = float((truth - there).mean())
-    slack = 10 * float(errors[0]) + 64 * eps * max(float(starts.mean().abs()), float(truth.mean().abs()))
-    if abs(outside) > slack and not differ:
-        what = "the networks differ in more than their parameters and buffers"
-        if coordinates != "parameters":
-            what = f"the merged weights do not give the loss of `after`: it is off by {outside:.2g}"
-        raise BadInput(what, argument="coordinates", call="forgetting", remedy='use "parameters"')
-    return _found(lens, here, parts, errors, truth - starts, outside if differ else 0.0, differ, inside, coordinates)
+    # the step and the buffers must be all that differs, and merged weights must act as their factors do
+    off_by = float((truth - whole).mean())
+    if abs(off_by) > 10 * float(errors[0]) + 64 * eps * float(starts.mean().abs() + truth.mean().abs()):
+        if coordinates == "parameters":
+            what = "the networks differ in more than their parameters and buffers"
+            raise BadInput(what, argument="after", call="forgetting")
+        what = f"the merged weights do not give the loss of `after`: it is off by {off_by:.2g}"
+        raise BadInput(what, argument="coordinates", call="forgetting", remedy='coordinates="parameters" works')
+    outside = float((whole - there).mean())
+    return _found(lens, here, parts, errors, truth - starts, outside, differ, inside, coordinates)
 
 
 def _end(

@@ -142,8 +142,8 @@ def hessian_diagonal(
     0 in piecewise-linear networks that use each weight once. In other networks it is an estimate from `probes` products
     with random signs (16 if None, at least 8), or exact from all unit vectors with `exact=True`, or where 64 of them
     suffice. The standard error of the entries of `arrays["fc.weight"]` is `arrays["fc.weight.stderr"]`: an entry +-
-    1.96 of it is a 95% interval. `hessian_trace` estimates sums with less error. With `batchnorm="train"` all of it is
-    an estimate, without layers.
+    1.96 of it is a 95% interval. `hessian_trace` estimates sums with less error. With `batchnorm="train"`, and where
+    combinations of outputs would not fit in the problem's memory, probes estimate all of it.
     """
     # what is asked
     require_one_of(("hessian", "gauss_newton"), of=of)
@@ -151,11 +151,15 @@ def hessian_diagonal(
         require_count(_FEWEST, probes=probes)
         if exact:
             raise BadOption("options exact=True and probes=...: choose one")
-    # the pass gives the Gauss-Newton part; an operator the rest, or all of it where samples are coupled
+    # the pass gives the Gauss-Newton part; an operator the rest, or all of it where samples are coupled, or where the
+    # pass would hold a vector for each combination of the outputs and these are too large
     problem, model = lens.problem, lens.model
     parts, places, operators = list[Diagonal](), dict[str, list[str]](), list[Operator]()
-    if problem.coupled:
+    size = sum(p.numel() for name, p in model.named_parameters() if name in problem.parameters)
+    if problem.coupled or 8 * size * (lens.probes or 0) > problem.memory:
         operators.append((Hessian if of == "hessian" else GaussNewton)(problem, model=model))
+        for name in operators[0].space.parameters:
+            places.setdefault(name.rpartition(".")[0] or name, []).append(name)
     else:
         found, places = _of_pass(lens, run)
         parts.append(found)
