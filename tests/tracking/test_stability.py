@@ -140,13 +140,20 @@ class SOAP(Lion):
 
 
 class Own(Lion):
-    """A user's own."""
+    """A user's own, around another one, as Lookahead is."""
+
+    def __init__(self, params: object) -> None:
+        super().__init__(params)
+        self.optimizer = torch.optim.SGD(self.param_groups)
 
 
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (Lion, "Lion steps by signs: it has no linear edge of stability"),
+        (
+            Lion,
+            "Lion steps by signs: no preconditioner, no linear edge of stability; above 2 / lr of critical_sharpness",
+        ),
         (SOAP, "SOAP is unknown: it has no 'betas', unlike the SOAP that flatlens knows"),
         (Own, "Own is unknown: flatlens has no preconditioner for Own, only for ASGD, AdEMAMix, "),
     ],
@@ -181,6 +188,22 @@ def test_edges_with_closed_forms(beta1: float) -> None:
 
 
 FrozenSteps = type("SGDScheduleFree", (torch.optim.Optimizer,), {"step": lambda self: None})
+
+
+@pytest.mark.parametrize(("share", "rises"), [(0.99, False), (1.01, True)])
+def test_beyond_two_over_the_learning_rate_a_step_of_lion_raises_the_loss(share: float, rises: bool) -> None:
+    lion = pytest.importorskip("pytorch_optimizer").Lion
+    net, x = torch.nn.Linear(3, 2, bias=False).double(), torch.randn(9, 3, dtype=torch.float64)
+    problem = fl.Problem(net, "half_squared_error", (x, torch.zeros(9, 2, dtype=torch.float64)))
+    optimiser = lion(net.parameters(), lr=0.01)
+    found = fl.measure(fl.Lens(problem, optimiser=optimiser), "critical_sharpness")["critical_sharpness"]
+    assert found.value > 0
+    for group in optimiser.param_groups:
+        group["lr"] = share * 2 / found.value
+    before = fl.measure(fl.Lens(problem), "loss")["loss"].value
+    (net(x).square().sum(1).mean() / 2).backward()
+    optimiser.step()
+    assert (fl.measure(fl.Lens(problem), "loss")["loss"].value > before) == rises
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -17,7 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from torch import Tensor
 from flatlens.errors import BadInput
 
 _State = Mapping[str, Any]
+_Step: TypeAlias = "Callable[[_State, _State], FrozenStep]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +82,9 @@ def frozen_step(optimiser: torch.optim.Optimizer, group: _State, state: _State) 
     name, kind = name_of(optimiser), type(optimiser).__name__
     if group.get("maximize") or getattr(optimiser, "maximize", False):
         raise BadInput(f"{kind}(maximize=True) maximises the loss, so it has no edge of stability")
-    if name in NOT_LINEAR:
-        raise BadInput(f"{kind} {NOT_LINEAR[name]}: it has no linear edge of stability, and no preconditioner")
+    if name in _NOT_LINEAR:
+        one_step = "above 2 / lr of critical_sharpness its next step raises the loss"
+        raise BadInput(f"{kind} {_NOT_LINEAR[name]}: no preconditioner, no linear edge of stability; {one_step}")
     if name not in _STEPS:
         known = ", ".join(sorted({one.removeprefix("torch.") for one in _STEPS}))
         raise BadInput(f"{kind} is unknown: flatlens has no preconditioner for {kind}, only for {known}")
@@ -110,9 +114,9 @@ def _wide(state: _State, name: str) -> Tensor:
     return found.to(torch.float64)
 
 
-def _root(state: _State, name: str, group: _State, beta: float, t: float) -> Tensor:
-    """Return the root of a mean square of t terms, v / (1 - beta^t), plus eps."""
-    return (_wide(state, name) / (1 - math.pow(beta, t))).sqrt() + float(group["eps"])
+def _root(group: _State, state: _State, t: float, name: str = "exp_avg_sq", k: int = 1) -> Tensor:
+    """Return the root of a mean square of t terms, v / (1 - beta_k^t), plus eps."""
+    return (_wide(state, name) / (1 - math.pow(float(group["betas"][k]), t))).sqrt() + float(group["eps"])
 
 
 def _averaging(
@@ -122,12 +126,10 @@ def _averaging(
     return [[keep, -a * mean * b], [0.0, b]], [a * (mean * into + gradient), -into]
 
 
-def _decays(group: _State, decoupled: bool = False) -> tuple[float, float]:
+def _decays(group: _State, decoupled: object) -> tuple[float, float]:
     """Return the factor on the weights, and the decay that is added to the gradient."""
     w = float(group["weight_decay"])
-    if not group.get("decoupled_weight_decay", group.get("weight_decouple", decoupled)):
-        return 1.0, w
-    return 1 - w * (1.0 if group.get("fixed_decay") else float(group["lr"])), 0.0
+    return (1 - w * (1.0 if group.get("fixed_decay") else float(group["lr"])), 0.0) if decoupled else (1.0, w)
 
 
 def _of_momentum(b: float, nesterov: bool = False, dampening: float = 0.0) -> str:
@@ -138,10 +140,6 @@ def _of_momentum(b: float, nesterov: bool = False, dampening: float = 0.0) -> st
     return "2(1+momentum)/(lr(1-dampening))" if dampening else "2(1+momentum)/lr"
 
 
-def _of_beta1(b: float) -> str:
-    return "2(1+beta1)/((1-beta1)lr)" if b else "2/lr"
-
-
 def _sgd(group: _State, state: _State) -> FrozenStep:
     b, nesterov = float(group["momentum"]), bool(group["nesterov"])
     dampening = float(group["dampening"]) if b else 0.0  # torch never applies it without momentum
@@ -150,30 +148,60 @@ def _sgd(group: _State, state: _State) -> FrozenStep:
     return FrozenStep(A, u, None, float(group["weight_decay"]), _of_momentum(b, nesterov, dampening))
 
 
-def _adam(moment: str, *, decoupled: bool = False) -> Callable[[_State, _State], FrozenStep]:
+def _asgd(group: _State, state: _State) -> FrozenStep:
+    rate = float(state.get("eta", group["lr"]))  # of the next step; the average of the weights moves nothing
+    return FrozenStep([[1 - float(group["lambd"]) * rate]], [rate], None, float(group["weight_decay"]))
+
+
+def _dividing(P: Callable[[_State, _State], Tensor]) -> _Step:
+    """A step along the divided gradient, or its sum with momentum."""
+
     def step(group: _State, state: _State) -> FrozenStep:
-        (b, beta2), (keep, decay) = map(float, group["betas"]), _decays(group, decoupled)
-
-        def divisor() -> Tensor:
-            t = steps_taken(group, state)
-            name = "max_exp_avg_sq" if group.get("amsgrad") else moment
-            return (1 - math.pow(b, t)) * _root(state, name, group, beta2, t)
-
-        A, u = _averaging(float(group["lr"]), b, 1 - b, keep=keep)
-        return FrozenStep(A, u, divisor, decay, _of_beta1(b))
+        b = float(group.get("momentum", 0.0))
+        A, u = _averaging(float(group["lr"]), b, 1.0)
+        return FrozenStep(A, u, lambda: P(group, state), float(group["weight_decay"]), _of_momentum(b))
 
     return step
 
 
-def _nadam(group: _State, state: _State) -> FrozenStep:
-    """The gradient and its mean have coefficients of their own, which change with the step."""
-    (b, beta2), (keep, decay) = map(float, group["betas"]), _decays(group)
-    t = float(state.get("step", 1))
-    now, later = (b * (1 - 0.5 * math.pow(0.96, n * float(group["momentum_decay"]))) for n in (t, t + 1))
-    product = float(state.get("mu_product", now))
-    mean, gradient = later / (1 - product * later), (1 - now) / (1 - product)
-    A, u = _averaging(float(group["lr"]), b, 1 - b, mean=mean, gradient=gradient, keep=keep)
-    return FrozenStep(A, u, lambda: _root(state, "exp_avg_sq", group, beta2, t), decay)
+def _rmsprop(group: _State, state: _State) -> Tensor:
+    v = _wide(state, "square_avg")
+    if group["centered"]:
+        v = v - _wide(state, "grad_avg").square()
+    return v.clamp(min=0).sqrt() + float(group["eps"])
+
+
+def _adagrad(group: _State, state: _State) -> Tensor:
+    return (_wide(state, "sum").sqrt() + float(group["eps"])) * (1 + float(state["step"]) * float(group["lr_decay"]))
+
+
+def _adadelta(group: _State, state: _State) -> Tensor:
+    of_gradients, of_steps = (_wide(state, name) + float(group["eps"]) for name in ("square_avg", "acc_delta"))
+    return (of_gradients / of_steps).sqrt()
+
+
+def _like_adam(P: Callable[[_State, _State, float], Tensor], decoupled: Callable[[_State], object]) -> _Step:
+    """A step along the mean of gradients, divided by P after t steps and by 1 - beta1^t."""
+
+    def step(group: _State, state: _State) -> FrozenStep:
+        b, (keep, decay) = float(group["betas"][0]), _decays(group, decoupled(group))
+
+        def divisor() -> Tensor:
+            t = steps_taken(group, state)
+            return (1 - math.pow(b, t)) * P(group, state, t)
+
+        A, u = _averaging(float(group["lr"]), b, 1 - b, keep=keep)
+        return FrozenStep(A, u, divisor, decay, "2(1+beta1)/((1-beta1)lr)" if b else "2/lr")
+
+    return step
+
+
+def _is_decoupled(group: _State) -> object:
+    return group.get("decoupled_weight_decay")  # an older torch has no such setting
+
+
+def _adam(group: _State, state: _State, t: float) -> Tensor:
+    return _root(group, state, t, "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq")
 
 
 def _rectification(beta2: float, t: float, least: float = 4.0) -> float:
@@ -183,63 +211,23 @@ def _rectification(beta2: float, t: float, least: float = 4.0) -> float:
     return math.sqrt((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho)) if rho > least else 0.0
 
 
-def _radam(group: _State, state: _State) -> FrozenStep:
-    (b, beta2), (keep, decay) = map(float, group["betas"]), _decays(group)
-
-    def divisor() -> Tensor:
-        t, v = steps_taken(group, state), _wide(state, "exp_avg_sq")
-        rect = _rectification(beta2, t, least=5)  # torch divides by the root of a mean square only after that
-        scale = (v.sqrt() + float(group["eps"])) / (math.sqrt(1 - math.pow(beta2, t)) * rect) if rect else 1.0
-        return (1 - math.pow(b, t)) * scale * torch.ones_like(v)
-
-    A, u = _averaging(float(group["lr"]), b, 1 - b, keep=keep)
-    return FrozenStep(A, u, divisor, decay, _of_beta1(b))
+def _radam(group: _State, state: _State, t: float) -> Tensor:
+    v, beta2 = _wide(state, "exp_avg_sq"), float(group["betas"][1])
+    rect = _rectification(beta2, t, least=5)  # torch divides by the root of a mean square only after that
+    if not rect:
+        return torch.ones_like(v)
+    return (v.sqrt() + float(group["eps"])) / (math.sqrt(1 - math.pow(beta2, t)) * rect)
 
 
-def _adamax(group: _State, state: _State) -> FrozenStep:
-    b = float(group["betas"][0])
-    A, u = _averaging(float(group["lr"]), b, 1 - b)
-    return FrozenStep(
-        A,
-        u,
-        lambda: (1 - math.pow(b, float(state["step"]))) * _wide(state, "exp_inf"),
-        float(group["weight_decay"]),
-        _of_beta1(b),
-    )
-
-
-def _rmsprop(group: _State, state: _State) -> FrozenStep:
-    def divisor() -> Tensor:
-        v = _wide(state, "square_avg")
-        if group["centered"]:
-            v = v - _wide(state, "grad_avg").square()
-        return v.clamp(min=0).sqrt() + float(group["eps"])
-
-    b = float(group["momentum"])
-    A, u = _averaging(float(group["lr"]), b, 1.0)
-    return FrozenStep(A, u, divisor, float(group["weight_decay"]), _of_momentum(b))
-
-
-def _adagrad(group: _State, state: _State) -> FrozenStep:
-    def divisor() -> Tensor:
-        return (_wide(state, "sum").sqrt() + float(group["eps"])) * (
-            1 + float(state["step"]) * float(group["lr_decay"])
-        )
-
-    return FrozenStep([[1.0]], [float(group["lr"])], divisor, float(group["weight_decay"]), "2/lr")
-
-
-def _adadelta(group: _State, state: _State) -> FrozenStep:
-    def divisor() -> Tensor:
-        of_gradients, of_steps = (_wide(state, name) for name in ("square_avg", "acc_delta"))
-        return ((of_gradients + float(group["eps"])) / (of_steps + float(group["eps"]))).sqrt()
-
-    return FrozenStep([[1.0]], [float(group["lr"])], divisor, float(group["weight_decay"]), "2/lr")
-
-
-def _asgd(group: _State, state: _State) -> FrozenStep:
-    rate = float(state.get("eta", group["lr"]))  # of the next step; the average of the weights moves nothing
-    return FrozenStep([[1 - float(group["lambd"]) * rate]], [rate], None, float(group["weight_decay"]))
+def _nadam(group: _State, state: _State) -> FrozenStep:
+    """The gradient and its mean have coefficients of their own, which change with the step."""
+    b, (keep, decay) = float(group["betas"][0]), _decays(group, _is_decoupled(group))
+    t = float(state.get("step", 1))
+    now, later = (b * (1 - 0.5 * math.pow(0.96, n * float(group["momentum_decay"]))) for n in (t, t + 1))
+    product = float(state.get("mu_product", now))
+    mean, gradient = later / (1 - product * later), (1 - now) / (1 - product)
+    A, u = _averaging(float(group["lr"]), b, 1 - b, mean=mean, gradient=gradient, keep=keep)
+    return FrozenStep(A, u, lambda: _root(group, state, t), decay)
 
 
 def _schedule_free(group: _State, state: _State) -> FrozenStep:
@@ -258,12 +246,12 @@ def _schedule_free(group: _State, state: _State) -> FrozenStep:
     if not adaptive:
         return FrozenStep(A, u, None, w)
     A[:, 0] -= w * u  # it decays y, beside the divided gradient
-    return FrozenStep(A, u, lambda: _root(state, "exp_avg_sq", group, float(group["betas"][1]), t))
+    return FrozenStep(A, u, lambda: _root(group, state, t))
 
 
 def _adan(group: _State, state: _State) -> FrozenStep:
     """Means of the gradient and of its change; the buffers are both, and the last gradient."""
-    a, w, (b, beta2, beta3) = float(group["lr"]), float(group["weight_decay"]), map(float, group["betas"])
+    a, w, (b, beta2, _) = float(group["lr"]), float(group["weight_decay"]), map(float, group["betas"])
     t = max(float(group.get("step", 1)), 1.0)
     keep, then = (1 - a * w, 1.0) if group["weight_decouple"] else (1.0, 1 / (1 + a * w))  # before or after the step
     p, q = a / (1 - math.pow(b, t)), a * beta2 / (1 - math.pow(beta2, t))
@@ -271,17 +259,17 @@ def _adan(group: _State, state: _State) -> FrozenStep:
     A = np.array([[keep, -p * b, -q * beta2, q * of_change], [0, b, 0, 0], [0, 0, beta2, -of_change], [0, 0, 0, 0]])
     u = np.array([p * (1 - b) + q * of_change, b - 1, -of_change, -1.0])
     A[0], u[0] = A[0] * then, u[0] * then
-    return FrozenStep(A, u, lambda: _root(state, "exp_avg_sq", group, beta3, t))
+    return FrozenStep(A, u, lambda: _root(group, state, t, k=2))
 
 
 def _ademamix(group: _State, state: _State) -> FrozenStep:
     """A fast mean, corrected, and a slow one with the coefficient alpha."""
-    a, (keep, decay), (b, beta2, slow) = float(group["lr"]), _decays(group), map(float, group["betas"])
+    a, (keep, decay), (b, _, slow) = float(group["lr"]), _decays(group, group["weight_decouple"]), group["betas"]
     t = max(float(group.get("step", 1)), 1.0)
     p, q = a / (1 - math.pow(b, t)), a * float(group["alpha"])
     A = [[keep, -p * b, -q * slow], [0.0, b, 0.0], [0.0, 0.0, slow]]
     u = [p * (1 - b) + q * (1 - slow), b - 1, slow - 1]
-    return FrozenStep(A, u, lambda: _root(state, "exp_avg_sq", group, beta2, t), decay)
+    return FrozenStep(A, u, lambda: _root(group, state, t), decay)
 
 
 def _soap(group: _State, state: _State) -> FrozenStep:
@@ -302,7 +290,7 @@ def _shampoo(group: _State, state: _State) -> FrozenStep:
     """The inverse roots of pytorch_optimizer's Shampoo, one for each dimension."""
     if group["momentum"]:
         raise BadInput("Shampoo(momentum=...) is unknown: it averages divided gradients with others")
-    keep, decay = _decays(group)
+    keep, decay = _decays(group, group["weight_decouple"])
 
     def roots() -> list[tuple[Tensor, Tensor]]:
         found = (_wide(state, f"inv_pre_cond_{k}") for k in range(sum("inv" in name for name in state)))
@@ -323,28 +311,28 @@ _OPTIONS = (
 )  # fmt: skip
 """Options of other packages that change the step, and are not known."""
 
-_STEPS: dict[str, Callable[[_State, _State], FrozenStep]] = {
+_STEPS: dict[str, _Step] = {
     "torch.SGD": _sgd,
-    "torch.Adam": _adam("exp_avg_sq"),
-    "torch.AdamW": _adam("exp_avg_sq", decoupled=True),
-    "torch.NAdam": _nadam,
-    "torch.RAdam": _radam,
-    "torch.Adamax": _adamax,
-    "torch.RMSprop": _rmsprop,
-    "torch.Adagrad": _adagrad,
-    "torch.Adadelta": _adadelta,
     "torch.ASGD": _asgd,
+    "torch.RMSprop": _dividing(_rmsprop),
+    "torch.Adagrad": _dividing(_adagrad),
+    "torch.Adadelta": _dividing(_adadelta),
+    "torch.Adam": _like_adam(_adam, _is_decoupled),
+    "torch.AdamW": _like_adam(_adam, lambda group: True),
+    "torch.Adamax": _like_adam(lambda group, state, t: _wide(state, "exp_inf"), _is_decoupled),
+    "torch.RAdam": _like_adam(_radam, _is_decoupled),
+    "torch.NAdam": _nadam,
     **dict.fromkeys(("SGDScheduleFree", "AdamWScheduleFree", "RAdamScheduleFree"), _schedule_free),
     **dict.fromkeys(("ScheduleFreeSGD", "ScheduleFreeAdamW", "ScheduleFreeRAdam"), _schedule_free),
-    "AdaBelief": _adam("exp_avg_var"),
+    "AdaBelief": _like_adam(partial(_root, name="exp_avg_var"), itemgetter("weight_decouple")),
+    "Yogi": _like_adam(_root, itemgetter("weight_decouple")),
     "Adan": _adan,
     "AdEMAMix": _ademamix,
     "SOAP": _soap,
     "Shampoo": _shampoo,
-    "Yogi": _adam("exp_avg_sq"),
 }
 
-NOT_LINEAR = {
+_NOT_LINEAR = {
     **dict.fromkeys(("Lion", "SignSGD", "Tiger", "torch.Rprop"), "steps by signs"),
     **dict.fromkeys(("torch.Adafactor", "Adafactor", "AdaFactor", "CAME", "StableAdamW"), "limits the size of a step"),
     **dict.fromkeys(("Lamb", "LARS"), "scales its steps by the norms of the weights"),

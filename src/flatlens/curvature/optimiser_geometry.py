@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -45,8 +46,8 @@ class Preconditioner:
 
 def plain_optimiser(optimiser: object, call: str) -> torch.optim.Optimizer | None:
     """Return an optimiser without the wrapping of accelerate, or None; refuse anything else. `call` is the user's."""
-    wraps = type(optimiser).__name__ == "AcceleratedOptimizer" or not isinstance(optimiser, torch.optim.Optimizer)
-    inner = getattr(optimiser, "optimizer", optimiser) if wraps else optimiser
+    wrapped = any(kind.__name__ == "AcceleratedOptimizer" for kind in type(optimiser).__mro__)
+    inner = getattr(optimiser, "optimizer", optimiser) if wrapped else optimiser
     if not isinstance(inner, torch.optim.Optimizer | None):
         raise BadInput(f"{call}(optimiser=...): expected a torch.optim.Optimizer, got {type(optimiser).__name__}")
     return inner
@@ -133,10 +134,10 @@ def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Pre
                 continue
             if not (own := step.edge) > 0:
                 raise BadInput(f"{kind}: its steps grow at any curvature; reduce its weight decay or momentum")
-            name, P = names[id(p)], torch.ones_like(p, dtype=torch.float64, requires_grad=False)
-            found.divisor[name] = (P if step.divisor is None else step.divisor().reshape(p.shape)) * (own / edge)
+            name, ones = names[id(p)], partial(torch.ones_like, p, dtype=torch.float64, requires_grad=False)
+            found.divisor[name] = (step.divisor or ones)() * (own / edge)
             found.decay[name] = 0.0 if plain else step.decay
-            if step.axes is not None and any(Q is not None for Q in step.axes()):
+            if step.axes is not None:
                 found.axes[name] = step.axes()
     if not held:
         raise BadInput(f"the {kind} holds none of the network's parameters: give the optimiser that trains it")
@@ -164,7 +165,11 @@ class PreconditionedHessian(Operator):
         self._root = self.space.flat({name: preconditioner.divisor[name].rsqrt() for name in names})
         shift = {name: preconditioner.decay[name] / preconditioner.divisor[name] for name in names}
         self._shift = self.space.flat(shift)
-        self._axes = {name: preconditioner.axes[name] for name in names if name in preconditioner.axes}
+        like = self.space.point()
+        turned = {name: preconditioner.axes[name] for name in names if name in preconditioner.axes}
+        self._axes = {
+            name: [(k, Q.to(like)) for k, Q in enumerate(axes) if Q is not None] for name, axes in turned.items()
+        }
 
     def _open(self, batch: Batch, number: int) -> VectorProduct:
         f, y = self.problem.run_chunk(self.model, batch, number)
@@ -182,10 +187,8 @@ class PreconditionedHessian(Operator):
             return v
         parts = self.space.named(v)
         for name, axes in self._axes.items():
-            for k, Q in enumerate(axes):
-                if Q is not None:
-                    turn = (Q.T if back else Q).to(v)
-                    parts[name] = torch.tensordot(turn, parts[name], dims=([1], [k])).movedim(0, k)
+            for k, Q in axes:
+                parts[name] = torch.tensordot(Q.T if back else Q, parts[name], dims=([1], [k])).movedim(0, k)
         return self.space.flat(parts)
 
 

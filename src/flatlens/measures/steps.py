@@ -73,10 +73,10 @@ of_steps = partial(
 def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Estimate:
     """Sharpness in the optimiser's own geometry: lmax(P^-1/2 H P^-1/2), P the matrix by which it divides the gradient.
 
-    P is read off the state of the lens's optimiser: SGD (P = 1, or learning rates of single groups), Adam, AdamW,
-    RMSprop, Adagrad; weight decay counts (`flatlens.curvature.optimiser_geometry`). `edge_of` gives the value
-    above which its steps grow on a quadratic: 38 / lr for Adam with beta1 = 0.9. It is the largest eigenvalue that a
-    search found, as with `sharpness`.
+    P is read off the state of the lens's optimiser (torch's and others, `flatlens.curvature.frozen_steps`); it is 1
+    for SGD, diagonal for Adam, along axes of their own for SOAP and Shampoo; weight decay counts. `edge_of` gives the
+    value above which its steps grow on a quadratic while P is frozen: 38 / lr for Adam with beta1 = 0.9. It is the
+    largest eigenvalue that a search found, as with `sharpness`.
 
     Muon's geometry is not an inner product. There the value is the largest <D, H D> over matrices D of spectral norm 1
     (in Muon's own scaling), divided by the dual norm of the gradient, with the edge 2 / lr for steps without momentum

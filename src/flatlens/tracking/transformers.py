@@ -94,7 +94,6 @@ class TrackerCallback(TrainerCallback):
 
     def _step(self, state: TrainerState, handed: dict[str, Any], over: bool = False) -> None:
         optimiser = handed.get("optimizer")
-        optimiser = getattr(optimiser, "optimizer", optimiser)  # accelerate wraps it
         known = isinstance(optimiser, torch.optim.Optimizer)
         measure = self.tracker.close if over else self.tracker.step
         report = measure(state.global_step, optimiser=optimiser if known else None)
