@@ -141,7 +141,7 @@ def eigenspace(
     """Return the `k` leading eigenvalues of an operator and their eigenvectors, each as often as it occurs.
 
     Searches by Lanczos from random vectors orthogonal to the pairs found go on until one proves, with probability
-    99.9%, that no eigenvalue is left (Kuczynski and Wozniakowski 1992); all its products are counted. If k cuts a
+    99.9%, that no eigenvalue is left (`flatlens.curvature.krylov.unseen`); all its products are counted. If k cuts a
     multiplet, values within `rtol` of each other, the space has the whole multiplet. Eigenvalues that are 0 up to
     rounding are left out.
 

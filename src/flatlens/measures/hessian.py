@@ -103,7 +103,7 @@ def sharpness(
     and tables of invariance. With 1e-2, eigenvalues within 1% of each other count as one, and searches of random
     spectra missed the first eigenvalue in 3 to 11% of the cases if the second was 2% below it. With 1e-3 it was 9 to
     16% if the second was 0.2% below, 4% if 0.5%, and 1% if 2%. For a random start, the note gives a bound on what was
-    missed (Kuczynski and Wozniakowski 1992); it takes some fifteen products to say anything.
+    missed (van Dorsselaer, Hochstenbach and van der Vorst 2000); it takes some seven products to say anything.
 
     `arrays` has the `top_k` largest and `bottom_k` smallest eigenvalues and their residuals. Of several, each occurs as
     often as in the spectrum: further searches, of ten products or more, end when one shows, with probability 99.9%,
