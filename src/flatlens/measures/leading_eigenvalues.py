@@ -48,9 +48,17 @@ def top_of(
     """Return the ends of an operator's spectrum; the search starts from the earlier lens's eigenpairs."""
     require_tolerance(rtol)
     earlier = lens.remembered.get((key, None))
-    most, share = _within_budget(lens, run)
+    # how many products the budget allows
+    affordable = _MOST if run.budget == math.inf else int(run.budget / lens.product_size)
+    most, share = max(min(affordable, _MOST), LEAST), None
+    if affordable < ENOUGH:  # the start decides: it comes from a part of the samples, on whatever number of them
+        share = max(1, min(OF_THE_START, lens.samples // LEAST_OF_THE_START))
+    # a trial of a limited search: one product, the vectors it holds, and its number of products
     if lens.rehearses and share is not None:
-        return _rehearsed(lens, operator, most, share)
+        held = torch.ones(WARMING, operator.size, dtype=operator.dtype, device=operator.space.device)
+        size, products = float(operator(held[0]).norm() / held[0].norm()), most - (-WARMING // share)
+        lens.count(products)
+        return Estimate(size, products=products)
     pairs = eigenpairs(
         operator,
         top_k=top_k,
@@ -72,28 +80,6 @@ def top_of(
     found = as_estimate(pairs, operator.products, rounding)
     stopped = most < _MOST and not (pairs.converged or pairs.exact)
     return with_note(found, "by name, the search runs to its tolerance" if stopped else "")
-
-
-def _rehearsed(lens: Lens, operator: Operator, most: int, share: int) -> Estimate:
-    """Return a number in place of a limited search's: one product, the vectors it holds, its number of products."""
-    held = torch.ones(WARMING, operator.size, dtype=operator.dtype, device=operator.space.device)
-    size = float(operator(held[0]).norm() / held[0].norm())
-    products = most - (-WARMING // share)
-    lens.count(products)
-    return Estimate(size, products=products)
-
-
-def _within_budget(lens: Lens, run: Run) -> tuple[int, int | None]:
-    """Return the number of products that a search may take, and the part of the samples that it starts on.
-
-    With few products the start decides, so it comes from a part of the samples, on whatever number of them.
-    """
-    if run.budget == math.inf:
-        return _MOST, None
-    affordable = int(run.budget / lens.product_size)
-    if affordable >= ENOUGH:
-        return min(affordable, _MOST), None
-    return max(affordable, LEAST), max(1, min(OF_THE_START, lens.samples // LEAST_OF_THE_START))
 
 
 def as_estimate(pairs: Eigenpairs, products: int, rounding: float = 0.0) -> Estimate:

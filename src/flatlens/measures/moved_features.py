@@ -107,7 +107,12 @@ def feature_robustness(
             return _by_noise(lens, run, weight, delta, probes, shares)
         features = RotatedFeatures(lens.problem, lens.model, weight)
         if over != "worst":
-            return _by_rotations(features, run, delta, over, sigma, probes, shares)
+            changes = torch.empty(len(shares), probes, dtype=torch.float64)
+            for number in run.counted(FEATURES_MOVED, probes):
+                WA = features.draw(delta, over, sigma, run.generator)
+                for k, share in enumerate(shares):
+                    changes[k, number] = (features.change(share * WA) + features.change(-share * WA)) / 2
+            return _at_levels(changes, features.rounding())
         if why := lost_in_rounding("delta", delta, 1.0, lens.problem.dtype):
             return {"": undefined(why)}
         value, reached = features.worst(delta, restarts, steps, run.generator)
@@ -117,18 +122,6 @@ def feature_robustness(
     found = {name: of(weight) for name, weight in weights.items() if layers or name == last}
     parts = {(part, None): with_note(one, which_layer(lens, last)) for part, one in found[last].items()}
     return parts | {(part, name): one for name in found if layers for part, one in found[name].items()}
-
-
-def _by_rotations(
-    features: RotatedFeatures, run: Run, delta: float, law: str, sigma: float, probes: int, shares: list[float]
-) -> dict[str, Estimate]:
-    """Return the estimates from several pairs A and -A."""
-    changes = torch.empty(len(shares), probes, dtype=torch.float64)
-    for number in run.counted(FEATURES_MOVED, probes):
-        WA = features.draw(delta, law, sigma, run.generator)
-        for k, share in enumerate(shares):
-            changes[k, number] = (features.change(share * WA) + features.change(-share * WA)) / 2
-    return _at_levels(changes, features.rounding())
 
 
 def _by_noise(

@@ -200,9 +200,11 @@ def _krylov(rough: _Product, start: Tensor, shape: torch.Size, theta: float | No
         beta = float(vector_norm(w))
         last = len(diagonal) >= most or beta <= 1e-7 * diagonal[0]
         if last or len(diagonal) % (5 if theta is None else CHECKED) == 0:
-            coefficients, left = (
-                _eigenvector(diagonal, beside, beta) if theta is None else _solution(diagonal, beside, beta, theta)
-            )
+            if theta is None:
+                top, coefficients = _top(diagonal, beside)
+                left = beta * abs(float(coefficients[-1])) / max(top, 1e-300)
+            else:
+                coefficients, left = _solution(diagonal, beside, beta, theta)
             if last or left <= (_ROUGHLY if theta is None else _CORRECTED):
                 break
         beside.append(beta)
@@ -210,12 +212,6 @@ def _krylov(rough: _Product, start: Tensor, shape: torch.Size, theta: float | No
         basis.append(v)
     found = torch.stack(basis).T.to(torch.float32) @ torch.from_numpy(coefficients).to(v)
     return length * found.to(torch.float64)
-
-
-def _eigenvector(diagonal: list[float], beside: list[float], beta: float) -> tuple[NDArray[Any], float]:
-    """Return the eigenvector of the tridiagonal matrix's largest eigenvalue, and its relative residual."""
-    top, vector = _top(diagonal, beside)
-    return vector, beta * abs(float(vector[-1])) / max(top, 1e-300)
 
 
 def _solution(diagonal: list[float], beside: list[float], beta: float, theta: float) -> tuple[NDArray[Any], float]:

@@ -458,7 +458,10 @@ class ScaleFinder:
     def _columns(self, out: GraphEdge, reader: Node) -> tuple[Entries, Entries | None]:
         """Return the columns of a product in the order of the features that it reads, and its bias."""
         weights = self.heads.weights.of(reader)
-        owner = _feature_of(reader.next_functions[-2], out)
+        # the feature, on the last axis of `out`, that each column of (rows, columns) is
+        why = "an input {} of what reads them is several features, or none"
+        read = unit_vectors(reader.next_functions[-2], out)
+        owner = [_only(back.abs().flatten(0, -2).sum(0), why.format(c)) for c, back in read]
         if sorted(owner) != list(range(len(owner))) or len(owner) != shape_of(out)[-1]:
             raise NotUnderstood(f"{weights.parameter} reads some of its features several times, or not at all")
         bias = None
@@ -484,12 +487,6 @@ class ScaleFinder:
                 self.gates.append(WeightPair(told, rows, (columns,), None, (), nodes))
             except NotUnderstood as why:
                 self.refused_gates[name] = str(why)
-
-
-def _feature_of(edge: GraphEdge, out: GraphEdge) -> list[int]:
-    """The feature, on the last axis of `out`, that each column of (rows, columns) is."""
-    why = "an input {} of what reads them is several features, or none"
-    return [_only(back.abs().flatten(0, -2).sum(0), why.format(c)) for c, back in unit_vectors(edge, out)]
 
 
 def _output_of(edge: GraphEdge, origin: GraphEdge) -> list[int]:

@@ -285,7 +285,15 @@ def require_usable(model: object, dtype: object) -> None:
             raise BadModel(f"{name!r} was made under torch.inference_mode()", remedy="build the model outside it")
     if dtype is not None and dtype not in (torch.float32, torch.float64):
         raise BadInput("expected None, torch.float32 or torch.float64", argument="dtype", value=dtype)
-    _require_real(model, dtype or measuring_dtype(model))
+    # a copy in another dtype would lose the imaginary part of complex buffers, too
+    own = dtype or measuring_dtype(model)
+    copied = any(p.dtype != own for p in model.parameters())
+    for name, tensor in [*model.named_parameters(), *(model.named_buffers() if copied else ())]:
+        if tensor.is_complex():
+            raise BadModel(
+                f"{name!r} is complex ({tensor.dtype}), and in {own} its imaginary part would be dropped",
+                remedy="hold both parts in a real tensor (torch.view_as_real), and join them in forward()",
+            )
 
 
 def is_quantised(module: nn.Module) -> bool:
@@ -301,17 +309,6 @@ def is_quantised(module: nn.Module) -> bool:
     return any(
         kind.__module__.startswith("torch.") and ".quantized" in kind.__module__ for kind in type(module).__mro__
     )
-
-
-def _require_real(model: nn.Module, dtype: torch.dtype) -> None:
-    """Refuse complex parameters, and complex buffers where a copy in `dtype` would lose their imaginary part."""
-    copied = any(p.dtype != dtype for p in model.parameters())
-    for name, tensor in [*model.named_parameters(), *(model.named_buffers() if copied else ())]:
-        if tensor.is_complex():
-            raise BadModel(
-                f"{name!r} is complex ({tensor.dtype}), and in {dtype} its imaginary part would be dropped",
-                remedy="hold both parts in a real tensor (torch.view_as_real), and join them in forward()",
-            )
 
 
 def require_finite_weights(model: nn.Module) -> None:
