@@ -6,6 +6,7 @@ failures: what cannot be computed is undefined, with its reason, and takes no ot
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import time
@@ -627,6 +628,14 @@ class Lens:
         )
         self.products += products
         return rows.sum(0) if each else rows
+
+    def at(self, problem: Problem) -> Lens:
+        """Return the lens on the same network in another form of its problem, without what depends on it."""
+        other = copy.copy(self)
+        for name in ("risk_and_gradient", "underflow"):
+            vars(other).pop(name, None)
+        other.problem = problem
+        return other
 
     def count(self, products: int) -> None:
         """Add to the number of products with curvature matrices."""

@@ -155,7 +155,12 @@ def worst_sharpness(
 def of_searches(value: float, reached: Tensor, rounding: float, distance: str, note: str = "") -> Estimate:
     """Rise that the best search `reached`, less rounding: a lower bound; option `distance` makes rises larger."""
     kept = max(value - rounding, 0.0)
-    lost = f"the rise is rounding error: use a larger {distance}, or dtype=torch.float64" if kept == 0 < value else ""
+    lost = ""
+    if kept == 0 < value:
+        lost = (
+            f"the rise, {value:.1g}, is rounding error, which is about {rounding:.1g}: use a {distance} at least "
+            f"{2 * rounding / value:.1g} times as large, or dtype=torch.float64"
+        )
     return with_note(Estimate(kept, kind="lower bound", note=note, arrays={"restarts": reached}), lost)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -37,6 +38,7 @@ from flatlens.measures.definition import (
 from flatlens.measures.leading_eigenvalues import sharded_top, top_of
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.autograd_check import coarsest_inside
+from flatlens.perturbation.nudges import Nudged, nudges, rounds
 from flatlens.perturbation.searches import critical_step
 from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, next_update, spread_of
 from flatlens.progress import count_of
@@ -143,6 +145,31 @@ def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool] | str
         return str(error)
 
 
+NUDGES = 8  #: times that weights and inputs are moved by less than one rounding, where a network rounds inside
+SEARCHES = 5  #: the same, for a search
+
+
+def nudged_forms(lens: Lens, seeds: Iterable[int], along: str) -> Nudged | str:
+    """Return the direction and the Hessian's product with it at each nudge, or why there is no direction."""
+    directions, products = [], []
+    for seed in seeds:
+        with nudges(lens.problem, lens.model, seed) as problem:
+            operator, there = Hessian(problem, model=lens.model), lens.at(problem)
+            there.risk_and_gradient = operator.risk_and_gradient()
+            chosen = direction_of(there, along)
+            if isinstance(chosen, str):
+                return chosen
+            own = {name: part for name, part in chosen[0].items() if name in problem.parameters}
+            u = operator.space.flat(own).to(torch.float64)
+            if not float(u.norm()) > 0:
+                return "the direction is zero"
+            u = u / u.norm()
+            directions.append(u.cpu())
+            products.append(operator(u.to(operator.dtype)).to("cpu", torch.float64))
+            lens.count(operator.products)
+    return Nudged(torch.stack(directions), torch.stack(products))
+
+
 @of_steps(
     id="H9",
     symbol=r"2 / \eta_c",
@@ -167,6 +194,24 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     by a fall goes unseen.
     """
     require_tolerance(rtol)
+    if not rounds(lens.problem, lens.model):
+        return _critical(lens, rtol)
+    # where operations inside round, each search meets another rounding
+    found = []
+    for seed in range(SEARCHES):
+        with nudges(lens.problem, lens.model, seed) as problem:
+            found.append(_critical(lens.at(problem), rtol))
+    unlike = [one for one in found if one.kind != "estimate"]
+    if unlike:
+        return next((one for one in unlike if one.kind == "undefined"), unlike[0])
+    values = torch.tensor([one.value for one in found], dtype=torch.float64)
+    mean, stderr = (float(one) for one in student(values))
+    own = sum(one.stderr for one in found) / SEARCHES
+    note = f"{SEARCHES} searches at weights and inputs moved by less than one rounding inside; {found[0].note} each"
+    return replace(found[0], value=mean, stderr=max(stderr, own), note=note, arrays={"searches": values})
+
+
+def _critical(lens: Lens, rtol: float) -> Estimate:
     # the direction, and the slope of the risk along it where that is known
     chosen = direction_of(lens, "update")
     if isinstance(chosen, str):
@@ -209,8 +254,11 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     # the value, and its error: of the search, of the tolerance, or of rounding
     lens.remember(key, Remembered(torch.tensor([found.step], dtype=torch.float64), torch.empty(1, 0)))
     lost = 0.0 if slope is None else rounding / (-slope * found.step)
-    if lost > 0.5:
-        return undefined(f"the risk changes by rounding alone along the update; {tried}")
+    if slope is not None and lost > 0.5:
+        return undefined(
+            f"the risk changes by rounding alone along the update: by {rounding:.1g} at its critical step of about "
+            f"{found.step:.1g}; only one above {2 * rounding / -slope:.1g} can be measured; {tried}"
+        )
     share = max(found.error / found.step, rtol / 3, lost)
     note = "" if found.error <= rtol * found.step else "; stopped before the tolerance was reached"
     value = 2 / found.step
@@ -234,6 +282,8 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     error; it is undefined where gradients jump.
     """
     require_one_of(("update", "gradient"), along=along)
+    if rounds(lens.problem, lens.model):
+        return _despite_rounding(lens, along)
     operator = None if lens.problem.sharded else Hessian(lens.problem, model=lens.model)
     if operator and not lens.has_gradient and (along == "gradient" or lens.along is None):
         lens.risk_and_gradient = operator.risk_and_gradient()  # of the graphs that the product needs, too
@@ -256,6 +306,16 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     value = operator.quadratic(direction) / square
     lens.count(operator.products)
     return Estimate(value, products=operator.products)
+
+
+def _despite_rounding(lens: Lens, along: str) -> Estimate:
+    """Return the form along a direction where operations inside the network compute in a half type."""
+    found, eps = nudged_forms(lens, range(NUDGES), along), torch.finfo(coarsest_inside(lens.problem, lens.model)).eps
+    why = found if isinstance(found, str) else found.lost(eps)
+    if isinstance(found, str) or why:
+        return undefined(why)
+    note = f"mean over {NUDGES} nudges of weights and inputs by less than one rounding inside"
+    return Estimate(*found.with_error(eps), "estimate", note=note, products=NUDGES)
 
 
 of_batches = partial(
@@ -386,9 +446,22 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
     require_count(2, batches=batches)
     if samples > lens.problem.n:
         return undefined(f"the data has {count_of(lens.problem.n, 'sample')}: samples={samples} cannot be drawn")
-    whole, values = samples == lens.problem.n, []
-    for _ in run.counted("minibatches", 1 if whole else batches):
-        operator = Hessian(lens.problem.subset(samples, run.generator), model=None)
+    whole, values, coarse = samples == lens.problem.n, [], rounds(lens.problem, lens.model)
+    bias, eps = 0.0, torch.finfo(coarsest_inside(lens.problem, lens.model)).eps  # the bias: what rounds alike each time
+    if whole and coarse:
+        return _despite_rounding(lens, "gradient")
+    for number in run.counted("minibatches", 1 if whole else batches):
+        problem = lens.problem.subset(samples, run.generator)
+        problem.facts = lens.problem.facts  # about the network, which is the same
+        if coarse:  # two roundings of each batch
+            pair = nudged_forms(lens.at(problem), (2 * number, 2 * number + 1), "gradient")
+            if why := pair if isinstance(pair, str) else pair.lost(eps):
+                return undefined(f"on a batch {why}")
+            assert isinstance(pair, Nudged)
+            values.append(pair.form())
+            bias += eps / 2 * pair.size / batches
+            continue
+        operator = Hessian(problem, model=None)
         _, gradient = operator.risk_and_gradient()
         square = inner(gradient, gradient)
         if not square > 0:
@@ -401,6 +474,7 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
         return Estimate(values[0], note=edge, products=1)
     found = torch.tensor(values, dtype=torch.float64)
     mean, stderr = mean_of_forms(found)
+    stderr = math.hypot(stderr, bias)
     note = "; ".join(filter(None, [f"over {batches} batches of {count_of(samples, 'sample')}", edge]))
     return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found}, products=batches)
 

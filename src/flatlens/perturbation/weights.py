@@ -33,6 +33,7 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import FORWARD_CHUNK, size, take
 from flatlens.problem.eval_context import differentiable, moved_in_place
 from flatlens.problem.forward import Outcomes, outcomes
+from flatlens.problem.problem import HALF
 from flatlens.problem.ranks import in_one_piece, of_the_first, whole_parameters
 
 _DRAWS = 4  #: draws of a rounding
@@ -349,7 +350,6 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
     names = {id(p): name for name, p in model.named_parameters()}
     rate = rate_of_a_step(optimiser)
     known: dict[str, tuple[Tensor, Tensor]] = {}
-    scale = _LONG / rate if _is_linear(optimiser) else 1.0
     try:
         held = (p.grad for group in optimiser.param_groups for p in group["params"])
         without: dict[int, Any] = {id(grad): None for grad in held if grad is not None}  # gradients are not copied
@@ -357,6 +357,8 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         for key, value in vars(optimiser).items():  # torch copies groups and state, and no setting of a subclass
             if value is None or isinstance(value, bool | int | float | str):
                 vars(twin).setdefault(key, value)
+        _widen(twin)
+        scale = _LONG / rate if _is_linear(twin) else 1.0
         for group, own in zip(twin.param_groups, optimiser.param_groups, strict=True):
             group["lr"] = group["lr"] * scale
             for p, original in zip(group["params"], own["params"], strict=True):
@@ -377,10 +379,21 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
     # in memory already at hand
     moved = {name: in_one_piece(after.detach().sub_(before)) for name, (before, after) in known.items()}
     if scale == 1.0:  # the length of the rounding errors of the weights
-        errors = [torch.finfo(w.dtype).eps / math.sqrt(12) * in_one_piece(w) for w, _ in known.values()]
+        errors = [torch.finfo(p.dtype).eps / math.sqrt(12) * in_one_piece(w) for w, p in known.values()]
         if math.sqrt(dot(errors, errors)) > _LOST * inner(moved, moved) ** 0.5 > 0:
             raise BadInput(f"the next step of {type(optimiser).__name__} is lost in the rounding of the weights")
     return {name: step.div_(-rate * scale) for name, step in moved.items()}
+
+
+def _widen(twin: torch.optim.Optimizer) -> None:
+    """Give a copy of an optimiser its weights and state of half types in float32: a step in them is mostly rounding."""
+    for group in twin.param_groups:
+        for p in group["params"]:
+            if p.dtype in HALF and not hasattr(p, "to_local"):
+                p.data = p.data.to(torch.float32)
+                state = twin.state.get(p, {})
+                half = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.dtype in HALF}
+                state.update({k: v.to(torch.float32) for k, v in half.items()})
 
 
 def _is_linear(optimiser: torch.optim.Optimizer) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeAlias, final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 from flatlens.errors import FORWARD, BadData, BadInput, BadModel
 from flatlens.problem.batches import FORWARD_CHUNK, Batch, counts_samples, move, size
@@ -80,6 +81,7 @@ class NetworkOnData:
     constant: BestConstant | None = None  #: the best fit by outputs that ignore the input, where it has a formula
     works_in: Arithmetic = "full"  #: `arithmetic` in the pass and in curvature products only
     seen: Seen | None = None  #: the outputs of the first check; None where samples are coupled
+    nudge: tuple[int, float] | None = None  #: a seed, and the share by which inputs move (`perturbation.nudges`)
 
     def changed(self, **attributes: Any) -> Self:
         """Return the same with other attributes, not checked again."""
@@ -143,7 +145,11 @@ class NetworkOnData:
 
     def place(self, batch: Batch) -> Batch:
         """Return the batch on the model's device, floating tensors in the measured dtype."""
-        return move(batch, device_of(self.model), self.dtype)
+        placed = move(batch, device_of(self.model), self.dtype)
+        if self.nudge is None or not isinstance(placed, tuple):
+            return placed
+        draw, share = torch.Generator().manual_seed(self.nudge[0]), self.nudge[1]
+        return tree_map(lambda leaf: nudged(leaf, draw, share), placed[0]), *placed[1:]
 
     # The forward pass
 
@@ -253,6 +259,14 @@ def require_numbers(outputs: Tensor) -> None:
         raise BadModel(
             f"the outputs have shape {tuple(outputs.shape)}, with no entries per sample: return at least one output"
         )
+
+
+def nudged(values: Any, draw: torch.Generator, share: float) -> Any:
+    """Return floating numbers, each moved at random by up to this share of its size; all else as it is."""
+    if not (isinstance(values, Tensor) and values.is_floating_point()):
+        return values
+    drawn = torch.rand(values.shape, generator=draw, dtype=torch.float64).to(values)
+    return values + share * (2 * drawn - 1) * values
 
 
 def main_output(answer: Any) -> Any:
