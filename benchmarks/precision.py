@@ -43,13 +43,13 @@ class InHalf(torch.autograd.Function):
     """x W^T in half precision; autograd sees float32 alone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, to: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, to: torch.dtype) -> Tensor:  # noqa: D102
         ctx.save_for_backward(x, weight)
         ctx.to = to
         return _product(x, weight, to)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
+    def backward(ctx: Any, *slopes: Tensor) -> Any:  # noqa: D102
         x, weight = ctx.saved_tensors
         (g,) = slopes
         rows, ahead = x.flatten(0, -2), g.flatten(0, -2)
@@ -71,7 +71,7 @@ class Layer(nn.Module):
         self.act = act
         self.way, self.short = "", torch.float32
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         if self.way == "function":
             return self.act(InHalf.apply(x, self.weight, self.short) + self.bias)
         if self.way == "casts":
@@ -90,7 +90,7 @@ class Net(nn.Module):
         self.run = run
         self.way, self.short = "", torch.float32
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         if self.way != "autocast":
             return self.run(self, x)
         with torch.autocast("cpu", self.short):
@@ -117,17 +117,16 @@ def _conv() -> Net:
 def _encoder() -> Net:
     def run(net: Any, x: Tensor) -> Tensor:
         h = net.embed(x.reshape(-1, 4, 9))
-        q, k, v = net.qkv(net.first(h)).chunk(3, -1)
-        q, k, v = (part.reshape(len(x), 4, 2, 4).mT.movedim(-1, 1).mT.contiguous().mT for part in (q, k, v))
-        q, k, v = (part.permute(0, 2, 1, 3).reshape(len(x), -1, 4) for part in (q, k, v))
-        shares = (q @ k.mT / 2).softmax(-1)
-        h = h + net.out((shares @ v).reshape(len(x), 4, 8))
+        q, k, v = (part.reshape(-1, 4, 2, 4).transpose(1, 2) for part in net.qkv(net.first(h)).chunk(3, -1))
+        seen = (q @ k.mT / 2).softmax(-1) @ v
+        h = h + net.out(seen.transpose(1, 2).reshape(-1, 4, 8))
         h = h + net.narrow(net.wide(net.second(h)))
         out: Tensor = net.head(h.mean(1))
         return out
 
     parts = {"embed": Layer(9, 8), "first": nn.LayerNorm(8), "qkv": Layer(8, 24), "out": Layer(8, 8),
-             "second": nn.LayerNorm(8), "wide": Layer(8, 8, F.gelu), "narrow": Layer(8, 8), "head": Layer(8, 3)}  # fmt: skip
+             "second": nn.LayerNorm(8), "wide": Layer(8, 8, F.gelu), "narrow": Layer(8, 8),
+             "head": Layer(8, 3)}  # fmt: skip
     return Net(parts, run)
 
 
@@ -157,11 +156,7 @@ def in_way(net: Net, way: str, short: torch.dtype) -> Net:
 
 def plain(net: Net) -> Net:
     """Return the same network in float64, without casts."""
-    return (
-        in_way(net.double(), "", torch.float64)
-        if not net.way
-        else in_way(copy.deepcopy(net).double(), "", torch.float64)
-    )
+    return in_way(net, "", torch.float64).double()
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -304,9 +299,8 @@ def summary(rows: pd.DataFrame) -> str:
         there = own[own["kind"] != "undefined"]
         off, width = ((there[of] / there["true"].abs()).median() for of in ("off", "margin"))
         held = f"{int(there['holds'].sum())} of {len(there)}"
-        lines.append(
-            f"| {short}, {way} | `{measure}` | {len(own)} | {len(own) - len(there)} | {held} | {100 * off:.2g} | {100 * width:.2g} |"
-        )
+        sizes = f"{len(own)} | {len(own) - len(there)} | {held} | {100 * off:.2g} | {100 * width:.2g}"
+        lines.append(f"| {short}, {way} | `{measure}` | {sizes} |")
     there = rows[rows["kind"] != "undefined"]
     return "\n".join([*lines, f"All: {there['holds'].mean():.3f} of {len(there)}."])
 

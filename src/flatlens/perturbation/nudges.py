@@ -34,7 +34,7 @@ def rounds(problem: Problem, model: nn.Module) -> bool:
 def nudges(problem: Problem, model: nn.Module, seed: int) -> Iterator[Problem]:
     """Give the problem with weights and inputs moved at random by less than one unit in the last place.
 
-    The unit is that of the coarsest type inside. The network rounds anew then, where a repetition gives the same digits.
+    The unit is that of the coarsest type inside.
     """
     share = torch.finfo(coarsest_inside(problem, model)).eps / 2
     draw, tensors = torch.Generator().manual_seed(seed), [p for p in model.parameters() if p.is_floating_point()]
