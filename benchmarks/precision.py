@@ -141,7 +141,7 @@ class Case:
 CASES = {
     "mlp": Case(_mlp, lambda p: torch.optim.SGD(p, lr=0.1)),
     "conv": Case(_conv, lambda p: torch.optim.SGD(p, lr=0.05)),
-    "encoder": Case(_encoder, lambda p: torch.optim.Adam(p, lr=3e-3)),
+    "encoder": Case(_encoder, lambda p: torch.optim.Adam(p, lr=3e-3, eps=1e-4)),
 }
 
 
@@ -210,7 +210,8 @@ class Truth:
 
     def _update(self, optimiser: torch.optim.Optimizer) -> Tensor:
         """Return what the optimiser subtracts next, at learning rate 1, from its own state in float64."""
-        twin = type(optimiser)(self.net.parameters(), lr=optimiser.param_groups[0]["lr"])
+        group = optimiser.param_groups[0]
+        twin = type(optimiser)(self.net.parameters(), **{k: group[k] for k in ("lr", "eps") if k in group})
         for p, own in zip(self.net.parameters(), optimiser.param_groups[0]["params"], strict=True):
             if own in optimiser.state:
                 twin.state[p] = {k: v.clone() if k == "step" else v.double() for k, v in optimiser.state[own].items()}

@@ -25,7 +25,8 @@ from flatlens.measures.definition import (
     require_positive,
 )
 from flatlens.measures.lens import Lens
-from flatlens.perturbation.searches import climb, first_crossing
+from flatlens.perturbation.nudges import NUDGES, nudges, rounds
+from flatlens.perturbation.searches import Peak, climb, first_crossing
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch
 from flatlens.progress import count_of
@@ -114,11 +115,12 @@ def worst_sharpness(
     """Worst-case sharpness: the largest rise of the risk over all ||d||_2 <= rho, found by projected gradient ascent.
 
     The value is a lower bound: the best of `restarts` searches of `steps` gradients each, less the risk's own rounding
-    error. Where the weights' rounding is over 1% of rho, there is no value. One search starts along the
-    gradient (its first step is SAM's own approximation), the others in random directions. `arrays["restarts"]` shows
-    how far they agree. `adaptive=True` takes the ball ||d / |theta| ||_2 <= rho (that of ASAM, for every parameter); a
-    parameter at 0 stays at 0. `m=k` is m-sharpness: each group of k samples, in the data's order, has a d of its own,
-    and the rises are averaged.
+    error, there and here. Where operations inside compute in a half type, the rise is taken again, at moves of weights
+    and inputs by less than one rounding. Where the weights' rounding is over 1% of rho, there is no value. One search
+    starts along the gradient (its first step is SAM's own approximation), the others in random directions.
+    `arrays["restarts"]` shows how far they agree. `adaptive=True` takes the ball ||d / |theta| ||_2 <= rho (that of
+    ASAM, for every parameter); a parameter at 0 stays at 0. `m=k` is m-sharpness: each group of k samples, in the
+    data's order, has a d of its own, and the rises are averaged.
     """
     require_positive(rho=rho)
     require_count(1, restarts=restarts, steps=steps, **({} if m is None else {"m": m}))
@@ -139,17 +141,34 @@ def worst_sharpness(
         return undefined(why)
     # each group climbs on its own; the rises are averaged by their masses
     size, total, reached = min(m or lens.problem.n, lens.problem.n), 0.0, []
+    highest, there = -math.inf, elsewhere.here
     for group in groups:
-        rise, mass, each = _worst_of(elsewhere, group, rho, unit, restarts, steps, run)
-        total += rise * mass
-        reached.append(each * mass)
+        peak, mass = _worst_of(elsewhere, group, rho, unit, restarts, steps, run)
+        total += peak.value * mass
+        reached.append(peak.restarts.clamp(min=0) * mass)
+        if peak.value > highest:
+            highest, there = peak.value, elsewhere.here + unit * peak.where
         if run.progress is not None:
             run.progress("groups of samples", len(reached), -(-lens.problem.n // size))
     if not math.isfinite(total):
         return undefined(NO_LOSS)
     mass, rises = lens.problem.mass, torch.stack(reached).sum(0)
     note = f"m = {size}, {count_of(len(reached), 'group')} of samples"
-    return of_searches(total / mass, rises / mass, elsewhere.rounding(), "rho", note)
+    if rounds(lens.problem, lens.model) and len(reached) == 1:  # the search has chosen the largest rounding, too
+        again = _rises(lens, there - elsewhere.here)
+        return of_searches(float(again.mean()), rises / mass, 1.96 * float(again.std()), "rho", note)
+    rounding = elsewhere.rounding() + elsewhere.rounding(there)  # of both ends of a rise
+    return of_searches(total / mass, rises / mass, rounding, "rho", note)
+
+
+def _rises(lens: Lens, move: Tensor) -> Tensor:
+    """Return the rise of the risk by a move at each nudge of weights and inputs, (NUDGES,) float64."""
+    found = []
+    for seed in range(NUDGES):
+        with nudges(lens.problem, lens.model, seed) as problem:
+            there = Elsewhere(problem, model=lens.model)
+            found.append(there.outcomes(there.here + move).risk - there.outcomes(there.here).risk)
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def of_searches(value: float, reached: Tensor, rounding: float, distance: str, note: str = "") -> Estimate:
@@ -173,11 +192,11 @@ def lost_in_rounding(distance: str, value: float, size: float, dtype: torch.dtyp
 
 def _worst_of(
     elsewhere: Elsewhere, group: Batch | None, rho: float, unit: Tensor, restarts: int, steps: int, run: Run
-) -> tuple[float, float, Tensor]:
-    """Return (largest rise of the group's mean loss, its mass, the largest rise of each search)."""
+) -> tuple[Peak, float]:
+    """Return (the largest rise of the group's mean loss, its mass)."""
     mass = elsewhere.mass(group)
     if mass == 0:  # every sample is ignored
-        return 0.0, 0.0, torch.zeros(restarts, dtype=torch.float64)
+        return Peak(0.0, torch.zeros_like(unit), torch.zeros(restarts, dtype=torch.float64)), 0.0
     here, slope = elsewhere.slope(elsewhere.here, elsewhere.chunks(group), mass)
     if not bool(slope.isfinite().all()):
         raise overflow(slope.dtype, "the gradient")
@@ -192,8 +211,7 @@ def _worst_of(
             along = unit * slope if number == 0 and bool((unit * slope).any()) else drawn
             yield rho * along / along.norm()
 
-    peak = climb(rise, starts(), rho, steps)
-    return peak.value, mass, peak.restarts.clamp(min=0)
+    return climb(rise, starts(), rho, steps), mass
 
 
 @of_moved_weights(

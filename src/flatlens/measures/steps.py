@@ -38,7 +38,7 @@ from flatlens.measures.definition import (
 from flatlens.measures.leading_eigenvalues import sharded_top, top_of
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.autograd_check import coarsest_inside
-from flatlens.perturbation.nudges import Nudged, nudges, rounds
+from flatlens.perturbation.nudges import NUDGES, Nudged, nudges, rounds
 from flatlens.perturbation.searches import critical_step
 from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, next_update, spread_of
 from flatlens.progress import count_of
@@ -145,8 +145,7 @@ def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool] | str
         return str(error)
 
 
-NUDGES = 8  #: times that weights and inputs are moved by less than one rounding, where a network rounds inside
-SEARCHES = 5  #: the same, for a search
+SEARCHES = 5  #: times that weights and inputs are nudged for a search
 
 
 def nudged_forms(lens: Lens, seeds: Iterable[int], along: str) -> Nudged | str:
@@ -191,7 +190,8 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     third of `rtol`, and rounding, of the risk, the outputs and the weights, over the change of the risk. The search
     ends when the first is at most `rtol`. If it ends before, the interval is that of the last steps with changes of
     either sign. `arrays` has the steps tried and the changes of the risk. A rise between two of them that is followed
-    by a fall goes unseen.
+    by a fall goes unseen. Where operations inside compute in a half type, it is the mean of five searches, with weights
+    and inputs moved by less than one rounding; `arrays["searches"]` has their values.
     """
     require_tolerance(rtol)
     if not rounds(lens.problem, lens.model):
@@ -205,13 +205,19 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     if unlike:
         return next((one for one in unlike if one.kind == "undefined"), unlike[0])
     values = torch.tensor([one.value for one in found], dtype=torch.float64)
-    mean, stderr = (float(one) for one in student(values))
     own = sum(one.stderr for one in found) / SEARCHES
     note = f"{SEARCHES} searches at weights and inputs moved by less than one rounding inside; {found[0].note} each"
-    return replace(found[0], value=mean, stderr=max(stderr, own), note=note, arrays={"searches": values})
+    return replace(
+        found[0],
+        value=float(values.mean()),
+        stderr=max(float(values.std()), own),
+        note=note,
+        arrays={"searches": values},
+    )
 
 
 def _critical(lens: Lens, rtol: float) -> Estimate:
+    """Return the critical sharpness by one search."""
     # the direction, and the slope of the risk along it where that is known
     chosen = direction_of(lens, "update")
     if isinstance(chosen, str):
@@ -279,7 +285,8 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     a vector by parameter, or another problem whose gradient is followed. `along="gradient"` is the gradient of this
     problem. Along the gradient, gradient descent raises a quadratic risk where it exceeds 2 / lr. Where parameters are
     spread over processes and have no second derivative, it comes from central differences of gradients, with their
-    error; it is undefined where gradients jump.
+    error; it is undefined where gradients jump. Where operations inside compute in a half type, it is an estimate from
+    eight times its cost: weights and inputs move by less than one rounding, and each product has factors of two moves.
     """
     require_one_of(("update", "gradient"), along=along)
     if rounds(lens.problem, lens.model):
@@ -440,7 +447,8 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
 
     Each batch is drawn without replacement, independently of the others. The error is that of a mean of few skewed
     numbers; `arrays` has each batch's value. With all samples it is `directional_sharpness(along='gradient')`, exact.
-    Where the gradient of a batch is zero, it is undefined.
+    Where the gradient of a batch is zero, it is undefined. Where operations inside compute in a half type, each batch
+    takes two moves by less than one rounding, and the interval has what rounds alike at both.
     """
     require_count(1, samples=samples)
     require_count(2, batches=batches)
@@ -458,8 +466,9 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
             if why := pair if isinstance(pair, str) else pair.lost(eps):
                 return undefined(f"on a batch {why}")
             assert isinstance(pair, Nudged)
+            lens.count(2)
             values.append(pair.form())
-            bias += eps / 2 * pair.size / batches
+            bias += pair.bias(eps) / batches
             continue
         operator = Hessian(problem, model=None)
         _, gradient = operator.risk_and_gradient()
@@ -475,8 +484,10 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
     found = torch.tensor(values, dtype=torch.float64)
     mean, stderr = mean_of_forms(found)
     stderr = math.hypot(stderr, bias)
-    note = "; ".join(filter(None, [f"over {batches} batches of {count_of(samples, 'sample')}", edge]))
-    return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found}, products=batches)
+    inside = "two moves of each by less than one rounding inside" if coarse else ""
+    note = "; ".join(filter(None, [f"over {batches} batches of {count_of(samples, 'sample')}", inside, edge]))
+    products = batches * (1 + coarse)
+    return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found}, products=products)
 
 
 def edge_in_words(optimiser: torch.optim.Optimizer) -> str:

@@ -78,17 +78,20 @@ class Elsewhere:
         with problem.measuring(self.model):
             return outcomes(problem, problem.shared(FORWARD_CHUNK), lambda batch: self.run(theta, batch))
 
-    def rounding(self) -> float:
+    def rounding(self, at: Tensor | None = None) -> float:
         """Return the risk's own rounding error: its change when parameters and outputs move by one rounding each.
+
+        `at`: the parameters, (P,); None for the network's own. Where the risk is steep it is larger.
 
         Every number moves up or down. The outputs' own rounding counts where they are far from 0 whatever the weights
         are, such as by a constant that forward() adds.
         """
-        here, problem, risks = self.outcomes(self.here).risk, self.problem, []
+        at = self.here if at is None else at
+        here, problem, risks = self.outcomes(at).risk, self.problem, []
         eps = torch.finfo(coarsest_inside(problem, self.model)).eps
         of_weights, of_outputs = (torch.Generator().manual_seed(seed) for seed in (0, 1))
         for _ in range(_DRAWS):
-            theta = rounded(self.here, of_weights, eps)
+            theta = rounded(at, of_weights, eps)
 
             def run(batch: Batch, theta: Tensor = theta) -> tuple[Tensor, Any]:
                 f, y = self.run(theta, batch)

@@ -1,0 +1,119 @@
+"""Measures of an optimiser's steps where a network computes in half precision: their intervals hold float64's values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import flatlens as fl
+from benchmarks import precision
+from flatlens.perturbation.autograd_check import coarsest_inside
+from flatlens.perturbation.nudges import Nudged, nudges, rounds
+from flatlens.perturbation.weights import next_update
+
+
+@pytest.mark.parametrize("name", precision.CASES)
+@pytest.mark.parametrize("way", precision.WAYS)
+@pytest.mark.parametrize("short", precision.SHORT)
+def test_intervals_hold_the_value_in_float64(
+    name: str, way: str, short: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m benchmarks.precision` counts at 17 steps of each training."""
+    monkeypatch.setattr(precision, "MOMENTS", (11,))
+    rows = {row["measure"]: row for row in precision.case(name, way, short)}
+    assert list(rows) == list(precision.MEASURES)
+    assert all(row["holds"] for row in rows.values()), rows
+    told = [f"computes in {str(short).removeprefix('torch.')}" in row["note"] or "rounding inside" in row["note"]
+            for row in rows.values()]  # fmt: skip
+    assert any(told) == (way in ("casts", "function"))
+
+
+def test_a_form_is_free_of_the_square_of_its_direction_s_rounding() -> None:
+    draw = torch.Generator().manual_seed(0)
+    H = torch.diag(torch.cat([torch.full((1,), 4.0), torch.full((99,), -1.0)]).double())
+    e, held, plain = torch.eye(100, dtype=torch.float64)[0], 0, 0
+    for _ in range(50):
+        g = e + 0.03 * torch.randn(8, 100, generator=draw, dtype=torch.float64)
+        found = Nudged(g / g.norm(dim=1, keepdim=True), g / g.norm(dim=1, keepdim=True) @ H)
+        value, stderr = found.with_error(0.0)
+        held += abs(value - 4.0) <= 1.96 * stderr
+        squares = (found.directions * found.products).sum(1)
+        plain += abs(float(squares.mean()) - 4.0) <= 1.96 * stderr
+        assert found.lost(0.01) == ""
+    assert held >= 44 > plain
+
+
+def test_directions_that_are_rounding_say_so() -> None:
+    drawn = torch.nn.functional.normalize(torch.randn(8, 100, generator=torch.Generator().manual_seed(0)).double())
+    assert "the direction is rounding: operations inside round to 0.008" in Nudged(drawn, drawn).lost(2.0**-7)
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.Tanh, nn.GELU])
+@pytest.mark.parametrize("depth", [1, 6])
+def test_a_half_type_out_of_sight_is_seen_and_none_where_there_is_none(act: Any, depth: int) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        widths = [36, *[8] * depth, 3]
+        layers = [precision.Layer(m, k, act()) for m, k in zip(widths, widths[1:], strict=False)]
+        for way, short in (("", torch.float32), ("function", torch.bfloat16), ("function", torch.float16)):
+            for layer in layers:
+                layer.way, layer.short = way, short
+            problem = fl.Problem(nn.Sequential(*layers), "cross_entropy", precision.data())
+            found = coarsest_inside(problem, problem.measured())
+            assert rounds(problem, problem.measured()) == (way == "function")
+            assert torch.finfo(found).eps >= torch.finfo(short).eps
+
+
+def test_nudges_move_weights_and_inputs_by_less_than_a_rounding_and_back() -> None:
+    net = precision.in_way(precision.CASES["mlp"].build(), "casts", torch.bfloat16)
+    problem = fl.Problem(net, "cross_entropy", precision.data())
+    model, raw = problem.measured(), problem.probes[0]
+    before, here = [p.detach().clone() for p in model.parameters()], problem.place(raw)[0]
+    with nudges(problem, model, 0) as other:
+        x, again = (other.place(raw)[0] for _ in range(2))
+        assert torch.equal(x, again)
+        for old, new in [(here, x), *zip(before, model.parameters(), strict=True)]:
+            unit = 2.0 ** (old.abs().clamp(min=1e-30).log2().floor() - 7)
+            assert bool(((old - new).abs() < unit).all())
+            assert not bool(old.any()) or not torch.equal(old, new)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("short", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_the_next_update_of_half_weights_is_not_rounded(short: torch.dtype, kind: Any) -> None:
+    torch.manual_seed(0)
+    half, fine = nn.Linear(5, 4).to(short), nn.Linear(5, 4).double()
+    optimiser = kind(half.parameters(), lr=1e-3)
+    for p in half.parameters():
+        p.grad = torch.randn_like(p)
+    optimiser.step()
+    fine.load_state_dict(half.state_dict())
+    twin = kind(fine.parameters(), lr=1e-3)
+    for p, own in zip(fine.parameters(), half.parameters(), strict=True):
+        twin.state[p] = {k: v.clone() if k == "step" else v.double() for k, v in optimiser.state[own].items()}
+        p.grad = torch.randn_like(p)
+    given, before = {n: p.grad for n, p in fine.named_parameters()}, [p.detach().clone() for p in fine.parameters()]
+    found = next_update(optimiser, half, given)
+    twin.step()
+    for name, p, old in zip(found, fine.parameters(), before, strict=True):
+        assert torch.allclose(found[name].double(), (old - p.detach()) / 1e-3, rtol=1e-4, atol=1e-4)
+    assert all(p.dtype == short for p in half.parameters())
+    assert all(v.dtype in (short, torch.float32) for state in optimiser.state.values() for v in state.values())
+
+
+def test_what_rounding_hides_says_its_size_and_the_distance() -> None:
+    for step, net, optimiser in precision.trained("mlp", "function", torch.bfloat16):
+        if step == precision.MOMENTS[5]:
+            lens = fl.Lens(fl.Problem(net, "cross_entropy", precision.data()), optimiser=optimiser)
+            found = fl.measure(lens, "worst_sharpness(rho=0.0005, restarts=1, steps=2)")
+            (estimate,) = found.values()
+            assert estimate.value == 0
+            assert "is rounding error, which is about" in estimate.note
+            assert "times as large" in estimate.note
+            break
+    assert math.isnan(estimate.stderr)
