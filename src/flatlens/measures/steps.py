@@ -456,8 +456,9 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
         return undefined(f"the data has {count_of(lens.problem.n, 'sample')}: samples={samples} cannot be drawn")
     whole, values, coarse = samples == lens.problem.n, [], rounds(lens.problem, lens.model)
     bias, eps = 0.0, torch.finfo(coarsest_inside(lens.problem, lens.model)).eps  # the bias: what rounds alike each time
+    edge = "" if lens.optimiser is None else edge_in_words(lens.optimiser)
     if whole and coarse:
-        return _despite_rounding(lens, "gradient")
+        return with_note(_despite_rounding(lens, "gradient"), edge)
     for number in run.counted("minibatches", 1 if whole else batches):
         problem = lens.problem.subset(samples, run.generator)
         problem.facts = lens.problem.facts  # about the network, which is the same
@@ -478,16 +479,14 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
         size = math.sqrt(square)
         values.append(operator.quadratic({name: part / size for name, part in gradient.items()}))
         lens.count(operator.products)
-    edge = "" if lens.optimiser is None else edge_in_words(lens.optimiser)
     if whole:
         return Estimate(values[0], note=edge, products=1)
     found = torch.tensor(values, dtype=torch.float64)
     mean, stderr = mean_of_forms(found)
-    stderr = math.hypot(stderr, bias)
     inside = "two moves of each by less than one rounding inside" if coarse else ""
     note = "; ".join(filter(None, [f"over {batches} batches of {count_of(samples, 'sample')}", inside, edge]))
-    products = batches * (1 + coarse)
-    return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found}, products=products)
+    error, products = math.hypot(float(stderr), bias), batches * (1 + coarse)
+    return Estimate(float(mean), error, "estimate", note=note, arrays={"batches": found}, products=products)
 
 
 def edge_in_words(optimiser: torch.optim.Optimizer) -> str:

@@ -40,7 +40,8 @@ def nudges(problem: Problem, model: nn.Module, seed: int) -> Iterator[Problem]:
     The unit is that of the coarsest type inside.
     """
     share = torch.finfo(coarsest_inside(problem, model)).eps / 2
-    draw, tensors = torch.Generator().manual_seed(seed), [p for p in model.parameters() if p.is_floating_point()]
+    draw = torch.Generator().manual_seed(seed)
+    tensors: list[Tensor] = [p for p in model.parameters() if p.is_floating_point()]
     with problem.measuring(model), moved_in_place(tensors) as (here, put):
         put([nudged(p, draw, share) for p in here])
         yield problem.changed(nudge=(seed, share), seen=None)
