@@ -155,7 +155,7 @@ class Own(Lion):
             "Lion steps by signs: no preconditioner, no linear edge of stability; above 2 / lr of critical_sharpness",
         ),
         (SOAP, "SOAP is unknown: it has no 'betas', unlike the SOAP that flatlens knows"),
-        (Own, "Own is unknown: flatlens has no preconditioner for Own, only for ASGD, AdEMAMix, "),
+        (Own, "Own is unknown: flatlens has no preconditioner for Own, only for AdaBelief, Adadelta, "),
     ],
 )
 def test_an_edge_that_is_not_there_says_why(kind: type[Lion], why: str) -> None:

@@ -86,7 +86,7 @@ def frozen_step(optimiser: torch.optim.Optimizer, group: _State, state: _State) 
         one_step = "above 2 / lr of critical_sharpness its next step raises the loss"
         raise BadInput(f"{kind} {_NOT_LINEAR[name]}: no preconditioner, no linear edge of stability; {one_step}")
     if name not in _STEPS:
-        known = ", ".join(sorted({one.removeprefix("torch.") for one in _STEPS}))
+        known = ", ".join(sorted({one.removeprefix("torch.") for one in _STEPS}, key=str.lower))
         raise BadInput(f"{kind} is unknown: flatlens has no preconditioner for {kind}, only for {known}")
     if used := [option for option in _OPTIONS if group.get(option)]:
         raise BadInput(f"{kind}({used[0]}={group[used[0]]}) is unknown: flatlens has no preconditioner for this option")

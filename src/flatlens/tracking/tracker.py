@@ -208,8 +208,8 @@ class Tracker:
         """Measure if it is due after `step` training steps; return the report, or None.
 
         Without `step`, calls are counted from 0. A step is measured once, and steps may not decrease: a tracker follows
-        one run. `optimiser` gives the learning rate and the edge of stability. Weights that are not finite give
-        undefined numbers, never an error.
+        one run. `optimiser` gives the learning rate and the edge of stability; SAM's edge takes the norm of the
+        gradient of the measured samples. Weights that are not finite give undefined numbers, never an error.
         """
         step = self._next if step is None else whole(step, "step", 0)
         self._optimiser = plain_optimiser(optimiser, "Tracker.step")
