@@ -239,7 +239,7 @@ _NUMBERS = {
     **_RISES,
     "r of the changes of sharpness and Jacobian norm": correlated_changes(*_CHANGES),
     "of ranks": correlated_changes(*_CHANGES, "spearman"),
-    "r of both changes up to 2/lr": up_to_edge(correlated_changes(*_CHANGES), _SHARP, "edge"),
+    "r of the two changes up to 2/lr": up_to_edge(correlated_changes(*_CHANGES), _SHARP, "edge"),
     "of ranks up to 2/lr": up_to_edge(correlated_changes(*_CHANGES, "spearman"), _SHARP, "edge"),
     "growth of the Jacobian norm beyond 2/lr": growth_beyond(_SOFTMAXED, _SHARP, "edge"),
     "growth of the loss beyond 2/lr": growth_beyond(_EXCESS.column, _SHARP, "edge"),
