@@ -67,10 +67,15 @@ class Forgetting(Report):
         change = self["change"].value
         rows = [
             {"part": name, "layer": layer or "", "value": e.value, "95% ±": f"{e.margin:.1g}" if e.margin else "",
-             "of the change": f"{e.value / change:.0%}" if change and math.isfinite(e.value) else "", "kind": e.kind}
+             "of the change": _share(e.value, change), "kind": e.kind}
             for (name, layer), e in self.items()
         ]  # fmt: skip
         return pd.DataFrame(rows)
+
+
+def _share(value: float, change: float) -> str:
+    """Return a part in percent of the change; nothing where it has none."""
+    return f"{value / change:.0%}".replace("-0%", "0%") if change and math.isfinite(value) else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +104,9 @@ def forgetting(
     (both also by layer), and the rest, the true change less both. On smooth networks the rest falls as the cube of d.
     Where it exceeds both parts, or the change and a tenth of the larger part, they explain nothing: they are undefined,
     and the change alone is given. All numbers are in the unit of the loss, computed in a float64 copy, and have the
-    error of rounding. Buffers that differ, such as BatchNorm's statistics, have a row of their own.
+    error of rounding. Buffers that differ, such as BatchNorm's statistics, have a row of their own. It takes three
+    gradients, three Hessian products and five forward passes in float64, and the memory of some ten networks in float64
+    (GPT-2 small: 11 GB).
 
     Args:
         before: The task's data and loss, with the network at its first weights; a `Lens`, or a `Problem`.
@@ -337,5 +344,5 @@ def _answer(rows: Mapping[Key, Estimate], risk: float, where: str, n: int) -> li
     if abs(shares[0][1]) > _OPPOSED * abs(change.value):
         told = [f"{_WORDS[part]} {value:+.3g}" for part, value in shares]
         return [f"{moves}: {', '.join(told)} nearly cancel.", certain]
-    told = [f"{_WORDS[part]} {value / change.value:.0%}" for part, value in shares]
+    told = [f"{_WORDS[part]} {_share(value, change.value)}" for part, value in shares]
     return [f"{moves}: {', '.join(told)}.", certain]
