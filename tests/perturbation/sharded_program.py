@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import flatlens as fl
@@ -94,6 +94,20 @@ def while_accumulating(net: Any, kind: str) -> dict[str, float]:
     return {"accumulating": seen[1] / seen[0], "gradient moved": moved}
 
 
+def narrowed(mesh: DeviceMesh) -> dict[str, list[Any]]:
+    """(value, half-width, its value in float64, note) of a network whose parameters are gathered in bfloat16."""
+    (x, y), found = data("tanh, float64", seed=1), []
+    for dtype, policy in ((torch.float32, MixedPrecisionPolicy(torch.bfloat16, torch.float32)), (torch.float64, None)):
+        net = network("tanh, float64").float().to(dtype)
+        for layer in [net[0], net[2], net] if policy is not None else []:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+        lens = fl.Lens(fl.Problem(net, "cross_entropy", (x.to(dtype), y)), optimiser=optimiser)
+        found.append(fl.measure(lens, DIRECTIONAL))
+    coarse, fine = found
+    return {key: [coarse[key].value, coarse[key].margin, fine[key].value, coarse[key].note] for key in DIRECTIONAL}
+
+
 def refused(mesh: DeviceMesh) -> dict[str, str]:
     """What is said of processes that differ, of networks on part of them, and of trackers that came before."""
     me, (x, y) = dist.get_rank(), data("tanh, float64", seed=1)
@@ -160,6 +174,7 @@ def main(out: str, how: str, kind: str) -> None:
     dist.all_gather_object(found["told"], len(told))
     if how in WRAPPED:
         found |= while_accumulating(net, kind)
+        found["narrowed"] = narrowed(mesh)
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(found))
     try:

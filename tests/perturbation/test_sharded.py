@@ -43,6 +43,9 @@ def test_two_processes_give_the_numbers_of_one(how: str, kind: str, tmp_path: Pa
     if how.startswith("fsdp2"):
         assert found["accumulating"] == pytest.approx(1)
         assert found["gradient moved"] == 0
+        for value, margin, true, _ in found["narrowed"].values():
+            assert abs(value - true) <= margin
+        assert "computes in bfloat16 inside" in found["narrowed"]["directional_sharpness"][3]
     assert found["by"] == "by double backward"
     assert found["mls"] != found["mls"]
     assert "spread over processes" in found["note"]

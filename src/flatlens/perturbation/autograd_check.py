@@ -75,7 +75,7 @@ def coarsest_inside(problem: Problem, model: nn.Module) -> torch.dtype:
 
     Operations that nothing differentiates do not count.
     """
-    return problem.dtype if problem.arithmetic != "full" or problem.sharded else _inside(problem, model)[0]
+    return problem.dtype if problem.arithmetic != "full" else _inside(problem, model)[0]
 
 
 def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str, str]]:
@@ -97,7 +97,11 @@ def _inside(problem: Problem, model: nn.Module) -> tuple[torch.dtype, tuple[str,
             dtype = max(numbers, key=lambda dtype: torch.finfo(dtype).eps, default=problem.dtype)
             behind = walk([node for node in nodes if node.name().startswith(_ROUNDS)], sources_of)
             rounded = {id(node.variable) for node in behind if hasattr(node, "variable")} - frozen
-            if not rounded and torch.finfo(dtype).eps < min(torch.finfo(half).eps for half in HALF):
+            if (
+                not rounded
+                and not problem.sharded
+                and torch.finfo(dtype).eps < min(torch.finfo(half).eps for half in HALF)
+            ):
                 dtype = _out_of_sight(problem, model) or dtype
             words = (
                 "autograd's derivative is not the function's, with respect to the {} (fake quantisation counts as "
