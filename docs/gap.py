@@ -59,6 +59,7 @@ ONE_NAME = {
     "Jacobian norm of softmax": "Jacobian norm of the softmax",
     "Jacobian norm, softmaxed": "Jacobian norm of the softmax",
     "bound of NMLS": "bound on NMLS",
+    "D": "bound on MLS",
 }
 """What one quantity is called in some studies, and here."""
 

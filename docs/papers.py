@@ -28,7 +28,7 @@ ATLAS = "../atlas.md"
 LEGEND = (
     "\\*: significant after Benjamini and Hochberg's correction over all rows. *Desk scale*: the papers' data and "
     "networks, made smaller ([sizes](../reproducing.md#four-scales)). *Units*: networks that share random draws, such "
-    "as a seed, count as one."
+    "as a seed, count as one. The [atlas](../atlas.md) says which statistic each value is."
 )
 """What the marks of `main_claims` mean."""
 
@@ -72,7 +72,7 @@ def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[st
     """
     yield LEGEND
     yield ""
-    yield from atlas.head("paper", "main claim", "outcome", "statistic", "value, 95% interval", "networks, units",
+    yield from atlas.head("paper", "main claim", "outcome", "value, 95% interval", "networks, units",
                           "would its authors accept it?", numbers=("networks, units",))  # fmt: skip
     for one, mine in sorted(zip(found, rows, strict=True), key=lambda each: each[0].experiment.paper):
         paper = one.experiment.paper
@@ -82,7 +82,6 @@ def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[st
                 f"[{paper}]({paper}.md)",
                 f"{atlas.link(one, ATLAS)}: {prediction.says}",
                 row.in_short,
-                prediction.value_is or row.outcome.tested_as,
                 atlas.value_of(statistic),
                 statistic.size,
                 prediction.accepted,
