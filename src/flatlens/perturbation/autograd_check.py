@@ -123,7 +123,7 @@ def _out_of_sight(problem: Problem, model: nn.Module) -> torch.dtype | None:
     function vanish, and kinks are in few samples. Over short steps it is up to 5e-6 in small ReLU networks in float32,
     8e-5 to 1e-3 in float16, 1e-4 to 4e-3 in bfloat16.
     """
-    batch, runner, draw = problem.place(take(problem.probes[0], 0, _SIGHT)), Runner(problem, model), torch.Generator()
+    few, runner, draw = take(problem.probes[0], 0, _SIGHT), Runner(problem, model), torch.Generator()
     weights = {name: p.detach() for name, p in model.named_parameters() if name in problem.parameters}
 
     def rough(step: float) -> float:
@@ -132,8 +132,9 @@ def _out_of_sight(problem: Problem, model: nn.Module) -> torch.dtype | None:
             draw.manual_seed(seed)
             along = {name: step * p * random_signs(p.shape, p, draw) for name, p in weights.items()}
             points = ({name: p + k * along[name] for name, p in weights.items()} for k in range(-2, 3))
-            with torch.no_grad():
-                a, b, c, d, e = (runner.at(point, batch)[0].to(torch.float64) for point in points)
+            with torch.no_grad():  # placed each time: forward() may write to its input, or call requires_grad_() on it
+                outputs = [runner.at(point, problem.place(few))[0].detach().to(torch.float64) for point in points]
+            a, b, c, d, e = outputs
             found.append((a - 4 * b + 6 * c - 4 * d + e).abs().amax(1) / (70**0.5 * c.abs().max() + 1e-300))
         return float(torch.cat(found).quantile(0.9))
 
