@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from itertools import pairwise
 from typing import Any
 
@@ -67,6 +68,22 @@ def test_a_half_type_out_of_sight_is_seen_and_none_where_there_is_none(act: Any,
             found = coarsest_inside(problem, problem.measured())
             assert rounds(problem, problem.measured()) == (way == "function")
             assert torch.finfo(found).eps >= torch.finfo(short).eps
+
+
+def test_outputs_that_cancel_are_not_taken_for_rough() -> None:
+    torch.manual_seed(0)
+
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Sequential(nn.Linear(36, 16), nn.Tanh(), nn.Linear(16, 3))
+            self.other = deepcopy(self.one)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.one(x) - self.other(x)
+
+    problem = fl.Problem(Centred(), "cross_entropy", precision.data())
+    assert not rounds(problem, problem.measured())
 
 
 def test_nudges_move_weights_and_inputs_by_less_than_a_rounding_and_back() -> None:
