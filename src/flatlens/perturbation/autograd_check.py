@@ -126,25 +126,24 @@ def _out_of_sight(problem: Problem, model: nn.Module) -> torch.dtype | None:
     few, runner, draw = take(problem.probes[0], 0, _SIGHT), Runner(problem, model), torch.Generator()
     weights = {name: p.detach() for name, p in model.named_parameters() if name in problem.parameters}
 
-    def outputs(step: float) -> Tensor:
-        point = {name: p + step * signs[name] * p for name, p in weights.items()}
-        with torch.no_grad():  # placed each time: forward() may write to its input, or call requires_grad_() on it
-            return runner.at(point, problem.place(few))[0].detach().to(torch.float64)
+    def rough(step: float) -> float:
+        found = []
+        for seed in range(4):
+            draw.manual_seed(seed)
+            signs = {name: random_signs(p.shape, p, draw) for name, p in weights.items()}
+            outputs = []
+            for share in (-2 * step, -step, 0.0, step, 2 * step, 0.1):
+                point = {name: p + share * signs[name] * p for name, p in weights.items()}
+                with torch.no_grad():  # placed each time: forward() may write to its input
+                    outputs.append(runner.at(point, problem.place(few))[0].detach().to(torch.float64))
+            a, b, c, d, e, far = outputs
+            size = max(float(c.abs().max()), float(far.abs().max()))  # that of parts, where they cancel
+            found.append((a - 4 * b + 6 * c - 4 * d + e).abs().amax(1) / (70**0.5 * size + 1e-300))
+        return float(torch.cat(found).quantile(0.9))
 
-    def rough(step: float) -> Tensor:
-        a, b, c, d, e = (outputs(k * step) for k in range(-2, 3))
-        size = max(float(c.abs().max()), float(outputs(0.1).abs().max()))  # that of parts, where they cancel
-        return (a - 4 * b + 6 * c - 4 * d + e).abs().amax(1) / (70**0.5 * size + 1e-300)
-
-    short, long = list[Tensor](), list[Tensor]()
-    for seed in range(4):
-        draw.manual_seed(seed)
-        signs = {name: random_signs(p.shape, p, draw) for name, p in weights.items()}
-        short.append(rough(2.0**-12))
-        long.append(rough(2.0**-8))
-    if not float(torch.cat(short).quantile(0.9)) >= _ROUGH / 4:  # or NaN
+    if not rough(2.0**-12) >= _ROUGH / 4:  # or NaN
         return None
-    return torch.bfloat16 if float(torch.cat(long).quantile(0.9)) > _ROUGH else torch.float16
+    return torch.bfloat16 if rough(2.0**-8) > _ROUGH else torch.float16
 
 
 def _floating_input(batch: Batch) -> Tensor | None:
