@@ -265,7 +265,7 @@ def _record(one: Reproduction, row: Row, small: Row | None) -> dict[str, object]
         "the paper's words": prediction.quote,
         "source": prediction.source,
         "why so": prediction.reason,
-        "tested": outcome.tested_as,
+        "tested": prediction.value_is or outcome.tested_as,
         "values": _cases(outcome),
         "outcome of all units": outcome.marked if row.decided != outcome.conclusion else "",
         "open because": row.open_because,

@@ -52,14 +52,14 @@ def test_a_paper_has_the_counts_of_its_rows_and_its_figures(pages, found, monkey
     assert "of theorems, which check the code, are not counted" in page
 
 
-def test_a_main_claim_has_its_statistic(pages, found):
+def test_a_main_claim_has_its_value_and_what_its_authors_could_object(pages, found):
     row = pages.rows_of([found])[0][0]
     prediction = replace(row.outcome.prediction, headline=True, accepted="Most likely.")
     main = replace(row, outcome=replace(row.outcome, prediction=prediction))
     legend, _, *table = pages.main_claims([found], [[main]])
     assert legend == pages.LEGEND
     (line,) = (line for line in table if prediction.says in line)
-    assert f" | {main.in_short} | {main.outcome.tested_as} | " in line
+    assert f" | {main.in_short} | {pages.atlas.value_of(main.outcome.statistic)} | " in line
     assert line.endswith(" | Most likely. |")
 
 
