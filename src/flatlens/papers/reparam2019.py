@@ -23,7 +23,7 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.claims import experiment
-from flatlens.papers.contrasts import readings, stronger
+from flatlens.papers.contrasts import readings, strength, stronger
 from flatlens.papers.evidence import (
     UNIT,
     Evidence,
@@ -184,6 +184,11 @@ def as_read(weighed: Callable[[Table], Evidence], name: str) -> Evidence:
 def strongly(measure: str) -> Evidence:
     """Return r of a measure and the gap among the paper's networks, in four readings."""
     return as_read(lambda table: correlated(table, measure, "gap"), f"Pearson r of {measure} and gap")
+
+
+def weakly(measure: str) -> Evidence:
+    """Return |r| of a moved measure and the gap among the paper's networks, in four readings."""
+    return as_read(lambda table: strength(table, f"moved {measure}", "gap"), f"|r| of moved {measure} and gap")
 
 
 def fails(measure: str, proposed: str) -> Evidence:
