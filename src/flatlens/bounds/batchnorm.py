@@ -83,7 +83,7 @@ class Layer:
         return float(torch.linalg.matrix_norm(J, 2).max())
 
     def _jacobian(self, X: Tensor, rows: int, fixed: tuple[Tensor, Tensor] | None) -> Tensor:
-        """At [i, j, l]: d bn(X)^i_j / d x^i_l; features do not depend on each other."""
+        """Return d bn(X)^i_j / d x^i_l at [i, j, l]; features do not depend on each other."""
         leaf = X.mT.clone().requires_grad_()
         mean, variance = fixed if fixed is not None else (None, None)
         out = F.batch_norm(leaf, mean, variance, self.gamma, None, fixed is None, 0.0, self.eps)

@@ -19,7 +19,7 @@ from torch import Tensor
 from flatlens.curvature.krylov import Eigenpairs
 from flatlens.curvature.leading import SLACK, Wanted, with_multiplicity
 from flatlens.curvature.operators import Operator
-from flatlens.curvature.space import Space
+from flatlens.curvature.space import Space, layer_of
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Progress, undefined
 
@@ -48,7 +48,7 @@ class Eigenspace(Eigenpairs):
 
     @property
     def extended(self) -> bool:
-        """Whether k cut a multiplet, which is here as a whole: values nearer than the tolerance."""
+        """Return whether k cut a multiplet (values nearer than the tolerance), which the space has as a whole."""
         return len(self.values) > self.k
 
     @property
@@ -104,9 +104,9 @@ class Eigenspace(Eigenpairs):
         """
         shares: dict[str, Tensor] = {}
         for name, part in self.space.named(self.vectors).items():
-            layer = name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
+            layer = layer_of(name)
             square = part.flatten(1).norm(dim=1, dtype=torch.float64).square().cpu()
-            shares[layer or name] = shares.get(layer or name, 0) + square
+            shares[layer] = shares.get(layer, 0) + square
         return shares
 
     def _estimate(self, value: float, error: float) -> Estimate:

@@ -62,9 +62,7 @@ class Eigenpairs:
     exact: bool  #: whether the basis spans an invariant subspace, so that the only error is rounding
     remembered: Remembered | None = None  #: pairs for the next search to begin with
     above: float = math.inf  #: with probability 95%, no eigenvalue exceeds the first value by more than this
-    others: float = (
-        math.inf
-    )  #: of several: with probability 99.9%, no other eigenvalue exceeds this, or no other's size
+    others: float = math.inf  #: of several: with probability 99.9%, no other eigenvalue (or its size) exceeds this
     next: float = math.nan  #: of several: the next Ritz value, a lower bound of `others`; NaN if there is none
 
     @property

@@ -91,7 +91,7 @@ def lanczos(
 
 
 _SHARP = 0.05  #: a pair is locked, too, if its residual is at most this share of its distance to those asked for
-_MULTIPLET = 32  #: and 4 k: so many values near the last one are looked for
+_MULTIPLET = 32  #: and 4 k: the number of values near the last one that are looked for
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class _Outside:
-    """One end of A's spectrum: V^T A V is diagonal for locked vectors V, and all of A beside V lies below an edge b.
+    """A bound on one end of A's spectrum: V^T A V is diagonal for locked V, and all of A beside V is below an edge b.
 
     For m > b, A has at most as many eigenvalues above m as V^T A V + R^T R / (m - b) has, where R is what A takes out
     of V's space (by inertia: the Schur complement of A - m). It has at least as many as there are Ritz values above m.

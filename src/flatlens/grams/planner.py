@@ -249,7 +249,7 @@ class _Planner:
         return names if all(name in self.rows for name in names) else None
 
     def _several_ends(self, weights: dict[str, Weight]) -> bool:
-        """Whether outputs come from other layers than the last, too, through no layer after these."""
+        """Return whether the outputs also come from other layers than the last, with no layer after them."""
         last, graph = next(reversed(weights.values()), None), self.tape.graph
         own = {self.tape.operations[name].node for name in last.products} if last is not None else set()
         ends = {node for node in graph.nodes if node in own or graph.is_layer(node)} if own else set()

@@ -99,9 +99,9 @@ class Tape:
             else:
                 self.derived[name] = derived_from(graph, leaf, p.shape, sampled)
         # A call's product is among those that ran between its start and its end.
-        products = [product for node in graph.nodes if (product := product_of(node)) is not None]
-        in_order = sorted((product.turn, number) for number, (product, _) in enumerate(products))
-        by_turn, turns = [products[number] for _, number in in_order], [turn for turn, _ in in_order]
+        products = (product for node in graph.nodes if (product := product_of(node)) is not None)
+        by_turn = sorted(products, key=lambda found: found[0].turn)
+        turns = [product.turn for product, _ in by_turn]
         for call in self.linear.values():
             inside = by_turn[bisect(turns, call.began) : bisect_left(turns, call.ended)]
             weight = call.module._parameters.get("weight")
@@ -140,7 +140,7 @@ def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[R
 
 
 def _multiplies_input(call: Call, product: Product, rounded: bool) -> bool:
-    """Whether a product multiplies its call's input, cast if `rounded`: no write that autograd misses."""
+    """Return whether a product multiplies its call's input, cast if `rounded`, and no write changed it in between."""
     if not reaches(product.source, call.x.grad_fn):
         return False
     x, phi = call.x.detach(), features_of(product.node)

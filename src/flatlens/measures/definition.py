@@ -48,7 +48,7 @@ GRADIENTS_OF_SAMPLES: frozenset[Need] = frozenset({"diagonal", "columns", "adapt
 FREE: frozenset[Need] = frozenset({"C"})
 """What costs a pass nothing."""
 
-INPUT_SIDE: frozenset[Need] = frozenset({"G", "squares"})
+_INPUT_SIDE: frozenset[Need] = frozenset({"G", "squares"})
 """What a pass has without the loss, and without anything of parameters."""
 
 MEASURE_MODULES = (
@@ -427,11 +427,16 @@ def as_studied(one: Measure) -> Measure:
     return replace(one, options=tuple(option for option in one.options if option != own))
 
 
+def of_inputs_alone(measures: Iterable[PassMeasure]) -> bool:
+    """Return whether the measures read neither the loss nor anything of parameters."""
+    return all(measure.place == "input" and measure.needs <= _INPUT_SIDE for measure in measures)
+
+
 def comes_along(asked: Iterable[PassMeasure], free: frozenset[Need] = FREE) -> list[PassMeasure]:
     """Return the one-pass measures that read no more of the pass than the given ones, and what is `free`."""
     asked = list(asked)
     keys, read = {measure.key for measure in asked}, frozenset[Need]().union(*(measure.needs for measure in asked))
-    alone = read <= INPUT_SIDE and all(measure.place == "input" for measure in asked)
+    alone = of_inputs_alone(asked)
     read |= frozenset() if alone else free
     traces: dict[Need, Need] = {"K": "CK", "R": "CR"}  # of Gram matrices that are there
     read |= {traces[need] for need in read & traces.keys() if "C" in read}

@@ -160,7 +160,7 @@ def closed_form(lens: Lens, run: Run, layers: Iterable[str]) -> dict[str, DenseB
 
 
 def in_batches(lens: Lens, batch_statistics: int | None) -> Problem:
-    """Return the lens's problem; in eval mode, with BatchNorm's statistics of so many samples together, if given."""
+    """Return the lens's problem; in eval mode, with BatchNorm's statistics of the number of samples given."""
     if batch_statistics is None or lens.problem.coupled:
         return lens.problem
     require_count(2, batch_statistics=batch_statistics)

@@ -54,7 +54,7 @@ from flatlens.grams import (
 )
 from flatlens.grams.data_pass import random_signs
 from flatlens.grams.record import run_recorded
-from flatlens.measures.definition import FREE, INPUT_SIDE, PassMeasure, Run, comes_along
+from flatlens.measures.definition import FREE, PassMeasure, Run, comes_along, of_inputs_alone
 from flatlens.perturbation.autograd_check import coarsest_inside, moved_by_rounding
 from flatlens.perturbation.weights import Landscape
 from flatlens.problem import Batch, Problem, measuring
@@ -146,7 +146,7 @@ class Gatherer:
         totals: dict[tuple[Key, int], Tensor] = {}  # sums, added at once, as each may be as large as a weight
         failed: dict[Key, str] = {}
         needs = frozenset().union(*(measure.needs for measure in measures))
-        alone = needs <= INPUT_SIDE and all(measure.place == "input" for measure in measures)
+        alone = of_inputs_alone(measures)
         walk = one_pass(
             problem, self.model, self.plan, self.scale, self.progress, needs, sketch, ranks, inputs_alone=alone
         )
@@ -169,10 +169,9 @@ class Gatherer:
             failed = other | failed
         found = kept.joined(ranks) | {at: total.div_(problem.n).cpu() for at, total in ranks.totals(totals).items()}
         by_probe: dict[Key, list[Tensor]] = {}
-        for probe in range(probes):
-            for (key, turn), value in found.items():
-                if turn == probe and (key[0].removesuffix(BY_ROUNDING), key[1]) not in failed:
-                    by_probe.setdefault(key, []).append(value)
+        for (key, _), value in sorted(found.items(), key=lambda item: item[0][1]):
+            if (key[0].removesuffix(BY_ROUNDING), key[1]) not in failed:
+                by_probe.setdefault(key, []).append(value)
         del found, totals  # freed now: each may be as large as a weight, and is not held twice
         values = {key: each[0] if sketch is None else torch.stack(each) for key, each in emptied(by_probe)}
         return Gathered(values, None if alone else from_rows(ends.joined(ranks)), failed=failed)

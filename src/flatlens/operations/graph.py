@@ -149,13 +149,13 @@ class Graph:
         return found
 
     def is_layer(self, node: Node) -> bool:
-        """Whether a node multiplies by a matrix or a kernel that is made from parameters alone."""
+        """Return whether a node multiplies by a matrix or a kernel that is made from parameters alone."""
         known = operation_of(node.name())
         multiplies = known is not None and known.name in ("linear", "convolution", "matrix product")
         return multiplies and any(source in self.fixed for source, _ in node.next_functions[-2:])
 
     def is_product(self, node: Node) -> bool:
-        """Whether a node multiplies rows of features by a matrix that is made from parameters alone."""
+        """Return whether a node multiplies rows of features by a matrix that is made from parameters alone."""
         return node.name() in ("AddmmBackward0", "MmBackward0") and node.next_functions[-1][0] in self.fixed
 
     def curved_in(self, sources: Mapping[Node, int]) -> int:
@@ -300,7 +300,7 @@ def _bent_by(node: Node, operands: list[int], every: int) -> int:
 
 
 def _keeps(node: Node, *, shifted: bool) -> bool:
-    """Whether a node gives multiples of the entries that it reads, and sums of these.
+    """Return whether a node gives multiples of the entries that it reads, and sums of these.
 
     If `shifted`, constants may be added, too. A derivative of 1 does not tell: `w + 1` has it, and so has `exp(w)` at
     w = 0.

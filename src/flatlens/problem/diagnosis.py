@@ -331,7 +331,7 @@ def training_in(function: Any) -> str:
 
 
 def why_coupled(model: nn.Module, whole: _Run, alone: _Run, rows: Tensor, n: int, ways: str) -> Words:
-    """Where outputs begin to depend on the batch, from passes of all n samples and of `rows`; `ways`: what to do."""
+    """Return where outputs begin to depend on the batch, by passes of all n samples and of `rows`; then `ways`."""
     first, second = _watched(model, whole), _watched(model, alone)
     found = _first_apart(first.calls, second.calls, rows, n)
     if found is None:

@@ -244,7 +244,7 @@ def require_no_weights(loss: str, values: Tensor, weights: list[tuple[str, Tenso
 
 
 def same_targets(once: Any, again: Any, roundings: float, rows: Tensor | None = None, n: int = 0) -> bool:
-    """Whether targets of a batch (or its `rows`) are the same, up to a few roundings of single precision."""
+    """Return whether targets of a batch (or its `rows`) are the same, up to a few roundings of single precision."""
     ours, theirs = (tree_leaves(one) for one in (_of_samples(once, rows, n), _of_samples(again)))
     return len(ours) == len(theirs) and all(_same(a, b, roundings) for a, b in zip(ours, theirs, strict=True))
 
@@ -307,7 +307,7 @@ def _withhold(loss: Loss, why: str) -> None:
 
 
 def _hidden(loss: Loss, f: Tensor, y: Any, u: Tensor, w: Tensor, known: Tensor) -> bool:
-    """Whether the losses' second derivative along w is not autograd's `known`, (n,), and no detach() hides it."""
+    """Return whether the losses' second derivative along w is not autograd's `known`, (n,), detach() aside."""
     here, own = _slope(loss, f, y)
     if not own and bool(known.any()):
         return False
