@@ -15,6 +15,8 @@ STORED = "public in both; the names of settings are stored with studies"
 SHARED = {
     "EXPERIMENTS": "each paper's package offers its own, and papers all of them",
     "Cost": "of the networks of a study, and of one measurement",
+    "Answer": "what a report says, and the layers that a measure is of",
+    "Wanted": "eigenvalues, and a network's weights",
     "answer": "what a report, bounds, invariances say: one in each package",
     "compare": COMMAND,
     "fetch": COMMAND,
