@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flatlens import bounds as bounds
     from flatlens import curvature as curvature
     from flatlens import distributions as distributions
+    from flatlens import landscape as landscape
     from flatlens import measures as measures
     from flatlens import perturbation as perturbation
     from flatlens import statistics as statistics
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from flatlens.estimate import Report as Report
     from flatlens.forecast import Cost as Cost
     from flatlens.forecast import cost as cost
+    from flatlens.landscape import LossPath as LossPath
+    from flatlens.landscape import LossPlane as LossPlane
+    from flatlens.landscape import path as path
+    from flatlens.landscape import plane as plane
     from flatlens.measures import Lens as Lens
     from flatlens.measures import catalogue as catalogue
     from flatlens.measures import measure as measure
@@ -57,6 +62,8 @@ _HOME = {
     "GroupComparison": "flatlens.comparing",
     "InvarianceReport": "flatlens.transforms",
     "Lens": "flatlens.measures",
+    "LossPath": "flatlens.landscape",
+    "LossPlane": "flatlens.landscape",
     "Problem": "flatlens.problem",
     "Ranks": "flatlens.problem",
     "Relations": "flatlens.statistics",
@@ -70,12 +77,15 @@ _HOME = {
     "cost": "flatlens.forecast",
     "forgetting": "flatlens.comparing",
     "measure": "flatlens.measures",
+    "path": "flatlens.landscape",
+    "plane": "flatlens.landscape",
     "relate": "flatlens.statistics",
 }
 _MODULES = (
     "bounds",
     "curvature",
     "distributions",
+    "landscape",
     "measures",
     "perturbation",
     "statistics",

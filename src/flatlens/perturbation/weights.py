@@ -124,12 +124,14 @@ class Elsewhere:
     def chunks(self, group: Batch | None = None) -> Iterator[Batch]:
         """Yield a group of samples, or all the data, in pieces whose graph fits in the problem's memory."""
         if group is None:
-            yield from self.problem.batches(self._fitting())
+            yield from self.problem.batches(self.fitting)
         else:
-            for start in range(0, size(group), self._fitting()):
-                yield take(group, start, min(start + self._fitting(), size(group)))
+            for start in range(0, size(group), self.fitting):
+                yield take(group, start, min(start + self.fitting, size(group)))
 
-    def _fitting(self) -> int:
+    @property
+    def fitting(self) -> int:
+        """Return how many samples' graphs fit in the problem's memory."""
         if self._most is None:
             probe = self.problem.place(self.problem.probes[0])
             at = self.here.clone().requires_grad_()

@@ -1,0 +1,112 @@
+"""Slices of the loss through a network, and the distance to which its quadratic holds.
+
+    q(x) = L + x g^T d + x^2 d^T H d / 2,   holds at x where |L(theta + x d) - q(x)| <= share |d^T H d| x^2 / 2
+
+The right side is a share of the quadratic's own rise, that of its second order. Towards each side, looks at distances
+that grow by `STEP` go on until the first failure; the last distance that held and the first that failed bracket the
+end, and are brought together by bisection. A failure between two looks that held would be missed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flatlens.curvature import Hessian
+from flatlens.curvature.space import dot
+from flatlens.perturbation import Elsewhere
+
+STEP = math.sqrt(2)  #: factor between distances
+_HALVINGS = 6  #: bisections of the bracket, in the logarithm: its ends then differ by half a percent
+_NEAREST = 100.0  #: the first look is where the allowed difference is this many roundings
+_LONGEST = 64.0  #: looks end at this many times the norm of the weights
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """The loss along one direction through the network, with its quadratic."""
+
+    name: str
+    length: float  #: ||d||: the distance of the weights for x = 1
+    first: float  #: g^T d
+    second: float  #: d^T H d
+    holds: tuple[tuple[float, float], tuple[float, float]]
+    """Towards -d and towards d, in x: the farthest look to which the quadratic holds, and the first at which not.
+
+    The first is 0 where rounding hides the nearest looks or they fail, the second inf where no look fails.
+    """
+    x: Tensor = field(repr=False)  #: (k,) float64
+    loss: Tensor = field(repr=False)  #: (k,) float64, the risk at theta + x d
+
+    @property
+    def quadratic(self) -> Tensor:
+        """The Hessian's quadratic at x, (k,)."""
+        at = self.loss[len(self.loss) // 2]  # x = 0
+        return at + self.x * self.first + self.x.square() * self.second / 2
+
+    @property
+    def nearest(self) -> tuple[float, float]:
+        """The bracket of the side where the quadratic ends first, in x."""
+        return min(self.holds, key=lambda side: side[1])
+
+
+def sliced(
+    elsewhere: Elsewhere,
+    hessian: Hessian,
+    direction: Tensor,
+    name: str,
+    x: Tensor,
+    *,
+    share: float,
+    progress: Callable[[int, int], object] | None = None,
+) -> Slice:
+    """Return the slice along a direction (P,) at distances x, odd in number with 0 in the middle."""
+    here = elsewhere.here
+    named = elsewhere.space.named(direction)
+    _, gradient = hessian.risk_and_gradient()
+    first = dot(gradient.values(), [named[one] for one in gradient])
+    second = hessian.quadratic(named)
+
+    def loss(at: float) -> float:
+        return elsewhere.outcomes(here + at * direction).risk
+
+    values = []
+    for done, at in enumerate(x.tolist()):
+        values.append(loss(at))
+        if progress is not None:
+            progress(done + 1, len(x))
+    centre, rounding = values[len(values) // 2], elsewhere.rounding()
+    length = float(direction.norm(dtype=torch.float64))
+    farthest = _LONGEST * max(float(here.norm(dtype=torch.float64)), 1.0) / max(length, 1e-300)
+    sides = [
+        _held(lambda at, sign=sign: loss(sign * at) - centre - sign * at * first, second, share, rounding, farthest)  # type: ignore[misc]
+        for sign in (-1.0, 1.0)
+    ]
+    of_losses = torch.tensor(values, dtype=torch.float64)
+    return Slice(name, length, first, second, (sides[0], sides[1]), x.to(torch.float64), of_losses)
+
+
+def _held(
+    rest: Callable[[float], float], second: float, share: float, rounding: float, farthest: float
+) -> tuple[float, float]:
+    """Return the bracket of the distance to which the loss without its first order is second x^2 / 2."""
+    if second == 0 or not math.isfinite(second):
+        return 0.0, 0.0
+
+    def fails(at: float) -> bool:
+        rise = second * at**2 / 2
+        return not abs(rest(at) - rise) <= share * abs(rise)
+
+    good, bad = 0.0, math.sqrt(2 * _NEAREST * max(rounding, 1e-300) / (share * abs(second)))
+    while bad <= farthest and not fails(bad):
+        good, bad = bad, STEP * bad
+    if bad > farthest:
+        return good, math.inf
+    for _ in range(_HALVINGS if good else 0):
+        middle = math.sqrt(good * bad)
+        good, bad = (good, middle) if fails(middle) else (middle, bad)
+    return good, bad
