@@ -137,7 +137,7 @@ def test_the_bracket_holds_the_end_that_a_dense_scan_sees() -> None:
         scan = torch.linspace(0.05, 1.0, 96, dtype=torch.float64) * bad * 1.05
         rests = [
             abs(loss_at(net, theta + sign * x * d) - loss_at(net, theta) - sign * x * one.first - x**2 * one.second / 2)
-            / (x**2 * abs(one.second) / 2)
+            / max(x**2 * abs(one.second) / 2, 0.01 * loss_at(net, theta))
             for x in scan.tolist()
         ]
         first = next(x for x, rest in zip(scan.tolist(), rests, strict=True) if rest > 0.1)

@@ -23,6 +23,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
+from flatlens.cli.landscape import path_between, plane_around
 from flatlens.cli.listing import data, list_names
 from flatlens.cli.networks import bounds, compare, invariance, measure
 from flatlens.cli.processes import JOIN, launched, speak, stoppable, stopped, together
@@ -50,6 +51,8 @@ app.command(measure)
 app.command(bounds)
 app.command(invariance)
 app.command(compare)
+app.command(path_between, name="path")
+app.command(plane_around, name="plane")
 app.command(reproduce)
 app.command(list_names, name="list")
 app.command(report)
@@ -164,6 +167,10 @@ PLACES: dict[tuple[str, object], str] = {
     ("Lens", ...): OPTION,
     ("check_bounds", ...): OPTION,
     ("compare", ...): OPTION,
+    ("path", "a"): "MODEL",
+    ("path", "b"): "MODEL, the second",
+    ("path", ...): OPTION,
+    ("plane", ...): OPTION,
     ("Searches.load", ""): "--after {file}",
     ("train", ...): "{argument}",
     ("", "weights"): "--weights",

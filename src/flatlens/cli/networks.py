@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _reading(models: Sequence[str], how: How, page: Path | None) -> Iterator[Bar]:
+def reading(models: Sequence[str], how: How, page: Path | None) -> Iterator[Bar]:
     """Refuse what cannot work before anything is read, and show the progress of what follows."""
     require_page(page)
     require_trust(models, how.trust)
@@ -54,7 +54,7 @@ def _reading(models: Sequence[str], how: How, page: Path | None) -> Iterator[Bar
         yield bar
 
 
-def _announce(bar: Bar, lens: Lens, work: Callable[..., object], how: How, times: int = 1) -> None:
+def announced(bar: Bar, lens: Lens, work: Callable[..., object], how: How, times: int = 1) -> None:
     """Announce what `times` such measurements will take, from trials on a few samples."""
     bar.stage(TRYING)
     quiet = partial(work, progress=no_progress)
@@ -116,7 +116,7 @@ def measure(
     require_own(save, "--save")
     if after is not None:
         require_writable(after, f"--after {after}")
-    with _reading([model], inputs.how, page) as bar:
+    with reading([model], inputs.how, page) as bar:
         import flatlens as fl
         from flatlens.measures.leading_eigenvalues import Searches
         from flatlens.report.measure import measure_screen, write_measure_page
@@ -131,7 +131,7 @@ def measure(
         lens = fl.Lens(problem, outputs=_combinations(outputs), after=earlier, attention_heads=attention_heads)
         generator = generator_of(seed)
         work = partial(fl.measure, measures=names or None, layers=layers)
-        _announce(bar, lens, work, inputs.how)
+        announced(bar, lens, work, inputs.how)
         found = work(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
         if problem.ranks.rank:  # only the first process writes and prints
             return 0
@@ -200,7 +200,7 @@ def bounds(
         strict: Exit with 1 if a bound is violated.
         as_json: Print JSON.
     """
-    with _reading([model], inputs.how, page) as bar:
+    with reading([model], inputs.how, page) as bar:
         from torch import Tensor
 
         import flatlens as fl
@@ -218,7 +218,7 @@ def bounds(
             M = x[0].numel()
             law = Cube(M) if distribution == "cube" else Sphere(M - 1)
         check = partial(fl.check_bounds, bounds=asked, assume=declared, distribution=law, delta=delta)
-        _announce(bar, lens, check, inputs.how)
+        announced(bar, lens, check, inputs.how)
         found = check(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
         page_beside(page, bar, partial(write_bounds_page, found))
     if as_json:
@@ -260,7 +260,7 @@ def invariance(
         strict: Exit with 1 if a number changes that is declared to stay: an error in flatlens, or in a theorem.
         as_json: Print JSON.
     """
-    with _reading([model], inputs.how, page) as bar:
+    with reading([model], inputs.how, page) as bar:
         import flatlens as fl
         from flatlens.report.invariance import invariance_screen, write_invariance_page
         from flatlens.transforms.invariance import possible
@@ -269,7 +269,7 @@ def invariance(
         lens, generator = fl.Lens(problem), generator_of(seed)
         asked, moves = all_names(measures, "--measures") or None, all_names(transforms, "--transforms") or None
         times = 1 + len(possible(lens, moves))
-        _announce(bar, lens, partial(fl.measure, measures=asked or "pass"), inputs.how, times)
+        announced(bar, lens, partial(fl.measure, measures=asked or "pass"), inputs.how, times)
         found = fl.check_invariance(lens, asked, moves, anyway=inputs.how.anyway, generator=generator, progress=bar)
         page_beside(page, bar, partial(write_invariance_page, found))
     if as_json:
@@ -412,7 +412,7 @@ def compare(
     """
     groups = compared.groups(models)
     named = [*models, *(network for of in groups.values() for network in of)]
-    with _reading(named, compared.how, page) as bar:
+    with reading(named, compared.how, page) as bar:
         import flatlens as fl
         from flatlens.comparing.measuring import require_alike
         from flatlens.report.compare import compare_screen, write_compare_page
@@ -423,7 +423,7 @@ def compare(
         require_alike(lenses)  # before the trial
         generator = generator_of(seed)
         names = all_names(measures, "--measures") or None
-        _announce(bar, next(iter(lenses.values())), partial(fl.measure, measures=names), compared.how, len(lenses))
+        announced(bar, next(iter(lenses.values())), partial(fl.measure, measures=names), compared.how, len(lenses))
         anyway, paired = compared.how.anyway, compared.paired
         if groups:
             each = iter(lenses.values())

@@ -16,11 +16,11 @@ from flatlens.landscape.ends import network_of
 from flatlens.perturbation import Elsewhere
 
 Directions: TypeAlias = Literal["random", "eigenvectors"] | Sequence[nn.Module | Mapping[str, Tensor]]
-KINDS = ("random", "eigenvectors")
+OFFERED = ("random", "eigenvectors")
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class Axes:
     """Two directions, their names, and how far a plane goes along each."""
 
     vectors: tuple[Tensor, Tensor]  #: (P,) each
@@ -30,26 +30,26 @@ class Drawn:
     trajectory: Tensor | None = None  #: of checkpoints: x, y and the distance from the plane, (k, 3) float64
 
 
-def drawn(
+def axes_of(
     elsewhere: Elsewhere, hessian: Hessian, kind: Directions, scale: float, draws: torch.Generator, progress: Progress
-) -> Drawn:
+) -> Axes:
     """Return two directions of a kind; `scale` is a loss that a plane along eigenvectors should reach.
 
     Raises:
         UnknownName, BadInput: there is no such kind, or too few checkpoints, or they are of another architecture.
     """
     if isinstance(kind, str):
-        if kind not in KINDS:
-            raise UnknownName.among("kind of directions", kind, KINDS, argument="directions", call="plane")
+        if kind not in OFFERED:
+            raise UnknownName.among("kind of directions", kind, OFFERED, argument="directions", call="plane")
         return _random(elsewhere, draws) if kind == "random" else _leading(hessian, scale, draws, progress)
     return _principal(elsewhere, kind)
 
 
-def _random(elsewhere: Elsewhere, draws: torch.Generator) -> Drawn:
+def _random(elsewhere: Elsewhere, draws: torch.Generator) -> Axes:
     """Return two directions with the norm of the weights, filter by filter (Li et al. 2018, section 4)."""
     first, second = (by_filter(elsewhere, draws) for _ in range(2))
     note = "directions: random, each row or filter with the norm of the network's; biases and norms do not move"
-    return Drawn((first, second), ("random direction 1", "random direction 2"), (1.0, 1.0), note)
+    return Axes((first, second), ("random direction 1", "random direction 2"), (1.0, 1.0), note)
 
 
 def by_filter(elsewhere: Elsewhere, draws: torch.Generator) -> Tensor:
@@ -68,7 +68,7 @@ def by_filter(elsewhere: Elsewhere, draws: torch.Generator) -> Tensor:
     return elsewhere.space.flat(parts)
 
 
-def _leading(hessian: Hessian, scale: float, draws: torch.Generator, progress: Progress) -> Drawn:
+def _leading(hessian: Hessian, scale: float, draws: torch.Generator, progress: Progress) -> Axes:
     """Return the two leading eigenvectors of the Hessian, by value."""
     found = eigenspace(hessian, 2, rtol=1e-3, generator=draws, progress=progress)
     if len(found.values) < 2:
@@ -80,10 +80,10 @@ def _leading(hessian: Hessian, scale: float, draws: torch.Generator, progress: P
     space = "" if found.converged else "; the search for them has not converged"
     space += "; a multiplet: they are two directions of several" if found.extended else ""
     note = f"directions: the two leading eigenvectors of the Hessian, of length 1{space}"
-    return Drawn((found.vectors[0], found.vectors[1]), names, (reach[0], reach[1]), note)
+    return Axes((found.vectors[0], found.vectors[1]), names, (reach[0], reach[1]), note)
 
 
-def _principal(elsewhere: Elsewhere, given: object) -> Drawn:
+def _principal(elsewhere: Elsewhere, given: object) -> Axes:
     """Return the two leading principal components of checkpoints less the network (Li et al. 2018, section 7)."""
     if not isinstance(given, Sequence) or len(given) < 2:
         raise BadInput('expected "random", "eigenvectors" or at least two checkpoints', argument="directions",
@@ -101,7 +101,7 @@ def _principal(elsewhere: Elsewhere, given: object) -> Drawn:
             f"their squared distances; checkpoints lie up to {float(off.max()):.3g} off the plane")  # fmt: skip
     axes = tuple(vector.to(elsewhere.here) for vector in vectors[:2])
     names = ("principal component 1", "principal component 2")
-    return Drawn((axes[0], axes[1]), names, (reach[0], reach[1]), note, torch.cat([at, off[:, None]], 1))
+    return Axes((axes[0], axes[1]), names, (reach[0], reach[1]), note, torch.cat([at, off[:, None]], 1))
 
 
 def _difference(elsewhere: Elsewhere, given: object, number: int) -> Tensor:

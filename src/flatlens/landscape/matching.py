@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from flatlens.problem import Problem
 from flatlens.problem.eval_context import copy_of
+from flatlens.progress import count_of
 from flatlens.transforms import OUTPUTS, Link, order_reader, order_source, permutation, read_wiring
 from flatlens.transforms.definition import proved
 
@@ -41,7 +42,9 @@ class Matching:
             reasons = "; ".join(dict.fromkeys(self.left.values())) or "no layer reads another one's features"
             return f"no layer's neurons can be permuted ({reasons})"
         stay = f"; layers left in their order: {', '.join(self.left)}" if self.left else ""
-        return f"{self.moved:,} of {self.neurons:,} neurons of {len(self.layers)} layers changed places{stay}"
+        return (
+            f"{self.moved:,} of {self.neurons:,} neurons of {count_of(len(self.layers), 'layer')} changed places{stay}"
+        )
 
 
 def match(problem: Problem, target: nn.Module, model: nn.Module) -> Matching:

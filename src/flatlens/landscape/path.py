@@ -70,9 +70,9 @@ class Way:
     @classmethod
     def of(cls, name: str, found: Barrier, threshold: float) -> Way:
         """Return the way of a barrier that was looked for."""
-        rows = torch.tensor([[one.t, one.loss, one.slope] for one in found.looks], dtype=torch.float64)
+        t, loss, slope = torch.tensor([[one.t, one.loss, one.slope] for one in found.looks], dtype=torch.float64).T
         barrier = _estimate(found.value, found.stderr)
-        return cls(name, barrier, found.low, found.high, found.top.t, float(rows[:, 1].max()), *rows.T, threshold)
+        return cls(name, barrier, found.low, found.high, found.top.t, float(loss.max()), t, loss, slope, threshold)
 
 
 class LossPath(Result):
@@ -152,11 +152,9 @@ class LossPath(Result):
     def _restored(cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         ways = {}
         for row in content["rows"]:
-            name = row["name"]
-            barrier = Estimate(
-                row.pop("value"), row.pop("stderr"), "estimate", source="Frankle et al. 2020", unit="loss"
-            )
-            ways[name] = Way(**row, barrier=barrier, **{k: tensors[f"{name}/{k}"] for k in ("t", "loss", "slope")})
+            barrier = _estimate(row.pop("value"), row.pop("stderr"))
+            t, loss, slope = (tensors[f"{row['name']}/{kind}"] for kind in ("t", "loss", "slope"))
+            ways[row["name"]] = Way(**row, barrier=barrier, t=t, loss=loss, slope=slope)
         return cls(ways, content["about"])
 
 
@@ -281,7 +279,7 @@ def _answer(ways: Mapping[str, Way], facts: Mapping[str, Any]) -> list[str]:
                  f"(threshold {best.threshold:.3g}, {share}).")  # fmt: skip
     elif best.joins is None:
         first = (f"Open: along {_WHERE[best.name]} the loss rises {best.barrier.value:.3g} above the chord, and the "
-                 f"threshold, {best.threshold:.3g} ({share}), is within its error")  # fmt: skip
+                 f"threshold, {best.threshold:.3g} ({share}), is within its error over samples")  # fmt: skip
     else:
         first = f"Not one basin: along {_WHERE[best.name]} the loss rises {best.barrier.value:.3g} above the chord"
         first += f", at t = {best.at:.2g} (threshold {best.threshold:.3g}, {share})"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatlens.curvature import Hessian
 from flatlens.errors import BadInput
-from flatlens.landscape.directions import Directions, drawn
+from flatlens.landscape.directions import Directions, axes_of
 from flatlens.landscape.ends import lens_of
 from flatlens.landscape.slices import Slice, sliced
 from flatlens.measures import Lens, about
@@ -111,8 +111,8 @@ class LossPlane(Result):
             sides = [(good, math.inf if bad is None else bad) for good, bad in row.pop("holds")]
             slices.append(Slice(**row, holds=(sides[0], sides[1]), x=tensors[f"{number}/x"],
                                 loss=tensors[f"{number}/loss"]))  # fmt: skip
-        plane = (tensors[name] for name in ("x", "y", "loss"))
-        return cls(*plane, (slices[0], slices[1]), content["about"], tensors.get("trajectory"))
+        x, y, loss = (tensors[name] for name in ("x", "y", "loss"))
+        return cls(x, y, loss, (slices[0], slices[1]), content["about"], tensors.get("trajectory"))
 
 
 def plane(
@@ -129,8 +129,8 @@ def plane(
 
     Every value is the loss of the network at those weights, on the problem's data. Along each direction d the Hessian's
     quadratic, L + x g^T d + x^2 d^T H d / 2, holds as far as it differs from the loss by at most `share` of its second
-    order; that distance has a bracket towards either side. BatchNorm keeps its running statistics, unless the problem
-    has batchnorm="train". The network is not changed.
+    order, or of a hundredth of the loss here if that is more; the distance has a bracket towards either side. BatchNorm
+    keeps its running statistics, unless the problem has batchnorm="train". The network is not changed.
 
     Args:
         lens: The network with its data and loss; a `Lens` or a `Problem`.
@@ -170,7 +170,7 @@ def plane(
     with progress_shown(progress) as line:
         here = elsewhere.outcomes(elsewhere.here).risk
         scale = abs(problem.constant.loss) if problem.constant is not None else max(abs(here), 1.0)
-        found = drawn(elsewhere, hessian, directions, scale, draws, line)
+        found = axes_of(elsewhere, hessian, directions, scale, draws, line)
         # the slices, and then the plane
         half = points // 2
         steps = torch.linspace(-1, 1, 2 * half + 1, dtype=torch.float64)
@@ -208,8 +208,9 @@ def _answer(slices: tuple[Slice, Slice], facts: Mapping[str, Any]) -> list[str]:
     first = f"The quadratic holds {told[0]}; {told[1]}."
     brackets = ", ".join(f"[{a * one.length:.4g}, {b * one.length:.4g}]" for one in slices for a, b in [one.nearest])
     certain = (
-        f"Within {facts['share']:.0%} of its second order, towards the nearer side, on these {facts['n']:,} samples; "
-        f"the looks give the brackets {brackets}, and a failure between two looks that held would be missed."
+        f"Within {facts['share']:.0%} of its second order, or of a hundredth of the loss, towards the nearer side, on "
+        f"these {facts['n']:,} samples; the looks give the brackets {brackets}, and a failure between two looks that "
+        "held would be missed."
     )
     norm = f"The weights have the norm {facts['norm']:.3g}, and the loss here is {facts['loss here']:.3g}."
     return [first, certain, norm]

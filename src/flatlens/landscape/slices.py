@@ -1,10 +1,12 @@
 """Slices of the loss through a network, and the distance to which its quadratic holds.
 
-    q(x) = L + x g^T d + x^2 d^T H d / 2,   holds at x where |L(theta + x d) - q(x)| <= share |d^T H d| x^2 / 2
+    q(x) = L + x g^T d + x^2 d^T H d / 2,
+    holds at x where |L(theta + x d) - q(x)| <= share max(|d^T H d| x^2 / 2, L / 100)
 
-The right side is a share of the quadratic's own rise, that of its second order. Towards each side, looks at distances
-that grow by `STEP` go on until the first failure; the last distance that held and the first that failed bracket the
-end, and are brought together by bisection. A failure between two looks that held would be missed.
+The right side is a share of the quadratic's own rise, that of its second order, or of a hundredth of the loss: nearer
+to the network, the kinks of a ReLU would decide what nobody sees. Towards each side, looks at distances that grow by
+`FACTOR` go on until the first failure; the last distance that held and the first that failed bracket the end, and are
+brought together by bisection. A failure between two looks that held would be missed.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +23,8 @@ from flatlens.curvature import Hessian
 from flatlens.curvature.space import dot
 from flatlens.perturbation import Elsewhere
 
-STEP = math.sqrt(2)  #: factor between distances
+FACTOR = math.sqrt(2)  #: factor between distances
+SEEN = 0.01  #: a rise below this share of the loss counts as one of this size
 _HALVINGS = 6  #: bisections of the bracket, in the logarithm: its ends then differ by half a percent
 _NEAREST = 100.0  #: the first look is where the allowed difference is this many roundings
 _LONGEST = 64.0  #: looks end at this many times the norm of the weights
@@ -82,16 +86,20 @@ def sliced(
     centre, rounding = values[len(values) // 2], elsewhere.rounding()
     length = float(direction.norm(dtype=torch.float64))
     farthest = _LONGEST * max(float(here.norm(dtype=torch.float64)), 1.0) / max(length, 1e-300)
-    sides = [
-        _held(lambda at, sign=sign: loss(sign * at) - centre - sign * at * first, second, share, rounding, farthest)  # type: ignore[misc]
-        for sign in (-1.0, 1.0)
-    ]
+    sides = []
+    for sign in (-1.0, 1.0):
+        rest = partial(_without_first, loss, centre, first, sign)
+        sides.append(_held(rest, second, share, rounding, farthest, SEEN * abs(centre)))
     of_losses = torch.tensor(values, dtype=torch.float64)
     return Slice(name, length, first, second, (sides[0], sides[1]), x.to(torch.float64), of_losses)
 
 
+def _without_first(loss: Callable[[float], float], centre: float, first: float, sign: float, at: float) -> float:
+    return loss(sign * at) - centre - sign * at * first
+
+
 def _held(
-    rest: Callable[[float], float], second: float, share: float, rounding: float, farthest: float
+    rest: Callable[[float], float], second: float, share: float, rounding: float, farthest: float, seen: float
 ) -> tuple[float, float]:
     """Return the bracket of the distance to which the loss without its first order is second x^2 / 2."""
     if second == 0 or not math.isfinite(second):
@@ -99,11 +107,11 @@ def _held(
 
     def fails(at: float) -> bool:
         rise = second * at**2 / 2
-        return not abs(rest(at) - rise) <= share * abs(rise)
+        return not abs(rest(at) - rise) <= share * max(abs(rise), seen)
 
     good, bad = 0.0, math.sqrt(2 * _NEAREST * max(rounding, 1e-300) / (share * abs(second)))
     while bad <= farthest and not fails(bad):
-        good, bad = bad, STEP * bad
+        good, bad = bad, FACTOR * bad
     if bad > farthest:
         return good, math.inf
     for _ in range(_HALVINGS if good else 0):

@@ -8,6 +8,7 @@ from flatlens.comparing import Comparison, GroupComparison
 from flatlens.errors import BadInput, needs
 from flatlens.estimate import Report
 from flatlens.experiments import StudyResult
+from flatlens.landscape import LossPath, LossPlane
 from flatlens.progress import Aside
 from flatlens.statistics import Relations
 from flatlens.tracking import Tracker
@@ -15,6 +16,7 @@ from flatlens.tracking import Tracker
 with needs("study", "a figure or a page"):
     from flatlens.report.figures.compared import groups_figure, values_figure
     from flatlens.report.figures.figure import Figure, Grid
+    from flatlens.report.figures.landscape import one_below_other, path_figure, plane_figure, slices_figure
     from flatlens.report.figures.layers import layers_figure
     from flatlens.report.figures.measured import tracked_figure, tracked_frame
     from flatlens.report.figures.offline import offline
@@ -58,14 +60,14 @@ def study_figures(result: StudyResult) -> list[Figure]:
     return figures
 
 
-_Drawn: TypeAlias = Report | Comparison | GroupComparison | Tracker | StudyResult | Relations
+_Drawn: TypeAlias = Report | Comparison | GroupComparison | Tracker | StudyResult | Relations | LossPath | LossPlane
 
 
 def picture(of: _Drawn, target: str | None = None) -> Drawing:
     """Return an Altair chart, which needs no network to be shown or saved.
 
     It shows a map of layers by measures, values of networks, measures through training, each measure against the gap,
-    or the correlations of all columns of a table with one of them, the `target`.
+    the correlations of all columns of a table with one of them, the `target`, or the loss along paths or on a plane.
 
     Raises:
         BadInput: a report has values at fewer than two layers.
@@ -79,6 +81,10 @@ def picture(of: _Drawn, target: str | None = None) -> Drawing:
         figure = groups_figure(of)
     elif isinstance(of, Comparison):
         figure = values_figure(of)
+    elif isinstance(of, LossPath):
+        figure = path_figure(of)
+    elif isinstance(of, LossPlane):
+        return offline(one_below_other([slices_figure(of), plane_figure(of)]))
     elif isinstance(of, Tracker):
         figure = tracked_figure({"run": of.history})
     else:
