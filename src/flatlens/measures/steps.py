@@ -25,7 +25,7 @@ from flatlens.curvature.probes import mean_of_forms, student
 from flatlens.curvature.space import inner
 from flatlens.curvature.stability import edge_of_batches
 from flatlens.errors import BadInput, Overflows
-from flatlens.estimate import Estimate, Kind, undefined, with_note
+from flatlens.estimate import Estimate, Kind, joined_notes, undefined, with_note
 from flatlens.measures.definition import (
     PERMUTATION,
     Parts,
@@ -39,8 +39,10 @@ from flatlens.measures.leading_eigenvalues import sharded_top, top_of
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.autograd_check import coarsest_inside
 from flatlens.perturbation.nudges import NUDGES, Nudged, nudges, rounds
+from flatlens.perturbation.own_gradient import AlongGradient, OwnGradient, has_kinks
 from flatlens.perturbation.searches import critical_step
 from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, next_update, spread_of
+from flatlens.problem.batches import FORWARD_CHUNK
 from flatlens.progress import count_of
 
 NO_OPTIMISER = (
@@ -431,13 +433,17 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
     return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found}, products=products)
 
 
+MOST_OFF = 0.1  #: error of a difference, relative to the value, above which by="auto" takes a product
+NO_DIRECTION = "the gradient of a batch is zero: it has no direction"
+
+
 @of_batches(
     id="H13",
     symbol=r"E_B \, g_B^T H_B g_B / \|g_B\|^2",
     source="batches2024",
-    cost="batches x (a backward, a Hessian product) on one batch: some three training steps each",
+    cost="batches x some three training steps; two in networks without kinks",
 )
-def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 32) -> Estimate:
+def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 32, by: str = "auto") -> Estimate:
     """Curvature of a minibatch's loss along its own gradient, on average over batches of `samples` samples.
 
     g_B and H_B are the gradient and the Hessian of the loss of one batch. Give the batch size of training: plain SGD
@@ -449,44 +455,84 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
     numbers; `arrays` has each batch's value. With all samples it is `directional_sharpness(along='gradient')`, exact.
     Where the gradient of a batch is zero, it is undefined. Where operations inside compute in a half type, each batch
     takes two moves by less than one rounding, and the interval has what rounds alike at both.
+
+    `by="product"` takes a Hessian product on each batch: some three training steps. `by="differences"` takes the loss
+    and the gradient at two points: two steps, and no second derivative. Truncation and rounding of the differences are
+    in the interval; `arrays["errors"]` has them. Where the gradient jumps, as with ReLU, differences are undefined.
+    `by="auto"` takes differences where all operations are known to have no kinks, and the product for batches whose
+    difference may be off by more than a tenth.
     """
     require_count(1, samples=samples)
     require_count(2, batches=batches)
+    require_one_of(("auto", "product", "differences"), by=by)
     if samples > lens.problem.n:
         return undefined(f"the data has {count_of(lens.problem.n, 'sample')}: samples={samples} cannot be drawn")
-    whole, values, coarse = samples == lens.problem.n, [], rounds(lens.problem, lens.model)
-    bias, eps = 0.0, torch.finfo(coarsest_inside(lens.problem, lens.model)).eps  # the bias: what rounds alike each time
+    whole, coarse = samples == lens.problem.n, rounds(lens.problem, lens.model)
     edge = "" if lens.optimiser is None else edge_in_words(lens.optimiser)
+    # differences need a gradient that does not jump, and more digits than a half type has
+    kinks = None if coarse or by == "product" else has_kinks(lens.problem, lens.model)
+    if by == "differences" and (coarse or kinks):
+        why = "operations inside compute in a half type" if coarse else "its gradient jumps, as that of a ReLU does"
+        return undefined(f"differences of gradients are wrong in this network: {why}; use by='product'")
     if whole and coarse:
         return with_note(_despite_rounding(lens, "gradient"), edge)
+    use = by == "differences" or (by == "auto" and kinks is False and not whole)
+    # the curvature of each batch, with its error
+    found, products, differences = list[AlongGradient](), 0, OwnGradient(lens.problem, lens.model)
     for number in run.counted("minibatches", 1 if whole else batches):
-        problem = lens.problem.subset(samples, run.generator)
-        problem.facts = lens.problem.facts  # about the network, which is the same
-        if coarse:  # two roundings of each batch
-            pair = nudged_forms(lens.at(problem), (2 * number, 2 * number + 1), "gradient")
-            if why := pair if isinstance(pair, str) else pair.lost(eps):
-                return undefined(f"on a batch {why}")
-            assert isinstance(pair, Nudged)
-            lens.count(2)
-            values.append(pair.form())
-            bias += pair.bias(eps) / batches
-            continue
-        operator = Hessian(problem, model=None)
-        _, gradient = operator.risk_and_gradient()
-        square = inner(gradient, gradient)
-        if not square > 0:
-            return undefined("the gradient of a batch is zero: it has no direction")
-        size = math.sqrt(square)
-        values.append(operator.quadratic({name: part / size for name, part in gradient.items()}))
-        lens.count(operator.products)
-    if whole:
-        return Estimate(values[0], note=edge, products=1)
-    found = torch.tensor(values, dtype=torch.float64)
-    mean, stderr = mean_of_forms(found)
-    inside = "two moves of each by less than one rounding inside" if coarse else ""
-    note = "; ".join(filter(None, [f"over {batches} batches of {count_of(samples, 'sample')}", inside, edge]))
-    error, products = math.hypot(float(stderr), bias), batches * (1 + coarse)
-    return Estimate(float(mean), error, "estimate", note=note, arrays={"batches": found}, products=products)
+        chosen = torch.randperm(lens.problem.n, generator=run.generator)[:samples]
+        one: AlongGradient | str | None = differences(chosen) if use else None
+        if by != "differences" and not (one and one.error <= MOST_OFF * max(abs(one.value), differences.typical)):
+            one, products = _of_product(lens, chosen, number if coarse else None), products + 1 + coarse
+        if one is None or isinstance(one, str):
+            return undefined(one or NO_DIRECTION)
+        found.append(one)
+        differences.typical = sum(abs(each.value) for each in found) / len(found)
+    lens.count(products)
+    if whole and not use:
+        return Estimate(found[0].value, note=edge, products=1)
+    # their mean: batches vary, and their errors may have one sign
+    values, errors = torch.tensor([(one.value, one.error) for one in found], dtype=torch.float64).mT
+    mean, stderr = (values.mean(), values.new_zeros(())) if whole else mean_of_forms(values)
+    how = "two moves of each by less than one rounding inside" if coarse else ""
+    if use:
+        how = f"by differences of gradients{f', {products} by a product' if products else ''}"
+    over = f"over {len(found)} batch{'es' * (len(found) != 1)} of {count_of(samples, 'sample')}"
+    return Estimate(
+        float(mean),
+        math.hypot(float(stderr), float(errors.mean()) / (1.0 if coarse else 1.96)),
+        "estimate",
+        note=joined_notes(over, how, edge),
+        arrays={"batches": values, **({"errors": errors} if use else {})},
+        products=products,
+    )
+
+
+def _of_product(lens: Lens, samples: Tensor, number: int | None) -> AlongGradient | str:
+    """Return a batch's curvature along its gradient by a Hessian product, or why there is none.
+
+    With a number, it comes from two moves of weights and inputs by less than one rounding, with what rounds alike.
+    """
+    problem = lens.problem.part(samples)
+    with problem.measuring(lens.model), torch.no_grad():
+        ran = (problem.run(lens.model, problem.place(raw)) for raw in problem.batches(FORWARD_CHUNK))
+        problem.mass = sum(float(problem.loss.mass(f, y).sum()) for f, y in ran)
+    if not problem.mass > 0:
+        return "no target of a batch counts"
+    if number is not None:
+        eps = torch.finfo(coarsest_inside(problem, lens.model)).eps
+        pair = nudged_forms(lens.at(problem), (2 * number, 2 * number + 1), "gradient")
+        if why := pair if isinstance(pair, str) else pair.lost(eps):
+            return f"on a batch {why}"
+        assert isinstance(pair, Nudged)
+        return AlongGradient(pair.form(), pair.bias(eps))
+    operator = Hessian(problem, model=lens.model)
+    _, gradient = operator.risk_and_gradient()
+    square = inner(gradient, gradient)
+    if not square > 0:
+        return NO_DIRECTION
+    size = math.sqrt(square)
+    return AlongGradient(operator.quadratic({name: part / size for name, part in gradient.items()}), 0.0)
 
 
 def edge_in_words(optimiser: torch.optim.Optimizer) -> str:

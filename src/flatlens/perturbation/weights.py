@@ -175,6 +175,7 @@ class Landscape:
         self._moved: dict[str, Tensor] = {}  #: other values of some parameters, inside `walk`
         self.few = few  #: the batches that derivatives over spread parameters see; None: all the data
         self.forwards = 0  #: evaluations of the risk over all the data
+        self.mass = 0.0  #: mass of the samples that were last differentiated
         self.coarsest = self.space.dtype  #: type of the parameters in the last second derivative: FSDP2 may narrow them
 
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
@@ -192,7 +193,7 @@ class Landscape:
 
         Where parameters are spread over processes, each process walks all the data: it takes part in every backward.
         """
-        own = not self.problem.sharded and self.few is None
+        own, self.mass = not self.problem.sharded and self.few is None, 0.0
         batches = (raw for _, raw in self.problem.shared(self.fitting)) if own else self._all()
         with self.differentiated():
             shares = (self.gradient_of(raw, self.problem.mass) for raw in batches)
@@ -227,6 +228,7 @@ class Landscape:
 
     def _risk_of(self, raw: Batch, mass: float) -> Tensor:
         f, y = self._run(self.problem.place(raw))
+        self.mass += float(self.problem.loss.mass(f, y).sum())
         return self.problem.loss.total(f, y) / mass
 
     def whole(self, rows: Sequence[Tensor | None]) -> dict[str, Tensor]:

@@ -204,6 +204,13 @@ class Problem(NetworkOnData):
         part.origin = dict(self.origin)
         return part
 
+    def part(self, samples: Tensor) -> Problem:
+        """Return the same problem on some of its samples, by number, not checked again: they have been checked.
+
+        Its mass is 1, so that its risk is the sum of the losses.
+        """
+        return self.changed(data=self.data.picked(samples), test=None, n=len(samples), mass=1.0, seen=None)
+
     def with_changes(self, model: nn.Module | None = None, **changes: Any) -> Problem:
         """Return a new problem, checked again, with the same arguments except those given."""
         kept = ("loss", "data", "test", "forward", "dtype", "arithmetic", "memory", "ghost_batch", "ranks")
