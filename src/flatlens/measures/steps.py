@@ -481,11 +481,14 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
     found, products, differences = list[AlongGradient](), 0, OwnGradient(lens.problem, lens.model)
     for number in run.counted("minibatches", 1 if whole else batches):
         chosen = torch.randperm(lens.problem.n, generator=run.generator)[:samples]
-        one: AlongGradient | str | None = differences(chosen) if use else None
+        one = differences(chosen) if use else None
         if by != "differences" and not (one and one.error <= MOST_OFF * max(abs(one.value), differences.typical)):
-            one, products = _of_product(lens, chosen, number if coarse else None), products + 1 + coarse
-        if one is None or isinstance(one, str):
-            return undefined(one or NO_DIRECTION)
+            exact = _of_product(lens, chosen, number if coarse else None)
+            if isinstance(exact, str):
+                return undefined(exact)
+            one, products = exact, products + 1 + coarse
+        if one is None:
+            return undefined(NO_DIRECTION)
         found.append(one)
         differences.typical = sum(abs(each.value) for each in found) / len(found)
     lens.count(products)
