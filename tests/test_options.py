@@ -21,6 +21,7 @@ import torch
 import flatlens as fl
 from flatlens.cli import run
 from flatlens.cli.inputs import How, Inputs
+from flatlens.cli.landscape import Between
 from flatlens.cli.networks import Compared
 from flatlens.cli.studies import Running
 from flatlens.column import Column
@@ -123,14 +124,15 @@ def options() -> dict[str, list[str]]:
             error = isinstance(one, type) and issubclass(one, Exception)
             if callable(one) and not isinstance(one, Measure) and not is_settings(one) and not error:
                 add(one, name)
-    for module in ("studies", "networks", "listing"):
+    for module in ("studies", "networks", "listing", "landscape"):
         commands = import_module(f"flatlens.cli.{module}")
-        for name in ("study", "report", "measure", "bounds", "invariance", "compare", "reproduce", "list_names"):
+        for name in ("study", "report", "measure", "bounds", "invariance", "compare", "reproduce", "list_names",
+                     "path_between", "plane_around"):  # fmt: skip
             if inspect.isfunction(command := getattr(commands, name, None)) and command.__module__ == commands.__name__:
                 add(command, f"flatlens {name}")
-    for group in (Inputs, How, Compared, Running):
+    for group in (Inputs, How, Compared, Between, Running):
         add(group, group.__name__)
-    for container in ("about", "inputs", "how", "compared", "running"):  # not options: they hold them
+    for container in ("about", "inputs", "how", "compared", "pair", "running"):  # not options: they hold them
         found.pop(container, None)
     return found
 

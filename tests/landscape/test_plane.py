@@ -112,7 +112,7 @@ def plain(f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def test_the_quadratic_of_a_cubic_ends_where_its_third_order_is_the_share() -> None:
     ones = torch.ones(4, 1, dtype=torch.float64)
-    found = fl.plane(fl.Problem(Cubic(0.25), plain, (ones, ones)), points=3, share=0.1, progress=False)
+    found = fl.plane(fl.Problem(Cubic(0.25), plain, (ones, ones)), points=3, rtol=0.1, progress=False)
     steep, shallow = found.slices
     # |c w^3| = share w^2 / 2 at w = share / (2 c)
     for good, bad in steep.holds:
@@ -163,7 +163,7 @@ def test_nothing_is_changed_and_results_are_saved(tmp_path: Path) -> None:
     [
         ("eigenvector", {}, "unknown kind of directions 'eigenvector': did you mean eigenvectors"),
         ("random", {"points": 2}, "at least 3"),
-        ("random", {"share": 0.0}, "above 0"),
+        ("random", {"rtol": 0.0}, "above 0"),
         ("random", {"extent": math.nan}, "above 0"),
         ([1], {}, "at least two checkpoints"),
         ([{}, {}], {}, "checkpoint 0 has no finite '0.weight'"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Pair:
+class Between:
     """Two checkpoints of one architecture, and their data."""
 
     data: str | None = None
@@ -50,7 +50,7 @@ class Pair:
 @or_cost
 def path_between(
     *models: str,
-    pair: Pair = Pair(),
+    pair: Between = Between(),
     match_neurons: Annotated[bool, Flag] = False,
     bends: Whole = 0,
     points: Whole = 17,
@@ -122,7 +122,7 @@ def plane_around(
     checkpoints: Files = (),
     points: Whole = 21,
     extent: float | None = None,
-    share: float = 0.1,
+    rtol: float = 0.1,
     page: Path | None = None,
     save: Path | None = None,
     seed: Whole = 0,
@@ -143,7 +143,7 @@ def plane_around(
             components of their differences from the network. Separated by commas, or repeat the option.
         points: Number of points along each direction.
         extent: The largest number of steps of either direction. Without it: as far as the network's loss matters.
-        share: The difference up to which the quadratic holds, as a share of its second order.
+        rtol: The difference up to which the quadratic holds, as a share of its second order.
         page: Write an HTML page, with pictures.
         save: Save the result in this file; `flatlens.LossPlane.load` reads it.
         seed: Seed of random directions, and of the search for eigenvectors.
@@ -163,7 +163,7 @@ def plane_around(
             network = copy_of(problem.model, "--checkpoints")
             load_weights(network, file, inputs.how.prefix)
             along.append(network)
-        work = partial(fl.plane, directions=along or directions, points=points, extent=extent, share=share)
+        work = partial(fl.plane, directions=along or directions, points=points, extent=extent, rtol=rtol)
         announced(bar, lens, work, inputs.how)
         found = work(lens, generator=generator_of(seed), progress=bar)
         kept = save is None or _saved(found, save)

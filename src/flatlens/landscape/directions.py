@@ -1,4 +1,4 @@
-"""Directions of a plane through a network: random by filters, leading eigenvectors, components of a trajectory."""
+"""WhichDirections of a plane through a network: random by filters, leading eigenvectors, components of a trajectory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatlens.estimate import Progress
 from flatlens.landscape.ends import network_of
 from flatlens.perturbation import Elsewhere
 
-Directions: TypeAlias = Literal["random", "eigenvectors"] | Sequence[nn.Module | Mapping[str, Tensor]]
+WhichDirections: TypeAlias = Literal["random", "eigenvectors"] | Sequence[nn.Module | Mapping[str, Tensor]]
 OFFERED = ("random", "eigenvectors")
 
 
@@ -31,7 +31,12 @@ class Axes:
 
 
 def axes_of(
-    elsewhere: Elsewhere, hessian: Hessian, kind: Directions, scale: float, draws: torch.Generator, progress: Progress
+    elsewhere: Elsewhere,
+    hessian: Hessian,
+    kind: WhichDirections,
+    scale: float,
+    draws: torch.Generator,
+    progress: Progress,
 ) -> Axes:
     """Return two directions of a kind; `scale` is a loss that a plane along eigenvectors should reach.
 

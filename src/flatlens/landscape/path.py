@@ -215,7 +215,9 @@ def path(
     draws = drawing(generator, progress, "path")
     ends = Ends.of(lens, b)
     elsewhere = ends.elsewhere
-    notes = [ends.note] if ends.note else []
+    origin = of.origin if isinstance(of := b.problem if isinstance(b, Lens) else b, Problem) else {}
+    second = [f"second network: {origin['weights']}"] if "weights" in origin else []
+    notes = [*second, *([ends.note] if ends.note else [])]
     with progress_shown(progress) as line:
         scan = partial(_scanned, ends, points, rtol, line)
         found = {LINE: scan(Curve((ends.a, ends.b)), LINE)}
@@ -263,6 +265,7 @@ def _require(**options: float) -> None:
             raise BadInput("expected a number above 0", argument=name, value=value, call="path")
 
 
+_CHANCE = 0.9  #: a loss above this share of that of the best constant outputs is one of an untrained network
 _WHERE = {LINE: "the line", MATCHED: "the line after matching neurons", CURVE: "the trained curve"}
 
 
@@ -274,6 +277,8 @@ def _answer(ways: Mapping[str, Way], facts: Mapping[str, Any]) -> list[str]:
     share = f"{facts['rtol']:.3g} of the loss of constant outputs"
     if facts["distance"] == 0.0 and best.high == 0.0:
         first = f"One basin: the weights are the same along {_WHERE[best.name]}."
+    elif best.high == 0.0:
+        first = f"One basin: along {_WHERE[best.name]} the loss never rises above the chord."
     elif best.joins:
         first = (f"One basin: along {_WHERE[best.name]} the loss rises at most {best.high:.3g} above the chord "
                  f"(threshold {best.threshold:.3g}, {share}).")  # fmt: skip
@@ -291,12 +296,17 @@ def _answer(ways: Mapping[str, Way], facts: Mapping[str, Any]) -> list[str]:
             first += f"; the trained curve joins them, with a rise of at most {curve.high:.3g}."
         else:
             first += f"; along the trained curve it rises {curve.barrier.value:.3g}."
+    margin = best.barrier.margin
+    varies = f"; over samples like these it varies by ±{margin:.2g} (95%)" if margin > 0 else ""
     of = (f"On these {facts['n']:,} samples the largest rise is within [{best.low:.3g}, {best.high:.3g}] "
-          f"({UNPROVED}); over samples like these it varies by ±{best.barrier.margin:.2g} (95%).")  # fmt: skip
-    return [first, of, *_next(ways, best)]
+          f"({UNPROVED}){varies}.")  # fmt: skip
+    return [first, of, *_next(ways, best, facts)]
 
 
-def _next(ways: Mapping[str, Way], best: Way) -> list[str]:
+def _next(ways: Mapping[str, Way], best: Way, facts: Mapping[str, Any]) -> list[str]:
+    constant = facts.get("constant")
+    if constant and max(facts["ends"]) > _CHANCE * constant["loss"]:
+        return ["A network is hardly better than constant outputs: the verdict says nothing about trained networks."]
     if best.joins:
         return []
     if best.joins is None:

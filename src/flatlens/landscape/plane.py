@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatlens.curvature import Hessian
 from flatlens.errors import BadInput
-from flatlens.landscape.directions import Directions, axes_of
+from flatlens.landscape.directions import WhichDirections, axes_of
 from flatlens.landscape.ends import lens_of
 from flatlens.landscape.slices import Slice, sliced
 from flatlens.measures import Lens, about
@@ -46,7 +46,7 @@ class LossPlane(Result):
 
     def __init__(
         self, x: Tensor, y: Tensor, loss: Tensor, slices: tuple[Slice, Slice], about: Mapping[str, Any],
-        trajectory: Tensor | None = None,
+        trajectory: Tensor | None,
     ) -> None:  # fmt: skip
         self.x, self.y, self.loss = x, y, loss
         self.slices = slices
@@ -117,18 +117,18 @@ class LossPlane(Result):
 
 def plane(
     lens: Lens | Problem,
-    directions: Directions = "eigenvectors",
+    directions: WhichDirections = "eigenvectors",
     *,
     points: int = 21,
     extent: float | None = None,
-    share: float = 0.1,
+    rtol: float = 0.1,
     generator: torch.Generator | None = None,
     progress: Shown = None,
 ) -> LossPlane:
     """Measure the loss on a plane through a network, and along its two directions: how far does its quadratic hold?
 
     Every value is the loss of the network at those weights, on the problem's data. Along each direction d the Hessian's
-    quadratic, L + x g^T d + x^2 d^T H d / 2, holds as far as it differs from the loss by at most `share` of its second
+    quadratic, L + x g^T d + x^2 d^T H d / 2, holds as far as it differs from the loss by at most `rtol` of its second
     order, or of a hundredth of the loss here if that is more; the distance has a bracket towards either side. BatchNorm
     keeps its running statistics, unless the problem has batchnorm="train". The network is not changed.
 
@@ -140,7 +140,7 @@ def plane(
         points: Number of points along each direction; made odd, so that the network is in the middle.
         extent: The largest number of steps of either direction; None: 1 along random directions, 1.2 times the farthest
             checkpoint, or as far as the quadratic reaches the loss of the best constant outputs.
-        share: The difference up to which the quadratic holds, as a share of its second order.
+        rtol: The difference up to which the quadratic holds, as a share of its second order.
         generator: Draws random directions, and starts the search for eigenvectors; seeded with 0 if None.
         progress: Called with (what, done, total); None shows a bar after two seconds, False shows none.
 
@@ -160,7 +160,7 @@ def plane(
         if not (type(value) is int and value >= least):
             what = f"expected a whole number of at least {least}"
             raise BadInput(what, argument=name, value=value, call="plane")
-    for name, number in (("extent", extent), ("share", share)):
+    for name, number in (("extent", extent), ("rtol", rtol)):
         if number is not None and not (isinstance(number, int | float) and 0 < number < math.inf):
             raise BadInput("expected a number above 0", argument=name, value=number, call="plane")
     draws = drawing(generator, progress, "plane")
@@ -178,7 +178,7 @@ def plane(
         slices = []
         for vector, name, far in zip(found.vectors, found.names, reach, strict=True):
             shown = lambda done, total, name=name: line(f"slice along {name}", done, total)  # noqa: E731
-            slices.append(sliced(elsewhere, hessian, vector, name, far * steps, share=share, progress=shown))
+            slices.append(sliced(elsewhere, hessian, vector, name, far * steps, rtol=rtol, progress=shown))
         x, y = reach[0] * steps, reach[1] * steps
         loss = torch.empty(len(x), len(y), dtype=torch.float64)
         for i, along in enumerate(x.tolist()):
@@ -187,7 +187,7 @@ def plane(
                 loss[i, j] = elsewhere.outcomes(theta).risk
             line("rows of the plane", i + 1, len(x))
     notes = [found.note]
-    told = {"loss here": here, "share": share, "notes": notes, "norm": float(elsewhere.here.norm(dtype=torch.float64))}
+    told = {"loss here": here, "rtol": rtol, "notes": notes, "norm": float(elsewhere.here.norm(dtype=torch.float64))}
     return LossPlane(x, y, loss, (slices[0], slices[1]), {**about(of), **told}, found.trajectory)
 
 
@@ -208,7 +208,7 @@ def _answer(slices: tuple[Slice, Slice], facts: Mapping[str, Any]) -> list[str]:
     first = f"The quadratic holds {told[0]}; {told[1]}."
     brackets = ", ".join(f"[{a * one.length:.4g}, {b * one.length:.4g}]" for one in slices for a, b in [one.nearest])
     certain = (
-        f"Within {facts['share']:.0%} of its second order, or of a hundredth of the loss, towards the nearer side, on "
+        f"Within {facts['rtol']:.0%} of its second order, or of a hundredth of the loss, towards the nearer side, on "
         f"these {facts['n']:,} samples; the looks give the brackets {brackets}, and a failure between two looks that "
         "held would be missed."
     )

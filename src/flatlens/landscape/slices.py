@@ -1,7 +1,7 @@
 """Slices of the loss through a network, and the distance to which its quadratic holds.
 
     q(x) = L + x g^T d + x^2 d^T H d / 2,
-    holds at x where |L(theta + x d) - q(x)| <= share max(|d^T H d| x^2 / 2, L / 100)
+    holds at x where |L(theta + x d) - q(x)| <= rtol max(|d^T H d| x^2 / 2, L / 100)
 
 The right side is a share of the quadratic's own rise, that of its second order, or of a hundredth of the loss: nearer
 to the network, the kinks of a ReLU would decide what nobody sees. Towards each side, looks at distances that grow by
@@ -65,7 +65,7 @@ def sliced(
     name: str,
     x: Tensor,
     *,
-    share: float,
+    rtol: float,
     progress: Callable[[int, int], object] | None = None,
 ) -> Slice:
     """Return the slice along a direction (P,) at distances x, odd in number with 0 in the middle."""
@@ -89,7 +89,7 @@ def sliced(
     sides = []
     for sign in (-1.0, 1.0):
         rest = partial(_without_first, loss, centre, first, sign)
-        sides.append(_held(rest, second, share, rounding, farthest, SEEN * abs(centre)))
+        sides.append(_held(rest, second, rtol, rounding, farthest, SEEN * abs(centre)))
     of_losses = torch.tensor(values, dtype=torch.float64)
     return Slice(name, length, first, second, (sides[0], sides[1]), x.to(torch.float64), of_losses)
 
@@ -99,7 +99,7 @@ def _without_first(loss: Callable[[float], float], centre: float, first: float, 
 
 
 def _held(
-    rest: Callable[[float], float], second: float, share: float, rounding: float, farthest: float, seen: float
+    rest: Callable[[float], float], second: float, rtol: float, rounding: float, farthest: float, seen: float
 ) -> tuple[float, float]:
     """Return the bracket of the distance to which the loss without its first order is second x^2 / 2."""
     if second == 0 or not math.isfinite(second):
@@ -107,9 +107,9 @@ def _held(
 
     def fails(at: float) -> bool:
         rise = second * at**2 / 2
-        return not abs(rest(at) - rise) <= share * max(abs(rise), seen)
+        return not abs(rest(at) - rise) <= rtol * max(abs(rise), seen)
 
-    good, bad = 0.0, math.sqrt(2 * _NEAREST * max(rounding, 1e-300) / (share * abs(second)))
+    good, bad = 0.0, math.sqrt(2 * _NEAREST * max(rounding, 1e-300) / (rtol * abs(second)))
     while bad <= farthest and not fails(bad):
         good, bad = bad, FACTOR * bad
     if bad > farthest:

@@ -103,7 +103,7 @@ def slices_figure(found: LossPlane) -> Figure:
 
     caption = (
         f"Dashed: the Hessian's quadratic. Dotted lines: the distance to which it holds within "
-        f"{found.about['share']:.0%} of its second order. A slice shows one direction of all."
+        f"{found.about['rtol']:.0%} of its second order. A slice shows one direction of all."
     )
     whole, narrow = drawn(300), drawn(220)
     title = "Slices and their quadratic"
