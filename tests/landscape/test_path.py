@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.errors import BadInput, UnknownName
+from flatlens.landscape.certificate import MovingChain
 from flatlens.landscape.curve import Curve
 from flatlens.landscape.matching import match
 
@@ -46,8 +47,56 @@ def test_the_interval_covers_a_dense_scan(act: type[nn.Module], widths: tuple[in
     assert way.low <= barrier(dense) + 1e-12 + 1e-3 * barrier(dense)  # a scan may step over the maximum
     assert barrier(dense) <= way.high + 1e-12
     assert way.high - way.low <= max(0.06 * way.high, 0.003)
+    assert way.unproved == ""
     for t, loss in zip(way.t, way.loss, strict=True):
         assert float(loss) == pytest.approx(at(a, b, float(t)), rel=1e-12)
+
+
+def rates(a: nn.Module, b: nn.Module, t: torch.Tensor) -> torch.Tensor:
+    """The derivative of the loss along the line at each t, by autograd through the weights."""
+    found = []
+    for at_t in t:
+        s = at_t.clone().requires_grad_()
+        pairs = zip(a.named_parameters(), b.parameters(), strict=True)
+        moved = {name: (1 - s) * p.detach() + s * q.detach() for (name, p), q in pairs}
+        found.append(torch.autograd.grad(F.cross_entropy(torch.func.functional_call(a, moved, (X,)), Y), s)[0])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.Tanh, nn.GELU])
+def test_the_proof_bounds_every_derivative_and_is_tight(act: type[nn.Module]) -> None:
+    a, b = fitted(drawn((4, 7, 5, 3), 0, act), X, Y, 60), fitted(drawn((4, 7, 5, 3), 1, act), X, Y, 60)
+    chain = MovingChain.of(problem(a), a, b, between(a, b, 0.5))
+    for u, v in ((0.0, 0.25), (0.4, 0.45), (0.7, 0.7001)):
+        low, high = chain.slopes(u, v)
+        inside = rates(a, b, torch.linspace(u, v, 33, dtype=torch.float64))
+        assert low <= float(inside.min())
+        assert float(inside.max()) <= high
+    assert high - low < 0.02 * max(abs(low), abs(high), 0.1)
+
+
+class Residual(nn.Module):
+    """A layer added to its input."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.inner, self.out = drawn((4, 6, 4), seed), nn.Linear(4, 3).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x + self.inner(x))
+
+
+@pytest.mark.parametrize(("kind", "why"), [("residual", "joins branches"), ("BatchNorm", "BatchNorm in eval mode")])
+def test_what_is_no_chain_is_not_proved_and_says_so(kind: str, why: str) -> None:
+    a, data = (Residual(0), (X, Y)) if kind == "residual" else (Convolutions(0).double(), images())
+    other = copy.deepcopy(a)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(0.1)
+    found = fl.path(fl.Problem(a, "cross_entropy", data), other, points=3, progress=False)
+    assert why in found["line"].unproved
+    assert "not proved" in found.answer[1]
+    assert why in " ".join(found.about["notes"])
 
 
 def test_the_slope_is_the_derivative_along_the_line() -> None:

@@ -53,6 +53,7 @@ class Barrier:
     low: float  #: lower end of the bracket
     high: float  #: upper end of the bracket
     rounding: float  #: by how much rounding may move a value; both ends hold it
+    unproved: str = ""  #: why the upper end is not proved; empty where it is
 
     def excess(self, look: Look) -> float:
         """Return E at a look."""
@@ -122,7 +123,7 @@ def bracketed(
             progress(len(looks), most)
     at = max(looks, key=lambda one: excess(first, last, one)).t
     error = 2 * rounding(at) if len({one.loss for one in looks}) > 1 else 0.0
-    return Barrier(tuple(looks), max(best - error, 0.0), max(best, *bounds) + error, error)
+    return Barrier(tuple(looks), max(best - error, 0.0), max(best, *bounds) + error, error, "it was not tried")
 
 
 def upper_bounds(looks: list[Look]) -> list[float]:

@@ -1,4 +1,4 @@
-"""WhichDirections of a plane through a network: random by filters, leading eigenvectors, components of a trajectory."""
+"""Directions of a plane through a network: random by filters, leading eigenvectors, components of a trajectory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def axes_of(
     hessian: Hessian,
     kind: WhichDirections,
     scale: float,
-    draws: torch.Generator,
+    generator: torch.Generator,
     progress: Progress,
 ) -> Axes:
     """Return two directions of a kind; `scale` is a loss that a plane along eigenvectors should reach.
@@ -46,18 +46,18 @@ def axes_of(
     if isinstance(kind, str):
         if kind not in OFFERED:
             raise UnknownName.among("kind of directions", kind, OFFERED, argument="directions", call="plane")
-        return _random(elsewhere, draws) if kind == "random" else _leading(hessian, scale, draws, progress)
+        return _random(elsewhere, generator) if kind == "random" else _leading(hessian, scale, generator, progress)
     return _principal(elsewhere, kind)
 
 
-def _random(elsewhere: Elsewhere, draws: torch.Generator) -> Axes:
+def _random(elsewhere: Elsewhere, generator: torch.Generator) -> Axes:
     """Return two directions with the norm of the weights, filter by filter (Li et al. 2018, section 4)."""
-    first, second = (by_filter(elsewhere, draws) for _ in range(2))
+    first, second = (by_filter(elsewhere, generator) for _ in range(2))
     note = "directions: random, each row or filter with the norm of the network's; biases and norms do not move"
     return Axes((first, second), ("random direction 1", "random direction 2"), (1.0, 1.0), note)
 
 
-def by_filter(elsewhere: Elsewhere, draws: torch.Generator) -> Tensor:
+def by_filter(elsewhere: Elsewhere, generator: torch.Generator) -> Tensor:
     """Return a normal direction d, (P,), with ||d_j|| = ||theta_j|| for each row or filter j of each weight.
 
     Parameters of one dimension, such as biases and the scales of norms, are 0 in it.
@@ -67,15 +67,15 @@ def by_filter(elsewhere: Elsewhere, draws: torch.Generator) -> Tensor:
         if p.ndim < 2:
             continue
         theta = p.detach().to("cpu", torch.float64).flatten(1)
-        d = torch.randn(theta.shape, generator=draws, dtype=torch.float64)
+        d = torch.randn(theta.shape, generator=generator, dtype=torch.float64)
         d *= theta.norm(dim=1, keepdim=True) / d.norm(dim=1, keepdim=True).clamp(min=1e-300)
         parts[name] = d.reshape(p.shape)
     return elsewhere.space.flat(parts)
 
 
-def _leading(hessian: Hessian, scale: float, draws: torch.Generator, progress: Progress) -> Axes:
+def _leading(hessian: Hessian, scale: float, generator: torch.Generator, progress: Progress) -> Axes:
     """Return the two leading eigenvectors of the Hessian, by value."""
-    found = eigenspace(hessian, 2, rtol=1e-3, generator=draws, progress=progress)
+    found = eigenspace(hessian, 2, rtol=1e-3, generator=generator, progress=progress)
     if len(found.values) < 2:
         raise BadInput("the Hessian has fewer than two eigenvalues that are not 0", argument="directions",
                        value="eigenvectors", call="plane", remedy='"random" needs none')  # fmt: skip

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate
 from flatlens.landscape.barrier import Barrier, bracketed, look_at
+from flatlens.landscape.certificate import proved
 from flatlens.landscape.curve import Curve, trained
 from flatlens.landscape.ends import Ends, lens_of
 from flatlens.landscape.matching import match
@@ -29,6 +30,7 @@ NOT_SHOWN = (
     "A path shows the loss along one curve of weights: it says nothing about other directions, and a lower path may "
     "exist."
 )
+PROVED = "its upper end is proved"
 UNPROVED = "its upper end is not proved: it assumes at most twice the curvature seen between looks"
 
 
@@ -50,6 +52,7 @@ class Way:
     loss: Tensor  #: the loss there, (k,) float64
     slope: Tensor  #: its derivative in t, (k,) float64
     threshold: float  #: the barrier up to which the path counts as joining its ends
+    unproved: str  #: why the upper end is not proved; empty where it is
 
     @property
     def joins(self) -> bool | None:
@@ -72,7 +75,8 @@ class Way:
         """Return the way of a barrier that was looked for."""
         t, loss, slope = torch.tensor([[one.t, one.loss, one.slope] for one in found.looks], dtype=torch.float64).T
         barrier = _estimate(found.value, found.stderr)
-        return cls(name, barrier, found.low, found.high, found.top.t, float(loss.max()), t, loss, slope, threshold)
+        most, why = float(loss.max()), found.unproved
+        return cls(name, barrier, found.low, found.high, found.top.t, most, t, loss, slope, threshold, why)
 
 
 class LossPath(Result):
@@ -122,7 +126,8 @@ class LossPath(Result):
             {
                 "path": way.name, "barrier": way.barrier.value, "low": way.low, "high": way.high,
                 "95% ± over samples": way.barrier.margin, "at": way.at, "largest loss": way.largest,
-                "joins": {True: "yes", False: "no", None: "open"}[way.joins], "looks": len(way.t),
+                "joins": {True: "yes", False: "no", None: "open"}[way.joins],
+                "upper end": "assumed" if way.unproved else "proved", "looks": len(way.t),
             }
             for way in self.ways.values()
         ])  # fmt: skip
@@ -140,7 +145,7 @@ class LossPath(Result):
             for name, way in self.ways.items()
             for kind in ("t", "loss", "slope")
         }
-        scalars = ("low", "high", "at", "largest", "threshold")
+        scalars = ("low", "high", "at", "largest", "threshold", "unproved")
         rows = [
             {"name": name, "value": way.barrier.value, "stderr": way.barrier.stderr,
              **{kind: getattr(way, kind) for kind in scalars}}
@@ -175,7 +180,8 @@ def path(
     """Measure the loss between two checkpoints of one architecture: are they in one basin?
 
     The barrier of a path theta(t) is the largest of L(theta(t)) - (1 - t) L(a) - t L(b), t in [0, 1] (Frankle et al.
-    2020; Entezari et al. 2022). On the samples of the problem it has an interval: the lower end was seen, the upper end
+    2020; Entezari et al. 2022). On the samples of the problem it has an interval. Its lower end was seen. Its upper end
+    is proved on the line between chains of layers under cross-entropy of labels, by interval arithmetic; elsewhere it
     bounds the loss between looks by the slopes and the curvature seen, which is no proof. The error over samples is
     stated beside it. A path joins its ends if both stay below `rtol` times the loss of the best constant outputs.
 
@@ -219,27 +225,29 @@ def path(
     second = [f"second network: {origin['weights']}"] if "weights" in origin else []
     notes = [*second, *([ends.note] if ends.note else [])]
     with progress_shown(progress) as line:
-        scan = partial(_scanned, ends, points, rtol, line)
-        found = {LINE: scan(Curve((ends.a, ends.b)), LINE)}
+        scan = partial(_scanned, points, rtol, line)
+        found = {LINE: scan(ends, Curve((ends.a, ends.b)), LINE)}
         # the same after the neurons of b are matched, from where everything else starts
         if match_neurons:
             matching = match(lens.problem, elsewhere.model, ends.second)
             notes.append(matching.told)
             ends = replace(ends, second=matching.model)
             if matching.layers:
-                found[MATCHED] = scan(Curve((ends.a, ends.b)), MATCHED)
+                found[MATCHED] = scan(ends, Curve((ends.a, ends.b)), MATCHED)
         if bends:
             options = {"bends": bends, "steps": steps, "lr": lr, "batch_size": batch_size}
             curve = trained(elsewhere, ends.a, ends.b, **options, generator=draws, progress=line)  # type: ignore[arg-type]
-            found[CURVE] = scan(curve, CURVE)
+            found[CURVE] = scan(ends, curve, CURVE)
             notes.append(f"the curve has {bends} bend{'s' * (bends > 1)}, trained for {steps:,} steps")
+    why = dict.fromkeys(way.unproved for way in found.values() if way.unproved and way.name != CURVE)
+    notes += [f"the upper end along the line is not proved: {reason}" for reason in why]
     losses = float(found[LINE].loss[0]), float(found[LINE].loss[-1])
     distance = float((ends.b - ends.a).norm(dtype=torch.float64))
     here = {"ends": losses, "distance": distance, "rtol": rtol, "notes": notes}
     return LossPath(found, {**about(lens), **here})
 
 
-def _scanned(ends: Ends, points: int, rtol: float, line: Any, curve: Curve, name: str) -> Way:
+def _scanned(points: int, rtol: float, line: Any, ends: Ends, curve: Curve, name: str) -> Way:
     """Return the way along a curve: looks, the bracket of its barrier, and the threshold."""
     elsewhere, constant = ends.elsewhere, ends.problem.constant
     look = partial(look_at, elsewhere, curve)
@@ -252,6 +260,13 @@ def _scanned(ends: Ends, points: int, rtol: float, line: Any, curve: Curve, name
         enough=rtol * scale / 10,
         progress=lambda done, total: line(f"looks at the {name}", done, total),
     )
+    if curve.bends:
+        found = replace(found, unproved="the path is no line")
+    elif torch.equal(curve.points[0], curve.points[1]):
+        found = replace(found, unproved="")  # nothing moves
+    else:
+        model, enough = elsewhere.model, rtol * scale / 10
+        found = proved(ends.problem, model, ends.second, found, look, enough=enough, most=8 * points)
     return Way.of(name, found, rtol * scale)
 
 
@@ -299,7 +314,7 @@ def _answer(ways: Mapping[str, Way], facts: Mapping[str, Any]) -> list[str]:
     margin = best.barrier.margin
     varies = f"; over samples like these it varies by ±{margin:.2g} (95%)" if margin > 0 else ""
     of = (f"On these {facts['n']:,} samples the largest rise is within [{best.low:.3g}, {best.high:.3g}] "
-          f"({UNPROVED}){varies}.")  # fmt: skip
+          f"({UNPROVED if best.unproved else PROVED}){varies}.")  # fmt: skip
     return [first, of, *_next(ways, best, facts)]
 
 
