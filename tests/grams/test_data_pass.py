@@ -12,6 +12,7 @@ import torch
 from literal import matrices, parameter_jacobian
 from networks import NETWORKS, module_of, network
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -339,3 +340,29 @@ def test_outputs_taken_together_are_those_taken_alone(share: int, monkeypatch: p
     for name, g in chunk.layers.items():
         for found, truth in zip((g.G, g.K, g.R), expected[name], strict=True):
             assert torch.allclose(found, truth, rtol=1e-12, atol=1e-14), name
+
+
+def attending(x: Tensor, net: nn.Module, kind: str) -> Tensor:
+    """Attention of one head: as torch has it, with a learned mask, or with another derivative when it is fused."""
+    q, k, v = net.qkv(x)[:, None].chunk(3, -1)
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=net.mask if kind == "learned mask" else None)
+    if kind == "another derivative" and torch.backends.cuda.flash_sdp_enabled():
+        mixed = 2 * mixed - mixed.detach()
+    return torch.as_tensor(net.head(mixed[:, 0].mean(1)))
+
+
+@pytest.mark.parametrize("kind", ["as it is", "learned mask", "another derivative"])
+def test_attention_runs_fused_only_where_plan_and_derivatives_are_those_of_plain_operations(kind: str) -> None:
+    torch.manual_seed(0)
+    net = module_of(
+        lambda net, x: attending(x, net, kind), qkv=nn.Linear(6, 18), head=nn.Linear(6, 3),
+        **({"mask": nn.Parameter(torch.randn(5, 5))} if kind == "learned mask" else {}),
+    ).double()  # fmt: skip
+    problem = fl.Problem(net, "cross_entropy", (torch.randn(7, 5, 6).double(), torch.arange(7) % 3))
+    plan = lay_out(problem, problem.model)
+    assert plan.fused == (kind == "as it is")
+    alike = {False: replace(plan, fused=False), True: plan}
+    for found, plain in zip(*(one_pass(problem, problem.model, alike[fused]) for fused in (True, False)), strict=True):
+        for key, grams in found.layers.items():
+            assert torch.allclose(grams.G, plain.layers[key].G, rtol=1e-11, atol=1e-15)
+            assert torch.allclose(grams.K, plain.layers[key].K, rtol=1e-11, atol=1e-15)

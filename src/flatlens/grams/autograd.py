@@ -42,6 +42,7 @@ class Runner(nn.Module):
         super().__init__()
         self.problem = problem
         self.model = model
+        self._places: dict[str, list[str]] = {}  #: by parameter, found at the first call
 
     def forward(self, batch: Batch) -> tuple[Tensor, Any]:
         """Return (outputs, targets)."""
@@ -49,7 +50,8 @@ class Runner(nn.Module):
 
     def at(self, values: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Any]:
         """(outputs, targets) at other values of some named parameters."""
-        places = {f"model.{place}": value for place, value in places_of(self.model, values).items()}
+        self._places = self._places or all_places(self.model)
+        places = {f"model.{place}": value for name, value in values.items() for place in self._places[name]}
         found: tuple[Tensor, Any] = functional_call(self, places, (batch,), tie_weights=False)
         return found
 
@@ -60,14 +62,18 @@ def places_of(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tenso
     A parameter of several modules is replaced in each. A module with several names is given under one: torch 2.13
     restores it name by name, and leaves the values in place of the parameters that it met first.
     """
-    known = dict(model.named_parameters())
-    given = {id(known[name]): value for name, value in values.items()}
-    return {
-        f"{where}.{name}" if where else name: given[id(p)]
-        for where, module in model.named_modules()
-        for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
-        if id(p) in given
-    }
+    found = all_places(model)
+    return {place: value for name, value in values.items() for place in found[name]}
+
+
+def all_places(model: nn.Module) -> dict[str, list[str]]:
+    """Return the names of each parameter in all modules that hold it, by its first name."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    found: dict[str, list[str]] = {name: [] for name in names.values()}
+    for where, module in model.named_modules():
+        for own, p in module.named_parameters(recurse=False, remove_duplicate=False):
+            found[names[id(p)]].append(f"{where}.{own}" if where else own)
+    return found
 
 
 def sample_axes(batch: Batch, n: int) -> Batch:

@@ -189,7 +189,8 @@ def one_pass(
     most = chunk_size(problem, plan, outputs, needs)
     most = math.ceil(problem.n / math.ceil(problem.n / most))  # chunks of equal size
     # differentiable: so that the graph also shows frozen parameters
-    with clear_autograd_errors(), problem.measuring(model), differentiable(model.parameters()):
+    once = problem.measuring(model, twice=not plan.fused)
+    with clear_autograd_errors(), once, differentiable(model.parameters()):
         run = _Pass(
             problem,
             model,

@@ -443,6 +443,8 @@ class Plan:
     """Projections and heads of attention, where they are asked for (`planner.parts_of`)."""
     not_parted: dict[str, str] = field(default_factory=dict)
     """Attentions whose projections and heads cannot be told, with the reason."""
+    fused: bool = False
+    """Whether the pass runs attention in torch's fused kernel, which is faster and can be differentiated once."""
 
     @cached_property
     def affine(self) -> frozenset[str]:

@@ -23,11 +23,12 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from flatlens.errors import BadModel
 from flatlens.grams.autograd import clear_autograd_errors
 from flatlens.grams.jacobians import ForwardPass, kept_by, lookups_of
-from flatlens.grams.output_jacobians import Checker, certificate_of, watched_places
+from flatlens.grams.output_jacobians import Certificate, Checker, certificate_of, watched_places
 from flatlens.grams.plan import (
     BATCHING,
     CANDIDATES,
     Plan,
+    PlanBroken,
     Rows,
     Structure,
     Weight,
@@ -51,7 +52,7 @@ from flatlens.operations.parameter_uses import (
 )
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.diagnosis import if_found, why_cut
-from flatlens.problem.eval_context import differentiable
+from flatlens.problem.eval_context import device_of, differentiable
 
 
 class Trial:
@@ -142,15 +143,18 @@ def lay_out(
             return plan if same else planned(plan.structure, distrusted)
 
         plan = planned(reduce(Structure.common_with, (trial.structure for trial in trials)), distrusted)
-        wrong = {place for trial in trials for place in unproved(problem, model, plan, trial, generator)}
+        proofs = [proof_of(model, plan, trial, generator) for trial in trials]
+        found = zip(trials, proofs, strict=True)
+        wrong = {place for trial, proof in found for place in unproved(problem, model, plan, trial, proof)}
         plan = plan if not wrong else planned(plan.structure, {*distrusted, *wrong})
-        if not attention_heads:
-            return plan
-        found = HeadFinder(trials[0].tape.graph).run()
-        parts = parts_of(plan.weights, found)
-        more = sum(w.matrix.W.shape[1] * w.positions for w in parts.values()) * plan.itemsize
-        refused = {**found.refused_queries, **found.refused_values}
-        return replace(plan, parts=parts, not_parted=refused, jacobian_bytes=plan.jacobian_bytes + more)
+        if attention_heads:
+            heads = HeadFinder(trials[0].tape.graph).run()
+            parts = parts_of(plan.weights, heads)
+            more = sum(w.matrix.W.shape[1] * w.positions for w in parts.values()) * plan.itemsize
+            refused = {**heads.refused_queries, **heads.refused_values}
+            plan = replace(plan, parts=parts, not_parted=refused, jacobian_bytes=plan.jacobian_bytes + more)
+        attends = any(node.name() in _ATTENDS for trial in trials for node in trial.tape.graph.nodes)
+    return replace(plan, fused=attends and _fused_alike(problem, model, plan, batches, proofs))
 
 
 class _Planner:
@@ -402,16 +406,62 @@ def parts_of(weights: Mapping[str, Weight], heads: HeadFinder) -> dict[str, Weig
     return parts
 
 
-def unproved(problem: Problem, model: nn.Module, plan: Plan, trial: Trial, generator: torch.Generator) -> list[str]:
-    """Return the places at which parameters act whose computed gradient is not autograd's on a trial."""
-    f, tape, n = trial.f, trial.tape, trial.n
+_ATTENDS = ("SoftmaxBackward0", "SafeSoftmaxBackward0")  #: nodes of which attention in plain operations has one
+
+
+def _fused_alike(
+    problem: Problem, model: nn.Module, plan: Plan, batches: list[Batch], proofs: list[Certificate]
+) -> bool:
+    """Return whether torch's fused attention has the same plan and, on the trials, the same derivatives.
+
+    On a processor alone: other kernels multiply in less than float32.
+    """
+    if device_of(model).type != "cpu" or problem.arithmetic != "full" or plan.unexplained:
+        return False
+    try:
+        with clear_autograd_errors(), measuring(model, twice=False), differentiable(model.parameters()):
+            each = zip(batches, proofs, strict=True)
+            return all(_same_fused(Checker(problem, model, plan), batch, proof) for batch, proof in each)
+    except (PlanBroken, RuntimeError):
+        return False
+
+
+def _same_fused(checker: Checker, batch: Batch, proof: Certificate) -> bool:
+    """Return whether a trial runs fused attention, as planned, with the derivatives that plain operations have."""
+    plan, trial = checker.plan, Trial(checker.problem, checker.model, batch)
+    plan.require_same(trial.tape, trial.inputs, batch)
+    if not any(node.name().startswith("ScaledDotProduct") for node in trial.tape.graph.nodes):
+        return False
+    if plan.ignores_padding and trial.tape.mask is not None and not trial.ignores(trial.tape.mask):
+        return False
+    watched = watched_places(trial.tape, plan, [], trial.n, ())
+    at = {name: place.at for name, place in watched.items() if name in proof.raw}
+    found = torch.autograd.grad(trial.f, list(at.values()), proof.u, allow_unused=True)
+    pairs = [(fused, proof.raw[name]) for name, fused in zip(at, found, strict=True)]
+    return all(
+        plain is None if fused is None else plain is not None and _near(fused, plain, checker.rtol)
+        for fused, plain in pairs
+    )
+
+
+def _near(one: Tensor, other: Tensor, rtol: float) -> bool:
+    return bool(torch.linalg.vector_norm(one - other) <= rtol * torch.linalg.vector_norm(other))
+
+
+def proof_of(model: nn.Module, plan: Plan, trial: Trial, generator: torch.Generator) -> Certificate:
+    """Return a random combination of a trial's outputs, and its derivatives by autograd."""
     named: dict[str, Tensor] = dict(model.named_parameters())
     weights = [w for w in plan.weights.values() if w.products]
     names = dict.fromkeys(
         (*plan.small_parameters, *plan.derived, *(name for w in weights for name in (w.parameter, w.bias) if name))
     )
-    watched = watched_places(tape, plan, [], n, ())
-    certificate = certificate_of(f, watched, {name: named[name] for name in names}, generator)
+    watched = watched_places(trial.tape, plan, [], trial.n, ())
+    return certificate_of(trial.f, watched, {name: named[name] for name in names}, generator)
+
+
+def unproved(problem: Problem, model: nn.Module, plan: Plan, trial: Trial, certificate: Certificate) -> list[str]:
+    """Return the places at which parameters act whose computed gradient is not autograd's on a trial."""
+    tape, n, named = trial.tape, trial.n, dict[str, Tensor](model.named_parameters())
     rebuilt = ForwardPass(plan, tape, named, n, kept_by(plan, tape, n)).rebuilt(certificate.totals, weights=True)
     checker = Checker(problem, model, plan)
     same = checker.same_gradients(certificate, rebuilt)

@@ -15,7 +15,8 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -296,6 +297,9 @@ def _bent_by(node: Node, operands: list[int], every: int) -> int:
             twice |= met & dependent
             met |= dependent
         return twice
+    operation = operation_of(name)
+    if operation is not None and operation.name == "attention":  # linear in its third operand, the values
+        return reduce(or_, (sources for number, sources in enumerate(operands) if number != 2), 0)
     return every
 
 

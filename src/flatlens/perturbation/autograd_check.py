@@ -6,9 +6,9 @@ Gradient reversal, straight-through estimators and `detach()` do. Differences of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ def other_derivative(problem: Problem, model: nn.Module) -> tuple[str, str]:
                 # a RuntimeError: it has no derivative, or does not run at other weights
                 with suppress(RuntimeError, FlatlensError), problem.measuring(model):
                     combination = _Combination(problem, model)
-                    words = [_words(combination, side) for side in range(len(combination.here))]
+                    words = _words(combination)
                     told = words[0], words[-1]
         problem.facts[_FOUND] = told
     found: tuple[str, str] = problem.facts[_FOUND]
@@ -125,25 +125,38 @@ def _out_of_sight(problem: Problem, model: nn.Module) -> torch.dtype | None:
     """
     few, runner, draw = take(problem.probes[0], 0, _SIGHT), Runner(problem, model), torch.Generator()
     weights = {name: p.detach() for name, p in model.named_parameters() if name in problem.parameters}
+    moves = []
+    for seed in range(4):
+        draw.manual_seed(seed)
+        moves.append({name: random_signs(p.shape, p, draw) * p for name, p in weights.items()})
 
-    def rough(step: float) -> float:
-        found = []
-        for seed in range(4):
-            draw.manual_seed(seed)
-            signs = {name: random_signs(p.shape, p, draw) for name, p in weights.items()}
-            outputs = []
-            for share in (-2 * step, -step, 0.0, step, 2 * step, 0.1):
-                point = {name: p + share * signs[name] * p for name, p in weights.items()}
-                with torch.no_grad():  # placed each time: forward() may write to its input
-                    outputs.append(runner.at(point, problem.place(few))[0].detach().to(torch.float64))
-            a, b, c, d, e, far = outputs
-            size = max(float(c.abs().max()), float(far.abs().max()))  # that of parts, where they cancel
-            found.append((a - 4 * b + 6 * c - 4 * d + e).abs().amax(1) / (70**0.5 * size + 1e-300))
-        return float(torch.cat(found).quantile(0.9))
+    @cache
+    def outputs(number: int, share: float) -> Tensor:
+        if not share and number:
+            return outputs(0, share)
+        point = {name: p + share * moves[number][name] for name, p in weights.items()}
+        with torch.no_grad():  # placed each time: forward() may write to its input
+            return runner.at(point, problem.place(few))[0].detach().to(torch.float64)
 
-    if not rough(2.0**-12) >= _ROUGH / 4:  # or NaN
+    def rough(step: float, factors: dict[int, int], least: float) -> bool:
+        length, found = math.hypot(*factors.values()), list[Tensor]()
+        for number in range(len(moves)):
+            terms = [factor * outputs(number, k * step) for k, factor in factors.items()]
+            found.append(torch.stack(terms).sum(0).abs().amax(1) / length)
+
+        def reached(*shares: float) -> bool:
+            sizes = [max(float(outputs(number, share).abs().max()) for share in shares) for number in range(len(moves))]
+            shown = [each / (size + 1e-300) for each, size in zip(found, sizes, strict=True)]
+            return float(torch.cat(shown).quantile(0.9)) >= least  # not if NaN
+
+        # where outputs cancel here, their parts have the size of outputs farther away
+        return reached(0.0) and reached(0.0, 0.1)
+
+    second, fourth = {-2: 1, 0: -2, 2: 1}, {-2: 1, -1: -4, 0: 6, 1: -4, 2: 1}
+    # Second differences have the same rounding, and more of what is smooth: where they are small, so are fourth ones.
+    if not (rough(2.0**-12, second, _ROUGH / 16) and rough(2.0**-12, fourth, _ROUGH / 4)):
         return None
-    return torch.bfloat16 if rough(2.0**-8) > _ROUGH else torch.float16
+    return torch.bfloat16 if rough(2.0**-8, fourth, _ROUGH) else torch.float16
 
 
 def _floating_input(batch: Batch) -> Tensor | None:
@@ -181,23 +194,36 @@ def _rounded(problem: Problem, model: nn.Module) -> tuple[str, str]:
     fine = copy_of(model, "a comparison with float64").to(torch.float64)
     few = problem.probes[0]  # each sample alone, so that a backward pass takes no others along
     parts = [few] if problem.coupled else [take(few, i, i + 1) for i in range(min(_FEW, size(few)))]
+    # More than half of the samples decide the median if all of them agree.
+    off = _moved(problem, fine, model, parts[: len(parts) // 2 + 1])
+    if off and any(float(side.max()) > _ROUNDED for side in off):
+        off = _moved(problem, fine, model, parts)
+    words = []
+    for side, moved in enumerate(off):
+        most = float(moved.median(0).values.max())
+        share = f"up to {most:.0%}" if most < 1 else "its size or more"
+        told = (
+            f"rounding in float32 moves the derivative in the {_SIDES[side]} by {share} (the median of a few "
+            f"samples): use Problem(dtype=torch.float64)"
+        )
+        words.append(told if most > _ROUNDED else "")
+    return (words[0], words[-1]) if words else ("", "")
+
+
+def _moved(problem: Problem, fine: nn.Module, model: nn.Module, parts: list[Batch]) -> list[Tensor]:
+    """Return how far the derivatives of a network are from those of its copy in float64, (samples, 2), by side.
+
+    Nothing where the copy is another function, such as one that draws its numbers in the inputs' dtype.
+    """
     rows: list[tuple[Tensor, Tensor]] = []  # of each part, made for the first network
     both = ((fine, torch.float64), (model, torch.float32))
     found = [_by_sample(problem, network, dtype, parts, rows) for network, dtype in both]
     outputs, derivatives = zip(*found, strict=True)
     if float((outputs[0] - outputs[1]).abs().max()) > _ANOTHER * float(outputs[0].abs().max()):
-        return "", ""  # another function, such as one that draws its numbers in the inputs' dtype
-    words = []
-    for side in range(len(derivatives[0][0])):
-        off = torch.tensor([_off(true[side], own[side]) for true, own in zip(*derivatives, strict=True)])
-        most = float(off.reshape(-1, 2).median(0).values.max())
-        share = f"up to {most:.0%}" if most < 1 else "its size or more"
-        moved = (
-            f"rounding in float32 moves the derivative in the {_SIDES[side]} by {share} (the median of a few "
-            f"samples): use Problem(dtype=torch.float64)"
-        )
-        words.append(moved if most > _ROUNDED else "")
-    return words[0], words[-1]
+        return []
+    sides = range(len(derivatives[0][0]))
+    every = [[_off(true[side], own[side]) for true, own in zip(*derivatives, strict=True)] for side in sides]
+    return [torch.tensor(off).reshape(-1, 2) for off in every]
 
 
 def _by_sample(
@@ -242,23 +268,33 @@ def _off(true: list[Tensor], own: list[Tensor]) -> float:
     return apart / length if length else 0.0
 
 
-def _words(combination: _Combination, side: int) -> str:
-    step = _STEP.get(combination.inside, _STEP[torch.float32])
-    for direction, slope in combination.directions(side):
-        found: list[float] = []
-        for length in (step, step / 4, -step, -step / 4):  # beside a kink the second one is another: no more is asked
-            found.append(combination.difference(side, direction, length))
-            mean = sum(found) / len(found)
-            alike = max(found) - min(found) <= _AGREE * min(abs(mean), abs(mean - slope))
-            if not (_apart(mean, slope) and any(found) and alike):
-                break
-        else:
-            if abs(mean - slope) >= _ROUNDINGS * combination.rounding / (step / 4):
-                return (
-                    f"autograd's derivative is not the function's, with respect to the {_SIDES[side]} (along one "
-                    f"direction {slope:.3g}; differences of the outputs give {mean:.3g})"
-                )
-    return ""
+def _words(combination: _Combination) -> list[str]:
+    """Return in words, for the weights and for the inputs if they are floating, that a derivative is not autograd's."""
+    told = [""] * len(combination.here)
+    for pair in zip(*(combination.directions(side) for side in range(len(told))), strict=True):
+        # Both sides at once: where their sum agrees by the smaller slope's tolerance, so does each but by chance.
+        if len(pair) == 2 and combination.agree_together(pair):
+            continue
+        for side, (direction, slope) in enumerate(pair):
+            told[side] = told[side] or _difference(combination, side, direction, slope)
+    return told
+
+
+def _difference(combination: _Combination, side: int, direction: Tensor, slope: float) -> str:
+    """Return in words that the derivative along a direction is not autograd's; empty if none is found."""
+    step, found = combination.step, list[float]()
+    for length in (step, step / 4, -step, -step / 4):  # beside a kink the second one is another: no more is asked
+        found.append(combination.difference({side: direction}, length))
+        mean = sum(found) / len(found)
+        alike = max(found) - min(found) <= _AGREE * min(abs(mean), abs(mean - slope))
+        if not (_apart(mean, slope) and any(found) and alike):
+            return ""
+    if abs(mean - slope) < _ROUNDINGS * combination.rounding / (step / 4):
+        return ""
+    return (
+        f"autograd's derivative is not the function's, with respect to the {_SIDES[side]} (along one "
+        f"direction {slope:.3g}; differences of the outputs give {mean:.3g})"
+    )
 
 
 def _apart(found: float, slope: float) -> bool:
@@ -278,17 +314,14 @@ class _Combination:
         own = [torch.cat([p.flatten() for p in self.weights.values()]), *([] if x is None else [x.detach()])]
         signs = (random_signs(one.shape, one, self.generator) for one in own)
         self.here = [one + _ASIDE * _as_long(one, part) for one, part in zip(own, signs, strict=True)]
-        outputs = self._outputs([self.here[0].clone()]).detach()
-        self.signs = random_signs(outputs.shape, outputs, self.generator)
-        coarse = torch.finfo(self.inside).eps if self.inside != problem.dtype else problem.precision
-        self.rounding = coarse * float(torch.linalg.vector_norm(outputs))
-        self.value = float(self._at([one.clone() for one in self.here]).detach())
-
-    @cached_property
-    def gradient(self) -> tuple[Tensor, ...]:
         leaves = [one.clone().requires_grad_() for one in self.here]
-        value = self._at([leaf.clone() for leaf in leaves])
-        return torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+        outputs = self._outputs([leaf.clone() for leaf in leaves])
+        self.signs = random_signs(outputs.shape, outputs.detach(), self.generator)
+        value = torch.sum(outputs * self.signs, dtype=torch.float64)
+        self.gradient = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+        coarse = torch.finfo(self.inside).eps if self.inside != problem.dtype else problem.precision
+        self.rounding = coarse * float(torch.linalg.vector_norm(outputs.detach()))
+        self.value, self.step = float(value.detach()), _STEP.get(self.inside, _STEP[torch.float32])
 
     def directions(self, side: int) -> Iterator[tuple[Tensor, float]]:
         """Yield the gradient and random signs, each as long as the weights or the inputs, with their slopes.
@@ -302,14 +335,19 @@ class _Combination:
             part = _as_long(here, part if moving is None else part * moving)
             yield part, float(torch.dot(gradient.flatten(), part.flatten()))
 
-    def difference(self, side: int, direction: Tensor, step: float) -> float:
+    def difference(self, directions: Mapping[int, Tensor], step: float) -> float:
+        """Return the difference quotient along directions of some sides at once."""
         with torch.no_grad():
             moved = [one.clone() for one in self.here]
-            moved[side].add_(direction, alpha=step)
-            return (float(self._at(moved)) - self.value) / step
+            for side, direction in directions.items():
+                moved[side].add_(direction, alpha=step)
+            return (float(torch.sum(self._outputs(moved) * self.signs, dtype=torch.float64)) - self.value) / step
 
-    def _at(self, point: Sequence[Tensor]) -> Tensor:
-        return torch.sum(self._outputs(point) * self.signs, dtype=torch.float64)
+    def agree_together(self, pair: Sequence[tuple[Tensor, float]]) -> bool:
+        """Return whether the difference along both sides' directions is the sum of their slopes."""
+        found = self.difference({side: direction for side, (direction, _) in enumerate(pair)}, self.step)
+        slopes = [slope for _, slope in pair]
+        return abs(found - sum(slopes)) <= _APART * min(map(abs, slopes))
 
     def _outputs(self, point: Sequence[Tensor]) -> Tensor:
         theta, *x = point  # not read again: forward() may write to its input, or call requires_grad_() on it
