@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from flatlens.bounds import BoundsReport as BoundsReport
     from flatlens.bounds import check_bounds as check_bounds
     from flatlens.comparing import Comparison as Comparison
+    from flatlens.comparing import Compression as Compression
     from flatlens.comparing import Forgetting as Forgetting
     from flatlens.comparing import GroupComparison as GroupComparison
     from flatlens.comparing import compare as compare
+    from flatlens.comparing import compression as compression
     from flatlens.comparing import forgetting as forgetting
     from flatlens.errors import FlatlensError as FlatlensError
     from flatlens.errors import StaleLens as StaleLens
@@ -55,6 +57,7 @@ from flatlens.version import __version__ as __version__
 _HOME = {
     "BoundsReport": "flatlens.bounds",
     "Comparison": "flatlens.comparing",
+    "Compression": "flatlens.comparing",
     "Cost": "flatlens.forecast",
     "Estimate": "flatlens.estimate",
     "FlatlensError": "flatlens.errors",
@@ -74,6 +77,7 @@ _HOME = {
     "check_bounds": "flatlens.bounds",
     "check_invariance": "flatlens.transforms",
     "compare": "flatlens.comparing",
+    "compression": "flatlens.comparing",
     "cost": "flatlens.forecast",
     "forgetting": "flatlens.comparing",
     "measure": "flatlens.measures",

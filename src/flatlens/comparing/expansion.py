@@ -1,5 +1,7 @@
 """fl.forgetting: how the loss of one task changes from one set of weights to another, and by which order of the step.
 
+`comparing.compressing` takes the same terms along the changes that compression makes.
+
     L(theta + d) - L(theta) = g^T d + 1/2 d^T H d + rest,    g, H the gradient and the Hessian at theta
 
 The rest is of third order in d where the network is smooth. All is computed in a float64 copy, and each number's error
@@ -9,7 +11,7 @@ is measured: weights are moved by one rounding of the coarsest arithmetic inside
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -79,7 +81,7 @@ def _share(value: float, change: float) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class _Expansion:
+class Expansion:
     """The risk at some weights, and the terms of its expansion along a direction, by parameter."""
 
     risk: float
@@ -129,15 +131,7 @@ def forgetting(
     True
     """
     # the task in float64, the network there, and where it goes
-    if not isinstance(before, Lens | Problem):
-        got = type(before).__name__
-        raise BadInput(f"expected a Problem or a Lens, got {got}", argument="before", call="forgetting")
-    lens = before if isinstance(before, Lens) else Lens(before)
-    lens.require_fresh()
-    problem = lens.problem.widened().changed(facts={})
-    if problem.sharded or lens.model is problem.model:
-        raise BadInput("the network cannot be copied apart from the loss, forward= or other processes that hold it",
-                       argument="before", call="forgetting")  # fmt: skip
+    lens, problem = in_float64(before, "before", "forgetting")
     model = problem.measured()
     end, step = _end(lens, problem, model, after, coordinates)
     differ = _buffers(model, end)
@@ -146,19 +140,19 @@ def forgetting(
         return Forgetting(rows, about(lens), ["The weights are the same: the loss does not change."])
 
     # the expansion, and the losses: here, at the end of the step, there with the buffers after, of the network after
-    here, moved = _expansion(problem, model, step), _moved(model, step)
-    starts, there = _losses(problem, model), _losses(problem, moved)
+    (here,), moved = expanded(problem, model, [step]), _moved(model, step)
+    starts, there = sample_losses(problem, model), sample_losses(problem, moved)
     for name in differ:
         moved.get_buffer(name).copy_(end.get_buffer(name))
-    whole, truth = _losses(problem, moved) if differ else there, _losses(problem, end)
+    whole, truth = sample_losses(problem, moved) if differ else there, sample_losses(problem, end)
     # the same after roundings: as far as these move a number, it is not known
     inside = coarsest_inside(problem, model)
     parts, eps = here.parts(float((there - starts).mean())), torch.finfo(inside).eps
     off = []
     for seed in range(_DRAWS):
         draws = torch.Generator().manual_seed(seed)
-        near = _expansion(problem, _moved(model, {}, eps, draws), step)
-        change = float(_losses(problem, _moved(model, step, eps, draws)).mean()) - near.risk
+        (near,) = expanded(problem, _moved(model, {}, eps, draws), [step])
+        change = float(sample_losses(problem, _moved(model, step, eps, draws)).mean()) - near.risk
         off.append(near.parts(change) - parts)
     errors = torch.stack(off).square().mean(0).sqrt() * quantile(_DRAWS + 1)
 
@@ -172,6 +166,19 @@ def forgetting(
         raise BadInput(what, argument="coordinates", call="forgetting", remedy='coordinates="parameters" works')
     outside = float((whole - there).mean())
     return _found(lens, here, parts, errors, truth - starts, outside, differ, inside, coordinates)
+
+
+def in_float64(given: object, argument: str, call: str) -> tuple[Lens, Problem]:
+    """Return the lens of what a call was given, and its problem in float64, whose network can be copied."""
+    if not isinstance(given, Lens | Problem):
+        raise BadInput(f"expected a Problem or a Lens, got {type(given).__name__}", argument=argument, call=call)
+    lens = given if isinstance(given, Lens) else Lens(given)
+    lens.require_fresh()
+    problem = lens.problem.widened().changed(facts={})
+    if problem.sharded or lens.model is problem.model:
+        raise BadInput("the network cannot be copied apart from the loss, forward= or other processes that hold it",
+                       argument=argument, call=call)  # fmt: skip
+    return lens, problem
 
 
 def _end(
@@ -272,20 +279,30 @@ def _moved(
     return moved
 
 
-def _losses(problem: Problem, model: nn.Module) -> Tensor:
+def sample_losses(problem: Problem, model: nn.Module) -> Tensor:
     """Return each sample's loss, (n,) float64, scaled so that their mean is the risk."""
     with problem.measuring(model):
         return outcomes(problem, problem.shared(FORWARD_CHUNK), lambda batch: problem.run(model, batch)).losses
 
 
-def _expansion(problem: Problem, model: nn.Module, step: Mapping[str, Tensor]) -> _Expansion:
-    if not step:  # buffers alone differ
-        return _Expansion(float(_losses(problem, model).mean()), {}, {})
-    operator = Hessian(problem, step, model=model)
+def expanded(problem: Problem, model: nn.Module, steps: Sequence[Mapping[str, Tensor]]) -> list[Expansion]:
+    """Return the terms of the risk along steps, each by parameter: one gradient for all, and a product for each."""
+    names = list(dict.fromkeys(name for step in steps for name in step))
+    if not names:  # buffers alone differ
+        risk = float(sample_losses(problem, model).mean())
+        return [Expansion(risk, {}, {}) for _ in steps]
+    operator = Hessian(problem, names, model=model)
     risk, gradient = operator.risk_and_gradient()
-    product = operator(step)
-    first = {name: dot([gradient[name]], [d]) for name, d in step.items()}
-    return _Expansion(risk, first, {name: dot([product[name]], [d]) / 2 for name, d in step.items()})
+    # as many products from one graph as there is memory for
+    most, found = max(1, problem.memory // (32 * operator.size)), []
+    for step, product in (
+        (step, operator.space.named(row))
+        for some in (steps[at : at + most] for at in range(0, len(steps), most))
+        for step, row in zip(some, operator(torch.stack([operator.space.flat(one) for one in some])), strict=True)
+    ):
+        first = {name: dot([gradient[name]], [d]) for name, d in step.items()}
+        found.append(Expansion(risk, first, {name: dot([product[name]], [d]) / 2 for name, d in step.items()}))
+    return found
 
 
 def _buffers(model: nn.Module, end: nn.Module) -> list[str]:
@@ -295,7 +312,7 @@ def _buffers(model: nn.Module, end: nn.Module) -> list[str]:
 
 
 def _found(
-    lens: Lens, here: _Expansion, parts: Tensor, errors: Tensor, changes: Tensor, outside: float, differ: list[str],
+    lens: Lens, here: Expansion, parts: Tensor, errors: Tensor, changes: Tensor, outside: float, differ: list[str],
     inside: torch.dtype, coordinates: object,
 ) -> Forgetting:  # fmt: skip
     """Return the table: the change, its parts, and these by layer; the parts refused where the rest exceeds both."""

@@ -1,0 +1,382 @@
+"""fl.compression: what the loss pays for fewer bits, entries or ranks in each weight; forecast, and measured beside it.
+
+    forecast = g^T dw + 1/2 dw^T H dw,    dw what the scheme changes, g and H the gradient and the Hessian of the risk
+
+The terms are those of `comparing.expansion`, in a float64 copy. Whether they hold is tested at half the change, to
+either side, without the measured rise: with R(t) the risk along t dw less its terms,
+
+    4 (R(1/2) - R(-1/2)) and 8 (R(1/2) + R(-1/2))
+
+are the rest at t = 1 that the third and the fourth order leave. Where these together exceed a third of the forecast, it
+is flagged: it may be more than 1.5 times the rise, or less than two thirds of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils import parametrize
+
+from flatlens.comparing.allocation import Choice, Option, allocated, exchanged, largest_group
+from flatlens.comparing.compressed import KEPT, CompressedLayer, Compression
+from flatlens.comparing.expansion import Expansion, expanded, in_float64, sample_losses
+from flatlens.comparing.schemes import Scheme, in_matrix, output_axis, schemes_named
+from flatlens.curvature import Hessian
+from flatlens.curvature.space import dot
+from flatlens.errors import BadInput, BadModel, Give, one_line
+from flatlens.estimate import Progress
+from flatlens.grams.data_pass import random_signs
+from flatlens.measures import Lens, about
+from flatlens.measures.definition import drawing
+from flatlens.perturbation.autograd_check import coarsest_inside
+from flatlens.problem import Problem
+from flatlens.problem.eval_context import copy_of
+from flatlens.problem.problem import chosen_parameters
+from flatlens.progress import listed
+from flatlens.progress_bar import Shown, progress_shown
+from flatlens.version import __version__
+
+_ALLOWED = 1 / 3  #: share of a forecast up to which its expected rest leaves it within FACTOR
+_LEVEL = 0.01  #: tolerated rise, as a share of the loss of constant outputs
+_PROBES = 8  #: random signs for the traces of the baseline
+_ROUNDINGS = 64  #: units in the last place of the risk below which a change is rounding
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+class _Weight(NamedTuple):
+    label: str  #: the layer's name; the parameter's where a layer has several
+    parameter: str
+    axis: int  #: that has the output channels
+    stored: int  #: bits of an entry
+    tied: tuple[str, ...]  #: other names of the parameter
+
+
+def compression(
+    lens: Lens | Problem,
+    schemes: str | Scheme | Iterable[str | Scheme] | None = None,
+    *,
+    budget: float | None = None,
+    level: float | None = None,
+    generator: torch.Generator | None = None,
+    progress: Shown = None,
+) -> Compression:
+    """Compress each weight by each scheme: forecast what the loss pays, measure it, and plan which weights go how low.
+
+    Weights of two or more axes are compressed, one at a time and all together: those of linear layers, convolutions,
+    embeddings and attention, frozen ones too, tied ones once, and a parametrised one as the network uses it. Biases and
+    norms stay. Activations are not quantised, and nothing is forecast about that. The network stays as it is: copies in
+    float64 are changed. A layer takes, for each scheme, a Hessian product and three forward passes over the data.
+
+    Without a budget the plan gives the scheme of the fewest bits to the largest group of layers that keeps the rise,
+    measured for all together, certainly (95%) below `level`. With a budget it gives each layer one of the quantising
+    schemes, or none: the smallest sum of the layers' rises within the budget (exact), then exchanges of one or two
+    layers as long as these lower the loss, measured for all together.
+
+    Args:
+        lens: The network, its data and loss, and its parameters if they are named.
+        schemes: `int8`, `int4`, `float8`, each also with `(by='tensor')`; `prune(share=0.5)`, `low_rank(share=0.5)`.
+            None stands for `comparing.schemes.DEFAULT`.
+        budget: The share of the network's size in bits that may remain.
+        level: The tolerated rise of the loss. None stands for 1% of the loss of the best constant outputs, or of the
+            loss itself where that is unknown.
+        generator: Draws the signs for the traces of the baseline; seeded with 0 if None.
+        progress: Called with (what, done, total); None shows a bar after two seconds, False shows none.
+
+    Raises:
+        BadInput: The network cannot be copied or has no such weight, the budget cannot be met, a scheme is unknown.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    >>> data = (torch.eye(2, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64))
+    >>> found = fl.compression(fl.Problem(net, "mse", data), "int4")["weight", "int4"]
+    >>> round(found.forecast / found.rise, 9), found.valid  # a quadratic
+    (1.0, True)
+    """
+    # what is asked, and what cannot be done
+    given, problem = in_float64(lens, "lens", "compression")
+    if problem.coupled:
+        raise BadInput("samples are coupled, but a compressed network is run in eval mode", argument="lens",
+                       call="compression", remedy=(Give("batchnorm", "eval"), " measures it so"))  # fmt: skip
+    asked, draws = schemes_named(schemes), drawing(generator, progress, "compression")
+    for name, value, most in (("budget", budget, 1.0), ("level", level, math.inf)):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most
+        ):
+            told = "a share between 0 and 1" if name == "budget" else "a number above 0"
+            raise BadInput(f"expected {told}", argument=name, value=value, call="compression")
+    if budget is not None and not any(one.quantises for one in asked):
+        raise BadInput(
+            "a budget takes schemes with fewer bits, such as int8 and int4", argument="schemes", call="compression"
+        )
+
+    # a copy to differentiate, one whose weights move, and the weights
+    model, folded = _folded(problem)
+    work = _Work(problem, model, given, draws)
+    with progress_shown(progress) as line:
+        rows = work.rows(asked, line)
+        level = _default_level(problem, work.risk) if level is None else float(level)
+        chosen, told = (
+            _within(work, rows, asked, level) if budget is None else _cheapest(work, rows, asked, budget, line)
+        )
+        plan = _plan(work, rows, chosen, told)
+    facts = {**about(given), "layers": [weight.label for weight in work.weights], "dtype": "float64", "risk": work.risk,
+             "level": level, "budget": budget, "folded": folded, "rounding": work.rounding}  # fmt: skip
+    return Compression(rows, plan, facts)
+
+
+def _folded(problem: Problem) -> tuple[nn.Module, list[str]]:
+    """Return a copy of the network whose weights are those that it computes with, and the names of folded ones."""
+    own = problem.measured()
+    model, folded = copy_of(own, "compression").eval(), list[str]()
+    for name, module in model.named_modules():
+        for weight in list(module.parametrizations) if parametrize.is_parametrized(module) else ():
+            try:
+                parametrize.remove_parametrizations(module, weight)
+            except Exception as error:  # users' parametrisations may raise anything
+                told = one_line(error, 120)
+                raise BadModel(f"{weight!r} of {name!r} is parametrised, and cannot be folded ({told})") from error
+            folded.append(".".join(filter(None, (name, weight))))
+    if folded:
+        before, after = sample_losses(problem, own), sample_losses(problem, model)
+        if not torch.allclose(before, after, rtol=1e-6, atol=1e-12):
+            raise BadModel(f"with {listed(folded, 4)} folded, the network has another loss")
+    return model, folded
+
+
+def _stored(lens: Lens, name: str) -> int:
+    """Return the bits of an entry of a parameter; of a folded one, those of the parameters that make it."""
+    layer, _, weight = name.rpartition(".")
+    made_of = f"{layer}.parametrizations.{weight}.".removeprefix(".")
+    named = dict(lens.problem.model.named_parameters(remove_duplicate=False))
+    own = named.get(name, next((p for other, p in named.items() if other.startswith(made_of)), None))
+    return 8 * (own if own is not None else torch.empty(0)).element_size()
+
+
+def _weights(lens: Lens, model: nn.Module) -> list[_Weight]:
+    """Return the weights to compress: of two or more axes, each once; all, unless the problem names its parameters."""
+    problem = lens.problem
+    whole = problem.parameters == chosen_parameters(problem.model, "trainable")
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    found = []
+    for name, p in model.named_parameters():
+        layer, _, own = name.rpartition(".")
+        module = model.get_submodule(layer)
+        made_of = f"{layer}.parametrizations.{own}.".removeprefix(".")
+        asked = whole or any(one == name or one.startswith(made_of) for one in problem.parameters)
+        if asked and p.is_floating_point() and p.ndim > 1 and p.numel() and not isinstance(module, _NORMS):
+            label = layer if own == "weight" and layer else name
+            found.append(_Weight(label, name, output_axis(module, own), _stored(lens, name), tuple(names[id(p)][1:])))
+    if not found:
+        raise BadInput(
+            "there is no weight of two or more axes among the parameters", argument="lens", call="compression"
+        )
+    return found
+
+
+def _default_level(problem: Problem, risk: float) -> float:
+    constant = risk if problem.constant is None else problem.constant.loss
+    return _LEVEL * max(constant, 0.0) or _LEVEL * abs(risk) or _LEVEL
+
+
+class _Work:
+    """The weights of one network: what schemes make of them, the terms of the risk along that, and measured losses."""
+
+    def __init__(self, problem: Problem, model: nn.Module, lens: Lens, draws: torch.Generator) -> None:
+        self.problem, self.model, self.weights = problem, model, _weights(lens, model)
+        self._trial = copy_of(model, "compression")
+        self._here = {name: p.detach() for name, p in model.named_parameters()}
+        self._moving = dict(self._trial.named_parameters())
+        self.total = sum(p.numel() * _stored(lens, name) for name, p in self._here.items())  #: bits of the network
+        self.losses = sample_losses(problem, model)
+        self.risk = float(self.losses.mean())
+        inside = torch.finfo(coarsest_inside(problem, model)).eps
+        self.rounding = _ROUNDINGS * inside * float(self.losses.abs().mean())
+        self._traces = self._mean_traces(draws)
+
+    def shape(self, weight: _Weight) -> list[int]:
+        """Return the shape of a weight."""
+        return list(self._here[weight.parameter].shape)
+
+    def size(self, weight: _Weight, scheme: Scheme | None = None) -> int:
+        """Return the bits of a weight, compressed or as it is."""
+        p = self._here[weight.parameter]
+        d = p.shape[weight.axis]
+        return weight.stored * p.numel() if scheme is None else scheme.size(d, p.numel() // d, weight.stored)
+
+    def change(self, weight: _Weight, scheme: Scheme) -> Tensor | None:
+        """Return dw; None where the scheme leaves nothing of the weight."""
+        p = self._here[weight.parameter].detach()
+        made = in_matrix(scheme, p, weight.axis)
+        return None if made is None else made - p
+
+    def measured(self, step: Mapping[str, Tensor], share: float = 1.0, problem: Problem | None = None) -> Tensor:
+        """Return each sample's loss after `share` of a step, (n,)."""
+        before = {name: self._moving[name].detach().clone() for name in step}
+        with torch.no_grad():
+            for name, d in step.items():
+                self._moving[name].add_(d, alpha=share)
+        try:
+            return sample_losses(problem or self.problem, self._trial)
+        finally:
+            with torch.no_grad():
+                for name, value in before.items():
+                    self._moving[name].copy_(value)
+
+    def step(self, chosen: Mapping[str, Scheme]) -> dict[str, Tensor]:
+        """Return the change of every weight that is compressed, by parameter; `chosen` is by label."""
+        changes = {weight.parameter: self.change(weight, chosen[weight.label]) for weight in self.weights
+                   if weight.label in chosen}  # fmt: skip
+        return {name: d for name, d in changes.items() if d is not None}
+
+    def rise(self, chosen: Mapping[str, Scheme], problem: Problem | None = None) -> tuple[float, float]:
+        """Return (measured rise of the loss, its standard error over samples) with some layers compressed."""
+        here = self.losses if problem is None else sample_losses(problem, self.model)
+        return _over_samples(self.measured(self.step(chosen), problem=problem) - here)
+
+    def rows(self, schemes: Sequence[Scheme], progress: Progress) -> list[CompressedLayer]:
+        """Return every layer under every scheme, then all layers together under each."""
+        found = []
+        for done, weight in enumerate(self.weights):
+            progress("layers", done, len(self.weights) + 1)
+            changes = {one: self.change(weight, one) for one in schemes}
+            steps = {one: {weight.parameter: d} for one, d in changes.items() if d is not None}
+            terms = expanded(self.problem, self.model, list(steps.values()))
+            found += [
+                self._row(weight.label, one, step, own) for (one, step), own in zip(steps.items(), terms, strict=True)
+            ]
+        progress("layers", len(self.weights), len(self.weights) + 1)
+        for one in schemes:
+            if step := self.step({weight.label: one for weight in self.weights}):
+                (own,) = expanded(self.problem, self.model, [step])
+                found.append(self._row("", one, step, own))
+        progress("layers", len(self.weights) + 1, len(self.weights) + 1)
+        return found
+
+    def _row(self, layer: str, scheme: Scheme, step: Mapping[str, Tensor], terms: Expansion) -> CompressedLayer:
+        # the loss at half the change to either side, and after it
+        half, back, whole = (self.measured(step, share) for share in (0.5, -0.5, 1.0))
+        first, second = sum(terms.first.values()), sum(terms.second.values())
+        forecast, here = first + second, self.losses
+        # R(1/2) and R(-1/2), and what their odd and even parts grow to
+        forward = float((half - here).mean()) - first / 2 - second / 4
+        backward = float((back - here).mean()) + first / 2 - second / 4
+        third, fourth = 4 * (forward - backward), 8 * (forward + backward)
+        rest = abs(third) + abs(fourth)
+        lost = abs(forecast) <= self.rounding and any(bool(d.any()) for d in step.values())
+        note = f"third order {third:.2g}, fourth {fourth:.2g}" if not rest <= _ALLOWED * abs(forecast) else ""
+        note = "rounding" if lost and self.rounding else note
+        rise, stderr = _over_samples(whole - here)
+        _, by_sample = _over_samples(
+            3 * half + back - 4 * here
+        )  # g^T dw + 1/2 dw^T H dw of each sample, to third order
+        of = [weight for weight in self.weights if weight.parameter in step]
+        lengths = {w.parameter: dot([step[w.parameter]], [step[w.parameter]]) for w in of}
+        norm = sum(dot([self._here[w.parameter]], [self._here[w.parameter]]) for w in of)
+        size = sum(self.size(w, scheme) for w in of) / sum(self.size(w) for w in of)
+        return CompressedLayer(
+            layer, scheme.name, size,
+            math.sqrt(sum(lengths.values()) / norm) if norm else 0.0, first, second, forecast, by_sample, rest,
+            not note, rise, stderr, sum(lengths.values()),
+            sum(self._traces[name] * length for name, length in lengths.items()), note,
+        )  # fmt: skip
+
+    def _mean_traces(self, draws: torch.Generator) -> dict[str, float]:
+        """Return the mean of the Hessian's diagonal for each weight: of products with random signs, for all at once."""
+        names = [weight.parameter for weight in self.weights]
+        operator, total = Hessian(self.problem, names, model=self.model), dict.fromkeys(names, 0.0)
+        for _ in range(_PROBES):
+            signs = {name: random_signs(p.shape, p, draws) for name, p in operator.space.parameters.items()}
+            for name, product in operator(signs).items():
+                total[name] += dot([signs[name]], [product]) / product.numel() / _PROBES
+        return total
+
+
+def _over_samples(changes: Tensor) -> tuple[float, float]:
+    """Return the mean over samples, and its standard error; NaN for one sample."""
+    n = len(changes)
+    return float(changes.mean()), float(changes.std()) / n**0.5 if n > 1 else math.nan
+
+
+# The plan: what each layer becomes
+
+
+def _within(
+    work: _Work, rows: Sequence[CompressedLayer], schemes: Sequence[Scheme], level: float
+) -> tuple[dict[str, Scheme], dict[str, Any]]:
+    """Return the largest group of layers whose measured rise stays below the level, under the scheme of fewest bits.
+
+    Layers join in the order of their own rises.
+    """
+    target = min((one for one in schemes if one.quantises), key=lambda one: one.bits, default=schemes[0])
+    own = sorted((row for row in rows if row.layer and row.scheme == target.name), key=lambda row: row.upper)
+    order = [row.layer for row in own if row.upper <= level]
+
+    def fits(few: int) -> bool:
+        rise, stderr = work.rise(dict.fromkeys(order[:few], target))
+        return rise + (1.96 * stderr if math.isfinite(stderr) else 0.0) <= level
+
+    few = largest_group(len(order), fits)
+    return dict.fromkeys(order[:few], target), {"scheme": target.name, "level": level}
+
+
+def _cheapest(
+    work: _Work, rows: Sequence[CompressedLayer], schemes: Sequence[Scheme], budget: float, progress: Progress
+) -> tuple[dict[str, Scheme], dict[str, Any]]:
+    """Return the scheme of each layer within a budget: by the sum of the layers' rises, then by exchanges."""
+    quantising = [one for one in schemes if one.quantises]
+    alone = {(row.layer, row.scheme): row.rise for row in rows}
+    options = [
+        [Option(work.size(w), 0.0), *(Option(work.size(w, one), alone[w.label, one.name]) for one in quantising)]
+        for w in work.weights
+    ]
+    rest = work.total - sum(of[0].size for of in options)  # biases, norms and all else that stays
+    room = math.floor(budget * work.total) - rest
+
+    def schemes_of(choice: Choice) -> dict[str, Scheme]:
+        return {w.label: quantising[at - 1] for w, at in zip(work.weights, choice, strict=True) if at}
+
+    start = allocated(options, room)
+    best, exchanges = exchanged(options, room, start, lambda choice: work.rise(schemes_of(choice))[0], progress)
+    first, _ = work.rise(schemes_of(start))
+    # one scheme for all layers that fits, the one of the smallest rise
+    uniform = [row for row in rows if not row.layer and any(row.scheme == one.name for one in quantising)]
+    sizes = {row.scheme: (rest + row.size * (work.total - rest)) / work.total for row in uniform}
+    fitting = min((row for row in uniform if sizes[row.scheme] <= budget), key=lambda row: row.rise, default=None)
+    beside = None if fitting is None else {
+        "scheme": fitting.scheme, "size": sizes[fitting.scheme],
+        "rise": fitting.rise, "rise_stderr": fitting.rise_stderr,
+    }  # fmt: skip
+    return schemes_of(best), {"budget": budget, "uniform": beside, "before_exchange": first, "exchanges": exchanges}
+
+
+def _plan(
+    work: _Work, rows: Sequence[CompressedLayer], chosen: Mapping[str, Scheme], told: Mapping[str, Any]
+) -> dict[str, Any]:
+    rise, stderr = work.rise(chosen)
+    test, held_out = work.problem.test, None
+    if test is not None:
+        held_out = dict(zip(("rise", "rise_stderr"), work.rise(chosen, work.problem.changed(data=test)), strict=True))
+    alone = {(row.layer, row.scheme): row.rise for row in rows}
+    saved = sum(work.size(w) - work.size(w, chosen[w.label]) for w in work.weights if w.label in chosen)
+    layers = {}
+    for weight in work.weights:
+        one = chosen.get(weight.label)
+        layers[weight.label] = {
+            "parameter": weight.parameter, "tied": list(weight.tied), "shape": work.shape(weight),
+            "scheme": KEPT if one is None else one.name,
+            "bits": weight.stored if one is None or not one.quantises else one.bits,
+            "by": None if one is None or not one.quantises else one.by,
+            "axis": weight.axis, "rise_alone": 0.0 if one is None else alone[weight.label, one.name],
+        }  # fmt: skip
+    return {
+        "flatlens": __version__, "of": "weights alone: activations are not quantised", **told,
+        "size": 1 - saved / work.total, "loss": work.risk, "rise": rise, "rise_stderr": stderr, "held_out": held_out,
+        "sum_of_rises": sum(layer["rise_alone"] for layer in layers.values()), "layers": layers,
+    }  # fmt: skip
