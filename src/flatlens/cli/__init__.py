@@ -25,7 +25,7 @@ from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from flatlens.cli.landscape import path_between, plane_around
 from flatlens.cli.listing import data, list_names
-from flatlens.cli.networks import bounds, compare, invariance, measure
+from flatlens.cli.networks import bounds, compare, compress, invariance, measure
 from flatlens.cli.processes import JOIN, launched, speak, stoppable, stopped, together
 from flatlens.cli.studies import report, reproduce, study, track
 from flatlens.cli.terminal import note
@@ -50,6 +50,7 @@ app.command(study)
 app.command(measure)
 app.command(bounds)
 app.command(invariance)
+app.command(compress)
 app.command(compare)
 app.command(path_between, name="path")
 app.command(plane_around, name="plane")
@@ -171,6 +172,8 @@ PLACES: dict[tuple[str, object], str] = {
     ("path", "b"): "MODEL, the second",
     ("path", ...): OPTION,
     ("plane", ...): OPTION,
+    ("compression", "lens"): "MODEL",
+    ("compression", ...): OPTION,
     ("Searches.load", ""): "--after {file}",
     ("train", ...): "{argument}",
     ("", "weights"): "--weights",

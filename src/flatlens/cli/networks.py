@@ -1,10 +1,11 @@
-"""The commands on trained networks: `flatlens measure`, `bounds`, `invariance` and `compare`.
+"""The commands on trained networks: `flatlens measure`, `bounds`, `invariance`, `compress` and `compare`.
 
 Each reads its inputs, announces what the work will cost, runs it, and shows a screen, JSON or a page.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,8 +27,10 @@ from flatlens.cli.terminal import (
     Whole,
     note,
     page_beside,
+    plain,
     require_own,
     require_page,
+    require_plan,
     show,
     show_json,
     stdout_to_stderr,
@@ -282,6 +285,65 @@ def invariance(
     else:
         show(invariance_screen(found))
     return 1 if strict and found.disagreeing else 0
+
+
+@or_cost
+def compress(
+    model: str,
+    /,
+    *,
+    inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
+    schemes: Names = (),
+    budget: float | None = None,
+    level: float | None = None,
+    plan: Path | None = None,
+    page: Path | None = None,
+    seed: Whole = 0,
+    as_json: Json = False,
+) -> int:
+    """Compress each weight of one network: which layers can go to int4, and what does 30% smaller cost?
+
+    For example:
+
+        flatlens compress net.py:build --weights net.pt --data net.py:samples --loss cross_entropy
+        flatlens compress net.py:build --weights net.pt --data net.py:samples --budget 0.7 --plan plan.json
+
+    The rise of the loss is forecast by gradient and Hessian, and measured beside it. Weights alone: activations stay.
+
+    Args:
+        model: As for `flatlens measure`.
+        inputs: The network's data, loss and weights, and how to measure.
+        schemes: The schemes, separated by commas, or repeat the option: `int8`, `int4`, `float8`, each also with
+            `"(by='tensor')"`; `"prune(share=0.5)"`, `"low_rank(share=0.5)"`. Without it: all of these, and 80% pruned.
+        budget: The share of the network's size that may remain, such as 0.7 for 30% smaller.
+        level: The tolerated rise of the loss, without a budget. Without it: 1% of the loss of constant outputs.
+        plan: Write what each layer becomes as JSON, for torchao and others; nothing is deployed.
+        page: Write an HTML page: forecast against measured rise, every layer and scheme, the plan.
+        seed: Seed of the random signs for the traces of the baseline.
+        as_json: Print JSON.
+    """
+    require_plan(plan)
+    with _reading([model], inputs.how, page) as bar:
+        import flatlens as fl
+        from flatlens.files import write_whole
+        from flatlens.report.compression import compression_screen, write_compression_page
+
+        asked = all_names(schemes, "--schemes") or None
+        lens, generator = fl.Lens(inputs.problem(model)), generator_of(seed)
+        _announce(bar, lens, partial(fl.compression, schemes=asked, level=level), inputs.how)
+        found = fl.compression(lens, asked, budget=budget, level=level, generator=generator, progress=bar)
+        kept = True
+        if plan is not None:
+            text = json.dumps(plain(found.plan), indent=1) + "\n"
+            kept = written("--plan", lambda: write_whole(plan, text.encode()))
+        page_beside(page, bar, partial(write_compression_page, found))
+    if as_json:
+        tables = {"layers": found.frame(), "correlations": found.correlations()}
+        rows = {name: table.to_dict("records") for name, table in tables.items()}
+        show_json({"answer": found.answer, "about": found.about, **rows, "plan": found.plan})
+    else:
+        show(compression_screen(found))
+    return 0 if kept else 2
 
 
 Files = Annotated[Sequence[Path], Parameter(negative="", show_default=False)]

@@ -70,6 +70,13 @@ def require_own(file: Path | None, option: str) -> None:
         _require_ours(file, option, is_saved, "saved result")
 
 
+def require_plan(file: Path | None) -> None:
+    """Check before the work that a plan can be written, and that no other file than a plan is replaced."""
+    if file is not None:
+        require_writable(file, f"--plan {file}")
+        _require_ours(file, "--plan", lambda there: b'"rise_stderr"' in there.read_bytes(), "plan of flatlens compress")
+
+
 def _require_ours(file: Path, option: str, ours: Callable[[Path], bool], kind: str) -> None:
     if file.exists() and not ours(file):
         raise BadFolder(f"{option} {file}: file exists and is not a {kind}; choose another name")

@@ -3,9 +3,9 @@
     forecast = g^T dw + 1/2 dw^T H dw,    dw what the scheme changes, g and H the gradient and the Hessian of the risk
 
 The terms are those of `comparing.expansion`, in a float64 copy. Whether they hold is tested on the way, without the
-measured rise: R(t), the risk along t dw less its terms, is measured at a quarter and at half the change. From one to the
-other it grows by 8 where the third order decides, by 16 where the fourth does, and by 4 where units of a ReLU network
-switch on or off; by as much again it grows to t = 1. A forecast is flagged where that exceeds a quarter of it: it may
+measured rise: R(t), the risk along t dw less its terms, is measured at a quarter and at half the change. From one to
+the other it grows by 8 where the third order decides, by 16 where the fourth does, and by 4 where units of a ReLU
+network switch; by as much again it grows to t = 1. A forecast is flagged where that exceeds a quarter of it: it may
 then be more than 1.5 times the rise, or less than two thirds of it.
 """
 
