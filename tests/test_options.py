@@ -126,8 +126,8 @@ def options() -> dict[str, list[str]]:
                 add(one, name)
     for module in ("studies", "networks", "listing", "landscape"):
         commands = import_module(f"flatlens.cli.{module}")
-        for name in ("study", "report", "measure", "bounds", "invariance", "compare", "reproduce", "list_names",
-                     "path_between", "plane_around"):  # fmt: skip
+        for name in ("study", "report", "measure", "bounds", "invariance", "compress", "compare", "reproduce",
+                     "list_names", "path_between", "plane_around"):  # fmt: skip
             if inspect.isfunction(command := getattr(commands, name, None)) and command.__module__ == commands.__name__:
                 add(command, f"flatlens {name}")
     for group in (Inputs, How, Compared, Between, Running):

@@ -46,6 +46,7 @@ def test_a_fraction_for_a_whole_number_is_refused(capsys, command, option):
         ("bounds", "--assume"),
         ("invariance", "--measures"),
         ("invariance", "--transforms"),
+        ("compress", "--schemes"),
         ("compare", "--measures"),
         ("compare", "--name"),
     ],

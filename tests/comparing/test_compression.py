@@ -344,7 +344,7 @@ def test_a_plan_within_a_budget_costs_what_it_says(of_digits: fl.Compression) ->
     assert plan["rise"] <= plan["uniform"]["rise"]
     assert plan["held_out"]["rise_stderr"] > 0
     assert json.loads(json.dumps(plan)) == plan
-    assert of_digits.answer[0].startswith("81% smaller raises the loss")
+    assert of_digits.answer[0].startswith("81% smaller raises the loss of")
     assert "not forecast" in of_digits.answer[2]
 
 

@@ -49,6 +49,7 @@ def allocated(options: Sequence[Sequence[Option]], room: int) -> Choice:
     largest = float(np.abs(rises).max()) or 1.0
     found = milp(rises / largest, integrality=np.ones_like(rises), bounds=Bounds(0, 1), constraints=[once, fits],
                  options={"mip_rel_gap": 0.0})  # fmt: skip
+    assert found.x is not None, found.message  # the smallest options fit
     return tuple(int(found.x[owners == layer].argmax()) for layer in range(len(options)))
 
 

@@ -128,23 +128,29 @@ def _close(forecast: float, rise: float) -> bool:
 # The answer
 
 
-def _with_margin(of: Mapping[str, Any]) -> str:
+def _changes(of: Mapping[str, Any], loss: str = "the loss") -> str:
+    """Return how a measured rise changes the loss, with its margin.
+
+    >>> _changes({"rise": 0.0123, "rise_stderr": 0.001}), _changes({"rise": -0.01, "rise_stderr": math.nan})
+    ('raises the loss by 0.012 ± 0.002', 'lowers the loss by 0.01')
+    """
     margin = 1.96 * of["rise_stderr"]
-    return f"{of['rise']:.2g}" + (f" ± {margin:.1g}" if math.isfinite(margin) else "")
+    verb = "raises" if of["rise"] >= 0 else "lowers"
+    return f"{verb} {loss} by {abs(of['rise']):.2g}" + (f" ± {margin:.1g}" if math.isfinite(margin) else "")
 
 
 def _first(plan: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     """Return which layers can be compressed, or what a budget costs, as measured for all together."""
     layers = plan["layers"]
     used = {name: of["scheme"] for name, of in layers.items() if of["scheme"] != KEPT}
-    held = f" (held-out: {_with_margin(plan['held_out'])})" if plan["held_out"] else ""
-    costs = f"raises the loss of {plan['loss']:.3g} by {_with_margin(plan)}{held}"
+    held = f" ({_changes(plan['held_out'], 'the held-out loss')})" if plan["held_out"] else ""
+    costs = _changes(plan, f"the loss of {plan['loss']:.3g}") + held
     if plan.get("budget") is not None:
         counts = [f"{list(used.values()).count(name)} in {name}" for name in dict.fromkeys(used.values())]
         counts += [f"{len(layers) - len(used)} {KEPT}"] if len(used) < len(layers) else []
         uniform = plan["uniform"]
         beside = "no uniform scheme is as small" if uniform is None else (
-            f"{uniform['scheme']} everywhere ({1 - uniform['size']:.0%} smaller) raises it by {_with_margin(uniform)}"
+            f"{uniform['scheme']} everywhere ({1 - uniform['size']:.0%} smaller) {_changes(uniform, 'it')}"
         )  # fmt: skip
         return (
             f"{1 - plan['size']:.0%} smaller {costs}: of {count_of(len(layers), 'layer')} {listed(counts)}; {beside}."
@@ -154,9 +160,7 @@ def _first(plan: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     if not used:
         return f"No layer of {len(layers)} can certainly go to {target} ({level}; the loss is {plan['loss']:.3g})."
     rest = f"; not {listed(others, _NAMED)}" if others else ""
-    return (
-        f"{len(used)} of {count_of(len(layers), 'layer')} can go to {target} together, which {costs} ({level}){rest}."
-    )
+    return f"{len(used)} of {count_of(len(layers), 'layer')} can go to {target} together, which {costs}; {level}{rest}."
 
 
 def _second(found: Compression) -> str:
@@ -178,10 +182,9 @@ def _second(found: Compression) -> str:
 
 def _third(found: Compression) -> str:
     """Return what is not known: other samples, activations, and how badly layers add up."""
-    joint = next((row for row in found.rows if not row.layer and row.scheme == found.plan.get("scheme")), None)
-    joint = joint or next(row for row in found.rows if not row.layer)
+    joint = min((row for row in found.rows if not row.layer), key=lambda row: row.size)
     summed = sum(row.rise for row in found.rows if row.layer and row.scheme == joint.scheme)
     return (
-        f"Weights alone, on these {found.about['n']:,} samples: quantised activations are not forecast, and layers do "
-        f"not add up (all in {joint.scheme}: {joint.rise:.2g}, the sum of single layers: {summed:.2g})."
+        f"Weights alone, on these {found.about['n']:,} samples: quantised activations are not forecast. All layers in "
+        f"{joint.scheme} together cost {joint.rise:.2g}, the sum of single layers is {summed:.2g}."
     )

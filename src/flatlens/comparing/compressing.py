@@ -119,10 +119,10 @@ def compression(
     with progress_shown(progress) as line:
         rows = work.rows(asked, line)
         level = _default_level(problem, work.risk) if level is None else float(level)
-        chosen, told = (
+        chosen, why = (
             _within(work, rows, asked, level) if budget is None else _cheapest(work, rows, asked, budget, line)
         )
-        plan = _plan(work, rows, chosen, told)
+        plan = _plan(work, rows, chosen, why)
     facts = {**about(given), "layers": [weight.label for weight in work.weights], "dtype": "float64", "risk": work.risk,
              "level": level, "budget": budget, "folded": folded, "rounding": work.rounding}  # fmt: skip
     return Compression(rows, plan, facts)

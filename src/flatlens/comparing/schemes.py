@@ -54,7 +54,8 @@ class Scheme:
             if (rank := self.rank(*W.shape)) < 1:
                 return None
             U, S, V = torch.linalg.svd(W, full_matrices=False)
-            return (U[:, :rank] * S[:rank]) @ V[:rank]
+            nearest: Tensor = (U[:, :rank] * S[:rank]) @ V[:rank]
+            return nearest
         size = W.abs().amax(1, keepdim=True) if self.by == "channel" else W.abs().amax()
         largest = _LARGEST_E4M3 if self.kind == "float8" else float(2 ** (self.bits - 1) - 1)
         scale = torch.where(size > 0, size / largest, 1.0)  # a channel of zeros stays
