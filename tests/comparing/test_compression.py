@@ -14,7 +14,7 @@ from networks import module_of
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.comparing.allocation import Option, allocated, exchanged
+from flatlens.comparing.allocation import LayerOption, allocated, exchanged
 from flatlens.comparing.compressed import FACTOR
 from flatlens.comparing.schemes import scheme
 from flatlens.errors import BadInput, BadModel, UnknownName
@@ -279,7 +279,7 @@ def test_the_knapsack_is_exact() -> None:
     draws = torch.Generator().manual_seed(0)
     for _ in range(20):
         numbers = torch.rand(5, 3, 2, generator=draws, dtype=torch.float64)
-        options = [[Option(int(100 * size), float(rise) - 0.2) for size, rise in of] for of in numbers]
+        options = [[LayerOption(int(100 * size), float(rise) - 0.2) for size, rise in of] for of in numbers]
         room = int(1.3 * sum(min(one.size for one in of) for of in options))
         choices = [c for c in itertools.product(range(3), repeat=5)
                    if sum(of[at].size for of, at in zip(options, c, strict=True)) <= room]  # fmt: skip
@@ -289,7 +289,7 @@ def test_the_knapsack_is_exact() -> None:
 
 
 def test_exchanges_find_what_sums_miss() -> None:
-    options = [[Option(32, 0.0), Option(8, 1.0)] for _ in range(4)]
+    options = [[LayerOption(32, 0.0), LayerOption(8, 1.0)] for _ in range(4)]
 
     def rise(choice: tuple[int, ...]) -> float:  # the first two layers cancel each other's change
         return sum(choice) - 1.9 * choice[0] * choice[1] + 0.01 * choice[2]

@@ -19,20 +19,20 @@ _TRIED = 6  #: exchanges that are measured before a round ends without one
 _ROUNDS = 12  #: largest number of exchanges
 
 
-class Option(NamedTuple):
+class LayerOption(NamedTuple):
     """What a layer can become."""
 
     size: int  #: bits
     rise: float  #: of the loss, the layer alone
 
 
-Choice = tuple[int, ...]
+Allocation = tuple[int, ...]
 
 
-def allocated(options: Sequence[Sequence[Option]], room: int) -> Choice:
+def allocated(options: Sequence[Sequence[LayerOption]], room: int) -> Allocation:
     """Return the choice with the smallest sum of rises whose sizes fit in `room` bits: a knapsack, solved exactly.
 
-    >>> allocated([[Option(32, 0.0), Option(4, 0.5)], [Option(32, 0.0), Option(4, 0.1)]], 40)
+    >>> allocated([[LayerOption(32, 0.0), LayerOption(4, 0.5)], [LayerOption(32, 0.0), LayerOption(4, 0.1)]], 40)
     (0, 1)
 
     Raises:
@@ -54,12 +54,12 @@ def allocated(options: Sequence[Sequence[Option]], room: int) -> Choice:
 
 
 def exchanged(
-    options: Sequence[Sequence[Option]],
+    options: Sequence[Sequence[LayerOption]],
     room: int,
-    start: Choice,
-    rise_of: Callable[[Choice], float],
+    start: Allocation,
+    rise_of: Callable[[Allocation], float],
     progress: Progress,
-) -> tuple[Choice, int]:
+) -> tuple[Allocation, int]:
     """Return a choice whose measured rise no promising exchange lowers, and the number of exchanges that led there.
 
     Each round measures every change of one layer beside the others as they are. The sum of two such differences says
@@ -68,7 +68,7 @@ def exchanged(
     """
     known = {start: rise_of(start)}
 
-    def measured(choice: Choice) -> float:
+    def measured(choice: Allocation) -> float:
         if choice not in known:
             known[choice] = rise_of(choice)
         return known[choice]
@@ -98,7 +98,7 @@ def exchanged(
     return best, _ROUNDS
 
 
-def _with(choice: Choice, *changes: tuple[int, int]) -> Choice:
+def _with(choice: Allocation, *changes: tuple[int, int]) -> Allocation:
     """Return a choice with other options of some layers."""
     changed = dict(changes)
     return tuple(changed.get(layer, at) for layer, at in enumerate(choice))

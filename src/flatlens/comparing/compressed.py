@@ -15,7 +15,7 @@ from flatlens.errors import BadInput
 from flatlens.progress import count_of, listed
 from flatlens.result import Result
 
-KEPT = "kept"  #: in a plan, a weight that stays as it is
+UNCOMPRESSED = "kept"  #: in a plan, a weight that stays as it is
 FACTOR = 1.5  #: a forecast that is not flagged is expected within this factor of the rise
 _NAMED = 4  #: layers that a sentence names
 
@@ -142,12 +142,12 @@ def _changes(of: Mapping[str, Any], loss: str = "the loss") -> str:
 def _first(plan: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     """Return which layers can be compressed, or what a budget costs, as measured for all together."""
     layers = plan["layers"]
-    used = {name: of["scheme"] for name, of in layers.items() if of["scheme"] != KEPT}
+    used = {name: of["scheme"] for name, of in layers.items() if of["scheme"] != UNCOMPRESSED}
     held = f" ({_changes(plan['held_out'], 'the held-out loss')})" if plan["held_out"] else ""
     costs = _changes(plan, f"the loss of {plan['loss']:.3g}") + held
     if plan.get("budget") is not None:
         counts = [f"{list(used.values()).count(name)} in {name}" for name in dict.fromkeys(used.values())]
-        counts += [f"{len(layers) - len(used)} {KEPT}"] if len(used) < len(layers) else []
+        counts += [f"{len(layers) - len(used)} {UNCOMPRESSED}"] if len(used) < len(layers) else []
         uniform = plan["uniform"]
         beside = "no uniform scheme is as small" if uniform is None else (
             f"{uniform['scheme']} everywhere ({1 - uniform['size']:.0%} smaller) {_changes(uniform, 'it')}"

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import parametrize
 
-from flatlens.comparing.allocation import Choice, Option, allocated, exchanged, largest_group
-from flatlens.comparing.compressed import KEPT, CompressedLayer, Compression
-from flatlens.comparing.expansion import Expansion, expanded, in_float64, sample_losses
+from flatlens.comparing.allocation import Allocation, LayerOption, allocated, exchanged, largest_group
+from flatlens.comparing.compressed import UNCOMPRESSED, CompressedLayer, Compression
+from flatlens.comparing.expansion import RiskTerms, expanded, sample_losses, widened_task
 from flatlens.comparing.schemes import Scheme, in_matrix, output_axis, schemes_named
 from flatlens.curvature import Hessian
 from flatlens.curvature.space import dot
@@ -97,7 +97,7 @@ def compression(
     (1.0, True)
     """
     # what is asked, and what cannot be done
-    given, problem = in_float64(lens, "lens", "compression")
+    given, problem = widened_task(lens, "lens", "compression")
     if problem.coupled:
         raise BadInput("samples are coupled, but a compressed network is run in eval mode", argument="lens",
                        call="compression", remedy=(Give("batchnorm", "eval"), " measures it so"))  # fmt: skip
@@ -260,7 +260,7 @@ class _Work:
         progress("layers", len(self.weights) + 1, len(self.weights) + 1)
         return found
 
-    def _row(self, layer: str, scheme: Scheme, step: Mapping[str, Tensor], terms: Expansion) -> CompressedLayer:
+    def _row(self, layer: str, scheme: Scheme, step: Mapping[str, Tensor], terms: RiskTerms) -> CompressedLayer:
         # the loss after a quarter of the change, half of it, and all
         quarter, half, whole = (self.measured(step, share) - self.losses for share in (0.25, 0.5, 1.0))
         first, second = sum(terms.first.values()), sum(terms.second.values())
@@ -332,13 +332,16 @@ def _cheapest(
     quantising = [one for one in schemes if one.quantises]
     alone = {(row.layer, row.scheme): row.rise for row in rows}
     options = [
-        [Option(work.size(w), 0.0), *(Option(work.size(w, one), alone[w.label, one.name]) for one in quantising)]
+        [
+            LayerOption(work.size(w), 0.0),
+            *(LayerOption(work.size(w, one), alone[w.label, one.name]) for one in quantising),
+        ]
         for w in work.weights
     ]
     rest = work.total - sum(of[0].size for of in options)  # biases, norms and all else that stays
     room = math.floor(budget * work.total) - rest
 
-    def schemes_of(choice: Choice) -> dict[str, Scheme]:
+    def schemes_of(choice: Allocation) -> dict[str, Scheme]:
         return {w.label: quantising[at - 1] for w, at in zip(work.weights, choice, strict=True) if at}
 
     start = allocated(options, room)
@@ -369,7 +372,7 @@ def _plan(
         one = chosen.get(weight.label)
         layers[weight.label] = {
             "parameter": weight.parameter, "tied": list(weight.tied), "shape": work.shape(weight),
-            "scheme": KEPT if one is None else one.name,
+            "scheme": UNCOMPRESSED if one is None else one.name,
             "bits": weight.stored if one is None or not one.quantises else one.bits,
             "by": None if one is None or not one.quantises else one.by,
             "axis": weight.axis, "rise_alone": 0.0 if one is None else alone[weight.label, one.name],

@@ -81,7 +81,7 @@ def _share(value: float, change: float) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Expansion:
+class RiskTerms:
     """The risk at some weights, and the terms of its expansion along a direction, by parameter."""
 
     risk: float
@@ -131,7 +131,7 @@ def forgetting(
     True
     """
     # the task in float64, the network there, and where it goes
-    lens, problem = in_float64(before, "before", "forgetting")
+    lens, problem = widened_task(before, "before", "forgetting")
     model = problem.measured()
     end, step = _end(lens, problem, model, after, coordinates)
     differ = _buffers(model, end)
@@ -168,7 +168,7 @@ def forgetting(
     return _found(lens, here, parts, errors, truth - starts, outside, differ, inside, coordinates)
 
 
-def in_float64(given: object, argument: str, call: str) -> tuple[Lens, Problem]:
+def widened_task(given: object, argument: str, call: str) -> tuple[Lens, Problem]:
     """Return the lens of what a call was given, and its problem in float64, whose network can be copied."""
     if not isinstance(given, Lens | Problem):
         raise BadInput(f"expected a Problem or a Lens, got {type(given).__name__}", argument=argument, call=call)
@@ -285,12 +285,12 @@ def sample_losses(problem: Problem, model: nn.Module) -> Tensor:
         return outcomes(problem, problem.shared(FORWARD_CHUNK), lambda batch: problem.run(model, batch)).losses
 
 
-def expanded(problem: Problem, model: nn.Module, steps: Sequence[Mapping[str, Tensor]]) -> list[Expansion]:
+def expanded(problem: Problem, model: nn.Module, steps: Sequence[Mapping[str, Tensor]]) -> list[RiskTerms]:
     """Return the terms of the risk along steps, each by parameter: one gradient for all, and a product for each."""
     names = list(dict.fromkeys(name for step in steps for name in step))
     if not names:  # buffers alone differ
         risk = float(sample_losses(problem, model).mean())
-        return [Expansion(risk, {}, {}) for _ in steps]
+        return [RiskTerms(risk, {}, {}) for _ in steps]
     operator = Hessian(problem, names, model=model)
     risk, gradient = operator.risk_and_gradient()
     # as many products from one graph as there is memory for
@@ -301,7 +301,7 @@ def expanded(problem: Problem, model: nn.Module, steps: Sequence[Mapping[str, Te
         for step, row in zip(some, operator(torch.stack([operator.space.flat(one) for one in some])), strict=True)
     ):
         first = {name: dot([gradient[name]], [d]) for name, d in step.items()}
-        found.append(Expansion(risk, first, {name: dot([product[name]], [d]) / 2 for name, d in step.items()}))
+        found.append(RiskTerms(risk, first, {name: dot([product[name]], [d]) / 2 for name, d in step.items()}))
     return found
 
 
@@ -312,7 +312,7 @@ def _buffers(model: nn.Module, end: nn.Module) -> list[str]:
 
 
 def _found(
-    lens: Lens, here: Expansion, parts: Tensor, errors: Tensor, changes: Tensor, outside: float, differ: list[str],
+    lens: Lens, here: RiskTerms, parts: Tensor, errors: Tensor, changes: Tensor, outside: float, differ: list[str],
     inside: torch.dtype, coordinates: object,
 ) -> Forgetting:  # fmt: skip
     """Return the table: the change, its parts, and these by layer; the parts refused where the rest exceeds both."""

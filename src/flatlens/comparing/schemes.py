@@ -21,7 +21,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.operations.layers import TRANSPOSED, adapter_of
 from flatlens.registry import spelled
 
-By = Literal["channel", "tensor"]
+ScaleOf = Literal["channel", "tensor"]
 SCALE_BITS = 32  #: bits of a scale
 _LARGEST_E4M3 = 448.0
 
@@ -40,7 +40,7 @@ class Scheme:
     name: str  #: as it is spelled, with its options
     kind: Literal["int", "float8", "prune", "low_rank"]
     bits: int = 0  #: bits of an entry; 0 where entries keep their own
-    by: By = "channel"
+    by: ScaleOf = "channel"
     share: float = 0.0
 
     def __call__(self, W: Tensor) -> Tensor | None:

@@ -14,8 +14,8 @@ from flatlens.comparing.compressed import CompressedLayer
 from flatlens.report.blocks import by_key
 from flatlens.report.screen import Fitted, head_of_screen, remark
 
-ALL = "all layers"
-KEY = (
+ALL_LAYERS = "all layers"
+COLUMNS_MEAN = (
     "forecast: g^T dw + 1/2 dw^T H dw; rise: measured, with its 95% interval over samples; flagged: higher orders "
     "exceed a quarter of the forecast, which may be more than 1.5 times too large or too small; size: bits after over "
     "bits before."
@@ -30,11 +30,11 @@ def compression_screen(found: Compression) -> RenderableType:
         table.section(scheme)
         for row in rows:
             flagged = Text("" if row.valid else "flagged", style="yellow")
-            table.row(row.layer or ALL, "", f"{row.size:.2f}", f"{row.forecast:.3g}", rise_of(row), flagged)
+            table.row(row.layer or ALL_LAYERS, "", f"{row.size:.2f}", f"{row.forecast:.3g}", rise_of(row), flagged)
     plan = Fitted("The plan", names=["layer", "parameter"], values=["scheme", "bits", "rise alone"])
     for name, layer in found.plan["layers"].items():
         plan.row(name, layer["parameter"], layer["scheme"], str(layer["bits"]), f"{layer['rise_alone']:.2g}")
-    return Group(*head_of_screen({"": found.about}, found.answer), table, plan, remark("\n", KEY))
+    return Group(*head_of_screen({"": found.about}, found.answer), table, plan, remark("\n", COLUMNS_MEAN))
 
 
 def rise_of(row: CompressedLayer | Mapping[str, Any]) -> str:
@@ -59,9 +59,9 @@ def write_compression_page(found: Compression, path: Path) -> Path:
         groups=_by_scheme(found),
         correlations=found.correlations().to_dict("records"),
         plan=found.plan,
-        all_layers=ALL,
+        all_layers=ALL_LAYERS,
         rise_of=rise_of,
-        meaning=KEY,
+        meaning=COLUMNS_MEAN,
     )
 
 
