@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.comparing.allocation import LayerOption, allocated, exchanged
-from flatlens.comparing.compressed import FACTOR
+from flatlens.comparing.compressed import EXPECTED_WITHIN
 from flatlens.comparing.schemes import scheme
 from flatlens.errors import BadInput, BadModel, UnknownName
 
@@ -322,7 +322,7 @@ def test_the_forecast_ranks_the_layers_of_a_trained_network(of_digits: fl.Compre
     assert (ranks["forecast"] >= 0.9).all()
     valid = [row for row in of_digits.rows if row.valid and row.layer]
     assert len(valid) >= 8
-    assert all(1 / FACTOR <= row.forecast / row.rise <= FACTOR for row in valid)
+    assert all(1 / EXPECTED_WITHIN <= row.forecast / row.rise <= EXPECTED_WITHIN for row in valid)
 
 
 def test_a_plan_within_a_budget_costs_what_it_says(of_digits: fl.Compression) -> None:

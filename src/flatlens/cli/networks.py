@@ -323,14 +323,14 @@ def compress(
         as_json: Print JSON.
     """
     require_plan(plan)
-    with _reading([model], inputs.how, page) as bar:
+    with reading([model], inputs.how, page) as bar:
         import flatlens as fl
         from flatlens.files import write_whole
         from flatlens.report.compression import compression_screen, write_compression_page
 
         asked = all_names(schemes, "--schemes") or None
         lens, generator = fl.Lens(inputs.problem(model)), generator_of(seed)
-        _announce(bar, lens, partial(fl.compression, schemes=asked, level=level), inputs.how)
+        announced(bar, lens, partial(fl.compression, schemes=asked, level=level), inputs.how)
         found = fl.compression(lens, asked, budget=budget, level=level, generator=generator, progress=bar)
         kept = True
         if plan is not None:

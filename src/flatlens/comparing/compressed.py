@@ -16,7 +16,7 @@ from flatlens.progress import count_of, listed
 from flatlens.result import Result
 
 UNCOMPRESSED = "kept"  #: in a plan, a weight that stays as it is
-FACTOR = 1.5  #: a forecast that is not flagged is expected within this factor of the rise
+EXPECTED_WITHIN = 1.5  #: a forecast that is not flagged is expected within this factor of the rise
 _NAMED = 4  #: layers that a sentence names
 
 
@@ -122,7 +122,7 @@ def _ranked(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _close(forecast: float, rise: float) -> bool:
-    return forecast == rise or (forecast * rise > 0 and 1 / FACTOR <= forecast / rise <= FACTOR)
+    return forecast == rise or (forecast * rise > 0 and 1 / EXPECTED_WITHIN <= forecast / rise <= EXPECTED_WITHIN)
 
 
 # The answer

@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from flatlens.comparing import Compression
-from flatlens.comparing.compressed import FACTOR
+from flatlens.comparing.compressed import EXPECTED_WITHIN
 from flatlens.report.figures.figure import Drawing, Figure, log_ticks
 
 _COLOURS = ("#1d7a4f", "#c0392b")
@@ -21,8 +21,8 @@ def rises_figure(found: Compression) -> Figure:
     left = int((data["layer"] != "").sum()) - len(drawn)
     caption = (
         f"Each mark is a layer under a scheme. On the line forecast and measured rise are equal; between the dashed "
-        f"lines they differ by less than {FACTOR:g} times. A red mark is flagged: higher orders exceed a quarter of "
-        "the forecast."
+        f"lines they differ by less than {EXPECTED_WITHIN:g} times. A red mark is flagged: higher orders exceed a "
+        "quarter of the forecast."
     )
     caption += f" Without a mark: {left} with a forecast or a rise of 0 or below." if left else ""
     title = "Forecast and measured rise of the loss"
@@ -42,7 +42,7 @@ def _rises(data: pd.DataFrame, width: int, height: int, columns: int) -> Drawing
                         legend=alt.Legend(orient="top")),
         tooltip=["layer:N", "scheme:N", "forecast:Q", "rise:Q", "forecast holds:N"],
     )  # fmt: skip
-    ends = [(factor, end) for factor in (1 / FACTOR, 1.0, FACTOR) for end in (low, high)]
+    ends = [(factor, end) for factor in (1 / EXPECTED_WITHIN, 1.0, EXPECTED_WITHIN) for end in (low, high)]
     lines = pd.DataFrame([{"factor": factor, "forecast": end, "rise": end * factor} for factor, end in ends])
     base = alt.Chart(lines).mark_line(color="#8a93a0", strokeWidth=1, clip=True)
     line = base.encode(
