@@ -53,7 +53,7 @@ _INPUT_SIDE: frozenset[Need] = frozenset({"G", "squares"})
 
 MEASURE_MODULES = (
     "sensitivity", "traces", "flatness", "norms", "hessian", "normalised", "moved_weights", "moved_features",
-    "generalisation", "heads", "steps", "diagonals",
+    "generalisation", "heads", "steps", "diagonals", "learning_coefficient",
 )  # fmt: skip
 """The modules of measures, in the order in which a catalogue row with several measures lists them."""
 
@@ -486,6 +486,10 @@ PAPERS = {
     "density2019": (
         "Ghorbani, Krishnan and Xiao, An Investigation into Neural Net Optimization via Hessian Eigenvalue Density, "
         "ICML 2019"
+    ),
+    "learning2025": (
+        "Lau, Furman, Wang, Murfet and Wei, The Local Learning Coefficient: A Singularity-Aware Complexity Measure, "
+        "AISTATS 2025, arXiv 2308.12108"
     ),
     "reparam2019": (
         "Petzka, Adilova, Kamp and Sminchisescu, A Reparameterization-Invariant Flatness Measure for Deep Neural "

@@ -1,0 +1,170 @@
+"""The posterior around a network's weights: draws by Hamiltonian Monte Carlo, and the nearest mode by descent.
+
+Its density is proportional to exp(-strength (L(w) - L(w*)) - gamma / 2 ||w - w*||^2). Every proposal is accepted or
+rejected by Metropolis, so that the step leaves no bias. Chains are rows, each with a step of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from flatlens.perturbation.weights import Elsewhere
+
+Slope: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""(chains, P) float64 -> losses, (chains,), and their gradients, (chains, P), both float64."""
+
+ACCEPTANCE = 0.8  #: mean acceptance that the burn-in aims at
+_HALVINGS = 60  #: of the first step
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """The posterior that is sampled: a loss around a point, its strength n beta, and the precision of the localisation.
+
+    >>> at = Posterior(lambda w: (w.square().sum(1) / 2, w), torch.zeros(1, dtype=torch.float64), 3.0, 1.0)
+    >>> at.energy(torch.tensor([[1.0]]), torch.tensor([0.5]), torch.tensor([[1.0]]))
+    (tensor([2.]), tensor([[4.]]))
+    """
+
+    slope: Slope
+    centre: Tensor  #: w*, (P,) float64
+    strength: float
+    gamma: float
+
+    def energy(self, w: Tensor, losses: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+        """Minus the log density, less a constant, and its gradient, from the losses at w, (chains, P)."""
+        away = w - self.centre
+        return (
+            self.strength * losses + self.gamma / 2 * away.square().sum(1),
+            self.strength * slopes + self.gamma * away,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Draws after the burn-in, (chains, draws) float64, and how they were made."""
+
+    losses: Tensor
+    distances: Tensor  #: squared, ||w - w*||^2
+    ends: Tensor  #: where each chain ends, (chains, P)
+    accepted: Tensor  #: mean acceptance of each chain after the burn-in, (chains,)
+    steps: Tensor  #: step of each chain, (chains,)
+
+
+def slope_of(elsewhere: Elsewhere) -> Slope:
+    """Return the risk and its gradient at rows of weights, inside `problem.measuring`."""
+    problem, here = elsewhere.problem, elsewhere.here
+
+    def slope(rows: Tensor) -> tuple[Tensor, Tensor]:
+        losses, slopes = torch.zeros_like(rows[:, 0]), torch.zeros_like(rows)
+        for number, row in enumerate(rows):
+            for raw in elsewhere.chunks():
+                at = row.detach().to(here).requires_grad_()
+                f, y = elsewhere.run(at, problem.place(raw))
+                part = problem.loss.total(f, y) / problem.mass
+                slopes[number] += torch.autograd.grad(part, at)[0]
+                losses[number] += part.detach()
+        return losses, slopes
+
+    return slope
+
+
+def sampled(
+    posterior: Posterior,
+    chains: int,
+    burn_in: int,
+    draws: int,
+    leapfrogs: int,
+    generator: torch.Generator,
+    told: Callable[[int], object] | None = None,
+) -> Draws:
+    """Draws of chains that start at the centre.
+
+    Args:
+        posterior: What is sampled.
+        chains: The number of chains.
+        burn_in: The first transitions, left out: each chain's step is tuned to `ACCEPTANCE` by dual averaging.
+        draws: The transitions that are kept, of each chain.
+        leapfrogs: The number of leapfrog steps of a transition; 1 is MALA.
+        generator: Draws momenta and decisions.
+        told: Called with the number of gradients of each chain so far.
+    """
+    w = posterior.centre.expand(chains, -1).clone()
+    losses, slopes = posterior.slope(w)
+    energy, force = posterior.energy(w, losses, slopes)
+
+    def normal() -> Tensor:
+        return torch.randn(w.shape, generator=generator, dtype=w.dtype).to(w.device)
+
+    def uniform() -> Tensor:
+        return torch.rand(chains, generator=generator, dtype=w.dtype).to(w.device)
+
+    def trajectory(step: Tensor, momentum: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the end of a trajectory: w, losses, energies, forces; and the probabilities to accept it."""
+        at, f, p, step = w, force, momentum, step[:, None]
+        for _ in range(length):
+            p = p - step / 2 * f
+            at = at + step * p
+            found, slope = posterior.slope(at)
+            e, f = posterior.energy(at, found, slope)
+            p = p - step / 2 * f
+        change = energy + momentum.square().sum(1) / 2 - e - p.square().sum(1) / 2
+        accept = change.clamp(max=0).exp().nan_to_num(nan=0.0)  # a loss that is NaN or inf is rejected
+        return at, found, e, f, accept
+
+    # the first step: halved until half of single leapfrog steps are accepted (Hoffman and Gelman 2014, algorithm 4)
+    step = torch.full((chains,), posterior.gamma**-0.5, dtype=w.dtype, device=w.device)
+    momentum = normal()
+    for _ in range(_HALVINGS):
+        small = trajectory(step, momentum, 1)[4] >= 0.5
+        if bool(small.all()):
+            break
+        step = torch.where(small, step, step / 2)
+    # dual averaging of the step's logarithm (their section 3.2, with their constants)
+    towards, deviation, average = (10 * step).log(), torch.zeros_like(step), step.log()
+    kept: list[tuple[Tensor, Tensor]] = []
+    accepted = torch.zeros_like(step)
+    for number in range(burn_in + draws):
+        # any share of the step: trajectories of one length could be periods, and narrow places need short steps
+        at, found, e, f, accept = trajectory(step * uniform(), normal(), leapfrogs)
+        move = uniform() < accept
+        w, force = torch.where(move[:, None], at, w), torch.where(move[:, None], f, force)
+        losses, energy = torch.where(move, found, losses), torch.where(move, e, energy)
+        if number < burn_in:
+            m = number + 1
+            deviation = (1 - 1 / (m + 10)) * deviation + (ACCEPTANCE - accept) / (m + 10)
+            log_step = towards - math.sqrt(m) / 0.05 * deviation
+            average = m**-0.75 * log_step + (1 - m**-0.75) * average
+            step = (average if m == burn_in else log_step).exp()
+        else:
+            kept.append((losses, (w - posterior.centre).square().sum(1)))
+            accepted += accept / draws
+        if told is not None:
+            told((number + 1) * leapfrogs)
+    rows = [torch.stack(each, 1) for each in zip(*kept, strict=True)]
+    return Draws(rows[0], rows[1], w, accepted, step)
+
+
+def descended(posterior: Posterior, start: Tensor, most: int = 100) -> tuple[float, float, Tensor]:
+    """Return (energy, loss, weights) where a descent of the energy by L-BFGS ends, (P,) to (P,)."""
+    w = start.detach().clone().requires_grad_()
+    best = [math.inf, math.nan, start]
+
+    def closure() -> Tensor:
+        losses, slopes = posterior.slope(w.detach()[None])
+        energy, w.grad = (part[0] for part in posterior.energy(w.detach()[None], losses, slopes))
+        if float(energy) < best[0]:
+            best[:] = float(energy), float(losses[0]), w.detach().clone()
+        return energy
+
+    search = torch.optim.LBFGS(
+        [w], max_iter=most, max_eval=most, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+    )
+    search.step(closure)  # type: ignore[no-untyped-call]
+    return best[0], best[1], best[2]  # type: ignore[return-value]
