@@ -101,7 +101,7 @@ def local_learning_coefficient(
         f"R-hat {mean.rhat:.3f}, acceptance {float(drawn.accepted.mean()):.2f}"
     )
     value = Estimate(mean.value, stderr, "estimate", told_how, arrays=arrays)
-    if why := _disagreement(mean) or _left(drawn, posterior, lowest - deepest, value.margin):
+    if why := disagreement(mean) or _left(drawn, posterior, lowest - deepest, value.margin):
         value = replace(undefined(f"{why} ({told_how})"), arrays=arrays)
     elif fall > value.margin:
         value = with_note(
@@ -112,7 +112,7 @@ def local_learning_coefficient(
     return {("", None): value, ("fall", None): Estimate(fall, kind="lower bound")}
 
 
-def _disagreement(mean: ChainMean) -> str:
+def disagreement(mean: ChainMean) -> str:
     """Return why the chains' mean is not that of the posterior; empty if nothing speaks against it."""
     mend = "give more draws= or leapfrogs=, or a larger gamma="
     if mean.rhat > RHAT:
