@@ -4,7 +4,9 @@ Protocol, fixed before the first run: n = 10,000 and gamma = 1, the measure's ow
 leapfrog steps, 2,000 seeds for each model of one or two parameters, float64. The truth is the same posterior's mean by
 quadrature. Counted is the share of 95% intervals that hold it among the seeds with a value; refused seeds are counted
 beside it. Expected is 0.93 to 0.97 for each model. Beside the truth is the coefficient to which it tends as n grows.
-Losses have a closed form, and the chains of all seeds are rows of one tensor. A few minutes of one core.
+A first interval (200 draws, widened by the skewness of batch means) held 0.947 for w^2, 0.933 for w^4 and 0.916 for w^6
+when that run was stopped; the present one has 300 draws and the skewness of all draws, chosen on other seeds of w^4 and
+w^6. Losses have a closed form, and the chains of all seeds are rows of one tensor. A few minutes of one core.
 """
 
 from __future__ import annotations

@@ -162,3 +162,32 @@ def test_the_evidence_is_that_of_the_papers():
         assert (shares[column] < 1).all(axis=None)
     assert len(shares["gap"]) >= 4
     assert shares["equal settings"].sum().sum() < shares["gap"].sum().sum()  # least of all among equal settings
+
+
+def test_which_of_two_networks_is_simpler_is_the_first_sentence():
+    """Half-widths 0.6 and 0.8: the difference of 3 has one of 1."""
+
+    def with_coefficient(value, margin, loss=0.2, fall=0.0):
+        one = Estimate(value, margin / 1.96, "estimate")
+        found = report(loss, local_learning_coefficient=one)
+        rows = dict(found) | {("local_learning_coefficient.fall", None): Estimate(fall, kind="lower bound")}
+        return type(found)(rows, found.about)
+
+    def first(**reports):
+        found = compared(**{name: with_coefficient(*given) for name, given in reports.items()})
+        found.measures.pop("local_learning_coefficient.fall", None)
+        return found.answer[0]
+
+    assert first(a=(15.0, 0.6), b=(12.0, 0.8)) == (
+        "b is simpler than a: local learning coefficient 12 ± 0.8 against 15 ± 0.6 of a, difference 3 [2, 4] (95%); "
+        "training losses 0.2 and 0.2."
+    )
+    assert first(a=(12.5, 0.6), b=(12.0, 0.8)).startswith("Which of b and a is simpler is open: local learning coeff")
+    assert first(a=(15.0, 0.6, 0.2, 2.0), b=(12.0, 0.8)).endswith("0.2 and 0.2; not at a minimum (`.fall`): a.")
+    assert first(a=(15.0, 0.6, 1.0), b=(12.0, 0.8)) == (
+        "Which network is simpler is open: fewer than two fit the training data equally well."
+    )
+    undefined = report(0.2, local_learning_coefficient=Estimate(float("nan"), kind="undefined", note="chains disagree"))
+    assert compared(a=undefined, b=with_coefficient(12.0, 0.8)).answer[0] == (
+        "Which network is simpler by the local learning coefficient is open: that of a is undefined, as chains disagree."
+    )

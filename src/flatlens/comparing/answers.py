@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
 
 from flatlens.comparing.fit import FIT_POINTS, FIT_TIMES, HeldOut, NotRanked, at_chance, held_out, no_fit
 from flatlens.comparing.rankings import Place
-from flatlens.estimate import Report
+from flatlens.estimate import Estimate, Report
 from flatlens.progress import count_of, listed
 from flatlens.statistics import GroupDifference
 from flatlens.statistics.inference import FEWEST_DESCRIBED
@@ -57,12 +58,44 @@ def answer_of(
         )
     else:
         parts = [_leader(flat, "flattest", "flatness"), _leader(compressed, "most compressed", "compression")]
-        first = sentence("; ".join(filter(None, parts))) if any(parts) else _NO_MEASURE
+        first = sentence("; ".join(filter(None, parts))) if any(parts) else NO_MEASURE
     held_out_known = any(("test_loss", None) in report for report in reports.values())
     return [first, *rest, *([] if held_out_known else [_NEXT])]
 
 
-_NO_MEASURE = "Which network is flatter is open: no measure that decides is invariant to what differs between them."
+def of_coefficient(reports: Mapping[str, Report], ranked: Sequence[str], row: str) -> str:
+    """Which network is simpler by its local learning coefficient, and whether the difference exceeds its error.
+
+    Args:
+        reports: by network.
+        ranked: the networks that fit the training data equally well.
+        row: the name of the measure's row.
+    """
+    known = sorted((name for name in ranked if reports[name][row].kind != "undefined"), key=lambda n: reports[n][row])
+    lost = [name for name in ranked if name not in known]
+    if len(ranked) < 2:
+        return "Which network is simpler is open: fewer than two fit the training data equally well."
+    if len(known) < 2:
+        why = "; ".join(f"that of {name} is undefined, as {reports[name][row].note}" for name in lost[:1])
+        return f"Which network is simpler by the local learning coefficient is open: {why}."
+    first, second = known[:2]
+    a, b = (reports[name][row] for name in (first, second))
+    apart, margin = b.value - a.value, math.hypot(a.margin, b.margin)
+    values = f"{a:.3g} ± {a.margin:.2g} against {b:.3g} ± {b.margin:.2g} of {second}"
+    difference = f"difference {apart:.3g} [{apart - margin:.3g}, {apart + margin:.3g}] (95%)"
+    losses = " and ".join(f"{reports[name]['loss']:.3g}" for name in (first, second))
+    at = f"; training losses {losses}" if all(("loss", None) in reports[name] for name in (first, second)) else ""
+    falls = {name: reports[name].get((f"{row}.fall", None), Estimate(0.0)) for name in (first, second)}
+    off = [name for name, fall in falls.items() if fall.value > reports[name][row].margin]
+    at += f"; not at a minimum (`.fall`): {listed(off)}" if off else ""
+    if apart <= margin:
+        return (
+            f"Which of {first} and {second} is simpler is open: local learning coefficient {values}, {difference}{at}."
+        )
+    return f"{first} is simpler than {second}: local learning coefficient {values}, {difference}{at}."
+
+
+NO_MEASURE = "Which network is flatter is open: no measure that decides is invariant to what differs between them."
 _NEXT = "Flatness alone does not show which network generalises best: give held-out data (test=..., --test)."
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flatlens.comparing.answers import answer_of, first_of
+from flatlens.comparing.answers import NO_MEASURE, answer_of, first_of, of_coefficient
 from flatlens.comparing.fit import NotRanked, not_ranked
 from flatlens.comparing.rankings import ALL_EQUAL, Agreement, Place, agreement, all_equal, not_counted, places
 from flatlens.deprecated_names import present_measure, warn
@@ -41,6 +41,8 @@ def direction(card: Card) -> str:
     """
     return "" if card.name in NEITHER else SMALL.get(card.family, "")
 
+
+COEFFICIENT = "local_learning_coefficient"  #: asked for by name, it is the first sentence of the answer
 
 _COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
 DIFFERENT = "differ in architecture"  #: in the note that says so
@@ -104,7 +106,12 @@ class Comparison(Result):
         """The answer in at most three sentences: the best network by held-out loss, the flattest, how certain."""
         if all_equal(self._ranked_estimates, self.rounding):
             return list(ALL_EQUAL)
-        return answer_of(self.reports, self.not_ranked, self._smallest("flat"), self._smallest("compressed"))
+        found = answer_of(self.reports, self.not_ranked, self._smallest("flat"), self._smallest("compressed"))
+        coefficient = next((row for row, one in self.measures.items() if one.card.name == COEFFICIENT), None)
+        if coefficient is None:
+            return found
+        flatness = found if len(self.measures) > 1 else [one for one in found if one != NO_MEASURE]
+        return [of_coefficient(self.reports, self.ranked, coefficient), *flatness][:3]
 
     def _smallest(self, meaning: str) -> dict[str, str | None]:
         """Return the network with the smallest value by each invariant measure of a meaning; None where it is open."""

@@ -26,7 +26,7 @@ AWAY = 4.0  #: standard errors by which chains may lie farther from w* than the 
     symbol=r"\hat\lambda",
     source="learning2025",
     unit="",
-    cost="chains x (burn_in + draws) x leapfrogs gradients: 6,000 by default",
+    cost="chains x (burn_in + draws) x leapfrogs gradients: 8,000 by default",
     invariant_under={PERMUTATION},
     works_coupled=True,
     on_request=True,
@@ -39,7 +39,7 @@ def local_learning_coefficient(
     beta: float | None = None,
     gamma: float = 1.0,
     chains: int = 4,
-    draws: int = 200,
+    draws: int = 300,
     burn_in: int = 100,
     leapfrogs: int = 5,
 ) -> Estimate | Parts:

@@ -163,8 +163,6 @@ def descended(posterior: Posterior, start: Tensor, most: int = 100) -> tuple[flo
             best[:] = float(energy), float(losses[0]), w.detach().clone()
         return energy
 
-    search = torch.optim.LBFGS(
-        [w], max_iter=most, max_eval=most, tolerance_change=1e-12, line_search_fn="strong_wolfe"
-    )
+    search = torch.optim.LBFGS([w], max_iter=most, max_eval=most, tolerance_change=1e-12, line_search_fn="strong_wolfe")
     search.step(closure)  # type: ignore[no-untyped-call]
     return best[0], best[1], best[2]  # type: ignore[return-value]

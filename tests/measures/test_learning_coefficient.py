@@ -1,0 +1,102 @@
+"""The local learning coefficient of networks: quadrature, what is refused, and what is said."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import flatlens as fl
+from benchmarks.learning_coefficient import Model, by_quadrature
+from flatlens.errors import BadOption
+
+QUICK = "local_learning_coefficient(draws=150, burn_in=50, leapfrogs=2)"
+ROW = fl.measures.named(QUICK)[0].key
+
+
+class Power(nn.Module):
+    """f(x) = w^k x, one parameter."""
+
+    def __init__(self, w: float, k: int) -> None:
+        super().__init__()
+        self.w, self.k = nn.Parameter(torch.tensor(w, dtype=torch.float64)), k
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w**self.k * x
+
+
+def measured(net: nn.Module, target: float = 0.0, n: int = 100, measure: str = QUICK, seed: int = 0) -> fl.Report:
+    x = torch.ones(n, 1, dtype=torch.float64)
+    problem = fl.Problem(net, "half_squared_error", (x, target * x))
+    return fl.measure(fl.Lens(problem), measure, generator=torch.Generator().manual_seed(seed), progress=False)
+
+
+def test_it_is_the_posterior_s_mean_by_quadrature_and_leaves_the_network() -> None:
+    net = Power(0.0, 2)
+    found = measured(net)
+    truth = by_quadrature(Model(lambda w: w[:, 0] ** 4 / 2, 1, 1 / 4), 100 / math.log(100), 1.0)
+    assert found[ROW].value == pytest.approx(truth, abs=3 * found[ROW].stderr)
+    assert found[ROW].kind == "estimate"
+    assert 0 < found[ROW].stderr < 0.15
+    assert found[f"{ROW}.fall"].value == pytest.approx(0.0, abs=1e-12)
+    assert found[ROW].arrays["draws"].shape == (4, 150)
+    assert float(net.w) == 0.0
+    assert net.w.grad is None
+    assert found[ROW].value == measured(net)[ROW].value != measured(net, seed=1)[ROW].value
+
+
+def test_weights_beside_the_minimum_are_said_not_to_be_one() -> None:
+    """f = w x, target 0, w* = 1: the descent finds w = gamma / (n beta + gamma), and the loss of w* is 1/2."""
+    found = measured(Power(1.0, 1))
+    strength = 100 / math.log(100)
+    mode = 1 / (strength + 1)
+    assert found[f"{ROW}.fall"].value == pytest.approx(strength * (1 - mode**2) / 2, rel=1e-6)
+    assert "the weights are not a minimum: a descent lowers the loss by 0.5" in found[ROW].note
+    assert found[ROW].value < 0
+
+
+def test_chains_that_leave_the_basin_have_no_value() -> None:
+    """(w^2 - 1)^2 + a slope: w* = 0.9 is the higher of two minima, and a small beta lets the chains leave it."""
+
+    class Wells(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor(0.96, dtype=torch.float64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ((self.w**2 - 1).square() + 0.3 * (self.w + 1.04)).clamp(min=0).sqrt() * x
+
+    found = measured(Wells(), measure=QUICK.replace(")", ", beta=0.1, gamma=0.01)"))
+    row = next(name for name in found.measures() if not name.endswith(".fall"))
+    assert found[row].kind == "undefined"
+    assert "left the basin" in found[row].note or "disagree" in found[row].note
+
+
+def test_one_sample_has_no_beta() -> None:
+    assert measured(Power(0.0, 1), n=1)[ROW].note.startswith("beta = 1 / log n needs at least two samples")
+
+
+@pytest.mark.parametrize("option", ["gamma=0", "chains=1", "draws=5", "leapfrogs=0", "burn_in=0", "beta=-1"])
+def test_options_that_cannot_be_used(option: str) -> None:
+    with pytest.raises(BadOption, match=option.partition("=")[0]):
+        measured(Power(0.0, 1), measure=f"local_learning_coefficient({option})")
+
+
+def test_it_follows_a_training() -> None:
+    net = Power(0.5, 1)
+    x = torch.ones(50, 1, dtype=torch.float64)
+    problem = fl.Problem(net, "half_squared_error", (x, 0 * x))
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.5)
+    with fl.Tracker(problem, QUICK, every=20, live=False) as tracker:
+        for step in range(21):
+            tracker.step(step)
+            loss = net(x).square().mean() / 2
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    history = tracker.history[tracker.history["measure"] == ROW].set_index("step")
+    assert "not a minimum" in history.loc[0, "note"]
+    assert "not a minimum" not in history.loc[20, "note"]
+    assert history.loc[20, "value"] == pytest.approx(0.5, abs=0.25)
