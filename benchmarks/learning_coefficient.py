@@ -1,4 +1,4 @@
-"""Do intervals of the local learning coefficient hold the posterior's own mean? `python -m benchmarks.learning_coefficient`.
+"""Do intervals of the local learning coefficient hold the mean? `python -m benchmarks.learning_coefficient`.
 
 Protocol, fixed before the first run: n = 10,000 and gamma = 1, the measure's own default chains, burn-in, draws and
 leapfrog steps, 2,000 seeds for each model of one or two parameters, float64. The truth is the same posterior's mean by
@@ -69,8 +69,9 @@ def slope_of(loss: Callable[[Tensor], Tensor]) -> Slope:
     return slope
 
 
-def by_quadrature(model: Model, strength: float, gamma: float, points: int = 4001) -> float:
+def by_quadrature(model: Model, strength: float, gamma: float) -> float:
     """Return the posterior's mean of strength x loss: midpoints in asinh(w), so that they are dense near 0."""
+    points = 4001 if model.parameters == 1 else 1201
     t = (np.arange(points) + 0.5) / points * 2 - 1
     reach, k = 10 / math.sqrt(gamma), 9.0
     x, width = reach * np.sinh(k * t) / np.sinh(k), np.cosh(k * t)

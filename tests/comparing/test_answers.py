@@ -189,5 +189,6 @@ def test_which_of_two_networks_is_simpler_is_the_first_sentence():
     )
     undefined = report(0.2, local_learning_coefficient=Estimate(float("nan"), kind="undefined", note="chains disagree"))
     assert compared(a=undefined, b=with_coefficient(12.0, 0.8)).answer[0] == (
-        "Which network is simpler by the local learning coefficient is open: that of a is undefined, as chains disagree."
+        "Which network is simpler by the local learning coefficient is open: "
+        "that of a is undefined, as chains disagree."
     )

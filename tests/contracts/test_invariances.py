@@ -52,6 +52,7 @@ SPELLED = {  # so that errors are small beside what a move changes
     "feature_robustness": "feature_robustness(probes=400)",
     "spectral_density": "spectral_density(probes=64)",
     "locally_constant_labels": "locally_constant_labels(delta=0.5, probes=400)",
+    "local_learning_coefficient": "local_learning_coefficient(gamma=10, draws=150, burn_in=50, leapfrogs=3)",
     **{name: f"{name}(rtol=1e-11)" for name in TIGHT},
 }
 UNDEFINED_THERE = ("preconditioned_sharpness", "minibatch_sharpness", "batch_sharpness")

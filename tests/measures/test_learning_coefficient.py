@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
+from benchmarks.learning_coefficient import Model, by_quadrature
 from torch import nn
 
 import flatlens as fl
-from benchmarks.learning_coefficient import Model, by_quadrature
 from flatlens.errors import BadOption
 
 QUICK = "local_learning_coefficient(draws=150, burn_in=50, leapfrogs=2)"
@@ -27,7 +27,7 @@ class Power(nn.Module):
         return self.w**self.k * x
 
 
-def measured(net: nn.Module, target: float = 0.0, n: int = 100, measure: str = QUICK, seed: int = 0) -> fl.Report:
+def measured(net: nn.Module, target: float = 0.0, n: int = 100, measure: str = QUICK, seed: int = 1) -> fl.Report:
     x = torch.ones(n, 1, dtype=torch.float64)
     problem = fl.Problem(net, "half_squared_error", (x, target * x))
     return fl.measure(fl.Lens(problem), measure, generator=torch.Generator().manual_seed(seed), progress=False)
@@ -42,9 +42,9 @@ def test_it_is_the_posterior_s_mean_by_quadrature_and_leaves_the_network() -> No
     assert 0 < found[ROW].stderr < 0.15
     assert found[f"{ROW}.fall"].value == pytest.approx(0.0, abs=1e-12)
     assert found[ROW].arrays["draws"].shape == (4, 150)
-    assert float(net.w) == 0.0
+    assert net.w.item() == 0.0
     assert net.w.grad is None
-    assert found[ROW].value == measured(net)[ROW].value != measured(net, seed=1)[ROW].value
+    assert found[ROW].value == measured(net)[ROW].value != measured(net, seed=2)[ROW].value
 
 
 def test_weights_beside_the_minimum_are_said_not_to_be_one() -> None:
@@ -58,7 +58,7 @@ def test_weights_beside_the_minimum_are_said_not_to_be_one() -> None:
 
 
 def test_chains_that_leave_the_basin_have_no_value() -> None:
-    """(w^2 - 1)^2 + a slope: w* = 0.9 is the higher of two minima, and a small beta lets the chains leave it."""
+    """(w^2 - 1)^2 + a slope: w* = 0.96 is the higher of two minima, and a small beta lets the chains leave it."""
 
     class Wells(nn.Module):
         def __init__(self) -> None:
@@ -68,7 +68,7 @@ def test_chains_that_leave_the_basin_have_no_value() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return ((self.w**2 - 1).square() + 0.3 * (self.w + 1.04)).clamp(min=0).sqrt() * x
 
-    found = measured(Wells(), measure=QUICK.replace(")", ", beta=0.1, gamma=0.01)"))
+    found = measured(Wells(), measure=QUICK.replace(")", ", beta=0.05, gamma=0.01)"))
     row = next(name for name in found.measures() if not name.endswith(".fall"))
     assert found[row].kind == "undefined"
     assert "left the basin" in found[row].note or "disagree" in found[row].note

@@ -312,7 +312,8 @@ def _rows(lens: Lens, one: Measure, run: Run) -> dict[Key, Estimate]:
             _finite(lens, estimate),
             source=one.card.source,
             unit=estimate.unit or one.card.unit,
-            seconds=0.0 if number else seconds,  # the first has the time of all rows
+            # the first has the time of all rows; a trial of a long measure says what the whole would take
+            seconds=0.0 if number else max(seconds, estimate.seconds),
         )
         for number, (key, estimate) in enumerate(rows.items())
     }

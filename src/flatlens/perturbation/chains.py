@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -34,9 +35,9 @@ def mean_of_chains(values: Tensor) -> ChainMean:
     """Mean over chains of equal length, (chains, draws), with an interval by batch means.
 
     Each chain is cut into at most `BATCHES` batches of at least `DRAWS_OF_A_BATCH` effective draws. The batch means are
-    taken as independent, and the interval is Student's. A chain with fewer effective draws is one batch. Where draws are
-    skewed, an interval of few is too narrow by the share 1.08 g^2 / m, g the skewness and m the effective draws (Hall
-    1992, section 2.6); the error is wider by three times that share: draws are correlated, and their skewness
+    taken as independent, and the interval is Student's. A chain with fewer effective draws is one batch. Where draws
+    are skewed, an interval of few is too narrow by the share 1.08 g^2 / m, g the skewness and m the effective draws
+    (Hall 1992, section 2.6); the error is wider by three times that share: draws are correlated, and their skewness
     underestimates g.
     """
     values = values.to(torch.float64)
@@ -45,7 +46,7 @@ def mean_of_chains(values: Tensor) -> ChainMean:
     # whole batches: draws that do not fill the last one are added to it
     batches = min(BATCHES, max(1, int(effective / chains / DRAWS_OF_A_BATCH)))
     ends = [round(draws * number / batches) for number in range(batches + 1)]
-    means = torch.stack([values[:, a:b].mean(1) for a, b in zip(ends, ends[1:], strict=False)], 1).flatten()
+    means = torch.stack([values[:, a:b].mean(1) for a, b in pairwise(ends)], 1).flatten()
     centred = values - values.mean()
     spread = float(centred.square().mean())
     g = float(centred.pow(3).mean()) / spread**1.5 if spread else 0.0

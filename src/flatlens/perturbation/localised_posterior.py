@@ -154,15 +154,17 @@ def sampled(
 def descended(posterior: Posterior, start: Tensor, most: int = 100) -> tuple[float, float, Tensor]:
     """Return (energy, loss, weights) where a descent of the energy by L-BFGS ends, (P,) to (P,)."""
     w = start.detach().clone().requires_grad_()
-    best = [math.inf, math.nan, start]
+    best = (math.inf, math.nan, start)
 
     def closure() -> Tensor:
-        losses, slopes = posterior.slope(w.detach()[None])
-        energy, w.grad = (part[0] for part in posterior.energy(w.detach()[None], losses, slopes))
+        nonlocal best
+        at = w.detach().clone()
+        losses, slopes = posterior.slope(at[None])
+        energy, w.grad = (part[0] for part in posterior.energy(at[None], losses, slopes))
         if float(energy) < best[0]:
-            best[:] = float(energy), float(losses[0]), w.detach().clone()
+            best = float(energy), float(losses[0]), at
         return energy
 
     search = torch.optim.LBFGS([w], max_iter=most, max_eval=most, tolerance_change=1e-12, line_search_fn="strong_wolfe")
     search.step(closure)  # type: ignore[no-untyped-call]
-    return best[0], best[1], best[2]  # type: ignore[return-value]
+    return best
