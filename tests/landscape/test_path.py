@@ -75,6 +75,16 @@ def test_the_proof_bounds_every_derivative_and_is_tight(act: type[nn.Module]) ->
     assert high - low < 0.02 * max(abs(low), abs(high), 0.1)
 
 
+def test_a_proof_that_would_take_too_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = drawn((4, 8, 3), 0), drawn((4, 8, 3), 1)
+    proof = fl.path(problem(a), b, points=5, progress=False)["line"]
+    monkeypatch.setattr("flatlens.landscape.certificate._WORK", 1.0)
+    way = fl.path(problem(a), b, points=5, progress=False)["line"]
+    assert (proof.unproved, way.unproved) == ("", "interval arithmetic on all samples would take too long")
+    assert way.low <= proof.high
+    assert proof.low <= way.high
+
+
 class Residual(nn.Module):
     """A layer added to its input."""
 

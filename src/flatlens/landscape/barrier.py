@@ -132,7 +132,7 @@ def upper_bounds(looks: list[Look]) -> list[float]:
     >>> import torch
     >>> none = torch.zeros(2)
     >>> upper_bounds([Look(0.0, 0.0, 4.0, none), Look(1.0, 0.0, -4.0, none)])  # 4 t (1 - t) has 1, its tangents 2
-    [3.0]
+    [2.5]
     """
     first, last = looks[0], looks[-1]
     rise = last.loss - first.loss

@@ -28,6 +28,10 @@ from flatlens.problem import Problem
 from flatlens.problem.eval_context import copy_of
 from flatlens.problem.losses import CrossEntropy
 
+_WORK = 1e12  #: multiplications of a proof at most: a minute or two of one core
+_PRODUCTS = 24  #: products of each matrix for a halving, which bounds two intervals
+_FEWEST = 20  #: halvings below which no proof is tried
+
 _Range = tuple[Tensor, Tensor]  # the least and the largest value of each entry
 
 
@@ -38,6 +42,12 @@ class MovingChain:
     first: Chain
     last: Chain
     data: list[tuple[Tensor, Tensor]]  #: chunks of (inputs (n, M) float64, labels (n,))
+
+    @property
+    def halvings(self) -> int:
+        """Return how many times an interval may be halved with `_WORK` multiplications."""
+        entries = sum(W.numel() for W, _ in self.first.maps)
+        return int(_WORK // (_PRODUCTS * entries * sum(len(y) for _, y in self.data)))
 
     @classmethod
     def of(cls, problem: Problem, a: nn.Module, b: nn.Module, middle: nn.Module) -> MovingChain:
@@ -54,10 +64,11 @@ class MovingChain:
             for at, halfway, end in ((W, V, U), (p, q, r)):
                 if float((halfway - (at + end) / 2).abs().max()) > AGREEMENT * (1 + float(halfway.abs().max())):
                     raise Refused("its maps are not linear in the weights")
-        widest = max(len(b) for chain in ends[:1] for _, b in chain.maps)
-        rows = max(1, problem.memory // (64 * 8 * max(widest, ends[0].maps[0][0].shape[1])))
-        if problem.n * ends[0].maps[0][0].shape[1] * 8 > problem.memory // 4:
+        inputs, outputs = ends[0].maps[0][0].shape[1], len(ends[0].maps[-1][1])
+        widest = max(inputs, *(len(b) for _, b in ends[0].maps))
+        if problem.n * inputs * 8 > problem.memory // 4:
             raise Refused("its inputs in float64 do not fit in a quarter of the problem's memory")
+        rows = max(1, problem.memory // (8 * (64 * widest + 8 * outputs**2)))
         data = []
         for raw in problem.batches(min(rows, 1 << 12)):
             x, y = problem.place(raw)
@@ -182,6 +193,8 @@ def proved(
             chain = MovingChain.of(problem, a, b, middle)
     except Refused as why:
         return replace(found, unproved=str(why))
+    if chain.halvings < _FEWEST:
+        return replace(found, unproved="interval arithmetic on all samples would take too long")
     looks = list(found.looks)
 
     def loss(t: float) -> float:
@@ -189,8 +202,11 @@ def proved(
         return next(one.loss for one in looks if one.t == t)
 
     known = {one.t: one.loss for one in looks}
-    high = proved_excess(chain, loss, known, enough=max(enough, found.value / 20), most=most)
+    enough = max(enough, found.value / 20)
+    high = proved_excess(chain, loss, known, enough=enough, most=min(most, chain.halvings))
     seen = replace(found, looks=tuple(looks))
-    return replace(
-        seen, low=max(seen.value - found.rounding, 0.0), high=max(high, seen.value) + found.rounding, unproved=""
-    )
+    low, high = max(seen.value - found.rounding, 0.0), max(high, seen.value) + found.rounding
+    if high > max(found.high, seen.value + 2 * enough):
+        why = f"interval arithmetic alone gives {high:.3g}"
+        return replace(seen, low=low, high=max(found.high, seen.value + found.rounding), unproved=why)
+    return replace(seen, low=low, high=high, unproved="")
