@@ -207,6 +207,6 @@ def proved(
     seen = replace(found, looks=tuple(looks))
     low, high = max(seen.value - found.rounding, 0.0), max(high, seen.value) + found.rounding
     if high > max(found.high, seen.value + 2 * enough):
-        why = f"interval arithmetic alone gives {high:.3g}"
-        return replace(seen, low=low, high=max(found.high, seen.value + found.rounding), unproved=why)
+        loose = f"interval arithmetic alone gives {high:.3g}"
+        return replace(seen, low=low, high=max(found.high, seen.value + found.rounding), unproved=loose)
     return replace(seen, low=low, high=high, unproved="")
