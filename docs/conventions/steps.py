@@ -11,7 +11,7 @@ from torch import Tensor
 import flatlens as fl
 from conventions.literal import batch_hessian, hessian, slopes, top
 from conventions.networks import BATCHES, Network, Networks
-from conventions.table import FOR_SCALE, Convention, Quantity, covers
+from conventions.table import FOR_SCALE, Agreed, Convention, Quantity, covers
 
 LR, STEPS = 1e-3, 30
 
@@ -174,6 +174,13 @@ def batch_sharpness(networks: Networks) -> Quantity:
         "Plain SGD hovers where this is 2 / lr; the ratio of means gives batches of large gradients more weight.",
         rows,
     )
+
+
+@covers("eigenspace")
+def eigenspace(networks: Networks) -> Agreed:
+    """Of a dense decomposition."""
+    name = "eigenspace(top_k=3)"
+    return Agreed(name, "tanh", networks.tanh(name), "the gradient's part in `torch.linalg.eigh`'s three last vectors")
 
 
 def _along_its_gradient(net: Network, part: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, final
@@ -95,6 +96,13 @@ class OfCuda:
         """Return the free memory of the device plus what torch has reserved and does not use."""
         free, _ = self._cuda.mem_get_info(self._device)
         return int(free) + self._cuda.memory_reserved(self._device) - self._cuda.memory_allocated(self._device)
+
+
+def warn_of(needed: int, device: torch.device, call: str) -> None:
+    """Warn that work may take more memory than is free, before it begins."""
+    left = meter(device).left()
+    if left is not None and needed > left:
+        warnings.warn(f"{call} may take {in_gib(needed)} of memory, and {in_gib(left)} is free", stacklevel=3)
 
 
 def _field(file: str, name: str) -> int | None:

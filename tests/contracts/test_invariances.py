@@ -46,6 +46,7 @@ TIGHT = {  # to a residual
     "batch_jacobian_norm",
     "preconditioned_sharpness",
     "minibatch_sharpness",
+    "eigenspace",
 }
 SPELLED = {  # so that errors are small beside what a move changes
     "pac_bayes_flatness": "pac_bayes_flatness(of='loss', probes=50)",

@@ -12,6 +12,7 @@ from flatlens import cli
 from flatlens.errors import BadFolder
 from flatlens.tracking.answer import answer_of_run
 from flatlens.tracking.history import TYPES
+from flatlens.training import ASAM, SAM, SGD, Training, train
 
 
 def history(*rows):
@@ -101,3 +102,34 @@ def test_the_command_shows_the_answer_of_a_saved_history(tracker, tmp_path, caps
     for wrong, says in ((tmp_path / "none.csv", "there is no such file"), (page, "damaged")):
         assert cli.run(["track", str(wrong)]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_the_page_has_the_batch_size_of_training_beside_the_noise_scale(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1)
+    x, y = torch.randn(40, 3), torch.randn(40, 1)
+    problem = fl.Problem(net, "half_squared_error", (x, y))
+    tracker = fl.Tracker(problem, "gradient_noise_scale(batches=8)", every=2, live=False)
+    train(net, (x, y), Training(SGD(0.01), batch_size=8, max_steps=4, loss="half_squared_error"), watch=tracker)
+    assert tracker.batch_size == 8
+    assert tracker.answer[-1].endswith("; training takes batches of 8.")
+    assert "training takes batches of 8." in tracker.page(tmp_path / "run.html").read_text()
+
+
+@pytest.mark.parametrize(("ascent", "known"), [(SAM(0.05), True), (ASAM(0.5), False)])
+def test_train_tells_the_tracker_sam_s_edge(ascent, known):
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1, dtype=torch.float64)
+    x, y = torch.randn(40, 3).double(), torch.randn(40, 1).double()
+    tracker = fl.Tracker(fl.Problem(net, "half_squared_error", (x, y)), "sharpness", every=1, live=False)
+    how = Training(SGD(0.1), batch_size=None, max_steps=2, loss="half_squared_error", ascent=ascent)
+    start = [p.detach().clone() for p in net.parameters()]
+    train(net, (x, y), how, watch=tracker)
+    edge = tracker.history["edge"][0]
+    if not known:
+        assert "not for its adaptive form" in tracker.history["note"][0]
+        return
+    f = x @ start[0].T + start[1] - y
+    norm = float(torch.cat([(f.T @ x).flatten() / 40, f.mean(0)]).norm())
+    assert edge == pytest.approx(norm / 0.1 * ((1 + 4 * 0.05 * 20 / norm) ** 0.5 - 1), rel=1e-9)
+    assert 0 < edge < 20

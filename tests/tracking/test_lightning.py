@@ -147,3 +147,24 @@ def test_the_edge_of_the_trainer_s_own_optimiser(tmp_path: Path, monkeypatch: py
     plain = 20 if name == "SAM" else 2 * 1.9 / (0.1 * 2.8 * 0.002)  # of SGD, and of NAdam in the end
     assert len(set(edges)) == 3  # SAM's moves with the gradient, NAdam's with the step
     assert edges.between(0, plain, inclusive="neither").all()
+
+
+EVERYTHING = ["eigenspace(top_k=1)", "batch_sharpness(samples=4, batches=2)", "hessian_diagonal(probes=8)",
+              "critical_sharpness", "sharpness"]  # fmt: skip
+
+
+def test_the_callback_carries_every_measure_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Module, "configure_optimizers", lambda module: torch.optim.SGD(module.parameters(), lr=0.05))
+    module = Module()
+    problem = fl.Problem(module.net, "cross_entropy", blobs())
+    tracker = fl.Tracker(problem, EVERYTHING, every=2, live=False)
+    trainer = lightning.Trainer(
+        max_steps=4, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[TrackerCallback(tracker)], enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(TensorDataset(*blobs()), batch_size=16))
+    last = tracker.history.query("step == 4 and layer == ''").set_index("measure")
+    for name in (*EVERYTHING, "eigenspace(top_k=1).overlap", "eigenspace(top_k=1).update"):
+        assert last["kind"][name] != "undefined", last["note"][name]
+    assert last["edge"]["sharpness"] == last["edge"][EVERYTHING[1]] == 2 / last["lr"]["sharpness"]
+    assert tracker.batch_size == 16

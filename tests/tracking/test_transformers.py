@@ -171,3 +171,32 @@ def test_two_trackers_in_one_trainer(tmp_path) -> None:
     again = trained(("", "seldom"), resume=True)
     for one, other in zip(whole, again, strict=True):
         assert one.history.drop(columns="seconds").equals(other.history.drop(columns="seconds"))
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_callback_carries_every_measure_of_training(tmp_path, half: bool) -> None:
+    names = ["eigenspace(top_k=1)", "batch_sharpness(samples=4, batches=2)", "hessian_diagonal(probes=8)",
+             "critical_sharpness", "sharpness"]  # fmt: skip
+    torch.manual_seed(1)
+    model, (x, y) = classifier(), blobs()
+    model = model.to(torch.bfloat16) if half else model
+    problem = fl.Problem(
+        model, "cross_entropy", {"x": x.to(next(model.parameters()).dtype), "labels": y}, forward=forward
+    )
+    tracker = fl.Tracker(problem, names, every=2, live=False)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=8, learning_rate=0.05, optim="sgd",
+        report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True, logging_strategy="no",
+        lr_scheduler_type="constant", remove_unused_columns=False, gradient_accumulation_steps=2,
+    )  # fmt: skip
+    rows = Rows()
+    rows.x = rows.x.to(next(model.parameters()).dtype)
+    trainer = transformers.Trainer(
+        model=model, args=arguments, train_dataset=rows, callbacks=[TrackerCallback(tracker)]
+    )
+    trainer.train()
+    last = tracker.history.query("step == 4 and layer == ''").set_index("measure")
+    for name in (*names, "eigenspace(top_k=1).overlap", "eigenspace(top_k=1).update"):
+        assert last["kind"][name] != "undefined", last["note"][name]
+    assert last["edge"]["sharpness"] == last["edge"][names[1]] == pytest.approx(40)
+    assert tracker.batch_size == 16

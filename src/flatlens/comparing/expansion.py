@@ -27,11 +27,12 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.measures import Lens, about
 from flatlens.measures.steps import direction_of
+from flatlens.memory import warn_of
 from flatlens.perturbation.autograd_check import coarsest_inside
 from flatlens.perturbation.weights import rounded
 from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK
-from flatlens.problem.eval_context import copy_of, differentiable, unwrapped
+from flatlens.problem.eval_context import copy_of, device_of, differentiable, unwrapped
 from flatlens.problem.forward import outcomes
 from flatlens.progress import listed
 from flatlens.result import Result
@@ -42,6 +43,7 @@ Merged: TypeAlias = Callable[[nn.Module], Mapping[str, Tensor]]
 _PARTS = ("first_order", "second_order", "rest")
 _WORDS = {"first_order": "first order (gradient)", "second_order": "second order (curvature)", "rest": "rest",
          "buffers": "buffers"}  # fmt: skip
+_NETWORKS = 12  #: networks in float64 that are held at once, at most
 _DRAWS = 2  #: roundings of the weights; their known mean, 0, makes Student's quantile that of three values
 _NEGLIGIBLE = 0.1  #: share of the larger part below which a rest leaves both parts their meaning
 _OPPOSED = 5.0  #: parts that are this many times the change cancel: shares of it would say nothing
@@ -94,6 +96,21 @@ class RiskTerms:
         return torch.tensor([change, first, second, change - first - second], dtype=torch.float64)
 
 
+def forgetting_memory(before: Lens | Problem) -> int:
+    """Return the bytes that `forgetting` may take beside the network: an upper bound, known before it runs.
+
+    Some twelve networks in float64, and half of the problem's memory for graphs.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2)
+    >>> problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)), memory="1MB")
+    >>> forgetting_memory(problem)  # 12 networks of 8 numbers of 8 bytes
+    500768
+    """
+    problem = before.problem if isinstance(before, Lens) else before
+    return _NETWORKS * 8 * sum(p.numel() for p in problem.model.parameters()) + problem.memory // 2
+
+
 def forgetting(
     before: Lens | Problem,
     after: nn.Module | Mapping[str, Tensor] | Lens | Problem | None = None,
@@ -108,7 +125,7 @@ def forgetting(
     and the change alone is given. All numbers are in the unit of the loss, computed in a float64 copy, and have the
     error of rounding. Buffers that differ, such as BatchNorm's statistics, have a row of their own. It takes three
     gradients, three Hessian products and five forward passes in float64, and the memory of some ten networks in float64
-    (GPT-2 small: 11 GB).
+    (GPT-2 small: 11 GB); `forgetting_memory` says how much, and a warning comes if less is free.
 
     Args:
         before: The task's data and loss, with the network at its first weights; a `Lens`, or a `Problem`.
@@ -132,6 +149,7 @@ def forgetting(
     """
     # the task in float64, the network there, and where it goes
     lens, problem = widened_task(before, "before", "forgetting")
+    warn_of(forgetting_memory(problem), device_of(problem.model), "forgetting(...)")
     model = problem.measured()
     end, step = _end(lens, problem, model, after, coordinates)
     differ = _buffers(model, end)

@@ -1,6 +1,6 @@
 """Second derivatives of the risk by products with vectors, without the matrix: operators, eigenvalues, traces."""
 
-from flatlens.curvature.eigenspace import Eigenspace, eigenspace
+from flatlens.curvature.eigenspace import Eigenspace, eigenspace, eigenspace_memory
 from flatlens.curvature.krylov import Eigenpairs
 from flatlens.curvature.leading import lanczos
 from flatlens.curvature.operators import (
@@ -27,6 +27,7 @@ __all__ = [
     "Residual",
     "eigenpairs",
     "eigenspace",
+    "eigenspace_memory",
     "lanczos",
     "spectral_density",
 ]

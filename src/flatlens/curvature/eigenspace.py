@@ -22,6 +22,7 @@ from flatlens.curvature.operators import Operator
 from flatlens.curvature.space import Space, layer_of
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Progress, undefined
+from flatlens.memory import warn_of
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -90,11 +91,15 @@ class Eigenspace(Eigenpairs):
         """Return the mean squared cosine of the angles to another space, ||V W^T||_F^2 / k, k the smaller dimension."""
         if not isinstance(other, Eigenspace) or other.space.size != self.space.size:
             raise BadInput(f"expected an eigenspace of {self.space.size} parameters", argument="other", call="overlap")
-        k = min(len(self.values), len(other.values))
+        return self.overlap_with(other.vectors, other.sine)
+
+    def overlap_with(self, vectors: Tensor, sine: float) -> Estimate:
+        """Return the overlap with the space of orthonormal vectors, (m, P), whose own error is a `sine`."""
+        k = min(len(self.values), len(vectors))
         if k == 0:
             return undefined("a space is empty")
-        shared = float((self.vectors @ other.vectors.to(self.vectors).T).norm(dtype=torch.float64)) ** 2 / k
-        error = (math.sqrt(len(self.values)) * self.sine + math.sqrt(len(other.values)) * other.sine) / k
+        shared = float((self.vectors @ vectors.to(self.vectors).T).norm(dtype=torch.float64)) ** 2 / k
+        error = (math.sqrt(len(self.values)) * self.sine + math.sqrt(len(vectors)) * sine) / k
         return self._estimate(shared, error)
 
     def by_layer(self) -> dict[str, Tensor]:
@@ -125,6 +130,30 @@ class Eigenspace(Eigenpairs):
         lines.append(f"no other one exceeds {self.others:.6g} (probability 99.9%)")
         lines.append("converged" if self.converged else "not converged")
         return "; ".join(lines) + f"; {self.products} products"
+
+
+def eigenspace_memory(operator: Operator, k: int, *, most: int = 1000) -> int:
+    """Return the bytes that `eigenspace` may take beside the network: an upper bound, known before it runs.
+
+    A basis of up to a quarter of the problem's memory, at least 2 k + 8 vectors; half as many while it is reduced;
+    some ten vectors of a product and its graph, whose samples take up to half of the problem's memory.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
+    >>> H = fl.curvature.Hessian(fl.Problem(net, "half_squared_error", data, memory="1MB"))
+    >>> eigenspace_memory(H, 2)  # 8 + 4 + 10 vectors of 64 bytes, and 500 kB of graphs
+    501408
+    """
+    room = _room(operator, min(k, operator.size), most)
+    vectors = min(room, operator.size) + min(room, operator.size) // 2 + 10
+    return vectors * operator.size * operator.dtype.itemsize + operator.problem.memory // 2
+
+
+def _room(operator: Operator, k: int, most: int) -> int:
+    """Return the largest number of basis vectors: a quarter of the problem's memory, if that holds enough."""
+    fit = operator.problem.memory // (4 * operator.size * operator.dtype.itemsize)
+    return max(min(most, fit), 2 * k + 8)
 
 
 def eigenspace(
@@ -172,15 +201,15 @@ def eigenspace(
             raise BadInput("expected a number between 0 and 1", argument=what, value=share, call="eigenspace")
     if by not in ("value", "size"):
         raise BadInput("expected 'value' or 'size'", argument="by", value=by, call="eigenspace")
-    fit = operator.problem.memory // (4 * operator.size * operator.dtype.itemsize)  # vectors in a quarter of the memory
     k = min(k, operator.size)
+    warn_of(eigenspace_memory(operator, k, most=most), operator.space.device, "eigenspace(...)")
     start = torch.randn(operator.size, generator=generator, dtype=torch.float64)
     pairs = with_multiplicity(
         operator,
         start.to(operator.space.device, operator.dtype),
         Wanted(k, 0, rtol, slack, by_size=by == "size", whole=True),
         most=most,
-        room=max(min(most, fit), 2 * k + 8),
+        room=_room(operator, k, most),
         random=1.0,
         generator=generator,
         progress=progress,

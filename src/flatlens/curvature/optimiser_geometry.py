@@ -66,9 +66,12 @@ def rate_of_a_step(optimiser: torch.optim.Optimizer) -> float:
     return rate
 
 
+_ASCENDS = ("SAM", "Ascending")  #: classes of sharpness-aware optimisers; the latter is that of `flatlens.training`
+
+
 def without_ascent(optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimiser inside a sharpness-aware one, which makes its steps; others as they are."""
-    base = getattr(optimiser, "base_optimizer", None) if type(optimiser).__name__ == "SAM" else None
+    base = getattr(optimiser, "base_optimizer", None) if type(optimiser).__name__ in _ASCENDS else None
     return base if isinstance(base, torch.optim.Optimizer) else optimiser
 
 

@@ -25,7 +25,7 @@ def answer_of_run(history: pd.DataFrame) -> list[str]:
     named = history.assign(name=["" if one.part else one.name for one in columns])
     known = named[(named["layer"] == "") & (named["name"] != "") & (named["kind"] != "undefined")]
     by = {str(name): rows for name, rows in known.groupby("name", sort=False)}
-    return [*_of_edge(by), *_of_loss(by), *_of_noise(by)]
+    return [*_of_edge(by), *_of_loss(by), *_of_noise(by, history.attrs.get("batch_size"))]
 
 
 def _of_edge(by: Mapping[str, pd.DataFrame]) -> Iterator[str]:
@@ -60,12 +60,14 @@ def _of_loss(by: Mapping[str, pd.DataFrame]) -> Iterator[str]:
         yield f"The loss {verb} from {first:.3g} to {last:.3g} in {steps:,} steps."
 
 
-def _of_noise(by: Mapping[str, pd.DataFrame]) -> Iterator[str]:
+def _of_noise(by: Mapping[str, pd.DataFrame], batch: int | None) -> Iterator[str]:
     if (rows := by.get("gradient_noise_scale")) is not None:
         last = rows.iloc[-1]
         least = "at least " if last["kind"] == "lower bound" else ""
         size = f"{least}{_in_words(float(last['value']))} samples"
-        yield f"At step {int(last['step']):,} the gradient's noise is as large as the gradient in batches of {size}."
+        own = "" if batch is None else f"; training takes batches of {batch:,}"
+        at = f"At step {int(last['step']):,}"
+        yield f"{at} the gradient's noise is as large as the gradient in batches of {size}{own}."
 
 
 def _in_words(value: float) -> str:

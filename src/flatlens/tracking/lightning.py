@@ -45,6 +45,9 @@ class TrackerCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure before the first step, or continue from a checkpoint."""
+        each = getattr(trainer.train_dataloader, "batch_size", None)
+        if self.tracker.batch_size is None and isinstance(each, int):
+            self.tracker.batch_size = each * trainer.accumulate_grad_batches * trainer.world_size
         self._step(trainer)
 
     def on_train_batch_end(

@@ -192,6 +192,7 @@ class Tracker:
         self._rounding: list[Any] = [0, ("", "")]  #: moments so far, and what the last look saw
         self._next, self._latest = 0, -1
         self.latest: Moment | None = None  #: the last measurement, in this process
+        self.batch_size: int | None = None  #: samples of a step, as `train` and the callbacks know it; yours to set
         self._measuring, self._longest, self._before, self._started = 0.0, 0.0, 0.0, time.perf_counter()
 
     def __repr__(self) -> str:
@@ -332,7 +333,9 @@ class Tracker:
 
         `attrs["reproducible"]` is False where a budget of time made it skip; `attrs["note"]` says how often.
         """
-        return self._history.frame()
+        table = self._history.frame()
+        table.attrs |= {} if self.batch_size is None else {"batch_size": self.batch_size}
+        return table
 
     def plot(self) -> Any:
         """Return an Altair chart (report.figures); a notebook shows it by itself."""

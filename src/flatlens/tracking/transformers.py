@@ -64,6 +64,8 @@ class TrackerCallback(TrainerCallback):
                 f"TrackerCallback(name={self._name!r}): another tracker of this trainer has this name, and would "
                 f"overwrite its file: give each a name of its own"
             )
+        if self.tracker.batch_size is None:
+            self.tracker.batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         if self._takes_part(state):
             if state.global_step:
                 self._restore(self._resume_from or _folder(args, state))

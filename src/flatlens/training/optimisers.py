@@ -328,3 +328,22 @@ def norm(parts: Sequence[Tensor]) -> float:
 def _require_radius(rho: float, name: str) -> None:
     if not 0 <= rho < math.inf:
         raise BadInput(f"{name}(rho={rho}): the radius must not be negative")
+
+
+class Ascending(torch.optim.Optimizer):
+    """A base optimiser and the radius of an ascent, for `edge_of`: `train` itself takes the steps.
+
+    >>> from flatlens.tracking import edge_of
+    >>> sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    >>> round(edge_of(Ascending(sgd, SAM(0.05)), gradient_norm=1.0).value, 6)  # below 2 / lr
+    12.360680
+    """
+
+    def __init__(self, base: torch.optim.Optimizer, ascent: Ascent) -> None:
+        own = {"rho": ascent.rho, "adaptive": isinstance(ascent, ASAM)}
+        super().__init__([{**group, **own} for group in base.param_groups], {})
+        self.base_optimizer = base
+
+    def step(self, closure: Any = None) -> Any:
+        """Refuse: the next step needs a gradient at other weights."""
+        raise BadInput("a sharpness-aware step needs the gradient at other weights")

@@ -31,7 +31,7 @@ from flatlens.settings_json import as_plain, canonical
 from flatlens.training.batches import Batches
 from flatlens.training.evaluation import Pair, TrainingData, pair, require_trainable
 from flatlens.training.objective import Pass
-from flatlens.training.optimisers import Ridge, solve
+from flatlens.training.optimisers import Ascending, Ridge, solve
 from flatlens.training.settings import Training
 
 Ending: TypeAlias = Literal["converged", "finished", "trained elsewhere", "out of steps", "diverged"]
@@ -106,7 +106,8 @@ def train(
         test: held-out data; used for the curves only.
         watch: an observer. `watch.step(step, optimiser=...)` is called before the first step and after each step,
             `watch.close(step, optimiser=...)` at the end, if it is there; the
-            optimiser has the learning rate of the next step. It is None with SAM, which moves the edge of stability.
+            optimiser has the learning rate of the next step. With SAM or ASAM it is one around it, with their radius.
+            If the observer has a `batch_size` that is None, it is set.
         save: a file for the state, written every 10 s. If the run is killed, the same call, with the network built
             anew, continues from there and ends in the same digits. The file stays; after the run, the same call
             returns the result at once.
@@ -123,6 +124,9 @@ def train(
         if isinstance(settings.optimiser, Ridge):
             return _solved(model, data, test, settings, settings.optimiser, watch, where)
         run, checkpoint = opened(model, data, settings, test, watch, where)
+        if getattr(watch, "batch_size", 0) is None:
+            n = len(run.data.x)
+            vars(watch)["batch_size"] = min(settings.batch_size or n, n)
         run.go(checkpoint, progress)
         return run.result()
 
@@ -267,16 +271,16 @@ class TrainingRun:
         self.epoch_loss = [self.epoch_loss[0] + loss * n, self.epoch_loss[1] + n]
 
     def tell_watcher(self, epoch: int) -> None:
-        """Call the watcher with the optimiser of the next step; with None if ascent moves the edge of stability."""
+        """Call the watcher with the optimiser of the next step."""
         if self.watch is not None:
             self.stepper.set_rate(self.factor(epoch))
-            self.watch.step(self.step, optimiser=None if self.stepper.ascends else self.stepper.optimiser)
+            self.watch.step(self.step, optimiser=self.stepper.shown)
 
     def end(self) -> None:
         """Tell the watcher that training is over, if it asks: a `flatlens.Tracker` measures the last step."""
         if callable(close := getattr(self.watch, "close", None)):
             self.stepper.set_rate(self.factor(self.batches.epoch))
-            close(self.step, optimiser=None if self.stepper.ascends else self.stepper.optimiser)
+            close(self.step, optimiser=self.stepper.shown)
 
     def _look(self, last: bool) -> None:
         # a few samples may prove that a look at all data would not end the run: a loss above -1 is finite
@@ -472,6 +476,12 @@ class Stepper:
         loss = self._at_the_worst_place(x, targets) if self.ascends else self.differentiate(x, targets)
         self.optimiser.step()
         return loss
+
+    @property
+    def shown(self) -> torch.optim.Optimizer:
+        """Return the optimiser as a watcher gets it: inside one with the radius of the ascent, if there is one."""
+        ascent = self.settings.ascent
+        return self.optimiser if ascent is None or not self.ascends else Ascending(self.optimiser, ascent)
 
     def set_rate(self, factor: float) -> None:
         """Set the learning rate to a multiple of the optimiser's own."""
