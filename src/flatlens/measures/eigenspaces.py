@@ -45,7 +45,7 @@ def eigenspace(lens: Lens, run: Run, *, top_k: int = 10, rtol: float = 1e-3) -> 
     # what an earlier look left, if it measured the same parameters
     old, weights = lens.remembered.get(_SPACE), lens.remembered.get(_WEIGHTS)
     here = operator.space.point()
-    parts = {("", None): _with(space.share(lens.gradient), space, why)}
+    parts: dict[tuple[str, str | None], Estimate] = {("", None): _with(space.share(lens.gradient), space, why)}
     if old is None or weights is None or weights.vectors.shape[1] != operator.size:
         parts |= {(part, None): undefined(_FIRST) for part in ("update", "overlap")}
     else:
