@@ -179,8 +179,8 @@ def batch_sharpness(networks: Networks) -> Quantity:
 @covers("eigenspace")
 def eigenspace(networks: Networks) -> Agreed:
     """Of a dense decomposition."""
-    name = "eigenspace(top_k=3)"
-    return Agreed(name, "tanh", networks.tanh(name), "the gradient's part in `torch.linalg.eigh`'s three last vectors")
+    value = networks.tanh("eigenspace")
+    return Agreed("eigenspace", "tanh", value, "the gradient's part in the ten last vectors of `torch.linalg.eigh`")
 
 
 def _along_its_gradient(net: Network, part: Tensor) -> tuple[Tensor, Tensor]:
