@@ -29,7 +29,7 @@ def test_help_leaves_torch_alone():
     assert "study" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["measure", "bounds", "invariance", "compare"])
+@pytest.mark.parametrize("command", ["measure", "bounds", "invariance", "compress", "compare"])
 @pytest.mark.parametrize("option", ["--seed", "--samples"])
 def test_a_fraction_for_a_whole_number_is_refused(capsys, command, option):
     assert cli.run([command, "net.py:build", option, "1.5"]) == 2

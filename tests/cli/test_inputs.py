@@ -30,7 +30,7 @@ def samples():
     Path({mark!r}).touch()
     return torch.eye(3).repeat(4, 1), torch.arange(12) % 2
 """
-COMMANDS = ("measure", "bounds", "invariance", "compare")
+COMMANDS = ("measure", "bounds", "invariance", "compress", "compare")
 
 
 def received(tmp_path, parts):
@@ -94,7 +94,7 @@ def test_in_a_terminal_it_asks(tmp_path, capsys, monkeypatch, answer):
 def test_with_trust_it_runs(tmp_path, capsys, command):
     folder, mark = received(tmp_path, {"model", "data"})
     again = [str(folder)] * (1 + (command == "compare"))
-    measures = [] if command == "bounds" else ["--measures", "mls"]
+    measures = [] if command in ("bounds", "compress") else ["--measures", "mls"]
     assert cli.run([command, *again, *measures, "--trust"]) == 0, capsys.readouterr().err
     assert mark.exists()
 

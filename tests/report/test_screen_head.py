@@ -13,7 +13,7 @@ from flatlens.report.invariance import write_invariance_page
 from flatlens.report.screen import head_of_page, head_of_screen
 
 
-@pytest.mark.parametrize("command", ["measure", "bounds", "invariance", "compare"])
+@pytest.mark.parametrize("command", ["measure", "bounds", "invariance", "compress", "compare"])
 def test_screen_and_page_of_every_command_state_the_origin(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
