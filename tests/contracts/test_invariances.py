@@ -58,7 +58,8 @@ SPELLED = {  # so that errors are small beside what a move changes
 }
 UNDEFINED_THERE = ("preconditioned_sharpness", "minibatch_sharpness", "batch_sharpness")
 """They need an optimiser, or more samples."""
-BY_CHANCE = ("locally_constant_labels",)  #: labels are constant near these samples in either basis
+BY_CHANCE = ("locally_constant_labels", "local_learning_coefficient")
+"""Equal in either basis here: labels are constant near these samples; the change is below the error of few draws."""
 OF_HEADS = ("head_flatness", "head_flatness_ggn")  #: undefined without attention
 KEYS = [SPELLED.get(name, name) for name in fl.measures.MEASURES if name not in HELD_OUT + OF_HEADS]
 OPTIONS = [
