@@ -336,7 +336,7 @@ class Ascending(torch.optim.Optimizer):
     >>> from flatlens.tracking import edge_of
     >>> sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     >>> round(edge_of(Ascending(sgd, SAM(0.05)), gradient_norm=1.0).value, 6)  # below 2 / lr
-    12.360680
+    12.36068
     """
 
     def __init__(self, base: torch.optim.Optimizer, ascent: Ascent) -> None:
