@@ -8,6 +8,7 @@ Fixed before the run: seed 0, the samples and schemes below, one run. For each n
 correlation over layers of the measured rise with the forecast, with ||dw||^2 and with mean trace x ||dw||^2, and of the
 forecasts that are not flagged the share within 1.5 times the rise. Then the network at 6 bits a weight (budget 6/32):
 measured rise by the sums of layers, after exchanges, and of the best uniform scheme. Rows go to results/compress.csv.
+The rule that flags a forecast was changed once, after a first run on the MLP (docs/development/log.md).
 FLATLENS_DATA names the folder of MNIST and CIFAR-10.
 """
 
