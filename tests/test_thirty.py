@@ -1,4 +1,4 @@
-"""The thirty tasks of docs/thirty.md print what the page shows; the end of the run lists how long each took."""
+"""The tasks of docs/thirty.md and docs/decisions.md print what the pages show; the run's end lists their seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 SPEC = importlib.util.spec_from_file_location("thirty", Path(__file__).parent.parent / "docs" / "thirty.py")
 thirty = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(thirty)
-TASKS = thirty.tasks()
+TASKS, DECISIONS = thirty.tasks(), thirty.tasks(thirty.DECISIONS)
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 CLOSE = 0.02  #: of numbers in an output: digits are not the same on all machines
@@ -30,18 +30,19 @@ def alike(shown: str, found: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("heading", TASKS)
+@pytest.mark.parametrize("heading", [*TASKS, *DECISIONS])
 def test_a_task_prints_what_the_page_shows(
     heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("flatlens.progress_bar.DELAY", 1e6)
-    language, code, shown = TASKS[heading]
-    names = thirty.prepared(tmp_path)
+    page = thirty.PAGE if heading in TASKS else thirty.DECISIONS
+    language, code, shown = (TASKS | DECISIONS)[heading]
+    names = thirty.prepared(tmp_path, page)
     found, seconds = thirty.printed(language, code, names)
     record_property("thirty", f"{seconds:5.1f} s  {heading}")
     difference = "\n".join(difflib.unified_diff(shown.splitlines(), found.splitlines(), "page", "run", lineterm=""))
-    assert alike(shown, found), f"if this is right, write the page anew: python docs/thirty.py\n{difference}"
+    assert alike(shown, found), f"if this is right, write the page anew: python docs/thirty.py {page.name}\n{difference}"
 
 
 def test_the_readme_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from flatlens.curvature import Hessian
 from flatlens.curvature.optimiser_geometry import rate_of_a_step
 from flatlens.curvature.probes import quantile
-from flatlens.curvature.space import dot, layer_of
+from flatlens.curvature.space import dot, module_of
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.measures import Lens, about
@@ -357,7 +357,7 @@ def _found(
         for name, terms in (("first_order", here.first), ("second_order", here.second)):
             by_layer: dict[str, float] = {}
             for parameter, term in terms.items():
-                layer = layer_of(parameter)
+                layer = module_of(parameter)
                 by_layer[layer] = by_layer.get(layer, 0.0) + term
             rows |= {(name, layer): replace(named[name], value=value) for layer, value in by_layer.items()}
     where = {"parameters": "the parameters as they are"}.get(str(coordinates), "the merged weights")

@@ -19,7 +19,7 @@ from torch import Tensor
 from flatlens.curvature.krylov import Eigenpairs
 from flatlens.curvature.leading import SLACK, Wanted, with_multiplicity
 from flatlens.curvature.operators import Operator
-from flatlens.curvature.space import Space, layer_of
+from flatlens.curvature.space import Space, module_of
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Progress, undefined
 from flatlens.memory import warn_of
@@ -109,7 +109,7 @@ class Eigenspace(Eigenpairs):
         """
         shares: dict[str, Tensor] = {}
         for name, part in self.space.named(self.vectors).items():
-            layer = layer_of(name)
+            layer = module_of(name)
             square = part.flatten(1).norm(dim=1, dtype=torch.float64).square().cpu()
             shares[layer] = shares.get(layer, 0) + square
         return shares

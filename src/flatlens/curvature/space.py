@@ -15,10 +15,10 @@ from flatlens.problem.ranks import ALONE, Ranks
 CACHED = 1 << 16  #: entries whose products are summed at once
 
 
-def layer_of(parameter: str) -> str:
+def module_of(parameter: str) -> str:
     """Return the name of the module that has a parameter; the parameter's own name where that is the network.
 
-    >>> layer_of("fc.weight"), layer_of("fc.parametrizations.weight.original0"), layer_of("scale")
+    >>> module_of("fc.weight"), module_of("fc.parametrizations.weight.original0"), module_of("scale")
     ('fc', 'fc', 'scale')
     """
     module, parametrized, _ = parameter.partition(".parametrizations.")

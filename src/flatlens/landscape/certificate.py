@@ -176,7 +176,7 @@ def proved_excess(
     return -heap[0][0]
 
 
-def proved(
+def with_proof(
     problem: Problem, a: nn.Module, b: nn.Module, found: Barrier, look: Callable[[float], Look], *, enough: float,
     most: int,
 ) -> Barrier:  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate
 from flatlens.landscape.barrier import Barrier, bracketed, look_at
-from flatlens.landscape.certificate import proved
+from flatlens.landscape.certificate import with_proof
 from flatlens.landscape.curve import Curve, trained
 from flatlens.landscape.ends import Ends, lens_of
 from flatlens.landscape.matching import match
@@ -266,7 +266,7 @@ def _scanned(points: int, rtol: float, line: Any, ends: Ends, curve: Curve, name
         found = replace(found, unproved="")  # nothing moves
     else:
         model, enough = elsewhere.model, rtol * scale / 10
-        found = proved(ends.problem, model, ends.second, found, look, enough=enough, most=8 * points)
+        found = with_proof(ends.problem, model, ends.second, found, look, enough=enough, most=8 * points)
     return Way.of(name, found, rtol * scale)
 
 

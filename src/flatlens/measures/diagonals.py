@@ -18,7 +18,7 @@ from torch import Tensor
 from flatlens.curvature import GaussNewton, Hessian, Operator, Residual
 from flatlens.curvature.functional_hessian import curved_parameters, diagonal
 from flatlens.curvature.probes import mean_of_forms, quantile, wider
-from flatlens.curvature.space import layer_of
+from flatlens.curvature.space import module_of
 from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.grams import LayerGrams
@@ -160,7 +160,7 @@ def hessian_diagonal(
     if problem.coupled or 8 * size * (lens.probes or 0) > problem.memory:
         operators.append((Hessian if of == "hessian" else GaussNewton)(problem, model=model))
         for name in operators[0].space.parameters:
-            places.setdefault(layer_of(name), []).append(name)
+            places.setdefault(module_of(name), []).append(name)
     else:
         found, places = _of_pass(lens, run)
         parts.append(found)

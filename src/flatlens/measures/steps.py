@@ -434,7 +434,7 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
 
 
 MOST_OFF = 0.1  #: error of a difference, relative to the value, above which by="auto" takes a product
-NO_DIRECTION = "the gradient of a batch is zero: it has no direction"
+NO_GRADIENT = "the gradient of a batch is zero: it has no direction"
 
 
 @of_batches(
@@ -488,7 +488,7 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
                 return undefined(exact)
             one, products = exact, products + 1 + coarse
         if one is None:
-            return undefined(NO_DIRECTION)
+            return undefined(NO_GRADIENT)
         found.append(one)
         differences.typical = sum(abs(each.value) for each in found) / len(found)
     lens.count(products)
@@ -533,7 +533,7 @@ def _of_product(lens: Lens, samples: Tensor, number: int | None) -> AlongGradien
     _, gradient = operator.risk_and_gradient()
     square = inner(gradient, gradient)
     if not square > 0:
-        return NO_DIRECTION
+        return NO_GRADIENT
     size = math.sqrt(square)
     return AlongGradient(operator.quadratic({name: part / size for name, part in gradient.items()}), 0.0)
 
