@@ -196,7 +196,8 @@ class Measure:
     compute: Callable[..., Any]
     options: tuple[tuple[str, Option], ...] = ()
     invariances: Invariances | None = None  #: values of options that change the card's `invariant_under`
-    on_request: bool = False  #: whether it runs only when named
+    on_request: bool = False  #: whether it runs only when named, or with the presets all and family:NAME
+    by_name: bool = False  #: whether no preset runs it
     held_out: bool = False  #: whether it needs held-out data
     works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
     works_sharded: bool = False  #: whether it is measured where parameters are spread over processes
@@ -355,8 +356,8 @@ def on_lens(
     """Make a measure from a function of the whole network that returns an Estimate or several parts.
 
     The function takes the lens, or the lens and the run. With `on_request=True` it is run only when named, as it costs
-    products, searches or random draws. `how` sets further fields of `NetworkMeasure`: `on_request`, `held_out`,
-    `works_coupled`, `works_sharded` (False if not given), `of_parameters`, `differentiates` (True), `reads`,
+    products, searches or random draws. `how` sets further fields of `NetworkMeasure`: `on_request`, `by_name`,
+    `held_out`, `works_coupled`, `works_sharded` (False if not given), `of_parameters`, `differentiates` (True), `reads`,
     `invariances`.
     """
     card = partial(Card, id=id, family=family, symbol=symbol, source=source, unit=unit, cost=cost)

@@ -31,6 +31,7 @@ AWAY = 4.0  #: standard errors by which chains may lie farther from w* than the 
     invariant_under={PERMUTATION},
     works_coupled=True,
     on_request=True,
+    by_name=True,  # 8,000 gradients
     differentiates=False,
 )
 def local_learning_coefficient(

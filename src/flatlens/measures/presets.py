@@ -1,4 +1,4 @@
-"""The argument `measures=`: names, or a preset: the summary, all of the pass, every measure, a family."""
+"""The argument `measures=`: names, or a preset: the summary, all of the pass, all but what runs by name, a family."""
 
 from __future__ import annotations
 
@@ -107,6 +107,8 @@ def in_preset(one: Measure, preset: str) -> bool:
     >>> [in_preset(MEASURES["sharpness"], preset) for preset in ("summary", "pass", "all", "family:hessian")]
     [True, False, True, True]
     """
+    if one.by_name:
+        return False
     if preset == "summary":
         return one.card.name in _STEMS
     if preset == "pass":

@@ -164,7 +164,7 @@ def runs(measure: Measure) -> str:
     """
     presets = [preset for preset in ("summary", "pass") if in_preset(measure, preset)]
     if not presets:
-        return RUN_WHEN_NAMED
+        return "by name" if measure.by_name else RUN_WHEN_NAMED
     said = [", ".join(presets) + (", where there is held-out data" if measure.held_out else "")]
     if isinstance(measure, PassMeasure) and measure.curvature is not None:
         said.append(f"at layers below a smooth activation {RUN_WHEN_NAMED}")
