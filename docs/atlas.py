@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from flatlens.papers.reproduction import (
     load_reproduction,
     save_archive,
 )
-from flatlens.papers.summary import Row, by_chance, counted_by_kind, no_theorems, rows_of
+from flatlens.papers.summary import Row, by_chance, counted_by_kind, of_papers, rows_of
 from flatlens.progress import count_of
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.page import svg_of
@@ -63,8 +64,11 @@ without training.
 - Intervals are over independent units, such as seeds; fewer than 6 decide nothing
   ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)).
 - A *theorem* is proved, and checks the code; a *claim* is a sentence of the paper; a *reading* is ours, with its
-  reason; a *number* is printed in the paper. Main claims are bold.
+  reason; a *number* is printed in the paper; a *variation* is the sentence about networks of a protocol that neither
+  the text nor the authors' code has. Main claims are bold.
 """
+NOT_COUNTED = {"theorem": "of theorems, which check the code", "variation": "of protocols that no paper has"}
+"""Why rows of a kind are no outcomes of a paper."""
 
 
 def page(stored: list[Reproduction]) -> str:
@@ -99,9 +103,10 @@ def apart(stored: list[Reproduction]) -> tuple[list[Reproduction], dict[str, lis
 def kinds(rows: list[Row]) -> Iterator[str]:
     """Yield a table of how many sentences of each kind came to which conclusion."""
     yield "The papers' sentences, by kind. One with several rows counts once, as the row that is worst for it."
-    theorems = len(rows) - len(no_theorems(rows))
-    if theorems:
-        yield f"{count_of(theorems, 'row')} of theorems, which check the code, are not counted."
+    each = Counter(row.outcome.prediction.kind for row in rows)
+    said = [f"{count_of(each[kind], 'row')} {why}" for kind, why in NOT_COUNTED.items() if each[kind]]
+    if said:
+        yield f"Not counted: {'; '.join(said)}."
     yield ""
     yield from head("kind", *MARKS, numbers=MARKS)
     for kind, counts in counted_by_kind(rows).items():
@@ -127,7 +132,7 @@ def _glance(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
 
 
 def _counts(rows: list[Row]) -> dict[str, int]:
-    return {conclusion: sum(row.decided == conclusion for row in no_theorems(rows)) for conclusion in MARKS}
+    return {conclusion: sum(row.decided == conclusion for row in of_papers(rows)) for conclusion in MARKS}
 
 
 def _figures(found: list[Reproduction]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from flatlens.papers import EXPERIMENTS
 
-QUOTED = {"theorem", "claim", "number"}
+QUOTED = {"theorem", "claim", "number", "variation"}
 GONE_THROUGH = (
     "X1",
     "X2",

@@ -92,17 +92,18 @@ def most_samples(results: Results, law: str) -> pd.DataFrame:
 
 @deferred
 def decay(results: Results, law: str) -> pd.DataFrame:
-    """Return one row per seed: `slope` of log(bound) over log(log(N) / N), by least squares, less 1/d.
+    """Return one row per seed: the slope of log(bound) over log(log(N / 0.05) / N), by least squares, less 1/d.
 
     The bound is the theorem's own right side. That of `sides` adds the distance to a training target, which does not
-    fall with N.
+    fall with N. log(N / 0.05) / N is the rate of the radius at a probability of 0.05; it is of the order of log(N) / N,
+    over which all slopes would be larger.
     """
     table = reached(law)(results)
     rate = 1 / law_of(law)[0].intrinsic
     rows = []
     for unit, seed in table.groupby(UNIT):
         n = seed["train"].to_numpy(dtype=float)
-        slope, _ = np.polyfit(np.log(np.log(n) / n), np.log(seed[_THEOREM_SIDE].to_numpy(dtype=float)), 1)
+        slope, _ = np.polyfit(np.log(np.log(n / FAILURE) / n), np.log(seed[_THEOREM_SIDE].to_numpy(dtype=float)), 1)
         rows.append({UNIT: unit, "slope less 1/d": slope - rate})
     return pd.DataFrame(rows)
 
@@ -117,7 +118,7 @@ def _plots(results: Results) -> list[Plot]:
     caption = (
         f"{BANDS}. The dashed line is the largest distance between values of the target: above it the bound is "
         "vacuous. The printed radius is omitted where it is not defined. Slope less 1/d, in the claims: the "
-        "least-squares slope of log(bound) over log(log(N) / N), less 1/d, where d is the dimension of the data; at "
+        "least-squares slope of log(bound) over log(log(N / 0.05) / N), less 1/d, where d is the dimension of the data; at "
         "0 the bound falls as the paper says."
     )
     drawn = banded(rows, "bound_and_error", "The bound and the true error", caption, "samples N", "mean of")

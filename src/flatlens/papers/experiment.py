@@ -100,8 +100,11 @@ Side: TypeAlias = Literal["above", "below"]
 Conclusion: TypeAlias = Literal[
     "reproduced", "not reproduced", "at most weak", "depends on the reading", "open", "not tested"
 ]
-PredictionKind: TypeAlias = Literal["theorem", "claim", "reading", "number"]
-"""Kind of a prediction: proved, and so a check of the code; a sentence of the paper; our reading; a printed number."""
+PredictionKind: TypeAlias = Literal["theorem", "claim", "reading", "number", "variation"]
+"""Kind of a prediction: proved, and so a check of the code; a sentence of the paper; our reading; a printed number; the
+sentence about networks of a protocol that neither the text nor the authors' code has."""
+NO_OUTCOMES: tuple[PredictionKind, ...] = ("theorem", "variation")
+"""Kinds that say nothing of the paper's sentence: a theorem checks the code."""
 
 LEVEL = 0.025
 """Share of wrong outcomes on each side that is accepted."""
@@ -138,14 +141,13 @@ class Prediction:
     accepted: str = ""  #: of a main claim: whether its authors would accept this test of it, and what they could object
 
     def weigh(self, results: Results) -> Outcome:
-        """Compute the statistic from the studies, and return the outcome."""
+        """Compute the statistic from the studies, and return the outcome: open where one of them has not been run."""
         try:
             found = self.statistic(_Ran(results))
         except NotRun as lacking:
-            found = Statistic("not run", NAN, 0, note=str(lacking))
+            return Outcome(self, Statistic("not run", NAN, 0, note=str(lacking)), "open")
         weighed = replace(found, low=found.value, high=found.value, tails=None) if self.kind == "theorem" else found
-        conclusion = conclusion_of(weighed, self.side, self.than)
-        return Outcome(self, found, "open" if conclusion == "not tested" and self.decided_by else conclusion)
+        return Outcome(self, found, conclusion_of(weighed, self.side, self.than))
 
 
 @dataclass(frozen=True)

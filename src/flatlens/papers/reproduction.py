@@ -29,6 +29,7 @@ from flatlens.files import write_whole
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import column_of_units
 from flatlens.papers.experiment import (
+    NO_OUTCOMES,
     SCALES,
     Conclusion,
     Experiment,
@@ -180,7 +181,7 @@ def answer_of_claims(found: Sequence[Reproduction]) -> list[str]:
     for one in found:
         every = list(range(len(one.outcomes)))
         headlines = [at for at in every if one.outcomes[at].prediction.headline]
-        for at in headlines or [at for at in every if one.outcomes[at].prediction.kind != "theorem"] or every:
+        for at in headlines or [at for at in every if one.outcomes[at].prediction.kind not in NO_OUTCOMES] or every:
             outcome, again = one.outcomes[at], one.again[at] if one.again else None
             halves = one.halves[at] if one.halves else ()
             main.append((outcome, replicated(outcome, again, halves) if again or halves else outcome.conclusion))

@@ -14,6 +14,7 @@ from flatlens.papers.experiment import (
     DECISIONS,
     LEVEL,
     MARKS,
+    NO_OUTCOMES,
     WEAK,
     Conclusion,
     Outcome,
@@ -93,7 +94,7 @@ class Row:
 
     def would_decide(self, hours: float) -> str:
         """Return in words what would decide an open row, where the present units took `hours`; empty if not known."""
-        if self.decided in ("open", "not tested") and self.outcome.prediction.decided_by:
+        if self.decided == "open" and self.outcome.prediction.decided_by:
             return self.outcome.prediction.decided_by
         if self.times != self.times:
             return ""
@@ -133,19 +134,19 @@ def rows_of(found: Sequence[Reproduction]) -> list[list[Row]]:
     ]
 
 
-def no_theorems(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that can fail: those of theorems check the code, and are not outcomes."""
-    return [row for row in rows if row.outcome.prediction.kind != "theorem"]
+def of_papers(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows whose outcome is one of the paper's sentences (all but `NO_OUTCOMES`)."""
+    return [row for row in rows if row.outcome.prediction.kind not in NO_OUTCOMES]
 
 
 def counted_by_kind(rows: Iterable[Row]) -> Counts:
     """Return the number of the papers' sentences with each decided conclusion, by kind; kinds without one are left out.
 
-    Rows with one quote are one sentence, which has the conclusion of the row that is worst for it. Theorems, which
-    check the code, are left out.
+    Rows with one quote are one sentence, which has the conclusion of the row that is worst for it. Rows that are no
+    outcomes of the papers are left out.
     """
     sentences: dict[tuple[PredictionKind, str], set[Conclusion]] = {}
-    for row in no_theorems(rows):
+    for row in of_papers(rows):
         prediction = row.outcome.prediction
         sentences.setdefault((prediction.kind, prediction.quote or prediction.says), set()).add(row.decided)
     counts = Counter((kind, min(decided, key=_WORST.index)) for (kind, _), decided in sentences.items())

@@ -11,7 +11,7 @@ from flatlens.estimate import Progress
 from flatlens.files import write_whole
 from flatlens.papers.experiment import MARKS, WEAK
 from flatlens.papers.reproduction import HALVES, IN_WORDS, answer_of_claims
-from flatlens.papers.summary import Row, by_chance, counted_by_kind, no_theorems, rows_of
+from flatlens.papers.summary import Row, by_chance, counted_by_kind, of_papers, rows_of
 from flatlens.report import prose
 from flatlens.report.figures.figure import MODES, Figure, ordered_colours
 from flatlens.report.figures.plots import plot_figure
@@ -92,7 +92,7 @@ def _row(
         "again": bool(one.again),
         "halves": bool(one.halves),
         "networks": one.networks,
-        "counts": Counter(row.decided for row in no_theorems(predicted)),
+        "counts": Counter(row.decided for row in of_papers(predicted)),
         "studies": [_study(name, one, place) for name in one.results],
         "unfinished": one.unfinished,
         "figures": figures,

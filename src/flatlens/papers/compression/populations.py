@@ -42,6 +42,7 @@ from flatlens.statistics.inference import Holds
 from flatlens.training import SGD, Training, Until
 
 KINDS = {"vgg": "VGGs", "mlp": "MLPs", "lenet": "LeNets"}
+"""Kinds of networks by the first word of a study's name."""
 FULLY_CONNECTED = ("mlp", "mlp_coded")
 """Studies whose networks have fc1 as their first layer; the others have conv1."""
 
@@ -76,11 +77,13 @@ _PROTOCOLS = {
 """Outputs, factor of the code's learning rates, and training samples that are measured."""
 MINUS_D, HOLDS = "-D", "bounds hold"
 SINGLE_LAYER = [(x.name, y.name) for x in (RELATIVE, D) for y in (GAP, SHARPNESS)]
-NORMS_AS_CODED = (
-    Quantity("D (code)", "mls_chain(norm='frobenius').rhs[fc1]"),
-    Quantity("bound of NMLS (code)", "nmls_bound(norm='frobenius').rhs"),
-)
-"""D and the bound with the norms of the authors' code: Frobenius, of a convolution times the root of its positions."""
+AS_CODED = {
+    LOG_VOLUME.name: TOP_THREE.column,
+    D.name: "mls_chain(norm='frobenius').rhs[fc1]",
+    BOUND.name: "nmls_bound(norm='frobenius').rhs",
+}
+"""Columns of the quantities that the authors' code computes otherwise: the volume of the three largest eigenvalues, and
+D and the bound with Frobenius norms, of a convolution times the root of its positions, where a network has one."""
 _ROUNDED = 1e-9
 _GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
     "smoke": ((0.05, 0.1), (8,), 2),
@@ -153,7 +156,12 @@ def _of_protocol(name: str, scale: Scale) -> Study:
     )
     grid = ((0.01, 8), (0.02, 8)) if scale == "smoke" else _CODED * 20  # in turn: the settings of a part are all there
     setups = own_seeds("lr+batch_size", [(lr * factor * 2 / outputs, batch) for lr, batch in grid], 1)
-    return Study(name, base, (setups,), tuple(q.with_first(_first_layer(name)) for q in SHOWN), scale=scale)
+    return Study(name, base, (setups,), tuple(q.with_first(_first_layer(name)) for q in _shown(name)), scale=scale)
+
+
+def _shown(study: str) -> tuple[Quantity, ...]:
+    coded = {"lenet_coded": AS_CODED, "mlp_coded": {LOG_VOLUME.name: TOP_THREE.column}}.get(study, {})
+    return tuple(replace(q, column=coded.get(q.name, q.column)) for q in SHOWN)
 
 
 def _first_layer(study: str) -> str:
@@ -165,7 +173,7 @@ def population(results: Results, study: str) -> pd.DataFrame:
     """Return the networks of a kind with all quantities that predictions need, under the names shown."""
     values = studied(study)(results)
     networks = results[study].networks.set_index("key").loc[values["key"]].reset_index()
-    also = {q.name: q.with_first(_first_layer(study)).of(networks) for q in (*_ALSO, TOP_THREE, *NORMS_AS_CODED)}
+    also = {q.name: q.with_first(_first_layer(study)).of(networks) for q in (*_ALSO, TOP_THREE)}
     table = values.assign(**also, **{MINUS_D: -values[D.name]})
     violated = pd.concat(
         [table[small.name] > table[large.name] * (1 + _ROUNDED) for small, large in ((MLS, D), (NMLS, BOUND))]
@@ -177,23 +185,23 @@ def population(results: Results, study: str) -> pd.DataFrame:
 
 @deferred
 def over_kinds(
-    results: Results, pairs: Sequence[tuple[str, str]], holds: Holds, side: Side, name: str, lenet: str = "lenet"
+    results: Results, studies: Sequence[str], pairs: Sequence[tuple[str, str]], holds: Holds, side: Side, name: str
 ) -> Statistic:
-    """Return Pearson's r of pairs of quantities for all kinds of networks; `lenet` is the study of the LeNets."""
-    studies = {lenet if kind == "lenet" else kind: words for kind, words in KINDS.items()}
+    """Return Pearson's r of pairs of quantities in each of the studies, one of a kind of networks."""
     parts = {
-        f"{words}, {x} and {y}": correlated(population(study), x, y)(results)
-        for study, words in studies.items()
+        f"{KINDS[study.partition('_')[0]]}, {x} and {y}": correlated(population(study), x, y)(results)
+        for study in studies
         for x, y in pairs
     }
     return in_cases(parts, holds, name, side)
 
 
 @deferred
-def only_the_bound_of_nmls(results: Results, lenet: str = "lenet") -> Statistic:
+def only_the_bound_of_nmls(results: Results, studies: Sequence[str]) -> Statistic:
     """Return r of NMLS and its bound, above 0 for all kinds, and that of MLS and -D, above 0 for some kind."""
-    with_all = over_kinds([(NMLS.name, BOUND.name)], "all", "above", "Pearson r of NMLS and its bound", lenet)(results)
-    against = over_kinds([(MLS.name, MINUS_D)], "some", "above", "Pearson r of MLS and -D", lenet)(results)
+    nmls, mls = [(NMLS.name, BOUND.name)], [(MLS.name, MINUS_D)]
+    with_all = over_kinds(studies, nmls, "all", "above", "Pearson r of NMLS and its bound")(results)
+    against = over_kinds(studies, mls, "some", "above", "Pearson r of MLS and -D")(results)
     name = (
         "smaller of two: Pearson r of NMLS and its bound, in every kind of network; Pearson r of MLS and -D, in at "
         "least one kind"

@@ -17,6 +17,7 @@ from flatlens.column import Column
 from flatlens.data.sources import DataSettings
 from flatlens.data.synthetic import RECIPES
 from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.result import StudyResult
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.experiments.tables import kinds_of
 from flatlens.models import MLP, Architecture
@@ -39,9 +40,11 @@ from flatlens.papers.sharpening.networks import (
 )
 from flatlens.papers.trajectories import (
     correlated_changes,
+    first,
     growth_beyond,
     in_trajectory,
     largest,
+    last,
     late,
     rise,
     until_partner,
@@ -251,6 +254,19 @@ def descents(results: Results) -> pd.DataFrame:
     why = "the network without label smoothing never reached 99% accuracy"
     parts = [in_trajectory(name, _NUMBERS, FITTED, without=why)(results) for name in _DESCENTS if name in results]
     return pd.concat(parts, ignore_index=True)
+
+
+def _fitted_or_whole(result: StudyResult) -> Mapping[str, pd.DataFrame]:
+    return {**histories(result), **FITTED(result)}
+
+
+def of_lowered_loss(results: Results) -> pd.DataFrame:
+    """Return all networks of gradient descent that lower their loss: up to 99% accuracy, or to the end without it."""
+    change = "change of the loss"
+    numbers = {**_RISES, change: lambda one: last(_EXCESS.column)(one) - first(_EXCESS.column)(one)}
+    parts = [in_trajectory(name, numbers, _fitted_or_whole)(results) for name in _DESCENTS if name in results]
+    networks = pd.concat(parts, ignore_index=True)
+    return networks[networks[change] < 0].reset_index(drop=True)
 
 
 fastest = of_smoothing(descents, False, fastest=True)
