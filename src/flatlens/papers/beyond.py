@@ -118,8 +118,8 @@ def _plots(results: Results) -> list[Plot]:
     caption = (
         f"{BANDS}. The dashed line is the largest distance between values of the target: above it the bound is "
         "vacuous. The printed radius is omitted where it is not defined. Slope less 1/d, in the claims: the "
-        "least-squares slope of log(bound) over log(log(N / 0.05) / N), less 1/d, where d is the dimension of the data; at "
-        "0 the bound falls as the paper says."
+        "least-squares slope of log(bound) over log(log(N / 0.05) / N), less 1/d, where d is the dimension of the "
+        "data; at 0 the bound falls as the paper says."
     )
     drawn = banded(rows, "bound_and_error", "The bound and the true error", caption, "samples N", "mean of")
     said = (
