@@ -76,7 +76,6 @@ _PROTOCOLS = {
 }
 """Outputs, factor of the code's learning rates, and training samples that are measured."""
 MINUS_D, HOLDS = "-D", "bounds hold"
-SINGLE_LAYER = [(x.name, y.name) for x in (RELATIVE, D) for y in (GAP, SHARPNESS)]
 AS_CODED = {
     LOG_VOLUME.name: TOP_THREE.column,
     D.name: "mls_chain(norm='frobenius').rhs[fc1]",
@@ -181,6 +180,11 @@ def population(results: Results, study: str) -> pd.DataFrame:
         axis=1,
     )
     return table.assign(**{HOLDS: 1.0 - violated.any(axis=1)})
+
+
+def single_layer(gap: str) -> list[tuple[str, str]]:
+    """Return the pairs of a quantity of one layer with this gap, and with sharpness."""
+    return [(x.name, y) for x in (RELATIVE, D) for y in (gap, SHARPNESS.name)]
 
 
 @deferred
