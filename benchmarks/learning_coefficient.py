@@ -26,7 +26,7 @@ from torch import Tensor
 import flatlens as fl
 from flatlens.measures.learning_coefficient import disagreement
 from flatlens.perturbation.chains import mean_of_chains
-from flatlens.perturbation.localised_posterior import Posterior, Slope, sampled
+from flatlens.perturbation.localised_posterior import Posterior, Slope, run_chains
 
 N, GAMMA, SEEDS = 10_000, 1.0, 2_000
 Array = NDArray[np.float64]
@@ -91,7 +91,7 @@ def covered(model: Model, seeds: int, n: int = N, gamma: float = GAMMA, seed: in
     truth = by_quadrature(model, strength, gamma)
     centre = torch.zeros(model.parameters, dtype=torch.float64)
     posterior = Posterior(slope_of(model.loss), centre, strength, gamma)
-    drawn = sampled(posterior, seeds * chains, **options, generator=torch.Generator().manual_seed(seed))
+    drawn = run_chains(posterior, seeds * chains, **options, generator=torch.Generator().manual_seed(seed))
     means = [mean_of_chains(rows) for rows in (strength * drawn.losses).reshape(seeds, chains, -1)]
     kept = [mean for mean in means if not disagreement(mean)]
     missed = np.array([mean.value - truth for mean in kept]), 1.96 * np.array([mean.stderr for mean in kept])

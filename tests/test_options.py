@@ -63,6 +63,8 @@ SPARED = {
     "curvature/optimiser_geometry.py:dual_norm(radius)": "of a ball for each matrix, in spectral norm",
     "curvature/optimiser_geometry.py:corner(radius)": "of a ball for each matrix, in spectral norm",
     "curvature/optimiser_geometry.py:climb_in_ball(radius)": "of a ball for each matrix, in spectral norm",
+    "perturbation/localised_posterior.py:run_chains(draws)": "transitions of a chain",
+    "measures/learning_coefficient.py:local_learning_coefficient(draws)": "transitions of a chain",
     "perturbation/searches.py:climb(radius)": "of a ball in any space",
     "perturbation/searches.py:onto_ball(radius)": "of a ball in any space",
     "perturbation/variation.py:Box(radius)": "of a box about a point, for each entry",

@@ -42,7 +42,9 @@ def test_a_task_prints_what_the_page_shows(
     found, seconds = thirty.printed(language, code, names)
     record_property("thirty", f"{seconds:5.1f} s  {heading}")
     difference = "\n".join(difflib.unified_diff(shown.splitlines(), found.splitlines(), "page", "run", lineterm=""))
-    assert alike(shown, found), f"if this is right, write the page anew: python docs/thirty.py {page.name}\n{difference}"
+    assert alike(shown, found), (
+        f"if this is right, write the page anew: python docs/thirty.py {page.name}\n{difference}"
+    )
 
 
 def test_the_readme_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from benchmarks.learning_coefficient import MODELS, Model, by_quadrature, covered, slope_of
 
 from flatlens.perturbation.chains import effective_sample_size, mean_of_chains, split_rhat
-from flatlens.perturbation.localised_posterior import Posterior, descended, sampled
+from flatlens.perturbation.localised_posterior import Posterior, descended, run_chains
 
 STRENGTH = 10_000 / math.log(10_000)
 
@@ -53,7 +53,7 @@ def test_draws_of_a_gaussian_have_its_moments() -> None:
     """A quadratic loss with curvatures 1 and 0.01: precisions strength h + gamma in each direction."""
     h = torch.tensor([1.0, 0.01], dtype=torch.float64)
     posterior = of(lambda w: (h * w.square()).sum(1) / 2, [0.0, 0.0])
-    drawn = sampled(posterior, 200, 100, 300, 5, torch.Generator().manual_seed(0))
+    drawn = run_chains(posterior, 200, 100, 300, 5, torch.Generator().manual_seed(0))
     for found, truth in (
         (STRENGTH * drawn.losses, float((STRENGTH * h / (STRENGTH * h + 1)).sum()) / 2),
         (drawn.distances, float((1 / (STRENGTH * h + 1)).sum())),
@@ -68,7 +68,7 @@ def test_draws_of_a_gaussian_have_its_moments() -> None:
 def test_the_mean_is_that_of_quadrature(name: str) -> None:
     model = MODELS[name]
     posterior = of(model.loss, [0.0] * model.parameters)
-    drawn = sampled(posterior, 200, 100, 200, 5, torch.Generator().manual_seed(0))
+    drawn = run_chains(posterior, 200, 100, 200, 5, torch.Generator().manual_seed(0))
     mean = mean_of_chains(STRENGTH * drawn.losses)
     assert mean.value == pytest.approx(by_quadrature(model, STRENGTH, 1.0), abs=3.5 * mean.stderr)
     assert mean.stderr < 0.03 * mean.value
@@ -102,7 +102,7 @@ def test_it_tends_to_the_learning_coefficient_at_the_point(case: str) -> None:
     model, coefficient = CASES[case]
     strength = 1e10 / math.log(1e10)
     posterior = of(model.loss, [0.0] * (model.parameters), strength, 10.0)
-    drawn = sampled(posterior, 600, 100, 200, 5, torch.Generator().manual_seed(0))
+    drawn = run_chains(posterior, 600, 100, 200, 5, torch.Generator().manual_seed(0))
     mean = mean_of_chains(strength * drawn.losses)
     assert 1.96 * mean.stderr < 0.04 * coefficient
     assert mean.value == pytest.approx(coefficient, rel=0.05)

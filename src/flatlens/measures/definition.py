@@ -357,8 +357,8 @@ def on_lens(
 
     The function takes the lens, or the lens and the run. With `on_request=True` it is run only when named, as it costs
     products, searches or random draws. `how` sets further fields of `NetworkMeasure`: `on_request`, `by_name`,
-    `held_out`, `works_coupled`, `works_sharded` (False if not given), `of_parameters`, `differentiates` (True), `reads`,
-    `invariances`.
+    `held_out`, `works_coupled`, `works_sharded` (False if not given), `of_parameters`, `differentiates` (True),
+    `reads`, `invariances`.
     """
     card = partial(Card, id=id, family=family, symbol=symbol, source=source, unit=unit, cost=cost)
     return _definition(NetworkMeasure, card, invariant_under, **how)

@@ -12,7 +12,7 @@ from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.measures.definition import PERMUTATION, Parts, Run, on_lens, require_count, require_positive
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.chains import ChainMean, mean_of_chains
-from flatlens.perturbation.localised_posterior import Draws, Posterior, descended, sampled, slope_of
+from flatlens.perturbation.localised_posterior import Draws, Posterior, descended, run_chains, slope_of
 from flatlens.perturbation.weights import Elsewhere
 
 RHAT = 1.05  #: split R-hat above which the chains disagree
@@ -85,7 +85,7 @@ def local_learning_coefficient(
             if run.progress is not None:
                 run.progress("gradients", chains * done, total)
 
-        drawn = sampled(posterior, chains, burn_in, draws, leapfrogs, run.generator, told)
+        drawn = run_chains(posterior, chains, burn_in, draws, leapfrogs, run.generator, told)
         deepest = min(descended(posterior, end)[0] for end in drawn.ends)
     # the chains' rises, in units of the value, and the error of the loss itself
     rises = strength * (drawn.losses - here)

@@ -188,7 +188,7 @@ MENDS = {
 }
 """Advice if the hub cannot be reached, by what was looked for."""
 
-Wanted: TypeAlias = Literal["trained", "random", "none"]
+WhichWeights: TypeAlias = Literal["trained", "random", "none"]
 """The weights: published, random, or any (others will be loaded)."""
 
 
@@ -202,7 +202,7 @@ class Named:
     remark: str = ""  #: remark that the user has to know
 
 
-def load_model(spec: str, weights: Wanted = "trained") -> Named:
+def load_model(spec: str, weights: WhichWeights = "trained") -> Named:
     """Return the network that `spec` names.
 
     `file.py:NAME` is called without arguments; a ready-made `nn.Module` of that name will do too. `timm:NAME` takes
@@ -247,7 +247,7 @@ def _from_file(spec: str) -> nn.Module:
     return model
 
 
-def _from_timm(written: str, weights: Wanted) -> Named:
+def _from_timm(written: str, weights: WhichWeights) -> Named:
     spec = f"timm:{written}"
     timm = _extra("timm", "timm", spec)
     name, options = _with_options(written, spec)
@@ -268,7 +268,7 @@ def _from_timm(written: str, weights: Wanted) -> Named:
     return Named(network, "timm's, from the hub" if pretrained else RANDOM, of_timm(timm, network), remark)
 
 
-def _from_transformers(written: str, weights: Wanted) -> Named:
+def _from_transformers(written: str, weights: WhichWeights) -> Named:
     spec = f"hf:{written}"
     transformers = _extra("transformers", "hf", spec)
     name, options = (written, {}) if Path(written).is_dir() else _with_options(written, spec)
@@ -298,7 +298,7 @@ def _from_transformers(written: str, weights: Wanted) -> Named:
 
 
 def _configured(
-    transformers: ModuleType, name: str, options: dict[str, Any], weights: Wanted, spec: str
+    transformers: ModuleType, name: str, options: dict[str, Any], weights: WhichWeights, spec: str
 ) -> tuple[Any, str]:
     """Return the named configuration (untrained: transformers' default for that kind of network), and a remark."""
     if _TRUST in options:

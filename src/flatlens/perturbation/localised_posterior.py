@@ -75,7 +75,7 @@ def slope_of(elsewhere: Elsewhere) -> Slope:
     return slope
 
 
-def sampled(
+def run_chains(
     posterior: Posterior,
     chains: int,
     burn_in: int,

@@ -76,7 +76,7 @@ _PROTOCOLS = {
 }
 """Outputs, factor of the code's learning rates, and training samples that are measured."""
 MINUS_D, HOLDS = "-D", "bounds hold"
-AS_CODED = {
+COLUMNS_AS_CODED = {
     LOG_VOLUME.name: TOP_THREE.column,
     D.name: "mls_chain(norm='frobenius').rhs[fc1]",
     BOUND.name: "nmls_bound(norm='frobenius').rhs",
@@ -159,7 +159,7 @@ def _of_protocol(name: str, scale: Scale) -> Study:
 
 
 def _shown(study: str) -> tuple[Quantity, ...]:
-    coded = {"lenet_coded": AS_CODED, "mlp_coded": {LOG_VOLUME.name: TOP_THREE.column}}.get(study, {})
+    coded = {"lenet_coded": COLUMNS_AS_CODED, "mlp_coded": {LOG_VOLUME.name: TOP_THREE.column}}.get(study, {})
     return tuple(replace(q, column=coded.get(q.name, q.column)) for q in SHOWN)
 
 
