@@ -18,6 +18,7 @@ from flatlens.result import Result
 UNCOMPRESSED = "kept"  #: in a plan, a weight that stays as it is
 EXPECTED_WITHIN = 1.5  #: a forecast that is not flagged is expected within this factor of the rise
 _NAMED = 4  #: layers that a sentence names
+_FEWEST = 5  #: layers whose ranks a sentence speaks of
 
 
 @dataclass(frozen=True)
@@ -164,20 +165,16 @@ def _first(plan: Mapping[str, Any], about: Mapping[str, Any]) -> str:
 
 
 def _second(found: Compression) -> str:
-    """Return how far the forecast can be trusted: its ranks beside those of the baselines, and how many are flagged."""
+    """Return how far the forecast can be trusted: its ranks over layers, and how many forecasts are flagged."""
     table = found.correlations()
-    known = table[table["forecast"].notna()]
+    known = table["forecast"][table["layers"] >= _FEWEST].dropna()
     single = [row for row in found.rows if row.layer]
     flagged = sum(not row.valid for row in single)
     told = f"{flagged} of {count_of(len(single), 'forecast')} {'is' if flagged == 1 else 'are'} flagged"
     if known.empty:
         return f"Too few layers for a rank correlation of forecast and measured rise; {told}."
-    ranks = ", ".join(f"{row['forecast']:.2f} ({row['scheme']})" for row in known.to_dict("records"))
-    squared, trace = known["squared_change"].mean(), known["trace_change"].mean()
-    return (
-        f"The forecast has a rank correlation over layers with the measured rise of {ranks}; on average "
-        f"{known['forecast'].mean():.2f}, |dw|^2 {squared:.2f}, mean trace x |dw|^2 {trace:.2f}; {told}."
-    )
+    ranks = f"{known.mean():.2f}" + (f" ({known.min():.2f} to {known.max():.2f} by scheme)" if len(known) > 1 else "")
+    return f"Over layers the forecast has a mean rank correlation of {ranks} with the measured rise; {told}."
 
 
 def _third(found: Compression) -> str:
