@@ -66,7 +66,10 @@ def rate_of_a_step(optimiser: torch.optim.Optimizer) -> float:
     return rate
 
 
-_ASCENDS = ("SAM", "Ascending")  #: classes of sharpness-aware optimisers; the latter is that of `flatlens.training`
+_ASCENDS = (
+    "SAM",
+    "SharpnessAware",
+)  #: sharpness-aware optimisers; the latter is in `flatlens.training`
 
 
 def without_ascent(optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -330,12 +330,12 @@ def _require_radius(rho: float, name: str) -> None:
         raise BadInput(f"{name}(rho={rho}): the radius must not be negative")
 
 
-class Ascending(torch.optim.Optimizer):
+class SharpnessAware(torch.optim.Optimizer):
     """A base optimiser and the radius of an ascent, for `edge_of`: `train` itself takes the steps.
 
     >>> from flatlens.tracking import edge_of
     >>> sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    >>> round(edge_of(Ascending(sgd, SAM(0.05)), gradient_norm=1.0).value, 6)  # below 2 / lr
+    >>> round(edge_of(SharpnessAware(sgd, SAM(0.05)), gradient_norm=1.0).value, 6)  # below 2 / lr
     12.36068
     """
 

@@ -31,7 +31,7 @@ from flatlens.settings_json import as_plain, canonical
 from flatlens.training.batches import Batches
 from flatlens.training.evaluation import Pair, TrainingData, pair, require_trainable
 from flatlens.training.objective import Pass
-from flatlens.training.optimisers import Ascending, Ridge, solve
+from flatlens.training.optimisers import Ridge, SharpnessAware, solve
 from flatlens.training.settings import Training
 
 Ending: TypeAlias = Literal["converged", "finished", "trained elsewhere", "out of steps", "diverged"]
@@ -481,7 +481,7 @@ class Stepper:
     def shown(self) -> torch.optim.Optimizer:
         """Return the optimiser as a watcher gets it: inside one with the radius of the ascent, if there is one."""
         ascent = self.settings.ascent
-        return self.optimiser if ascent is None or not self.ascends else Ascending(self.optimiser, ascent)
+        return self.optimiser if ascent is None or not self.ascends else SharpnessAware(self.optimiser, ascent)
 
     def set_rate(self, factor: float) -> None:
         """Set the learning rate to a multiple of the optimiser's own."""
