@@ -62,7 +62,7 @@ def test_the_tables_of_all_laws(x19):
 def test_the_rate_is_a_slope_in_logarithms_less_one_over_d(x19):
     table = x19.results["sphere"].networks.sort_values("seed")
     few, many = (table.loc[table["train"] == n, "jacobian_generalisation.rhs"].to_numpy() for n in (10, 40))
-    steps = np.log(np.log(40) / 40) - np.log(np.log(10) / 10)
+    steps = np.log(np.log(40 / 0.05) / 40) - np.log(np.log(10 / 0.05) / 10)
     found = decay("sphere")(x19.results).sort_values("unit")["slope less 1/d"]
     assert found.to_numpy() == pytest.approx(np.log(many / few) / steps - 1 / 2)
 

@@ -91,7 +91,8 @@ def fetch(name: str, /, *, root: Path | None = None, as_json: Json = False) -> N
 KEY = (
     "\n# in the summary, the default of `flatlens measure` and `flatlens compare`."
     "\n* takes products, searches or random draws; where it takes none, it equals another measure. It runs by name, or "
-    "with --measures all or family:NAME. --measures pass runs the others, except sharpness and hessian_trace."
+    "with --measures all or family:NAME (local_learning_coefficient: by name alone). --measures pass runs the others, "
+    "except sharpness and hessian_trace."
     "\ninvariant: layer: under layer-wise rescaling of the weights; neuron: under neuron-wise rescaling; order: under "
     "permutation of the neurons; head: under a change of basis of attention heads; all: under all four. None of them "
     "changes the network's function. An option may change the invariance."
@@ -172,7 +173,7 @@ def _measures() -> Iterator[Any]:
     from rich.table import Table
     from rich.text import Text
 
-    from flatlens.report.cards import FAMILIES, MOVES, RUN_WHEN_NAMED, by_family, plain, runs
+    from flatlens.report.cards import FAMILIES, MOVES, by_family, plain, runs
 
     for number, (family, members) in enumerate(by_family().items()):
         title = Text(f"\n{family}: {FAMILIES.get(family, '')}", style="bold")
@@ -182,7 +183,7 @@ def _measures() -> Iterator[Any]:
         table.add_column("meaning; unit; cost; source", overflow="fold")
         for one in members:
             card, run = one.card, runs(one)
-            mark = " #" if run.startswith("summary") else " *" if run == RUN_WHEN_NAMED else ""
+            mark = " #" if run.startswith("summary") else " *" if run.startswith("by name") else ""
             symbol = Padding(Text(plain(card.symbol), style="dim"), (0, 0, 0, 2))
             facts = Text(f"{card.unit}; {card.cost}; {card.source}", style="dim")
             moves = [short for move, short, _ in MOVES if move in card.invariant_under]

@@ -24,7 +24,7 @@ AWAY = 4.0  #: standard errors by which chains may lie farther from w* than the 
 @on_lens(
     id="P7",
     family="perturbation",
-    symbol=r"\hat\lambda",
+    symbol=r"\lambda",
     source="learning2025",
     unit="dimensions / 2",
     cost="chains x (burn_in + draws) x leapfrogs gradients: 8,000 by default",

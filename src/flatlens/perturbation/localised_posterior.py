@@ -28,8 +28,9 @@ class Posterior:
     """The posterior that is sampled: a loss around a point, its strength n beta, and the precision of the localisation.
 
     >>> at = Posterior(lambda w: (w.square().sum(1) / 2, w), torch.zeros(1, dtype=torch.float64), 3.0, 1.0)
-    >>> at.energy(torch.tensor([[1.0]]), torch.tensor([0.5]), torch.tensor([[1.0]]))
-    (tensor([2.]), tensor([[4.]]))
+    >>> energy, gradient = at.energy(torch.tensor([[1.0]]), torch.tensor([0.5]), torch.tensor([[1.0]]))
+    >>> energy.tolist(), gradient.tolist()
+    ([2.0], [[4.0]])
     """
 
     slope: Slope
