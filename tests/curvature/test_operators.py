@@ -408,7 +408,7 @@ def test_ghost_batches_leave_what_is_per_sample_undefined() -> None:
     others = ("generalisation_gap", "preconditioned_sharpness")  # they need held-out data and an optimiser
     names = [m for m in fl.measures.MEASURES if not m.startswith("test_") and m not in others]
     report = fl.measure(lens, names)
-    for key, layer in report:
+    for key, layer in set(report) - {("eigenspace.update", None), ("eigenspace.overlap", None)}:  # they need two looks
         defined = fl.measures.named(key.partition(".")[0])[0].works_coupled
         estimate = report[key, layer]
         assert (estimate.kind == "undefined") != defined, key

@@ -77,7 +77,7 @@ def test_no_network_is_left_out_and_every_statistic_is_a_number(smoke_of, name, 
     monkeypatch.setattr(evidence, "LEARNT", -1.0)  # at smoke scale some never train
     assert not any(result.excluded for result in one.results.values())
     for outcome in one.outcomes:
-        claim, found = outcome.prediction.name, outcome.prediction.statistic(one.results)
+        claim, found = outcome.prediction.name, outcome.prediction.weigh(one.results).statistic
         assert np.isfinite(found.value) or claim in UNSEEN.get(name, ()), outcome
         assert found.left_out == 0 or claim.startswith(UNSEEN.get(name, ())), outcome
 

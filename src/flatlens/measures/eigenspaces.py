@@ -58,6 +58,7 @@ def eigenspace(lens: Lens, run: Run, *, top_k: int = 10, rtol: float = 1e-3) -> 
 
 
 def _with(estimate: Estimate, space: Eigenspace, note: str) -> Estimate:
-    arrays: dict[str, Tensor] = {"values": space.values, "residuals": space.residuals, "gaps": space.gaps}
+    gaps = space.gaps[space.gaps.isfinite()]  # none below the last of all eigenvalues
+    arrays: dict[str, Tensor] = {"values": space.values, "residuals": space.residuals, "gaps": gaps}
     found = with_note(estimate, note)
     return Estimate(found.value, found.stderr, found.kind, note=found.note, products=space.products, arrays=arrays)
