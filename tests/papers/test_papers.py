@@ -39,7 +39,7 @@ UNSEEN = {
         "jacobian.in_all_cases.fitted",
         "jacobian.in_all_cases.fitted.by_size",
     ),
-    "X18": ("flatness.strong.all_images", "stronger.all_images"),
+    "X18": ("flatness.strong.all_images", "stronger.all_images", "another_layer.strong.all_images"),
 }
 """Claims that smoke scale says nothing of: X6's networks never come to 2/lr, X9 has two networks beyond the weakest,
 and no trained case."""
