@@ -13,11 +13,10 @@ from cyclopts import Parameter
 from flatlens.cli.cost import or_cost
 from flatlens.cli.inputs import How, Inputs, generator_of
 from flatlens.cli.networks import Compared, Files, announced, reading
-from flatlens.cli.terminal import Flag, Json, Whole, note, page_beside, require_own, show, show_json, written
+from flatlens.cli.terminal import Flag, Json, Whole, page_beside, require_own, saved, show, show_json
 from flatlens.errors import BadInput
 
 if TYPE_CHECKING:
-    from flatlens.landscape import LossPath, LossPlane
     from flatlens.problem import Problem
 
 
@@ -100,7 +99,7 @@ def path_between(
         lens = fl.Lens(first)
         announced(bar, lens, partial(fl.path, b=second, **options), pair.how)
         found = fl.path(lens, second, **options, generator=generator_of(seed), progress=bar)
-        kept = save is None or _saved(found, save)
+        kept = saved(found, save, "result")
         page_beside(page, bar, partial(write_path_page, found))
     if as_json:
         show_json({
@@ -166,7 +165,7 @@ def plane_around(
         work = partial(fl.plane, directions=along or directions, points=points, extent=extent, rtol=rtol)
         announced(bar, lens, work, inputs.how)
         found = work(lens, generator=generator_of(seed), progress=bar)
-        kept = save is None or _saved(found, save)
+        kept = saved(found, save, "result")
         page_beside(page, bar, partial(write_plane_page, found))
     if as_json:
         show_json({
@@ -176,10 +175,3 @@ def plane_around(
     else:
         show(plane_screen(found))
     return 0 if kept else 2
-
-
-def _saved(found: LossPath | LossPlane, save: Path) -> bool:
-    kept = written("--save", lambda: found.save(save))
-    if kept:
-        note(f"result saved in {save}")
-    return kept

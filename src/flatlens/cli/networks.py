@@ -25,12 +25,12 @@ from flatlens.cli.terminal import (
     Flag,
     Json,
     Whole,
-    note,
     page_beside,
     plain,
     require_own,
     require_page,
     require_plan,
+    saved,
     show,
     show_json,
     stdout_to_stderr,
@@ -139,9 +139,7 @@ def measure(
         if problem.ranks.rank:  # only the first process writes and prints
             return 0
         # files that later commands need come first; the numbers are shown also if one cannot be written
-        kept = True
-        if save is not None and (kept := written("--save", lambda: found.save(save))):
-            note(f"report saved in {save}")
+        kept = saved(found, save, "report")
         if after is not None:
             searches = Searches(lens.remembered, {"model": found.about["model"], "origin": found.about["origin"]})
             kept &= written("--after", lambda: searches.save(after))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
+    from flatlens.result import Result
+
 
 Flag = Parameter(negative="", show_default=False)  #: an option without a value
 
@@ -167,6 +169,16 @@ def stdout_to_stderr() -> AbstractContextManager[object]:
 
 READING, TRYING, MEASURING = "reading the network and the data", "trying a few samples", "measuring"
 DRAWING = "drawing the page"  # these are the stages of the commands on one network
+
+
+def saved(found: Result, save: Path | None, what: str) -> bool:
+    """Save a result where `--save` asks for it, and say so; return False if that fails, as in `written`."""
+    if save is None:
+        return True
+    kept = written("--save", lambda: found.save(save))
+    if kept:
+        note(f"{what} saved in {save}")
+    return kept
 
 
 def page_beside(page: Path | None, bar: Bar, write: Callable[[Path], Path]) -> None:

@@ -20,7 +20,7 @@ _ROUNDS = 12  #: largest number of exchanges
 
 
 class LayerOption(NamedTuple):
-    """What a layer can become."""
+    """An option of a layer: its size and the rise that it costs."""
 
     size: int  #: bits
     rise: float  #: of the loss, the layer alone

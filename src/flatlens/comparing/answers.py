@@ -64,7 +64,7 @@ def answer_of(
 
 
 def of_coefficient(reports: Mapping[str, Report], ranked: Sequence[str], row: str) -> str:
-    """Which network is simpler by its local learning coefficient, and whether the difference exceeds its error.
+    """Return which network is simpler by its local learning coefficient, and whether that exceeds its error.
 
     Args:
         reports: by network.

@@ -23,7 +23,7 @@ _FEWEST = 5  #: layers whose ranks a sentence speaks of
 
 @dataclass(frozen=True)
 class CompressedLayer:
-    """One weight, or all together (`layer` is empty), under one scheme: the change, its forecast, the measured rise."""
+    """The change of one weight under a scheme, its forecast and measured rise; of all together, `layer` is empty."""
 
     layer: str
     scheme: str

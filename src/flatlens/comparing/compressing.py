@@ -149,10 +149,15 @@ def _folded(problem: Problem) -> tuple[nn.Module, list[str]]:
     return model, folded
 
 
+def _parts_of(name: str) -> str:
+    """Return how the names of the parameters begin that make a parametrised one of this name."""
+    layer, _, own = name.rpartition(".")
+    return f"{layer}.parametrizations.{own}.".removeprefix(".")
+
+
 def _stored(lens: Lens, name: str) -> int:
     """Return the bits of an entry of a parameter; of a folded one, those of the parameters that make it."""
-    layer, _, weight = name.rpartition(".")
-    made_of = f"{layer}.parametrizations.{weight}.".removeprefix(".")
+    made_of = _parts_of(name)
     named = dict(lens.problem.model.named_parameters(remove_duplicate=False))
     own = named.get(name, next((p for other, p in named.items() if other.startswith(made_of)), None))
     return 8 * (own if own is not None else torch.empty(0)).element_size()
@@ -169,7 +174,7 @@ def _weights(lens: Lens, model: nn.Module) -> list[_Weight]:
     for name, p in model.named_parameters():
         layer, _, own = name.rpartition(".")
         module = model.get_submodule(layer)
-        made_of = f"{layer}.parametrizations.{own}.".removeprefix(".")
+        made_of = _parts_of(name)
         asked = whole or any(one == name or one.startswith(made_of) for one in problem.parameters)
         if asked and p.is_floating_point() and p.ndim > 1 and p.numel() and not isinstance(module, _NORMS):
             label = layer if own == "weight" and layer else name

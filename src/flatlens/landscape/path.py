@@ -56,7 +56,7 @@ class Way:
 
     @property
     def joins(self) -> bool | None:
-        """Whether the barrier is certainly below the threshold (True) or above it (False); None: undecided.
+        """Return True if the barrier is certainly below the threshold, False if above it, None if that is undecided.
 
         Certainly: with the interval on these samples and the 95% interval over samples.
         """
@@ -103,7 +103,7 @@ class LossPath(Result):
 
     @property
     def joined(self) -> bool | None:
-        """Whether a path that was tried joins the two networks: True, False for those tried, None if undecided."""
+        """Return True if a path that was tried joins the networks, False if none does, None if that is undecided."""
         verdicts = [way.joins for way in self.ways.values()]
         return True if True in verdicts else None if None in verdicts else False
 

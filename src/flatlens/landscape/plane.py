@@ -156,10 +156,8 @@ def plane(
     """
     # the network, and its risk and derivatives at other weights
     of = lens_of(lens, "lens", "plane")
-    for name, value, least in (("points", points, 3),):
-        if not (type(value) is int and value >= least):
-            what = f"expected a whole number of at least {least}"
-            raise BadInput(what, argument=name, value=value, call="plane")
+    if not (type(points) is int and points >= 3):
+        raise BadInput("expected a whole number of at least 3", argument="points", value=points, call="plane")
     for name, number in (("extent", extent), ("rtol", rtol)):
         if number is not None and not (isinstance(number, int | float) and 0 < number < math.inf):
             raise BadInput("expected a number above 0", argument=name, value=number, call="plane")
@@ -186,8 +184,12 @@ def plane(
                 theta = elsewhere.here + along * found.vectors[0] + across * found.vectors[1]
                 loss[i, j] = elsewhere.outcomes(theta).risk
             line("rows of the plane", i + 1, len(x))
-    notes = [found.note]
-    told = {"loss here": here, "rtol": rtol, "notes": notes, "norm": float(elsewhere.here.norm(dtype=torch.float64))}
+    told = {
+        "loss here": here,
+        "rtol": rtol,
+        "notes": [found.note],
+        "norm": float(elsewhere.here.norm(dtype=torch.float64)),
+    }
     return LossPlane(x, y, loss, (slices[0], slices[1]), {**about(of), **told}, found.trajectory)
 
 
