@@ -1,5 +1,8 @@
 """Set one thread and a seed for every test, import builders and literal definitions, choose the default tier.
 
+What is there when the tests have been collected is kept out of Python's garbage collection: flatlens collects garbage
+before it weighs memory, which takes a second where twelve thousand tests and all packages are looked through.
+
 `durations.json` has the recorded seconds of tests; the default tier is chosen from this file alone:
 
     {"tests/grams/test_planner.py": {"fixtures": 1.3, "tests": {"test_a": [12, 0.4, {"case": 0.25}]}}}
@@ -9,11 +12,13 @@ list is new, and in the default tier. `pytest -n 2 -m 'not slow' --record` write
 """
 
 import functools
+import gc
 import json
 import re
 import sys
 import zlib
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +30,7 @@ HERE = Path(__file__).parent
 DURATIONS = HERE / "durations.json"
 BUDGET = 180.0  #: seconds of work in the default tier, for two workers together, without collecting
 CHEAP = 0.02  #: seconds; cheaper cases are recorded by number
+SHARED = 1.0  #: seconds of a file's fixtures above which one process runs all of the file, and makes them once
 DEFAULT_TIER = "not slow and not thorough"  #: `-m` in pyproject.toml
 
 sys.path.insert(0, str(HERE / "truths"))
@@ -94,10 +100,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return all(one and left_out().issuperset(case for _, case in one) for one in functions) or None
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Leave all that is collected out of later searches for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks, and xdist by groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         path, function, case = parts(item.nodeid)
+        if recorded().get(path, {}).get("fixtures", 0.0) > SHARED and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(path))
         slower = {name for _, (_, _, name) in cases(path, function)}
         if (path, function, case if case in slower else "") in left_out():
             item.add_marker("thorough")
@@ -125,7 +145,7 @@ def write(reports: list[pytest.TestReport]) -> None:
     """Write durations.json from the reports of a run of all tests.
 
     A setup of more than half a second is the file's: the first test that needs a fixture pays for all. Tests of one
-    xdist group share what is computed once: each counts as the longest of them.
+    xdist group, unless it is a file, share what is computed once: each counts as the longest of them.
     """
     took, groups = defaultdict(float), defaultdict(set)
     files = {parts(report.nodeid)[0]: {"fixtures": 0.0, "tests": {}} for report in reports}
@@ -135,7 +155,7 @@ def write(reports: list[pytest.TestReport]) -> None:
             files[case[0]]["fixtures"] += report.duration
         else:
             took[case] += report.duration
-        if group:
+        if group and group != case[0]:
             groups[group].add(case)
     longest = {case: max(took[one] for one in cases) for cases in groups.values() for case in cases}
     for (path, function, case), seconds in sorted((took | longest).items()):

