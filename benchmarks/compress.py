@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
+from benchmarks.zoo.shim import operators_of_torchvision
 from flatlens.data import Preparation, cifar10, digits, mnist
 from flatlens.models import MLP, VGG11, ResNet18
 from flatlens.training import Adam, Training, train
@@ -117,6 +118,7 @@ NETWORKS: dict[str, Callable[[], fl.Problem]] = {
 
 def rows(name: str) -> pd.DataFrame:
     """Return a row for each scheme, and one for the network within the budget."""
+    operators_of_torchvision()
     torch.manual_seed(0)
     lens = fl.Lens(NETWORKS[name]())
     start = time.monotonic()

@@ -19,7 +19,8 @@ from flatlens.comparing.compressed import EXPECTED_WITHIN
 from flatlens.comparing.schemes import scheme
 from flatlens.errors import BadInput, BadModel, UnknownName
 
-SCHEMES = ("int8", "int4", "int4(by='tensor')", "float8", "prune(share=0.5)", "low_rank(share=0.5)")
+SCHEMES = ("int8", "int4", "int4(by='tensor')", "float8", "int4(group=3)", "prune(share=0.5)",
+           "low_rank(share=0.5)")  # fmt: skip
 
 
 def task() -> tuple[nn.Module, Tensor, Tensor]:
@@ -41,7 +42,8 @@ def by_hand(W: Tensor, name: str) -> Tensor:
         return U @ torch.diag(S) @ V
     made = torch.zeros_like(W)
     for i, j in itertools.product(*map(range, W.shape)):
-        size = float((W if "tensor" in name else W[i]).abs().max())
+        group = W[i, j - j % 3 : j - j % 3 + 3]
+        size = float((W if "tensor" in name else group if "group" in name else W[i]).abs().max())
         if name == "float8":
             grid = [m / 8 * 2.0**e for e in range(-6, 9) for m in range(8, 16)] + [m / 8 * 2.0**-6 for m in range(8)]
             near = min((g for g in grid if g <= 448), key=lambda g: abs(abs(float(W[i, j])) / size * 448 - g))
@@ -67,6 +69,7 @@ def test_zeros_stay_and_a_matrix_without_room_for_a_rank_is_left_out() -> None:
         assert not made.any()
     assert scheme("low_rank(share=0.1)")(normal(3, 4)) is None
     assert scheme("int8").size(4, 10, 32) == 8 * 40 + 32 * 4
+    assert scheme("int4(group=3)").size(4, 10, 32) == 4 * 40 + 32 * 4 * 4
     assert scheme("prune(share=0.5)").size(4, 10, 16) == 16 * 20 + 40
     assert scheme("low_rank(share=0.5)").size(10, 10, 32) == 32 * 2 * 20
 
@@ -164,6 +167,28 @@ def test_parametrised_weights_are_compressed_as_the_network_uses_them() -> None:
         fl.compression(problem)
 
 
+def test_groups_run_along_the_inputs_of_an_output_and_the_plan_has_their_size() -> None:
+    torch.manual_seed(0)
+    up = nn.ConvTranspose2d(3, 2, 2, dtype=torch.float64)  # its output channels are the second axis
+    net, x = nn.Sequential(up, nn.Flatten(), nn.Linear(18, 3).double()), normal(4, 3, 2, 2)
+    y = torch.arange(4) % 3
+    problem = problem_of(net, x, y)
+    found = fl.compression(problem, ["int4", "int4(group=5)"])
+    moved = copy.deepcopy(net)
+    rows = up.weight.detach().transpose(0, 1).reshape(2, 12)
+    for row in rows:
+        for few in row.split(5):  # 5, 5 and 2 entries
+            scale = few.abs().max() / 7
+            few.copy_((few / scale).round() * scale)
+    moved[0].weight.data.copy_(rows.view(2, 3, 2, 2).transpose(0, 1))  # type: ignore[union-attr, operator]
+    with torch.no_grad():
+        truth = (LOSSES["cross_entropy"](moved(x), y) - LOSSES["cross_entropy"](net(x), y)).mean()
+    assert found["0", "int4(group=5)"].rise == pytest.approx(float(truth), rel=1e-9)
+    grouped = fl.compression(problem, "int4(group=5)", level=10.0).plan["layers"]["0"]
+    assert (grouped["scheme"], grouped["bits"], grouped["by"], grouped["group"]) == ("int4(group=5)", 4, "group", 5)
+    assert fl.compression(problem, "int4", level=10.0).plan["layers"]["0"]["group"] is None
+
+
 def test_tied_weights_change_together_and_once() -> None:
     _, x, y = task()
     shared = nn.Linear(4, 4, dtype=torch.float64)
@@ -255,7 +280,9 @@ def test_coupled_samples_and_no_weights_are_refused() -> None:
     ("given", "told"),
     [
         ({"schemes": "int5"}, "unknown scheme 'int5'"),
-        ({"schemes": "int4(share=0.5)"}, "its option is 'by'"),
+        ({"schemes": "int4(share=0.5)"}, "its option is 'by' or 'group'"),
+        ({"schemes": "int4(group=0)"}, "a whole number of at least 1"),
+        ({"schemes": "int4(by='tensor', group=32)"}, "give by= or group=, not both"),
         ({"schemes": "prune(share=2)"}, "between 0 and 1"),
         ({"schemes": "int4(by='row')"}, "'channel' or 'tensor'"),
         ({"schemes": []}, "at least one scheme"),

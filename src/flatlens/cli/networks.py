@@ -312,7 +312,8 @@ def compress(
         model: As for `flatlens measure`.
         inputs: The network's data, loss and weights, and how to measure.
         schemes: The schemes, separated by commas, or repeat the option: `int8`, `int4`, `float8`, each also with
-            `"(by='tensor')"`; `"prune(share=0.5)"`, `"low_rank(share=0.5)"`. Without it: all of these, and 80% pruned.
+            `"(by='tensor')"` or by groups, `"(group=32)"`; `"prune(share=0.5)"`, `"low_rank(share=0.5)"`. Without it:
+            all of these but groups, and 80% pruned.
         budget: The share of the network's size that may remain, such as 0.7 for 30% smaller.
         level: The tolerated rise of the loss, without a budget. Without it: 1% of the loss of constant outputs.
         plan: Write what each layer becomes as JSON, for torchao and others; nothing is deployed.

@@ -78,8 +78,8 @@ def compression(
 
     Args:
         lens: The network, its data and loss, and its parameters if they are named.
-        schemes: `int8`, `int4`, `float8`, each also with `(by='tensor')`; `prune(share=0.5)`, `low_rank(share=0.5)`.
-            None stands for `comparing.schemes.DEFAULT`.
+        schemes: `int8`, `int4`, `float8`, each also with `(by='tensor')` or by groups, `(group=32)`;
+            `prune(share=0.5)`, `low_rank(share=0.5)`. None stands for `comparing.schemes.DEFAULT`.
         budget: The share of the network's size in bits that may remain.
         level: The tolerated rise of the loss. None stands for 1% of the loss of the best constant outputs, or of the
             loss itself where that is unknown.
@@ -380,6 +380,7 @@ def _plan(
             "scheme": UNCOMPRESSED if one is None else one.name,
             "bits": weight.stored if one is None or not one.quantises else one.bits,
             "by": None if one is None or not one.quantises else one.by,
+            "group": None if one is None else one.group or None,
             "axis": weight.axis, "rise_alone": 0.0 if one is None else alone[weight.label, one.name],
         }  # fmt: skip
     return {

@@ -5,7 +5,8 @@
     prune           the `share` of a weight's entries that are smallest in size become 0
     low_rank        the nearest matrix in factors with at most `share` of the weight's entries
 
-The maximum is over an output channel, or over the tensor with `by='tensor'`; the scale has 32 bits and is not rounded.
+The maximum is over an output channel, over the tensor with `by='tensor'`, or with `group=32` over 32 successive entries
+of a channel, fewer at its end. A scale has 32 bits and is not rounded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.operations.layers import TRANSPOSED, adapter_of
 from flatlens.registry import spelled
 
-ScaleOf = Literal["channel", "tensor"]
+ScaleOf = Literal["channel", "tensor", "group"]
 SCALE_BITS = 32  #: bits of a scale
 _LARGEST_E4M3 = 448.0
 
@@ -33,6 +34,8 @@ class Scheme:
     >>> int4 = scheme("int4(by='tensor')")
     >>> int4.bits, int4(torch.tensor([[7.0, 3.4], [0.2, -1.0]])).tolist()
     (4, [[7.0, 3.0], [0.0, -1.0]])
+    >>> scheme("int4(group=2)")(torch.tensor([[7.0, 3.4, 0.2, -0.7, 0.4]])).tolist()
+    [[7.0, 3.0, 0.20000000298023224, -0.699999988079071, 0.4000000059604645]]
     >>> scheme("prune(share=0.5)")(torch.tensor([[7.0, 3.4], [0.2, -1.0]])).tolist()
     [[7.0, 3.4000000953674316], [0.0, 0.0]]
     """
@@ -40,7 +43,8 @@ class Scheme:
     name: str  #: as it is spelled, with its options
     kind: Literal["int", "float8", "prune", "low_rank"]
     bits: int = 0  #: bits of an entry; 0 where entries keep their own
-    by: ScaleOf = "channel"
+    by: ScaleOf = "channel"  #: the entries that share a scale
+    group: int = 0  #: number of them, where `by` is "group"
     share: float = 0.0
 
     def __call__(self, W: Tensor) -> Tensor | None:
@@ -56,13 +60,21 @@ class Scheme:
             U, S, V = torch.linalg.svd(W, full_matrices=False)
             nearest: Tensor = (U[:, :rank] * S[:rank]) @ V[:rank]
             return nearest
-        size = W.abs().amax(1, keepdim=True) if self.by == "channel" else W.abs().amax()
+        size = self._largest(W.abs())
         largest = _LARGEST_E4M3 if self.kind == "float8" else float(2 ** (self.bits - 1) - 1)
-        scale = torch.where(size > 0, size / largest, 1.0)  # a channel of zeros stays
+        scale = torch.where(size > 0, size / largest, 1.0)  # zeros stay
         entries = (W / scale).clamp(-largest, largest)
         if self.kind == "float8":
             return entries.to(torch.float32).to(torch.float8_e4m3fn).to(W) * scale
         return entries.round() * scale
+
+    def _largest(self, sizes: Tensor) -> Tensor:
+        """Return the largest size among the entries that share a scale: (d, 1), () or, by groups, (d, m)."""
+        if self.by == "group":
+            filled = nn.functional.pad(sizes, (0, -sizes.shape[1] % self.group))
+            largest = filled.view(len(sizes), -1, self.group).amax(2)
+            return largest.repeat_interleave(self.group, 1)[:, : sizes.shape[1]]
+        return sizes.amax(1, keepdim=True) if self.by == "channel" else sizes.amax()
 
     def rank(self, d: int, m: int) -> int:
         """Return the rank of the factors (d, r) and (r, m)."""
@@ -77,7 +89,8 @@ class Scheme:
             return stored * (d * m - round(self.share * d * m)) + d * m
         if self.kind == "low_rank":
             return stored * self.rank(d, m) * (d + m)
-        return self.bits * d * m + SCALE_BITS * (d if self.by == "channel" else 1)
+        scales = {"channel": d, "tensor": 1, "group": d * -(-m // self.group) if self.group else 0}[self.by]
+        return self.bits * d * m + SCALE_BITS * scales
 
     @property
     def quantises(self) -> bool:
@@ -113,15 +126,22 @@ def scheme(name: str) -> Scheme:
     if known not in SCHEMES:
         raise UnknownName.among("scheme", known, SCHEMES, argument="schemes", call="compression")
     found = SCHEMES[known]
-    allowed = "by" if found.quantises else "share"
-    if other := [option for option in options if option != allowed]:
-        raise BadInput(f"{known} has no option {other[0]!r}: its option is {allowed!r}", **refused)  # type: ignore[arg-type]
+    allowed = ("by", "group") if found.quantises else ("share",)
+    if other := [option for option in options if option not in allowed]:
+        told = " or ".join(map(repr, allowed))
+        raise BadInput(f"{known} has no option {other[0]!r}: its option is {told}", **refused)  # type: ignore[arg-type]
     if options.get("by", "channel") not in ("channel", "tensor"):
-        raise BadInput("by= must be 'channel' or 'tensor'", **refused)  # type: ignore[arg-type]
+        raise BadInput("by= must be 'channel' or 'tensor'; group=32 is by groups", **refused)  # type: ignore[arg-type]
+    if len(options) > 1:
+        raise BadInput("give by= or group=, not both", **refused)  # type: ignore[arg-type]
+    group = options.get("group", 1)
+    if isinstance(group, bool) or not isinstance(group, int) or group < 1:
+        raise BadInput("group= must be a whole number of at least 1", **refused)  # type: ignore[arg-type]
     share = options.get("share", 0.5)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise BadInput("share= must lie between 0 and 1", **refused)  # type: ignore[arg-type]
     told = ", ".join(f"{option}={value!r}" for option, value in options.items())
+    options |= {"by": "group"} if "group" in options else {}
     return replace(found, name=f"{known}({told})" if told else known, **options)
 
 
