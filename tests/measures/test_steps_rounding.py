@@ -14,8 +14,8 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.perturbation.autograd_check import coarsest_inside
-from flatlens.perturbation.nudges import Nudged, nudges, rounds
-from flatlens.perturbation.weights import next_update
+from flatlens.perturbation.nudges import Nudged, nudges, rounds, scaled
+from flatlens.perturbation.weights import Landscape, next_update
 
 
 @pytest.mark.parametrize("name", precision.CASES)
@@ -32,6 +32,69 @@ def test_intervals_hold_the_value_in_float64(
     told = [f"computes in {str(short).removeprefix('torch.')}" in row["note"] or "rounding inside" in row["note"]
             for row in rows.values()]  # fmt: skip
     assert any(told) == (way in ("casts", "function"))
+
+
+def confident() -> tuple[precision.Net, tuple[torch.Tensor, torch.Tensor]]:
+    """Return a network and samples that it classifies with margins of 14: slopes of 1e-8."""
+    net, pool = precision.CASES["conv"].build(), torch.randn(6000, 36, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        top = net(pool).topk(2, 1)
+        gaps = top.values[:, 0] - top.values[:, 1]
+        rows = gaps.argsort(descending=True)[: precision.SAMPLES]
+        net.head.weight *= 14 / gaps[rows].mean()
+    return net, (pool[rows], top.indices[rows, 0])
+
+
+def cool() -> tuple[precision.Net, tuple[torch.Tensor, torch.Tensor]]:
+    """Return a network whose outputs are divided by a temperature outside: slopes of 1e-6 inside."""
+    net = precision.CASES["conv"].build()
+    with torch.no_grad():
+        net.head.weight *= 1e4
+    run = net.run
+    net.run = lambda own, x: run(own, x) * 1e-4
+    return net, precision.data()
+
+
+@pytest.mark.parametrize("made", [confident, cool])
+@pytest.mark.parametrize("way", ["casts", "function"])
+def test_what_underflows_in_float16_is_scaled(made: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    base, data = made()
+    monkeypatch.setattr(precision, "data", lambda: data)
+    net = precision.in_way(base, way, torch.float16)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    problem, truth = fl.Problem(net, "cross_entropy", data), precision.Truth(net, optimiser)
+    # without a scale the gradient is wrong by more than a rounding
+    plain, whole = (Landscape(one).summed_gradient() for one in (problem, scaled(problem, problem.measured())))
+    assert float((plain - truth.gradient).norm()) > 3e-3 * float(truth.gradient.norm())
+    assert float((whole - truth.gradient).norm()) < 2e-3 * float(truth.gradient.norm())
+    asked = ["critical_sharpness", "directional_sharpness", "batch_sharpness(samples=16, batches=4)"]
+    report = fl.measure(fl.Lens(problem, optimiser=optimiser), asked, generator=torch.Generator().manual_seed(0))
+    for key in asked:
+        found, name = report[key], key.partition("(")[0]
+        holds, true = precision.held(name, found, truth)
+        assert holds or (found.kind == "upper bound" and found.value >= true), (key, found, true)
+
+
+def test_what_underflows_at_every_scale_says_so() -> None:
+    class Apart(nn.Module):
+        """Slopes of 1e2 and of 1e-8: float16 holds no multiple of both."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.steep, self.flat = precision.Layer(36, 3), precision.Layer(36, 3)
+            for layer in (self.steep, self.flat):
+                layer.way, layer.short = "casts", torch.float16
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.steep(1e-3 * x) * 1e4 + self.flat(x) * 1e-6
+
+    torch.manual_seed(0)
+    problem = fl.Problem(Apart(), "cross_entropy", precision.data())
+    report = fl.measure(fl.Lens(problem), ["critical_sharpness", "directional_sharpness", "batch_sharpness"])
+    for found in report.values():
+        assert found.kind == "undefined"
+        assert "is lost: numbers underflow or overflow in half precision inside" in found.note
 
 
 def test_a_form_is_free_of_the_square_of_its_direction_s_rounding() -> None:

@@ -104,7 +104,7 @@ def test_the_command_shows_the_answer_of_a_saved_history(tracker, tmp_path, caps
         assert says in capsys.readouterr().err
 
 
-def test_the_page_has_the_batch_size_of_training_beside_the_noise_scale(tmp_path):
+def test_the_page_has_the_batch_size_of_training_beside_the_noise_scale(tmp_path, capsys):
     torch.manual_seed(0)
     net = nn.Linear(3, 1)
     x, y = torch.randn(40, 3), torch.randn(40, 1)
@@ -113,6 +113,14 @@ def test_the_page_has_the_batch_size_of_training_beside_the_noise_scale(tmp_path
     train(net, (x, y), Training(SGD(0.01), batch_size=8, max_steps=4, loss="half_squared_error"), watch=tracker)
     assert tracker.batch_size == 8
     assert tracker.answer[-1].endswith("; training takes batches of 8.")
+    # a saved history has no batch size: an option gives it
+    saved, page = tmp_path / "run.csv", tmp_path / "run.html"
+    tracker.save(saved)
+    assert cli.run(["track", str(saved), "--page", str(page), "--json", "--batch-size", "8"]) == 0
+    assert json.loads(capsys.readouterr().out)["answer"] == tracker.answer
+    assert "; training takes batches of 8." in page.read_text()
+    assert cli.run(["track", str(saved), "--batch-size", "0"]) == 2
+    assert "--batch-size 0: expected at least 1" in capsys.readouterr().err
     assert "training takes batches of 8." in tracker.page(tmp_path / "run.html").read_text()
 
 

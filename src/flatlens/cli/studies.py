@@ -318,7 +318,7 @@ def report(folder: Path, /, *, as_json: Json = False) -> int:
     return 0 if kept else 2
 
 
-def track(history: Path, /, *, page: Path | None = None, as_json: Json = False) -> None:
+def track(history: Path, /, *, page: Path | None = None, batch_size: int | None = None, as_json: Json = False) -> None:
     """Show a training run from its tracker's history: is it at its edge of stability, and since when?
 
     For example:
@@ -328,9 +328,12 @@ def track(history: Path, /, *, page: Path | None = None, as_json: Json = False) 
     Args:
         history: The CSV file that `Tracker.save` wrote.
         page: Write an HTML page with a picture of each measure.
+        batch_size: Samples of a training step, to show beside the gradient's noise scale.
         as_json: Print JSON.
     """
     require_page(page)
+    if batch_size is not None and batch_size < 1:
+        raise BadInput(f"--batch-size {batch_size}: expected at least 1")
     with stdout_to_stderr(), Bar(stage="reading the history") as bar:
         from flatlens.report.tracked import tracked_screen, write_tracked_page
         from flatlens.tracking.answer import answer_of_run
@@ -339,6 +342,7 @@ def track(history: Path, /, *, page: Path | None = None, as_json: Json = False) 
         if not history.is_file():
             raise BadFolder(f"{str(history)!r}: there is no such file; Tracker.save(path) writes it")
         found = load_history(history)
+        found.attrs |= {} if batch_size is None else {"batch_size": batch_size}
         page_beside(page, bar, partial(write_tracked_page, found))
     if as_json:
         show_json({"answer": answer_of_run(found), "rows": found.drop(columns="seconds").to_dict("records")})

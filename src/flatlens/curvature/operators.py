@@ -298,7 +298,7 @@ class Operator(ABC):
         """Return v -> (d2 of / dtheta2) v, checked to be symmetric."""
         rows: list[Tensor | None] = [None] * len(self.space.tensors)
         if of.requires_grad:
-            rows = list(torch.autograd.grad(of, self.space.tensors, create_graph=True, allow_unused=True))
+            rows = self.problem.derivative(of, self.space.tensors, again=True)
             require_second_derivative(rows)
         self.certificate.require_symmetric(batch, of, rows, self.space.tensors)
         return _Twice(float(of.detach()), rows, self.space)

@@ -38,7 +38,7 @@ from flatlens.measures.definition import (
 from flatlens.measures.leading_eigenvalues import sharded_top, top_of
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.autograd_check import coarsest_inside
-from flatlens.perturbation.nudges import NUDGES, Nudged, nudges, rounds
+from flatlens.perturbation.nudges import NUDGES, Nudged, nudges, product_with, rounds, scaled
 from flatlens.perturbation.own_gradient import AlongGradient, OwnGradient, has_kinks
 from flatlens.perturbation.searches import critical_step
 from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, next_update, spread_of
@@ -152,9 +152,12 @@ SEARCHES = 5  #: times that weights and inputs are nudged for a search
 
 def nudged_forms(lens: Lens, seeds: Iterable[int], along: str) -> Nudged | str:
     """Return the direction and the Hessian's product with it at each nudge, or why there is no direction."""
-    directions, products = [], []
+    directions, products, factor = list[Tensor](), list[Tensor](), 0.0
+    enlarged = scaled(lens.problem, lens.model)
+    if isinstance(enlarged, str):
+        return enlarged
     for seed in seeds:
-        with nudges(lens.problem, lens.model, seed) as problem:
+        with nudges(enlarged, lens.model, seed) as problem:
             operator, there = Hessian(problem, model=lens.model), lens.at(problem)
             there.risk_and_gradient = operator.risk_and_gradient()
             chosen = direction_of(there, along)
@@ -165,8 +168,14 @@ def nudged_forms(lens: Lens, seeds: Iterable[int], along: str) -> Nudged | str:
             if not float(u.norm()) > 0:
                 return "the direction is zero"
             u = u / u.norm()
+            product = operator(u.to(operator.dtype) * factor).to("cpu", torch.float64) / factor if factor else None
+            if product is None or not bool(product.isfinite().all()):
+                found = product_with(operator, u.to(operator.dtype), factor or problem.scale)
+                if isinstance(found, str):
+                    return found
+                product, factor = found
             directions.append(u.cpu())
-            products.append(operator(u.to(operator.dtype)).to("cpu", torch.float64))
+            products.append(product)
             lens.count(operator.products)
     return Nudged(torch.stack(directions), torch.stack(products))
 
@@ -199,9 +208,11 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     if not rounds(lens.problem, lens.model):
         return _critical(lens, rtol)
     # where operations inside round, each search meets another rounding
-    found = []
+    found, enlarged = [], scaled(lens.problem, lens.model)
+    if isinstance(enlarged, str):
+        return undefined(enlarged)
     for seed in range(SEARCHES):
-        with nudges(lens.problem, lens.model, seed) as problem:
+        with nudges(enlarged, lens.model, seed) as problem:
             found.append(_critical(lens.at(problem), rtol))
     unlike = [one for one in found if one.kind != "estimate"]
     if unlike:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -82,6 +82,7 @@ class NetworkOnData:
     works_in: Arithmetic = "full"  #: `arithmetic` in the pass and in curvature products only
     seen: Seen | None = None  #: the outputs of the first check; None where samples are coupled
     nudge: tuple[int, float] | None = None  #: a seed, and the share by which inputs move (`perturbation.nudges`)
+    scale: float = 1.0  #: factor of the loss inside backward passes, a power of 2 (`perturbation.nudges.scaled`)
 
     def changed(self, **attributes: Any) -> Self:
         """Return the same with other attributes, not checked again."""
@@ -116,6 +117,15 @@ class NetworkOnData:
     def measuring(self, model: nn.Module, *, twice: bool = True) -> AbstractContextManager[None]:
         """Return the context in which the risk is differentiated, `twice` or once only."""
         return measuring(model, batch_statistics=self.coupled, tf32=self.works_in == "tf32", twice=twice)
+
+    def derivative(self, of: Tensor, at: Sequence[Tensor], *, again: bool = False) -> list[Tensor | None]:
+        """Return the derivative of a scalar in some tensors, `again` with its own graph; None where there is none.
+
+        The backward pass is that of `scale` times the scalar. Powers of 2 change no digit but where numbers underflow.
+        """
+        start = None if self.scale == 1 else torch.full_like(of, self.scale)
+        rows = torch.autograd.grad(of, at, start, create_graph=again, allow_unused=True)
+        return [row if row is None or start is None else row / self.scale for row in rows]
 
     # The data
 
