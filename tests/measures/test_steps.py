@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flatlens as fl
 from flatlens.errors import BadInput
 from flatlens.perturbation.weights import _LINEAR, Landscape, next_update
+from flatlens.training import ASAM, SAM, SGD, Training, train
+from flatlens.training.optimisers import Ascent, SharpnessAware
 
 Made = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -479,3 +481,42 @@ def test_rounding_of_far_outputs_is_in_critical_sharpness(seed: int) -> None:
 
 def outputs_far_away(net: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return net(batch[0]) + 1000, batch[1]
+
+
+@pytest.mark.parametrize("ascent", [SAM(0.3), ASAM(0.5, eta=0.1)], ids=["SAM", "ASAM"])
+def test_a_sharpness_aware_update_is_the_next_step_of_training(ascent: Ascent) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    x, y = torch.randn(20, 4).double(), torch.randn(20, 2).double()
+    problem = fl.Problem(net, "half_squared_error", (x, y))
+    weights, reports, lr = list[Tensor](), list[fl.Report](), 0.05
+
+    class Watch:
+        def step(self, step: int, *, optimiser: torch.optim.Optimizer) -> None:
+            weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]).clone())
+            lens = fl.Lens(problem, optimiser=optimiser)
+            reports.append(fl.measure(lens, ["directional_sharpness", "critical_sharpness(rtol=0.001)"]))
+
+    settings = Training(SGD(lr, momentum=0.9), ascent=ascent, loss="half_squared_error", max_steps=3)
+    train(net, (x, y), settings, watch=Watch())
+
+    def risk(theta: Tensor) -> Tensor:
+        parts, named = torch.split(theta, [p.numel() for p in net.parameters()]), dict(net.named_parameters())
+        values = {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
+        return 0.5 * (torch.func.functional_call(net, values, (x,)) - y).square().sum(1).mean()
+
+    for theta, after, report in zip(weights, weights[1:], reports, strict=False):
+        u = (theta - after) / lr
+        curvature = u @ torch.func.hessian(risk)(theta) @ u / (u @ u)
+        assert abs(report["directional_sharpness"].value / float(curvature) - 1) < 1e-6
+        step = 2 / report["critical_sharpness(rtol=0.001)"].value
+        assert float(risk(theta - 0.99 * step * u)) < float(risk(theta)) < float(risk(theta - 1.01 * step * u))
+
+
+def test_an_ascent_over_parameters_that_are_not_measured_has_no_update() -> None:
+    net, x, y = linear()
+    sam = SharpnessAware(torch.optim.SGD(net.parameters(), lr=0.1), SAM(0.1))
+    problem = fl.Problem(net, "half_squared_error", (x, y), parameters=["weight"])
+    found = fl.measure(fl.Lens(problem, optimiser=sam), "critical_sharpness")["critical_sharpness"]
+    assert found.kind == "undefined"
+    assert "moves parameters that are not measured" in found.note

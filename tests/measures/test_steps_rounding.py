@@ -14,7 +14,7 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.perturbation.autograd_check import coarsest_inside
-from flatlens.perturbation.nudges import Nudged, nudges, rounds, scaled
+from flatlens.perturbation.nudges import Nudged, loss_scaled, nudges, rounds
 from flatlens.perturbation.weights import Landscape, next_update
 
 
@@ -65,7 +65,7 @@ def test_what_underflows_in_float16_is_scaled(made: Any, way: str, monkeypatch: 
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
     problem, truth = fl.Problem(net, "cross_entropy", data), precision.Truth(net, optimiser)
     # without a scale the gradient is wrong by more than a rounding
-    plain, whole = (Landscape(one).summed_gradient() for one in (problem, scaled(problem, problem.measured())))
+    plain, whole = (Landscape(one).summed_gradient() for one in (problem, loss_scaled(problem, problem.measured())))
     assert float((plain - truth.gradient).norm()) > 3e-3 * float(truth.gradient.norm())
     assert float((whole - truth.gradient).norm()) < 2e-3 * float(truth.gradient.norm())
     asked = ["critical_sharpness", "directional_sharpness", "batch_sharpness(samples=16, batches=4)"]

@@ -134,7 +134,8 @@ def finite_gradient(gradient: Mapping[str, Tensor], dtype: torch.dtype) -> dict[
     Raises:
         Overflows: it is not.
     """
-    if not all(bool(part.isfinite().all()) for part in gradient.values()):
+    # a sum is not finite if a term is not; it may overflow, too
+    if not all(bool(part.sum().isfinite()) or bool(part.isfinite().all()) for part in gradient.values()):
         raise overflow(dtype, "the gradient")
     return dict(gradient)
 

@@ -38,10 +38,10 @@ from flatlens.measures.definition import (
 from flatlens.measures.leading_eigenvalues import sharded_top, top_of
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.autograd_check import coarsest_inside
-from flatlens.perturbation.nudges import NUDGES, Nudged, nudges, product_with, rounds, scaled
+from flatlens.perturbation.nudges import NUDGES, Nudged, loss_scaled, nudges, product_with, rounds
 from flatlens.perturbation.own_gradient import AlongGradient, OwnGradient, has_kinks
 from flatlens.perturbation.searches import critical_step
-from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, next_update, spread_of
+from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, spread_of, update_after_ascent
 from flatlens.problem.batches import FORWARD_CHUNK
 from flatlens.progress import count_of
 
@@ -138,9 +138,11 @@ def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool] | str
     try:
         if lens.along is None:
             assert lens.optimiser is not None
-            return next_update(lens.optimiser, lens.problem.model, lens.gradient), True
-        _, gradient = Landscape(lens.along).risk_and_gradient()  # of another loss, which the optimiser follows
-        return gradient if lens.optimiser is None else next_update(lens.optimiser, lens.along.model, gradient), False
+            landscape = Landscape(lens.problem, model=lens.model)
+            return update_after_ascent(lens.optimiser, landscape, lens.gradient), True
+        landscape = Landscape(lens.along)  # of another loss, which the optimiser follows
+        _, gradient = landscape.risk_and_gradient()
+        return gradient if lens.optimiser is None else update_after_ascent(lens.optimiser, landscape, gradient), False
     except Overflows:
         raise
     except BadInput as error:
@@ -153,7 +155,7 @@ SEARCHES = 5  #: times that weights and inputs are nudged for a search
 def nudged_forms(lens: Lens, seeds: Iterable[int], along: str) -> Nudged | str:
     """Return the direction and the Hessian's product with it at each nudge, or why there is no direction."""
     directions, products, factor = list[Tensor](), list[Tensor](), 0.0
-    enlarged = scaled(lens.problem, lens.model)
+    enlarged = loss_scaled(lens.problem, lens.model)
     if isinstance(enlarged, str):
         return enlarged
     for seed in seeds:
@@ -191,8 +193,9 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     """Critical sharpness: 2 / eta_c, eta_c the step along the next update at which the risk rises above its value.
 
     The update is what the lens's optimiser would subtract next at learning rate 1, given the gradient on the measured
-    data; without an optimiser the gradient. `Lens(along=...)` gives a direction of one's own, or another problem, whose
-    gradient the optimiser follows: then it is the relative critical sharpness, of one loss while another is trained.
+    data (SAM's: the gradient after its ascent); without an optimiser the gradient. `Lens(along=...)` gives a direction
+    of one's own, or another problem, whose gradient the optimiser follows: then it is the relative critical sharpness,
+    of one loss while another is trained.
 
     Where the risk is quadratic along the update D, it is D^T H D / <D, gradient>: for gradient descent the curvature
     along the gradient. If it exceeds 2 / lr, the next step raises the risk. No second derivative is needed, so it works
@@ -208,7 +211,7 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     if not rounds(lens.problem, lens.model):
         return _critical(lens, rtol)
     # where operations inside round, each search meets another rounding
-    found, enlarged = [], scaled(lens.problem, lens.model)
+    found, enlarged = [], loss_scaled(lens.problem, lens.model)
     if isinstance(enlarged, str):
         return undefined(enlarged)
     for seed in range(SEARCHES):

@@ -7,8 +7,8 @@ rounds alike at all nudges moves the mean of gradients by some 2%, where one nud
 mean is not taken below that of one nudge.
 
 What is below 6e-8 in float16 is 0 at every nudge, and below 6e-5 has fewer digits. A backward pass is linear: that of
-2^k times the loss has the same digits, except where numbers underflow. `scaled` chooses k by this, as `product_with`
-does for the vector of a Hessian product.
+2^k times the loss has the same digits, except where numbers underflow. `loss_scaled` chooses k by this, as
+`product_with` does for the vector of a Hessian product.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flatlens.problem.problem import HALF
 
 NUDGES = 8  #: times that weights and inputs are moved by less than one rounding, where a network rounds inside
 STEP, TRIES = 2.0**6, 6  #: factor from one multiple of a loss, or of a vector, to the next; number of these
-SAME = 2.0**-13  #: relative distance below which two derivatives have lost nothing: an eighth of float16's rounding
+UNLOST = 2.0**-13  #: relative distance below which two derivatives have lost nothing: an eighth of float16's rounding
 UNDERFLOWS = "numbers underflow or overflow in half precision inside, at any scale of the loss: compute in float32"
 LEAST_ALIKE = 0.5  #: mean cosine of the directions at two nudges below which they are mostly rounding
 
@@ -56,7 +56,7 @@ def nudges(problem: Problem, model: nn.Module, seed: int) -> Iterator[Problem]:
         yield problem.changed(nudge=(seed, share), seen=None)
 
 
-def scaled(problem: Problem, model: nn.Module) -> Problem | str:
+def loss_scaled(problem: Problem, model: nn.Module) -> Problem | str:
     """Return the problem with the `scale` at which no parameter's gradient underflows inside, or why there is none."""
 
     def at(scale: float) -> dict[str, Tensor] | None:
@@ -102,7 +102,7 @@ def _complete(at: Callable[[float], dict[str, Tensor] | None], factor: float) ->
         if (above := at(STEP * factor)) is None:
             break
         off, factor, here = _apart(here, above), STEP * factor, above
-        if off > SAME:
+        if off > UNLOST:
             best, last = above, factor
         elif all(bool(part.any()) for part in above.values()):
             break
@@ -110,7 +110,7 @@ def _complete(at: Callable[[float], dict[str, Tensor] | None], factor: float) ->
     if last == factor and math.isnan(off):
         below = at(factor / STEP)
         off = math.inf if below is None else _apart(below, best)
-    return (best, last) if last < factor or off <= STEP * SAME else None
+    return (best, last) if last < factor or off <= STEP * UNLOST else None
 
 
 def _apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

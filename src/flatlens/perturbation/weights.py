@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from flatlens.curvature.krylov import finite_gradient
 from flatlens.curvature.operators import LARGEST_CHUNK, bytes_of_a_sample, bytes_saved, samples_at_once
-from flatlens.curvature.optimiser_geometry import rate_of_a_step
+from flatlens.curvature.optimiser_geometry import rate_of_a_step, without_ascent
 from flatlens.curvature.space import as_one_vector, dot, inner, space_of
 from flatlens.curvature.symmetry import operations
 from flatlens.errors import BadInput, NotDifferentiable, one_line, out_of_memory
@@ -334,9 +334,12 @@ class Landscape:
         """Return how many samples' graphs fit in half the problem's memory; the same number in every process."""
         if self.problem.sharded:  # what a graph keeps may differ between processes
             return LARGEST_CHUNK
-        with self.differentiated():
-            each = bytes_of_a_sample(self.problem, self.model, lambda b: self.problem.run(self.model, b), "gradient")
-        return samples_at_once(self.problem, each)
+
+        def run(batch: Batch) -> tuple[Tensor, Any]:
+            with self.differentiated():
+                return self.problem.run(self.model, batch)
+
+        return samples_at_once(self.problem, bytes_of_a_sample(self.problem, self.model, run, "gradient"))
 
 
 def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Direction) -> dict[str, Tensor]:
@@ -390,6 +393,39 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         if math.sqrt(dot(errors, errors)) > _LOST * inner(moved, moved) ** 0.5 > 0:
             raise BadInput(f"the next step of {type(optimiser).__name__} is lost in the rounding of the weights")
     return {name: step.div_(-rate * scale) for name, step in moved.items()}
+
+
+def update_after_ascent(
+    optimiser: torch.optim.Optimizer, landscape: Landscape, gradient: Direction
+) -> dict[str, Tensor]:
+    """Return the optimiser's next update, as `next_update` does; a sharpness-aware one's from the gradient uphill.
+
+    SAM's gradient is that at theta + rho T^2 g / ||T g||, T = 1, or |theta| + eta if it is adaptive. It is taken on the
+    data that are measured.
+
+    Raises:
+        BadInput: as `next_update`; or the ascent has several radii, or moves parameters that are not measured.
+    """
+    base, model = without_ascent(optimiser), landscape.problem.model
+    if base is optimiser:
+        return next_update(optimiser, model, gradient)
+    groups, named = optimiser.param_groups, landscape.space.parameters
+    names = {id(p): name for name, p in model.named_parameters()}
+    trained = {names.get(id(p), "") for group in groups for p in group["params"] if p.requires_grad}
+    if not trained <= gradient.keys():
+        raise BadInput("the ascent of the sharpness-aware optimiser moves parameters that are not measured")
+    radii = {
+        (float(group.get("rho", math.nan)), bool(group.get("adaptive")), float(group.get("eta", 0))) for group in groups
+    }
+    (rho, adaptive, eta), *others = radii
+    if others or not rho >= 0:
+        raise BadInput("the ascent of the sharpness-aware optimiser has no radius, or several")
+    units = {name: named[name].detach().abs() + eta if adaptive else 1.0 for name in trained}
+    length = math.sqrt(sum(float((units[name] * gradient[name]).norm(dtype=torch.float64)) ** 2 for name in trained))
+    with landscape.walk({name: units[name] ** 2 * gradient[name] for name in trained}) as move:
+        move(-rho / length if length > 0 else 0.0)
+        _, uphill = landscape.risk_and_gradient()
+    return next_update(base, model, uphill)
 
 
 def _widen(twin: torch.optim.Optimizer) -> None:

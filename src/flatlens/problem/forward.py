@@ -82,7 +82,7 @@ class NetworkOnData:
     works_in: Arithmetic = "full"  #: `arithmetic` in the pass and in curvature products only
     seen: Seen | None = None  #: the outputs of the first check; None where samples are coupled
     nudge: tuple[int, float] | None = None  #: a seed, and the share by which inputs move (`perturbation.nudges`)
-    scale: float = 1.0  #: factor of the loss inside backward passes, a power of 2 (`perturbation.nudges.scaled`)
+    scale: float = 1.0  #: factor of the loss inside backward passes, a power of 2 (`perturbation.nudges.loss_scaled`)
 
     def changed(self, **attributes: Any) -> Self:
         """Return the same with other attributes, not checked again."""

@@ -340,7 +340,7 @@ class SharpnessAware(torch.optim.Optimizer):
     """
 
     def __init__(self, base: torch.optim.Optimizer, ascent: Ascent) -> None:
-        own = {"rho": ascent.rho, "adaptive": isinstance(ascent, ASAM)}
+        own = {"rho": ascent.rho, "adaptive": isinstance(ascent, ASAM), "eta": getattr(ascent, "eta", 0.0)}
         super().__init__([{**group, **own} for group in base.param_groups], {})
         self.base_optimizer = base
 
