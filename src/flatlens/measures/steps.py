@@ -455,7 +455,7 @@ NO_GRADIENT = "the gradient of a batch is zero: it has no direction"
     id="H13",
     symbol=r"E_B \, g_B^T H_B g_B / \|g_B\|^2",
     source="batches2024",
-    cost="batches x some three training steps; two in networks without kinks",
+    cost="batches x some five training steps; three in networks without kinks",
 )
 def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 32, by: str = "auto") -> Estimate:
     """Curvature of a minibatch's loss along its own gradient, on average over batches of `samples` samples.
@@ -470,8 +470,8 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
     Where the gradient of a batch is zero, it is undefined. Where operations inside compute in a half type, each batch
     takes two moves by less than one rounding, and the interval has what rounds alike at both.
 
-    `by="product"` takes a Hessian product on each batch: some three training steps. `by="differences"` takes the loss
-    and the gradient at two points: two steps, and no second derivative. Truncation and rounding of the differences are
+    `by="product"` takes a Hessian product on each batch: some five training steps. `by="differences"` takes the loss
+    and the gradient at two points: some three steps, and no second derivative. Truncation and rounding of the differences are
     in the interval; `arrays["errors"]` has them. Where the gradient jumps, as with ReLU, differences are undefined.
     `by="auto"` takes differences where all operations are known to have no kinks, and the product for batches whose
     difference may be off by more than a tenth.
