@@ -471,8 +471,9 @@ def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 3
     takes two moves by less than one rounding, and the interval has what rounds alike at both.
 
     `by="product"` takes a Hessian product on each batch: some five training steps. `by="differences"` takes the loss
-    and the gradient at two points: some three steps, and no second derivative. Truncation and rounding of the differences are
-    in the interval; `arrays["errors"]` has them. Where the gradient jumps, as with ReLU, differences are undefined.
+    and the gradient at two points: some three steps, and no second derivative. Truncation and rounding of the
+    differences are in the interval; `arrays["errors"]` has them. Where the gradient jumps, as with ReLU, differences
+    are undefined.
     `by="auto"` takes differences where all operations are known to have no kinks, and the product for batches whose
     difference may be off by more than a tenth.
     """
