@@ -97,7 +97,7 @@ def test_the_first_line_of_a_plane_says_how_far_the_quadratic_holds(capsys):
         (("path", "net.py:build", "net.py:broken"), "entries of '0.weight' are NaN or inf"),
         (("path", "net.py:build", "--weights", "0.pt,1.pt", "--bends", "-1"), "--bends -1: expected a whole number"),
         (("plane", "net.py:broken"), "entries of '0.weight' are NaN or inf"),
-        (("plane", "net.py:build", "--rtol", "0"), "--rtol 0.0: expected a number above 0"),
+        (("plane", "net.py:build", "--rtol", "0"), "--rtol 0.0: expected a positive number"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_in_one_line(command, told, refused):

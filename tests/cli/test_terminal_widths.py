@@ -49,6 +49,9 @@ COMMANDS = {
     "compare": [*MODELS, *DATA, *MEASURED],
     "bounds": [MODELS[0], *DATA, "--bounds", "linear_stability,mls_chain"],
     "invariance": [MODELS[0], *DATA, *MEASURED],
+    "compress": [MODELS[0], *DATA],
+    "path": [*MODELS, *DATA[:2], *DATA[4:], "--match-neurons", "--points", "3"],  # it takes no held-out data
+    "plane": [MODELS[0], *DATA, "--points", "3"],
     "list": ["measures"],
     "data": ["list"],
 }

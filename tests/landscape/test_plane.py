@@ -125,6 +125,14 @@ def test_the_quadratic_of_a_cubic_ends_where_its_third_order_is_the_share() -> N
     assert found.answer[0].startswith("The quadratic holds along the eigenvector of 1 to a distance of 0.2, where")
 
 
+def test_equal_eigenvalues_give_two_names() -> None:
+    net, x = nn.Linear(2, 1, bias=False, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+    found = fl.plane(fl.Problem(net, "half_squared_error", (x, x[:, :1])), points=3, progress=False)
+    assert [one.name for one in found.slices] == ["first eigenvector of 0.5", "second eigenvector of 0.5"]
+    rows = found.slice_frame().groupby("direction")
+    assert rows["x"].nunique().eq(rows.size()).all()
+
+
 def test_the_bracket_holds_the_end_that_a_dense_scan_sees() -> None:
     net = trained(1)
     found = fl.plane(problem(net), points=3, generator=torch.Generator().manual_seed(0), directions="random",

@@ -78,10 +78,42 @@ def test_one_sample_has_no_beta() -> None:
     assert measured(Power(0.0, 1), n=1)[ROW].note.startswith("beta = 1 / log n needs at least two samples")
 
 
-@pytest.mark.parametrize("option", ["gamma=0", "chains=1", "draws=5", "leapfrogs=0", "burn_in=0", "beta=-1"])
+@pytest.mark.parametrize("option", ["gamma=0", "chains=1", "draws=5", "leapfrogs=0", "burn_in=0", "beta=-1",
+                                    "gradients=500", "gradients=2000, draws=50"])  # fmt: skip
 def test_options_that_cannot_be_used(option: str) -> None:
     with pytest.raises(BadOption, match=option.partition("=")[0]):
         measured(Power(0.0, 1), measure=f"local_learning_coefficient({option})")
+
+
+def test_a_budget_of_gradients_is_kept_and_counted() -> None:
+    """The chains of 800 gradients, 4 in a transition of one of them: 50 transitions each, of which 12 burn in."""
+
+    class Counted(Power):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            type(self).calls += torch.is_grad_enabled()
+            return super().forward(x)
+
+    spelled = "local_learning_coefficient(gradients=800, leapfrogs=4)"
+    net, row = Counted(0.0, 1), fl.measures.named(spelled)[0].key
+    lens = fl.Lens(fl.Problem(net, "half_squared_error", (torch.ones(50, 1).double(), torch.zeros(50, 1).double())))
+    before = net.calls
+    found = fl.measure(lens, spelled, progress=False)[row]
+    taken = int(found.note.rpartition(" gradients")[0].rpartition(" ")[2].replace(",", ""))
+    assert found.arrays["draws"].shape == (4, 38)
+    assert 800 <= taken <= 800 + 100 * 5 + 4 * 60
+    assert taken <= net.calls - before <= taken + 20  # the lens itself takes a few
+    same = measured(Power(0.0, 1), measure="local_learning_coefficient(gradients=2000)")
+    also = measured(Power(0.0, 1), measure="local_learning_coefficient(draws=75, burn_in=25)")
+    assert next(iter(same.values())).value == next(iter(also.values())).value
+
+
+def test_the_cost_of_a_budget_is_told_before() -> None:
+    net, x = Power(0.0, 1), torch.ones(50, 1, dtype=torch.float64)
+    lens = fl.Lens(fl.Problem(net, "half_squared_error", (x, 0 * x)))
+    small, large = (fl.cost(lens, measures=f"local_learning_coefficient(gradients={n})") for n in (1_000, 400_000))
+    assert large.seconds > 20 * small.seconds > 0  # 267 times the gradients
 
 
 def test_it_follows_a_training() -> None:
@@ -89,14 +121,15 @@ def test_it_follows_a_training() -> None:
     x = torch.ones(50, 1, dtype=torch.float64)
     problem = fl.Problem(net, "half_squared_error", (x, 0 * x))
     optimiser = torch.optim.SGD(net.parameters(), lr=0.5)
-    with fl.Tracker(problem, QUICK, every=20, live=False) as tracker:
+    budget = "local_learning_coefficient(gradients=1600, leapfrogs=2)"
+    with fl.Tracker(problem, budget, every=20, live=False) as tracker:
         for step in range(21):
             tracker.step(step)
             loss = net(x).square().mean() / 2
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-    history = tracker.history[tracker.history["measure"] == ROW].set_index("step")
+    history = tracker.history[tracker.history["measure"] == tracker.history["measure"].iloc[0]].set_index("step")
     assert "not a minimum" in history.loc[0, "note"]
     assert "not a minimum" not in history.loc[20, "note"]
     assert history.loc[20, "value"] == pytest.approx(0.5, abs=0.25)

@@ -82,6 +82,8 @@ def _leading(hessian: Hessian, scale: float, generator: torch.Generator, progres
     values = [float(value) for value in found.values[:2]]
     reach = [(2 * scale / abs(value)) ** 0.5 for value in values]
     names = (f"eigenvector of {values[0]:.4g}", f"eigenvector of {values[1]:.4g}")
+    if names[0] == names[1]:
+        names = (f"first {names[0]}", f"second {names[1]}")
     space = "" if found.converged else "; the search for them has not converged"
     space += "; a multiplet: they are two directions of several" if found.extended else ""
     note = f"directions: the two leading eigenvectors of the Hessian, of length 1{space}"

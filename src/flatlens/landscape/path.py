@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadInput, UnknownName
+from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate
 from flatlens.landscape.barrier import Barrier, bracketed, look_at
 from flatlens.landscape.certificate import with_proof
@@ -20,7 +20,7 @@ from flatlens.landscape.curve import Curve, trained
 from flatlens.landscape.ends import Ends, lens_of
 from flatlens.landscape.matching import match
 from flatlens.measures import Lens, about
-from flatlens.measures.definition import drawing
+from flatlens.measures.definition import drawing, require_count, require_positive
 from flatlens.problem import Problem
 from flatlens.progress_bar import Shown, progress_shown
 from flatlens.result import Result, of_report
@@ -217,7 +217,10 @@ def path(
     """
     # the two networks, with one architecture, and the threshold
     lens = lens_of(a, "a", "path")
-    _require(bends=bends, points=points, steps=steps, lr=lr, batch_size=batch_size, rtol=rtol)
+    require_count(0, "path", bends=bends)
+    require_count(3, "path", points=points)
+    require_count(1, "path", steps=steps, batch_size=batch_size)
+    require_positive("path", lr=lr, rtol=rtol)
     draws = drawing(generator, progress, "path")
     ends = Ends.of(lens, b)
     elsewhere = ends.elsewhere
@@ -268,16 +271,6 @@ def _scanned(points: int, rtol: float, line: Any, ends: Ends, curve: Curve, name
         model, enough = elsewhere.model, rtol * scale / 10
         found = with_proof(ends.problem, model, ends.second, found, look, enough=enough, most=8 * points)
     return Way.of(name, found, rtol * scale)
-
-
-def _require(**options: float) -> None:
-    least = {"bends": 0, "points": 3, "steps": 1, "batch_size": 1}
-    for name, value in options.items():
-        if name in least and not (type(value) is int and value >= least[name]):
-            what = f"expected a whole number of at least {least[name]}"
-            raise BadInput(what, argument=name, value=value, call="path")
-        if name not in least and not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise BadInput("expected a number above 0", argument=name, value=value, call="path")
 
 
 _CHANCE = 0.9  #: a loss above this share of that of the best constant outputs is one of an untrained network

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature import Hessian
-from flatlens.errors import BadInput
 from flatlens.landscape.directions import WhichDirections, axes_of
 from flatlens.landscape.ends import lens_of
 from flatlens.landscape.slices import Slice, sliced
 from flatlens.measures import Lens, about
-from flatlens.measures.definition import drawing
+from flatlens.measures.definition import drawing, require_count, require_positive
 from flatlens.perturbation import Elsewhere
 from flatlens.problem import Problem
 from flatlens.problem.ranks import ALONE
@@ -156,11 +155,8 @@ def plane(
     """
     # the network, and its risk and derivatives at other weights
     of = lens_of(lens, "lens", "plane")
-    if not (type(points) is int and points >= 3):
-        raise BadInput("expected a whole number of at least 3", argument="points", value=points, call="plane")
-    for name, number in (("extent", extent), ("rtol", rtol)):
-        if number is not None and not (isinstance(number, int | float) and 0 < number < math.inf):
-            raise BadInput("expected a number above 0", argument=name, value=number, call="plane")
+    require_count(3, "plane", points=points)
+    require_positive("plane", rtol=rtol, **({} if extent is None else {"extent": extent}))
     draws = drawing(generator, progress, "plane")
     problem = of.problem.changed(ranks=ALONE, facts={})
     elsewhere = Elsewhere(problem, model=of.model)

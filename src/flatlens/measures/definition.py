@@ -456,18 +456,24 @@ def require_tolerance(rtol: object) -> None:
         raise BadOption(f"option rtol={rtol!r}: expected a number between 0 and 1")
 
 
-def require_positive(**options: object) -> None:
-    """Refuse anything but positive finite numbers."""
+def require_positive(call: str = "", /, **options: object) -> None:
+    """Refuse anything but positive finite numbers: options of a measure, or arguments of a call."""
     for name, value in options.items():
         if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise BadOption(f"option {name}={value!r}: expected a positive number")
+            raise _unfit("expected a positive number", name, value, call)
 
 
-def require_count(least: int, **options: object) -> None:
-    """Refuse anything but whole numbers of at least `least`."""
+def require_count(least: int, call: str = "", /, **options: object) -> None:
+    """Refuse anything but whole numbers of at least `least`: options of a measure, or arguments of a call."""
     for name, value in options.items():
         if isinstance(value, bool) or not (isinstance(value, int) and value >= least):
-            raise BadOption(f"option {name}={value!r}: expected a whole number of at least {least}")
+            raise _unfit(f"expected a whole number of at least {least}", name, value, call)
+
+
+def _unfit(what: str, name: str, value: object, call: str) -> BadInput:
+    if call:
+        return BadInput(what, argument=name, value=value, call=call)
+    return BadOption(f"option {name}={value!r}: {what}")
 
 
 def require_one_of(known: Iterable[str], **options: object) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.measures.definition import PERMUTATION, Parts, Run, on_lens, require_count, require_positive
 from flatlens.measures.lens import Lens
@@ -18,6 +19,10 @@ from flatlens.perturbation.weights import Elsewhere
 RHAT = 1.05  #: split R-hat above which the chains disagree
 EFFECTIVE = 100  #: effective draws of all chains below which there is no value
 DRIFT = 4.0  #: difference of the chains' halves, in its standard errors, above which they have not converged
+_DRAWS, _BURN_IN = 300, 100
+_BURNT = _BURN_IN / (_DRAWS + _BURN_IN)  #: share of a budget that burns in
+_FEWEST = 20  #: draws of a chain
+_DESCENT = 100  #: largest number of gradients of a descent
 AWAY = 4.0  #: standard errors by which chains may lie farther from w* than the localisation alone would take them
 
 
@@ -27,7 +32,7 @@ AWAY = 4.0  #: standard errors by which chains may lie farther from w* than the 
     symbol=r"\lambda",
     source="learning2025",
     unit="dimensions / 2",
-    cost="chains x (burn_in + draws) x leapfrogs gradients: 8,000 by default",
+    cost="chains x (burn_in + draws) x leapfrogs gradients: 8,000 by default; up to 500 more for its checks",
     invariant_under={PERMUTATION},
     works_coupled=True,
     on_request=True,
@@ -41,9 +46,10 @@ def local_learning_coefficient(
     beta: float | None = None,
     gamma: float = 1.0,
     chains: int = 4,
-    draws: int = 300,
-    burn_in: int = 100,
+    draws: int = _DRAWS,
+    burn_in: int = _BURN_IN,
     leapfrogs: int = 5,
+    gradients: int | None = None,
 ) -> Estimate | Parts:
     """Local learning coefficient: n beta (E[L(w)] - L(w*)), E over a posterior around the network's weights w*.
 
@@ -59,6 +65,10 @@ def local_learning_coefficient(
     effective draws, drift), or leave the basin: where a descent from their ends finds a deeper minimum than a descent
     from w*, or where they lie farther from w* than the localisation alone would take them.
 
+    `gradients` is a budget instead of `draws` and `burn_in`: the chains take at most that many gradients of all
+    samples, a quarter of them to burn in. Descents, which check the basin, take up to 100 (chains + 1) more, and the
+    search for a first step some. The note counts all. With a budget that is too small there is no value.
+
     `.fall` is n beta (L(w*) - L(mode)), the mode found by a descent from w*: 0 at a minimum. Where it exceeds the
     error, w* is not a minimum, and the note says so. `arrays` has each chain's draws of n beta (L(w) - L(w*)),
     acceptance and step, and `effective`, `rhat`.
@@ -66,27 +76,41 @@ def local_learning_coefficient(
     require_positive(gamma=gamma, **({} if beta is None else {"beta": beta}))
     require_count(1, leapfrogs=leapfrogs, burn_in=burn_in)
     require_count(2, chains=chains)
-    require_count(20, draws=draws)
+    require_count(_FEWEST, draws=draws)
+    if gradients is not None:
+        if (draws, burn_in) != (_DRAWS, _BURN_IN):
+            raise BadOption(f"option gradients={gradients!r}: give it, or draws and burn_in, not both")
+        require_count(math.ceil(_FEWEST / (1 - _BURNT)) * chains * leapfrogs, gradients=gradients)
+        transitions = gradients // (chains * leapfrogs)
+        burn_in = int(_BURNT * transitions)
+        draws = transitions - burn_in
     n = lens.samples
     if n < 2 and beta is None:
         return undefined("beta = 1 / log n needs at least two samples: give beta")
     strength = n / math.log(n) if beta is None else n * beta
     total = chains * (burn_in + draws) * leapfrogs
-    elsewhere = Elsewhere(lens.problem, model=lens.model)
-    posterior = Posterior(slope_of(elsewhere), elsewhere.here.double(), strength, gamma)
+    elsewhere, taken = Elsewhere(lens.problem, model=lens.model), 0
+    slope = slope_of(elsewhere)
+
+    def counted(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal taken
+        taken += len(rows)
+        return slope(rows)
+
+    posterior = Posterior(counted, elsewhere.here.double(), strength, gamma)
     with lens.problem.measuring(lens.model):
         # a trial on a few samples: the time of some gradients stands for that of all
         if lens.samples > lens.problem.n:
-            return Estimate(0.0, seconds=total * _seconds(posterior))
+            return Estimate(0.0, seconds=(total + _DESCENT * (chains + 1)) * _seconds(posterior))
         here = float(posterior.slope(posterior.centre[None])[0])
-        lowest, at_mode, _ = descended(posterior, posterior.centre)
+        lowest, at_mode, _ = descended(posterior, posterior.centre, _DESCENT)
 
         def told(done: int) -> None:
             if run.progress is not None:
                 run.progress("gradients", chains * done, total)
 
         drawn = run_chains(posterior, chains, burn_in, draws, leapfrogs, run.generator, told)
-        deepest = min(descended(posterior, end)[0] for end in drawn.ends)
+        deepest = min(descended(posterior, end, _DESCENT)[0] for end in drawn.ends)
     # the chains' rises, in units of the value, and the error of the loss itself
     rises = strength * (drawn.losses - here)
     mean = mean_of_chains(rises)
@@ -98,7 +122,7 @@ def local_learning_coefficient(
     }  # fmt: skip
     told_how = (
         f"n beta = {strength:.4g}, gamma = {gamma:g}; {mean.effective:.0f} effective draws, "
-        f"R-hat {mean.rhat:.3f}, acceptance {float(drawn.accepted.mean()):.2f}"
+        f"R-hat {mean.rhat:.3f}, acceptance {float(drawn.accepted.mean()):.2f}, {taken:,} gradients"
     )
     value = Estimate(mean.value, stderr, "estimate", told_how, arrays=arrays)
     if why := disagreement(mean) or _left(drawn, posterior, lowest - deepest, value.margin):

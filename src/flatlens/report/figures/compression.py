@@ -12,11 +12,13 @@ from flatlens.report.figures.figure import Drawing, Figure, log_ticks
 _COLOURS = ("#1d7a4f", "#c0392b")
 
 
-def rises_figure(found: Compression) -> Figure:
-    """Return a mark for each layer and scheme whose forecast and rise are positive, on logarithmic axes."""
+def rises_figures(found: Compression) -> list[Figure]:
+    """Return a mark for each layer and scheme whose forecast and rise are positive, on logarithmic axes, if any has."""
     data = found.frame()[["layer", "scheme", "forecast", "rise", "valid"]]
     data["forecast holds"] = data["valid"].map({True: "expected", False: "flagged"})
     drawn = data[(data["layer"] != "") & (data["forecast"] > 0) & (data["rise"] > 0)]
+    if drawn.empty:
+        return []
     whole, narrow = _rises(drawn, 520, 300, 3), _rises(drawn, 230, 230, 2)
     left = int((data["layer"] != "").sum()) - len(drawn)
     caption = (
@@ -26,12 +28,12 @@ def rises_figure(found: Compression) -> Figure:
     )
     caption += f" Without a mark: {left} with a forecast or a rise of 0 or below." if left else ""
     title = "Forecast and measured rise of the loss"
-    return Figure("rises", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
+    return [Figure("rises", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)]
 
 
 def _rises(data: pd.DataFrame, width: int, height: int, columns: int) -> Drawing:
     numbers = pd.concat([data["forecast"], data["rise"]])
-    low, high = (float(numbers.min()) / 1.5, float(numbers.max()) * 1.5) if len(numbers) else (0.1, 1.0)
+    low, high = float(numbers.min()) / 1.5, float(numbers.max()) * 1.5
     scale, ticks = alt.Scale(type="log", domain=[low, high], nice=False), log_ticks(low, high)
     axis = alt.Axis(values=ticks, format="~g") if ticks else alt.Axis(tickCount=4)
     places = alt.X("forecast:Q", scale=scale, axis=axis), alt.Y("rise:Q", title="measured rise", scale=scale, axis=axis)

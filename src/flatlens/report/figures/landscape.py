@@ -15,6 +15,7 @@ from flatlens.landscape.plane import NOT_SEEN
 from flatlens.report.figures.figure import Drawing, Figure
 
 _HUES = {LINE: "#7e03a8", MATCHED: "#2f7fc1", CURVE: "#e08214"}
+_SHORT = alt.Axis(format="~g")
 _SHADES = ["#f6f0fa", "#d9b3e6", "#b061c9", "#7e03a8", "#43015a"]  #: of the loss, from low to high
 
 
@@ -28,7 +29,7 @@ def path_figure(found: LossPath) -> Figure:
 
     def drawn(width: int) -> Drawing:
         base = alt.Chart(data).encode(x=alt.X("t:Q", title="t: first network at 0, second at 1"), color=hues)
-        y = alt.Y("loss:Q", title="loss", scale=alt.Scale(zero=False))
+        y = alt.Y("loss:Q", title="loss", scale=alt.Scale(zero=False), axis=_SHORT)
         line, dots = base.mark_line().encode(y=y), base.mark_point(filled=True, size=22).encode(y=y, tooltip=told)
         chord = base.mark_line(strokeDash=[4, 3], strokeWidth=1).encode(y="chord:Q")
         layered: Drawing = alt.layer(line, dots, chord).properties(width=width, height=260)
@@ -55,7 +56,7 @@ def plane_figure(found: LossPlane) -> Figure:
         cells = alt.Chart(data).mark_rect().encode(
             x=alt.X("x_from:Q", title=names[0], scale=alt.Scale(nice=False, zero=False)), x2="x_to:Q",
             y=alt.Y("y_from:Q", title=names[1], scale=alt.Scale(nice=False, zero=False)), y2="y_to:Q",
-            color=alt.Color("loss:Q", scale=scale, legend=alt.Legend(title="loss", orient="right")),
+            color=alt.Color("loss:Q", scale=scale, legend=alt.Legend(title="loss", orient="right", format=".4~g")),
             tooltip=[alt.Tooltip(f"{name}:Q", format=".4g") for name in ("x", "y", "loss")],
         )  # fmt: skip
         marks = pd.DataFrame({"x": [0.0], "y": [0.0]})
@@ -86,7 +87,8 @@ def slices_figure(found: LossPlane) -> Figure:
             losses = rows[(rows["curve"] == "loss") & np.isfinite(rows["value"])]["value"]
             low, high = float(losses.min()), float(losses.max())
             room = 0.1 * (high - low) or 1.0
-            y = alt.Y("value:Q", title="loss", scale=alt.Scale(domain=[low - room, high + room], nice=False))
+            scale = alt.Scale(domain=[low - room, high + room], nice=False)
+            y = alt.Y("value:Q", title="loss", scale=scale, axis=_SHORT)
             base = alt.Chart(rows).mark_line(clip=True).encode(
                 x=alt.X("distance:Q", title="distance"), y=y,
                 color=alt.Color("curve:N", scale=alt.Scale(domain=["loss", "quadratic"], range=["#7e03a8", "#e08214"]),
