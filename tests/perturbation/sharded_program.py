@@ -1,4 +1,4 @@
-"""Measures of a network whose parameters are spread over the processes of torchrun; rank 0 writes the numbers."""
+"""Measures of networks whose parameters are spread over the processes of torchrun; rank 0 writes the numbers."""
 
 from __future__ import annotations
 
@@ -152,9 +152,8 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
     return found
 
 
-def main(out: str, how: str, kind: str) -> None:
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+def of_case(how: str, kind: str, mesh: DeviceMesh) -> dict[str, Any]:
+    """What is found of one kind of network, spread in one way."""
     net: nn.Module = network(kind)
     if how in WRAPPED:
         for layer in [net[number] for number in WRAPPED[how]] + [net]:
@@ -169,12 +168,16 @@ def main(out: str, how: str, kind: str) -> None:
     tracker = fl.Tracker(fl.Problem(later, "cross_entropy", data(kind, seed=1)), "loss", live=False, log=told.append)
     fully_shard(later, mesh=mesh)
     assert tracker.step(0) is not None
-    found["refused"] = refused(mesh)
     found["told"] = [0] * dist.get_world_size()
     dist.all_gather_object(found["told"], len(told))
-    if how in WRAPPED:
-        found |= while_accumulating(net, kind)
-        found["narrowed"] = narrowed(mesh)
+    return found | while_accumulating(net, kind) if how in WRAPPED else found
+
+
+def main(out: str, cases: str) -> None:
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    found: dict[str, Any] = {f"{how}, {kind}": of_case(how, kind, mesh) for how, kind in json.loads(cases)}
+    found |= {"refused": refused(mesh), "narrowed": narrowed(mesh)}
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(found))
     try:

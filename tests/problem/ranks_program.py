@@ -1,10 +1,9 @@
-"""What test_ranks.py runs in several processes: `torchrun ranks_program.py OUT SAMPLES MEMORY LOADER_BATCH [MEASURES]`.
+"""What test_ranks.py runs in several processes: `torchrun ranks_program.py OUT CASES`.
 
-The first of them leaves the values of measures as JSON; started alone, what one process gives.
+The first of them leaves the values of measures in each case as JSON.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -25,11 +24,11 @@ def network():
     return nn.Sequential(*layers).double()
 
 
-def main(out, samples, memory, batch, measures=""):
-    ranks = fl.Ranks.joined() if "RANK" in os.environ else ALONE
+def measured(samples, memory, batch, measures="", ranks=ALONE):
+    """The value and the margin of each measure; by default of one process."""
     generator = torch.Generator().manual_seed(1)
-    x, y = (torch.randn(int(samples), 1, 6, 6, generator=generator), torch.arange(int(samples)) % 4)
-    data = DataLoader(list(zip(x, y, strict=True)), batch_size=int(batch)) if int(batch) else (x, y)
+    x, y = (torch.randn(samples, 1, 6, 6, generator=generator), torch.arange(samples) % 4)
+    data = DataLoader(list(zip(x, y, strict=True)), batch_size=batch) if batch else (x, y)
     problem = fl.Problem(network(), "cross_entropy", data, test=(x[:7] + 1, y[:7]), memory=memory, ranks=ranks)
     names = measures.split(",") if measures else [card.name for card in fl.catalogue() if card.name not in NEED_MORE]
     found = {}
@@ -42,7 +41,12 @@ def main(out, samples, memory, batch, measures=""):
         found |= {f"{outputs} mls of sample {number}": (float(value), 0.0) for number, value in enumerate(each)}
     coupled = fl.Problem(network(), "cross_entropy", (x, y), batchnorm="train", ghost_batch=4, ranks=ranks)
     sharpness = fl.measure(fl.Lens(coupled), ["sharpness"])["sharpness"]
-    found["in ghost batches"] = (sharpness.value, sharpness.margin)
+    return found | {"in ghost batches": (sharpness.value, sharpness.margin)}
+
+
+def main(out, cases):
+    ranks = fl.Ranks.joined()
+    found = [measured(*case, ranks=ranks) for case in json.loads(cases)]
     if ranks.rank == 0:
         Path(out).write_text(json.dumps(found))
 

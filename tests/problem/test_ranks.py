@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from flatlens.problem import Ranks
 from flatlens.problem.batches import joined
 from flatlens.problem.data import Data
 
-PROGRAM = str(Path(__file__).parent / "ranks_program.py")
+PROGRAM = Path(__file__).parent / "ranks_program.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 MEASURES = "mls,relative_flatness,neuron_flatness,sharpness,hessian_trace,average_sharpness,loss,test_loss"
 
@@ -28,13 +29,20 @@ def environment(**more):
     return {**os.environ, "OMP_NUM_THREADS": "1", **more}
 
 
-def values(tmp_path, count, *arguments):
-    """What the first of so many processes leaves."""
+def values(tmp_path, count, cases):
+    """What the first of so many processes leaves of each case."""
     out = tmp_path / f"{count}.json"
-    launcher = [*TORCHRUN, str(count)] if count > 1 else [sys.executable]
-    command = [*launcher, PROGRAM, str(out), *map(str, arguments)]
+    command = [*TORCHRUN, str(count), str(PROGRAM), str(out), json.dumps(cases)]
     subprocess.run(command, check=True, env=environment(), timeout=900, capture_output=True)
     return json.loads(out.read_text())
+
+
+def alone():
+    """(case) -> what one process finds."""
+    spec = spec_from_file_location("ranks_program", PROGRAM)
+    program = module_from_spec(spec)
+    spec.loader.exec_module(program)
+    return program.measured
 
 
 def require_same(one, many):
@@ -45,24 +53,27 @@ def require_same(one, many):
 
 
 @pytest.mark.parametrize(
-    ("count", "samples", "memory", "batch"),
+    ("count", "cases"),
     [
-        pytest.param(2, 30, "40KB", 0, id="two, chunks of a few samples"),
-        pytest.param(3, 31, "1GiB", 12, id="three, batches of 12, 12 and 7"),
-        pytest.param(3, 20, "1GiB", 12, id="three, one without a batch"),
-        pytest.param(3, 10, "1GiB", 0, id="three, two of them without a sample"),
+        pytest.param(2, [(30, "40KB", 0)], id="two, chunks of a few samples"),
+        pytest.param(
+            3,
+            [(31, "1GiB", 12), (20, "1GiB", 12), (10, "1GiB", 0)],
+            id="three: batches of 12, 12 and 7; one without a batch; two of them without a sample",
+        ),
     ],
 )
-def test_ranks_give_what_one_process_gives(tmp_path, count, samples, memory, batch):
-    arguments = (samples, memory, batch, MEASURES)
-    one = values(tmp_path, 1, *arguments)
-    require_same(one, values(tmp_path, count, *arguments))
-    assert sum(math.isfinite(value) for value, _ in one.values()) > 2 * samples + 20
+def test_ranks_give_what_one_process_gives(tmp_path, count, cases):
+    cases = [(*case, MEASURES) for case in cases]
+    for case, many in zip(cases, values(tmp_path, count, cases), strict=True):
+        one = alone()(*case)
+        require_same(one, many)
+        assert sum(math.isfinite(value) for value, _ in one.values()) > 2 * case[0] + 20
 
 
 @pytest.mark.slow
 def test_every_measure_is_the_same(tmp_path):
-    one, two = (values(tmp_path, count, 50, "40KB", 0) for count in (1, 2))
+    one, (two,) = alone()(50, "40KB", 0), values(tmp_path, 2, [(50, "40KB", 0)])
     require_same(one, two)
     assert sum(math.isfinite(value) for value, _ in one.values()) > 350
 
