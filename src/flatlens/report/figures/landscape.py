@@ -15,7 +15,7 @@ from flatlens.landscape.plane import NOT_SEEN
 from flatlens.report.figures.figure import Drawing, Figure
 
 _HUES = {LINE: "#7e03a8", MATCHED: "#2f7fc1", CURVE: "#e08214"}
-_SHORT = alt.Axis(format="~g")
+_SHORT = alt.Axis(labelExpr="abs(datum.value) < 1e6 ? datum.label : format(datum.value, '.3~e')")
 _SHADES = ["#f6f0fa", "#d9b3e6", "#b061c9", "#7e03a8", "#43015a"]  #: of the loss, from low to high
 
 
