@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from benchmarks import machine
 from benchmarks.timed import mlp
 from flatlens import cli
-from flatlens.cli import cost
+from flatlens.cli import terminal
 from flatlens.memory import OfProcess
 from flatlens.models import LeNet5
 
@@ -126,7 +126,7 @@ def measured(name: str, **changes: Any) -> dict[str, Any]:
 
     def announce(lens: Any, work: Any, **options: Any) -> None:
         peaks.append(gauge.peak())  # of the making of the problem
-        found.append(cost.announce(lens, work, **options))
+        found.append(terminal.announce(lens, work, **options))
         peaks.append(gauge.peak())  # once the trials are over
 
     sys.modules[cli.measure.__module__].announce = announce  # type: ignore[attr-defined]

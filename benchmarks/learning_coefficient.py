@@ -25,8 +25,7 @@ from torch import Tensor
 
 import flatlens as fl
 from flatlens.measures.learning_coefficient import disagreement
-from flatlens.perturbation.chains import mean_of_chains
-from flatlens.perturbation.localised_posterior import Posterior, Slope, run_chains
+from flatlens.perturbation.localised_posterior import Posterior, Slope, mean_of_chains, run_chains
 
 N, GAMMA, SEEDS = 10_000, 1.0, 2_000
 Array = NDArray[np.float64]

@@ -38,7 +38,7 @@ from benchmarks.timed import NETWORKS, OUTPUTS, TRANSFORMERS
 from flatlens.errors import out_of_memory
 from flatlens.grams import Plan, lay_out, one_pass
 from flatlens.grams.data_pass import ALL_GRAMS, PASS_CHUNK, chunk_size
-from flatlens.measures.presets import SUMMARY
+from flatlens.measures.definition import SUMMARY
 
 THREE = ["mls", "ggn_trace", "relative_flatness_ggn"]
 CHUNKS = (8, 32, 128, 256)

@@ -27,7 +27,7 @@ from flatlens.papers.evidence import UNIT, correlated, independent, studied, the
 from flatlens.papers.reparam2019 import layer_five
 from flatlens.papers.reproduction import Reproduction
 from flatlens.statistics import Statistic, partial_correlation
-from flatlens.statistics.relations import relate_within
+from flatlens.statistics.groupwise import relate_within
 
 ACCURACY_GAP, LOSS = "accuracy gap", "training loss"
 SEEDS = "the seed alone"

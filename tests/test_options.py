@@ -58,7 +58,7 @@ SPARED = {
     "problem/row_layout.py:OfRows.draw_slopes(draws)": "as of Fisher",
     "measures/leading_eigenvalues.py:as_estimate(pairs)": "eigenpairs themselves",
     "measures/leading_eigenvalues.py:Searches.__init__(pairs)": "eigenpairs themselves",
-    "statistics/relations.py:Relations.__init__(pairs)": "pairs of columns",
+    "statistics/groupwise.py:Relations.__init__(pairs)": "pairs of columns",
     "statistics/group_differences.py:group_differences(pairs)": "pairs of networks",
     "curvature/optimiser_geometry.py:dual_norm(radius)": "of a ball for each matrix, in spectral norm",
     "curvature/optimiser_geometry.py:corner(radius)": "of a ball for each matrix, in spectral norm",

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import flatlens as fl
-from flatlens import progress_bar
+from flatlens import progress
 from flatlens.measures.definition import Run, on_lens
-from flatlens.progress import in_words
-from flatlens.progress_bar import DELAY, TICK, Bar
+from flatlens.progress import DELAY, TICK, Bar, in_words
 
 
 class Terminal(io.StringIO):
@@ -179,8 +178,8 @@ SLEEPY = on_lens(id="own", family="own", symbol="s", source="nowhere", unit="", 
 
 @pytest.mark.parametrize("call", [fl.measure, fl.check_invariance], ids=lambda call: call.__name__)
 def test_a_script_shows_its_work_too(call, capsys, monkeypatch):
-    monkeypatch.setattr(progress_bar, "DELAY", 0.05)
-    monkeypatch.setattr(progress_bar, "PAUSE", 0.1)
+    monkeypatch.setattr(progress, "DELAY", 0.05)
+    monkeypatch.setattr(progress, "PAUSE", 0.1)
     call(slow(), SLEEPY)
     out, err = capsys.readouterr()
     assert out == ""
@@ -188,7 +187,7 @@ def test_a_script_shows_its_work_too(call, capsys, monkeypatch):
 
 
 def test_one_switch_turns_it_off(capsys, monkeypatch):
-    monkeypatch.setattr(progress_bar, "DELAY", 0.05)
+    monkeypatch.setattr(progress, "DELAY", 0.05)
     fl.measure(slow(), SLEEPY, progress=False)
     monkeypatch.setenv("FLATLENS_PROGRESS", "0")
     fl.measure(slow(), SLEEPY)
@@ -207,8 +206,8 @@ def test_a_notebook_gets_one_line_that_goes_away(monkeypatch):
     class OutStream(io.StringIO):
         __module__ = "ipykernel.iostream"
 
-    monkeypatch.setattr(progress_bar, "DELAY", 0.05)
-    monkeypatch.setattr(progress_bar, "REWRITE", 0.05)
+    monkeypatch.setattr(progress, "DELAY", 0.05)
+    monkeypatch.setattr(progress, "REWRITE", 0.05)
     monkeypatch.setattr(sys, "stderr", OutStream())
     fl.measure(slow(), SLEEPY)
     text = sys.stderr.getvalue()

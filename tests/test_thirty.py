@@ -35,7 +35,7 @@ def test_a_task_prints_what_the_page_shows(
     heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("flatlens.progress_bar.DELAY", 1e6)
+    monkeypatch.setattr("flatlens.progress.DELAY", 1e6)
     page = thirty.PAGE if heading in TASKS else thirty.DECISIONS
     language, code, shown = (TASKS | DECISIONS)[heading]
     names = thirty.prepared(tmp_path, page)

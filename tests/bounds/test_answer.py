@@ -7,7 +7,7 @@ import torch
 
 import flatlens as fl
 from flatlens.bounds import BOUNDS, BoundsReport, Verdict
-from flatlens.bounds.answer import answer
+from flatlens.bounds.check import answer
 
 HELD = Verdict("mls_chain", "fc1", 0.5, 1.0, 0.5, 0.5, "holds", "", 0.0, "", "")
 OFF = replace(HELD, bound="residual_bound", status="not applicable", assumption="identity_skips: no residual block")

@@ -10,7 +10,7 @@ from flatlens import cli
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No progress, however slow the machine is."""
-    for module in ("progress_bar", "cli.cost"):
+    for module in ("progress", "cli.terminal"):
         monkeypatch.setattr(f"flatlens.{module}.DELAY", 1e6)
 
 

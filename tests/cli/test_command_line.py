@@ -17,7 +17,7 @@ from flatlens.cli import terminal
 from flatlens.cli.terminal import show_json
 from flatlens.errors import BadInput, StaleLens
 from flatlens.measures import MEASURES
-from flatlens.measures.presets import SUMMARY
+from flatlens.measures.definition import SUMMARY
 from flatlens.report.cards import FAMILIES, by_family, page, plain
 from flatlens.result import SCHEMA
 

@@ -9,7 +9,7 @@ from builders import Gauge, lens_in_chunks
 
 import flatlens as fl
 from flatlens import cli, forecast
-from flatlens.cli import cost
+from flatlens.cli import terminal
 
 NET = """
 import torch
@@ -35,12 +35,12 @@ def lens():
 
 
 def test_work_that_lasts_is_announced_with_its_memory(net, capsys, monkeypatch):
-    monkeypatch.setattr(cost, "DELAY", 0.0)
+    monkeypatch.setattr(terminal, "DELAY", 0.0)
     assert cli.run(net) == 0
     out, err = capsys.readouterr()
     assert "67 parameters, 40 samples, 1 forward and 3 backward passes: " in err
     assert "GiB of memory (" in err
-    monkeypatch.setattr(cost, "DELAY", 1000.0)
+    monkeypatch.setattr(terminal, "DELAY", 1000.0)
     assert cli.run(net) == 0
     again, err = capsys.readouterr()
     assert err == ""
@@ -49,7 +49,7 @@ def test_work_that_lasts_is_announced_with_its_memory(net, capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", ["bounds", "invariance"])
 def test_the_other_commands_announce_too(net, capsys, monkeypatch, command):
-    monkeypatch.setattr(cost, "DELAY", 0.0)
+    monkeypatch.setattr(terminal, "DELAY", 0.0)
     options = ["--measures", "mls"] if command == "invariance" else ["--bounds", "mls_chain"]
     assert cli.run([command, *net[1:-2], *options]) == 0
     assert "40 samples" in capsys.readouterr().err
@@ -108,11 +108,11 @@ def test_what_does_not_fit_is_refused_in_one_line(net, capsys, monkeypatch):
 def test_smaller_chunks_are_advised_where_they_would_do(lens, monkeypatch):
     monkeypatch.setattr(forecast, "meter", lambda device: Gauge(left=30_000))  # one sample takes some 1400 bytes
     with pytest.raises(fl.errors.BadInput, match=r"--memory 1MiB"):
-        cost.announce(lens, lambda few: None)
+        terminal.announce(lens, lambda few: None)
 
 
 def test_json_stays_json_where_work_is_announced(net, capsys, monkeypatch):
-    monkeypatch.setattr(cost, "DELAY", 0.0)
+    monkeypatch.setattr(terminal, "DELAY", 0.0)
     assert cli.run([*net, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["about"]["n"] == 40
 

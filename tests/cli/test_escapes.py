@@ -8,7 +8,7 @@ from rich.table import Table
 
 from flatlens import cli
 from flatlens.cli.terminal import note, show
-from flatlens.progress_bar import Bar, visible
+from flatlens.progress import Bar, visible
 
 RED = "fc\x1b[31mred\x1b]0;mine\x07\x9b1m\u202e"
 NET = f"""

@@ -5,9 +5,8 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Study
-from flatlens.experiments.levels import Levels
 from flatlens.experiments.narrative import answer_of_study, closest
-from flatlens.experiments.tables import COLUMNS, GIVEN_LOSS, OVERALL, gap_correlations, training_losses
+from flatlens.experiments.tables import COLUMNS, GIVEN_LOSS, OVERALL, Levels, gap_correlations, training_losses
 from flatlens.statistics import GroupDifference
 
 STUDY = Study.digits("smoke").over("seed", *range(8))

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.levels import level_differences, table_of
 from flatlens.experiments.narrative import level_sentences
 from flatlens.experiments.quantities import STUDIED, quantities
 from flatlens.experiments.result import TABLE_COLUMNS
+from flatlens.experiments.tables import level_differences, table_of
 
 VARIED = ["lr", "ascent", "seed"]
 

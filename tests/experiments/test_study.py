@@ -13,8 +13,7 @@ import torch
 from flatlens.data.sources import DataSettings
 from flatlens.errors import BadFolder
 from flatlens.estimate import Estimate, Report
-from flatlens.experiments import Quantity, Study, load_study, run_study
-from flatlens.experiments import derived as derived_module
+from flatlens.experiments import Quantity, Study, load_study, run_study, store
 from flatlens.experiments import network as network_module
 from flatlens.experiments import study as study_module
 from flatlens.experiments.settings import in_words
@@ -224,7 +223,7 @@ def test_nothing_is_derived_again_unless_something_changed(finished, tmp_path, m
     assert run(tmp_path / "out").findings == whole.findings
     (tmp_path / "out" / "derived.json").write_text("{")
     run(tmp_path / "out")
-    monkeypatch.setattr(derived_module, "_source", lambda: "another version of flatlens")
+    monkeypatch.setattr(store, "_source", lambda: "another version of flatlens")
     run(tmp_path / "out")
     shutil.rmtree(tmp_path / "out" / "networks" / whole.networks["key"][0])
     assert load_study(tmp_path / "out").unfinished == 1

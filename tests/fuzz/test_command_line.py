@@ -15,7 +15,7 @@ import pytest
 from invocations import folder, invocations
 
 from flatlens import cli
-from flatlens.progress_bar import OBEYED
+from flatlens.progress import OBEYED
 
 ONE_BY_ONE = 60
 ALL, SHARE = 1000, 100
@@ -72,7 +72,7 @@ def faults(at: Path, seed: int, count: int) -> list[tuple[list[str], str]]:
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("flatlens.progress_bar.DELAY", 1e6)
+    monkeypatch.setattr("flatlens.progress.DELAY", 1e6)
     return tmp_path
 
 

@@ -16,7 +16,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments import Study
 from flatlens.experiments.network import measure_network
 from flatlens.measures import MEASURES, pipeline
-from flatlens.measures.presets import SUMMARY, asked_for
+from flatlens.measures.definition import SUMMARY, asked_for
 
 
 def made(activation: type[nn.Module] = nn.ReLU, width: int = 8) -> nn.Module:

@@ -64,7 +64,7 @@ def test_the_largest_of_many_features_is_searched(monkeypatch: pytest.MonkeyPatc
     net, x, y = network("mlp-tanh")
     problem = fl.Problem(net, "cross_entropy", (x, y))
     exact = fl.measure(fl.Lens(problem), [KEY])
-    monkeypatch.setattr("flatlens.curvature.representations.FEATURES", 3)
+    monkeypatch.setattr("flatlens.measures.sensitivity.FEATURES", 3)
     found = fl.measure(fl.Lens(problem), [f"{KEY}(rtol=1e-9)"])
     assert found[f"{KEY}(rtol=1e-09)"].value == pytest.approx(exact[KEY].value, rel=1e-6)
     assert found[f"{KEY}(rtol=1e-09).dimension"].kind == "undefined"

@@ -321,7 +321,7 @@ def test_what_would_fill_the_memory_is_not_unpacked(tmp_path, monkeypatch):
 
 
 def test_a_malformed_archive_stops_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("flatlens.progress_bar.DELAY", 1e6)
+    monkeypatch.setattr("flatlens.progress.DELAY", 1e6)
     (tmp_path / "a.zip").write_bytes(missing_column(random.Random(1)))
     command = [
         "reproduce",

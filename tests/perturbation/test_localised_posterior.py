@@ -8,8 +8,14 @@ import pytest
 import torch
 from benchmarks.learning_coefficient import MODELS, Model, by_quadrature, covered, slope_of
 
-from flatlens.perturbation.chains import effective_sample_size, mean_of_chains, split_rhat
-from flatlens.perturbation.localised_posterior import Posterior, descended, run_chains
+from flatlens.perturbation.localised_posterior import (
+    Posterior,
+    descended,
+    effective_sample_size,
+    mean_of_chains,
+    run_chains,
+    split_rhat,
+)
 
 STRENGTH = 10_000 / math.log(10_000)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate, Report, undefined
 from flatlens.measures import catalogue
-from flatlens.report.figures.layers import DARK, layers_figure, layers_frame
+from flatlens.report.figures.measured import DARK, layers_figure, layers_frame
 from flatlens.report.measure import measure_screen, write_measure_page
 from flatlens.report.page import svg_of
 

@@ -7,7 +7,7 @@ import torch
 
 import flatlens as fl
 from flatlens.transforms import Cell, InvarianceReport
-from flatlens.transforms.cell import Applied
+from flatlens.transforms.invariance import Applied
 
 STAYS = Cell("mls", "layerwise", 2.0, 2.0, 0.0, 0.0, True, True, True)
 MOVES = Cell("ggn_trace", "layerwise", 2.0, 6.0, 2.0, 0.0, False, False, True)

@@ -11,7 +11,7 @@ import flatlens as fl
 from flatlens.errors import BadInput, StaleLens, UnknownName
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures import MEASURES
-from flatlens.measures.presets import in_preset
+from flatlens.measures.definition import in_preset
 from flatlens.transforms import TRANSFORMS
 from flatlens.transforms.invariance import CELL_COLUMNS, compare
 

@@ -31,8 +31,7 @@ from flatlens.cli.studies import report, reproduce, study, track
 from flatlens.cli.terminal import note
 from flatlens.deprecated_names import FormerName
 from flatlens.errors import FORWARD, BadInput, FlatlensError, Give, Unexpected, out_of_memory, typed_line
-from flatlens.progress import SideOutputFailed
-from flatlens.progress_bar import visible
+from flatlens.progress import SideOutputFailed, visible
 from flatlens.user_code import said
 from flatlens.version import __version__
 

@@ -20,7 +20,7 @@ from flatlens.cli.processes import local, ranks
 from flatlens.cli.terminal import Flag, Whole, note, stdout_to_stderr
 from flatlens.column import split_at_commas
 from flatlens.errors import BadFolder, BadInput, BadLoss, BadModel
-from flatlens.progress_bar import visible
+from flatlens.progress import visible
 
 if TYPE_CHECKING:
     import torch

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.cost import or_cost
 from flatlens.cli.inputs import How, Inputs, generator_of
 from flatlens.cli.networks import Compared, Files, announced, reading
-from flatlens.cli.terminal import Flag, Json, Whole, page_beside, require_own, saved, show, show_json
+from flatlens.cli.terminal import Flag, Json, Whole, or_cost, page_beside, require_own, saved, show, show_json
 from flatlens.errors import BadInput
 
 if TYPE_CHECKING:

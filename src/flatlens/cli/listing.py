@@ -12,8 +12,7 @@ from cyclopts import App, Parameter
 from flatlens.cli.studies import STUDIES
 from flatlens.cli.terminal import Flag, Json, note, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
-from flatlens.progress import count_of
-from flatlens.progress_bar import Bar
+from flatlens.progress import Bar, count_of
 
 data = App(
     name="data",

@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.cost import DryRun, announce, foretold, or_cost, show_cost
 from flatlens.cli.inputs import How, Inputs, Names, all_names, generator_of, require_trust, split_names
 from flatlens.cli.terminal import (
     MEASURING,
     READING,
     TRYING,
+    DryRun,
     Flag,
     Json,
     Whole,
+    announce,
+    foretold,
+    or_cost,
     page_beside,
     plain,
     require_own,
@@ -32,14 +35,14 @@ from flatlens.cli.terminal import (
     require_plan,
     saved,
     show,
+    show_cost,
     show_json,
     stdout_to_stderr,
     written,
 )
 from flatlens.errors import BadInput, UnknownName
 from flatlens.files import require_writable
-from flatlens.progress import no_progress
-from flatlens.progress_bar import Bar
+from flatlens.progress import Bar, no_progress
 
 if TYPE_CHECKING:
     from flatlens.comparing import Comparison

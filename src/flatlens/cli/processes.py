@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Never, NoReturn
 
 from flatlens.errors import BadInput, LostRank, one_line
-from flatlens.progress_bar import visible
+from flatlens.progress import visible
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.cost import DryRun, or_cost
 from flatlens.cli.inputs import Names, all_names
 from flatlens.cli.processes import patient
 from flatlens.cli.terminal import (
     DRAWING,
     WHOLE,
+    DryRun,
     Flag,
     Json,
     Whole,
     bullets,
     note,
+    or_cost,
     page_beside,
     require_page,
     show,
@@ -34,8 +35,7 @@ from flatlens.cli.terminal import (
     written,
 )
 from flatlens.errors import BadFolder, BadInput, UnknownName
-from flatlens.progress import count_of, in_words
-from flatlens.progress_bar import Bar
+from flatlens.progress import Bar, count_of, in_words
 from flatlens.user_code import YAML, is_userfile
 
 if TYPE_CHECKING:

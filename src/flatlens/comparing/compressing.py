@@ -35,8 +35,7 @@ from flatlens.perturbation.autograd_check import coarsest_inside
 from flatlens.problem import Problem
 from flatlens.problem.eval_context import copy_of
 from flatlens.problem.problem import chosen_parameters
-from flatlens.progress import listed
-from flatlens.progress_bar import Shown, progress_shown
+from flatlens.progress import Shown, listed, progress_shown
 from flatlens.version import __version__
 
 _ALLOWED = 1 / 4  #: share of a forecast up to which its expected rest, itself up to a third off, leaves it within 1.5

@@ -14,12 +14,11 @@ from flatlens.comparing.comparison import DIFFERENT, Comparison
 from flatlens.comparing.groups import GroupComparison
 from flatlens.errors import BadInput
 from flatlens.measures import MEASURES, Lens, Measure, measure
-from flatlens.measures.definition import RISK_FAMILY, drawing
-from flatlens.measures.presets import PRESETS, Choice, asked_for
+from flatlens.measures.definition import PRESETS, RISK_FAMILY, Choice, asked_for, drawing
 from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
 from flatlens.problem.data import Data
-from flatlens.progress_bar import Shown, progress_shown
+from flatlens.progress import Shown, progress_shown
 
 SAME_LOSS = "they must be measured under one loss"
 

@@ -15,11 +15,10 @@ import numpy as np
 import pandas as pd
 
 from flatlens.comparing.answers import group_answer
-from flatlens.experiments.levels import Levels
 from flatlens.experiments.overrides import TOGETHER, but_seeds, paths
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words, measure_names
 from flatlens.experiments.settings import Study
-from flatlens.experiments.tables import GIVEN_LOSS, OVERALL, held_fixed, unit_column
+from flatlens.experiments.tables import GIVEN_LOSS, OVERALL, Levels, held_fixed, unit_column
 from flatlens.progress import count_of
 from flatlens.statistics import holm
 from flatlens.statistics.group_differences import SIGNIFICANCE

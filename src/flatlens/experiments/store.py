@@ -16,10 +16,13 @@
 
 There is no lock and no daemon: several processes may work in one folder. If two compute the same network, the result of
 the first to finish is kept. Versions, device, instruction set and threads are recorded, for they can change digits.
+
+What was derived is derived again where its inputs have changed, or flatlens's own source, or where it cannot be read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -30,7 +33,7 @@ import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -523,3 +526,51 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise BadFolder(f"{str(path)!r} cannot be read (not a JSON object){_MEND}")
     return plain
+
+
+_OF = "derived_from"
+_SOURCE = Path(__file__).parent.parent
+
+
+def digest_of(*parts: Any) -> str:
+    """Return the hash of tables and plain values, and of the source that derives from them.
+
+    >>> digest_of({"a": 1}, pd.DataFrame({"b": [1.0]})) == digest_of({"a": 1}, pd.DataFrame({"b": [1.0 + 1e-15]}))
+    False
+    """
+    digest = hashlib.sha256(_source().encode())
+    for part in parts:
+        if isinstance(part, pd.DataFrame):
+            digest.update(repr([*map(str, part.columns)]).encode())
+            digest.update(np.ascontiguousarray(pd.util.hash_pandas_object(part, index=False).to_numpy()).data)
+        else:
+            digest.update(json.dumps(part, sort_keys=True, default=repr).encode())
+    return digest.hexdigest()
+
+
+@cache
+def _source() -> str:
+    digest = hashlib.sha256()
+    for file in sorted(_SOURCE.rglob("*")):
+        if file.suffix in (".py", ".j2", ".css", ".js"):
+            digest.update(file.relative_to(_SOURCE).as_posix().encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def read_derived(file: Path, of: str) -> dict[str, Any] | None:
+    """Return what `write_derived` kept, if it was derived from what has the digest `of`; else None."""
+    try:
+        plain = json.loads(file.read_text(encoding="utf-8"))
+        if plain.pop(_OF) != of:
+            return None
+        tables = {name: pd.DataFrame(columns) for name, columns in plain.pop("tables").items()}
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        return None
+    return {**plain, **tables}
+
+
+def write_derived(file: Path, of: str, derived: Mapping[str, Any]) -> None:
+    """Keep tables and plain values that were derived from what has the digest `of`."""
+    tables = {name: one.to_dict("list") for name, one in derived.items() if isinstance(one, pd.DataFrame)}
+    plain = {name: one for name, one in derived.items() if name not in tables}
+    write_whole(file, json.dumps({_OF: of, **plain, "tables": tables}, default=float) + "\n")

@@ -17,20 +17,20 @@ from torch import nn
 
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
-from flatlens.experiments.derived import digest_of, read_derived, write_derived
-from flatlens.experiments.levels import level_differences, table_of
 from flatlens.experiments.narrative import answer_of_study, findings, level_sentences
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.runner import run_all
 from flatlens.experiments.settings import NetworkSettings, Study, in_words, without_places
-from flatlens.experiments.store import Store, clear_errors, versions
+from flatlens.experiments.store import Store, clear_errors, digest_of, read_derived, versions, write_derived
 from flatlens.experiments.tables import (
     Loaded,
     gap_correlations,
     groupings,
     kinds_of,
+    level_differences,
+    table_of,
     training_losses,
     unit_column,
     values_table,

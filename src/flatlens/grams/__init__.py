@@ -12,8 +12,7 @@ Read the modules in this order:
 """
 
 from flatlens.grams.autograd import singular
-from flatlens.grams.data_pass import Sketch, one_pass
-from flatlens.grams.features import feature_spread, features_read, outside_keys, require_told_apart
+from flatlens.grams.data_pass import Sketch, feature_spread, features_read, one_pass, outside_keys, require_told_apart
 from flatlens.grams.jacobians import ChunkGrams, LayerGrams
 from flatlens.grams.plan import UNREAD_PRODUCT, Plan, PlanBroken, Weight, agreed
 from flatlens.grams.planner import lay_out

@@ -22,7 +22,7 @@ from flatlens.landscape.matching import match
 from flatlens.measures import Lens, about
 from flatlens.measures.definition import drawing, require_count, require_positive
 from flatlens.problem import Problem
-from flatlens.progress_bar import Shown, progress_shown
+from flatlens.progress import Shown, progress_shown
 from flatlens.result import Result, of_report
 
 LINE, MATCHED, CURVE = "line", "matched line", "curve"

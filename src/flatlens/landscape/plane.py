@@ -19,7 +19,7 @@ from flatlens.measures.definition import drawing, require_count, require_positiv
 from flatlens.perturbation import Elsewhere
 from flatlens.problem import Problem
 from flatlens.problem.ranks import ALONE
-from flatlens.progress_bar import Shown, progress_shown
+from flatlens.progress import Shown, progress_shown
 from flatlens.result import Result, of_report
 
 NOT_SEEN = (

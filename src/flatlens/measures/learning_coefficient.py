@@ -12,8 +12,15 @@ from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, undefined, with_note
 from flatlens.measures.definition import PERMUTATION, Parts, Run, on_lens, require_count, require_positive
 from flatlens.measures.lens import Lens
-from flatlens.perturbation.chains import ChainMean, mean_of_chains
-from flatlens.perturbation.localised_posterior import Draws, Posterior, descended, run_chains, slope_of
+from flatlens.perturbation.localised_posterior import (
+    ChainMean,
+    Draws,
+    Posterior,
+    descended,
+    mean_of_chains,
+    run_chains,
+    slope_of,
+)
 from flatlens.perturbation.weights import Elsewhere
 
 RHAT = 1.05  #: split R-hat above which the chains disagree

@@ -26,12 +26,18 @@ from flatlens.measures.answer import answer, state_of
 from flatlens.measures.definition import (
     GRADIENTS_OF_SAMPLES,
     MEASURES,
+    SAME_ALWAYS,
+    SAME_WHERE_AFFINE,
+    SAME_WITHOUT_CURVATURE,
+    Asked,
+    Choice,
     Measure,
     NetworkMeasure,
     Parts,
     PassMeasure,
     Reduced,
     Run,
+    asked_for,
     by_probes,
     drawing,
 )
@@ -48,14 +54,6 @@ from flatlens.measures.notes import (
     no_linear_layer,
     which_layer,
 )
-from flatlens.measures.presets import (
-    SAME_ALWAYS,
-    SAME_WHERE_AFFINE,
-    SAME_WITHOUT_CURVATURE,
-    Asked,
-    Choice,
-    asked_for,
-)
 from flatlens.perturbation.autograd_check import other_derivative
 from flatlens.problem import Problem, measuring
 from flatlens.problem.batches import finite
@@ -63,8 +61,7 @@ from flatlens.problem.eval_context import device_of
 from flatlens.problem.forward import Forward
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import OWN_LOSSES, LossFunction
-from flatlens.progress import LIMIT, Watch
-from flatlens.progress_bar import Shown, progress_shown
+from flatlens.progress import LIMIT, Shown, Watch, progress_shown
 from flatlens.version import __version__
 
 BUDGET = 4e9

@@ -18,12 +18,12 @@ from flatlens.curvature.optimiser_geometry import (
     ball_of,
     climb_in_ball,
     dual_norm,
+    edge_of_batches,
     leading_rate,
     preconditioner_of,
 )
 from flatlens.curvature.probes import mean_of_forms, student
 from flatlens.curvature.space import inner
-from flatlens.curvature.stability import edge_of_batches
 from flatlens.errors import BadInput, Overflows
 from flatlens.estimate import Estimate, Kind, joined_notes, undefined, with_note
 from flatlens.measures.definition import (

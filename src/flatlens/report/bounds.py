@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from flatlens.bounds import BOUNDS, BoundsReport, Verdict
-from flatlens.bounds.answer import cause
+from flatlens.bounds.check import cause
 from flatlens.column import Column
 from flatlens.report.blocks import by_key, summed_up
 from flatlens.report.screen import Fitted, head_of_screen, remark

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from flatlens.column import Column
 from flatlens.estimate import Estimate
 from flatlens.measures import HEADWISE, LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, Measure, PassMeasure, named
-from flatlens.measures.definition import GRADIENTS_OF_SAMPLES
-from flatlens.measures.presets import in_preset
+from flatlens.measures.definition import GRADIENTS_OF_SAMPLES, in_preset
 
 #: A move of the weights that leaves the network's function as it is: (name on a card, short, in words).
 MOVES = (

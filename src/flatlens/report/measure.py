@@ -281,7 +281,7 @@ class Group:
 
 def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Path:
     """Write one HTML file that needs no network."""
-    from flatlens.report.figures.layers import layers_figure  # not above: the screen draws nothing
+    from flatlens.report.figures.measured import layers_figure  # not above: the screen draws nothing
     from flatlens.report.page import write_page
 
     values, layers, columns = by_layer(report)

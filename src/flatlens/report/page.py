@@ -20,8 +20,8 @@ from flatlens.bounds import Bound
 from flatlens.column import Column
 from flatlens.errors import needs
 from flatlens.estimate import Progress
-from flatlens.experiments.derived import digest_of, read_derived, write_derived
 from flatlens.experiments.narrative import closest
+from flatlens.experiments.store import digest_of, read_derived, write_derived
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
 from flatlens.progress import beside

@@ -2,9 +2,15 @@
 
 from flatlens.statistics.correlations import all_pairs, concordance, correlate, kendall_w, partial_correlation
 from flatlens.statistics.group_differences import GroupDifference, group_differences
-from flatlens.statistics.groupwise import granulated_kendall, within_groups
+from flatlens.statistics.groupwise import (
+    Relations,
+    granulated_kendall,
+    relate,
+    relate_all,
+    relate_within,
+    within_groups,
+)
 from flatlens.statistics.inference import average, benjamini_hochberg, clustered, holm, in_cases, in_readings, share
-from flatlens.statistics.relations import Relations, relate, relate_all, relate_within
 from flatlens.statistics.resampling import (
     Correlation,
     kendall,

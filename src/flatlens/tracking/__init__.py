@@ -7,7 +7,7 @@
 `flatlens.tracking.lightning` and `flatlens.tracking.transformers` connect a tracker to those trainers.
 """
 
-from flatlens.curvature.stability import Edge, edge_of
+from flatlens.curvature.optimiser_geometry import Edge, edge_of
 from flatlens.tracking.loggers import CSVLog, Live, MLflowLog, Moment, TensorBoardLog, WandbLog, scalars
 from flatlens.tracking.tracker import Tracker
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 
 from flatlens.column import Column
-from flatlens.curvature.stability import WITH_EDGE
+from flatlens.curvature.optimiser_geometry import WITH_EDGE
 
 AT_EDGE = 0.9  #: least ratio of a sharpness to its edge at which a run counts as at the edge
 ABOVE_EDGE = 1.2  #: ratio from which it is above it

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from flatlens.column import Column
-from flatlens.curvature.stability import WITH_EDGE, Edge
+from flatlens.curvature.optimiser_geometry import WITH_EDGE, Edge
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Report, undefined
 from flatlens.files import csv_of, unescaped, write_whole

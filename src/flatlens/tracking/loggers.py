@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, final
 
 from flatlens.column import Column
-from flatlens.curvature.stability import WITH_EDGE, Edge
+from flatlens.curvature.optimiser_geometry import WITH_EDGE, Edge
 from flatlens.errors import BadFolder, BadInput, needs
 from flatlens.estimate import Report
 from flatlens.problem.ranks import claimed, in_first_process

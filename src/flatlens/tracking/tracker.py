@@ -19,9 +19,8 @@ import torch
 from torch import nn
 
 from flatlens.curvature.krylov import Remembered
-from flatlens.curvature.optimiser_geometry import plain_optimiser, without_ascent
+from flatlens.curvature.optimiser_geometry import Edge, edge_of, plain_optimiser, without_ascent
 from flatlens.curvature.space import inner
-from flatlens.curvature.stability import Edge, edge_of
 from flatlens.deprecated_names import present_measure, renamed
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
 from flatlens.estimate import Estimate, Key, Report, undefined
@@ -33,8 +32,7 @@ from flatlens.problem.batches import finite
 from flatlens.problem.data import random_kept
 from flatlens.problem.forward import forwards
 from flatlens.problem.ranks import in_first_process
-from flatlens.progress import Aside, Watch, beside, count_of, no_progress
-from flatlens.progress_bar import PAUSE, Bar
+from flatlens.progress import PAUSE, Aside, Bar, Watch, beside, count_of, no_progress
 from flatlens.result import of_report
 from flatlens.tracking.answer import answer_of_run
 from flatlens.tracking.history import History, save_history

@@ -11,9 +11,8 @@ from flatlens.transforms.attention import (
     query_key_basis,
     value_output_basis,
 )
-from flatlens.transforms.cell import Applied, Cell
 from flatlens.transforms.definition import TRANSFORMS, Moved, Transform, transform
-from flatlens.transforms.invariance import InvarianceReport, check_invariance
+from flatlens.transforms.invariance import Applied, Cell, InvarianceReport, check_invariance
 from flatlens.transforms.neurons import (
     batchnorm_folding,
     batchnorm_scale,

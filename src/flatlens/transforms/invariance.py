@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Self, overload
 
@@ -17,19 +17,71 @@ from flatlens.column import Column
 from flatlens.deprecated_names import FORMER_TRANSFORMS
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Progress
-from flatlens.measures import Lens, Measure, PassMeasure, Run, about
-from flatlens.measures.definition import RISK_FAMILY, drawing
+from flatlens.measures import MEASURES, Lens, Measure, PassMeasure, Run, about
+from flatlens.measures.definition import RISK_FAMILY, Asked, Choice, asked_for, drawing
 from flatlens.measures.pipeline import measure_with
-from flatlens.measures.presets import Asked, Choice, asked_for
 from flatlens.problem import Problem
-from flatlens.progress import LIMIT, Watch
-from flatlens.progress_bar import Shown, progress_shown
+from flatlens.progress import LIMIT, Shown, Watch, count_of, listed, progress_shown
 from flatlens.result import Result
 from flatlens.transforms import attention, neurons  # noqa: F401  # their import registers their transforms
-from flatlens.transforms.answer import answer
-from flatlens.transforms.cell import CELL_COLUMNS, Applied, Cell
-from flatlens.transforms.definition import TRANSFORMS, Transform, copied, with_model
+from flatlens.transforms.definition import TRANSFORMS, Moved, Transform, copied, with_model
 from flatlens.transforms.wiring import read_wiring
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number before and after a transform.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> cell = fl.check_invariance(fl.Lens(problem), ["mls"], transforms="permutation")[0]
+    >>> cell.measure, cell.unchanged, cell.agrees
+    ('mls', True, True)
+    """
+
+    measure: str  #: name of the measure, with its part
+    transform: str
+    before: float
+    after: float
+    change: float  #: relative to `before`
+    stderr: float  #: standard error of after - before
+    unchanged: bool | None
+    """Whether before and after agree within rounding and error; None if a number is missing or unreliable."""
+    declared: bool | None  #: whether it must be unchanged, by the literature and the measure's card; None: not said
+    agrees: bool | None
+    """Whether the number does what is declared.
+
+    None if nothing is declared, and if a measure that is not declared unchanged is unchanged here: the claim is about
+    networks in general.
+    """
+    note: str = ""
+
+
+CELL_COLUMNS = [one.name for one in fields(Cell)]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The effect of a transform on the network, and the proof.
+
+    >>> import torch, flatlens as fl
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
+    >>> table = fl.check_invariance(fl.Lens(problem), ["mls"], transforms="permutation")
+    >>> table.moved["permutation"].links
+    ('0 -> 2',)
+    """
+
+    difference: float  #: max |f' - f| over the data
+    links: tuple[str, ...]  #: links whose features moved, as `fc1 -> fc2`
+    left: Mapping[str, str] = field(default_factory=dict)  #: layers whose features did not move, with the reason
+    note: str = ""
+
+    @classmethod
+    def of(cls, moved: Moved) -> Applied:
+        """Return the facts without the network."""
+        return cls(moved.difference, moved.links, dict(moved.left), moved.note)
 
 
 def possible(lens: Lens, transforms: str | Transform | Iterable[str | Transform] | None = None) -> list[Transform]:
@@ -289,3 +341,78 @@ def _numbers(
             if layer is None and (row == one.key or declared(one, row, TRANSFORMS["layerwise"]) is not None):
                 found[row] = one, estimate
     return found
+
+
+_MOST = 3  #: names that a sentence lists
+
+
+def answer(
+    cells: Sequence[Cell], moved: Mapping[str, Applied], left_out: Mapping[str, str], about: Mapping[str, Any]
+) -> list[str]:
+    """Return at most three sentences on what stayed and what changed.
+
+    >>> answer([], {}, {"permutation": "no link is found"}, {})
+    ['No function-preserving change of the weights applies to this network: no link is found.']
+    """
+    if not moved:
+        reasons = "; ".join(dict.fromkeys(left_out.values()))
+        return [f"No function-preserving change of the weights applies to this network: {reasons}."]
+    wrong = [f"{cell.measure} under {cell.transform}" for cell in cells if cell.agrees is False]
+    ours = "an error in flatlens or in a theorem: please report it"
+    told = f"Not as declared: {listed(wrong, _MOST)}; {ours}." if wrong else ""
+    return [sentence for sentence in (told, *_moves(cells, moved), _proof(cells, moved, about)) if sentence][:3]
+
+
+def _moves(cells: Sequence[Cell], moved: Mapping[str, Applied]) -> list[str]:
+    """Return which numbers stay under all transforms, and which change."""
+    rows: dict[str, list[Cell]] = {}
+    for cell in cells:
+        rows.setdefault(cell.measure, []).append(cell)
+    own = {name: each for name, each in rows.items() if _counts(name, rows)}
+    # a number that stays here alone, and not in general, compares nothing
+    stay = [name for name, each in own.items() if all(cell.unchanged and cell.declared is not False for cell in each)]
+    change = [name for name, each in own.items() if any(cell.unchanged is False for cell in each)]
+    plural = "" if len(moved) == 1 else "s"
+    under = f"under {len(moved)} function-preserving change{plural} of the weights"
+    if not own:
+        return []
+    found = [f"No number is invariant {under}."]
+    if stay:
+        which = f"{len(stay)} of {count_of(len(own), 'number')} {'is' if len(stay) == 1 else 'are'} invariant"
+        found = [f"{which} {under}: networks can be compared by {listed(stay, _MOST)}."]
+    if change:
+        factors = {(cell.measure, cell.transform): _factor(cell) for name in change for cell in own[name]}
+        worst = max(factors, key=lambda key: factors[key])
+        by = f" by a factor of {factors[worst]:.3g}" if factors[worst] > 1 else ""
+        which = f"{count_of(len(change), 'number')} change{'s' * (len(change) == 1)}, {worst[0]}{by} under {worst[1]}"
+        found.append(f"{which}: do not compare networks by {'it' if len(change) == 1 else 'them'}.")
+    return found
+
+
+def _counts(name: str, rows: Mapping[str, object]) -> bool:
+    """Return whether a number is one of the answer's: no risk, and no part of a measure that has a row."""
+    column = Column.parse(name)
+    risk = column.name in MEASURES and MEASURES[column.name].card.family == RISK_FAMILY
+    return not risk and (not column.part or column.measure not in rows)
+
+
+def _factor(cell: Cell) -> float:
+    """Return by what factor a number changes, up or down; 1 where it stays, or where no factor says it."""
+    if cell.unchanged is not False or not cell.before * cell.after > 0:
+        return 1.0
+    ratio = cell.after / cell.before
+    return max(ratio, 1 / ratio) if math.isfinite(ratio) else 1.0
+
+
+def _proof(cells: Sequence[Cell], moved: Mapping[str, Applied], about: Mapping[str, Any]) -> str:
+    """Return how it is known that the function stayed, and whether numbers do what is declared."""
+    samples = f"all {count_of(about['n'], 'sample')}" if "n" in about else "the data"
+    proof = f"On {samples} the outputs differ by {max(done.difference for done in moved.values()):.1g} at most"
+    checked = sum(cell.agrees is True for cell in cells)
+    undecided = sum(cell.note.startswith("undecided") for cell in cells)
+    parts = [
+        proof,
+        f"{count_of(checked, 'declaration')} could be checked, and hold{'s' * (checked == 1)}" if checked else "",
+    ]
+    parts.append(f"{undecided} cell{'s are' if undecided > 1 else ' is'} undecided" if undecided else "")
+    return f"{'; '.join(filter(None, parts))}."

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.grams import lay_out
-from flatlens.grams.features import feature_moments, is_constant
+from flatlens.grams.data_pass import feature_moments, is_constant
 from flatlens.operations.layers import layer_of
 from flatlens.transforms.definition import Moving, Offer, transform
 from flatlens.transforms.wiring import Link, Wiring

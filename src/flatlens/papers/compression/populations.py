@@ -22,7 +22,7 @@ from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.papers.claims import experiment
-from flatlens.papers.compression.networks import (
+from flatlens.papers.compression.training import (
     FIXED_BATCH,
     FIXED_LR,
     INTERPOLATES,

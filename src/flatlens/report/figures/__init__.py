@@ -17,8 +17,7 @@ with needs("study", "a figure or a page"):
     from flatlens.report.figures.compared import groups_figure, values_figure
     from flatlens.report.figures.figure import Figure, Grid
     from flatlens.report.figures.landscape import one_below_other, path_figure, plane_figure, slices_figure
-    from flatlens.report.figures.layers import layers_figure
-    from flatlens.report.figures.measured import tracked_figure, tracked_frame
+    from flatlens.report.figures.measured import layers_figure, tracked_figure, tracked_frame
     from flatlens.report.figures.offline import offline
     from flatlens.report.figures.study import (
         GAP_PANELS,
