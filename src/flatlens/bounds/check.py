@@ -20,7 +20,6 @@ from flatlens.bounds import (  # noqa: F401  # their import registers their boun
     feature_robustness,
     relative_generalisation,
     residual,
-    ridge,
     sharpening,
 )
 from flatlens.bounds.context import DECLARABLE, Assumption, Claim, Context, Target, declared
