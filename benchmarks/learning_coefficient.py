@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,7 @@ from torch import Tensor
 
 import flatlens as fl
 from flatlens.measures.learning_coefficient import disagreement
-from flatlens.perturbation.localised_posterior import Posterior, Slope, mean_of_chains, run_chains
+from flatlens.perturbation.localised_posterior import ChainMean, Posterior, Slope, mean_of_chains, run_chains
 
 N, GAMMA, SEEDS = 10_000, 1.0, 2_000
 Array = NDArray[np.float64]
@@ -39,6 +40,14 @@ class Model:
     parameters: int
     coefficient: float  #: the learning coefficient at 0
     multiplicity: int = 1
+
+
+class Estimates(NamedTuple):
+    """The estimates of several seeds."""
+
+    truth: float
+    means: list[ChainMean]
+    gradients: int  #: of one seed, with the search for the first step
 
 
 def _tanh(w: Tensor) -> Tensor:
@@ -82,16 +91,27 @@ def by_quadrature(model: Model, strength: float, gamma: float) -> float:
     return float((rise * density).sum() / density.sum())
 
 
-def covered(model: Model, seeds: int, n: int = N, gamma: float = GAMMA, seed: int = 0) -> dict[str, float]:
-    """Return how many intervals of one model hold the truth, and what the estimates are on average."""
+def estimates(model: Model, seeds: int, n: int = N, gamma: float = GAMMA, seed: int = 0) -> Estimates:
+    """Return the truth of one model, the estimate of every seed, and the gradients that a seed takes."""
     options = {name: int(value) for name, value in fl.measures.local_learning_coefficient.defaults().items()
                if name in ("chains", "burn_in", "draws", "leapfrogs")}  # fmt: skip
     strength, chains = n / math.log(n), options.pop("chains")
-    truth = by_quadrature(model, strength, gamma)
-    centre = torch.zeros(model.parameters, dtype=torch.float64)
-    posterior = Posterior(slope_of(model.loss), centre, strength, gamma)
+    slope, calls = slope_of(model.loss), 0
+
+    def counted(rows: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        return slope(rows)
+
+    posterior = Posterior(counted, torch.zeros(model.parameters, dtype=torch.float64), strength, gamma)
     drawn = run_chains(posterior, seeds * chains, **options, generator=torch.Generator().manual_seed(seed))
     means = [mean_of_chains(rows) for rows in (strength * drawn.losses).reshape(seeds, chains, -1)]
+    return Estimates(by_quadrature(model, strength, gamma), means, calls * chains)
+
+
+def covered(model: Model, seeds: int, n: int = N, gamma: float = GAMMA, seed: int = 0) -> dict[str, float]:
+    """Return how many intervals of one model hold the truth, and what the estimates are on average."""
+    truth, means, _ = estimates(model, seeds, n, gamma, seed)
     kept = [mean for mean in means if not disagreement(mean)]
     missed = np.array([mean.value - truth for mean in kept]), 1.96 * np.array([mean.stderr for mean in kept])
     return {

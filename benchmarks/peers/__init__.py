@@ -1,4 +1,4 @@
-"""Other libraries beside flatlens, for `python -m benchmarks.curvature`.
+"""Other libraries beside flatlens, for `python -m benchmarks.curvature` and `python -m benchmarks.peers.sgld`.
 
 They are installed in a separate environment, never in the one that runs the tests:
 
@@ -8,6 +8,10 @@ They are installed in a separate environment, never in the one that runs the tes
     pip install --no-deps curvlinops-for-pytorch backpack-for-pytorch unfoldNd pyhessian
     pip install --no-deps --pre hessian-eigenthings
 
-Without --no-deps they bring torchvision, which no benchmark needs. A library that is missing or fails is reported with
-the reason, and the others still run.
+Without --no-deps they bring torchvision, which no benchmark needs. devinterp brings its own:
+
+    python -m venv /tmp/devinterp
+    /tmp/devinterp/bin/pip install -c constraints.txt -e . devinterp==2.0.1
+
+A library of `benchmarks.curvature` that is missing or fails is reported with the reason, and the others still run.
 """
