@@ -23,7 +23,7 @@ Expected for a loss of curvature h, from the recursion of SGLD: its value is 1 /
 truth, so 2.19, 1.057 and 1.0055 for w^2 once the chains have converged.
 
 The 32 seeds are rows of one batch (the default batch size): the mean over the batch divides every row's gradient by 32,
-so n_beta is 32 times that of a row. Where a chain fails, the seeds run one by one. A quarter of an hour on one core.
+so n_beta is 32 times that of a row. Where a chain fails, the seeds run one by one. Ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import math
-import os
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -145,7 +144,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--out", default=str(Path(__file__).parents[1] / "results" / "learning_coefficient_peers.csv"))
     options = parser.parse_args()
-    os.environ["TQDM_DISABLE"] = "1"
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for name, model in MODELS.items():
