@@ -63,6 +63,8 @@ without training.
   at desk scale, each half of the units.
 - Intervals are over independent units, such as seeds; fewer than 6 decide nothing
   ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)).
+- *n*: networks, or pairs or series of them where these are compared. Of a claim about several cases, value and *n* are
+  those of the case that decides.
 - A *theorem* is proved, and checks the code; a *claim* is a sentence of the paper; a *reading* is ours, with its
   reason; a *number* is printed in the paper; a *variation* is the sentence about networks of a protocol that neither
   the text nor the authors' code has. Main claims are bold.
@@ -228,7 +230,7 @@ def outcomes(rows: Sequence[tuple[Reproduction, Row]], page: str | None = None) 
         page: where the experiments are: each claim has a link to its own, and the papers' words are folded below; None
             in a table of one experiment.
     """
-    said = ("claim", "kind", "outcome", "value, 95% interval", "networks, units")
+    said = ("claim", "kind", "outcome", "value, 95% interval", "n, units")
     yield from head(*said, numbers=said[-1:])
     for one, row in rows:
         prediction, statistic = row.outcome.prediction, row.outcome.statistic
@@ -266,7 +268,7 @@ def _record(one: Reproduction, row: Row, small: Row | None) -> dict[str, object]
         "kind": prediction.kind,
         "outcome": row.in_short,
         "value, 95% interval": value_of(statistic),
-        "networks, units": statistic.size,
+        "n, units": statistic.size,
         "the paper's words": prediction.quote,
         "source": prediction.source,
         "why so": prediction.reason,
@@ -276,8 +278,8 @@ def _record(one: Reproduction, row: Row, small: Row | None) -> dict[str, object]
         "open because": row.open_because,
         "second run": f"{again.marked} {again.statistic.in_words}, n = {again.statistic.size}" if again else "",
         "each half of the units": halves,
-        "at laptop scale": f"{small.marked} {small.outcome.statistic.in_words}" if small else "",
-        "what would decide it": row.would_decide(one.hours),
+        "at laptop scale": f"{small.marked} {value_of(small.outcome.statistic)}" if small else "",
+        "what would decide it": row.would_decide(one.hours(outcome)),
         "remark": statistic.why,
     }
 

@@ -28,7 +28,9 @@ ATLAS = "../atlas.md"
 LEGEND = (
     "\\*: significant after Benjamini and Hochberg's correction over all rows. *Desk scale*: the papers' data and "
     "networks, made smaller ([sizes](../reproducing.md#four-scales)). *Units*: networks that share random draws, such "
-    "as a seed, count as one. The [atlas](../atlas.md) says which statistic each value is."
+    "as a seed, count as one. *n*: networks, or pairs or series of them where these are compared; of a claim about "
+    "several cases, value and *n* are those of the case that decides. The files “How each row was weighed” in the "
+    "[atlas](../atlas.md) say which statistic each value is."
 )
 """What the marks of `main_claims` mean."""
 
@@ -72,8 +74,8 @@ def main_claims(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[st
     """
     yield LEGEND
     yield ""
-    yield from atlas.head("paper", "main claim", "outcome", "value, 95% interval", "networks, units",
-                          "would its authors accept it?", numbers=("networks, units",))  # fmt: skip
+    yield from atlas.head("paper", "main claim", "outcome", "value, 95% interval", "n, units",
+                          "would its authors accept it?", numbers=("n, units",))  # fmt: skip
     for one, mine in sorted(zip(found, rows, strict=True), key=lambda each: each[0].experiment.paper):
         paper = one.experiment.paper
         for row in filter(_is_main, mine):

@@ -202,3 +202,9 @@ def test_the_old_names_of_fields_still_work_with_a_warning():
     names = {field.name: None for field in fields(StudyResult)} | {"gap_correlations": table}
     with pytest.warns(DeprecationWarning, match="gap_correlations"):
         assert StudyResult(**names).against is table
+
+
+def test_an_outcome_says_which_studies_it_reads():
+    other = Prediction("c", "", "", lambda results: Statistic("m", 1.0, len(results["two"].networks)))
+    assert other.weigh({"one": Result, "two": Result}).studies == {"two"}
+    assert other.weigh({"one": Result}).conclusion == "open"

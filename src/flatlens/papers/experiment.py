@@ -92,8 +92,17 @@ class NotRun(Exception):
 
 
 class _Ran(dict[str, StudyResult]):
-    def __missing__(self, study: str) -> StudyResult:
-        raise NotRun(f"the study {study!r} has not been run")
+    """Studies by name, and which of them were read."""
+
+    def __init__(self, results: Results) -> None:
+        super().__init__(results)
+        self.read: set[str] = set()
+
+    def __getitem__(self, study: str) -> StudyResult:
+        if study not in self:
+            raise NotRun(f"the study {study!r} has not been run")
+        self.read.add(study)
+        return super().__getitem__(study)
 
 
 Side: TypeAlias = Literal["above", "below"]
@@ -142,12 +151,13 @@ class Prediction:
 
     def weigh(self, results: Results) -> Outcome:
         """Compute the statistic from the studies, and return the outcome: open where one of them has not been run."""
+        ran = _Ran(results)
         try:
-            found = self.statistic(_Ran(results))
+            found = self.statistic(ran)
         except NotRun as lacking:
             return Outcome(self, Statistic("not run", NAN, 0, note=str(lacking)), "open")
         weighed = replace(found, low=found.value, high=found.value, tails=None) if self.kind == "theorem" else found
-        return Outcome(self, found, conclusion_of(weighed, self.side, self.than))
+        return Outcome(self, found, conclusion_of(weighed, self.side, self.than), frozenset(ran.read))
 
 
 @dataclass(frozen=True)
@@ -157,6 +167,7 @@ class Outcome:
     prediction: Prediction
     statistic: Statistic
     conclusion: Conclusion
+    studies: frozenset[str] = frozenset()  #: names of the studies that the statistic reads
 
     @property
     def p(self) -> float:

@@ -154,10 +154,9 @@ class Reproduction:
         """Number of networks in all studies."""
         return sum(len(result.networks) for result in self.results.values())
 
-    @property
-    def hours(self) -> float:
-        """Hours that all networks took on two processors; 0 where they are not known."""
-        return sum(result.seconds for result in self.results.values()) / 3600 / 2
+    def hours(self, outcome: Outcome) -> float:
+        """Hours on two processors that the studies took which an outcome reads; 0 where they are not known."""
+        return sum(self.results[study].seconds for study in outcome.studies) / 3600 / 2
 
     @property
     def counts(self) -> dict[Conclusion, int]:
