@@ -204,8 +204,9 @@ class _Trial:
     """The time and memory of work on a few samples; bytes, None if unknown."""
 
     n: int
+    took: float  #: seconds of the trial itself
     own: float  #: seconds of a processor
-    parts: dict[str, float]  #: seconds
+    parts: dict[str, float]  #: seconds of the whole work on these samples, some of which a trial only expects
     products: dict[str, int]
     in_all: int
     numbers: int
@@ -249,7 +250,7 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
         if last.seconds * n / last.n < short or (len(done) > 1 and (last.n >= most or _enough(done))):
             break
         # the second trial is as large as the first, which warms up; a slow one is doubled once
-        grown = 2 * count if last.seconds > QUICK else max(8, 2 * count)
+        grown = 2 * count if last.took > QUICK else max(8, 2 * count)
         count = count if len(done) == 1 else min(most, grown)
     if slow:
         count = 1 if least <= FIRST else least
@@ -262,7 +263,7 @@ def forecast(lens: Lens, work: Callable[[Lens], object], *, short: float = 0.0, 
 
 
 def _enough(done: list[_Trial]) -> bool:
-    return done[-1].seconds > (QUICK if len(done) > 2 else LONG)
+    return done[-1].took > (QUICK if len(done) > 2 else LONG)
 
 
 def _of_a_sample(lens: Lens) -> float:
@@ -341,8 +342,9 @@ def _tried(lens: Lens, work: Callable[[Lens], object], count: int, gauge: Meter,
         products = {str(name): int(number) for name, number in most.items()}
         numbers = int((rows["layer"] == "").sum())
     parts |= {CHECKS: checks.seconds} if counts else {}
+    took, own = seconds + counts * checks.seconds, taken.own + counts * checks.own
     return _Trial(
-        few.problem.n, taken.own + counts * checks.own, parts, products, few.products, numbers, taken.grown,
+        few.problem.n, took, own, parts, products, few.products, numbers, taken.grown,
         _held(few, found), _of_a_product(few) if few.rehearses and few.products else math.nan,
     )  # fmt: skip
 
@@ -381,10 +383,10 @@ def _few(lens: Lens, count: int) -> Lens:
 
 def _evened(done: list[_Trial]) -> list[_Trial]:
     """Return the trials as if each had had the same share of a processor: other work comes and goes between them."""
-    share = sum(one.own for one in done) / max(sum(one.seconds for one in done), 1e-9)
+    share = sum(one.own for one in done) / max(sum(one.took for one in done), 1e-9)
     if not all(one.own > 0 for one in done):
         return done
-    scales = [one.own / (share * max(one.seconds, 1e-9)) for one in done]
+    scales = [one.own / (share * max(one.took, 1e-9)) for one in done]
     return [
         replace(one, parts={name: scale * took for name, took in one.parts.items()})
         for one, scale in zip(done, scales, strict=True)

@@ -25,12 +25,12 @@ COLUMNS_MEAN = (
 
 def compression_screen(found: Compression) -> RenderableType:
     """Return the screen of `flatlens compress`: the answer, a row for each layer and scheme, the plan."""
-    table = Fitted("What each layer costs", names=["layer"], values=["scheme", "size", "forecast", "rise", "flagged"])
+    table = Fitted("What each layer costs", names=["layer"], values=["size", "forecast", "rise", "flagged"])
     for scheme, rows in _by_scheme(found).items():
         table.section(scheme)
         for row in rows:
             flagged = Text("" if row.valid else "flagged", style="yellow")
-            table.row(row.layer or ALL_LAYERS, "", f"{row.size:.2f}", f"{row.forecast:.3g}", rise_of(row), flagged)
+            table.row(row.layer or ALL_LAYERS, f"{row.size:.2f}", f"{row.forecast:.3g}", rise_of(row), flagged)
     plan = Fitted("The plan", names=["layer", "parameter"], values=["scheme", "bits", "rise alone"])
     for name, layer in found.plan["layers"].items():
         plan.row(name, layer["parameter"], layer["scheme"], str(layer["bits"]), f"{layer['rise_alone']:.2g}")
