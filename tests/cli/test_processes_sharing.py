@@ -82,7 +82,8 @@ def measure(network, data="net.py:samples", *more):
 
 def said(errors):
     """What flatlens itself says beside its progress; torchrun tells of a failure in its own words, too."""
-    return [line for line in errors.splitlines() if line.startswith("flatlens:") and not line.endswith((" so far", " left"))]
+    own = [line for line in errors.splitlines() if line.startswith("flatlens:")]
+    return [line for line in own if not line.endswith((" so far", " left"))]
 
 
 def values(told):
