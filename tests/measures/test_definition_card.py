@@ -7,6 +7,7 @@ import torch
 
 import flatlens as fl
 from flatlens.errors import BadInput, BadOption, UnknownName
+from flatlens.grams import LayerGrams
 from flatlens.measures import largest, named
 from flatlens.measures.definition import FUNCTION, comes_along, on_lens, per_sample
 
@@ -26,7 +27,7 @@ def test_a_function_becomes_a_measure_with_its_docstring_as_meaning() -> None:
         id="own", family="compression", symbol="b", source="nowhere", unit="", reduce=largest, place="input",
         needs={"G"}, answer="input", invariant_under=FUNCTION,
     )  # fmt: skip
-    def biggest(g: fl.LayerGrams) -> torch.Tensor:
+    def biggest(g: LayerGrams) -> torch.Tensor:
         """Largest squared Frobenius norm."""
         return g.G.diagonal(dim1=1, dim2=2).sum(1)
 

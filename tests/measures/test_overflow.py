@@ -12,8 +12,9 @@ from torch import nn
 import flatlens as fl
 from flatlens.errors import BadModel
 from flatlens.estimate import Estimate
-from flatlens.measures import MEASURES
-from flatlens.measures.definition import on_lens
+from flatlens.grams import LayerGrams
+from flatlens.measures import MEASURES, mean
+from flatlens.measures.definition import FUNCTION, on_lens, per_sample
 
 SLOW = {"pac_bayes_flatness", "average_sharpness", "representativeness", "feature_robustness"}
 """They search or draw for long where nothing is finite; what becomes of their values is the same."""
@@ -117,3 +118,25 @@ def test_whatever_a_measure_gives(value: float, kind: str) -> None:
     assert found.note.startswith(
         f"the result is {value}, because an intermediate number overflows: dtype=torch.float64"
     )
+
+
+def test_a_definition_of_zero_over_zero_is_not_called_an_overflow() -> None:
+    """One sample of two has a Jacobian of 0."""
+
+    @per_sample(
+        id="own", family="own", symbol="x", source="nowhere", unit="", reduce=mean, place="input",
+        needs={"G"}, answer="input", invariant_under=FUNCTION,
+    )  # fmt: skip
+    def ratio(g: LayerGrams) -> torch.Tensor:
+        """Share of the first output."""
+        squares = g.G.diagonal(dim1=1, dim2=2)
+        return squares[:, 0] / squares.sum(1)
+
+    net = torch.nn.Sequential(torch.nn.Linear(1, 1, dtype=torch.float64), torch.nn.ReLU())
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)
+        net[0].bias.zero_()
+    x = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    found = fl.measure(fl.Lens(fl.Problem(net, "mse", (x, x))), [ratio])["ratio"]
+    assert found.kind == "undefined"
+    assert found.note.startswith("1 of 2 samples have no value: the definition divides 0 by 0 there")

@@ -557,7 +557,11 @@ def _finite(lens: Lens, estimate: Estimate) -> Estimate:
         return estimate
     mend = "smaller weights" if lens.problem.dtype == torch.float64 else "dtype=torch.float64, or smaller weights,"
     met = f"{estimate.value} +- {estimate.stderr}" if math.isfinite(estimate.value) else estimate.value
-    note = lens.singular or f"the result is {met}, because an intermediate number overflows: {mend} may help"
+    why, each = f"the result is {met}, because an intermediate number overflows", estimate.samples
+    if each is not None and math.isnan(estimate.value) and bool(each.isfinite().any()):
+        lost = int((~each.isfinite()).sum())
+        why = f"{lost} of {len(each)} samples have no value: the definition divides 0 by 0 there, or a number overflows"
+    note = lens.singular or f"{why}: {mend} may help"
     return replace(estimate, value=math.nan, kind="undefined", note=note)
 
 
