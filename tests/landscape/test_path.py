@@ -304,8 +304,8 @@ def test_what_cannot_be_joined_is_refused_in_one_line(case: str) -> None:
     [
         ({"bends": -1}, "at least 0"),
         ({"points": 2}, "at least 3"),
-        ({"rtol": 0.0}, "above 0"),
-        ({"lr": -1.0}, "above 0"),
+        ({"rtol": 0.0}, "positive"),
+        ({"lr": -1.0}, "positive"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, float], told: str) -> None:

@@ -171,8 +171,8 @@ def test_nothing_is_changed_and_results_are_saved(tmp_path: Path) -> None:
     [
         ("eigenvector", {}, "unknown kind of directions 'eigenvector': did you mean eigenvectors"),
         ("random", {"points": 2}, "at least 3"),
-        ("random", {"rtol": 0.0}, "above 0"),
-        ("random", {"extent": math.nan}, "above 0"),
+        ("random", {"rtol": 0.0}, "positive"),
+        ("random", {"extent": math.nan}, "positive"),
         ([1], {}, "at least two checkpoints"),
         ([{}, {}], {}, "checkpoint 0 has no finite '0.weight'"),
     ],
