@@ -26,7 +26,14 @@ from torch import Tensor
 
 import flatlens as fl
 from flatlens.measures.learning_coefficient import disagreement
-from flatlens.perturbation.localised_posterior import ChainMean, Posterior, Slope, mean_of_chains, run_chains
+from flatlens.perturbation.localised_posterior import (
+    ChainMean,
+    Counted,
+    Posterior,
+    Slope,
+    mean_of_chains,
+    run_chains,
+)
 
 N, GAMMA, SEEDS = 10_000, 1.0, 2_000
 Array = NDArray[np.float64]
@@ -96,17 +103,11 @@ def estimates(model: Model, seeds: int, n: int = N, gamma: float = GAMMA, seed: 
     options = {name: int(value) for name, value in fl.measures.local_learning_coefficient.defaults().items()
                if name in ("chains", "burn_in", "draws", "leapfrogs")}  # fmt: skip
     strength, chains = n / math.log(n), options.pop("chains")
-    slope, calls = slope_of(model.loss), 0
-
-    def counted(rows: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal calls
-        calls += 1
-        return slope(rows)
-
-    posterior = Posterior(counted, torch.zeros(model.parameters, dtype=torch.float64), strength, gamma)
+    slope = Counted(slope_of(model.loss))
+    posterior = Posterior(slope, torch.zeros(model.parameters, dtype=torch.float64), strength, gamma)
     drawn = run_chains(posterior, seeds * chains, **options, generator=torch.Generator().manual_seed(seed))
     means = [mean_of_chains(rows) for rows in (strength * drawn.losses).reshape(seeds, chains, -1)]
-    return Estimates(by_quadrature(model, strength, gamma), means, calls * chains)
+    return Estimates(by_quadrature(model, strength, gamma), means, slope.taken // seeds)
 
 
 def covered(model: Model, seeds: int, n: int = N, gamma: float = GAMMA, seed: int = 0) -> dict[str, float]:

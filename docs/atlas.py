@@ -47,6 +47,10 @@ logarithmic where the paper says so; where it does not say, those of positive va
 Curves are means, and bands one standard deviation to either side, as in the first two papers; those of Fig. 3 and 4 of
 relative2021, which say nothing of theirs, are 95% intervals."""
 
+N_IS = (
+    "*n*: networks, or pairs or series of them where these are compared. Of a claim about several cases, value and *n* "
+    "are those of the case that decides."
+)
 INTRODUCTION = f"""\
 # Atlas: outcomes of the papers' figures and claims
 
@@ -63,8 +67,7 @@ without training.
   at desk scale, each half of the units.
 - Intervals are over independent units, such as seeds; fewer than 6 decide nothing
   ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)).
-- *n*: networks, or pairs or series of them where these are compared. Of a claim about several cases, value and *n* are
-  those of the case that decides.
+- {N_IS}
 - A *theorem* is proved, and checks the code; a *claim* is a sentence of the paper; a *reading* is ours, with its
   reason; a *number* is printed in the paper; a *variation* is the sentence about networks of a protocol that neither
   the text nor the authors' code has. Main claims are bold.

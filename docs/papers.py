@@ -28,9 +28,8 @@ ATLAS = "../atlas.md"
 LEGEND = (
     "\\*: significant after Benjamini and Hochberg's correction over all rows. *Desk scale*: the papers' data and "
     "networks, made smaller ([sizes](../reproducing.md#four-scales)). *Units*: networks that share random draws, such "
-    "as a seed, count as one. *n*: networks, or pairs or series of them where these are compared; of a claim about "
-    "several cases, value and *n* are those of the case that decides. The files “How each row was weighed” in the "
-    "[atlas](../atlas.md) say which statistic each value is."
+    f"as a seed, count as one. {atlas.N_IS} The files “How each row was weighed” in the [atlas](../atlas.md) say which "
+    "statistic each value is."
 )
 """What the marks of `main_claims` mean."""
 

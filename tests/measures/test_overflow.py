@@ -14,7 +14,8 @@ from flatlens.errors import BadModel
 from flatlens.estimate import Estimate
 from flatlens.grams import LayerGrams
 from flatlens.measures import MEASURES, mean
-from flatlens.measures.definition import FUNCTION, on_lens, per_sample
+from flatlens.measures.definition import on_lens
+from flatlens.measures.sensitivity import of_image
 
 SLOW = {"pac_bayes_flatness", "average_sharpness", "representativeness", "feature_robustness"}
 """They search or draw for long where nothing is finite; what becomes of their values is the same."""
@@ -123,10 +124,7 @@ def test_whatever_a_measure_gives(value: float, kind: str) -> None:
 def test_a_definition_of_zero_over_zero_is_not_called_an_overflow() -> None:
     """One sample of two has a Jacobian of 0."""
 
-    @per_sample(
-        id="own", family="own", symbol="x", source="nowhere", unit="", reduce=mean, place="input",
-        needs={"G"}, answer="input", invariant_under=FUNCTION,
-    )  # fmt: skip
+    @of_image(id="own", symbol="x", source="nowhere", unit="", reduce=mean)
     def ratio(g: LayerGrams) -> torch.Tensor:
         """Share of the first output."""
         squares = g.G.diagonal(dim1=1, dim2=2)

@@ -89,7 +89,7 @@ class Scheme:
             return stored * (d * m - round(self.share * d * m)) + d * m
         if self.kind == "low_rank":
             return stored * self.rank(d, m) * (d + m)
-        scales = {"channel": d, "tensor": 1, "group": d * -(-m // self.group) if self.group else 0}[self.by]
+        scales = 1 if self.by == "tensor" else d * (-(-m // self.group) if self.group else 1)
         return self.bits * d * m + SCALE_BITS * scales
 
     @property

@@ -15,6 +15,7 @@ from flatlens.measures.definition import PERMUTATION, Parts, Run, on_lens, requi
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.localised_posterior import (
     ChainMean,
+    Counted,
     Draws,
     Posterior,
     descended,
@@ -97,15 +98,9 @@ def local_learning_coefficient(
         return undefined("beta = 1 / log n needs at least two samples: give beta")
     strength = n / math.log(n) if beta is None else n * beta
     total = chains * (burn_in + draws) * leapfrogs
-    elsewhere, taken = Elsewhere(lens.problem, model=lens.model), 0
-    slope = slope_of(elsewhere)
-
-    def counted(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        nonlocal taken
-        taken += len(rows)
-        return slope(rows)
-
-    posterior = Posterior(counted, elsewhere.here.double(), strength, gamma)
+    elsewhere = Elsewhere(lens.problem, model=lens.model)
+    slope = Counted(slope_of(elsewhere))
+    posterior = Posterior(slope, elsewhere.here.double(), strength, gamma)
     with lens.problem.measuring(lens.model):
         # a trial on a few samples: the time of some gradients stands for that of all
         if lens.samples > lens.problem.n:
@@ -130,7 +125,7 @@ def local_learning_coefficient(
     }  # fmt: skip
     told_how = (
         f"n beta = {strength:.4g}, gamma = {gamma:g}; {mean.effective:.0f} effective draws, "
-        f"R-hat {mean.rhat:.3f}, acceptance {float(drawn.accepted.mean()):.2f}, {taken:,} gradients"
+        f"R-hat {mean.rhat:.3f}, acceptance {float(drawn.accepted.mean()):.2f}, {slope.taken:,} gradients"
     )
     value = Estimate(mean.value, stderr, "estimate", told_how, arrays=arrays)
     if why := disagreement(mean) or _left(drawn, posterior, lowest - deepest, value.margin):

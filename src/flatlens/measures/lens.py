@@ -56,6 +56,7 @@ from flatlens.grams.data_pass import random_signs
 from flatlens.grams.record import run_recorded
 from flatlens.measures.definition import FREE, PassMeasure, Run, comes_along, of_inputs_alone
 from flatlens.perturbation.autograd_check import coarsest_inside, moved_by_rounding
+from flatlens.perturbation.nudges import loss_scaled
 from flatlens.perturbation.weights import Landscape
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
@@ -400,6 +401,11 @@ class Lens:
         return moved_by_rounding(self.problem, self.model)
 
     @cached_property
+    def enlarged(self) -> Problem | str:
+        """Return `loss_scaled` of the problem: its loss times what loses no gradient inside, or why there is none."""
+        return loss_scaled(self.problem, self.model)
+
+    @cached_property
     def singular(self) -> str:
         """Return in words where the network, or the loss, has no finite derivative; empty if everywhere, or unknown."""
         if self.problem.sharded:
@@ -631,7 +637,7 @@ class Lens:
     def at(self, problem: Problem) -> Lens:
         """Return the lens on the same network in another form of its problem, without what depends on it."""
         other = copy.copy(self)
-        for name in ("risk_and_gradient", "underflow"):
+        for name in ("risk_and_gradient", "underflow", "enlarged"):
             vars(other).pop(name, None)
         other.problem = problem
         return other

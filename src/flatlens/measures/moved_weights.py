@@ -25,7 +25,7 @@ from flatlens.measures.definition import (
     require_positive,
 )
 from flatlens.measures.lens import Lens
-from flatlens.perturbation.nudges import NUDGES, loss_scaled, nudges, rounds
+from flatlens.perturbation.nudges import NUDGES, nudges, rounds
 from flatlens.perturbation.searches import Peak, climb, first_crossing
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch
@@ -133,7 +133,7 @@ def worst_sharpness(
             call="worst_sharpness",
         )
     # the ball, and whether a move of its size exceeds the weights' rounding
-    enlarged = loss_scaled(lens.problem, lens.model) if rounds(lens.problem, lens.model) else lens.problem
+    enlarged = lens.enlarged if rounds(lens.problem, lens.model) else lens.problem
     elsewhere = Elsewhere(lens.problem if isinstance(enlarged, str) else enlarged, model=lens.model)
     groups = [None] if m is None or m >= lens.problem.n else lens.problem.data.in_batches_of(m)
     unit = _units(elsewhere, adaptive)

@@ -38,7 +38,7 @@ from flatlens.measures.definition import (
 from flatlens.measures.leading_eigenvalues import sharded_top, top_of
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.autograd_check import coarsest_inside
-from flatlens.perturbation.nudges import NUDGES, Nudged, loss_scaled, nudges, product_with, rounds
+from flatlens.perturbation.nudges import NUDGES, Nudged, nudges, product_at, product_with, rounds
 from flatlens.perturbation.own_gradient import AlongGradient, OwnGradient, has_kinks
 from flatlens.perturbation.searches import critical_step
 from flatlens.perturbation.weights import Landscape, ShardedHessian, Spread, spread_of, update_after_ascent
@@ -155,11 +155,10 @@ SEARCHES = 5  #: times that weights and inputs are nudged for a search
 def nudged_forms(lens: Lens, seeds: Iterable[int], along: str) -> Nudged | str:
     """Return the direction and the Hessian's product with it at each nudge, or why there is no direction."""
     directions, products, factor = list[Tensor](), list[Tensor](), 0.0
-    enlarged = loss_scaled(lens.problem, lens.model)
-    if isinstance(enlarged, str):
-        return enlarged
+    if isinstance(lens.enlarged, str):
+        return lens.enlarged
     for seed in seeds:
-        with nudges(enlarged, lens.model, seed) as problem:
+        with nudges(lens.enlarged, lens.model, seed) as problem:
             operator, there = Hessian(problem, model=lens.model), lens.at(problem)
             there.risk_and_gradient = operator.risk_and_gradient()
             chosen = direction_of(there, along)
@@ -170,8 +169,8 @@ def nudged_forms(lens: Lens, seeds: Iterable[int], along: str) -> Nudged | str:
             if not float(u.norm()) > 0:
                 return "the direction is zero"
             u = u / u.norm()
-            product = operator(u.to(operator.dtype) * factor).to("cpu", torch.float64) / factor if factor else None
-            if product is None or not bool(product.isfinite().all()):
+            product = product_at(operator, u.to(operator.dtype), factor) if factor else None
+            if product is None:
                 found = product_with(operator, u.to(operator.dtype), factor or problem.scale)
                 if isinstance(found, str):
                     return found
@@ -211,11 +210,11 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     if not rounds(lens.problem, lens.model):
         return _critical(lens, rtol)
     # where operations inside round, each search meets another rounding
-    found, enlarged = [], loss_scaled(lens.problem, lens.model)
-    if isinstance(enlarged, str):
-        return undefined(enlarged)
+    if isinstance(lens.enlarged, str):
+        return undefined(lens.enlarged)
+    found = []
     for seed in range(SEARCHES):
-        with nudges(enlarged, lens.model, seed) as problem:
+        with nudges(lens.enlarged, lens.model, seed) as problem:
             found.append(_critical(lens.at(problem), rtol))
     unlike = [one for one in found if one.kind != "estimate"]
     if unlike:

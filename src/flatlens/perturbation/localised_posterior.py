@@ -114,6 +114,20 @@ def effective_sample_size(values: Tensor) -> float:
 Slope: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 """(chains, P) float64 -> losses, (chains,), and their gradients, (chains, P), both float64."""
 
+
+@dataclass(eq=False)
+class Counted:
+    """A slope that counts the gradients it has taken, one for each row."""
+
+    slope: Slope
+    taken: int = 0
+
+    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses and their gradients at rows of weights."""
+        self.taken += len(rows)
+        return self.slope(rows)
+
+
 ACCEPTANCE = 0.8  #: mean acceptance that the burn-in aims at
 _HALVINGS = 60  #: of the first step
 

@@ -69,6 +69,12 @@ def loss_scaled(problem: Problem, model: nn.Module) -> Problem | str:
     return f"the gradient is lost: {UNDERFLOWS}" if found is None else problem.changed(scale=found[1])
 
 
+def product_at(apply: Callable[[Tensor], Tensor], u: Tensor, factor: float) -> Tensor | None:
+    """Return the product with u, from that with a multiple of it; None where this overflows."""
+    found = apply(u * factor).to("cpu", torch.float64) / factor
+    return found if bool(found.isfinite().all()) else None
+
+
 def product_with(apply: Callable[[Tensor], Tensor], u: Tensor, factor: float) -> tuple[Tensor, float] | str:
     """Return (the product with u, the factor of u at which nothing underflows inside), or why there is none.
 
@@ -76,8 +82,8 @@ def product_with(apply: Callable[[Tensor], Tensor], u: Tensor, factor: float) ->
     """
 
     def at(factor: float) -> dict[str, Tensor] | None:
-        found = apply(u * factor).to("cpu", torch.float64) / factor
-        return {"": found} if bool(found.isfinite().all()) else None
+        found = product_at(apply, u, factor)
+        return None if found is None else {"": found}
 
     found = _complete(at, factor)
     return f"the Hessian product is lost: {UNDERFLOWS}" if found is None else (found[0][""], found[1])
