@@ -21,6 +21,8 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations, count, islice
+from math import comb
 from typing import Literal
 
 import torch
@@ -74,14 +76,15 @@ CANDIDATES = (FRONT, Rows(0, "inner"), Rows(1), Rows(1, "inner"))
 def splits(n: int) -> Iterator[Tensor]:
     """Yield masks of n samples: for every two samples i and j, some mask contains i and not j.
 
+    Each sample lies in its own half of the masks. No fewer masks separate all pairs (Sperner 1928).
+
     >>> [mask.tolist() for mask in splits(3)]
-    [[True, False, True], [False, True, False], [True, True, False], [False, False, True]]
+    [[True, True, False], [True, False, True], [False, True, True]]
     """
-    numbers = torch.arange(n)
-    for bit in range(max(1, (n - 1).bit_length())):
-        mask = (numbers >> bit) % 2 == 0
-        yield mask
-        yield ~mask
+    most = next(most for most in count(1) if comb(most, most // 2) >= n)
+    halves = list(islice(combinations(range(most), (most + 1) // 2), n))
+    for number in range(most):
+        yield torch.tensor([number in half for half in halves])
 
 
 def independent_rows(
