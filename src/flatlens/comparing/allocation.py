@@ -5,7 +5,8 @@ A choice is a number for each layer: the place of its option among the layer's o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 
 _TRIED = 6  #: exchanges that are measured before a round ends without one
-_ROUNDS = 12  #: largest number of exchanges
+_ROUNDS = 12  #: rounds whose losses are measured at most, unless a number of trials is given
 
 
 class LayerOption(NamedTuple):
@@ -53,49 +54,71 @@ def allocated(options: Sequence[Sequence[LayerOption]], room: int) -> Allocation
     return tuple(int(found.x[owners == layer].argmax()) for layer in range(len(options)))
 
 
+class Exchanges(NamedTuple):
+    """What exchanges led to."""
+
+    choice: Allocation
+    made: int  #: exchanges that led there
+    trials: int  #: losses that were measured
+    ended: bool  #: whether no promising exchange is left; else the trials are used up
+
+
 def exchanged(
     options: Sequence[Sequence[LayerOption]],
     room: int,
     start: Allocation,
     rise_of: Callable[[Allocation], float],
     progress: Progress,
-) -> tuple[Allocation, int]:
-    """Return a choice whose measured rise no promising exchange lowers, and the number of exchanges that led there.
+    trials: int | None = None,
+) -> Exchanges:
+    """Improve a choice by exchanges of one layer or of two within the room, as long as the measured rise falls.
 
-    Each round measures every change of one layer beside the others as they are. The sum of two such differences says
-    which exchanges are promising: of one layer or of two, within the room. The first that lowers the measured rise is
-    kept.
+    A round measures every change of one layer beside the others as they are. The sum of two such differences says which
+    exchanges are promising; the first that lowers the measured rise is kept, and the same differences rank the next,
+    until none of the most promising lowers it. The next round measures them anew; one without an exchange is the last.
+    Where `trials` do not suffice for a round, the layers with the largest differences alone come first.
     """
     known = {start: rise_of(start)}
+    most = _ROUNDS * (sum(len(of) - 1 for of in options) + _TRIED) if trials is None else trials
 
-    def measured(choice: Allocation) -> float:
-        if choice not in known:
+    def measured(choice: Allocation, spare: int = 0) -> float:
+        if choice not in known and len(known) + spare < most:
             known[choice] = rise_of(choice)
-        return known[choice]
+            progress("exchanges", len(known), most)
+        return known.get(choice, math.inf)
 
-    best, size = start, sum(of[at].size for of, at in zip(options, start, strict=True))
-    for turn in range(_ROUNDS):
-        # every change of one layer: its difference beside the others as they are, and how the size grows
-        single: list[tuple[float, int, int, int]] = []
-        for layer, of in enumerate(options):
-            progress("exchanges", turn * len(options) + layer, _ROUNDS * len(options))
-            for at, one in enumerate(of):
-                if at != best[layer]:
-                    gain = measured(_with(best, (layer, at))) - known[best]
-                    single.append((gain, one.size - of[best[layer]].size, layer, at))
-        # exchanges within the room that should lower the rise, the most promising ones first
-        pairs = (pair for pair in combinations(single, 2) if pair[0][2] != pair[1][2])
-        promising = sorted(
-            (sum(one[0] for one in some), [one[2:] for one in some])
-            for some in (*((one,) for one in single), *pairs)
-            if sum(one[0] for one in some) < 0 and size + sum(one[1] for one in some) <= room
-        )
-        tried = (_with(best, *changes) for _, changes in promising[:_TRIED])
-        better = next((choice for choice in tried if measured(choice) < known[best]), None)
-        if better is None:
-            return best, turn
-        best, size = better, sum(of[at].size for of, at in zip(options, better, strict=True))
-    return best, _ROUNDS
+    best, made, ended = start, 0, False
+    while not ended and len(known) < most:
+        # every change of one layer: its difference beside the others as they are
+        changes = [(layer, at) for layer, of in enumerate(options) for at in range(len(of))]
+        changes.sort(key=lambda one: -abs(options[one[0]][one[1]].rise - options[one[0]][best[one[0]]].rise))
+        gains = {change: measured(_with(best, change), _TRIED) - known[best] for change in changes}
+        before = made
+        while better := next(
+            (one for one in _promising(options, room, best, gains) if measured(one) < known[best]), None
+        ):
+            best, made = better, made + 1
+        ended = made == before and len(known) < most
+    return Exchanges(best, made, len(known), ended)
+
+
+def _promising(
+    options: Sequence[Sequence[LayerOption]], room: int, best: Allocation, gains: Mapping[tuple[int, int], float]
+) -> list[Allocation]:
+    """Return the choices within the room that should lower the rise most, by the differences of one layer or of two."""
+    size = sum(of[at].size for of, at in zip(options, best, strict=True))
+    single = [
+        (gain - gains[layer, best[layer]], options[layer][at].size - options[layer][best[layer]].size, (layer, at))
+        for (layer, at), gain in gains.items()
+        if at != best[layer] and gain < math.inf
+    ]
+    pairs = (pair for pair in combinations(single, 2) if pair[0][2][0] != pair[1][2][0])
+    promising = sorted(
+        (sum(one[0] for one in some), [one[2] for one in some])
+        for some in (*((one,) for one in single), *pairs)
+        if sum(one[0] for one in some) < 0 and size + sum(one[1] for one in some) <= room
+    )
+    return [_with(best, *changes) for _, changes in promising[:_TRIED]]
 
 
 def _with(choice: Allocation, *changes: tuple[int, int]) -> Allocation:

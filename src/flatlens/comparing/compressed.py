@@ -34,6 +34,7 @@ class CompressedLayer:
     forecast: float  #: the sum of both
     forecast_stderr: float  #: standard error over samples
     rest: float  #: what higher orders are expected to add, by size
+    extrapolated: float  #: the forecast with higher orders, from losses at a quarter, half and three quarters of dw
     valid: bool  #: whether the forecast is expected to hold within a factor of 1.5
     rise: float  #: measured rise of the loss
     rise_stderr: float  #: standard error over samples
@@ -84,9 +85,10 @@ class Compression(Result):
         )
 
     def correlations(self) -> pd.DataFrame:
-        """Return, by scheme, Spearman's correlation of the layers' rises with the forecast and with both baselines.
+        """Return, by scheme, Spearman's correlation of the layers' rises with both forecasts and both baselines.
 
-        `valid` counts the forecasts that are not flagged, `within` those of them within 1.5 times the rise.
+        `extrapolated` is the forecast with higher orders. `valid` counts the forecasts that are not flagged, `within`
+        those of them within 1.5 times the rise.
         """
         rows = []
         for scheme in dict.fromkeys(row.scheme for row in self.rows):
@@ -113,7 +115,7 @@ class Compression(Result):
         return cls([CompressedLayer(**row) for row in content["rows"]], content["plan"], content["about"])
 
 
-_RANKED = ("forecast", "squared_change", "trace_change")
+_RANKED = ("forecast", "extrapolated", "squared_change", "trace_change")
 
 
 def _ranked(x: Sequence[float], y: Sequence[float]) -> float:
@@ -181,7 +183,10 @@ def _third(found: Compression) -> str:
     """Return what is not known: other samples, activations, and how badly layers add up."""
     joint = min((row for row in found.rows if not row.layer), key=lambda row: row.size)
     summed = sum(row.rise for row in found.rows if row.layer and row.scheme == joint.scheme)
+    stopped = "" if found.plan.get("ended", True) else (
+        f"; exchanges stopped after {count_of(found.plan['trials'], 'trial')}, so a better plan may exist"
+    )  # fmt: skip
     return (
         f"Weights alone, on these {found.about['n']:,} samples: quantised activations are not forecast. All layers in "
-        f"{joint.scheme} together cost {joint.rise:.2g}, the sum of single layers is {summed:.2g}."
+        f"{joint.scheme} together cost {joint.rise:.2g}, the sum of single layers is {summed:.2g}{stopped}."
     )

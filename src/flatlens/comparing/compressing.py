@@ -3,16 +3,16 @@
     forecast = g^T dw + 1/2 dw^T H dw,    dw what the scheme changes, g and H the gradient and the Hessian of the risk
 
 The terms are those of `comparing.expansion`, in a float64 copy. Whether they hold is tested on the way, without the
-measured rise: R(t), the risk along t dw less its terms, is measured at a quarter and at half the change. From one to
-the other it grows by 8 where the third order decides, by 16 where the fourth does, and by 4 where units of a ReLU
-network switch; by as much again it grows to t = 1. A forecast is flagged where that exceeds a quarter of it: it may
-then be more than 1.5 times the rise, or less than two thirds of it.
+measured rise: R(t), the risk along t dw less its terms, is measured at a quarter, at half and at three quarters of the
+change. Two rules say what it is at t = 1 (`_rest`), and the larger counts. A forecast is flagged where that exceeds a
+quarter of it: it may then be more than 1.5 times the rise, or less than two thirds of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +60,8 @@ def compression(
     *,
     budget: float | None = None,
     level: float | None = None,
+    trials: int | None = None,
+    earlier: Compression | None = None,
     generator: torch.Generator | None = None,
     progress: Shown = None,
 ) -> Compression:
@@ -68,12 +70,12 @@ def compression(
     Weights of two or more axes are compressed, one at a time and all together: those of linear layers, convolutions,
     embeddings and attention, frozen ones too, tied ones once, and a parametrised one as the network uses it. Biases and
     norms stay. Activations are not quantised, and nothing is forecast about that. The network stays as it is: copies in
-    float64 are changed. A layer takes, for each scheme, a Hessian product and three forward passes over the data.
+    float64 are changed. A layer takes, for each scheme, a Hessian product and four forward passes over the data.
 
     Without a budget the plan gives the scheme of the fewest bits to the largest group of layers that keeps the rise,
     measured for all together, certainly (95%) below `level`. With a budget it gives each layer one of the quantising
     schemes, or none: the smallest sum of the layers' rises within the budget (exact), then exchanges of one or two
-    layers as long as these lower the loss, measured for all together.
+    layers as long as these lower the loss, measured for all together. Each trial of an exchange is a forward pass.
 
     Args:
         lens: The network, its data and loss, and its parameters if they are named.
@@ -82,11 +84,16 @@ def compression(
         budget: The share of the network's size in bits that may remain.
         level: The tolerated rise of the loss. None stands for 1% of the loss of the best constant outputs, or of the
             loss itself where that is unknown.
+        trials: With a budget, the number of losses that exchanges may measure; the plan says whether it sufficed. None
+            stands for twelve rounds over all layers and schemes.
+        earlier: A result of the same lens, whose rows are taken over: another plan then takes its own losses alone. Its
+            schemes stand for None.
         generator: Draws the signs for the traces of the baseline; seeded with 0 if None.
         progress: Called with (what, done, total); None shows a bar after two seconds, False shows none.
 
     Raises:
-        BadInput: The network cannot be copied or has no such weight, the budget cannot be met, a scheme is unknown.
+        BadInput: The network cannot be copied or has no such weight, the budget cannot be met, a scheme is unknown,
+            `earlier` was measured on other layers or samples.
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
@@ -100,6 +107,8 @@ def compression(
     if problem.coupled:
         raise BadInput("samples are coupled, but a compressed network is run in eval mode", argument="lens",
                        call="compression", remedy=(Give("batchnorm", "eval"), " measures it so"))  # fmt: skip
+    if earlier is not None and schemes is None:
+        schemes = list(dict.fromkeys(row.scheme for row in earlier.rows))
     asked, draws = schemes_named(schemes), drawing(generator, progress, "compression")
     for name, value, most in (("budget", budget, 1.0), ("level", level, math.inf)):
         if value is not None and (
@@ -107,6 +116,8 @@ def compression(
         ):
             told = "a share between 0 and 1" if name == "budget" else "a number above 0"
             raise BadInput(f"expected {told}", argument=name, value=value, call="compression")
+    if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
+        raise BadInput("expected a whole number of at least 1", argument="trials", value=trials, call="compression")
     if budget is not None and not any(one.quantises for one in asked):
         raise BadInput(
             "a budget takes schemes with fewer bits, such as int8 and int4", argument="schemes", call="compression"
@@ -116,10 +127,10 @@ def compression(
     model, folded = _folded(problem)
     work = _Work(problem, model, given, draws)
     with progress_shown(progress) as line:
-        rows = work.rows(asked, line)
+        rows = work.rows(asked, line) if earlier is None else work.taken_over(earlier, asked)
         level = _default_level(problem, work.risk) if level is None else float(level)
         chosen, why = (
-            _within(work, rows, asked, level) if budget is None else _cheapest(work, rows, asked, budget, line)
+            _within(work, rows, asked, level) if budget is None else _cheapest(work, rows, asked, budget, trials, line)
         )
         plan = _plan(work, rows, chosen, why)
     facts = {**about(given), "layers": [weight.label for weight in work.weights], "dtype": "float64", "risk": work.risk,
@@ -198,12 +209,13 @@ class _Work:
         self._trial = copy_of(model, "compression")
         self._here = {name: p.detach() for name, p in model.named_parameters()}
         self._moving = dict(self._trial.named_parameters())
+        self._compressed: dict[str, Scheme] = {}  #: layers of that copy, by label
         self.total = sum(p.numel() * _stored(lens, name) for name, p in self._here.items())  #: bits of the network
         self.losses = sample_losses(problem, model)
         self.risk = float(self.losses.mean())
         inside = torch.finfo(coarsest_inside(problem, model)).eps
         self.rounding = _ROUNDINGS * inside * float(self.losses.abs().mean())
-        self._traces = self._mean_traces(draws)
+        self._draws = draws
 
     def shape(self, weight: _Weight) -> list[int]:
         """Return the shape of a weight."""
@@ -221,18 +233,29 @@ class _Work:
         made = in_matrix(scheme, p, weight.axis)
         return None if made is None else made - p
 
-    def measured(self, step: Mapping[str, Tensor], share: float = 1.0, problem: Problem | None = None) -> Tensor:
+    def measured(self, step: Mapping[str, Tensor], share: float) -> Tensor:
         """Return each sample's loss after `share` of a step, (n,)."""
-        before = {name: self._moving[name].detach().clone() for name in step}
+        self._compress({})
         with torch.no_grad():
             for name, d in step.items():
                 self._moving[name].add_(d, alpha=share)
         try:
-            return sample_losses(problem or self.problem, self._trial)
+            return sample_losses(self.problem, self._trial)
         finally:
             with torch.no_grad():
-                for name, value in before.items():
-                    self._moving[name].copy_(value)
+                for name in step:
+                    self._moving[name].copy_(self._here[name])
+
+    def _compress(self, chosen: Mapping[str, Scheme]) -> None:
+        """Compress the layers of the copy whose weights move; those that already are so stay."""
+        for weight in self.weights:
+            one = chosen.get(weight.label)
+            if one != self._compressed.get(weight.label):
+                d = None if one is None else self.change(weight, one)
+                here = self._here[weight.parameter]
+                with torch.no_grad():
+                    self._moving[weight.parameter].copy_(here if d is None else here + d)
+        self._compressed = dict(chosen)
 
     def step(self, chosen: Mapping[str, Scheme]) -> dict[str, Tensor]:
         """Return the change of every weight that is compressed, by parameter; `chosen` is by label."""
@@ -243,7 +266,8 @@ class _Work:
     def rise(self, chosen: Mapping[str, Scheme], problem: Problem | None = None) -> tuple[float, float]:
         """Return (measured rise of the loss, its standard error over samples) with some layers compressed."""
         here = self.losses if problem is None else sample_losses(problem, self.model)
-        return _over_samples(self.measured(self.step(chosen), problem=problem) - here)
+        self._compress(chosen)
+        return _over_samples(sample_losses(problem or self.problem, self._trial) - here)
 
     def rows(self, schemes: Sequence[Scheme], progress: Progress) -> list[CompressedLayer]:
         """Return every layer under every scheme, then all layers together under each."""
@@ -264,17 +288,24 @@ class _Work:
         progress("layers", len(self.weights) + 1, len(self.weights) + 1)
         return found
 
+    def taken_over(self, earlier: Compression, schemes: Sequence[Scheme]) -> list[CompressedLayer]:
+        """Return the rows of an earlier result on the same layers and samples."""
+        same = [weight.label for weight in self.weights] == earlier.about["layers"]
+        if not same or abs(self.risk - earlier.about["risk"]) > self.rounding:
+            raise BadInput("measured on other layers, weights or samples", argument="earlier", call="compression")
+        if missing := [one.name for one in schemes if one.name not in {row.scheme for row in earlier.rows}]:
+            raise BadInput(f"has no {listed(missing, 4)}", argument="earlier", call="compression")
+        return [row for row in earlier.rows if row.scheme in {one.name for one in schemes}]
+
     def _row(self, layer: str, scheme: Scheme, step: Mapping[str, Tensor], terms: RiskTerms) -> CompressedLayer:
-        # the loss after a quarter of the change, half of it, and all
-        quarter, half, whole = (self.measured(step, share) - self.losses for share in (0.25, 0.5, 1.0))
+        # the loss after a quarter of the change, half, three quarters, and all
+        quarter, half, most, whole = (self.measured(step, share) - self.losses for share in (0.25, 0.5, 0.75, 1.0))
         first, second = sum(terms.first.values()), sum(terms.second.values())
         forecast = first + second
-        # what the terms leave at a quarter and at half, and the growth of that from half to all
-        near = float(quarter.mean()) - first / 4 - second / 16
-        far = float(half.mean()) - first / 2 - second / 4
-        grows = far / near if near else _GROWTH[1]
-        growth = min(max(grows, _GROWTH[0]), _GROWTH[1]) if grows > 0 else _GROWTH[1]
-        rest = growth * max(abs(far), _GROWTH[0] * abs(near))
+        rest, higher = _rest(
+            *(float(change.mean()) - first * share - second * share**2
+              for share, change in ((0.25, quarter), (0.5, half), (0.75, most)))
+        )  # fmt: skip
         note = "" if rest <= _ALLOWED * abs(forecast) else f"higher orders: about {rest:.2g}"
         note = "rounding" if 0 < abs(forecast) <= self.rounding else note
         rise, stderr = _over_samples(whole)
@@ -286,19 +317,45 @@ class _Work:
         return CompressedLayer(
             layer, scheme.name, size,
             math.sqrt(sum(lengths.values()) / norm) if norm else 0.0, first, second, forecast, by_sample, rest,
+            forecast + higher,
             not note, rise, stderr, sum(lengths.values()),
             sum(self._traces[name] * length for name, length in lengths.items()), note,
         )  # fmt: skip
 
-    def _mean_traces(self, draws: torch.Generator) -> dict[str, float]:
+    @cached_property
+    def _traces(self) -> dict[str, float]:
         """Return the mean of the Hessian's diagonal for each weight: of products with random signs, for all at once."""
         names = [weight.parameter for weight in self.weights]
         operator, total = Hessian(self.problem, names, model=self.model), dict.fromkeys(names, 0.0)
         for _ in range(_PROBES):
-            signs = {name: random_signs(p.shape, p, draws) for name, p in operator.space.parameters.items()}
+            signs = {name: random_signs(p.shape, p, self._draws) for name, p in operator.space.parameters.items()}
             for name, product in operator(signs).items():
                 total[name] += dot([signs[name]], [product]) / product.numel() / _PROBES
         return total
+
+
+def _rest(near: float, far: float, later: float) -> tuple[float, float]:
+    """Return (the size of R(1) that is expected, an estimate of R(1) with its sign).
+
+    Args:
+        near: R(1/4).
+        far: R(1/2).
+        later: R(3/4).
+
+    Where one order decides, R grows from 1/2 to 1 as from 1/4 to 1/2: by 8 for the third, by 16 for the fourth, and by
+    4 where units of a ReLU network switch. Orders that cancel show no such growth: R is then the sum of these three
+    that has the measured values, and R(t) / t^2 continues with a third difference of 0.
+
+    >>> _rest(1 / 4**3, 1 / 2**3, 3**3 / 4**3)  # t^3
+    (1.0, 1.0)
+    >>> rest, higher = _rest(*(t**3 - 2 * t**4 for t in (0.25, 0.5, 0.75)))  # 0 at half
+    >>> round(rest, 9), round(higher, 9)
+    (1.0, -1.0)
+    """
+    grows = far / near if near else _GROWTH[1]
+    growth = min(max(grows, _GROWTH[0]), _GROWTH[1]) if grows > 0 else _GROWTH[1]
+    higher = 16 * near - 12 * far + 16 / 3 * later
+    return max(growth * max(abs(far), _GROWTH[0] * abs(near)), abs(higher)), higher
 
 
 def _over_samples(changes: Tensor) -> tuple[float, float]:
@@ -330,7 +387,12 @@ def _within(
 
 
 def _cheapest(
-    work: _Work, rows: Sequence[CompressedLayer], schemes: Sequence[Scheme], budget: float, progress: Progress
+    work: _Work,
+    rows: Sequence[CompressedLayer],
+    schemes: Sequence[Scheme],
+    budget: float,
+    trials: int | None,
+    progress: Progress,
 ) -> tuple[dict[str, Scheme], dict[str, Any]]:
     """Return the scheme of each layer within a budget: by the sum of the layers' rises, then by exchanges."""
     quantising = [one for one in schemes if one.quantises]
@@ -349,7 +411,7 @@ def _cheapest(
         return {w.label: quantising[at - 1] for w, at in zip(work.weights, choice, strict=True) if at}
 
     start = allocated(options, room)
-    best, exchanges = exchanged(options, room, start, lambda choice: work.rise(schemes_of(choice))[0], progress)
+    found = exchanged(options, room, start, lambda choice: work.rise(schemes_of(choice))[0], progress, trials)
     first, _ = work.rise(schemes_of(start))
     # one scheme for all layers that fits, the one of the smallest rise
     uniform = [row for row in rows if not row.layer and any(row.scheme == one.name for one in quantising)]
@@ -359,7 +421,10 @@ def _cheapest(
         "scheme": fitting.scheme, "size": sizes[fitting.scheme],
         "rise": fitting.rise, "rise_stderr": fitting.rise_stderr,
     }  # fmt: skip
-    return schemes_of(best), {"budget": budget, "uniform": beside, "before_exchange": first, "exchanges": exchanges}
+    return schemes_of(found.choice), {
+        "budget": budget, "uniform": beside, "before_exchange": first,
+        "exchanges": found.made, "trials": found.trials, "ended": found.ended,
+    }  # fmt: skip
 
 
 def _plan(
