@@ -42,9 +42,17 @@ def test_json_has_forecast_and_rise_of_every_layer_and_scheme(capsys):
     assert [row["scheme"] for row in found["correlations"]] == ["int8", "int4"]
 
 
+def test_exchanges_that_are_stopped_say_so(capsys):
+    assert cli.run(["compress", *OPTIONS, "--budget", "0.4", "--trials", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["plan"]["trials"], found["plan"]["ended"]) == (1, False)
+    assert found["answer"][2].endswith("; exchanges stopped after 1 trial, so a better plan may exist.")
+
+
 def test_mistakes_are_one_line(refused):
     assert "unknown scheme 'int5'" in refused("compress", *OPTIONS[:-1], "int5")
     assert "--budget 2.0: expected a share" in refused("compress", *OPTIONS, "--budget", "2")
+    assert "--trials 0: expected a whole number" in refused("compress", *OPTIONS, "--budget", "0.4", "--trials", "0")
     Path("mine.json").write_text("{}")
     assert "file exists and is not a plan" in refused("compress", *OPTIONS, "--plan", "mine.json")
     assert Path("mine.json").read_text() == "{}"

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import flatlens as fl
 from flatlens.errors import BadData, BadInput
-from flatlens.problem.batches import as_pair, collated, is_dicts, picked, stacked
+from flatlens.problem.batches import as_pair, checksum, collated, is_dicts, picked, stacked
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(6) % 2
@@ -177,3 +177,9 @@ def test_small_parts() -> None:
     assert not is_dicts(({"a": 1}, {"a": 2}))
     assert not is_dicts([{"a": 1}, {"b": 2}])
     assert stacked("x", [torch.ones(2, 2), torch.ones(1, 2)]).shape == (2, 2, 2)
+
+
+def test_a_checksum_is_of_values_at_any_stride() -> None:
+    whole = torch.arange(12).reshape(3, 4)
+    for part in (whole[:1, 1], whole[0, ::2][1:], whole[:, 1], whole.T, whole[:0]):
+        assert checksum(part) == checksum(torch.tensor(part.tolist(), dtype=torch.long))

@@ -87,8 +87,8 @@ def exchanged(
             progress("exchanges", len(known), most)
         return known.get(choice, math.inf)
 
-    best, made, ended = start, 0, False
-    while not ended and len(known) < most:
+    best, made = start, 0
+    while True:
         # every change of one layer: its difference beside the others as they are
         changes = [(layer, at) for layer, of in enumerate(options) for at in range(len(of))]
         changes.sort(key=lambda one: -abs(options[one[0]][one[1]].rise - options[one[0]][best[one[0]]].rise))
@@ -98,8 +98,9 @@ def exchanged(
             (one for one in _promising(options, room, best, gains) if measured(one) < known[best]), None
         ):
             best, made = better, made + 1
-        ended = made == before and len(known) < most
-    return Exchanges(best, made, len(known), ended)
+        if made == before or len(known) >= most:
+            tried = [_with(best, change) for change in changes] + _promising(options, room, best, gains)
+            return Exchanges(best, made, len(known), made == before and all(choice in known for choice in tried))
 
 
 def _promising(
