@@ -163,7 +163,7 @@ def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
         for part in _dense_parts(tensor):
             storage = part.untyped_storage()
             held.setdefault(storage.data_ptr(), storage.nbytes())
-        return tensor
+        return tensor.detach()  # an output that its own node keeps would never be freed
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):

@@ -97,7 +97,7 @@ class SymmetryCheck:
         self.products += 2
         found = error_of()
         if found > eps**0.5 or foreign:
-            with saved_tensors_hooks(lambda t: t, lambda t: t):  # the counting of saved bytes leaves this out
+            with saved_tensors_hooks(lambda t: t.detach(), lambda t: t):  # the counting of saved bytes leaves this out
                 self._examine(batch, found, foreign)
         self._facts[self._key] = known | kinds
 
