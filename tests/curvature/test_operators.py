@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 from collections.abc import Callable
 
@@ -537,3 +538,19 @@ def test_the_root_mean_square_needs_no_quadrature(steps: int) -> None:
     wanted = float((x.T @ x / 6).norm()) / 40**0.5
     assert found.rms_stderr < 0.2 * wanted
     assert found.rms == pytest.approx(wanted, abs=3 * found.rms_stderr)
+
+
+def test_the_graph_whose_bytes_were_counted_is_freed() -> None:
+    """The hook that counts saved tensors kept outputs with their own nodes, in each operator of other parameters."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 4), torch.nn.Tanh())
+    problem = fl.Problem(net, "mse", (torch.ones(8, 3), torch.zeros(8, 4)))
+
+    def alive(*names: str) -> int:
+        H = Hessian(problem, names)
+        H(torch.ones(H.size, dtype=H.dtype))
+        del H
+        gc.collect()
+        return sum(torch.is_tensor(one) for one in gc.get_objects())
+
+    first = alive("0.weight", "0.bias", "2.weight", "2.bias")
+    assert [alive("0.weight"), alive("2.weight"), alive("2.bias")] == [first] * 3
