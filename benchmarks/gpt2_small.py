@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 
 import flatlens as fl
+from benchmarks import machine
 from flatlens.comparing.expansion import forgetting_memory
 from flatlens.curvature import Hessian, eigenspace
 from flatlens.curvature.eigenspace import eigenspace_memory
@@ -73,8 +74,7 @@ def main() -> None:
                "announced_gib": "" if announced is None else round(announced / 2**30, 2),
                "peak_gib": round(peak / 2**30, 2), "found": told}  # fmt: skip
         print(row, flush=True)
-        before = pd.read_csv(ROWS) if ROWS.exists() else pd.DataFrame()
-        pd.concat([before, pd.DataFrame([row])]).to_csv(ROWS, index=False)
+        machine.merged(ROWS, pd.DataFrame([row]), ["measure"]).to_csv(ROWS, index=False)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 import torch
 
@@ -42,6 +43,15 @@ def _processor() -> str:
     return next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
     )
+
+
+def merged(path: Path, rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Return the rows of a CSV file with these in place of its own that have the same values in some columns."""
+    if not path.exists() or rows.empty:
+        return pd.read_csv(path) if path.exists() else rows
+    before = pd.read_csv(path)
+    new = pd.MultiIndex.from_frame(rows[by])
+    return pd.concat([before[~pd.MultiIndex.from_frame(before[by]).isin(new)], rows], ignore_index=True)
 
 
 def interleaved(

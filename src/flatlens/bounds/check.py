@@ -29,7 +29,6 @@ from flatlens.distributions import RULES, Distribution, Rule
 from flatlens.errors import BadInput, Give, NotDifferentiable, UnknownName
 from flatlens.measures import Lens, about
 from flatlens.measures.definition import drawing
-from flatlens.problem import measuring
 from flatlens.progress import LESS_OF_A_BOUND, LIMIT, Shown, Watch, count_of, listed, progress_shown
 from flatlens.result import Result
 
@@ -163,7 +162,7 @@ def check_bounds(
             raise refused(f"expected a {kind.__name__}, got {type(given).__name__}", argument=name)
     if rule not in RULES:
         raise UnknownName.among("rule", str(rule), RULES, where="for the covering radius")
-    with progress_shown(progress, "checking") as line, measuring(lens.model):
+    with progress_shown(progress, "checking") as line, lens.problem.measuring(lens.model):
         watch = Watch(line, math.inf if anyway else LIMIT, "check_bounds", LESS_OF_A_BOUND)
         context = Context(lens, declared(assume), distribution, generator, watch, target, delta, rule)
         verdicts = [verdict for one in chosen for verdict in _verdicts(one, context, watch)]

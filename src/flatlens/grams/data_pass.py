@@ -385,7 +385,8 @@ def feature_moments(problem: Problem, model: nn.Module, plan: Plan) -> dict[str,
     """
     moments: dict[str, Moments] = {}
     graphs = bool(_at_products(plan))
-    with measuring(model), differentiable(model.parameters()) if graphs else torch.no_grad():
+    casts = problem.casts is not None
+    with measuring(model, casts=casts), differentiable(model.parameters()) if graphs else torch.no_grad():
         for raw in problem.data.chunks(256 if graphs else FORWARD_CHUNK):
             tape, found = features_read(problem, model, plan, problem.place(raw))
             there = tape.mask if plan.ignores_padding else None

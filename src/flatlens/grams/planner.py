@@ -130,7 +130,8 @@ def lay_out(
     """
     generator = torch.Generator().manual_seed(0)
     # differentiable: so that the graph also shows frozen parameters
-    with clear_autograd_errors(), measuring(model), differentiable(model.parameters()):
+    casts = problem.casts is not None
+    with clear_autograd_errors(), measuring(model, casts=casts), differentiable(model.parameters()):
         batches = [*(problem.place(probe) for probe in problem.probes), *also]
         trials = [Trial(problem, model, batch) for batch in batches]
 
@@ -418,8 +419,9 @@ def _fused_alike(
     """
     if device_of(model).type != "cpu" or problem.arithmetic != "full" or plan.unexplained:
         return False
+    casts = problem.casts is not None
     try:
-        with clear_autograd_errors(), measuring(model, twice=False), differentiable(model.parameters()):
+        with clear_autograd_errors(), measuring(model, twice=False, casts=casts), differentiable(model.parameters()):
             each = zip(batches, proofs, strict=True)
             return all(_same_fused(Checker(problem, model, plan), batch, proof) for batch, proof in each)
     except (PlanBroken, RuntimeError):

@@ -602,7 +602,8 @@ class Lens:
                 state, mine = problem.measuring(model), problem.shared(FORWARD_CHUNK)
             else:
                 assert problem.test is not None
-                state, mine = measuring(model), problem.test.shared(FORWARD_CHUNK, problem.ranks)
+                state = measuring(model, casts=problem.casts is not None)
+                mine = problem.test.shared(FORWARD_CHUNK, problem.ranks)
             with state:
                 self._outcomes[which] = outcomes(problem, mine, lambda batch: problem.run(model, batch))
         return self._outcomes[which]

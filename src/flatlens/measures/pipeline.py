@@ -207,7 +207,8 @@ def _measured(lens: Lens, asked: Asked, run: Run) -> tuple[dict[Key, Estimate], 
     estimates: dict[Key, Estimate] = {}
     measured: dict[Key, Measure] = {}
     # also around measures of weights alone: in train mode, reading a spectral norm changes it
-    with measuring(lens.model, twice=False):  # attention as it is: where there are second derivatives it is replaced
+    # attention as it is: where there are second derivatives it is replaced
+    with measuring(lens.model, twice=False, casts=lens.problem.casts is not None):
         # one pass for all; where it fails, each measure has one of its own, and says why if that fails, too
         lens.attempted(partial(_one_pass, lens, chosen, run), "the pass")
         for one in chosen:
@@ -635,6 +636,7 @@ def about(lens: Lens) -> dict[str, Any]:
         "batchnorm": f"train, in batches of {problem.ghost_batch}" if problem.coupled else "eval",
         "dtype": str(problem.dtype).removeprefix("torch."),
         "arithmetic": problem.arithmetic,
+        **({} if problem.casts is None else {"casts": str(problem.casts).removeprefix("torch.")}),
         "device": str(device_of(problem.model)),
         "combinations_of_outputs": lens.probes,
         "passes": lens.passes,

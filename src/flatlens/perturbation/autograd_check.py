@@ -21,7 +21,7 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import move, size, take
 from flatlens.problem.eval_context import copy_of, device_of, differentiable
 from flatlens.problem.forward import slopes_of_each
-from flatlens.problem.problem import HALF
+from flatlens.problem.op_overrides import HALF
 
 _STEP = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Length of a step, relative to the length of the weights and to that of the inputs."""

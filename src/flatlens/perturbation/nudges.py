@@ -1,10 +1,10 @@
 """A network that rounds inside, seen at weights and inputs moved by less than one unit in the last place.
 
-Where forward() computes in a half type that no copy in float32 removes, a repetition gives the same digits, and the
-same error. At a nudge every operation inside rounds anew: the spread over nudges is the rounding. The square of a
-rounded gradient holds the square of its rounding, a bias; the product of the gradients of two nudges does not. What
-rounds alike at all nudges moves the mean of gradients by some 2%, where one nudge moves them by 4%: so the error of a
-mean is not taken below that of one nudge.
+Where a kernel computes in a half type, and `problem.op_overrides.plain_casts` does not see it, a repetition gives the
+same digits, and the same error. At a nudge every operation inside rounds anew: the spread over nudges is the rounding.
+The square of a rounded gradient holds the square of its rounding, a bias; the product of the gradients of two nudges
+does not. What rounds alike at all nudges moves the mean of gradients by some 2%, where one nudge moves them by 4%: so
+the error of a mean is not taken below that of one nudge.
 
 What is below 6e-8 in float16 is 0 at every nudge, and below 6e-5 has fewer digits. A backward pass is linear: that of
 2^k times the loss has the same digits, except where numbers underflow. `loss_scaled` chooses k by this, as
@@ -28,7 +28,7 @@ from flatlens.perturbation.weights import Landscape
 from flatlens.problem import Problem
 from flatlens.problem.eval_context import moved_in_place
 from flatlens.problem.forward import nudged
-from flatlens.problem.problem import HALF
+from flatlens.problem.op_overrides import HALF
 
 NUDGES = 8  #: times that weights and inputs are moved by less than one rounding, where a network rounds inside
 STEP, TRIES = 2.0**6, 6  #: factor from one multiple of a loss, or of a vector, to the next; number of these

@@ -33,7 +33,7 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import FORWARD_CHUNK, size, take
 from flatlens.problem.eval_context import differentiable, moved_in_place
 from flatlens.problem.forward import Outcomes, outcomes
-from flatlens.problem.problem import HALF
+from flatlens.problem.op_overrides import HALF
 from flatlens.problem.ranks import in_one_piece, of_the_first, whole_parameters
 
 _DRAWS = 4  #: draws of a rounding

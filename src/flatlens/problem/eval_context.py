@@ -407,14 +407,20 @@ def modes_kept(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def measuring(
-    model: nn.Module, *, batch_statistics: bool = False, tf32: bool = False, twice: bool = True
+    model: nn.Module,
+    *,
+    batch_statistics: bool = False,
+    tf32: bool = False,
+    twice: bool = True,
+    casts: bool = False,
 ) -> Iterator[None]:
     """Put the model in eval mode with gradients on, and restore all of its state afterwards, also after an error.
 
     Operations that torch differentiates wrongly, or once only, are computed by plain ones (`problem.op_overrides`;
     attention, too, unless `twice` is False: its fast kernels can be differentiated once).
 
-    Float32 stays float32, also under autocast, the network's own included. On CUDA, torch convolves in TF32 by default,
+    Float32 stays float32, also under autocast, the network's own included, and with `casts` where forward() casts to a
+    half type. On CUDA, torch convolves in TF32 by default,
     which keeps 10 of 23 bits; here it is off unless `tf32`. With `batch_statistics` every BatchNorm normalises by its
     own batch, as in training, and does not update its running statistics.
 
@@ -451,7 +457,7 @@ def measuring(
             held_by_all("math attention", partial(sdpa_kernel, SDPBackend.MATH)) if twice else nullcontext(),
             # in float32 under any autocast, or in TF32
             torch.autocast(device_of(model).type, enabled=False),
-            plain_autocast(),
+            plain_autocast(casts=next(p.dtype for p in model.parameters()) if casts else None),
             _tf32(tf32),
             torch.autograd.set_detect_anomaly(False),  # its search for NaN cannot look into batched derivatives
             plain_embeddings(model),

@@ -81,6 +81,7 @@ class NetworkOnData:
     constant: BestConstant | None = None  #: the best fit by outputs that ignore the input, where it has a formula
     works_in: Arithmetic = "full"  #: `arithmetic` in the pass and in curvature products only
     seen: Seen | None = None  #: the outputs of the first check; None where samples are coupled
+    casts: torch.dtype | None = None  #: half type to which forward() casts; it is measured without these casts
     nudge: tuple[int, float] | None = None  #: a seed, and the share by which inputs move (`perturbation.nudges`)
     scale: float = 1.0  #: factor of the loss inside backward passes, a power of 2 (`perturbation.nudges.loss_scaled`)
 
@@ -116,7 +117,8 @@ class NetworkOnData:
 
     def measuring(self, model: nn.Module, *, twice: bool = True) -> AbstractContextManager[None]:
         """Return the context in which the risk is differentiated, `twice` or once only."""
-        return measuring(model, batch_statistics=self.coupled, tf32=self.works_in == "tf32", twice=twice)
+        tf32, casts = self.works_in == "tf32", self.casts is not None
+        return measuring(model, batch_statistics=self.coupled, tf32=tf32, twice=twice, casts=casts)
 
     def derivative(self, of: Tensor, at: Sequence[Tensor], *, again: bool = False) -> list[Tensor | None]:
         """Return the derivative of a scalar in some tensors, `again` with its own graph; None where there is none.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -96,8 +96,10 @@ def require_same_everywhere(problem: NetworkOnData) -> None:
     )
 
 
-def check_first(problem: NetworkOnData, model: nn.Module) -> tuple[Loss, Outputs | None]:
-    """Refuse a model or data that differ when used twice, on the first batch.
+def check_first(
+    problem: NetworkOnData, model: nn.Module, first_run: AbstractContextManager[object] | None = None
+) -> tuple[Loss, Outputs | None]:
+    """Refuse a model or data that differ when used twice, on the first batch; the network runs first in `first_run`.
 
     Note how the network reads labels that came in a dict; in a pair (x, labels) they lie as they are given.
 
@@ -112,7 +114,7 @@ def check_first(problem: NetworkOnData, model: nn.Module) -> tuple[Loss, Outputs
     for _ in problem.batches(FORWARD_CHUNK):  # read again from the start: the first batch must come back the same
         break
     require_finite(first, problem.data.where)
-    with retold("the first batch"):
+    with retold("the first batch"), first_run or nullcontext():
         once, y = problem.run(model, problem.place(first))
     loss = laid_out(problem.loss, y)
     with losing(loss, "the first batch", once, y):

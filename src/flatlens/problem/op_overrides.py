@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,12 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import checkpoint as checkpoints
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flatlens.errors import BadModel
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 @contextmanager
@@ -276,13 +279,15 @@ def _enter_autocast(cast: torch.autocast) -> Any:
 
 
 @contextmanager
-def plain_autocast(on: bool = True) -> Iterator[None]:
+def plain_autocast(on: bool = True, casts: torch.dtype | None = None) -> Iterator[None]:
     """Let an autocast of the network's own cast to float32, in this thread; if not `on`, to the dtype that it names.
 
-    Derivatives and differences would be rounding, and its cache of cast weights outlives moves of them.
+    Derivatives and differences would be rounding, and its cache of cast weights outlives moves of them. With `casts`,
+    other casts to a half type are casts to this dtype, too.
     """
     before = getattr(_WIDENED, "on", False)
-    with held_by_all("autocast", partial(replaced, [(torch.autocast, "__enter__", _enter_autocast)])):
+    plain = nullcontext() if casts is None else plain_casts(casts)
+    with plain, held_by_all("autocast", partial(replaced, [(torch.autocast, "__enter__", _enter_autocast)])):
         try:
             _WIDENED.on = on
             yield
@@ -294,4 +299,83 @@ def plain_autocast(on: bool = True) -> Iterator[None]:
 def in_bfloat16(kind: str) -> Iterator[None]:
     """Compute in bfloat16 on devices of this kind."""
     with plain_autocast(on=False), torch.autocast(kind, torch.bfloat16, cache_enabled=False):
+        yield
+
+
+# Casts to a half type in forward(): their rounding, and what underflows there, is none of the function's
+
+
+@final
+class NotedCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the half types to which operations inside cast."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = set[torch.dtype]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("dtype") in HALF:
+            self.found.add(kwargs["dtype"])
+        return func(*args, **kwargs)
+
+
+_COPIES = frozenset(
+    f"aten::{name}"
+    for name in ("clone", "new_empty", "new_empty_strided", "empty_like", "new_zeros", "zeros_like", "new_ones",
+                 "ones_like", "new_full", "full_like")
+)  # fmt: skip
+"""Operations that make a tensor of the same type; it stays as it is, as views and what is written to do."""
+
+
+@final
+class _PlainCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Leaves in a dtype what would be cast to a half type; tensors that have one are cast where they are computed with.
+
+    A function of autograd's, and what TorchScript runs, is seen, too; a kernel that computes in half by itself is not.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = dtype
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not getattr(_WIDENED, "on", False):
+            return func(*args, **kwargs)
+        if kwargs.get("dtype") in HALF:
+            own = args[0].dtype if args and isinstance(args[0], Tensor) else self._dtype
+            wide = own.is_floating_point and own not in HALF
+            kwargs = {**kwargs, "dtype": own if wide else self._dtype}
+        if _holds_half(args) or _holds_half(kwargs.values()):
+            schema = getattr(func, "_schema", None)
+            if schema is not None and not (schema.name in _COPIES or any(one.alias_info for one in schema.arguments)):
+                args, kwargs = tree_map_only(Tensor, self._wide, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _wide(self, t: Tensor) -> Tensor:
+        return t.to(self._dtype) if t.dtype in HALF else t
+
+
+def _holds_half(given: Iterable[Any]) -> bool:
+    for one in given:
+        if isinstance(one, Tensor):
+            if one.dtype in HALF:
+                return True
+        elif isinstance(one, list | tuple) and _holds_half(one):
+            return True
+    return False
+
+
+@contextmanager
+def plain_casts(dtype: torch.dtype) -> Iterator[None]:
+    """Compute in this dtype, in this thread, what forward() casts to a half type."""
+    if any(isinstance(mode, _PlainCasts) for mode in _get_current_dispatch_mode_stack()):
+        yield
+        return
+    with _PlainCasts(dtype):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, Literal, final
 
 import torch
@@ -28,13 +29,13 @@ from flatlens.problem.eval_context import (
     unwrapped,
 )
 from flatlens.problem.forward import REDUCED_PRECISION, Arithmetic, Convention, Forward, NetworkOnData
-from flatlens.problem.inspection import check_all, check_first, require_same_everywhere
+from flatlens.problem.inspection import Outputs, check_all, check_first, require_same_everywhere
 from flatlens.problem.loss import Loss
 from flatlens.problem.loss_checks import MOST_OUTPUTS, require_twice
 from flatlens.problem.losses import LossFunction, as_loss
+from flatlens.problem.op_overrides import HALF, NotedCasts, plain_casts
 from flatlens.problem.ranks import ALONE, Ranks, in_one_piece, to_parts
 
-HALF = (torch.float16, torch.bfloat16)
 _MOST = 2**62  #: largest number of bytes; larger sizes become this
 
 
@@ -139,21 +140,38 @@ class Problem(NetworkOnData):
         with untouched(network):
             with self.measuring(network), torch.no_grad():
                 with apart_from_original(network):
-                    loss, first = check_first(self, network)
-                self.loss = loss
-                found, self.probes, seen = check_all(self, network, self.data, first)
-                self.n, self.outputs, self.mass = found.n, found.outputs, found.mass
-                if isinstance(found.sums, Tensor) and found.mass > 1:
-                    self.constant = self.loss.constant(found.sums, found.mass)
-                self.seen = None if self.coupled else seen
-                if not self.sharded and self.outputs <= MOST_OUTPUTS:
-                    few = spaced(self.probes[0], max(1, MOST_OUTPUTS // self.outputs))
-                    require_twice(self.loss, *self.run(network, self.place(few)))
+                    self.loss, first = self._first(network)
+                with nullcontext() if self.casts is None else plain_casts(self.dtype):
+                    found, self.probes, seen = check_all(self, network, self.data, first)
+                    self.n, self.outputs, self.mass = found.n, found.outputs, found.mass
+                    if isinstance(found.sums, Tensor) and found.mass > 1:
+                        self.constant = self.loss.constant(found.sums, found.mass)
+                    self.seen = None if self.coupled else seen
+                    if not self.sharded and self.outputs <= MOST_OUTPUTS:
+                        few = spaced(self.probes[0], max(1, MOST_OUTPUTS // self.outputs))
+                        require_twice(self.loss, *self.run(network, self.place(few)))
             if self.test is not None:
                 if self.convention != Convention():
                     require_same_form(self.test)
-                with measuring(network), torch.no_grad():
+                with measuring(network, casts=self.casts is not None), torch.no_grad():
                     check_all(self, network, self.test)
+
+    def _first(self, network: nn.Module) -> tuple[Loss, Outputs | None]:
+        """Return what `check_first` does; without forward()'s casts to half types if the network runs so, too."""
+        noted, failed = NotedCasts(), None
+        try:
+            found = check_first(self, network, None if self.sharded else noted)
+        except FlatlensError as error:
+            if not noted.found:
+                raise
+            failed = error
+        if noted.found:
+            with suppress(FlatlensError), plain_casts(self.dtype):
+                found = check_first(self, network)
+                self.casts, failed = max(noted.found, key=lambda dtype: torch.finfo(dtype).eps), None
+        if failed is not None:
+            raise failed
+        return found
 
     def __repr__(self) -> str:
         count = sum(p.numel() for name, p in self.model.named_parameters() if name in self.parameters)

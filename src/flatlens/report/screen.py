@@ -287,6 +287,8 @@ def _facts(about: Mapping[str, Any]) -> list[str]:
         found.append(count_of(len(layers), "layer"))
     if about.get("arithmetic", "full") != "full":
         found.append(f"multiplied in {about['arithmetic']}")
+    if "casts" in about:
+        found.append(f"without forward()'s casts to {about['casts']}")
     if "loss" in about:
         found.append(str(about["loss"]).replace("_", " "))
     return found
