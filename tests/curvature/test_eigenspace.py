@@ -88,7 +88,14 @@ def test_spectra_that_are_known(kind: str, by: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("room", [14, 24])
-def test_in_little_memory(room: int) -> None:
+def test_in_little_memory(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, lock = list[int](), Krylov.lock
+
+    def locking(krylov: Krylov, keep: Tensor) -> None:
+        lock(krylov, keep)
+        held.append(len(krylov._left))
+
+    monkeypatch.setattr(Krylov, "lock", locking)
     spectrum = torch.tensor([5.0] * 3 + [2.0] + [-1.0] * 35 + [0.2] * 30).double()
     A = symmetric(spectrum)
     wanted = Wanted(2, 0, 1e-6, whole=True)
@@ -99,6 +106,8 @@ def test_in_little_memory(room: int) -> None:
     assert found.converged  # the proof takes more steps than there is room for
     assert torch.allclose(found.values, bulk[:2], rtol=1e-8)
     assert 0.7 <= found.others < 1
+    assert max(held) <= room // 2 + 1  # the residuals of many searches take no more vectors than are locked
+    assert room > 14 or len(held) > room // 2 + 1
 
 
 def test_out_of_products() -> None:

@@ -11,6 +11,7 @@ import flatlens as fl
 from flatlens.comparing import forgetting_memory
 from flatlens.curvature import Hessian, eigenspace_memory
 from flatlens.curvature.eigenspace import eigenspace
+from flatlens.memory import OfProcess
 
 NAME = "eigenspace(top_k=2)"
 
@@ -81,3 +82,40 @@ def test_memory_is_told_before_and_a_warning_comes_where_less_is_free(monkeypatc
         eigenspace(H, 2)
     with pytest.warns(UserWarning, match=r"forgetting\(...\) may take"):
         fl.forgetting(problem, {name: 2 * p.detach() for name, p in net.named_parameters()})
+
+
+LARGE = ("critical_sharpness", "directional_sharpness", "batch_sharpness(samples=4, batches=2)",
+         "worst_sharpness(restarts=1, steps=2)", "gradient_noise_scale(batches=3)")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_measures_of_training_take_no_more_than_they_tell(name: str) -> None:
+    gauge = OfProcess()
+    if not gauge.begin():
+        pytest.skip("the peak of this process cannot be reset")
+    for width in (10, 1500):  # the first one loads modules
+        torch.manual_seed(0)
+        hidden = [layer for _ in range(3) for layer in (nn.Linear(width, width), nn.GELU())]
+        net = nn.Sequential(*hidden, nn.Linear(width, 3))
+        problem = fl.Problem(net, "cross_entropy", (torch.randn(8, width), torch.arange(8) % 3), memory="1MB")
+        tracker, adam = fl.Tracker(problem, name, live=False), torch.optim.AdamW(net.parameters())
+        gauge.begin()
+        used = gauge.used() or 0
+        tracker.step(0, optimiser=adam)
+        peak = (gauge.peak() or 0) - used
+    assert tracker.memory is not None
+    assert 2 * problem.bytes_of_weights < peak < tracker.memory
+
+
+def test_a_tracker_tells_its_memory_before_and_warns_where_less_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Linear(100, 100)
+    problem = fl.Problem(net, "mse", (torch.ones(4, 100), torch.zeros(4, 100)), memory="10KB")
+    one = problem.bytes_of_weights
+    assert one == 4 * 10100
+    assert fl.Tracker(problem, "worst_sharpness", live=False).memory == 24 * one + 10000
+    both = fl.Tracker(problem, ["sharpness(top_k=2)", "critical_sharpness"], live=False)
+    assert both.memory == (38 + 10) * one + 10000  # ten vectors for the next search
+    assert fl.Tracker(problem, ["critical_sharpness", "mls"], live=False).memory is None
+    monkeypatch.setattr("flatlens.memory.OfProcess.left", lambda meter: 1000)
+    with pytest.warns(UserWarning, match=r"a measurement of this Tracker may take .* is free"):
+        fl.Tracker(problem, "critical_sharpness", live=False)

@@ -135,18 +135,19 @@ class Eigenspace(Eigenpairs):
 def eigenspace_memory(operator: Operator, k: int, *, most: int = 1000) -> int:
     """Return the bytes that `eigenspace` may take beside the network: an upper bound, known before it runs.
 
-    A basis of up to a quarter of the problem's memory, at least 2 k + 8 vectors; half as many while it is reduced;
-    some ten vectors of a product and its graph, whose samples take up to half of the problem's memory.
+    A basis of up to a quarter of the problem's memory, at least 2 k + 8 vectors; half as many while it is reduced, or
+    for residuals; some sixteen vectors of a product and its graph, whose samples take up to half of the problem's
+    memory.
 
     >>> import torch, flatlens as fl
     >>> net = torch.nn.Linear(3, 2, dtype=torch.float64)
     >>> data = (torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64))
     >>> H = fl.curvature.Hessian(fl.Problem(net, "half_squared_error", data, memory="1MB"))
-    >>> eigenspace_memory(H, 2)  # 8 + 4 + 10 vectors of 64 bytes, and 500 kB of graphs
-    501408
+    >>> eigenspace_memory(H, 2)  # 8 + 4 + 16 vectors of 64 bytes, and 500 kB of graphs
+    501792
     """
     room = _room(operator, min(k, operator.size), most)
-    vectors = min(room, operator.size) + min(room, operator.size) // 2 + 10
+    vectors = min(room, operator.size) + min(room, operator.size) // 2 + 16
     return vectors * operator.size * operator.dtype.itemsize + operator.problem.memory // 2
 
 

@@ -159,7 +159,7 @@ class Krylov:
         """Take one product: add the next basis vector, and its row and column of T."""
         j = self.steps
         self.Q[j] = self._next
-        self._left -= torch.outer(self._left @ self._next, self._next)
+        self._left.addr_(self._left @ self._next, self._next, alpha=-1)
         w = self.apply(self._next)
         self.products += 1
         h = torch.zeros(j + 1, dtype=torch.float64)
@@ -224,9 +224,13 @@ class Krylov:
     def all_ritz(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the same of the whole basis, where earlier searches have left residuals, too."""
         theta, S, _ = self.ritz()
-        outside = torch.cat([self._left, self._next[None]])
         along = torch.cat([S[: self.locked].T @ self._parts, self.beta * S[-1][:, None]], 1)
-        between = (outside @ outside.T).to("cpu", torch.float64)
+        rows, newest = self._left, self._next
+        across = (rows @ newest)[:, None]
+        between = torch.cat(
+            [torch.cat([rows @ rows.T, across], 1), torch.cat([across.T, (newest @ newest).view(1, 1)], 1)]
+        )
+        between = between.to("cpu", torch.float64)
         return theta, S, ((along @ between) * along).sum(1).clamp(min=0).sqrt()
 
     def lock(self, keep: Tensor) -> None:
@@ -234,6 +238,9 @@ class Krylov:
         _, S, _ = self.ritz()
         self._parts = torch.cat([S[: self.locked, keep].T @ self._parts, self.beta * S[-1, keep][:, None]], 1)
         self._left = torch.cat([self._left, self._next[None]])
+        if len(self._left) > len(keep) + 1:  # the same multiples of fewer vectors: as many as are locked
+            U, sizes, V = torch.linalg.svd(self._parts, full_matrices=False)
+            self._parts, self._left = U * sizes, V.to(self._left) @ self._left
         self.compress(keep)
         self.locked = len(keep)
 

@@ -23,6 +23,7 @@ from flatlens.deprecated_names import FORMER_OPTIONS, present_options
 from flatlens.errors import BadInput, BadOption, UnknownName
 from flatlens.estimate import Estimate, Kind, Progress
 from flatlens.grams import Weight
+from flatlens.problem import Problem
 from flatlens.registry import Registry, first_line, spelled
 
 LAYERWISE = "layerwise"  #: one layer times a, another one divided by a
@@ -308,12 +309,25 @@ class NetworkMeasure(Measure):
     reads: tuple[
         PassMeasure, ...
     ] = ()  #: numbers that it takes from a pass that had them; else it computes them itself
+    networks: int | Callable[[Measure], int] = 0
+    """The copies of the measured weights that it holds at most, beside the problem's memory; 0: not stated."""
 
     @cached_property
     def takes_run(self) -> bool:
         """Return whether its function takes the run beside the lens."""
         parameters = inspect.signature(self.compute).parameters.values()
         return sum(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters) > 1
+
+    def memory(self, problem: Problem) -> int | None:
+        """Return the bytes that it may take beside the network: an upper bound, known before it runs; None: not stated.
+
+        >>> import torch, flatlens as fl
+        >>> problem = fl.Problem(torch.nn.Linear(3, 2), "mse", (torch.ones(4, 3), torch.zeros(4, 2)), memory="1MB")
+        >>> fl.measures.critical_sharpness.memory(problem)  # 16 networks of 8 numbers of 4 bytes
+        1000512
+        """
+        networks = self.networks if isinstance(self.networks, int) else self.networks(self)
+        return networks * problem.bytes_of_weights + problem.memory if networks else None
 
 
 _M = TypeVar("_M", PassMeasure, NetworkMeasure)
@@ -360,7 +374,7 @@ def on_lens(
     The function takes the lens, or the lens and the run. With `on_request=True` it is run only when named, as it costs
     products, searches or random draws. `how` sets further fields of `NetworkMeasure`: `on_request`, `by_name`,
     `held_out`, `works_coupled`, `works_sharded` (False if not given), `of_parameters`, `differentiates` (True),
-    `reads`, `invariances`.
+    `reads`, `invariances`, `networks`.
     """
     card = partial(Card, id=id, family=family, symbol=symbol, source=source, unit=unit, cost=cost)
     return _definition(NetworkMeasure, card, invariant_under, **how)

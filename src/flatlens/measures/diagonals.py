@@ -132,6 +132,7 @@ def _arrays(parts: list[Diagonal]) -> Mapping[str, Tensor]:
     invariant_under={PERMUTATION},
     works_coupled=True,
     on_request=True,
+    networks=30,
 )
 def hessian_diagonal(
     lens: Lens, run: Run, *, of: str = "hessian", probes: int | None = None, exact: bool = False

@@ -85,6 +85,7 @@ def _attempted(lens: Lens, what: str, work: Callable[[], Estimate]) -> Estimate:
     source="sharpening section 3",
     cost="Lanczos: about 10 Hessian products",
     works_sharded=True,
+    networks=lambda one: 30 + 4 * (int(one.option("top_k")) + int(one.option("bottom_k"))),
 )
 def sharpness(
     lens: Lens,
@@ -514,6 +515,7 @@ _FIRST = "there is no earlier look: Lens(after=...), or the next step of a track
     invariant_under={PERMUTATION},
     works_coupled=True,
     on_request=True,
+    networks=lambda one: 34 + 4 * int(one.option("top_k")),
 )
 def eigenspace(lens: Lens, run: Run, *, top_k: int = 10, rtol: float = 1e-3) -> Parts:
     """Share of the gradient in the space of the Hessian's `top_k` leading eigenvectors: ||P g||^2 / ||g||^2.

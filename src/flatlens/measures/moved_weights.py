@@ -101,6 +101,7 @@ def of_draws(changes: Tensor, rounding: float = 0.0) -> Estimate:
     symbol=r"\max_{\|d\| \leq \rho} L(\theta + d) - L(\theta)",
     source="sharpening section 6 (SAM, Foret et al. 2021; ASAM, Kwon et al. 2021)",
     cost="restarts x steps gradients",
+    networks=24,
 )
 def worst_sharpness(
     lens: Lens,

@@ -73,6 +73,7 @@ of_steps = partial(
     symbol=r"\lambda_{max}(P^{-1/2} H P^{-1/2})",
     source="adaptive2022 section 3",
     cost="Lanczos: about 10 Hessian products",
+    networks=30,
 )
 def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Estimate:
     """Sharpness in the optimiser's own geometry: lmax(P^-1/2 H P^-1/2), P the matrix by which it divides the gradient.
@@ -187,6 +188,7 @@ def nudged_forms(lens: Lens, seeds: Iterable[int], along: str) -> Nudged | str:
     source="critical2026 section 3",
     cost="one backward pass, 2 to 8 forward passes",
     differentiates=False,
+    networks=16,
 )
 def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     """Critical sharpness: 2 / eta_c, eta_c the step along the next update at which the risk rises above its value.
@@ -292,6 +294,7 @@ def _critical(lens: Lens, rtol: float) -> Estimate:
     source="critical2026 section 3",
     unit="loss / parameter^2",
     cost="one backward, one Hessian product",
+    networks=10,
 )
 def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Estimate:
     """Curvature of the risk along a direction u: u^T H u / ||u||^2.
@@ -356,6 +359,7 @@ of_batches = partial(
     unit="samples",
     cost="two backward passes over the data",
     works_sharded=True,
+    networks=20,
 )
 def gradient_noise_scale(lens: Lens, run: Run, *, batches: int = 64, sampled: bool = True) -> Estimate | Parts:
     """Gradient noise scale: tr Sigma / ||g||^2, Sigma the covariance of the gradients of single samples, g their mean.
@@ -416,6 +420,7 @@ def noise_scale(spread: Spread, sampled: bool) -> dict[str, Estimate]:
     symbol=r"E_B \lambda_{max}(H_B)",
     source="sharpening section 3",
     cost="batches x some 20 Hessian products on one batch",
+    networks=30,
 )
 def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 8, rtol: float = 1e-2) -> Estimate:
     """Sharpness on random minibatches: the mean of lmax(H_B) over batches of `samples` samples.
@@ -455,6 +460,7 @@ NO_GRADIENT = "the gradient of a batch is zero: it has no direction"
     symbol=r"E_B \, g_B^T H_B g_B / \|g_B\|^2",
     source="batches2024",
     cost="batches x some five training steps; three in networks without kinks",
+    networks=10,
 )
 def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 32, by: str = "auto") -> Estimate:
     """Curvature of a minibatch's loss along its own gradient, on average over batches of `samples` samples.

@@ -106,6 +106,12 @@ class NetworkOnData:
         return any(hasattr(p, "to_local") for p in self.model.parameters())
 
     @property
+    def bytes_of_weights(self) -> int:
+        """Return the bytes of the measured weights, in the dtype in which they are measured."""
+        numbers = sum(p.numel() for name, p in self.model.named_parameters() if name in self.parameters)
+        return numbers * self.dtype.itemsize
+
+    @property
     def peers(self) -> Ranks:
         """Return the processes that measure together: all over which parameters are spread, or those of `ranks`."""
         return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size()) if self.sharded else self.ranks

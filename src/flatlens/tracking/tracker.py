@@ -25,11 +25,13 @@ from flatlens.deprecated_names import present_measure, renamed
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
 from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.measures import Lens, Measure
-from flatlens.measures.definition import Run, as_studied, named
+from flatlens.measures.definition import NetworkMeasure, Run, as_studied, named
 from flatlens.measures.pipeline import measure_with
+from flatlens.memory import warn_of
 from flatlens.problem import Problem
 from flatlens.problem.batches import finite
 from flatlens.problem.data import random_kept
+from flatlens.problem.eval_context import device_of
 from flatlens.problem.forward import forwards
 from flatlens.problem.ranks import in_first_process
 from flatlens.progress import PAUSE, Aside, Bar, Watch, beside, count_of, no_progress
@@ -185,6 +187,8 @@ class Tracker:
         with isolated(problem.model):
             self.problem = problem if samples is None else problem.subset(samples, self._generator(-1))
             Lens(self.problem, outputs=outputs, along=along)  # refuses bad outputs now rather than at the first step
+        if self.memory is not None and self.problem.bytes_of_weights > self.problem.memory:
+            warn_of(self.memory, device_of(problem.model), "a measurement of this Tracker")
         self._history = History()
         self._warm: dict[Key, Remembered] = {}
         self._rounding: list[Any] = [0, ("", "")]  #: moments so far, and what the last look saw
@@ -198,6 +202,17 @@ class Tracker:
         when = f"every {count_of(plan, 'step')}" if isinstance(plan, int) else f"at steps {plan}"
         done = f"{count_of(self._history.moments, 'measurement')} so far"
         return f"Tracker: {', '.join(self._identity['measures'])} {when}, of {told}; {done}"
+
+    @property
+    def memory(self) -> int | None:
+        """The bytes that a measurement may take beside the network: an upper bound; None if a measure states none.
+
+        `fl.cost(lens, measures=...)` expects the memory of all measures, from trials.
+        """
+        each = [one.memory(self.problem) if isinstance(one, NetworkMeasure) else None for one in self._measures]
+        known = [size for size in each if size is not None]
+        kept = sum(_KEPT * self.problem.bytes_of_weights for one in self._measures if one.card.name in _SEARCHES)
+        return max(known) + kept if len(known) == len(each) else None
 
     def due(self, step: int) -> bool:
         """Return whether `step` would measure after this many training steps, ignoring the budget."""
@@ -410,6 +425,8 @@ def _name_of(log: object) -> str:
     return getattr(log, "__name__", type(log).__name__)
 
 
+_SEARCHES, _KEPT = ("sharpness", "preconditioned_sharpness", "eigenspace"), 10
+"""Measures that keep eigenvectors for the next measurement; the largest number of vectors."""
 _LOOKS = 8  #: moments for one comparison with the network in float64, which may take as long as a quick measure
 _UNMEASURABLE = BadModel, BadLoss, BadData, ArithmeticError
 """What a network in training may come to, and what its own code, loss or data may raise."""
