@@ -84,8 +84,7 @@ def test_memory_is_told_before_and_a_warning_comes_where_less_is_free(monkeypatc
         fl.forgetting(problem, {name: 2 * p.detach() for name, p in net.named_parameters()})
 
 
-LARGE = ("critical_sharpness", "directional_sharpness", "batch_sharpness(samples=4, batches=2)",
-         "worst_sharpness(restarts=1, steps=2)", "gradient_noise_scale(batches=3)")  # fmt: skip
+LARGE = ("directional_sharpness", "batch_sharpness(samples=4, batches=2)", "worst_sharpness(restarts=1, steps=2)")
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -93,7 +92,7 @@ def test_measures_of_training_take_no_more_than_they_tell(name: str) -> None:
     gauge = OfProcess()
     if not gauge.begin():
         pytest.skip("the peak of this process cannot be reset")
-    for width in (10, 1500):  # the first one loads modules
+    for width in (10, 1000):  # the first one loads modules
         torch.manual_seed(0)
         hidden = [layer for _ in range(3) for layer in (nn.Linear(width, width), nn.GELU())]
         net = nn.Sequential(*hidden, nn.Linear(width, 3))

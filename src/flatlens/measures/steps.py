@@ -294,7 +294,7 @@ def _critical(lens: Lens, rtol: float) -> Estimate:
     source="critical2026 section 3",
     unit="loss / parameter^2",
     cost="one backward, one Hessian product",
-    networks=10,
+    networks=16,
 )
 def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Estimate:
     """Curvature of the risk along a direction u: u^T H u / ||u||^2.
@@ -460,7 +460,7 @@ NO_GRADIENT = "the gradient of a batch is zero: it has no direction"
     symbol=r"E_B \, g_B^T H_B g_B / \|g_B\|^2",
     source="batches2024",
     cost="batches x some five training steps; three in networks without kinks",
-    networks=10,
+    networks=16,
 )
 def batch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 32, by: str = "auto") -> Estimate:
     """Curvature of a minibatch's loss along its own gradient, on average over batches of `samples` samples.
