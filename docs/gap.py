@@ -53,7 +53,8 @@ FEWEST = 3  #: populations in which a measure was seen, to be one to use
 DRAWN_FROM = 2  #: populations in which a measure was seen, to be in the picture
 SHOWN = tuple(dict.fromkeys([SEEDS, "learning rate, batch size, optimiser", *DIFFERENCES.values()]))[:6]
 PANELS = ("with the gap of the loss", "with the gap of the accuracy", "with that of the loss, given the training loss")
-COLUMNS = ("gap", "accuracy gap", "gap given loss", "equal settings")
+COLUMNS = ("gap", "accuracy gap", "gap given loss")
+EQUAL = ("equal settings", "equal settings, accuracy gap", "equal settings, given loss")
 PICTURE, TABLE = Path("..") / "images" / "gap.svg", Path("gap.csv")
 ONE_NAME = {
     "Jacobian norm of softmax": "Jacobian norm of the softmax",
@@ -75,7 +76,9 @@ class Relation:
     gap: Statistic  #: rank correlation with the gap of the loss
     accuracy: Statistic | None  #: with the gap of the accuracy; None where it is not known
     given: Statistic | None  #: with the gap of the loss, given the training loss; None where losses do not differ
-    within: Statistic | None  #: Pearson's r with the gap among networks of equal settings; None where none are equal
+    #: Pearson's r with the gap, with that of the accuracy, and with the gap given the training loss, among networks of
+    #: equal settings; None where it is not known
+    equal: tuple[Statistic | None, Statistic | None, Statistic | None]
     column: str = ""  #: the column of the measure in the study's table
 
 
@@ -105,7 +108,7 @@ def _relations(one: Reproduction, name: str, kind: str) -> Iterator[Relation]:
         return
     varied = {setting for axis in result.varied for setting in but_seeds(axis)}
     difference = next((said for setting, said in DIFFERENCES.items() if setting in varied), SEEDS)
-    within = _within(result)
+    within = _within(result, table)
     for quantity in result.quantities:
         measure = quantity.name
         if quantity.role != "measure" or measure not in table:
@@ -113,7 +116,7 @@ def _relations(one: Reproduction, name: str, kind: str) -> Iterator[Relation]:
         yield Relation(
             ONE_NAME.get(measure, measure), difference, one.experiment.id, f"{name.replace('_', ' ')} {kind}".strip(),
             _ranks(table, measure, GAP.name), _ranks(table, measure, ACCURACY_GAP) if ACCURACY_GAP in table else None,
-            _given_loss(table, measure), within.get(measure), quantity.column,
+            _given_loss(table, measure), within.get(measure, (None, None, None)), quantity.column,
         )  # fmt: skip
 
 
@@ -140,25 +143,51 @@ def _ranks(table: pd.DataFrame, measure: str, target: str) -> Statistic:
 
 def _given_loss(table: pd.DataFrame, measure: str) -> Statistic | None:
     losses = table[LOSS]
-    if measure == LOSS or not losses.notna().all() or not losses.max() > LOSSES_DIFFER * losses.min():
+    if measure == LOSS or not _differ(losses):
         return None
     return partial_correlation(table[measure], table[GAP.name], losses, "spearman", units=table[UNIT])
 
 
-def _within(result: StudyResult) -> Mapping[str, Statistic]:
-    """Return, by measure, r with the gap once the means of each group of equal settings are taken off."""
+def _differ(losses: pd.Series) -> bool:
+    return bool(losses.notna().all() and losses.max() > LOSSES_DIFFER * losses.min())
+
+
+def _within(
+    result: StudyResult, table: pd.DataFrame
+) -> Mapping[str, tuple[Statistic | None, Statistic | None, Statistic | None]]:
+    """Return `Relation.equal` by measure: the means of each group of equal settings are taken off."""
     settings = without_seeds(result.networks, result.varied)
     used = result.values["included"].astype(bool)
     if settings.empty or GAP.name not in result.values:
         return {}
-    group = settings.agg(" ".join, axis=1)[used]
+    group, seeds = settings.agg(" ".join, axis=1)[used], result.networks["seed"][used]
     measures = [quantity.name for quantity in result.quantities if quantity.name in result.values]
-    table = relate_within(result.values[measures][used], GAP.name, {"settings": group}, result.networks["seed"][used])
-    return {
-        row["x"]: Statistic("r", row["pearson"], int(row["n"]), row["pearson_low"], row["pearson_high"],
-                            units=int(row["units"]))
-        for _, row in table.iterrows() if row["pearson"] == row["pearson"]
-    }  # fmt: skip
+    columns = result.values[measures][used]
+    known = table.set_index("key").reindex(result.values["key"][used]).set_axis(columns.index)
+
+    def with_target(columns: pd.DataFrame, target: str) -> dict[str, Statistic]:
+        found = relate_within(columns, target, {"settings": group}, seeds)
+        return {
+            row["x"]: Statistic("r", row["pearson"], int(row["n"]), row["pearson_low"], row["pearson_high"],
+                                units=int(row["units"]))
+            for _, row in found.iterrows() if row["pearson"] == row["pearson"]
+        }  # fmt: skip
+
+    gaps = with_target(columns, GAP.name)
+    accuracies = (
+        with_target(columns.assign(**{ACCURACY_GAP: known[ACCURACY_GAP]}), ACCURACY_GAP)
+        if (ACCURACY_GAP in known)
+        else {}
+    )
+    given = {}
+    if _differ(known[LOSS]):
+        held = pd.get_dummies(group, drop_first=True, dtype=float).assign(**{LOSS: known[LOSS]})
+        given = {
+            name: partial_correlation(columns[name], columns[GAP.name], held, units=seeds)
+            for name in gaps
+            if name != LOSS
+        }
+    return {name: (one, accuracies.get(name), given.get(name)) for name, one in gaps.items()}
 
 
 @dataclass(frozen=True)
@@ -177,7 +206,8 @@ class Seen:
 def seen_where(every: Sequence[Relation], difference: str) -> list[Seen]:
     """Return each measure over the populations of one difference; for SEEDS, among networks of equal settings."""
     if difference == SEEDS:
-        mine = [replace(one, gap=one.within, accuracy=None, given=None) for one in every if one.within is not None]
+        fields = ("gap", "accuracy", "given")
+        mine = [replace(one, **dict(zip(fields, one.equal, strict=True))) for one in every if one.equal[0] is not None]
     else:
         mine = [one for one in every if one.difference == difference]
     by_measure: dict[str, list[Relation]] = {}
@@ -298,7 +328,7 @@ def long_table(every: Sequence[Relation]) -> pd.DataFrame:
             "measure": one.measure, "what differs": one.difference, "experiment": one.experiment,
             "population": one.where, "networks": one.gap.n, "units": one.gap.units, "unit": one.gap.unit,
         }  # fmt: skip
-        for name, s in zip(COLUMNS, (one.gap, one.accuracy, one.given, one.within), strict=True):
+        for name, s in zip((*COLUMNS, *EQUAL), (one.gap, one.accuracy, one.given, *one.equal), strict=True):
             row |= {name: np.nan, f"{name} low": np.nan, f"{name} high": np.nan} if s is None else {
                 name: s.value, f"{name} low": s.low, f"{name} high": s.high
             }  # fmt: skip
