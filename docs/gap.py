@@ -23,13 +23,13 @@ from flatlens.experiments.overrides import but_seeds
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.tables import LOSSES_DIFFER, kinds_of, training_losses, without_seeds
-from flatlens.papers.evidence import UNIT, correlated, independent, studied, these
+from flatlens.papers.evidence import ACCURACY_GAP, UNIT, accuracy_gaps, correlated, independent, studied, these
 from flatlens.papers.reparam2019 import layer_five
 from flatlens.papers.reproduction import Reproduction
 from flatlens.statistics import Statistic, partial_correlation
 from flatlens.statistics.groupwise import relate_within
 
-ACCURACY_GAP, LOSS = "accuracy gap", "training loss"
+LOSS = "training loss"
 SEEDS = "the seed alone"
 REGULARISED = "a regulariser's strength"
 DIFFERENCES: Mapping[str, str] = {
@@ -128,11 +128,8 @@ def _table(one: Reproduction, name: str) -> pd.DataFrame:
         units = independent(lambda results: studied(name)(results).assign(scheme=lambda t: t["key"].map(init)),
                             "scheme")  # fmt: skip
     networks = result.networks.set_index("key")
-    columns = {LOSS: training_losses(result.networks, result.curves).set_axis(networks.index)}
-    if {"accuracy", "test_accuracy"} <= set(networks):
-        columns[ACCURACY_GAP] = networks["accuracy"] - networks["test_accuracy"]
-    elif (stored := "generalisation_gap(convention='accuracy')") in networks:
-        columns[ACCURACY_GAP] = networks[stored]
+    losses = training_losses(result.networks, result.curves).set_axis(networks.index)
+    columns = {LOSS: losses, **accuracy_gaps(networks)}
     table = units(one.results)
     return table.assign(**{name: table["key"].map(column) for name, column in columns.items() if name not in table})
 

@@ -37,6 +37,7 @@ UNSEEN = {
         "augmentation.decorrelates",
         "jacobian.superior",
         "jacobian.in_all_cases.fitted",
+        "jacobian.in_all_cases.fitted.accuracy_gap",
         "jacobian.in_all_cases.fitted.by_size",
     ),
     "X18": ("flatness.strong.all_images", "stronger.all_images", "another_layer.strong.all_images"),

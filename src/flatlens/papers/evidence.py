@@ -34,6 +34,8 @@ CASE = "case"
 _NETWORK = "network"
 WHY_LEFT_OUT = "left out"
 """Name of the column that says why a network is left out of every statistic, though it reached the end; "" if not."""
+ACCURACY_GAP = "accuracy gap"
+"""Name of the column of training less test accuracy, where both are known."""
 LEARNT = 0.1
 """Share of the way from chance to accuracy 1 that a network has to come, or it never trained."""
 
@@ -145,6 +147,18 @@ def mark_left_out(networks: pd.DataFrame, those: pd.Series, why: str | pd.Series
     return networks.assign(**{WHY_LEFT_OUT: before.mask(those, why)})
 
 
+def accuracy_gaps(networks: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return the networks' accuracy gaps by the name of their column; nothing where accuracies are not known.
+
+    >>> accuracy_gaps(pd.DataFrame({"accuracy": [1.0], "test_accuracy": [0.75]}))["accuracy gap"].tolist()
+    [0.25]
+    """
+    if {"accuracy", "test_accuracy"} <= set(networks):
+        return {ACCURACY_GAP: networks["accuracy"].astype(float) - networks["test_accuracy"].astype(float)}
+    stored = networks.get("generalisation_gap(convention='accuracy')")
+    return {} if stored is None else {ACCURACY_GAP: stored}
+
+
 Evidence: TypeAlias = Callable[[Results], Statistic]
 
 Table: TypeAlias = Callable[[Results], pd.DataFrame]
@@ -153,13 +167,13 @@ Table: TypeAlias = Callable[[Results], pd.DataFrame]
 
 @deferred
 def reached(results: Results, study: str) -> pd.DataFrame:
-    """Return the networks of a study that reached the end of training, with all measured columns and their units.
+    """Return the networks of a study that reached the end of training: all measured columns, accuracy gaps, units.
 
     The unit is the seed, if the study varies it, else the network.
     """
     networks = results[study].networks
     kept = networks[networks["outcome"].isin(REACHED)].reset_index(drop=True)
-    return with_units(results[study], kept)
+    return with_units(results[study], kept.assign(**accuracy_gaps(kept)))
 
 
 @deferred

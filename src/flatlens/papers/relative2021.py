@@ -31,7 +31,7 @@ from flatlens.models import MLP, LeNet5
 from flatlens.papers.claims import experiment
 from flatlens.papers.coded_bound import coded_bound
 from flatlens.papers.contrasts import all_of, mean_of, readings
-from flatlens.papers.evidence import UNIT, Evidence, Table, correlated, labelled, reached, these, where
+from flatlens.papers.evidence import ACCURACY_GAP, UNIT, Evidence, Table, correlated, labelled, reached, these, where
 from flatlens.papers.experiment import (
     MOVED,
     MOVED_NEURONS,
@@ -429,7 +429,7 @@ def minima(results: Results) -> pd.DataFrame:
         "key": networks["key"],
         UNIT: networks[UNIT],
         "gap": column("generalisation_gap", ""),
-        "accuracy gap": column("accuracy", "") - column("test_accuracy", ""),
+        ACCURACY_GAP: networks.get(ACCURACY_GAP, nothing),
         "batch size": networks["batch_size"],
         "optimiser": setups.str.extract(r"(\w+)\(", expand=False),
     }
