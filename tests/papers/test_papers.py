@@ -40,7 +40,12 @@ UNSEEN = {
         "jacobian.in_all_cases.fitted.accuracy_gap",
         "jacobian.in_all_cases.fitted.by_size",
     ),
-    "X18": ("flatness.strong.all_images", "stronger.all_images", "another_layer.strong.all_images"),
+    "X18": (
+        "flatness.accuracy_gap",
+        "flatness.strong.all_images",
+        "stronger.all_images",
+        "another_layer.strong.all_images",
+    ),
 }
 """Claims that smoke scale says nothing of: X6's networks never come to 2/lr, X9 has two networks beyond the weakest,
 and no trained case."""
