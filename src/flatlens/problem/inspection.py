@@ -46,6 +46,7 @@ from flatlens.user_code import said, users_code
 Outputs: TypeAlias = tuple[Tensor, Any]
 """Outputs (n, N) and targets, as `problem.run` returns them."""
 
+_PART = 0.45  #: share of a batch that is run alone; with the probes, all passes are one and a half
 _PROBE = 8  #: samples in a probe
 _MASKED = -1e9  #: an output whose exp() is 0
 _AS_ONE = (
@@ -122,7 +123,7 @@ def check_first(
         loss.check(once, y)
     if not finite(once):
         return loss, None  # check_all names the sample
-    # what is random, or has a state, shows in a few samples, or in the half that is run alone
+    # what is random, or has a state, shows in a few samples, or in the part that is run alone
     few = first if problem.coupled or problem.forward is not None else spaced(first, _PROBE)
     with _together(size(first), size(few)):
         before = once if few is first else _outputs(problem, model, few)
@@ -295,9 +296,9 @@ def _weights(problem: NetworkOnData, model: nn.Module) -> list[tuple[str, Tensor
 
 
 def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch, f: Tensor, y: Any) -> None:
-    """Refuse a batch whose outputs, or targets of forward=, differ from those of a random half of it, or of pairs.
+    """Refuse a batch whose outputs, or targets of forward=, differ from those of a random part of it, or of pairs.
 
-    Whatever depends on the other samples, or on the position in the batch, changes in a half. The pairs are those with
+    Whatever depends on the other samples, or on the position in the batch, changes in a part. The pairs are those with
     the smallest outputs, and with the largest. Derivatives would not show a coupling through detached values, such as a
     detached mean over the batch.
     """
@@ -312,7 +313,7 @@ def _require_samples_apart(problem: NetworkOnData, model: nn.Module, raw: Batch,
 
     by_size = combined(f).cpu().argsort()
     pairs = (by_size[:2], by_size[-2:]) if len(f) > 4 else ()
-    for rows in (part.sort().values for part in (order.chunk(2)[0], *pairs)):
+    for rows in (part.sort().values for part in (order[: math.ceil(_PART * len(f))], *pairs)):
         with _together(len(f), len(rows)):
             alone, targets = problem.run(model, problem.place(select(raw, rows)))
         whole = f[rows.to(f.device)]
