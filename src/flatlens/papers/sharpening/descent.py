@@ -47,6 +47,7 @@ from flatlens.papers.trajectories import (
     last,
     late,
     rise,
+    rise_to_peak,
     until_partner,
     up_to_edge,
 )
@@ -270,7 +271,8 @@ def of_lowered_loss(results: Results) -> pd.DataFrame:
 
 
 fastest = of_smoothing(descents, False, fastest=True)
-by_width, linear = with_width(in_trajectory("width", _RISES)), in_trajectory("linear", _RISES)
+by_width = with_width(in_trajectory("width", {**_RISES, "rise to the peak of sharpness": rise_to_peak(_SHARP)}))
+linear = in_trajectory("linear", _RISES)
 
 
 _FIGURES: Mapping[float, Mapping[str, str]] = {

@@ -182,10 +182,19 @@ def beyond_weakest(name: str) -> Table:
 
 def sharpness_along(name: str, side: Side) -> Evidence:
     """Return Kendall's tau of strength and sharpness in each kind of network; all have to be on the side."""
+    return _along_strengths(name, SHARP, "sharpness", side)
+
+
+def jacobian_along(name: str) -> Evidence:
+    """Return Kendall's tau of strength and Jacobian norm in each kind of network; all have to be below."""
+    return _along_strengths(name, NORM, "Jacobian norm", "below")
+
+
+def _along_strengths(name: str, column: str, said: str, side: Side) -> Evidence:
     return of_each_case(
         regularised_networks(name),
-        lambda kind: along(kind, "strength", SHARP, SAME_EXCEPT_STRENGTH),
-        "Kendall tau-b of strength and sharpness",
+        lambda kind: along(kind, "strength", column, SAME_EXCEPT_STRENGTH),
+        f"Kendall tau-b of strength and {said}",
         side=side,
     )
 
