@@ -8,7 +8,7 @@ experiment: wide networks sharpen less, and linear models not at all while their
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pandas as pd
@@ -253,8 +253,14 @@ _NUMBERS = {
 def descents(results: Results) -> pd.DataFrame:
     """Return the networks of gradient descent at every learning rate, with the numbers of their trajectories."""
     why = "the network without label smoothing never reached 99% accuracy"
-    parts = [in_trajectory(name, _NUMBERS, FITTED, without=why)(results) for name in _DESCENTS if name in results]
-    return pd.concat(parts, ignore_index=True)
+    return _joined(results, lambda study: in_trajectory(study, _NUMBERS, FITTED, without=why))
+
+
+def _joined(results: Results, table_of: Callable[[str], Table]) -> pd.DataFrame:
+    """Return the table of both studies; that of the smaller learning rates names no model, as all are VGG-11s."""
+    parts = [table_of(name)(results) for name in _DESCENTS if name in results]
+    named = [part if "model" in part else part.assign(model=str(NARROW_VGG)) for part in parts]
+    return pd.concat(named, ignore_index=True)
 
 
 def _fitted_or_whole(result: StudyResult) -> Mapping[str, pd.DataFrame]:
@@ -265,8 +271,7 @@ def of_lowered_loss(results: Results) -> pd.DataFrame:
     """Return all networks of gradient descent that lower their loss: up to 99% accuracy, or to the end without it."""
     change = "change of the loss"
     numbers = {**_RISES, change: lambda one: last(_EXCESS.column)(one) - first(_EXCESS.column)(one)}
-    parts = [in_trajectory(name, numbers, _fitted_or_whole)(results) for name in _DESCENTS if name in results]
-    networks = pd.concat(parts, ignore_index=True)
+    networks = _joined(results, lambda study: in_trajectory(study, numbers, _fitted_or_whole))
     return networks[networks[change] < 0].reset_index(drop=True)
 
 
