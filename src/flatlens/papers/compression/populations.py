@@ -219,7 +219,8 @@ def _plots(results: Results) -> list[Plot]:
         "lenet": "Fig. G.7: LeNets, ten classes", "lenet_printed": "Fig. G.7: LeNets, as printed",
         "lenet_coded": "Fig. G.7: LeNets, as coded",
     }  # fmt: skip
-    return [replace(pairwise(name, results[name]), title=title) for name, title in titles.items() if name in results]
+    drawn = [replace(pairwise(name, results[name]), title=title) for name, title in titles.items() if name in results]
+    return [plot for plot in drawn if len(plot.data)]
 
 
 EXPERIMENTS = (experiment("compression", "X4", _x4, _plots, globals()),)
