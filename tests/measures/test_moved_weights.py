@@ -214,7 +214,11 @@ def test_worst_sharpness_stays_a_lower_bound_in_float32() -> None:
     problem = fl.Problem(net, "half_squared_error", (x, (x.double() @ torch.full((3, 1), 90.0).double()).float()))
     lens = fl.Lens(problem)
     lost = fl.measure(lens, "worst_sharpness(rho=1e-05)")["worst_sharpness(rho=1e-05)"]
-    assert lost.note == "rho = 1e-05 is lost in the weights' rounding: use a larger rho, or dtype=torch.float64"
+    assert lost.note == (
+        "rho = 1e-05 is lost in the weights' rounding, which is 6e-06 long: use a rho of at least 0.0006, or "
+        "dtype=torch.float64"
+    )
+    assert fl.measure(lens, "worst_sharpness(rho=0.0007)")["worst_sharpness(rho=0.0007)"].kind == "lower bound"
     X, residual = x.double(), x.double() @ net.weight.detach().double().T - problem.probes[0][1][:6].double()
     g, top = (residual * X).mean(0), float(torch.linalg.eigvalsh(X.T @ X / 6)[-1])
     for rho in (0.002, 0.05):

@@ -141,3 +141,22 @@ def test_train_tells_the_tracker_sam_s_edge(ascent, known):
     norm = float(torch.cat([(f.T @ x).flatten() / 40, f.mean(0)]).norm())
     assert edge == pytest.approx(norm / 0.1 * ((1 + 4 * 0.05 * 20 / norm) ** 0.5 - 1), rel=1e-9)
     assert 0 < edge < 20
+
+
+def test_a_rate_that_never_comes_to_its_edge_is_told_so_by_batch_sharpness():
+    """The control: small steps on separable samples, by plain SGD in batches of 4."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, 8, generator=draw), torch.arange(64) % 3
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(0.3 * torch.randn(p.shape, generator=draw))
+    measure = "batch_sharpness(samples=4, batches=8)"
+    tracker = fl.Tracker(fl.Problem(model, "cross_entropy", (x, y)), measure, every=100, live=False)
+    train(model, (x, y), Training(SGD(0.01), batch_size=4, max_steps=300), watch=tracker)
+    found = tracker.history
+    ratios = found["value"] / found["edge"]
+    assert found["edge"].tolist() == pytest.approx([200.0] * len(found))
+    assert len(ratios) == 4
+    assert ratios.max() < 0.1
+    assert answer_of_run(found)[0].startswith("Training has not come to its edge of stability: batch_sharpness")

@@ -187,9 +187,13 @@ def of_searches(value: float, reached: Tensor, rounding: float, distance: str, n
 
 def lost_in_rounding(distance: str, value: float, size: float, dtype: torch.dtype) -> str:
     """Words where rounding changes a move (option `distance`, of size `value`) of weights of `size` by over 1%."""
-    if torch.finfo(dtype).eps / math.sqrt(12) * size <= 0.01 * value:
+    rounding = torch.finfo(dtype).eps / math.sqrt(12) * size
+    if rounding <= 0.01 * value:
         return ""
-    return f"{distance} = {value:g} is lost in the weights' rounding: use a larger {distance}, or dtype=torch.float64"
+    return (
+        f"{distance} = {value:g} is lost in the weights' rounding, which is {rounding:.2g} long: use a {distance} of at "
+        f"least {100 * rounding:.2g}, or dtype=torch.float64"
+    )
 
 
 def _worst_of(

@@ -390,8 +390,12 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
     moved = {name: in_one_piece(after.detach().sub_(before)) for name, (before, after) in known.items()}
     if scale == 1.0:  # the length of the rounding errors of the weights
         errors = [torch.finfo(p.dtype).eps / math.sqrt(12) * in_one_piece(w) for w, p in known.values()]
-        if math.sqrt(dot(errors, errors)) > _LOST * inner(moved, moved) ** 0.5 > 0:
-            raise BadInput(f"the next step of {type(optimiser).__name__} is lost in the rounding of the weights")
+        rounding, length = math.sqrt(dot(errors, errors)), inner(moved, moved) ** 0.5
+        if rounding > _LOST * length > 0:
+            raise BadInput(
+                f"the next step of {type(optimiser).__name__} is lost in the rounding of the weights: it is {length:.2g} "
+                f"long, the rounding {rounding:.2g}; {1 / _LOST:,.0f} times as long as that it would be measurable"
+            )
     return {name: step.div_(-rate * scale) for name, step in moved.items()}
 
 
