@@ -191,8 +191,8 @@ def lost_in_rounding(distance: str, value: float, size: float, dtype: torch.dtyp
     if rounding <= 0.01 * value:
         return ""
     return (
-        f"{distance} = {value:g} is lost in the weights' rounding, which is {rounding:.2g} long: use a {distance} of at "
-        f"least {100 * rounding:.2g}, or dtype=torch.float64"
+        f"{distance} = {value:g} is lost in the weights' rounding, which is {rounding:.2g} long: use a {distance} of "
+        f"at least {100 * rounding:.2g}, or dtype=torch.float64"
     )
 
 

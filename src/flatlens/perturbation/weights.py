@@ -393,8 +393,8 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         rounding, length = math.sqrt(dot(errors, errors)), inner(moved, moved) ** 0.5
         if rounding > _LOST * length > 0:
             raise BadInput(
-                f"the next step of {type(optimiser).__name__} is lost in the rounding of the weights: it is {length:.2g} "
-                f"long, the rounding {rounding:.2g}; {1 / _LOST:,.0f} times as long as that it would be measurable"
+                f"the next step of {type(optimiser).__name__} is lost in the rounding of the weights: it is "
+                f"{length:.2g} long, the rounding {rounding:.2g}; from {rounding / _LOST:.2g} on it would be measurable"
             )
     return {name: step.div_(-rate * scale) for name, step in moved.items()}
 
