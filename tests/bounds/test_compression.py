@@ -310,17 +310,12 @@ def behind_autograd(x: Tensor) -> Tensor:
     return x
 
 
-def half_way(x: Tensor) -> Tensor:
-    return x.bfloat16().to(x.dtype)
-
-
 BEFORE = {
     "normalises": normalised,
     "clamps": lambda x: x.clamp(-0.5, 0.5),
     "scales": lambda x: 0.1 * x,
     "shifts": lambda x: x + 3,
     "straight through": lambda x: x + (normalised(x) - x).detach(),
-    "in lower precision": half_way,
     "writes to data": behind_autograd,
 }
 BEHIND = {
