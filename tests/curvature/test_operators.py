@@ -552,5 +552,5 @@ def test_the_graph_whose_bytes_were_counted_is_freed() -> None:
         gc.collect()
         return sum(torch.is_tensor(one) for one in gc.get_objects())
 
-    first = alive("0.weight", "0.bias", "2.weight", "2.bias")
-    assert [alive("0.weight"), alive("2.weight"), alive("2.bias")] == [first] * 3
+    first = alive("0.weight", "0.bias", "2.weight", "2.bias")  # what others left may be freed later
+    assert max(alive("0.weight"), alive("2.weight"), alive("2.bias")) <= first

@@ -27,7 +27,7 @@ _CODE = re.compile(r"`([^`]+)`")
 _EMPHASIS = re.compile(r"\*([^*]+)\*")
 _FRACTION = re.compile(r"\\frac\{([^{}]*)\}\{([^{}]*)\}")
 _BRACES = re.compile(r"(?:\\mathbb)?\{([^{}]*)\}")
-_CHARACTERS = {r"\epsilon": "ε", r"\cdot": "·", r"\geq": "≥", r"\to": "→"}
+_CHARACTERS = {r"\epsilon": "ε", r"\cdot": "·", r"\geq": "≥", r"\to": "→", r"\pi": "π", r"\sin": "sin"}
 """The commands of TeX in quotes that the cards' symbols do not have."""
 
 
