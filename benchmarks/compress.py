@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
+from benchmarks import machine
 from benchmarks.zoo.shim import operators_of_torchvision
 from flatlens.data import Preparation, cifar10, digits, mnist
 from flatlens.models import MLP, VGG11, ResNet18
@@ -157,9 +158,7 @@ def main() -> None:
 
 def written(new: pd.DataFrame, path: Path) -> None:
     """Write a network's rows in place of its earlier ones."""
-    old = pd.read_csv(path) if path.exists() else new.head(0)
-    others = old[~old["network"].isin(new["network"])]
-    table = pd.concat([others, new] if len(others) else [new]).sort_values("network", kind="stable")
+    table = machine.merged(path, new, ["network"]).sort_values("network", kind="stable")
     first = ["network", "scheme"]
     table[[*first, *(c for c in table if c not in first)]].to_csv(path, index=False, float_format="%.6g")
 

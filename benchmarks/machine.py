@@ -47,9 +47,11 @@ def _processor() -> str:
 
 def merged(path: Path, rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Return the rows of a CSV file with these in place of its own that have the same values in some columns."""
-    if not path.exists() or rows.empty:
-        return pd.read_csv(path) if path.exists() else rows
+    if not path.exists():
+        return rows
     before = pd.read_csv(path)
+    if rows.empty:
+        return before
     new = pd.MultiIndex.from_frame(rows[by])
     return pd.concat([before[~pd.MultiIndex.from_frame(before[by]).isin(new)], rows], ignore_index=True)
 

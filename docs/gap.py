@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import TypeAlias
 
 import altair as alt
 import atlas
@@ -65,6 +66,9 @@ ONE_NAME = {
 """What one quantity is called in some studies, and here."""
 
 
+Three: TypeAlias = tuple[Statistic | None, Statistic | None, Statistic | None]
+
+
 @dataclass(frozen=True)
 class Relation:
     """How a measure correlates with the gap in one population."""
@@ -78,7 +82,7 @@ class Relation:
     given: Statistic | None  #: with the gap of the loss, given the training loss; None where losses do not differ
     #: Pearson's r with the gap, with that of the accuracy, and with the gap given the training loss, among networks of
     #: equal settings; None where it is not known
-    equal: tuple[Statistic | None, Statistic | None, Statistic | None]
+    equal: Three
     column: str = ""  #: the column of the measure in the study's table
 
 
@@ -149,9 +153,7 @@ def _differ(losses: pd.Series) -> bool:
     return bool(losses.notna().all() and losses.max() > LOSSES_DIFFER * losses.min())
 
 
-def _within(
-    result: StudyResult, table: pd.DataFrame
-) -> Mapping[str, tuple[Statistic | None, Statistic | None, Statistic | None]]:
+def _within(result: StudyResult, table: pd.DataFrame) -> Mapping[str, Three]:
     """Return `Relation.equal` by measure: the means of each group of equal settings are taken off."""
     settings = without_seeds(result.networks, result.varied)
     used = result.values["included"].astype(bool)
@@ -171,12 +173,9 @@ def _within(
         }  # fmt: skip
 
     gaps = with_target(columns, GAP.name)
-    accuracies = (
-        with_target(columns.assign(**{ACCURACY_GAP: known[ACCURACY_GAP]}), ACCURACY_GAP)
-        if (ACCURACY_GAP in known)
-        else {}
-    )
-    given = {}
+    accuracies, given = {}, {}
+    if ACCURACY_GAP in known:
+        accuracies = with_target(columns.assign(**{ACCURACY_GAP: known[ACCURACY_GAP]}), ACCURACY_GAP)
     if _differ(known[LOSS]):
         held = pd.get_dummies(group, drop_first=True, dtype=float).assign(**{LOSS: known[LOSS]})
         given = {

@@ -335,12 +335,9 @@ def compress(
 
         asked = all_names(schemes, "--schemes") or None
         lens, generator = fl.Lens(inputs.problem(model)), generator_of(seed)
-        announced(
-            bar, lens, partial(fl.compression, schemes=asked, budget=budget, level=level, trials=trials), inputs.how
-        )
-        found = fl.compression(
-            lens, asked, budget=budget, level=level, trials=trials, generator=generator, progress=bar
-        )
+        compressing = partial(fl.compression, schemes=asked, budget=budget, level=level, trials=trials)
+        announced(bar, lens, compressing, inputs.how)
+        found = compressing(lens, generator=generator, progress=bar)
         kept = True
         if plan is not None:
             text = json.dumps(plain(found.plan), indent=1) + "\n"

@@ -55,7 +55,7 @@ def allocated(options: Sequence[Sequence[LayerOption]], room: int) -> Allocation
 
 
 class Exchanges(NamedTuple):
-    """What exchanges led to."""
+    """The choice after the exchanges, and what they took."""
 
     choice: Allocation
     made: int  #: exchanges that led there

@@ -42,7 +42,7 @@ from flatlens.grams.plan import Plan, PlanBroken, Weight, coupled_places
 from flatlens.grams.record import Tape, record, run_recorded
 from flatlens.operations.graph import closing_softmax
 from flatlens.operations.parameter_uses import Product
-from flatlens.problem import Batch, Loss, Problem, measuring
+from flatlens.problem import Batch, Loss, Problem
 from flatlens.problem.batches import FORWARD_CHUNK, size
 from flatlens.problem.eval_context import device_of, differentiable
 from flatlens.problem.forward import fisher_slopes
@@ -385,8 +385,7 @@ def feature_moments(problem: Problem, model: nn.Module, plan: Plan) -> dict[str,
     """
     moments: dict[str, Moments] = {}
     graphs = bool(_at_products(plan))
-    casts = problem.casts is not None
-    with measuring(model, casts=casts), differentiable(model.parameters()) if graphs else torch.no_grad():
+    with problem.measuring(model, plain=True), differentiable(model.parameters()) if graphs else torch.no_grad():
         for raw in problem.data.chunks(256 if graphs else FORWARD_CHUNK):
             tape, found = features_read(problem, model, plan, problem.place(raw))
             there = tape.mask if plan.ignores_padding else None

@@ -50,7 +50,7 @@ from flatlens.operations.parameter_uses import (
     Read,
     matrix_in_products,
 )
-from flatlens.problem import Batch, Problem, measuring
+from flatlens.problem import Batch, Problem
 from flatlens.problem.diagnosis import if_found, why_cut
 from flatlens.problem.eval_context import device_of, differentiable
 
@@ -130,8 +130,7 @@ def lay_out(
     """
     generator = torch.Generator().manual_seed(0)
     # differentiable: so that the graph also shows frozen parameters
-    casts = problem.casts is not None
-    with clear_autograd_errors(), measuring(model, casts=casts), differentiable(model.parameters()):
+    with clear_autograd_errors(), problem.measuring(model, plain=True), differentiable(model.parameters()):
         batches = [*(problem.place(probe) for probe in problem.probes), *also]
         trials = [Trial(problem, model, batch) for batch in batches]
 
@@ -419,9 +418,9 @@ def _fused_alike(
     """
     if device_of(model).type != "cpu" or problem.arithmetic != "full" or plan.unexplained:
         return False
-    casts = problem.casts is not None
+    plain = problem.measuring(model, twice=False, plain=True)
     try:
-        with clear_autograd_errors(), measuring(model, twice=False, casts=casts), differentiable(model.parameters()):
+        with clear_autograd_errors(), plain, differentiable(model.parameters()):
             each = zip(batches, proofs, strict=True)
             return all(_same_fused(Checker(problem, model, plan), batch, proof) for batch, proof in each)
     except (PlanBroken, RuntimeError):

@@ -58,7 +58,7 @@ from flatlens.measures.definition import FREE, PassMeasure, Run, comes_along, of
 from flatlens.perturbation.autograd_check import coarsest_inside, moved_by_rounding
 from flatlens.perturbation.nudges import loss_scaled
 from flatlens.perturbation.weights import Landscape
-from flatlens.problem import Batch, Problem, measuring
+from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
 from flatlens.problem.eval_context import device_of, differentiable, fingerprint, in_turn, require_own_torch
 from flatlens.problem.forward import Outcomes, forwards, from_rows, outcomes, slopes_of_each
@@ -602,7 +602,7 @@ class Lens:
                 state, mine = problem.measuring(model), problem.shared(FORWARD_CHUNK)
             else:
                 assert problem.test is not None
-                state = measuring(model, casts=problem.casts is not None)
+                state = problem.measuring(model, plain=True)
                 mine = problem.test.shared(FORWARD_CHUNK, problem.ranks)
             with state:
                 self._outcomes[which] = outcomes(problem, mine, lambda batch: problem.run(model, batch))

@@ -55,7 +55,7 @@ from flatlens.measures.notes import (
     which_layer,
 )
 from flatlens.perturbation.autograd_check import other_derivative
-from flatlens.problem import Problem, measuring
+from flatlens.problem import Problem
 from flatlens.problem.batches import finite
 from flatlens.problem.eval_context import device_of
 from flatlens.problem.forward import Forward
@@ -208,7 +208,7 @@ def _measured(lens: Lens, asked: Asked, run: Run) -> tuple[dict[Key, Estimate], 
     measured: dict[Key, Measure] = {}
     # also around measures of weights alone: in train mode, reading a spectral norm changes it
     # attention as it is: where there are second derivatives it is replaced
-    with measuring(lens.model, twice=False, casts=lens.problem.casts is not None):
+    with lens.problem.measuring(lens.model, twice=False, plain=True):
         # one pass for all; where it fails, each measure has one of its own, and says why if that fails, too
         lens.attempted(partial(_one_pass, lens, chosen, run), "the pass")
         for one in chosen:

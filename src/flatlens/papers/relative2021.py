@@ -457,7 +457,7 @@ def minima(results: Results) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def with_accuracies(results: Results) -> pd.DataFrame:
+def of_accuracies(results: Results) -> pd.DataFrame:
     """Return the networks whose accuracies were measured: of a study of their own at desk scale."""
     table = reached("accuracies" if "accuracies" in results else "lenet")(results)
     if ACCURACY_GAP not in table:

@@ -121,10 +121,13 @@ class NetworkOnData:
         """Return the machine epsilon with which derivatives are computed."""
         return REDUCED_PRECISION.get(self.works_in, torch.finfo(self.dtype).eps)
 
-    def measuring(self, model: nn.Module, *, twice: bool = True) -> AbstractContextManager[None]:
-        """Return the context in which the risk is differentiated, `twice` or once only."""
-        tf32, casts = self.works_in == "tf32", self.casts is not None
-        return measuring(model, batch_statistics=self.coupled, tf32=tf32, twice=twice, casts=casts)
+    def measuring(self, model: nn.Module, *, twice: bool = True, plain: bool = False) -> AbstractContextManager[None]:
+        """Return the context in which the risk is differentiated, `twice` or once only.
+
+        `plain`: in eval mode and full precision, whatever the problem's.
+        """
+        batch_statistics, tf32 = not plain and self.coupled, not plain and self.works_in == "tf32"
+        return measuring(model, batch_statistics=batch_statistics, tf32=tf32, twice=twice, casts=self.casts is not None)
 
     def derivative(self, of: Tensor, at: Sequence[Tensor], *, again: bool = False) -> list[Tensor | None]:
         """Return the derivative of a scalar in some tensors, `again` with its own graph; None where there is none.

@@ -22,7 +22,6 @@ from flatlens.problem.eval_context import (
     device_of,
     holds,
     in_turn,
-    measuring,
     require_own_torch,
     turn_together,
     untouched,
@@ -153,25 +152,27 @@ class Problem(NetworkOnData):
             if self.test is not None:
                 if self.convention != Convention():
                     require_same_form(self.test)
-                with measuring(network, casts=self.casts is not None), torch.no_grad():
+                with self.measuring(network, plain=True), torch.no_grad():
                     check_all(self, network, self.test)
 
     def _first(self, network: nn.Module) -> tuple[Loss, Outputs | None]:
         """Return what `check_first` does; without forward()'s casts to half types if the network runs so, too."""
-        noted, failed = NotedCasts(), None
+        noted = NotedCasts()
         try:
             found = check_first(self, network, None if self.sharded else noted)
-        except FlatlensError as error:
-            if not noted.found:
+        except FlatlensError:
+            if (without := self._without(network, noted.found)) is None:
                 raise
-            failed = error
-        if noted.found:
-            with suppress(FlatlensError), plain_casts(self.dtype):
-                found = check_first(self, network)
-                self.casts, failed = max(noted.found, key=lambda dtype: torch.finfo(dtype).eps), None
-        if failed is not None:
-            raise failed
-        return found
+            return without
+        return self._without(network, noted.found) or found
+
+    def _without(self, network: nn.Module, casts: set[torch.dtype]) -> tuple[Loss, Outputs | None] | None:
+        """Return the same without casts to these types, and note them; None if there are none, or it fails so."""
+        with suppress(FlatlensError), plain_casts(self.dtype):
+            found = check_first(self, network) if casts else None
+            self.casts = max(casts, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+            return found
+        return None
 
     def __repr__(self) -> str:
         count = sum(p.numel() for name, p in self.model.named_parameters() if name in self.parameters)
