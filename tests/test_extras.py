@@ -80,6 +80,7 @@ lens = fl.Lens(fl.Problem(build(), "cross_entropy", samples()))
 assert fl.measure(lens)["relative_flatness_ggn.sum"].value > 0
 assert len(fl.check_bounds(lens).frame()) and len(fl.check_invariance(lens, ["mls"]).frame())
 import flatlens.data, flatlens.experiments, flatlens.models, flatlens.report.measure, flatlens.training
+assert "torch._dynamo" not in sys.modules, "two seconds of import"
 """
     found = bare(code, folder)
     assert found.returncode == 0, found.stderr

@@ -32,7 +32,6 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flatlens.curvature.krylov import finite_gradient
@@ -45,7 +44,7 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.batches import size, spaced, take
 from flatlens.problem.eval_context import catch_up, device_of, differentiable, fingerprint, hook_failed, in_turn
 from flatlens.problem.forward import slopes
-from flatlens.problem.op_overrides import checkpoints_made
+from flatlens.problem.op_overrides import OperationMode, checkpoints_made
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.progress import count_of
 from flatlens.user_code import users_code
@@ -190,11 +189,11 @@ def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
-class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Computed(OperationMode):
     """Adds up the bytes of all tensors that operations return."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -16,14 +16,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flatlens.errors import FORWARD, Code, ForwardFailed, Give, LossFailed, Words
 from flatlens.problem.batches import tensors_in
 from flatlens.problem.data import seeded
 from flatlens.problem.loss import Loss
-from flatlens.problem.op_overrides import NO_LOOP
+from flatlens.problem.op_overrides import NO_LOOP, OperationMode
 from flatlens.user_code import said, users_code
 
 _Cause = TypeVar("_Cause", bound=Words)
@@ -180,11 +179,11 @@ class Watched:
     graded: bool  #: whether autograd can differentiate the outputs
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(OperationMode):
     """A context that records the calls of a network's modules, and the operations that draw numbers or make NaN."""
 
     def __init__(self, model: nn.Module, values: bool = True) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.model, self.values = model, values
         self.calls: list[Watched] = []  #: in the order in which they end: layers before what is made of them
         self.draws: list[tuple[str, str]] = []  #: (module, operation) that draws random numbers

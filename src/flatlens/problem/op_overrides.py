@@ -305,14 +305,24 @@ def in_bfloat16(kind: str) -> Iterator[None]:
 # Casts to a half type in forward(): their rounding, and what underflows there, is none of the function's
 
 
+class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that sees each operation of this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __init_subclass__(cls) -> None:
+        """Leave `__torch_dispatch__` as it is: torch's own would import its compiler first, two seconds."""
+
+
 @final
-class NotedCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class NotedCasts(OperationMode):
     """Notes the half types to which operations inside cast."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.found = set[torch.dtype]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -331,7 +341,7 @@ _COPIES = frozenset(
 
 
 @final
-class _PlainCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _PlainCasts(OperationMode):
     """Leaves in a dtype what would be cast to a half type; tensors that have one are cast where they are computed with.
 
     A function of autograd's, and what TorchScript runs, is seen, too; a kernel that computes in half by itself is not.
@@ -340,7 +350,7 @@ class _PlainCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._dtype = dtype
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
