@@ -84,6 +84,7 @@ class Relation:
     #: equal settings; None where it is not known
     equal: Three
     column: str = ""  #: the column of the measure in the study's table
+    classes: bool = True  #: whether outputs are classes: only then there is an accuracy
 
 
 def relations(found: Iterable[Reproduction]) -> list[Relation]:
@@ -113,6 +114,7 @@ def _relations(one: Reproduction, name: str, kind: str) -> Iterator[Relation]:
     varied = {setting for axis in result.varied for setting in but_seeds(axis)}
     difference = next((said for setting, said in DIFFERENCES.items() if setting in varied), SEEDS)
     within = _within(result, table)
+    classes = bool(result.curves["accuracy"].notna().any())
     for quantity in result.quantities:
         measure = quantity.name
         if quantity.role != "measure" or measure not in table:
@@ -121,6 +123,7 @@ def _relations(one: Reproduction, name: str, kind: str) -> Iterator[Relation]:
             ONE_NAME.get(measure, measure), difference, one.experiment.id, f"{name.replace('_', ' ')} {kind}".strip(),
             _ranks(table, measure, GAP.name), _ranks(table, measure, ACCURACY_GAP) if ACCURACY_GAP in table else None,
             _given_loss(table, measure), within.get(measure, (None, None, None)), quantity.column,
+            classes,
         )  # fmt: skip
 
 
@@ -197,6 +200,7 @@ class Seen:
     gap: list[Statistic]
     accuracy: list[Statistic]  #: of the populations where it is known
     given: list[Statistic]  #: of those whose training losses differ
+    classes: bool  #: whether outputs are classes in one of the populations
 
 
 def seen_where(every: Sequence[Relation], difference: str) -> list[Seen]:
@@ -220,6 +224,7 @@ def seen_where(every: Sequence[Relation], difference: str) -> list[Seen]:
             [one.gap for one in those],
             [one.accuracy for one in those if one.accuracy is not None],
             [one.given for one in those if one.given is not None],
+            any(one.classes for one in those),
         )
         for measure, those in by_measure.items()
     ]
@@ -277,7 +282,8 @@ def advice(every: Sequence[Relation]) -> Iterator[str]:
 def _line(difference: str, word: str, one: Seen | None) -> str:
     if one is None:
         return atlas.line(difference, word, "no measure qualifies", "", "", "", "", "")
-    cells = [_counted(found) for found in (one.gap, one.accuracy, one.given)]
+    gap, accuracy, given = (_counted(found) for found in (one.gap, one.accuracy, one.given))
+    cells = gap, accuracy if one.classes else "regression", given
     return atlas.line(difference, word, _with_name(one), *cells, f"{one.networks:,}", ", ".join(one.experiments))
 
 

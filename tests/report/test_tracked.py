@@ -61,6 +61,30 @@ def test_a_sharpness_and_its_edge_are_both_seen(factor, kind):
     assert ("log scale" in panel["title"]["subtitle"]) is (kind == "log")
 
 
+def test_an_undefined_step_breaks_the_line_and_parts_have_no_panel():
+    """Two values with eleven undefined ones between them are two points, not a trend."""
+    at = list(range(0, 130, 10))
+    noise = [1000.0, *[math.nan] * 11, 1800.0]
+    rows = [
+        {"step": step, "lr": 0.1, "edge": 20.0, "measure": f"gradient_noise_scale{part}", "layer": "", "value": value,
+         "stderr": math.nan, "kind": "undefined" if math.isnan(value) else "lower bound", "note": ""}
+        for part, values in (("", noise), (".covariance", [1.0] * 13)) for step, value in zip(at, values, strict=True)
+    ]  # fmt: skip
+    figure = tracked_figure({"a": pd.DataFrame(rows)})
+    (panel,) = figure.panel_specs
+    assert panel["title"] == {"text": "gradient_noise_scale", "subtitle": "log scale"}
+    assert panel["layer"][0]["mark"]["point"]
+    assert panel["layer"][0]["mark"]["invalid"] == "break-paths-show-domains"
+    assert figure.data.groupby("measure")["value"].agg(lambda values: values.isna().sum()).tolist() == [11, 0]
+
+
+def test_one_measurement_is_a_point_below_its_edge():
+    (panel,) = tracked_figure({"a": history(steps=(0,)).iloc[:1]}).panel_specs
+    point, edge = panel["layer"]
+    assert point["mark"]["point"]
+    assert edge["mark"]["type"] == "rule"
+
+
 def test_a_caption_speaks_of_the_bands_and_the_edge_that_are_drawn():
     every = tracked_figure({"a": history()}).caption
     assert "Bands" in every

@@ -66,7 +66,7 @@ def of_clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSetting
     """Return the settings of the network of C.1 on such data."""
     model = MLP(784, (512, 128, 16, CLUSTER_FEATURES), 2, "tanh", init="xavier_uniform")
     training = Training(Ridge(CLUSTER_SCALE**2), loss="half_squared_error", max_steps=1)  # 1 on the clusters as drawn
-    return NetworkSettings(data, model, training, (*measures, "loss", "test_accuracy", "generalisation_gap"))
+    return NetworkSettings(data, model, training, (*measures, "loss", *ACCURACIES, "generalisation_gap"))
 
 
 def by_separation(

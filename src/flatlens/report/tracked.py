@@ -58,8 +58,9 @@ def write_tracked_page(history: pd.DataFrame, path: Path) -> Path:
 def _facts(history: pd.DataFrame) -> str:
     if history.empty:
         return "nothing was measured"
-    steps = history["step"]
-    return f"{count_of(steps.nunique(), 'measurement')}, steps {steps.min():,} to {steps.max():,}"
+    first, last = history["step"].min(), history["step"].max()
+    at = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+    return f"{count_of(history['step'].nunique(), 'measurement')}, {at}"
 
 
 def _rows(history: pd.DataFrame) -> Iterator[tuple[str, ...]]:

@@ -70,7 +70,7 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
             data,
             network,
             training,
-            (*measures, "generalisation_gap"),
+            (*measures, "accuracy", "test_accuracy", "generalisation_gap"),
             samples=samples,
             followed=Followed(measures, every, samples),
         )

@@ -233,11 +233,12 @@ _COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
 def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return network-level numbers of each run's history (`Tracker.history`), with their 95% intervals.
 
-    Only rows of `WITH_EDGE` have a value of `edge`.
+    Only rows of `WITH_EDGE` have a value of `edge`. A step where a measure is undefined has NaN, and breaks its line.
     """
     parts = [pd.DataFrame(columns=_COLUMNS)]
     for run, history in histories.items():
-        rows = history[(history["layer"] == "") & (history["kind"] != "undefined")]
+        rows = history[history["layer"] == ""]
+        rows = rows[rows["value"].notna().groupby(rows["measure"]).transform("any")]
         reach = Z * rows["stderr"].fillna(0)  # a bound has none
         edge = rows["edge"].where(rows["measure"].map(lambda name: Column.parse(name).name in WITH_EDGE))
         parts.append(rows.assign(run=run, low=rows["value"] - reach, high=rows["value"] + reach, edge=edge)[_COLUMNS])
@@ -245,11 +246,16 @@ def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def tracked_figure(histories: Mapping[str, pd.DataFrame]) -> Figure:
-    """Return every tracked measure against the step; a dashed line is the edge at which that run's steps grow."""
+    """Return every tracked measure against the step; a dashed line is the edge at which that run's steps grow.
+
+    Parts of a number, such as `gradient_noise_scale.covariance`, have no panel beside its own.
+    """
     data = tracked_frame(histories)
+    names = list(dict.fromkeys(data["measure"]))
+    names = [name for name in names if spelling(name) == name or spelling(name) not in names]
     whole, panels = in_panels(
         lambda name, width: _panel_tracked(data[data["measure"] == name], name, list(histories), width),
-        list(dict.fromkeys(data["measure"])),
+        names,
         "nothing was measured",
         columns=2,
         width=360,
@@ -265,11 +271,12 @@ def _banded(data: pd.DataFrame) -> bool:
     return bool((data["high"] > data["low"]).any())
 
 
+_WITH_POINTS = 50  #: measurements of a run up to which each is a point
 _FAR = 5  #: a sharpness and its edge that differ by a larger factor share a logarithmic axis
 
 
 def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Width) -> Drawing:
-    drawn = pd.concat([data["value"], data["edge"].dropna()])
+    drawn = pd.concat([data["value"], data["edge"]]).dropna()
     peak, edge = data["value"].abs().max(), data["edge"].median()
     near = bool(max(peak, edge) <= _FAR * min(peak, edge)) if known(data["edge"]) else False
     # near its edge a sharpness is compared with it by eye; far from it, a linear axis would flatten one of the two
@@ -282,15 +289,21 @@ def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Wid
     colour = alt.Color("run:O", sort=runs, scale=alt.Scale(domain=runs), legend=legend)
     x = alt.X("step:Q", title="step", axis=alt.Axis(tickCount=6))
     tooltip = ["run:N", "step:Q", alt.Tooltip("value:Q", format=".4g"), alt.Tooltip("edge:Q", format=".4g")]
-    layers = [alt.Chart(data).mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colour, tooltip=tooltip)]
+    few = len(data) <= _WITH_POINTS * len(runs)
+    line = alt.Chart(data).mark_line(
+        strokeWidth=1.6, invalid="break-paths-show-domains", point=alt.OverlayMarkDef(size=18) if few else False
+    )
+    layers = [line.encode(x=x, y=y, color=colour, tooltip=tooltip)]
     if _banded(data):
         layers.insert(0, alt.Chart(data).mark_area(opacity=0.2).encode(x=x, y="low:Q", y2="high:Q", color=colour))
     if known(data["edge"]):
-        edge = alt.Chart(data).mark_line(strokeDash=[5, 4], strokeWidth=1.2)
-        layers.append(edge.encode(x=x, y="edge:Q", color=colour))
+        edge = alt.Chart(data).mark_line(strokeDash=[5, 4], strokeWidth=1.2).encode(x=x)
+        if len(data) == 1:  # a line needs two points
+            edge = alt.Chart(data).mark_rule(strokeDash=[5, 4], strokeWidth=1.2)
+        layers.append(edge.encode(y="edge:Q", color=colour))
     told = (["dashed: edge of stability"] if known(data["edge"]) else []) + (["log scale"] if logarithmic else [])
     title = alt.TitleParams(text=measure, subtitle=", ".join(told)) if told else measure
-    return alt.layer(*layers).properties(width=width, height=230, title=title)
+    return alt.layer(*layers).properties(width=width, height=145, title=title)
 
 
 _WHOLE = 40  #: with more layers, a row is a block
