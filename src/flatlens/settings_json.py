@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -174,6 +174,48 @@ def _shown(value: Any) -> str:
     except (ValueError, RecursionError):  # thousands of digits; a list that contains itself
         text = "..."
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def require_setting(settings: object, name: str, holds: bool, what: str) -> None:
+    """Refuse the value of a setting unless it `holds`; called by the settings themselves, after they are made.
+
+    >>> from dataclasses import make_dataclass
+    >>> require_setting(make_dataclass("Disc", ["radius"])(-1.0), "radius", False, "it must not be negative")
+    Traceback (most recent call last):
+        ...
+    flatlens.errors.BadInput: Disc(radius=-1.0): it must not be negative
+    """
+    if not holds:
+        raise BadInput(what, argument=name, value=getattr(settings, name), call=type(settings).__name__)
+
+
+def check(settings: object, sizes: Sequence[str] = (), **known: Iterable[object]) -> None:
+    """Refuse settings that are not among the known values, and `sizes` that are not whole numbers of at least 1.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Net:
+    ...     width: int
+    ...     activation: str
+    >>> check(Net(0, "sine"), ["width"])
+    Traceback (most recent call last):
+        ...
+    flatlens.errors.BadInput: Net(width=...): every size must be a whole number of at least 1, not 0
+    >>> check(Net(2, "sine"), ["width"], activation=["relu", "tanh"])
+    Traceback (most recent call last):
+        ...
+    flatlens.errors.BadInput: Net(activation='sine'): choose from relu, tanh
+    """
+    values = [getattr(settings, name) for name in sizes]
+    flat = [size for value in values for size in (value if isinstance(value, tuple) else (value,))]
+    if not all(isinstance(size, int) and size >= 1 for size in flat):
+        named = ", ".join(f"{name}=..." for name in sizes)
+        shown = flat[0] if len(flat) == 1 else tuple(flat)
+        told = f"{type(settings).__name__}({named})"
+        raise BadInput(f"{told}: every size must be a whole number of at least 1, not {shown}")
+    for name, choices in known.items():
+        listed = list(choices)
+        require_setting(settings, name, getattr(settings, name) in listed, f"choose from {', '.join(map(str, listed))}")
 
 
 def canonical(plain: Any) -> str:

@@ -26,6 +26,7 @@ from flatlens.measures import Lens, PassMeasure, named
 from flatlens.measures.definition import Run, per_sample
 from flatlens.measures.pipeline import measure_with
 from flatlens.measures.sensitivity import positive
+from flatlens.settings_json import require_setting
 
 DECLARABLE = (
     "convex_support", "locally_constant_labels", "local_minimum", "iid_samples", "smooth_density", "bounded_loss",
@@ -104,8 +105,8 @@ class Target:
                 "Target(lipschitz=None): only a network's Lipschitz constant is computed; for another function give "
                 "lipschitz=..."
             )
-        if self.lipschitz is not None and not 0 <= self.lipschitz < float("inf"):
-            raise BadInput(f"Target(lipschitz={self.lipschitz!r}): expected a finite number, not negative")
+        fits = self.lipschitz is None or 0 <= self.lipschitz < math.inf
+        require_setting(self, "lipschitz", fits, "expected a finite number, not negative")
 
     def steepness(self, shape: tuple[int, ...]) -> float:
         """Return ||f*||_Lip or an upper bound, for one input of this shape."""

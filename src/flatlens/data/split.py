@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatlens.bounds import Target
 from flatlens.distributions import Distribution
-from flatlens.errors import BadInput
+from flatlens.settings_json import check, require_setting
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
@@ -98,15 +98,11 @@ class Preparation:
     def __post_init__(self) -> None:
         for name in ("train", "test"):
             size = getattr(self, name)
-            if size is not None and size < 1:
-                raise BadInput(f"Preparation({name}={size}): expected at least 1 image")
-        if self.classes is not None and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
-            raise BadInput(f"Preparation(classes={self.classes}): expected two classes or more, each named once")
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise BadInput(f"Preparation(scale={self.scale}): expected a positive number")
-        for name, known in (("order", ("random", "first")), ("standardise", STEPS), ("statistics", ("used", "all"))):
-            if getattr(self, name) not in known:
-                raise BadInput(f"Preparation({name}={getattr(self, name)!r}): choose from {', '.join(known)}")
+            require_setting(self, name, size is None or size >= 1, "expected at least 1 image")
+        named_once = self.classes is None or 2 <= len(self.classes) == len(set(self.classes))
+        require_setting(self, "classes", named_once, "expected two classes or more, each named once")
+        require_setting(self, "scale", 0 < self.scale < math.inf, "expected a positive number")
+        check(self, order=("random", "first"), standardise=STEPS, statistics=("used", "all"))
 
     def __call__(self, images: Images) -> Split:
         """Return the split of `images`: float32 inputs, int64 labels.
@@ -135,21 +131,16 @@ class Preparation:
         """Return the indices of the images to use; a smaller number of images is a part of a larger one."""
         candidates = torch.arange(len(labels))
         if self.classes is not None:
-            if not set(self.classes) <= set(range(images.classes)):
-                raise BadInput(
-                    f"Preparation(classes={self.classes}): {images.name} has the classes 0 to {images.classes - 1}"
-                )
+            there = set(self.classes) <= set(range(images.classes))
+            require_setting(self, "classes", there, f"{images.name} has the classes 0 to {images.classes - 1}")
             candidates = candidates[torch.isin(labels, torch.tensor(self.classes))]
         # drawn even if unused, so that the test images stay the same
         shuffled = torch.randperm(len(candidates), generator=generator)
         if size is None:
             return candidates
-        if size > len(candidates):
-            of_these = "" if self.classes is None else " of these classes"
-            raise BadInput(
-                f"Preparation({part}={size}): {images.name} has only {len(candidates)} {_WORDS[part]} "
-                f"images{of_these}: ask for at most {len(candidates)}"
-            )
+        of_these = "" if self.classes is None else " of these classes"
+        has = f"{images.name} has only {len(candidates)} {_WORDS[part]} images{of_these}"
+        require_setting(self, part, size <= len(candidates), f"{has}: ask for at most {len(candidates)}")
         return candidates[:size] if self.order == "first" else candidates[shuffled[:size]]
 
     def _relabelled(self, labels: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from flatlens.errors import BadInput, needs, one_line
 from flatlens.experiments.store import difference, versions
+from flatlens.settings_json import require_setting
 
 if TYPE_CHECKING:
     from dask_jobqueue.slurm import SLURMCluster
@@ -164,8 +165,7 @@ class SlurmSettings:
 
     def __post_init__(self) -> None:
         for name in ("jobs", "cores"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"SlurmSettings({name}={getattr(self, name)}): expected at least 1")
+            require_setting(self, name, getattr(self, name) >= 1, "expected at least 1")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What architectures are made of: activations, checks of their settings, and the laws of initial weights.
+"""What architectures are made of: activations, and the laws of initial weights.
 
 Each network is drawn from one generator, its parameters in order.
 Linear layers and convolutions are drawn; a BatchNorm starts as the identity (scale 1, shift 0) under every law.
@@ -20,7 +20,7 @@ interval or variance for the network is taken at its word, for biases too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
 import torch
@@ -65,35 +65,6 @@ ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "silu": nn.SiLU,
     "gaussian": GaussianActivation,  # of spread 1
 }
-
-
-def check(settings: object, sizes: Sequence[str] = (), **known: Iterable[object]) -> None:
-    """Refuse settings that are not among the known values, and `sizes` that are not whole numbers of at least 1.
-
-    >>> from dataclasses import dataclass
-    >>> @dataclass
-    ... class Net:
-    ...     width: int
-    ...     activation: str
-    >>> check(Net(0, "sine"), ["width"])
-    Traceback (most recent call last):
-        ...
-    flatlens.errors.BadInput: Net(width=...): every size must be a whole number of at least 1, not 0
-    >>> check(Net(2, "sine"), ["width"], activation=["relu", "tanh"])
-    Traceback (most recent call last):
-        ...
-    flatlens.errors.BadInput: Net(activation='sine'): choose from relu, tanh
-    """
-    owner = type(settings).__name__
-    values = [getattr(settings, name) for name in sizes]
-    flat = [size for value in values for size in (value if isinstance(value, tuple) else (value,))]
-    if not all(isinstance(size, int) and size >= 1 for size in flat):
-        named = ", ".join(f"{name}=..." for name in sizes)
-        shown = flat[0] if len(flat) == 1 else tuple(flat)
-        raise BadInput(f"{owner}({named}): every size must be a whole number of at least 1, not {shown}")
-    for name, choices in known.items():
-        if (value := getattr(settings, name)) not in (listed := list(choices)):
-            raise BadInput(f"{owner}({name}={value!r}): choose from {', '.join(map(str, listed))}")
 
 
 def scaled(owner: str, sizes: Sequence[int], width: float) -> list[int]:

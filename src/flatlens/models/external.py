@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from flatlens import user_code
 from flatlens.errors import BadInput, BadModel
-from flatlens.models.building_blocks import check
 from flatlens.models.sources import load_model
 from flatlens.problem.data import load_seeded, seeded
-from flatlens.settings_json import Options
+from flatlens.settings_json import Options, check
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadInput
-from flatlens.models.building_blocks import ACTIVATIONS, LAWS, Activation, Drawn, Init, check, pooled, scaled
+from flatlens.models.building_blocks import ACTIVATIONS, LAWS, Activation, Drawn, Init, pooled, scaled
+from flatlens.settings_json import check, require_setting
 
 Pooling: TypeAlias = Literal["max", "average"]
 _POOLINGS: dict[Pooling, type[nn.Module]] = {"max": nn.MaxPool2d, "average": nn.AvgPool2d}
@@ -269,11 +269,9 @@ class ViT:
         sizes = ("classes", "channels", "image", "patch", "width", "depth", "heads")
         check(self, sizes, pooling=("class", "mean"), activation=("gelu", "relu", "tanh"))
         for name, whole, part in (("image", self.image, self.patch), ("width", self.width, self.heads)):
-            if whole % part:
-                of = "patches" if name == "image" else "heads"
-                raise BadInput(f"ViT({name}={whole}): it must be a multiple of {part}, for whole {of}")
-        if round(self.width * self.mlp) < 1:
-            raise BadInput(f"ViT(mlp={self.mlp!r}): no hidden unit would be left")
+            of = "patches" if name == "image" else "heads"
+            require_setting(self, name, whole % part == 0, f"it must be a multiple of {part}, for whole {of}")
+        require_setting(self, "mlp", round(self.width * self.mlp) >= 1, "no hidden unit would be left")
 
     def build(self) -> nn.Module:
         """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""

@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadInput
-from flatlens.models.building_blocks import ACTIVATIONS, LAWS, Activation, Drawn, GaussianActivation, Init, built, check
+from flatlens.models.building_blocks import ACTIVATIONS, LAWS, Activation, Drawn, GaussianActivation, Init, built
+from flatlens.settings_json import check, require_setting
 from flatlens.training import Adam, Training, train
 
 
@@ -117,9 +117,7 @@ class CoordinateNet:
         check(self, activation=("gaussian", "relu"), start=("high", "low"))
         check(self, ("width", "steps", "points"))
         for name in ("spread", "low_std", "lr"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise BadInput(f"CoordinateNet({name}={value!r}): it must be positive and finite")
+            require_setting(self, name, 0 < getattr(self, name) < math.inf, "it must be positive and finite")
 
     def build(self) -> nn.Sequential:
         """Return the network at its start, float32 on the CPU; the global random state does not change.

@@ -11,7 +11,8 @@ from scipy.stats import beta as beta_law
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from flatlens.errors import BadData, BadInput
+from flatlens.errors import BadData
+from flatlens.settings_json import require_setting
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,8 @@ class Augmentation:
     flip: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise BadInput(f"Augmentation(p={self.p}): expected a probability")
-        if self.pad < 0:
-            raise BadInput(f"Augmentation(pad={self.pad}): it must not be negative")
+        require_setting(self, "p", 0 <= self.p <= 1, "expected a probability")
+        require_setting(self, "pad", self.pad >= 0, "it must not be negative")
 
     def apply(self, x: Tensor, generator: Generator) -> Tensor:
         """Return the batch with some of its images cropped and flipped."""
@@ -74,8 +73,7 @@ class Mixup:
     beta: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta < math.inf:
-            raise BadInput(f"Mixup(beta={self.beta}): it must not be negative")
+        require_setting(self, "beta", 0 <= self.beta < math.inf, "it must not be negative")
 
     def draw(self, generator: Generator) -> float:
         """Draw theta, by inverting its distribution function."""

@@ -34,6 +34,7 @@ from flatlens.operations.layers import is_linear, layer_of
 from flatlens.problem.loss import Loss, smoothed
 from flatlens.problem.losses import CrossEntropy, SquaredError
 from flatlens.progress import count_of
+from flatlens.settings_json import require_setting
 
 LossName: TypeAlias = Literal["cross_entropy", "half_squared_error", "mse"]
 LOSSES: tuple[LossName, ...] = ("cross_entropy", "half_squared_error", "mse")
@@ -138,9 +139,9 @@ class _JacobianPenalty:
     form: PenaltyForm = "mean_square"
 
     def __post_init__(self) -> None:
-        _require_coefficient(self)
-        if self.form not in ("mean_square", "published"):
-            raise BadInput(f"{type(self).__name__}(form={self.form!r}): expected 'mean_square' or 'published'")
+        require_setting(self, "coefficient", 0 <= self.coefficient < math.inf, "it must not be negative")
+        known = self.form in ("mean_square", "published")
+        require_setting(self, "form", known, "expected 'mean_square' or 'published'")
 
     def value(self, seen: Pass, generator: Generator) -> Tensor:
         """Return the penalty on a batch, without its coefficient; differentiable.
@@ -208,11 +209,10 @@ class RelativeFlatness:
     def __post_init__(self) -> None:
         if not isinstance(self.layers, str):
             object.__setattr__(self, "layers", tuple(self.layers))
-            if not self.layers:
-                raise BadInput("RelativeFlatness(layers=()): name at least one layer, or 'last', or 'all'")
-        elif self.layers not in ("last", "all"):
-            raise BadInput(f"RelativeFlatness(layers={self.layers!r}): expected 'last', 'all' or a tuple of names")
-        _require_coefficient(self)
+            require_setting(self, "layers", bool(self.layers), "name at least one layer, or 'last', or 'all'")
+        known = isinstance(self.layers, tuple) or self.layers in ("last", "all")
+        require_setting(self, "layers", known, "expected 'last', 'all' or a tuple of names")
+        require_setting(self, "coefficient", 0 <= self.coefficient < math.inf, "it must not be negative")
 
     def value(self, seen: Pass, generator: Generator) -> Tensor:
         """Return the penalty on a batch, without its coefficient; differentiable."""
@@ -256,8 +256,3 @@ def _squared_norm(call: Call, slope: Tensor, n: int) -> Tensor:
         return (phi.square().sum((2, 3)) * back.square().sum(2)).sum()
     M = J @ phi.mT
     return (M * torch.einsum("gde,ngem->ngdm", W @ W.mT, M)).sum()
-
-
-def _require_coefficient(penalty: Penalty | _JacobianPenalty) -> None:
-    if not (0 <= penalty.coefficient < math.inf):
-        raise BadInput(f"{type(penalty).__name__}(coefficient={penalty.coefficient}): it must not be negative")

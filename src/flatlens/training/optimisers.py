@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadInput, BadModel
+from flatlens.settings_json import require_setting
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Ridge:
     lr: ClassVar[float] = 0.0  #: placeholder for tables of networks: ridge regression has no learning rate
 
     def __post_init__(self) -> None:
-        if not (self.penalty > 0 and math.isfinite(self.penalty)):
-            raise BadInput(f"Ridge(penalty={self.penalty}): it must be positive, so that there is one solution")
+        positive = 0 < self.penalty < math.inf
+        require_setting(self, "penalty", positive, "it must be positive, so that there is one solution")
 
 
 @torch.no_grad()
@@ -94,14 +95,10 @@ class _Stepping:
     _kind: ClassVar[type[torch.optim.Optimizer]]
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise BadInput(f"{name}(lr={self.lr}): the learning rate must be positive")
-        if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
-            raise BadInput(f"{name}(weight_decay={self.weight_decay}): it must not be negative")
+        require_setting(self, "lr", 0 < self.lr < math.inf, "the learning rate must be positive")
+        require_setting(self, "weight_decay", 0 <= self.weight_decay < math.inf, "it must not be negative")
         for rate in self._rates:
-            if not 0 <= (value := getattr(self, rate)) < 1:
-                raise BadInput(f"{name}({rate}={value}): it must be at least 0 and below 1")
+            require_setting(self, rate, 0 <= getattr(self, rate) < 1, "it must be at least 0 and below 1")
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Build the torch optimiser."""
@@ -129,8 +126,7 @@ class SGD(_Stepping):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.nesterov and self.momentum == 0:
-            raise BadInput("SGD(nesterov=True): it needs a momentum")
+        require_setting(self, "nesterov", not self.nesterov or self.momentum != 0, "it needs a momentum")
 
     def _options(self) -> dict[str, Any]:
         return {"momentum": self.momentum, "nesterov": self.nesterov}
@@ -207,8 +203,7 @@ class _Timed:
     unit: Unit
 
     def __post_init__(self) -> None:
-        if self.unit not in ("epochs", "steps"):
-            raise BadInput(f"{type(self).__name__}(unit={self.unit!r}): expected 'epochs' or 'steps'")
+        require_setting(self, "unit", self.unit in ("epochs", "steps"), "expected 'epochs' or 'steps'")
 
     def factor(self, step: int, epoch: int) -> float:
         """Return the factor on the learning rate at step `step` of epoch `epoch`, both counted from 0."""
@@ -233,10 +228,9 @@ class Steps(_Timed):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "at", tuple(self.at))
-        if list(self.at) != sorted(set(self.at)) or min(self.at, default=1) < 1:
-            raise BadInput(f"Steps(at={self.at}): give increasing numbers of {self.unit}, such as (50, 80)")
-        if not self.factor_each > 0:
-            raise BadInput(f"Steps(factor_each={self.factor_each}): it must be positive")
+        increasing = list(self.at) == sorted(set(self.at)) and min(self.at, default=1) >= 1
+        require_setting(self, "at", increasing, f"give increasing numbers of {self.unit}, such as (50, 80)")
+        require_setting(self, "factor_each", self.factor_each > 0, "it must be positive")
         super().__post_init__()
 
     def _at(self, now: int) -> float:
@@ -282,7 +276,7 @@ class SAM:
     rho: float = 0.05
 
     def __post_init__(self) -> None:
-        _require_radius(self.rho, "SAM")
+        require_setting(self, "rho", 0 <= self.rho < math.inf, "the radius must not be negative")
 
     def move(self, parameters: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Tensor]:
         """Return eps, one tensor per parameter."""
@@ -303,9 +297,8 @@ class ASAM:
     eta: float = 0.01
 
     def __post_init__(self) -> None:
-        _require_radius(self.rho, "ASAM")
-        if not 0 <= self.eta < math.inf:
-            raise BadInput(f"ASAM(eta={self.eta}): it must not be negative")
+        require_setting(self, "rho", 0 <= self.rho < math.inf, "the radius must not be negative")
+        require_setting(self, "eta", 0 <= self.eta < math.inf, "it must not be negative")
 
     def move(self, parameters: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Tensor]:
         """Return eps, one tensor per parameter."""
@@ -323,11 +316,6 @@ Ascent: TypeAlias = SAM | ASAM
 def norm(parts: Sequence[Tensor]) -> float:
     """Return the norm of several tensors taken as one vector, summed in float64."""
     return math.sqrt(sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts))
-
-
-def _require_radius(rho: float, name: str) -> None:
-    if not 0 <= rho < math.inf:
-        raise BadInput(f"{name}(rho={rho}): the radius must not be negative")
 
 
 class SharpnessAware(torch.optim.Optimizer):

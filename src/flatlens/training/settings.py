@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from flatlens.errors import BadInput
-from flatlens.settings_json import Options
+from flatlens.settings_json import Options, require_setting
 from flatlens.training.batches import Augmentation, Mixup
 from flatlens.training.objective import LossName, Penalty, TrainingLoss
 from flatlens.training.optimisers import Ascent, Constant, LearningRateSchedule, Optimiser, Ridge
@@ -33,16 +33,13 @@ class Until:
     gradient_norm: float | None = None  #: largest ||dL/dtheta|| over all data
 
     def __post_init__(self) -> None:
-        if self.loss_window < 1:
-            raise BadInput(f"Until(loss_window={self.loss_window}): expected at least 1")
-        if self.loss_over not in ("data", "epoch"):
-            raise BadInput(f"Until(loss_over={self.loss_over!r}): expected 'data' or 'epoch'")
+        require_setting(self, "loss_window", self.loss_window >= 1, "expected at least 1")
+        require_setting(self, "loss_over", self.loss_over in ("data", "epoch"), "expected 'data' or 'epoch'")
         for name in ("loss_below", "gradient_norm"):
             value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise BadInput(f"Until({name}={value}): expected a finite number")
-        if self.accuracy is not None and not 0 <= self.accuracy <= 1:
-            raise BadInput(f"Until(accuracy={self.accuracy}): expected a share from 0 to 1")
+            require_setting(self, name, value is None or math.isfinite(value), "expected a finite number")
+        share = self.accuracy is None or 0 <= self.accuracy <= 1
+        require_setting(self, "accuracy", share, "expected a share from 0 to 1")
 
     @property
     def anything(self) -> bool:
@@ -111,10 +108,9 @@ class Training:
         TrainingLoss(self.loss, self.label_smoothing)
         for name, least in _LEAST.items():
             size = getattr(self, name)
-            if size is None and name in MAY_BE_NONE:
-                continue
-            if isinstance(size, bool) or not isinstance(size, int) or size < least:
-                raise BadInput(f"Training({name}={size!r}): expected a whole number, at least {least}")
+            whole = isinstance(size, int) and not isinstance(size, bool) and size >= least
+            left_out = size is None and name in MAY_BE_NONE
+            require_setting(self, name, whole or left_out, f"expected a whole number, at least {least}")
         if self.max_steps is None and self.max_epochs is None:
             raise BadInput("Training: give max_steps or max_epochs, so that training always ends")
         if isinstance(self.optimiser, Ridge) and (self.loss == "cross_entropy" or self.penalties):
