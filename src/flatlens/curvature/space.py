@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -133,6 +134,25 @@ def dot(u: Iterable[Tensor], v: Iterable[Tensor]) -> float:
         for x, y in zip(*(torch.split(w.reshape(-1), CACHED) for w in pair), strict=True):
             total += (x.to(torch.float64) @ y.to(torch.float64)).cpu()
     return float(total)
+
+
+def norm(parts: Iterable[Tensor]) -> float:
+    """Return the norm of several tensors taken as one vector, summed in float64."""
+    return math.sqrt(sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts))
+
+
+def uphill(
+    slopes: Sequence[Tensor], rho: float, units: Sequence[Tensor] | None = None
+) -> tuple[Sequence[Tensor], float]:
+    """Return SAM's step from theta to the largest loss of a ball, to first order: a direction, and its factor.
+
+    They are T^2 g and rho / ||T g||, with T = 1, or T = `units` for the ellipsoid of ASAM; g has the factor 0 where it
+    has no length.
+    """
+    scaled = slopes if units is None else [T * g for T, g in zip(units, slopes, strict=True)]
+    length = norm(scaled)
+    direction = slopes if units is None else [T * s for T, s in zip(units, scaled, strict=True)]
+    return direction, rho / length if length > 0 else 0.0
 
 
 def space_of(problem: Problem, model: nn.Module, names: str | Iterable[str] | None = None) -> Space:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from flatlens.curvature.krylov import finite_gradient
 from flatlens.curvature.operators import LARGEST_CHUNK, bytes_of_a_sample, bytes_saved, samples_at_once
 from flatlens.curvature.optimiser_geometry import rate_of_a_step, without_ascent
-from flatlens.curvature.space import as_one_vector, dot, inner, space_of
+from flatlens.curvature.space import as_one_vector, dot, inner, space_of, uphill
 from flatlens.curvature.symmetry import operations
 from flatlens.errors import BadInput, NotDifferentiable, one_line, out_of_memory
 from flatlens.estimate import Progress
@@ -424,12 +424,13 @@ def update_after_ascent(
     (rho, adaptive, eta), *others = radii
     if others or not rho >= 0:
         raise BadInput("the ascent of the sharpness-aware optimiser has no radius, or several")
-    units = {name: named[name].detach().abs() + eta if adaptive else 1.0 for name in trained}
-    length = math.sqrt(sum(float((units[name] * gradient[name]).norm(dtype=torch.float64)) ** 2 for name in trained))
-    with landscape.walk({name: units[name] ** 2 * gradient[name] for name in trained}) as move:
-        move(-rho / length if length > 0 else 0.0)
-        _, uphill = landscape.risk_and_gradient()
-    return next_update(base, model, uphill)
+    moving = [name for name in gradient if name in trained]
+    units = [named[name].detach().abs() + eta for name in moving] if adaptive else None
+    direction, factor = uphill([gradient[name] for name in moving], rho, units)
+    with landscape.walk(dict(zip(moving, direction, strict=True))) as move:
+        move(-factor)
+        _, there = landscape.risk_and_gradient()
+    return next_update(base, model, there)
 
 
 def _widen(twin: torch.optim.Optimizer) -> None:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from flatlens.curvature.space import norm
 from flatlens.errors import BadData, BadInput, BadModel, one_line, typed_line
 from flatlens.problem.batches import require_finite
 from flatlens.problem.eval_context import modes_kept
 from flatlens.training.objective import InputJacobian, accuracy
-from flatlens.training.optimisers import norm
 from flatlens.training.settings import Training
 
 SAMPLES_AT_ONCE = 1024  #: samples that a look at the loss sends through the network at a time

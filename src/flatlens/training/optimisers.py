@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from flatlens.curvature.space import uphill
 from flatlens.errors import BadInput, BadModel
 from flatlens.settings_json import require_setting
 
@@ -280,8 +281,7 @@ class SAM:
 
     def move(self, parameters: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Tensor]:
         """Return eps, one tensor per parameter."""
-        length = norm(slopes)
-        return [g * (self.rho / length) if length > 0 else torch.zeros_like(g) for g in slopes]
+        return _step(*uphill(slopes, self.rho))
 
 
 @dataclass(frozen=True)
@@ -302,20 +302,14 @@ class ASAM:
 
     def move(self, parameters: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Tensor]:
         """Return eps, one tensor per parameter."""
-        units = [p.detach().abs() + self.eta for p in parameters]
-        scaled = [T * g for T, g in zip(units, slopes, strict=True)]
-        length = norm(scaled)
-        if not length > 0:
-            return [torch.zeros_like(s) for s in scaled]
-        return [T * s * (self.rho / length) for T, s in zip(units, scaled, strict=True)]
+        return _step(*uphill(slopes, self.rho, [p.detach().abs() + self.eta for p in parameters]))
 
 
 Ascent: TypeAlias = SAM | ASAM
 
 
-def norm(parts: Sequence[Tensor]) -> float:
-    """Return the norm of several tensors taken as one vector, summed in float64."""
-    return math.sqrt(sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts))
+def _step(direction: Sequence[Tensor], factor: float) -> list[Tensor]:
+    return [d * factor if factor else torch.zeros_like(d) for d in direction]  # without a length it may be NaN
 
 
 class SharpnessAware(torch.optim.Optimizer):
