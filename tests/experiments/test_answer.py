@@ -6,14 +6,15 @@ import pytest
 
 from flatlens.experiments import Study
 from flatlens.experiments.narrative import answer_of_study, closest
-from flatlens.experiments.tables import COLUMNS, GIVEN_LOSS, OVERALL, Levels, gap_correlations, training_losses
+from flatlens.experiments.tables import COLUMNS, GIVEN_LOSS, Levels, gap_correlations, training_losses
 from flatlens.statistics import GroupDifference
+from flatlens.statistics.correlations import TITLES
 
 STUDY = Study.digits("smoke").over("seed", *range(8))
 GAP = "generalisation gap"
 
 
-def rows(coefficient=OVERALL["pearson"], kind="", units=8, **found):
+def rows(coefficient=TITLES["pearson"], kind="", units=8, **found):
     """Rows of `gap_correlations`: r, the ends of its interval, and p."""
     rows = [
         {"kind": kind, "quantity": name, "coefficient": coefficient, "value": r, "low": low, "high": high, "p": p}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatlens.experiments.overrides import IDENTITY
 from flatlens.report import frames
 from flatlens.report.figures.study import two_ticks
 
@@ -15,7 +16,7 @@ from flatlens.report.figures.study import two_ticks
 def test_values_carry_the_transform_and_who_counts(laptop):
     data = frames.value_frame(laptop)
     assert len(data) == 48
-    assert list(data.columns) == [*frames.NETWORK, "outcome", "included", *(q.name for q in laptop.quantities)]
+    assert list(data.columns) == [*IDENTITY, "outcome", "included", *(q.name for q in laptop.quantities)]
     np.testing.assert_allclose(data["sqrt sharpness"] ** 2, laptop.networks["interpolation_sharpness"])
     np.testing.assert_allclose(np.exp(data["network volume"]), laptop.networks["network_volume"])
     assert data.loc[~data["included"], "outcome"].tolist() == ["out of steps"]

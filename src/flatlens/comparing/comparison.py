@@ -23,6 +23,7 @@ from flatlens.measures import FUNCTION, Card, Measure, named
 from flatlens.measures.definition import RESCALINGS
 from flatlens.problem.forward import REDUCED_PRECISION
 from flatlens.result import Result, of_report
+from flatlens.training.settings import RESULTS
 
 SMALL = {
     **dict.fromkeys(("sharpness", "flatness", "normalised", "hessian", "perturbation"), "flat"),
@@ -46,7 +47,6 @@ COEFFICIENT = "local_learning_coefficient"  #: asked for by name, it is the firs
 
 _COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
 DIFFERENT = "differ in architecture"  #: in the note that says so
-BESIDE = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # == would compare reports
@@ -177,7 +177,7 @@ class Comparison(Result):
         rows: list[dict[str, Any]] = []
         for model, report in self.reports.items():
             row: dict[str, Any] = {"model": model}
-            row |= {name: report[name].value for name in BESIDE if (name, None) in report}
+            row |= {name: report[name].value for name in RESULTS if (name, None) in report}
             if ("generalisation_gap", None) in report:
                 row["gap_stderr"] = report["generalisation_gap"].stderr
             row["mean_rank"] = ranks.loc[counted, model].mean()

@@ -12,7 +12,7 @@ import pandas as pd
 from torch import Tensor
 
 from flatlens.comparing.answers import group_answer, untrained
-from flatlens.comparing.comparison import BESIDE, Comparison, direction
+from flatlens.comparing.comparison import Comparison, direction
 from flatlens.comparing.fit import NotRanked, as_row, no_fit, worse_fit
 from flatlens.comparing.rankings import proportional
 from flatlens.errors import UnknownName
@@ -20,8 +20,7 @@ from flatlens.result import Result, of_report
 from flatlens.statistics import GroupDifference, group_differences
 from flatlens.statistics.group_differences import as_frame
 from flatlens.statistics.statistic import Array
-
-_SHARES = ("accuracy", "test_accuracy", "generalisation_gap")
+from flatlens.training.settings import RESULTS, SHARES
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # == would compare reports
@@ -82,7 +81,7 @@ class GroupComparison(Result):
     @cached_property
     def differences(self) -> list[GroupDifference]:
         """Differences of each measure between each group and the first, those that decide first."""
-        fit = [name for name in BESIDE if np.isfinite(self._column(name)).any()]
+        fit = [name for name in RESULTS if np.isfinite(self._column(name)).any()]
         names = list(dict.fromkeys([*self.deciding, *self.networks.measures, *fit]))
         logarithms = [name for name, one in self.networks.measures.items() if one.card.unit == "log"]
         places = [place for of in self.groups.values() for place in range(len(of))]
@@ -92,7 +91,7 @@ class GroupComparison(Result):
             places if self.paired else None,
             first=self.deciding,
             untested=[name for name in fit if name not in self.deciding],
-            linear=[*_SHARES, *logarithms],
+            linear=[*SHARES, *logarithms],
         )
 
     def _column(self, name: str) -> Array:

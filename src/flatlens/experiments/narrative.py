@@ -18,9 +18,10 @@ from flatlens.comparing.answers import group_answer
 from flatlens.experiments.overrides import TOGETHER, but_seeds, paths
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words, measure_names
 from flatlens.experiments.settings import Study
-from flatlens.experiments.tables import GIVEN_LOSS, OVERALL, Levels, held_fixed, unit_column
+from flatlens.experiments.tables import GIVEN_LOSS, Levels, held_fixed, unit_column
 from flatlens.progress import count_of
 from flatlens.statistics import holm
+from flatlens.statistics.correlations import TITLES
 from flatlens.statistics.group_differences import SIGNIFICANCE
 from flatlens.statistics.inference import FEWEST_DESCRIBED, FEWEST_UNITS
 from flatlens.training import REACHED, TrainedElsewhere
@@ -56,7 +57,7 @@ def answer_of_study(
         unfinished: number of networks that are not finished.
     """
     names = measure_names(study.quantities)
-    rows, given = (_with_gap(names, coefficients, of) for of in (OVERALL, GIVEN_LOSS))
+    rows, given = (_with_gap(names, coefficients, of) for of in (TITLES, GIVEN_LOSS))
     first = level_sentences(levels[0])[:1] if levels else []
     caveats = [f"{count_of(unfinished, 'network')} of the study not finished"] if unfinished else []
     caveats += [f"{count_of(left_out, 'network')} left out of every correlation"] if left_out else []
@@ -91,7 +92,7 @@ def closest(names: Sequence[str], coefficients: pd.DataFrame) -> str | None:
 
     It is the one that correlates most with the gap; where training losses differ, given the training loss.
     """
-    rows = _with_gap(names, coefficients, GIVEN_LOSS) or _with_gap(names, coefficients, OVERALL)
+    rows = _with_gap(names, coefficients, GIVEN_LOSS) or _with_gap(names, coefficients, TITLES)
     return str(_headline(rows)["x"]) if rows else None
 
 
@@ -337,7 +338,7 @@ def turned_by_kind(coefficients: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
     Each has two rows: Pearson's r in one kind, and in the other.
     """
-    rows = coefficients[(coefficients["kind"] != "") & (coefficients["coefficient"] == OVERALL["pearson"])]
+    rows = coefficients[(coefficients["kind"] != "") & (coefficients["coefficient"] == TITLES["pearson"])]
     rows = rows.rename(columns={"value": "pearson", "low": "pearson_low", "high": "pearson_high"})
     ends = {
         str(name): same.loc[[same["pearson_low"].idxmax(), same["pearson_high"].idxmin()]]

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.column import Column, split_at_commas
-from flatlens.comparing.comparison import BESIDE, direction
+from flatlens.comparing.comparison import direction
 from flatlens.comparing.rankings import proportional
 from flatlens.experiments.overrides import (
     IDENTITY,
@@ -52,9 +52,11 @@ from flatlens.statistics import (
     group_differences,
     partial_correlation,
 )
+from flatlens.statistics.correlations import TITLES
 from flatlens.statistics.group_differences import as_frame
 from flatlens.statistics.resampling import FEWEST_POINTS
 from flatlens.training import REACHED, TrainedElsewhere, Training
+from flatlens.training.settings import RESULTS, SHARES
 from flatlens.user_code import short
 
 
@@ -335,7 +337,6 @@ def _merged(all_versions: Sequence[dict[str, str]]) -> dict[str, str]:
 
 
 COLUMNS = tuple(TABLE_COLUMNS["gap_correlations"])
-OVERALL = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
 GRANULATED = "granulated Kendall"
 GIVEN_LOSS = {"pearson": "Pearson r given the training loss", "spearman": "Spearman rho given the training loss"}
 LOSSES_DIFFER = 1.1
@@ -422,7 +423,7 @@ def _rows(
     for name in measure_names(quantities):
         add = partial(_row, kind, name)
         same: dict[str, Any] = {"names": (name, GAP.name), "units": units}
-        rows += [add(title, correlate(values[name], gap, key, **same)) for key, title in OVERALL.items()]  # type: ignore[arg-type]
+        rows += [add(title, correlate(values[name], gap, key, **same)) for key, title in TITLES.items()]  # type: ignore[arg-type]
         if loss is not None:
             for key, title in GIVEN_LOSS.items():
                 left = partial_correlation(values[name], gap, loss.rename("training loss"), key, **same)  # type: ignore[arg-type]
@@ -446,8 +447,6 @@ _ROUNDING = 1e-9
 """Largest difference of two columns that are multiples of each other, relative to their values."""
 _HELD_OUT = "test_loss"
 """It is tested together with the measures that decide."""
-_SHARES = ("accuracy", "test_accuracy", "generalisation_gap")
-"""Numbers near 0 or 1, of which a ratio says nothing."""
 
 
 @dataclass(frozen=True)
@@ -492,8 +491,8 @@ def level_differences(networks: pd.DataFrame, quantities: Sequence[Quantity], va
             pairs,
             units,
             first=[*meanings, _HELD_OUT],
-            untested=[name for name in BESIDE if name in columns and name != _HELD_OUT],
-            linear=[name for name in columns if name in _SHARES or _is_logarithm(name)],
+            untested=[name for name in RESULTS if name in columns and name != _HELD_OUT],
+            linear=[name for name in columns if name in SHARES or _is_logarithm(name)],
         )
         found.append(Levels(str(setting), differences, meanings, pairs is not None))
     return found
@@ -516,7 +515,7 @@ def table_of(found: Sequence[Levels]) -> pd.DataFrame:
 def _columns(networks: pd.DataFrame, quantities: Sequence[Quantity]) -> list[str]:
     measured = [q.column for q in quantities if q.role == "measure" and q.column in networks]
     deciding = [name for name in measured if _meaning(name)]
-    risks = [name for name in BESIDE if name in networks]
+    risks = [name for name in RESULTS if name in networks]
     kept = dict.fromkeys([*deciding, *measured, *risks])
     return [name for name in kept if pd.api.types.is_numeric_dtype(networks[name])]
 

@@ -311,12 +311,7 @@ def replicated(found: Outcome, again: Outcome | None, halves: Iterable[Outcome] 
     return found.conclusion if agree else "open"
 
 
-def counted(outcomes: Iterable[Outcome]) -> dict[Conclusion, int]:
-    """Return the number of outcomes with each conclusion."""
-    return counted_conclusions(outcome.conclusion for outcome in outcomes)
-
-
-def counted_conclusions(conclusions: Iterable[Conclusion]) -> dict[Conclusion, int]:
+def counted(conclusions: Iterable[Conclusion]) -> dict[Conclusion, int]:
     """Return the number of each conclusion."""
     every = list(conclusions)
     return {conclusion: every.count(conclusion) for conclusion in MARKS}

@@ -38,7 +38,6 @@ from flatlens.papers.experiment import (
     Results,
     Scale,
     counted,
-    counted_conclusions,
     replicated,
 )
 from flatlens.progress import count_of
@@ -161,7 +160,7 @@ class Reproduction:
     @property
     def counts(self) -> dict[Conclusion, int]:
         """Number of predictions with each conclusion."""
-        return counted(self.outcomes)
+        return counted(outcome.conclusion for outcome in self.outcomes)
 
     @property
     def unfinished(self) -> int:
@@ -188,7 +187,7 @@ def answer_of_claims(found: Sequence[Reproduction]) -> list[str]:
 
 
 def _what(found: Sequence[Reproduction], main: Sequence[tuple[Outcome, Conclusion]]) -> str:
-    counts = counted_conclusions(conclusion for _, conclusion in main)
+    counts = counted(conclusion for _, conclusion in main)
     others = [f"{number} {c}" for c, number in counts.items() if c in _ALWAYS or (number and c != "reproduced")]
     kind = "main claim" if all(outcome.prediction.headline for outcome, _ in main) else "claim"
     told = ", ".join([f"{counts['reproduced']} of {count_of(len(main), kind)} reproduced", *others])

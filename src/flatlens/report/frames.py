@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from flatlens.experiments.overrides import last_field
+from flatlens.experiments.overrides import IDENTITY, last_field
 from flatlens.experiments.quantities import in_words
 from flatlens.files import csv_of
+from flatlens.training.settings import RESULTS
 
 if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult
 
-NETWORK = ["key", "lr", "batch_size", "seed"]
 _GAP = "generalisation_gap"
 #: Columns with a network's settings or results, which do not measure flatness or compression.
-NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", _GAP, "loss", "accuracy", "test_loss", "test_accuracy"})
+NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", *RESULTS})
 POINTS_PER_CURVE = 120  # a curve as wide as a phone shows no more
 BINS = 9
 _EQUAL = 1e-10  #: values that differ by less than this share of their size are drawn as equal
@@ -35,7 +35,7 @@ def shown_settings(result: StudyResult) -> dict[str, str]:
     networks = result.networks
     others = [
         name for name in result.varied
-        if name in networks and name not in NETWORK and last_field(name) != "seed"
+        if name in networks and name not in IDENTITY and last_field(name) != "seed"
         and networks[name].nunique() <= MOST_LEVELS
     ]  # fmt: skip
     shown = {}
@@ -46,7 +46,7 @@ def shown_settings(result: StudyResult) -> dict[str, str]:
 
 def network_columns(result: StudyResult) -> dict[str, str]:
     """Return the columns that identify a network in a frame, and those of the table that they are made of."""
-    return {name: name for name in NETWORK} | {plain_field(name): name for name in shown_settings(result).values()}
+    return {name: name for name in IDENTITY} | {plain_field(name): name for name in shown_settings(result).values()}
 
 
 def plain_field(column: str) -> str:
@@ -55,7 +55,7 @@ def plain_field(column: str) -> str:
     >>> plain_field("lr"), plain_field("data.seed")
     ('lr', 'setting_data_seed')
     """
-    return column if column in NETWORK else f"setting_{re.sub(r'[^0-9A-Za-z]', '_', column)}"
+    return column if column in IDENTITY else f"setting_{re.sub(r'[^0-9A-Za-z]', '_', column)}"
 
 
 def with_not_known(setting: pd.Series[Any]) -> pd.Series[Any]:

@@ -9,12 +9,12 @@ from statistics import median
 from rich.console import Group, RenderableType
 
 from flatlens.comparing import GroupComparison, direction
-from flatlens.comparing.comparison import BESIDE
 from flatlens.progress import count_of
 from flatlens.report.blocks import by_key
 from flatlens.report.cards import number
 from flatlens.report.screen import Fitted, head_of_screen, remark
 from flatlens.statistics import GroupDifference
+from flatlens.training.settings import RESULTS
 
 FLAT = "Flatness, by invariant measures: smaller is flatter"
 COMPRESSED = "Sensitivity and compression, by invariant measures: smaller is less sensitive, or more compressed"
@@ -40,7 +40,7 @@ def group_screen(found: GroupComparison) -> RenderableType:
 def _groups(found: GroupComparison) -> Fitted:
     table = Fitted("The groups: medians over their networks", names=["group"], values=["networks", "left out"])
     rows = medians(found)
-    for name in (columns := [name for name in BESIDE if any(name in row for row in rows.values())]):
+    for name in (columns := [name for name in RESULTS if any(name in row for row in rows.values())]):
         table.column(name.replace("_", " ").removeprefix("generalisation "))
     for group, row in rows.items():
         left = sum(network in found.not_ranked for network in found.groups[group])
@@ -54,7 +54,7 @@ def medians(found: GroupComparison) -> dict[str, dict[str, float]]:
     rows: dict[str, dict[str, float]] = {}
     for group, networks in found.groups.items():
         reports = [found.networks.reports[name] for name in networks if name not in found.not_ranked]
-        values = {name: [one[name].value for one in reports if (name, None) in one] for name in BESIDE}
+        values = {name: [one[name].value for one in reports if (name, None) in one] for name in RESULTS}
         rows[group] = {name: median(of) for name, of in values.items() if of and of == of}
     return rows
 
@@ -63,7 +63,7 @@ def sections(found: GroupComparison) -> dict[str, list[GroupDifference]]:
     """The differences by what they say: flatness, sensitivity, fit, and measures that do not decide."""
 
     def heading(one: GroupDifference) -> str:
-        if one.name in BESIDE:
+        if one.name in RESULTS:
             return FIT
         meaning = direction(found.networks.measures[one.name].card) if one.name in found.deciding else ""
         return {"flat": FLAT, "compressed": COMPRESSED}.get(meaning, _OTHERS)
@@ -132,7 +132,7 @@ def write_group_page(found: GroupComparison, path: Path) -> Path:
         cards={name: one.card for name, one in found.networks.measures.items()},
         groups=found.groups,
         medians=medians(found),
-        columns=BESIDE,
+        columns=RESULTS,
         left_out=list(found.not_ranked.values()),
         sections=shown,
         notes=notes(found),

@@ -21,6 +21,7 @@ from flatlens.column import Column
 from flatlens.errors import needs
 from flatlens.estimate import Progress
 from flatlens.experiments.narrative import closest
+from flatlens.experiments.overrides import IDENTITY
 from flatlens.experiments.store import digest_of, read_derived, write_derived
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
@@ -31,7 +32,7 @@ from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
 from flatlens.report.figures.figure import MODES, in_page, level_colours, theme
 from flatlens.report.figures.offline import bundle
 from flatlens.report.figures.plots import crossed
-from flatlens.report.frames import NETWORK, NOT_MEASURES, csv_bytes, measures_of, spoken
+from flatlens.report.frames import NOT_MEASURES, csv_bytes, measures_of, spoken
 from flatlens.report.screen import Abouts, head_of_page
 from flatlens.statistics.group_differences import SIGNIFICANCE
 from flatlens.training import REACHED
@@ -227,7 +228,7 @@ def study_html(
         figures=figures,
         grid=grid,
         reached=REACHED,
-        searched=[name for name in dict.fromkeys([*NETWORK[1:], *result.varied]) if name in networks],
+        searched=[name for name in dict.fromkeys([*IDENTITY[1:], *result.varied]) if name in networks],
         spoken=spoken,
         swatches={mode: level_colours(grid.known_colours, mode) for mode in MODES},
         shapes=[prose.SIGNS_OF_SHAPES[shape] for shape in grid.signs],

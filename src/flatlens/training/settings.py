@@ -137,6 +137,8 @@ class Training:
 
 RESULTS = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")
 """Facts about a network that are results, not settings."""
+SHARES = ("accuracy", "test_accuracy", "generalisation_gap")
+"""Results near 0 or 1, of which a ratio says nothing."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from flatlens.comparing import Comparison, GroupComparison
-from flatlens.comparing.comparison import BESIDE
 from flatlens.report.cards import SIGNS, number
 from flatlens.report.figures.figure import (
     NOT_KNOWN_GREY,
@@ -19,10 +18,12 @@ from flatlens.report.figures.figure import (
     empty,
     known,
     log_axis,
+    one_picture,
     short_labels,
 )
 from flatlens.report.figures.study import HUES
 from flatlens.statistics.group_differences import SIGNIFICANCE
+from flatlens.training.settings import RESULTS
 
 _ROW = 20  #: height of a network's row, in pixels
 _WIDTH = 185  #: of a panel without its names: with them it fits a phone
@@ -114,7 +115,7 @@ def groups_frame(found: GroupComparison) -> pd.DataFrame:
     data = data.loc[(data["scale"] == "ratio") & np.isfinite(data["value"])].reset_index(drop=True)
     sections = {"flat": FLAT, "compressed": COMPRESSED}
     data["section"] = [
-        FIT if row["measure"] in BESIDE else sections.get(row["small_means"], OTHERS) if row["decides"] else OTHERS
+        FIT if row["measure"] in RESULTS else sections.get(row["small_means"], OTHERS) if row["decides"] else OTHERS
         for row in data.to_dict("records")
     ]
     beyond = (data["low"] > 1) | (data["high"] < 1)
@@ -140,8 +141,7 @@ def groups_figure(found: GroupComparison) -> Figure:
         "than there. A filled dot: they differ at 5%, after Holm's correction (the training loss, which is not tested, "
         "without it)."
     )
-    title = f"Compared with {reference}"
-    return Figure("groups-ratios", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
+    return one_picture("groups-ratios", f"Compared with {reference}", caption, data, whole, narrow)
 
 
 def _sections(data: pd.DataFrame, reference: str, several: bool, sizes: tuple[int, int]) -> Drawing:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from flatlens.comparing import Compression
 from flatlens.comparing.compressed import EXPECTED_WITHIN
-from flatlens.report.figures.figure import Drawing, Figure, log_ticks
+from flatlens.report.figures.figure import Drawing, Figure, log_ticks, one_picture
 
 _COLOURS = ("#1d7a4f", "#c0392b")
 
@@ -27,8 +27,7 @@ def rises_figures(found: Compression) -> list[Figure]:
         "quarter of the forecast."
     )
     caption += f" Without a mark: {left} with a forecast or a rise of 0 or below." if left else ""
-    title = "Forecast and measured rise of the loss"
-    return [Figure("rises", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)]
+    return [one_picture("rises", "Forecast and measured rise of the loss", caption, data, whole, narrow)]
 
 
 def _rises(data: pd.DataFrame, width: int, height: int, columns: int) -> Drawing:

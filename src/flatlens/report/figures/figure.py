@@ -17,6 +17,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from flatlens.experiments.overrides import IDENTITY
 from flatlens.report import frames
 
 if TYPE_CHECKING:
@@ -150,6 +151,13 @@ class Figure:
         return [self.spec] if self.narrow is None else [self.spec, _plain(self.narrow)]
 
 
+def one_picture(
+    name: str, title: str, caption: str, data: pd.DataFrame, whole: Drawing, narrow: Drawing | None = None
+) -> Figure:
+    """Return a figure without panels; its caption says what its colours mean."""
+    return Figure(name, title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
+
+
 def _plain(drawing: Drawing) -> dict[str, Any]:
     """Return the JSON without the schema's address, so that the page holds none, and without Altair's theme."""
     spec: dict[str, Any] = drawing.to_dict(validate=False)  # checked in the tests: it takes longer than the drawing
@@ -190,7 +198,7 @@ class Grid:
 
     def told(self, marks: pd.DataFrame) -> pd.DataFrame:
         """Return the data of marks with `NOT_KNOWN` as a level: what has no level would not be drawn."""
-        fields = dict.fromkeys([*frames.NETWORK[1:], *map(frames.plain_field, (self.colour, self.shape))])
+        fields = dict.fromkeys([*IDENTITY[1:], *map(frames.plain_field, (self.colour, self.shape))])
         return marks.assign(**{field: frames.with_not_known(marks[field]) for field in fields})
 
     def colour_of(self, channel: type[Channel], shown: bool) -> Channel:
@@ -207,7 +215,7 @@ class Grid:
 
     def tooltip(self, *more: alt.Tooltip) -> list[alt.Tooltip]:
         """Return a tooltip with the network's identity, then `more`."""
-        who = {"key": "network", **{name: frames.spoken(name) for name in frames.NETWORK[1:]}}
+        who = {"key": "network", **{name: frames.spoken(name) for name in IDENTITY[1:]}}
         for name in (self.colour, self.shape):
             who.setdefault(frames.plain_field(name), frames.spoken(name))
         return [alt.Tooltip(f"{field}:N", title=title) for field, title in who.items()] + list(more)

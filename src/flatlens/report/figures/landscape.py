@@ -12,7 +12,7 @@ import pandas as pd
 from flatlens.landscape import LossPath, LossPlane
 from flatlens.landscape.path import CURVE, LINE, MATCHED, NOT_SHOWN
 from flatlens.landscape.plane import NOT_SEEN
-from flatlens.report.figures.figure import Drawing, Figure
+from flatlens.report.figures.figure import Drawing, Figure, one_picture
 
 _HUES = {LINE: "#7e03a8", MATCHED: "#2f7fc1", CURVE: "#e08214"}
 _SHORT = alt.Axis(labelExpr="abs(datum.value) < 1e6 ? datum.label : format(datum.value, '.3~e')")
@@ -37,7 +37,7 @@ def path_figure(found: LossPath) -> Figure:
 
     caption = f"Each dot is the loss computed there; dashed: the chord between the ends. {NOT_SHOWN}"
     whole, narrow = drawn(560), drawn(250)
-    return Figure("path", "Loss along the path", caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
+    return one_picture("path", "Loss along the path", caption, data, whole, narrow)
 
 
 def plane_figure(found: LossPlane) -> Figure:
@@ -72,8 +72,7 @@ def plane_figure(found: LossPlane) -> Figure:
     also = " Orange: the checkpoints, projected; they lie off the plane." if found.trajectory is not None else ""
     caption = f"Each cell is the loss computed at its centre; the cross is the network.{also} {NOT_SEEN}"
     whole, narrow = drawn(420), drawn(200)
-    title = "Loss on the plane"
-    return Figure("plane", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
+    return one_picture("plane", "Loss on the plane", caption, data, whole, narrow)
 
 
 def slices_figure(found: LossPlane) -> Figure:
@@ -108,8 +107,7 @@ def slices_figure(found: LossPlane) -> Figure:
         f"{found.about['rtol']:.0%} of its second order. A slice shows one direction of all."
     )
     whole, narrow = drawn(300), drawn(220)
-    title = "Slices and their quadratic"
-    return Figure("slices", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
+    return one_picture("slices", "Slices and their quadratic", caption, data, whole, narrow)
 
 
 def one_below_other(figures: Sequence[Figure]) -> Drawing:

@@ -24,6 +24,7 @@ from flatlens.report.figures.figure import (
     in_panels,
     known,
     log_ticks,
+    one_picture,
     short_labels,
     value_axis,
 )
@@ -72,8 +73,7 @@ def chain_figure(verdicts: Sequence[Verdict]) -> Figure:
         "From the sensitivity to the input to the sharpness, a step at a time: each bar is at most as long as the "
         "next, where the step's assumptions hold. A large increase marks the loosest step."
     )
-    title = "The chain A ≤ B ≤ C ≤ D"
-    return Figure("chain", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
+    return one_picture("chain", "The chain A ≤ B ≤ C ≤ D", caption, data, whole, narrow)
 
 
 def _chain(data: pd.DataFrame, width: int, letters: int) -> Drawing:
@@ -113,8 +113,7 @@ def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
     for side, end in {"left": f"below {FLOOR:g}", "right": f"above {CEILING:g}"}.items():
         if side in set(data["beyond"]):
             caption += f" A triangle that points to the {side}: {end}, and drawn there."
-    title = "How tight every bound is"
-    return Figure("tightness", title, caption, data, whole, (whole,), "wide", colours=False, narrow=narrow)
+    return one_picture("tightness", "How tight every bound is", caption, data, whole, narrow)
 
 
 def _tightness(data: pd.DataFrame, width: int, letters: int, columns: int) -> Drawing:
@@ -197,7 +196,7 @@ def ranks_figure(comparison: Comparison) -> Figure:
     caption += "".join(
         f" {mark}: {meaning}" for mark, meaning in DRAWN_MARKS.items() if set(mark) & set(written) - set(", ")
     )
-    return Figure("ranks", "Ranks by every measure", caption, data, drawn, (drawn,), "wide", colours=False)
+    return one_picture("ranks", "Ranks by every measure", caption, data, drawn)
 
 
 def taus_figure(comparison: Comparison) -> Figure:
@@ -219,7 +218,7 @@ def taus_figure(comparison: Comparison) -> Figure:
         "Kendall's tau-b: 1 (orange) where two measures order the networks alike, -1 (blue) where they reverse each "
         "other; ties and overlapping intervals count for neither. Empty where a measure ties all networks."
     )
-    return Figure("taus", "Pairwise agreement", caption, data, drawn, (drawn,), "wide", colours=False)
+    return one_picture("taus", "Pairwise agreement", caption, data, drawn)
 
 
 Z = 1.96
@@ -310,7 +309,6 @@ _WHOLE = 40  #: with more layers, a row is a block
 _FEW = 8  #: with more measures, parts such as `neuron_flatness.max` are not shown
 MAP_VALUES = 60  #: largest number of rows with values in their cells
 PALE, DARK, NONE = "#faf6ee", "#e39044", "#eef0f3"
-_INK = "#1b222d"  #: of the values on tints, which are light on a dark page, too
 _MAP_COLUMNS = ["row", "layer", "measure", "value", "place", "text", "told"]
 
 
@@ -379,9 +377,7 @@ def layers_figure(report: Report) -> Figure:
         "a factor of two, all cells are pale."
     )
     caption += " Grey (–): undefined." if data["place"].isna().any() else ""
-    return Figure(
-        "layers-map", "Layers by measures", caption, data, drawn, (drawn,), "wide", colours=False, narrow=narrow
-    )
+    return one_picture("layers-map", "Layers by measures", caption, data, drawn, narrow)
 
 
 def _map(data: pd.DataFrame, rows: list[str], names: list[str], column: int, letters: int) -> Drawing:
@@ -401,6 +397,6 @@ def _map(data: pd.DataFrame, rows: list[str], names: list[str], column: int, let
     tint = alt.Color("place:Q", scale=alt.Scale(domain=[0, 1], range=[PALE, DARK], interpolate="rgb"), legend=None)
     under = base.mark_rect(stroke="white", color=NONE, aria=False)  # Vega leaves out a tinted cell without a number
     cells = base.mark_rect(stroke="white", strokeWidth=1).encode(color=tint)
-    words = [base.mark_text(fontSize=11, color=_INK, aria=False).encode(text="text:N")] if few else []
+    words = [base.mark_text(fontSize=11, color=INK, aria=False).encode(text="text:N")] if few else []
     drawn: Drawing = alt.layer(under, cells, *words)
     return drawn

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import pandas as pd
 
+from flatlens.experiments.overrides import IDENTITY
 from flatlens.report import frames
 from flatlens.report.figures.figure import (
     FALLS,
@@ -26,6 +27,7 @@ from flatlens.report.figures.figure import (
     interval,
     known,
     log_axis,
+    one_picture,
     solid_if_included,
     value_axis,
 )
@@ -70,7 +72,7 @@ def gap_panels(result: StudyResult) -> Figure:
 
 def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Any, grid: Grid, width: Width) -> Drawing:
     """Return one measure's panel. Columns get plain names: a dot or bracket in a field would be read as a path."""
-    who = dict.fromkeys([*frames.NETWORK, *map(frames.plain_field, (grid.colour, grid.shape))])
+    who = dict.fromkeys([*IDENTITY, *map(frames.plain_field, (grid.colour, grid.shape))])
     drawn = data.rename(columns={x.name: "x", y.name: "y"})[[*who, "outcome", "included", "x", "y"]]
     drawn = grid.told(drawn.dropna(subset=["x", "y"]))
     legend, names = width != "container", {"x": frames.axis_title(x), "y": frames.axis_title(y)}
@@ -139,7 +141,7 @@ def relations_figure(relations: Relations, target: str | None = None) -> Figure:
         drawing = _forest(data, f"With {name}", list(dict.fromkeys(data["quantity"])), 420, f"correlation with {name}")
     bars = ", its bar the 95% interval over independent units" if known(data["low"]) else ""
     caption = f"A dot is a correlation{bars}."
-    return Figure("relations", f"Correlations with {name}", caption, data, drawing, (drawing,), "wide", colours=False)
+    return one_picture("relations", f"Correlations with {name}", caption, data, drawing)
 
 
 def _forest(
@@ -189,8 +191,7 @@ def scatter_matrix(result: StudyResult) -> Figure:
         "where both rise together, blue where one falls; the stronger the tint the larger "
         f"|r|.{hollow(data['included'])}"
     )
-    title = "All pairs of quantities"
-    return Figure("scatter_matrix", title, caption, data, drawing, (drawing,), "wide", colours=False)  # own legend
+    return one_picture("scatter_matrix", "All pairs of quantities", caption, data, drawing)  # own legend
 
 
 def _matrix(result: StudyResult, quantities: list[Quantity], data: pd.DataFrame) -> Drawing:
