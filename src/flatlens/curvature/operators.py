@@ -293,6 +293,10 @@ class Operator(ABC):
         ranks, tensors = self.problem.ranks, self.space.tensors
         return Graphs(self.problem, self.model, tensors, self._open, every, ranks, self._of)
 
+    def _risk(self, batch: Batch, number: int) -> Tensor:
+        f, y = self.problem.run_chunk(self.model, batch, number)
+        return self.problem.loss.total(f, y) / self.problem.mass
+
     def _second_derivative(self, of: Tensor, batch: Batch) -> _Twice:
         """Return v -> (d2 of / dtheta2) v, checked to be symmetric."""
         rows: list[Tensor | None] = [None] * len(self.space.tensors)
@@ -408,9 +412,7 @@ class Hessian(Operator):
 
     def _open(self, batch: Batch, number: int) -> _Twice:
         self.problem.loss.require_curvature()
-        f, y = self.problem.run_chunk(self.model, batch, number)
-        risk = self.problem.loss.total(f, y) / self.problem.mass
-        return self._second_derivative(risk, batch)
+        return self._second_derivative(self._risk(batch, number), batch)
 
 
 @final

@@ -180,9 +180,8 @@ class PreconditionedHessian(Operator):
         }
 
     def _open(self, batch: Batch, number: int) -> VectorProduct:
-        f, y = self.problem.run_chunk(self.model, batch, number)
-        risk = self.problem.loss.total(f, y) / self.problem.mass
-        times, share = self._second_derivative(risk, batch), size(batch) / self.problem.n
+        times = self._second_derivative(self._risk(batch, number), batch)
+        share = size(batch) / self.problem.n
 
         def product(v: Tensor) -> Tensor:
             return self._root * self._turned(times(self._turned(self._root * v)), back=True) + share * self._shift * v

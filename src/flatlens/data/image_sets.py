@@ -71,10 +71,9 @@ class ImageSet:
         """Return the names of the original files of one part, and the number of its images."""
         return (self.train_files, self.train) if train else (self.test_files, self.test)
 
-    @property
-    def mending(self) -> str:
-        """The advice for a file that cannot be used."""
-        return f"download it again: `flatlens data fetch {self.name}`"
+    def unusable(self, path: Path, why: str) -> BadData:
+        """Return the error for a file or folder of the set that cannot be used."""
+        return BadData(f"{path}: {why}; download it again: `flatlens data fetch {self.name}`")
 
 
 IDX_TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
@@ -308,14 +307,12 @@ def _read_idx(known: ImageSet, folder: Path, train: bool) -> Part:
         expected = head + int(np.prod(shape))
         content, magic = _content(known, path, expected), bytes((0, 0, UNSIGNED_BYTES, len(shape)))
         if content[:4] != magic:
-            raise BadData(
-                f"{path}: not an IDX file of {known.title} (it begins with {content[:4].hex()} instead of "
-                f"{magic.hex()}); {known.mending}"
-            )
+            begins = f"it begins with {content[:4].hex()} instead of {magic.hex()}"
+            raise known.unusable(path, f"not an IDX file of {known.title} ({begins})")
         found = struct.unpack(f">{len(shape)}I", content[4:head]) if len(content) >= head else ()
         if found != shape:
             has, wanted = (" x ".join(map(str, sizes)) or "nothing" for sizes in (found, shape))
-            raise BadData(f"{path}: the file's shape is {has}; {known.title} has {wanted}; {known.mending}")
+            raise known.unusable(path, f"the file's shape is {has}; {known.title} has {wanted}")
         _require_published(known, path, name, content, expected)
         read.append(torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy()))
     return read[0].unsqueeze(1), _checked_labels(known, read[1], path)
@@ -327,9 +324,9 @@ def _content(known: ImageSet, path: Path, expected: int) -> bytes:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return file.read(expected + 1)
     except FileNotFoundError as error:
-        raise BadData(f"{path}: there is no such file, and {known.title} needs it; {known.mending}") from error
+        raise known.unusable(path, f"there is no such file, and {known.title} needs it") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadData(f"{path}: a damaged or truncated gzip file ({one_line(error)}); {known.mending}") from error
+        raise known.unusable(path, f"a damaged or truncated gzip file ({one_line(error)})") from error
 
 
 def _read_archive(known: ImageSet, archive: Path, train: bool) -> Part:
@@ -344,10 +341,10 @@ def _read_archive(known: ImageSet, archive: Path, train: bool) -> Part:
                 if stream is not None:
                     parts[name] = _records(known, archive / member.name, name, stream.read(size + 1), size)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadData(f"{archive}: a damaged or truncated archive ({one_line(error)}); {known.mending}") from error
+        raise known.unusable(archive, f"a damaged or truncated archive ({one_line(error)})") from error
     for name in files:
         if name not in parts:
-            raise BadData(f"{archive}: does not contain {known.folder}/{name}; {known.mending}")
+            raise known.unusable(archive, f"does not contain {known.folder}/{name}")
     return _joined([parts[name] for name in files])
 
 
@@ -372,10 +369,8 @@ def _checked_labels(known: ImageSet, labels: Tensor, path: Path) -> Tensor:
     labels = labels.to(torch.int64)
     wrong = labels[(labels < 0) | (labels >= known.classes)]
     if len(wrong):
-        raise BadData(
-            f"{path}: the label {int(wrong[0])} is out of range: {known.title} has 0 to {known.classes - 1}; "
-            f"{known.mending}"
-        )
+        why = f"the label {int(wrong[0])} is out of range: {known.title} has 0 to {known.classes - 1}"
+        raise known.unusable(path, why)
     return labels
 
 
@@ -383,16 +378,15 @@ def _require_published(known: ImageSet, path: Path, name: str, content: bytes, e
     """Refuse a file that is too short, or too long by even one byte, or has another checksum than the published one."""
     if (found := len(content)) != expected:
         met = f"has {found}: truncated" if found < expected else "has more"
-        raise BadData(f"{path}: this file of {known.title} must have {expected} bytes; it {met}; {known.mending}")
+        raise known.unusable(path, f"this file of {known.title} must have {expected} bytes; it {met}")
     _require_md5(known, path, name, hashlib.md5(content, usedforsecurity=False).hexdigest())
 
 
 def _require_md5(known: ImageSet, path: Path, name: str, found: str) -> None:
     expected = known.md5.get(name, found)  # where it is known; MD5 finds damage, not attacks
     if found != expected:
-        raise BadData(
-            f"{path}: not the published {known.title}: its MD5 is {found} instead of {expected}; {known.mending}"
-        )
+        why = f"not the published {known.title}: its MD5 is {found} instead of {expected}"
+        raise known.unusable(path, why)
 
 
 def _read_parquet(known: ImageSet, files: Sequence[Path], train: bool, progress: Progress | None) -> Part:
@@ -403,10 +397,8 @@ def _read_parquet(known: ImageSet, files: Sequence[Path], train: bool, progress:
     rows = sum(file.metadata.num_rows for file in opened)
     if rows != len(pixels):
         names = ", ".join(path.name for path in files)
-        raise BadData(
-            f"{files[0].parent}: {known.title} must have {len(pixels)} images here, and {names} "
-            f"{'hold' if len(files) > 1 else 'holds'} {rows}; {known.mending}"
-        )
+        holds = f"{names} {'hold' if len(files) > 1 else 'holds'} {rows}"
+        raise known.unusable(files[0].parent, f"{known.title} must have {len(pixels)} images here, and {holds}")
     at = 0
     for path, file in zip(files, opened, strict=True):
         for batch in file.iter_batches(1024, columns=[known.image_column, known.label_column]):
@@ -427,15 +419,14 @@ def _opened(known: ImageSet, path: Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
-        raise BadData(f"{path}: not a parquet file, or cut short; {known.mending}") from error
+        raise known.unusable(path, "not a parquet file, or cut short") from error
     kinds = {field.name: field.type for field in file.schema_arrow}
     image, label = kinds.get(known.image_column), kinds.get(known.label_column)
     has_bytes = image is not None and pa.types.is_struct(image) and "bytes" in {f.name for f in image}
     if not has_bytes or label is None or not pa.types.is_integer(label):
-        raise BadData(
-            f"{path}: {known.title} has images in {known.image_column!r} and labels in {known.label_column!r}; "
-            f"the columns here are {', '.join(f'{n} ({k})' for n, k in kinds.items())}; {known.mending}"
-        )
+        has = f"{known.title} has images in {known.image_column!r} and labels in {known.label_column!r}"
+        here = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+        raise known.unusable(path, f"{has}; the columns here are {here}")
     return file
 
 
@@ -447,15 +438,15 @@ def _decoded(known: ImageSet, encoded: bytes | None, path: Path) -> np.ndarray[A
     try:
         with Image.open(io.BytesIO(encoded or b""), formats=["PNG"]) as image:
             if (image.mode, image.size) != (mode, (columns, rows)):
-                raise BadData(
-                    f"{path}: an image of {known.title} is {mode}, {columns} x {rows}; one here is {image.mode}, "
-                    f"{image.width} x {image.height}; {known.mending}"
+                here = f"{image.mode}, {image.width} x {image.height}"
+                raise known.unusable(
+                    path, f"an image of {known.title} is {mode}, {columns} x {rows}; one here is {here}"
                 )
             found = np.asarray(image)
     except BadData:
         raise
     except Exception as error:  # damaged bytes, or a header that promises more pixels than memory, in any words
-        raise BadData(f"{path}: contains an image that is not a valid PNG; {known.mending}") from error
+        raise known.unusable(path, "contains an image that is not a valid PNG") from error
     return found.reshape(rows, columns, channels).transpose(2, 0, 1)
 
 

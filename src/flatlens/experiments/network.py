@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import traceback
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,8 +17,9 @@ from flatlens.bounds import check_bounds
 from flatlens.column import Column
 from flatlens.data import DataSettings, Split, UserData, default_root
 from flatlens.distributions import RULES
-from flatlens.errors import BadFolder, BadWeights
+from flatlens.errors import BadWeights
 from flatlens.estimate import Estimate, Key, Progress, Report
+from flatlens.experiments.runner import one_by_one, traced
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.store import Record, Store, versions
 from flatlens.files import contents_of
@@ -149,31 +149,26 @@ class ComputeInto:
         """Compute a pack; of each the traceback of what went wrong, "" where nothing did."""
         self.store.require_seen()
         if self.together == 1 or any(isinstance(one.training, TrainedElsewhere) for one in pack):
-            return _Pack(self, pack).singly()
+            return one_by_one(self, pack)
         return _Pack(self, pack).traces()
 
 
 class _Pack:
+    """Networks that are trained as a stack where they can be one."""
+
     def __init__(self, task: ComputeInto, pack: Sequence[NetworkSettings]) -> None:
         self.task, self.store, self.pack = task, task.store, pack
-        self.traced = [""] * len(pack)
+        self.found = [""] * len(pack)  #: a traceback for each that failed
         self.begun: list[tuple[int, Split, Member, ExitStack]] = []  # as `train_together` numbers them
 
-    def singly(self) -> list[str]:
-        """Compute each network alone, one after the other; return their tracebacks."""
-        for place, settings in enumerate(self.pack):
-            with self._traced(place):
-                self.task(settings)
-        return self.traced
-
     def traces(self) -> list[str]:
-        """Compute the networks, as a stack where they can be one; return their tracebacks."""
+        """Compute the networks; return their tracebacks."""
         with one_thread():
             try:
                 for ended in train_together(self._members(), self.task.together):
                     place, split, member, note = self.begun[ended.number]
                     note.close()
-                    with self._traced(place):
+                    with traced(self.found, place):
                         if ended.error is not None:
                             raise ended.error
                         assert ended.result is not None
@@ -183,27 +178,18 @@ class _Pack:
             finally:
                 for _, _, _, note in self.begun:
                     note.close()
-        return self.traced
+        return self.found
 
     def _members(self) -> Iterator[Member]:
         for place, settings in enumerate(self.pack):
             if self.store.folder(settings.key).is_dir():
                 continue
-            with self._traced(place):
+            with traced(self.found, place):
                 note = ExitStack()
                 progress = note.enter_context(self.store.progress_file(settings.key)) if self.task.tell else None
                 split, member = _member(settings, self.store.checkpoint(settings.key), progress)
                 self.begun.append((place, split, member, note))
                 yield member
-
-    @contextmanager
-    def _traced(self, place: int) -> Iterator[None]:
-        try:
-            yield
-        except BadFolder:
-            raise
-        except (Exception, SystemExit):
-            self.traced[place] = traceback.format_exc()
 
 
 def compute(settings: NetworkSettings, save: Path | None = None, progress: Progress | None = None) -> Record:

@@ -245,16 +245,27 @@ def _guarded(function: Callable[[_T], object], pack: tuple[_T, ...]) -> list[str
     """Run a pack in the worker; return exceptions as text, because not every one can be pickled; "" without one."""
     if (several := getattr(function, "several", None)) is not None:  # it takes a pack at a time
         return list(several(pack))
-    traces = []
-    for task in pack:
-        try:
+    return one_by_one(function, pack)
+
+
+def one_by_one(function: Callable[[_T], object], pack: Sequence[_T]) -> list[str]:
+    """Run the tasks of a pack; return the traceback of what went wrong in each, "" where nothing did."""
+    traces = [""] * len(pack)
+    for place, task in enumerate(pack):
+        with traced(traces, place):
             function(task)
-            traces.append("")
-        except BadFolder:
-            raise
-        except (Exception, SystemExit):  # an exit is the task's, not the worker's
-            traces.append(traceback.format_exc())
     return traces
+
+
+@contextmanager
+def traced(traces: list[str], place: int) -> Iterator[None]:
+    """Write the traceback of what goes wrong inside, in one task of a pack, to its place; BadFolder ends all tasks."""
+    try:
+        yield
+    except BadFolder:
+        raise
+    except (Exception, SystemExit):  # an exit is the task's, not the worker's
+        traces[place] = traceback.format_exc()
 
 
 def _broken(error: Exception) -> BadInput:
