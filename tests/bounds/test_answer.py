@@ -7,7 +7,7 @@ import torch
 
 import flatlens as fl
 from flatlens.bounds import BOUNDS, BoundsReport, Verdict
-from flatlens.bounds.check import answer
+from flatlens.bounds.check import answer_of_bounds
 
 HELD = Verdict("mls_chain", "fc1", 0.5, 1.0, 0.5, 0.5, "holds", "", 0.0, "", "")
 OFF = replace(HELD, bound="residual_bound", status="not applicable", assumption="identity_skips: no residual block")
@@ -24,7 +24,7 @@ def test_claims_are_counted_by_verdict() -> None:
     both = said(HELD, HELD, OFF, replace(HELD, status="undecided"))
     assert both.startswith("2 of 4 claims hold on this network; 1 is not applicable; 1 is undecided. ")
     assert said(OFF, OFF).startswith("None of 2 claims holds on this network; 2 are not applicable. ")
-    assert answer([]) == []
+    assert answer_of_bounds([]) == []
 
 
 def test_the_tightest_is_named_and_how_many_are_near_equality() -> None:

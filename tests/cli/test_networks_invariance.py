@@ -14,7 +14,7 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.measures import MEASURES
 from flatlens.report.invariance import invariance_screen, write_invariance_page
 from flatlens.transforms import TRANSFORMS, Applied, InvarianceReport
-from flatlens.transforms.invariance import compare
+from flatlens.transforms.invariance import cell_of
 
 NET = """
 import torch
@@ -83,7 +83,7 @@ def test_nothing_to_move_is_said(capsys):
 
 def wrong(*_args: object, **_options: object) -> InvarianceReport:
     cells = [
-        compare(TRANSFORMS["layerwise"], MEASURES["mls"], "mls", Estimate(1.0), Estimate(after), torch.float64)
+        cell_of(TRANSFORMS["layerwise"], MEASURES["mls"], "mls", Estimate(1.0), Estimate(after), torch.float64)
         for after in (3.0, 300.0, 1.01)
     ]
     cells = [replace(cell, measure=f"mls{number}") for number, cell in enumerate(cells)]
@@ -141,7 +141,7 @@ def test_transforms_are_listed(capsys):
 def test_a_page_says_undefined_and_explains_its_words(tmp_path):
     about = {"model": "Net", "device": "cpu", "dtype": "float64", "versions": {"torch": "2"}}
     missing = undefined("a reason")
-    cell = compare(TRANSFORMS["layerwise"], MEASURES["mls"], "mls", missing, missing, torch.float64)
+    cell = cell_of(TRANSFORMS["layerwise"], MEASURES["mls"], "mls", missing, missing, torch.float64)
     report = InvarianceReport([cell], {"layerwise": Applied(0.0, ("0 -> 2",))}, {}, about)
     page = write_invariance_page(report, tmp_path / "page.html").read_text()
     assert '<td class="number">undefined</td>' in page

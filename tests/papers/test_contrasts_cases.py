@@ -12,7 +12,7 @@ from flatlens.papers.contrasts import (
     first_change,
     in_each_case,
     margin,
-    mean,
+    mean_correlation,
     of_each_case,
     ranked,
     with_over_without,
@@ -58,7 +58,7 @@ def test_correlations_are_of_each_case_and_never_of_all_together():
     columns = three_cases()
     of = {case: r(columns, case, "x") for case in "abc"}
     assert np.corrcoef(columns["x"], columns["y"])[0, 1] < -0.9
-    found = across(TABLE, [("x", "y")], mean, "r")(results(**columns))
+    found = across(TABLE, [("x", "y")], mean_correlation, "r")(results(**columns))
     assert found.value == pytest.approx(np.tanh(np.mean(np.arctanh(list(of.values())))))
     assert found.low < found.value < found.high
     assert found.n == 120
@@ -129,7 +129,7 @@ def test_a_part_of_the_networks_is_held_against_all_of_them():
 def test_ranks_are_of_each_case():
     columns = three_cases()
     columns["x"] = columns["x"] ** 3
-    found = across(ranked(TABLE, ("x", "y")), [("x", "y")], mean, "rho")(results(**columns))
+    found = across(ranked(TABLE, ("x", "y")), [("x", "y")], mean_correlation, "rho")(results(**columns))
     table = pd.DataFrame(columns)
     expected = [mine["x"].corr(mine["y"], "spearman") for _, mine in table.groupby("case")]
     assert found.value == pytest.approx(np.tanh(np.mean(np.arctanh(expected))))
@@ -169,10 +169,10 @@ def test_errors_that_two_relations_share_do_not_make_them_alike():
 def test_a_case_without_a_relation_is_left_out():
     columns = three_cases()
     columns["x"] = np.where(columns["case"] == "c", 1.0, columns["x"])
-    found = across(TABLE, [("x", "y")], mean, "r")(results(**columns))
+    found = across(TABLE, [("x", "y")], mean_correlation, "r")(results(**columns))
     assert found.value == pytest.approx(np.tanh(np.mean([z(columns, c, "x") for c in "ab"])))
     assert (found.n, found.excluded) == (80, (("no correlation in their case", 40),))
-    nothing = across(TABLE, [("x", "y")], mean, "r")(results(**columns | {"x": np.ones(120)}))
+    nothing = across(TABLE, [("x", "y")], mean_correlation, "r")(results(**columns | {"x": np.ones(120)}))
     assert np.isnan(nothing.value)
     each = in_each_case(TABLE, [("x", "y")], "r")(results(**columns))
     assert conclusion_of(each, "above", -0.9) == "open"  # one case is open

@@ -15,11 +15,11 @@ from flatlens.papers.trajectories import (
     gain,
     growth_beyond,
     in_trajectory,
-    largest,
     last,
     late,
     log_gain,
     once_below,
+    peak,
     rise,
     slowing,
     until_partner,
@@ -51,7 +51,7 @@ def result():
     return fake_result(networks, histories=pd.DataFrame(rows, columns=columns))
 
 
-NUMBERS = {"first": first("s"), "last": last("s"), "largest": largest("s"), "ratio": largest("s", "edge"),
+NUMBERS = {"first": first("s"), "last": last("s"), "largest": peak("s"), "ratio": peak("s", "edge"),
            "late": late("s"), "late ratio": late("s", "edge"), "rise": rise("s")}  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.measures import MEASURES
 from flatlens.measures.definition import in_preset
 from flatlens.transforms import TRANSFORMS
-from flatlens.transforms.invariance import CELL_COLUMNS, compare
+from flatlens.transforms.invariance import CELL_COLUMNS, cell_of
 
 REQUESTED = [
     "sharpness(rtol=1e-11)", "ggn_norm(rtol=1e-11)", "hessian_trace", "layer_sharpness(rtol=1e-11)",
@@ -155,7 +155,7 @@ EXACT, WIDE = Estimate(1.0), Estimate(1.0, 0.1, "estimate")
     ],
 )
 def test_what_counts_as_unchanged(one, a, b, unchanged, agrees):
-    cell = compare(TRANSFORMS["layerwise"], one, one.key, a, b, torch.float64)
+    cell = cell_of(TRANSFORMS["layerwise"], one, one.key, a, b, torch.float64)
     assert (cell.unchanged, cell.agrees) == (unchanged, agrees)
     assert any(word in cell.note for word in ("gone", "never", "undecided")) == (unchanged is None)
 

@@ -53,7 +53,7 @@ class BoundsReport(Result, Sequence[Verdict]):
     @property
     def answer(self) -> list[str]:
         """The answer in at most three sentences: violations, how many claims hold, the tightest, what to declare."""
-        return answer(self._verdicts)
+        return answer_of_bounds(self._verdicts)
 
     @overload
     def __getitem__(self, which: int | str | tuple[str, str | None]) -> Verdict: ...
@@ -187,11 +187,11 @@ MOST = 3  #: names that a sentence lists
 UNDECLARED = "neither checked nor declared"
 
 
-def answer(verdicts: Sequence[Verdict]) -> list[str]:
+def answer_of_bounds(verdicts: Sequence[Verdict]) -> list[str]:
     """Return at most three sentences on the claims.
 
     >>> held = Verdict("mls_chain", "fc1", 0.5, 1.0, 0.5, 0.5, "holds", "", 0.0, "", "")
-    >>> for sentence in answer([held]):
+    >>> for sentence in answer_of_bounds([held]):
     ...     print(sentence)
     1 of 1 claim holds on this network.
     The tightest is mls_chain at fc1 (left side 50% of the right); 1 claim is within a factor of 10 of equality.

@@ -41,7 +41,7 @@ from flatlens.statistics import relate_all, relate_within
 from flatlens.training.optimisers import SGD, Ridge
 from flatlens.training.settings import TrainedElsewhere, Training
 from flatlens.training.stack import LANES, why_alone
-from flatlens.training.stack.lanes import kind_of
+from flatlens.training.stack.lanes import update_kind
 
 Pack: TypeAlias = tuple[NetworkSettings, ...]
 FEW, MANY = LANES, 64
@@ -86,7 +86,7 @@ def _kind(settings: NetworkSettings) -> Hashable:
     if isinstance(training, TrainedElsewhere) or why_alone(nn.Linear(1, 1), training) or _of_model(model):
         return None
     assert not isinstance(training.optimiser, Ridge)
-    return settings.data, model, training.loss, training.batch_size, kind_of(training.optimiser)
+    return settings.data, model, training.loss, training.batch_size, update_kind(training.optimiser)
 
 
 @cache

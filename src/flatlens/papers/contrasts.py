@@ -222,7 +222,7 @@ _FEWEST = 3
 @deferred
 def across(results: Results, table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Statistic:
     """Return `over` of Fisher's z of each pair of columns in every case; cases without a correlation do not count."""
-    back = over in (mean, alike)  # they return a correlation
+    back = over in (mean_correlation, alike)  # they return a correlation
     networks = table(results)
     networks = networks.assign(**{CASE: networks.groupby(CASE).ngroup()})
     kept = _related(complete(networks, [CASE, *(column for pair in pairs for column in pair)]), pairs)
@@ -328,7 +328,7 @@ def margin(z: Array, other: Array) -> Array:
     return np.asarray((z - other).mean(0))
 
 
-def mean(z: Array) -> Array:
+def mean_correlation(z: Array) -> Array:
     """Return the correlation of the mean z over the cases, shape (B,)."""
     return np.asarray(np.tanh(z.mean(0)))
 

@@ -73,7 +73,7 @@ def last(column: str) -> Number:
     return lambda trajectory: float(trajectory[column].iloc[-1])
 
 
-def largest(column: str, over: str | None = None) -> Number:
+def peak(column: str, over: str | None = None) -> Number:
     """Return a column's largest value, divided by another column if given."""
     return lambda trajectory: float((trajectory[column] / (1.0 if over is None else trajectory[over])).max())
 
@@ -92,7 +92,7 @@ def rise(column: str) -> Number:
 
 def rise_to_peak(column: str) -> Number:
     """Return how far a column rises to its peak: its largest value minus its first. It is never below 0."""
-    return lambda trajectory: largest(column)(trajectory) - first(column)(trajectory)
+    return lambda trajectory: peak(column)(trajectory) - first(column)(trajectory)
 
 
 @deferred

@@ -143,7 +143,7 @@ class InvarianceReport(Result, Sequence[Cell]):
     @property
     def answer(self) -> list[str]:
         """The answer in at most three sentences: what is not as declared, what stays, the largest change, the proof."""
-        return answer(self._cells, self.moved, self.left_out, self.about)
+        return answer_of_invariance(self._cells, self.moved, self.left_out, self.about)
 
     @overload
     def __getitem__(self, which: int | tuple[str, str]) -> Cell: ...
@@ -193,9 +193,9 @@ class InvarianceReport(Result, Sequence[Cell]):
         return cls([Cell(**row) for row in rows], moved, left_out, content["about"])
 
 
-def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estimate, dtype: torch.dtype) -> Cell:
+def cell_of(transform: Transform, one: Measure, row: str, a: Estimate, b: Estimate, dtype: torch.dtype) -> Cell:
     """Return the cell of one number, before (a) and after (b)."""
-    stderr, must = math.hypot(*(e.stderr for e in (a, b) if e.margin)), declared(one, row, transform)
+    stderr, must = math.hypot(*(e.stderr for e in (a, b) if e.margin)), must_stay(one, row, transform)
     cell = Cell(row, transform.name, a.value, b.value, math.nan, math.nan, None, must, None)
     if a.kind == "undefined" or b.kind == "undefined":
         lost = (a.kind == "undefined") != (b.kind == "undefined")
@@ -219,7 +219,7 @@ def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estima
     return replace(cell, unchanged=unchanged, agrees=None if must is None else unchanged == must)
 
 
-def declared(one: Measure, row: str, transform: Transform) -> bool | None:
+def must_stay(one: Measure, row: str, transform: Transform) -> bool | None:
     """Return whether the number of this row must be unchanged by the transform; None if nothing is declared."""
     part = Column.parse(row).part
     if transform.declared_as is None:
@@ -313,7 +313,7 @@ def check_invariance(
             applied[one.name] = Applied.of(moved)
             for row in [row for row in before if row in after]:
                 (measured, a), (_, b) = before[row], after[row]
-                found[row].append(compare(one, measured, row, a, b, problem.dtype))
+                found[row].append(cell_of(one, measured, row, a, b, problem.dtype))
             line("transforms", done, len(moves))
     cells = [cell for of_row in found.values() for cell in of_row]
     precision = {"dtype": str(problem.dtype).removeprefix("torch."), "arithmetic": problem.arithmetic}
@@ -338,7 +338,7 @@ def _numbers(
         report = measure_with(fresh, each, Run(torch.Generator().manual_seed(seed), watch, thorough=True))
         for (row, layer), estimate in report.items():
             one = known[Column.parse(row).measure]
-            if layer is None and (row == one.key or declared(one, row, TRANSFORMS["layerwise"]) is not None):
+            if layer is None and (row == one.key or must_stay(one, row, TRANSFORMS["layerwise"]) is not None):
                 found[row] = one, estimate
     return found
 
@@ -346,12 +346,12 @@ def _numbers(
 _MOST = 3  #: names that a sentence lists
 
 
-def answer(
+def answer_of_invariance(
     cells: Sequence[Cell], moved: Mapping[str, Applied], left_out: Mapping[str, str], about: Mapping[str, Any]
 ) -> list[str]:
     """Return at most three sentences on what stayed and what changed.
 
-    >>> answer([], {}, {"permutation": "no link is found"}, {})
+    >>> answer_of_invariance([], {}, {"permutation": "no link is found"}, {})
     ['No function-preserving change of the weights applies to this network: no link is found.']
     """
     if not moved:

@@ -43,9 +43,9 @@ from flatlens.papers.trajectories import (
     first,
     growth_beyond,
     in_trajectory,
-    largest,
     last,
     late,
+    peak,
     rise,
     rise_to_peak,
     until_partner,
@@ -238,7 +238,7 @@ _SHARP, _SOFTMAXED, _CHANGES = BATCH_SHARPNESS.column, SOFTMAXED.column, (BATCH_
 _DESCENTS = ("descent", "slower")
 _RISES = {"rise of sharpness": rise(_SHARP), "rise of the Jacobian norm": rise(_SOFTMAXED)}
 _NUMBERS = {
-    "sharpness / (2/lr), largest": largest(_SHARP, "edge"),
+    "sharpness / (2/lr), largest": peak(_SHARP, "edge"),
     "sharpness / (2/lr), later half": late(_SHARP, "edge"),
     **_RISES,
     "r of the changes of sharpness and Jacobian norm": correlated_changes(*_CHANGES),

@@ -24,7 +24,7 @@ from flatlens.papers.sharpening.networks import (
     rows,
     smoothings,
 )
-from flatlens.papers.trajectories import Number, correlated_changes, in_trajectory, largest, last, rise
+from flatlens.papers.trajectories import Number, correlated_changes, in_trajectory, last, peak, rise
 from flatlens.training import SGD, Training
 
 _OUTPUTS = Quantity("output norm", "output_norm")
@@ -71,7 +71,7 @@ def _x10(scale: Scale) -> Mapping[str, Study]:
 
 def _share(column: str) -> Number:
     """Return the last value as a share of the largest: 1 if the column ends there, near 0 if it has collapsed."""
-    return lambda trajectory: last(column)(trajectory) / largest(column)(trajectory)
+    return lambda trajectory: last(column)(trajectory) / peak(column)(trajectory)
 
 
 _SHARP, _NORM = BATCH_SHARPNESS.column, SOFTMAXED.column

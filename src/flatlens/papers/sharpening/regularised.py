@@ -21,7 +21,7 @@ import pandas as pd
 from flatlens.experiments.overrides import vary
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.papers.claims import experiment
-from flatlens.papers.contrasts import across, first_change, in_each_case, mean, of_each_case, readings
+from flatlens.papers.contrasts import across, first_change, in_each_case, mean_correlation, of_each_case, readings
 from flatlens.papers.evidence import (
     CASE,
     Evidence,
@@ -252,7 +252,7 @@ def _correlations(results: Results) -> Plot:
         table = regularised_networks(name)(results)
         for shown, column in _CORRELATED.items():
             pair = (column, GAP)
-            whole = across(regularised_networks(name), [pair], mean, "mean over cases of Pearson r")(results)
+            whole = across(these(table), [pair], mean_correlation, "mean over cases of Pearson r")(results)
             rows.append(("mean over all kinds", one.title, shown, whole.value, whole.low, whole.high))
             for kind, mine in table.groupby("kind"):
                 found = correlated(these(mine), *pair)(results)

@@ -32,7 +32,7 @@ from flatlens.training.stack.chain import LayerChain
 _Columns: TypeAlias = Mapping[str, Tensor]
 
 
-def kind_of(settings: Stepping) -> tuple[Hashable, ...]:
+def update_kind(settings: Stepping) -> tuple[Hashable, ...]:
     """Return what optimisers must share to take their steps together."""
     flags = [settings.weight_decay > 0, getattr(settings, "momentum", 0.0) > 0]
     flags += [getattr(settings, name, False) for name in ("nesterov", "decoupled")]
@@ -47,7 +47,7 @@ class Update:
     counts = True  #: whether torch counts the steps, and the coefficients depend on the count
 
     def __init__(self, settings: Stepping) -> None:
-        _, self.decays, self.remembers, self.nesterov, self.decoupled = kind_of(settings)
+        _, self.decays, self.remembers, self.nesterov, self.decoupled = update_kind(settings)
         self.names = (*self.always, "momentum_buffer") if self.remembers else self.always
         """Names of the tensors that torch keeps for each parameter, in its shape."""
 

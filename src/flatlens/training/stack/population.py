@@ -32,8 +32,7 @@ from flatlens.training.optimisers import Ridge
 from flatlens.training.run import Checkpoint, TrainingResult, TrainingRun, Watcher, as_found, opened, train
 from flatlens.training.settings import Training, Until
 from flatlens.training.stack.chain import LayerChain, NotStackable
-from flatlens.training.stack.lanes import Lanes, stepping, update_of
-from flatlens.training.stack.lanes import kind_of as update_kind
+from flatlens.training.stack.lanes import Lanes, stepping, update_kind, update_of
 
 _T = TypeVar("_T")
 
