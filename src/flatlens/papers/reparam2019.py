@@ -77,12 +77,9 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
         data,
         LeNet5(classes=10 if scale in ON_PAPERS_DATA else 2),
         training,
-        measures=(
-            "layer_sharpness", "kappa_trace", "weight_norm", "loss", "accuracy", "test_accuracy", "generalisation_gap",
-            SUMMED_GAP,
-        ),
+        measures=("layer_sharpness", "kappa_trace", "weight_norm", "loss", "generalisation_gap", SUMMED_GAP),
         moved=(MOVED,),
-    )  # fmt: skip
+    )
     seeds = {"smoke": 1, "laptop": 3, "desk": 6, "paper": 9}[scale]
     schemes = _INITS[:2] if scale == "smoke" else _INITS
     setups = own_seeds("init+batch_size+lr", [(init, *pair) for init in schemes for pair in _X14_BATCHES[scale]], seeds)
@@ -270,8 +267,7 @@ def _x15(scale: Scale) -> Mapping[str, Study]:
         MLP(inputs, (50, 50, 50, 30), 10, init="xavier_normal"),
         Training(SGD(0.1), batch_size=25, max_epochs=epochs, check_every=looks),
         measures=(
-            "kappa_trace", "neuron_flatness", "layer_sharpness", "loss", "accuracy", "test_accuracy",
-            "generalisation_gap", SUMMED_GAP,
+            "kappa_trace", "neuron_flatness", "layer_sharpness", "loss", "accuracy", "generalisation_gap", SUMMED_GAP,
         ),
         moved=(MOVED, MOVED_NEURONS),
         samples=5000 if scale == "desk" else None,
