@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from flatlens.experiments.specification import _read
 from flatlens.experiments.store import Store
 from flatlens.files import csv_of, unescaped
-from flatlens.report.frames import csv_bytes
 from flatlens.tracking.history import TYPES, load_history, save_history
 
 STARTS = [
@@ -104,7 +103,7 @@ def test_tables_of_studies_and_figures_are_escaped_and_checkpoints_read_them(tmp
     table = pd.DataFrame({"weights": [f"{at}.pt" for at in range(len(names))], "=lr": -0.5, "act": names})
     categories = table.assign(act=pd.Categorical(names), n=np.arange(len(names)))
     Store(folder).write_table("table.csv", table)
-    (folder / "figure.csv").write_bytes(csv_bytes(categories))
+    (folder / "figure.csv").write_text(csv_of(categories))
     for name in ("table.csv", "figure.csv"):
         assert not any(map(is_run, cells((folder / name).read_text())))
     back = _read(folder / "table.csv")

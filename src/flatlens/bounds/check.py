@@ -136,7 +136,7 @@ def check_bounds(
     # The lens: every output of each sample by itself, in full precision
     refused = partial(BadInput, call="check_bounds")
     if not isinstance(lens, Lens):
-        raise BadInput(f"check_bounds(...): expected a Lens, got {type(lens).__name__}: check_bounds(Lens(problem))")
+        raise BadInput(f"expected a Lens, got {type(lens).__name__}: check_bounds(Lens(problem))", call="check_bounds")
     lens.require_fresh()
     needs_all = "bounds are checked sample by sample and need every output, but "
     if lens.problem.coupled:

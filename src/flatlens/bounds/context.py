@@ -99,7 +99,7 @@ class Target:
     def __post_init__(self) -> None:
         if not callable(self.function):
             got = type(self.function).__name__
-            raise BadInput(f"Target(function=...): expected a function of a batch of inputs, got {got}")
+            raise BadInput(f"expected a function of a batch of inputs, got {got}", argument="function", call="Target")
         if self.lipschitz is None and not isinstance(self.function, nn.Module):
             raise BadInput(
                 "Target(lipschitz=None): only a network's Lipschitz constant is computed; for another function give "
@@ -129,7 +129,7 @@ class Target:
         if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x):
             got = f"{(*y.shape,)}" if isinstance(y, Tensor) else type(y).__name__
             needed = f"for inputs of shape {(*x.shape,)} the function must return shape ({len(x)}, N)"
-            raise BadInput(f"Target(...): {needed}, got {got}")
+            raise BadInput(f"{needed}, got {got}", call="Target")
         return y.to(x.device, torch.float64)
 
 

@@ -27,9 +27,9 @@ def require_alike(lenses: Mapping[str, Lens]) -> None:
     """Refuse networks that are not measured on the same task and data; name the first two that differ."""
     if not isinstance(lenses, Mapping) or not all(isinstance(lens, Lens) for lens in lenses.values()):
         such = 'such as compare({"a": Lens(...), "b": Lens(...)})'
-        raise BadInput(f"compare(...): expected a dict of name -> Lens, {such}")
+        raise BadInput(f"expected a dict of name -> Lens, {such}", call="compare")
     if len(lenses) < 2:
-        raise BadInput(f"compare(...): expected at least two networks, got {len(lenses)}")
+        raise BadInput(f"expected at least two networks, got {len(lenses)}", call="compare")
     for (a, first), (b, second) in combinations(lenses.items(), 2):
         if first.problem.model is second.problem.model:
             raise BadInput(
@@ -40,7 +40,7 @@ def require_alike(lenses: Mapping[str, Lens]) -> None:
     for b, lens in others:
         for (what, mine, advice), (_, theirs, _) in zip(_facts(first.problem), _facts(lens.problem), strict=True):
             if mine != theirs:
-                raise BadInput(f"compare(...): {what} of {a}: {mine}, of {b}: {theirs}; {advice}")
+                raise BadInput(f"{what} of {a}: {mine}, of {b}: {theirs}; {advice}", call="compare")
     # the same bytes in the same order; a shared data object is read once
     for which, name in (("data", "data"), ("test", "held-out data")):
         given = {model: getattr(lens.problem, which) for model, lens in lenses.items()}
@@ -48,7 +48,7 @@ def require_alike(lenses: Mapping[str, Lens]) -> None:
         expected = _print(given[a]) if differing else 0
         if others_data := [b for b in differing if _print(given[b]) != expected]:
             pair = f"{a} and {others_data[0]}"
-            raise BadInput(f"compare(...): the {name} of {pair} differ: give all the same, in the same order")
+            raise BadInput(f"the {name} of {pair} differ: give all the same, in the same order", call="compare")
     # the same losses of the first network's outputs: a description does not tell two functions apart
     problem = first.problem
     with problem.measuring(first.model), torch.no_grad():
@@ -192,7 +192,7 @@ def compare(
 def _require_groups(groups: Mapping[str, Sequence[Lens]], paired: bool) -> None:
     such = 'such as compare(groups={"SGD": [Lens(...), ...], "SAM": [Lens(...), ...]})'
     if not isinstance(groups, Mapping) or not all(isinstance(of, Sequence) for of in groups.values()):
-        raise BadInput(f"compare(groups=...): expected a dict of name -> list of Lens, {such}")
+        raise BadInput(f"expected a dict of name -> list of Lens, {such}", argument="groups", call="compare")
     sizes = {str(name): len(of) for name, of in groups.items()}
     each = ", ".join(f"{name} has {size}" for name, size in sizes.items())
     if len(sizes) < 2 or min(sizes.values()) < 1:

@@ -541,9 +541,9 @@ class Fisher(_Squared):
         model: nn.Module | None = None,
     ) -> None:
         if kind not in ("exact", "sampled", "empirical"):
-            raise BadInput(f"Fisher(kind={kind!r}): expected 'exact', 'sampled' or 'empirical'")
+            raise BadInput("expected 'exact', 'sampled' or 'empirical'", argument="kind", value=kind, call="Fisher")
         if not (isinstance(draws, int) and draws >= 1):
-            raise BadInput(f"Fisher(draws={draws!r}): expected a whole number, at least 1")
+            raise BadInput("expected a whole number, at least 1", argument="draws", value=draws, call="Fisher")
         super().__init__(problem, parameters, model=model)
         self.kind, self.draws = kind, draws
         generator = torch.Generator().manual_seed(0) if generator is None else generator

@@ -91,11 +91,11 @@ def eigenpairs(
         if not (isinstance(count, int) and count >= least):
             raise BadInput(f"eigenpairs({what}={count!r}): expected a whole number of at least {least}")
     if not (isinstance(rtol, int | float) and 0 < rtol < 1):
-        raise BadInput(f"eigenpairs(rtol={rtol!r}): expected a number between 0 and 1")
+        raise BadInput("expected a number between 0 and 1", argument="rtol", value=rtol, call="eigenpairs")
     vector = start.vectors[0] if isinstance(start, Remembered) else start
     if vector is not None and not (isinstance(vector, Tensor) and vector.shape == (operator.size,)):
         got = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
-        raise BadInput(f"eigenpairs(start=...): expected a tensor of shape ({operator.size},), got {got}")
+        raise BadInput(f"expected a tensor of shape ({operator.size},), got {got}", argument="start", call="eigenpairs")
     vectors = operator.problem.memory // (operator.size * operator.dtype.itemsize)  # that fit in the memory
     room, keep = max(8, vectors // 4), min(keep, max(top_k + bottom_k, vectors // 16))
     before, spent, random = operator.products, 0, 0.0

@@ -169,7 +169,7 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH, scal
             f"these are {tuple(wanted.shape)}"
         )
     if not wanted.isfinite().all():
-        raise BadInput("inverted(features=...): some features are NaN or inf")
+        raise BadInput("some features are NaN or inf", argument="features", call="inverted")
     largest, ends = float(wanted.abs().max()), isinstance(layers[-1], nn.Tanh)
     # the network from its outputs to its inputs; each layer is factorised once
     under = [None, *layers]

@@ -89,7 +89,7 @@ def checked(samples: int, failure: float, rule: str) -> None:
     if isinstance(failure, bool) or not isinstance(failure, float) or not 0 < failure < 1:
         raise BadInput(f"covering_radius(failure={failure!r}): expected a probability, above 0 and below 1")
     if rule not in RULES:
-        raise BadInput(f"covering_radius(rule={rule!r}): choose from {', '.join(RULES)}")
+        raise BadInput(f"choose from {', '.join(RULES)}", argument="rule", value=rule, call="covering_radius")
 
 
 def log_share(samples: int, failure: float) -> float:

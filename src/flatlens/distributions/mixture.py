@@ -35,7 +35,7 @@ class GaussianMixture(Distribution):
             object.__setattr__(self, name, _finite(getattr(self, name), name))
         if self.means.ndim != 2 or 0 in self.means.shape:
             got = (*self.means.shape,)
-            raise BadInput(f"GaussianMixture(means=...): expected a tensor of shape (k, m), got {got}")
+            raise BadInput(f"expected a tensor of shape (k, m), got {got}", argument="means", call="GaussianMixture")
         k, m = self.means.shape
         for name, shape in (("covariances", (k, m, m)), ("weights", (k,))):
             if (got := (*getattr(self, name).shape,)) != shape:
@@ -43,7 +43,7 @@ class GaussianMixture(Distribution):
         total = float(self.weights.sum())
         if float(self.weights.min()) < 0 or abs(total - 1) > 1e-6:  # rounding of float32
             needed = f"weights must not be negative, and must sum to 1, not {total:.9g}"
-            raise BadInput(f"GaussianMixture(weights=...): {needed}")
+            raise BadInput(needed, argument="weights", call="GaussianMixture")
         object.__setattr__(self, "weights", self.weights / total)
         object.__setattr__(self, "_factors", _cholesky(self.covariances))
 
@@ -100,7 +100,7 @@ def _cholesky(covariances: Tensor) -> Tensor:
     scale = covariances.abs().amax((1, 2), keepdim=True)
     uneven = (covariances - covariances.mT).abs() > 1e-6 * scale  # rounding of float32
     for number in uneven.any(2).any(1).nonzero().flatten().tolist():
-        raise BadInput(f"GaussianMixture(covariances=...): matrix {number} is not symmetric")
+        raise BadInput(f"matrix {number} is not symmetric", argument="covariances", call="GaussianMixture")
     L: Tensor
     L, failed = torch.linalg.cholesky_ex((covariances + covariances.mT) / 2)
     for number in failed.nonzero().flatten().tolist():

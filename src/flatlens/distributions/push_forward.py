@@ -59,7 +59,7 @@ def lipschitz_product(network: nn.Module, size: tuple[int, ...]) -> float:
                 x = module(x)
             except RuntimeError as error:
                 fails = f"{called} fails on inputs of shape {(*x.shape,)} ({one_line(error)})"
-                raise BadInput(f"lipschitz_product(size=...): {fails}") from error
+                raise BadInput(fails, argument="size", call="lipschitz_product") from error
     return product
 
 
@@ -173,10 +173,10 @@ class PushForward(Distribution):
                 parts = [network(part.to(like)) for part in torch.split(z, BATCH)]
             except RuntimeError as error:
                 fails = f"the network fails on inputs of shape {(*z.shape,)} ({one_line(error)})"
-                raise BadInput(f"PushForward(network=...): {fails}") from error
+                raise BadInput(fails, argument="network", call="PushForward") from error
         if any(not isinstance(y, Tensor) for y in parts) or sum(len(y) for y in parts) != len(z):
             raise BadInput(f"PushForward(network=...): for {len(z)} samples it must return a tensor with {len(z)} rows")
         x = torch.cat(parts).flatten(1).to(z)
         if not bool(torch.isfinite(x).all()):
-            raise BadInput("PushForward(network=...): some outputs are NaN or inf")
+            raise BadInput("some outputs are NaN or inf", argument="network", call="PushForward")
         return x

@@ -31,7 +31,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -189,16 +189,6 @@ EVERY = 1.0
 """Seconds between two writes."""
 
 
-@contextmanager
-def progress_file(path: Path) -> Iterator[Progress]:
-    """Yield a `Progress` that writes (done, total) into `path`; the file is removed at the end."""
-    try:
-        yield _Note(path)
-    finally:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
 class _Note:
     """A `Progress` that writes to a file, and ignores I/O errors: progress is optional."""
 
@@ -255,20 +245,20 @@ class Store:
         store = cls(out)
         with clear_errors(out):
             if not (out / "study.json").exists():
-                own = {"training"} if any(store._in("networks").glob("*")) else {"training", "networks"}
+                own = {"training"} if any((store.out / "networks").glob("*")) else {"training", "networks"}
                 refuse_foreign(out, "study.json", own, "study")
                 out.mkdir(parents=True, exist_ok=True)
                 write_whole(out / "study.json", _pretty(study.as_json()))
             sweep(out)
             store._grow(study)
-            for folder in (store._in("networks"), store._in("training")):
+            for folder in (store.out / "networks", store.out / "training"):
                 folder.mkdir(parents=True, exist_ok=True)
                 sweep(folder)
-            sweep(store._in("failed"))
+            sweep(store.out / "failed")
             # Running networks write their progress again within a second; finished ones need no checkpoint
-            for note in store._in("training").glob(f"[!.]*{SUFFIX}"):
+            for note in (store.out / "training").glob(f"[!.]*{SUFFIX}"):
                 note.unlink(missing_ok=True)
-            for checkpoint in store._in("training").glob("*.pt"):
+            for checkpoint in (store.out / "training").glob("*.pt"):
                 if store.folder(checkpoint.name.partition(".")[0]).is_dir():
                     checkpoint.unlink(missing_ok=True)
         return store
@@ -283,9 +273,6 @@ class Store:
         if not (out / "study.json").is_file():
             raise BadFolder(f"{str(out)!r} holds no study (no study.json in it): name the folder given as --out")
         return cls(out)
-
-    def _in(self, name: str) -> Path:
-        return self.out / name
 
     def study(self) -> Study:
         """Return the study that the folder holds."""
@@ -306,16 +293,16 @@ class Store:
 
     def folder(self, key: str) -> Path:
         """Return the folder of a network, which may not exist yet."""
-        return self._in("networks") / key
+        return self.out / "networks" / key
 
     def checkpoint(self, key: str) -> Path:
         """Return the checkpoint file of a network's training; other versions, whose digits may differ, have another."""
-        return self._in("training") / f"{key}.{digest(versions())}.pt"
+        return self.out / "training" / f"{key}.{digest(versions())}.pt"
 
     def finished(self, keys: Iterable[str]) -> list[str]:
         """Return the keys of finished networks."""
         with clear_errors(self.out):  # list again: a network disk may cache for a minute that a name was missing
-            there = set(os.listdir(self._in("networks"))) if self._in("networks").is_dir() else set()  # noqa: PTH208
+            there = set(os.listdir(self.out / "networks")) if (self.out / "networks").is_dir() else set()  # noqa: PTH208
         there |= self._kept_versions().keys()
         return [key for key in keys if key in there]
 
@@ -340,7 +327,7 @@ class Store:
             for number, one in enumerate((*self.kept(), known)):
                 write_study(archive, str(number), one)
         with clear_errors(self.out):
-            write_whole(self._in("known.zip"), content.getvalue())
+            write_whole(self.out / "known.zip", content.getvalue())
 
     def kept(self) -> tuple[StudyResult, ...]:
         """Return the tables written by `keep`.
@@ -348,7 +335,7 @@ class Store:
         Raises:
             BadFolder: the file is damaged.
         """
-        known = self._in("known.zip")
+        known = self.out / "known.zip"
         return _read_kept(known, known.stat().st_mtime_ns) if known.is_file() else ()
 
     def _kept_versions(self) -> dict[str, dict[str, str]]:
@@ -365,14 +352,20 @@ class Store:
                 )
             time.sleep(0.2)
 
-    def progress_file(self, key: str) -> AbstractContextManager[Progress]:
-        """Return a `Progress` that writes the progress file of a network's training; the file is removed at the end."""
-        return progress_file(self._in("training") / f"{key}{SUFFIX}")
+    @contextmanager
+    def progress_file(self, key: str) -> Iterator[Progress]:
+        """Yield a `Progress` that writes (done, total) of a network's training into a file, which is removed then."""
+        path = self.out / "training" / f"{key}{SUFFIX}"
+        try:
+            yield _Note(path)
+        finally:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def in_progress(self, networks: Mapping[str, _T]) -> dict[_T, tuple[int, int]]:
         """Return (steps done, largest number of steps) of the networks in training; `networks` maps keys to them."""
         found = {}
-        for note in sorted(self._in("training").glob(f"[!.]*{SUFFIX}")):
+        for note in sorted((self.out / "training").glob(f"[!.]*{SUFFIX}")):
             with suppress(OSError, ValueError):  # the run has just ended
                 done, total = map(int, note.read_text(encoding="ascii").split())
                 if (key := note.name.removesuffix(SUFFIX)) in networks:
@@ -398,7 +391,7 @@ class Store:
                 for file in folder.iterdir():  # safetensors makes them readable for the owner alone
                     shutil.copymode(folder / "config.json", file)
             self.forget_failure(key)
-            for over in self._in("training").glob(f"{key}.*.pt"):
+            for over in (self.out / "training").glob(f"{key}.*.pt"):
                 over.unlink(missing_ok=True)
 
     def read(self, key: str) -> Record:
@@ -443,7 +436,7 @@ class Store:
 
     def write_failure(self, settings: NetworkSettings, trace: str) -> None:
         """Write the record of a run that ended in an error."""
-        folder = self._in("failed") / settings.key
+        folder = self.out / "failed" / settings.key
         with clear_errors(self.out):
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / "config.json", _pretty(settings.as_json()))
@@ -451,21 +444,21 @@ class Store:
 
     def forget_failure(self, key: str) -> None:
         """Remove the record of a failed run, after a success."""
-        folder = self._in("failed") / key
+        folder = self.out / "failed" / key
         for name in ("failed.json", "config.json"):
             (folder / name).unlink(missing_ok=True)
-        for empty in (folder, self._in("failed")):
+        for empty in (folder, self.out / "failed"):
             with suppress(OSError):  # not there, not empty, or another process was quicker
                 empty.rmdir()
 
     def failed(self, keys: Iterable[str]) -> list[str]:
         """Return the keys of networks whose run failed and that are not finished."""
         there = set(self.finished(keys := list(keys)))
-        return [key for key in keys if key not in there and (self._in("failed") / key / "failed.json").is_file()]
+        return [key for key in keys if key not in there and (self.out / "failed" / key / "failed.json").is_file()]
 
     def failures(self, keys: Iterable[str]) -> list[tuple[str, str]]:
         """Return (key, last line of the traceback, without the folders of files) of the recorded failures."""
-        noted = [(key, self._in("failed") / key / "failed.json") for key in keys]
+        noted = [(key, self.out / "failed" / key / "failed.json") for key in keys]
         errors = [(key, str(_read_json(note).get("error", "unknown error"))) for key, note in noted if note.is_file()]
         return [(key, without_folders(error)) for key, error in errors]
 

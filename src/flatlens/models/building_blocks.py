@@ -45,7 +45,7 @@ class GaussianActivation(nn.Module):
     def __init__(self, spread: float = 1.0) -> None:
         super().__init__()
         if not 0 < spread < float("inf"):
-            raise BadInput(f"GaussianActivation(spread={spread!r}): it must be positive and finite")
+            raise BadInput("it must be positive and finite", argument="spread", value=spread, call="GaussianActivation")
         self.spread = spread
 
     def forward(self, z: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ import pandas as pd
 
 from flatlens.experiments.overrides import IDENTITY, last_field
 from flatlens.experiments.quantities import in_words
-from flatlens.files import csv_of
 from flatlens.training.settings import RESULTS
 
 if TYPE_CHECKING:
@@ -253,8 +252,3 @@ def curve_frame(result: StudyResult) -> pd.DataFrame:
 def _finite(values: pd.Series[float]) -> pd.Series[float]:
     numbers = pd.to_numeric(values, errors="coerce").astype(float)
     return numbers.where(np.isfinite(numbers))
-
-
-def csv_bytes(frame: pd.DataFrame) -> bytes:
-    """Return the table as CSV with all its digits."""
-    return csv_of(frame).encode()

@@ -23,7 +23,7 @@ from flatlens.estimate import Progress
 from flatlens.experiments.narrative import closest
 from flatlens.experiments.overrides import IDENTITY
 from flatlens.experiments.store import digest_of, read_derived, write_derived
-from flatlens.files import write_whole
+from flatlens.files import csv_of, write_whole
 from flatlens.measures import Card, catalogue
 from flatlens.progress import beside
 from flatlens.report import blocks, prose
@@ -32,7 +32,7 @@ from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
 from flatlens.report.figures.figure import MODES, in_page, level_colours, theme
 from flatlens.report.figures.offline import bundle
 from flatlens.report.figures.plots import crossed
-from flatlens.report.frames import NOT_MEASURES, csv_bytes, measures_of, spoken
+from flatlens.report.frames import NOT_MEASURES, measures_of, spoken
 from flatlens.report.screen import Abouts, head_of_page
 from flatlens.statistics.group_differences import SIGNIFICANCE
 from flatlens.training import REACHED
@@ -77,7 +77,7 @@ def write_figures(drawn: Sequence[tuple[Figure, Path]], colours: int, progress: 
             "svg": svg.encode(),
             "pdf": vl_convert.svg_to_pdf(svg),
             "png": vl_convert.svg_to_png(svg, scale=scale),
-            "csv": csv_bytes(figure.data),
+            "csv": csv_of(figure.data),
         }
         written += [write_whole(folder / f"{figure.name}.{kind}", content) for kind, content in contents.items()]
     return written

@@ -82,7 +82,7 @@ def correlate(
         raise UnknownName.among("correlation", statistic, _NAMES)
     require_counts(resampled=resampled, permuted=permuted)
     if names[0] == names[1]:
-        raise BadInput(f"correlate(names={names!r}): expected two names")
+        raise BadInput("expected two names", argument="names", value=names, call="correlate")
     labels = of_units(x, units)
     kept = keep(as_columns(**{names[0]: x, names[1]: y}, **labels), names, log, present=list(labels))
     if labels:
@@ -192,7 +192,7 @@ def all_pairs(
             raise UnknownName.among("column", name, map(str, table.columns), where="in log=")
     if not table.columns.is_unique:
         twice = ", ".join(table.columns[table.columns.duplicated()])
-        raise BadInput(f"all_pairs(...): these column names occur twice: {twice}")
+        raise BadInput(f"these column names occur twice: {twice}", call="all_pairs")
     require_counts(resampled=resampled, permuted=permuted)
     drawn: dict[int, tuple[Array, NDArray[np.int64]]] = {}
     rows = []
@@ -303,7 +303,7 @@ def partial_correlation(
     held = {f"control {name}": controls[name].to_numpy() for name in controls}
     if not held or set(names) & set(held) or names[0] == names[1]:
         needed = "give two different names, and at least one other column to control for"
-        raise BadInput(f"partial_correlation(...): {needed}")
+        raise BadInput(needed, call="partial_correlation")
     # The networks with all values: enough for the regression, or no correlation
     labels = of_units(x, units)
     kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held, **labels), [*names, *held], present=list(labels))
@@ -385,7 +385,7 @@ def kendall_w(
     # The ranks of the whole rankings that do not tie all networks
     table = pd.DataFrame(scores).astype(np.float64)
     if table.shape[1] < 2:
-        raise BadInput(f"kendall_w(...): expected rankings of at least 2 networks, got {table.shape[1]} networks")
+        raise BadInput(f"expected rankings of at least 2 networks, got {table.shape[1]} networks", call="kendall_w")
     values = table.to_numpy()
     whole = ~np.isnan(values).any(1)
     ranks = values[whole] if ranked else rankdata(values[whole], axis=1)

@@ -181,7 +181,7 @@ def relate(table: pd.DataFrame, *, units: Any = None) -> Relations:
         UnknownName: it has no column of the units' name.
     """
     if not isinstance(table, pd.DataFrame):
-        raise BadInput(f"relate(...): expected a pandas DataFrame, got {type(table).__name__}")
+        raise BadInput(f"expected a pandas DataFrame, got {type(table).__name__}", call="relate")
     column, labels = (None, None) if units is None else _units_of(table, units)
     columns = table if column is None else table.drop(columns=[column])
     numbers = columns.select_dtypes("number", exclude=["timedelta", "complex"])
@@ -310,7 +310,7 @@ def granulated_kendall(
     require_counts(resampled=resampled, permuted=permuted)
     held = {f"hyperparameter {name}": axes[name].to_numpy() for name in axes}
     if not held or names[0] == names[1]:
-        raise BadInput("granulated_kendall(...): give two different names, and at least one column of a setting")
+        raise BadInput("give two different names, and at least one column of a setting", call="granulated_kendall")
     labels = of_units(x, units)
     kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held, **labels), names, present=[*held, *labels])
     a, b = (kept.table[name].to_numpy() for name in names)

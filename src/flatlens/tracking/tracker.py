@@ -399,9 +399,9 @@ class Tracker:
             BadInput: the state is of a tracker with other measures, steps, samples or seed.
         """
         if not isinstance(state, dict) or state.get("version") != 1:
-            raise BadInput("Tracker.load_state_dict(...): the argument is not the result of Tracker.state_dict()")
+            raise BadInput("the argument is not the result of Tracker.state_dict()", call="Tracker.load_state_dict")
         if missing := [key for key in ("tracker", "history", "warm", "next", "latest", "seconds") if key not in state]:
-            raise BadInput(f"Tracker.load_state_dict(...): the state has no {missing[0]!r}: it is not a whole one")
+            raise BadInput(f"the state has no {missing[0]!r}: it is not a whole one", call="Tracker.load_state_dict")
         saved = dict(state["tracker"])
         saved["measures"] = [present_measure(name) for name in saved.get("measures", ())]
         for key, own in self._identity.items():
@@ -454,17 +454,17 @@ def _checked(
 ) -> list[Measure]:
     """Return the measures; refuse arguments that a tracker cannot use."""
     if not isinstance(problem, Problem):
-        raise BadInput(f"Tracker(problem=...): expected a Problem, got {type(problem).__name__}")
+        raise BadInput(f"expected a Problem, got {type(problem).__name__}", argument="problem", call="Tracker")
     found = [as_studied(one) for one in named(measures)]
     if not found:
         raise BadInput("Tracker(measures=[]): name at least one")
     if problem.test is None and (held := [m.key for m in found if m.held_out]):
-        raise BadInput(f"Tracker(measures=...): {held[0]} needs held-out data: Problem(..., test=(x, y))")
+        raise BadInput(f"{held[0]} needs held-out data: Problem(..., test=(x, y))", argument="measures", call="Tracker")
     if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
         raise BadInput(f"Tracker(budget={budget!r}): expected a share of wall time, between 0 and 1")
     _require_alone(problem, budget)
     if not (isinstance(live, bool) or callable(live)):
-        raise BadInput(f"Tracker(live={live!r}): expected True, False or a function of a Moment")
+        raise BadInput("expected True, False or a function of a Moment", argument="live", value=live, call="Tracker")
     if wrong := [one for one in logs if not callable(one) or isinstance(one, type)]:
         raise BadInput(f"Tracker(log={wrong[0]!r}): expected functions of a Moment, such as CSVLog('run.csv')")
     return found

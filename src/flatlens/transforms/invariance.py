@@ -283,7 +283,7 @@ def check_invariance(
     """
     if not isinstance(lens, Lens):
         got = type(lens).__name__
-        raise BadInput(f"check_invariance(...): expected a Lens, got {got}: check_invariance(Lens(problem))")
+        raise BadInput(f"expected a Lens, got {got}: check_invariance(Lens(problem))", call="check_invariance")
     lens.require_fresh()
     asked = asked_for("pass" if measures is None else measures, held_out=lens.problem.test is not None)
     moves = named_transforms(transforms)
