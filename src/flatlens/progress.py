@@ -13,13 +13,16 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias, final
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, final
 
 from flatlens.errors import Code, Give, TooLong, typed_line
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class SideOutputFailed(UserWarning):
@@ -115,6 +118,18 @@ def listed(items: Sequence[str], most: int | None = None) -> str:
     if most is not None and len(items) > most:
         items = [*items[:most], f"{len(items) - most} more"]
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
+
+
+def by_key(entries: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """Return the second parts of entries (key, value) by the first, in their order.
+
+    >>> by_key([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    found: dict[_Key, list[_Value]] = {}
+    for key, value in entries:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def expected_of_search(done: int, most: int, usual: int = USUAL_SEARCH) -> int:

@@ -35,7 +35,7 @@ from flatlens.perturbation.autograd_check import coarsest_inside
 from flatlens.problem import Problem
 from flatlens.problem.eval_context import copy_of
 from flatlens.problem.problem import chosen_parameters
-from flatlens.progress import Shown, listed, progress_shown
+from flatlens.progress import Shown, by_key, listed, progress_shown
 from flatlens.version import __version__
 
 _ALLOWED = 1 / 4  #: share of a forecast up to which its expected rest, itself up to a third off, leaves it within 1.5
@@ -177,9 +177,7 @@ def _weights(lens: Lens, model: nn.Module) -> list[_Weight]:
     """Return the weights to compress: of two or more axes, each once; all, unless the problem names its parameters."""
     problem = lens.problem
     whole = problem.parameters == chosen_parameters(problem.model, "trainable")
-    names: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(p), []).append(name)
+    names = by_key((id(p), name) for name, p in model.named_parameters(remove_duplicate=False))
     found = []
     for name, p in model.named_parameters():
         layer, _, own = name.rpartition(".")

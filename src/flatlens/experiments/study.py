@@ -37,6 +37,7 @@ from flatlens.experiments.tables import (
     without_seeds,
 )
 from flatlens.models import Architecture
+from flatlens.progress import by_key
 from flatlens.statistics import relate_all, relate_within
 from flatlens.training.optimisers import SGD, Ridge
 from flatlens.training.settings import TrainedElsewhere, Training
@@ -59,9 +60,7 @@ def packs(networks: Sequence[NetworkSettings], *, together: int, hands: int | No
         hands: how many packs are worked on at a time; None where that is not known.
         pack: how many of those that no stack takes go to a worker at a time.
     """
-    kinds: dict[Hashable, list[NetworkSettings]] = {}
-    for one in networks:
-        kinds.setdefault(None if together == 1 else _kind(one), []).append(one)
+    kinds = by_key((None if together == 1 else _kind(one), one) for one in networks)
     alone = kinds.pop(None, [])
     stacked = sum(map(len, kinds.values()))
     size = FEW if hands is None else min(max(-(-stacked // (TURNS * hands)), FEW), -(-stacked // hands) or 1, MANY)

@@ -6,26 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TypeVar
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
+from flatlens.progress import by_key
+
 CALL = re.compile(r":\d+$")
 PARAMETER = re.compile(r"\.(weight|bias)$")
 NUMBER = re.compile(r"(?<![^.\s])\d+(?=\.)")
 BARS = "▁▂▃▄▅▆▇█"
-
-
-def by_key(entries: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
-    """Return the second parts of entries (key, value) by the first, in their order.
-
-    >>> by_key([("a", 1), ("b", 2), ("a", 3)])
-    {'a': [1, 3], 'b': [2]}
-    """
-    found: dict[_Key, list[_Value]] = {}
-    for key, value in entries:
-        found.setdefault(key, []).append(value)
-    return found
 
 
 def blocks(names: Sequence[str]) -> dict[str, str]:

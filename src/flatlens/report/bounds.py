@@ -13,7 +13,8 @@ from rich.text import Text
 from flatlens.bounds import BOUNDS, BoundsReport, Verdict
 from flatlens.bounds.check import cause
 from flatlens.column import Column
-from flatlens.report.blocks import by_key, summed_up
+from flatlens.progress import by_key
+from flatlens.report.blocks import summed_up
 from flatlens.report.screen import Fitted, head_of_screen, remark
 
 REASONS = 24  #: number of reasons that a screen shows

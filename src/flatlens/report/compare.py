@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from flatlens.comparing import Agreement, Comparison, direction
-from flatlens.report.blocks import by_key
+from flatlens.progress import by_key
 from flatlens.report.cards import SIGNS, number
 from flatlens.report.screen import Fitted, head_of_screen
 from flatlens.statistics import Statistic

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from flatlens.comparing import Compression
 from flatlens.comparing.compressed import CompressedLayer
-from flatlens.report.blocks import by_key
+from flatlens.progress import by_key
 from flatlens.report.screen import Fitted, head_of_screen, remark
 
 ALL_LAYERS = "all layers"

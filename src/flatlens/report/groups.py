@@ -9,8 +9,7 @@ from statistics import median
 from rich.console import Group, RenderableType
 
 from flatlens.comparing import GroupComparison, direction
-from flatlens.progress import count_of
-from flatlens.report.blocks import by_key
+from flatlens.progress import by_key, count_of
 from flatlens.report.cards import number
 from flatlens.report.screen import Fitted, head_of_screen, remark
 from flatlens.statistics import GroupDifference

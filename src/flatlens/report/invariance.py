@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from flatlens.report.blocks import by_key, by_reason, summed_up
+from flatlens.progress import by_key
+from flatlens.report.blocks import by_reason, summed_up
 from flatlens.report.cards import MOVES, spelling
 from flatlens.report.measure import ANSWERS_DOWN, RISK
 from flatlens.report.screen import Fitted, head_of_screen, remark

@@ -17,8 +17,8 @@ from flatlens.comparing import direction
 from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate, Report
 from flatlens.measures import Card, catalogue
-from flatlens.progress import count_of, listed
-from flatlens.report.blocks import CALL, by_key, grouped, heights, role
+from flatlens.progress import by_key, count_of, listed
+from flatlens.report.blocks import CALL, grouped, heights, role
 from flatlens.report.cards import FAMILIES, MOVES, card_of, in_short, invariances_of, spelling, with_error
 from flatlens.report.screen import Fitted, Profile, as_text, head_of_screen, remark
 from flatlens.result import MOST_ROWS

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flatlens.measures.answer import UNTRAINED, has_random_weights
-from flatlens.progress import count_of
-from flatlens.report.blocks import by_key, profile
+from flatlens.progress import by_key, count_of
+from flatlens.report.blocks import profile
 from flatlens.result import MOST_ROWS
 
 _Role = Literal["name", "value", "extra", "picture"]

@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from flatlens.errors import BadFolder
-from flatlens.progress import count_of
-from flatlens.report.blocks import by_key
+from flatlens.progress import by_key, count_of
 from flatlens.report.cards import SIGNS, number
 from flatlens.report.screen import Fitted, remark
 from flatlens.tracking.answer import answer_of_run

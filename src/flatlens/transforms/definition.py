@@ -16,6 +16,7 @@ from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK
 from flatlens.problem.eval_context import copy_of
 from flatlens.problem.ranks import ALONE
+from flatlens.progress import by_key
 from flatlens.registry import Registry, first_line
 from flatlens.transforms.symmetries import STAYS_WITHIN, terms
 from flatlens.transforms.wiring import Wiring, read_wiring
@@ -39,9 +40,7 @@ class Offer:
         """Return why nothing can be moved; empty if something can."""
         if self.links:
             return ""
-        reasons: dict[str, list[str]] = {}
-        for layer, why in self.left.items():
-            reasons.setdefault(why, []).append(layer)
+        reasons = by_key((why, layer) for layer, why in self.left.items())
         told = [f"{', '.join(layers) + ': ' if all(layers) else ''}{why}" for why, layers in reasons.items()]
         return "; ".join(told) or "no layer reads another one's features"
 

@@ -21,7 +21,7 @@ from flatlens.measures import MEASURES, Lens, Measure, PassMeasure, Run, about
 from flatlens.measures.definition import RISK_FAMILY, Asked, Choice, asked_for, drawing
 from flatlens.measures.pipeline import measure_with
 from flatlens.problem import Problem
-from flatlens.progress import LIMIT, Shown, Watch, count_of, listed, progress_shown
+from flatlens.progress import LIMIT, Shown, Watch, by_key, count_of, listed, progress_shown
 from flatlens.result import Result
 from flatlens.transforms import attention, neurons  # noqa: F401  # their import registers their transforms
 from flatlens.transforms.definition import TRANSFORMS, Moved, Transform, copied, with_model
@@ -365,9 +365,7 @@ def answer_of_invariance(
 
 def _moves(cells: Sequence[Cell], moved: Mapping[str, Applied]) -> list[str]:
     """Return which numbers stay under all transforms, and which change."""
-    rows: dict[str, list[Cell]] = {}
-    for cell in cells:
-        rows.setdefault(cell.measure, []).append(cell)
+    rows = by_key((cell.measure, cell) for cell in cells)
     own = {name: each for name, each in rows.items() if _counts(name, rows)}
     # a number that stays here alone, and not in general, compares nothing
     stay = [name for name, each in own.items() if all(cell.unchanged and cell.declared is not False for cell in each)]
