@@ -19,7 +19,7 @@ import flatlens as fl
 from benchmarks import machine
 from flatlens.comparing.expansion import forgetting_memory
 from flatlens.curvature import Hessian, eigenspace
-from flatlens.curvature.eigenspace import eigenspace_memory
+from flatlens.curvature.leading import eigenspace_memory
 from flatlens.measures.definition import NetworkMeasure, named
 from flatlens.memory import OfProcess
 from flatlens.tracking import edge_of

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.comparing.allocation import LayerOption, allocated, exchanged
-from flatlens.comparing.compressed import EXPECTED_WITHIN
-from flatlens.comparing.compressing import _rest
+from flatlens.comparing.compressing import EXPECTED_WITHIN, _rest
 from flatlens.comparing.schemes import scheme
 from flatlens.errors import BadInput, BadModel, UnknownName
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from flatlens.data import raw
 from flatlens.data.sources import UserData, load_data
 from flatlens.errors import BadData, BadInput
-from flatlens.models.sources import ImagePreparation, TextPreparation
+from flatlens.models.external import ImagePreparation, TextPreparation
 
 MINE = """
 import numpy as np

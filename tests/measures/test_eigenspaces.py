@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.comparing import forgetting_memory
 from flatlens.curvature import Hessian, eigenspace_memory
-from flatlens.curvature.eigenspace import eigenspace
+from flatlens.curvature.leading import eigenspace
 from flatlens.memory import OfProcess
 
 NAME = "eigenspace(top_k=2)"

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from flatlens.errors import BadInput, BadModel, MissingExtra
-from flatlens.models import sources
-from flatlens.models.sources import load_model
+from flatlens.models import external
+from flatlens.models.external import load_model
 
 MINE = """
 from torch import nn
@@ -83,7 +83,7 @@ def test_a_torchvision_of_another_torch_is_said(monkeypatch):
     def broken(package: str) -> None:
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr(sources, "import_module", broken)
+    monkeypatch.setattr(external, "import_module", broken)
     with pytest.raises(BadModel, match=r"nms does not exist\): install the torchvision that fits torch"):
         load_model("timm:resnet18")
 
@@ -112,7 +112,7 @@ def timm(monkeypatch):
         ),
     )
     monkeypatch.setitem(sys.modules, "timm", fake)
-    monkeypatch.setattr("flatlens.models.sources.reachable", lambda: True)
+    monkeypatch.setattr("flatlens.models.external.reachable", lambda: True)
     return asked
 
 
@@ -141,7 +141,7 @@ def test_a_failed_download_is_one_line(timm):
 
 
 def test_a_hub_out_of_reach_is_said_with_what_to_do(timm, monkeypatch):
-    monkeypatch.setattr("flatlens.models.sources.reachable", lambda: False)
+    monkeypatch.setattr("flatlens.models.external.reachable", lambda: False)
     with pytest.raises(BadModel, match=r"hub cannot be reached: give --weights FILE.*--weights random"):
         load_model("timm:resnet_broken")
 

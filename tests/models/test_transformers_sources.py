@@ -16,14 +16,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from flatlens.data.sources import load_data
 from flatlens.errors import BadData, BadInput, BadModel
-from flatlens.models.sources import ImagePreparation, TextPreparation, load_model
+from flatlens.models.external import ImagePreparation, TextPreparation, load_model
 
 transformers_folders = pytest.importorskip("transformers_folders", reason="transformers is not installed")
 
 
 @pytest.fixture
 def offline(monkeypatch):
-    monkeypatch.setattr("flatlens.models.sources.reachable", lambda: False)
+    monkeypatch.setattr("flatlens.models.external.reachable", lambda: False)
 
 
 def write_images(folder: Path) -> np.ndarray:

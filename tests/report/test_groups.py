@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "comparing"))
 
 from made_up import grouped, report
 
+from flatlens.report.compare import write_group_page
 from flatlens.report.figures.compared import groups_figure, groups_frame
-from flatlens.report.groups import write_group_page
 from flatlens.report.page import svg_of
 
 

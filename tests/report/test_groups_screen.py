@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flatlens.report.groups import change, group_screen, interval_in_words, write_group_page
+from flatlens.report.compare import change, group_screen, interval_in_words, write_group_page
 from flatlens.statistics import GroupDifference
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "comparing"))

@@ -15,7 +15,7 @@ import flatlens as fl
 from flatlens import cli
 from flatlens.data.sources import load_data
 from flatlens.errors import BadInput, BadModel, UnknownName
-from flatlens.models.sources import load_model
+from flatlens.models.external import load_model
 
 VIT = "vit_tiny_patch16_224(img_size=32,patch_size=8,depth=2,embed_dim=12,num_heads=3,num_classes=4)"
 MEASURED = ("mls", "interpolation_sharpness", "ggn_trace")
@@ -109,7 +109,7 @@ def test_on_the_command_line(tmp_path, capsys, monkeypatch):
 
 
 def test_errors_are_one_line(monkeypatch):
-    monkeypatch.setattr("flatlens.models.sources.reachable", lambda: False)
+    monkeypatch.setattr("flatlens.models.external.reachable", lambda: False)
     with pytest.raises(UnknownName, match=r"did you mean.*vit_tiny_patch16_224") as caught:
         load_model("timm:vit_tiny_patch16_223")
     assert len(str(caught.value)) < 300

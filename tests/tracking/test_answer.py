@@ -10,8 +10,7 @@ from torch import nn
 import flatlens as fl
 from flatlens import cli
 from flatlens.errors import BadFolder
-from flatlens.tracking.answer import answer_of_run
-from flatlens.tracking.history import TYPES
+from flatlens.tracking.history import TYPES, answer_of_run
 from flatlens.training import ASAM, SAM, SGD, Training, train
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from flatlens.data.sources import Source
-    from flatlens.models.sources import Named
+    from flatlens.models.external import Named
     from flatlens.problem import Loss, Problem
 
 
@@ -228,7 +228,7 @@ class Inputs:
         return named, source, chosen
 
     def _weighted(self, model: str, named: Named | None) -> Named:
-        from flatlens.models.sources import load_model
+        from flatlens.models.external import load_model
         from flatlens.models.weights import load_weights
 
         untrained = str(self.weights) == "random" and not Path("random").exists()
@@ -322,7 +322,7 @@ def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
     from flatlens.data.sources import Source
     from flatlens.experiments.settings import NetworkSettings
     from flatlens.files import require_checksums
-    from flatlens.models.sources import Named
+    from flatlens.models.external import Named
     from flatlens.models.weights import load_weights
 
     try:

@@ -483,8 +483,7 @@ def compare(
     with reading(named, compared.how, page) as bar:
         import flatlens as fl
         from flatlens.comparing.measuring import require_alike
-        from flatlens.report.compare import compare_screen, write_compare_page
-        from flatlens.report.groups import group_screen, write_group_page
+        from flatlens.report.compare import compare_screen, group_screen, write_compare_page, write_group_page
 
         problems = compared.problems(models, groups)
         lenses = {name: fl.Lens(problem) for name, problem in problems.items()}

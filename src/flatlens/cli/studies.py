@@ -336,8 +336,7 @@ def track(history: Path, /, *, page: Path | None = None, batch_size: int | None 
         raise BadInput(f"--batch-size {batch_size}: expected at least 1")
     with stdout_to_stderr(), Bar(stage="reading the history") as bar:
         from flatlens.report.tracked import tracked_screen, write_tracked_page
-        from flatlens.tracking.answer import answer_of_run
-        from flatlens.tracking.history import load_history
+        from flatlens.tracking.history import answer_of_run, load_history
 
         if not history.is_file():
             raise BadFolder(f"{str(history)!r}: there is no such file; Tracker.save(path) writes it")

@@ -5,8 +5,7 @@ measures the rise that fewer bits, entries or ranks of each weight cause.
 """
 
 from flatlens.comparing.comparison import Comparison, direction
-from flatlens.comparing.compressed import Compression
-from flatlens.comparing.compressing import compression
+from flatlens.comparing.compressing import Compression, compression
 from flatlens.comparing.expansion import Forgetting, forgetting, forgetting_memory
 from flatlens.comparing.groups import GroupComparison
 from flatlens.comparing.measuring import compare

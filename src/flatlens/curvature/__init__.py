@@ -1,8 +1,7 @@
 """Second derivatives of the risk by products with vectors, without the matrix: operators, eigenvalues, traces."""
 
-from flatlens.curvature.eigenspace import Eigenspace, eigenspace, eigenspace_memory
 from flatlens.curvature.krylov import Eigenpairs
-from flatlens.curvature.leading import lanczos
+from flatlens.curvature.leading import Eigenspace, eigenspace, eigenspace_memory, lanczos
 from flatlens.curvature.operators import (
     Fisher,
     GaussNewton,

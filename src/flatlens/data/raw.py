@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from flatlens.data.image_sets import default_root
 from flatlens.data.split import Split
 from flatlens.errors import BadData, needs, one_line
-from flatlens.models.sources import ImagePreparation, NetworkPreparation, TextPreparation
+from flatlens.models.external import ImagePreparation, NetworkPreparation, TextPreparation
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -28,7 +28,7 @@ from flatlens.data.raw import PLAIN, Raw, RawImages, RawTexts, from_pixels, imag
 from flatlens.data.split import Images, Preparation, Split
 from flatlens.data.synthetic import RECIPES, clusters, eight_points, inverted_clusters, waves
 from flatlens.errors import BadData, BadInput, UnknownName, one_line
-from flatlens.models.sources import NetworkPreparation
+from flatlens.models.external import NetworkPreparation
 from flatlens.problem.batches import LABELS, is_dicts, size
 from flatlens.problem.data import Data, load_seeded, seeded
 from flatlens.progress import count_of

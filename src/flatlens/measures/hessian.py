@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature import Eigenpairs, Eigenspace, GaussNewton, Hessian, Operator, eigenpairs, lanczos
-from flatlens.curvature.eigenspace import eigenspace as found_space
 from flatlens.curvature.functional_hessian import ShiftDirections
 from flatlens.curvature.krylov import Remembered, relative_residual
+from flatlens.curvature.leading import eigenspace as found_space
 from flatlens.curvature.spectral_norms import batch_jacobians, feature_norms
 from flatlens.curvature.spectrum import SMALL_MATRIX, row_block_maxima
 from flatlens.curvature.spectrum import spectral_density as density_of

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from flatlens.models.building_blocks import Activation, GaussianActivation, Init
-from flatlens.models.external import Published, UserNetwork
+from flatlens.models.external import Published, UserNetwork, load_model
 from flatlens.models.image_networks import VGG11, LeNet5, ResNet18, SmallVGG, ViT
 from flatlens.models.mlp import MLP, CoordinateNet
-from flatlens.models.sources import load_model
 from flatlens.models.weights import load_weights
 
 Architecture: TypeAlias = MLP | LeNet5 | VGG11 | SmallVGG | ResNet18 | ViT | CoordinateNet | Published | UserNetwork

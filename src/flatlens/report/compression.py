@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from flatlens.comparing import Compression
-from flatlens.comparing.compressed import CompressedLayer
+from flatlens.comparing.compressing import CompressedLayer
 from flatlens.progress import by_key
 from flatlens.report.screen import Fitted, head_of_screen, remark
 

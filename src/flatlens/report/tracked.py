@@ -14,7 +14,7 @@ from flatlens.errors import BadFolder
 from flatlens.progress import by_key, count_of
 from flatlens.report.cards import SIGNS, number
 from flatlens.report.screen import Fitted, remark
-from flatlens.tracking.answer import answer_of_run
+from flatlens.tracking.history import answer_of_run
 from flatlens.version import __version__
 
 HEADINGS = ("measure", "first", "last", "95% ±", "edge")

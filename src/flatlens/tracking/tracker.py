@@ -36,8 +36,7 @@ from flatlens.problem.forward import forwards
 from flatlens.problem.ranks import in_first_process
 from flatlens.progress import PAUSE, Aside, Bar, Watch, beside, count_of, no_progress
 from flatlens.result import of_report
-from flatlens.tracking.answer import answer_of_run
-from flatlens.tracking.history import History, save_history
+from flatlens.tracking.history import History, answer_of_run, save_history
 from flatlens.tracking.loggers import Live, Moment
 
 Every: TypeAlias = int | Iterable[int] | Callable[[int], bool]

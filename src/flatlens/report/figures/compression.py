@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from flatlens.comparing import Compression
-from flatlens.comparing.compressed import EXPECTED_WITHIN
+from flatlens.comparing.compressing import EXPECTED_WITHIN
 from flatlens.report.figures.figure import Drawing, Figure, log_ticks, one_picture
 
 _COLOURS = ("#1d7a4f", "#c0392b")
