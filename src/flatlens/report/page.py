@@ -73,8 +73,8 @@ def write_figures(drawn: Sequence[tuple[Figure, Path]], colours: int, progress: 
         # two pixels a point, fewer for a huge picture
         sides = [float(svg.split(f' {side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")]
         scale = min(PIXELS_PER_POINT, LARGEST_SIDE / max(*sides, 1.0))
-        contents = {
-            "svg": svg.encode(),
+        contents: dict[str, bytes | str] = {
+            "svg": svg,
             "pdf": vl_convert.svg_to_pdf(svg),
             "png": vl_convert.svg_to_png(svg, scale=scale),
             "csv": csv_of(figure.data),
