@@ -357,14 +357,14 @@ def _usual(chosen: Study) -> float | None:
 
 def _expected(chosen: Study) -> str:
     memory = "about 0.5 GiB of memory for each worker"
+    networks = len(chosen.networks())
+    told = count_of(networks, "network")
     if (each := _usual(chosen)) is not None:
-        networks = len(chosen.networks())
-        told = f"{count_of(networks, 'network')}, about {in_words(each * networks)}"
-        return f"{chosen.name} at {chosen.scale} scale: {told} on two cores, {memory}"
-    if any("+" in axis.name for axis in chosen.axes):
-        return f"{chosen.name}: {count_of(len(chosen.networks()), 'network')}, {memory}"
-    axes = " x ".join(f"{len(axis.values)} {axis.name}" for axis in chosen.axes)
-    return f"{chosen.name}: {count_of(len(chosen.networks()), 'network')} ({axes}), {memory}"
+        time = in_words(each * networks)
+        return f"{chosen.name} at {chosen.scale} scale: {told}, about {time} on two cores, {memory}"
+    if not any("+" in axis.name for axis in chosen.axes):
+        told += f" ({' x '.join(f'{len(axis.values)} {axis.name}' for axis in chosen.axes)})"
+    return f"{chosen.name}: {told}, {memory}"
 
 
 @dataclass(frozen=True)
@@ -404,8 +404,8 @@ def _left(where: Sequence[tuple[Study, Path]], known: set[str], workers: int) ->
             cost += Cost(len(left), len(left) * one.training, len(left) * one.measuring)
         elif left:
             cost, at_most = cost + cost_of([study], done), True
-    hands, share = max(1, min(workers, cost.networks)), cost.training / cost.seconds if cost.seconds else 0.0
-    return Left(every, cost.networks, hands, at_most, cost.seconds / hands, share, OfProcess().peak())
+    hands = max(1, min(workers, cost.networks))
+    return Left(every, cost.networks, hands, at_most, cost.seconds / hands, cost.share, OfProcess().peak())
 
 
 def _show_left(name: str, left: Left, as_json: bool) -> int:
@@ -562,10 +562,8 @@ def _expected_reproduce(studies: Sequence[Study], scale: Scale, workers: int, kn
     from flatlens.experiments.network import cost_of
 
     cost = cost_of(studies, done)
-    most = in_words(cost.seconds / min(workers, max(cost.networks, 1)))
-    share = cost.training / cost.seconds if cost.seconds else 0.0
-    most = f"{most} with {count_of(workers, 'worker')}"
-    return f"{count_of(cost.networks, 'network')}, at most about {most}, {share:.0%} of it training"
+    most = f"{in_words(cost.seconds / min(workers, max(cost.networks, 1)))} with {count_of(workers, 'worker')}"
+    return f"{count_of(cost.networks, 'network')}, at most about {most}, {cost.share:.0%} of it training"
 
 
 def _conclude_reproduce(found: list[Reproduction], files: list[Path], as_json: bool) -> None:

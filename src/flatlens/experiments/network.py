@@ -294,6 +294,11 @@ class Cost:
         """Seconds of training and measuring in one process."""
         return self.training + self.measuring
 
+    @property
+    def share(self) -> float:
+        """The share of the seconds that training takes."""
+        return self.training / self.seconds if self.seconds else 0.0
+
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.networks + other.networks, self.training + other.training, self.measuring + other.measuring)
 
