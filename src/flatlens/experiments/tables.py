@@ -229,7 +229,8 @@ def _identity(record: Record) -> dict[str, Any]:
     return {"key": key, "lr": training.optimiser.lr, "batch_size": batch_size, "seed": training.seed}
 
 
-_TABLES = ("networks", "layers", "curves", "histories", "functions")
+OF_NETWORKS = ("networks", "layers", "curves", "histories", "functions")
+"""Tables of a study whose rows are of one network each."""
 _AND = " | "
 
 
@@ -269,7 +270,7 @@ class Loaded:
         Its study may have varied other settings: the columns of settings are those of `varied`.
         """
         of = {settings.key: settings for settings in networks}
-        tables = {name: getattr(result, name) for name in _TABLES}
+        tables = {name: getattr(result, name) for name in OF_NETWORKS}
         rows = {name: table[table["key"].isin(set(of))].reset_index(drop=True) for name, table in tables.items()}
         rows["networks"] = _with_settings(rows["networks"], of, varied, former=result.varied)
         share = len(rows["networks"]) / max(len(result.networks), 1)
@@ -286,7 +287,7 @@ class Loaded:
         order = {key: number for number, key in enumerate(keys)}
         alone = Counter(dict(self.alone)) + Counter(dict(others.alone))
         return Loaded(
-            **{name: _in_order([getattr(self, name), getattr(others, name)], order) for name in _TABLES},
+            **{name: _in_order([getattr(self, name), getattr(others, name)], order) for name in OF_NETWORKS},
             versions=_merged([one.versions for one in (self, others) if len(one.networks)]),
             excluded=sorted((*self.excluded, *others.excluded), key=lambda one: order[one[0]]),
             alone=sorted(alone.items()),

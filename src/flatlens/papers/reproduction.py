@@ -25,6 +25,7 @@ from flatlens.experiments.result import StudyResult, opened_archive, read_studie
 from flatlens.experiments.settings import Axis, Study
 from flatlens.experiments.store import Store, refuse_foreign
 from flatlens.experiments.study import RunOptions, load_study, run_study
+from flatlens.experiments.tables import OF_NETWORKS
 from flatlens.files import write_whole
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import column_of_units
@@ -83,7 +84,6 @@ def _another(value: Any, name: str = "") -> Any:
 
 
 HALVES = "each half of the independent units (every other seed)"
-_TABLES = ("networks", "layers", "curves", "histories", "functions", "values")
 
 
 def split_half(results: Results) -> tuple[Results, Results]:
@@ -99,7 +99,7 @@ def split_half(results: Results) -> tuple[Results, Results]:
     for name, result in results.items():
         units = result.networks[column := column_of_units(result)]
         first = units.rank(method="dense") % 2 == 1 if column == "key" else units.isin(every_other)
-        tables = {table: getattr(result, table) for table in _TABLES}
+        tables = {table: getattr(result, table) for table in (*OF_NETWORKS, "values")}
         for half, mine in zip(halves, (first, ~first), strict=True):
             keys = result.networks.loc[mine, "key"]
             kept = {one: table[table["key"].isin(keys)] for one, table in tables.items() if len(table)}

@@ -12,13 +12,12 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.overrides import IDENTITY, last_field
-from flatlens.experiments.quantities import in_words
+from flatlens.experiments.quantities import GAP, in_words
 from flatlens.training.settings import RESULTS
 
 if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult
 
-_GAP = "generalisation_gap"
 #: Columns with a network's settings or results, which do not measure flatness or compression.
 NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", *RESULTS})
 POINTS_PER_CURVE = 120  # a curve as wide as a phone shows no more
@@ -85,7 +84,7 @@ def measures_of(result: StudyResult) -> list[Quantity]:
 
 def gap_of(result: StudyResult) -> Quantity | None:
     """Return the quantity that all others are compared with, if the study has it."""
-    return next((q for q in result.quantities if q.column == _GAP), None)
+    return next((q for q in result.quantities if q.column == GAP.column), None)
 
 
 def axis_title(quantity: Quantity) -> str:

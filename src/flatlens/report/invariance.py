@@ -10,8 +10,9 @@ from rich.text import Text
 from flatlens.progress import by_key
 from flatlens.report.blocks import by_reason, summed_up
 from flatlens.report.cards import MOVES, spelling
-from flatlens.report.measure import ANSWERS_DOWN, RISK
+from flatlens.report.measure import ANSWERS_DOWN
 from flatlens.report.screen import Fitted, head_of_screen, remark
+from flatlens.training.settings import RESULTS
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
 
 _MOST = 8  #: number of remarks on a transform that a screen shows
@@ -101,7 +102,7 @@ def _table(report: InvarianceReport) -> Fitted:
     whole = len(rows) > ANSWERS_DOWN
     for name, cells in rows.items():
         wrong = any(cell.agrees is False for cell in cells)
-        if name in RISK or (whole and name != spelling(name) and not wrong):
+        if name in RESULTS or (whole and name != spelling(name) and not wrong):
             continue
         table.row(name, _before(cells[0]), *(_cell(cell) for cell in cells))
     return table

@@ -22,6 +22,7 @@ from flatlens.report.blocks import CALL, grouped, heights, role
 from flatlens.report.cards import FAMILIES, MOVES, card_of, in_short, invariances_of, spelling, with_error
 from flatlens.report.screen import Fitted, Profile, as_text, head_of_screen, remark
 from flatlens.result import MOST_ROWS
+from flatlens.training.settings import RESULTS
 
 LAYERS_ACROSS = 5  #: largest number of layers with a column each
 BLOCKS = 4  #: smallest number of blocks with a profile
@@ -33,7 +34,6 @@ NOTEBOOK = [
 ]  # fmt: skip
 """The columns of a notebook's table; those without an entry are left out."""
 LINES = 60  #: number of lines that `print(report)` shows at most
-RISK = frozenset({"loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap"})
 TINTS = 6  #: number of tints from the smallest value of a column to the largest
 Values: TypeAlias = Mapping[tuple[str, str], Estimate]  #: the values of measures at layers
 
@@ -53,7 +53,7 @@ def rows_by_family(report: Report, cards: Sequence[Card]) -> dict[str, list[Answ
         if layer is not None:
             continue
         card = card_of(name, cards)
-        risk = spelling(name) in RISK
+        risk = spelling(name) in RESULTS
         kept = invariances_of(name, card) if card and not risk else ()
         found.setdefault("risk" if risk else card.family if card else "other", []).append(
             AnswerRow(name, estimate, kept)
