@@ -30,7 +30,7 @@ from flatlens.errors import Give, Overflows
 from flatlens.estimate import Progress
 from flatlens.progress import SEARCH, expected_of_search
 
-Apply = Callable[[Tensor], Tensor]
+VectorProduct = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ def finite_gradient(gradient: Mapping[str, Tensor], dtype: torch.dtype) -> dict[
 class Krylov:
     """An orthonormal basis, the rows of Q, that grows by one vector per product, and T = Q A Q^T."""
 
-    def __init__(self, apply: Apply, start: Tensor, most: int) -> None:
+    def __init__(self, apply: VectorProduct, start: Tensor, most: int) -> None:
         self.apply = apply
         self.Q = start.new_empty(min(most, len(start)), len(start))
         self.T = torch.zeros(len(self.Q), len(self.Q), dtype=torch.float64)
@@ -292,7 +292,7 @@ def drawn(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def search(
-    apply: Apply,
+    apply: VectorProduct,
     start: Tensor,
     wanted: StoppingRule,
     most: int,
@@ -409,7 +409,7 @@ RANDOM_SHARE = 0.1  #: weight of a random vector in the first direction, for an 
 
 
 def recall(
-    apply: Apply,
+    apply: VectorProduct,
     known: Remembered,
     fresh: Tensor,
     *,
@@ -472,7 +472,7 @@ class _Model:
         self.Q, self.W = start.new_empty(0, len(start)), start.new_empty(0, len(start))
         self._next = start / length(start)
 
-    def multiply(self, apply: Apply) -> None:
+    def multiply(self, apply: VectorProduct) -> None:
         w = apply(self._next)
         if not bool(torch.isfinite(w).all()):
             raise overflow(w.dtype)

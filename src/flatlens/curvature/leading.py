@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.krylov import (
-    Apply,
     Eigenpairs,
     Krylov,
     StoppingRule,
+    VectorProduct,
     drawn,
     ends_of,
     remembered,
@@ -53,7 +53,7 @@ _SEED = 2_718_281_828  #: of further random vectors: a start drawn with the same
 
 @renamed(top="top_k", bottom="bottom_k", tolerance="rtol")
 def lanczos(
-    apply: Apply,
+    apply: VectorProduct,
     start: Tensor,
     *,
     top_k: int = 1,
@@ -185,7 +185,7 @@ class _Outside:
 
 
 def with_multiplicity(
-    apply: Apply,
+    apply: VectorProduct,
     start: Tensor,
     wanted: Wanted,
     *,

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from flatlens.curvature.krylov import finite_gradient
+from flatlens.curvature.krylov import VectorProduct, finite_gradient
 from flatlens.curvature.space import Space, dot, space_of
 from flatlens.curvature.symmetry import SymmetryCheck, derivative_along
 from flatlens.errors import BadInput, Give
@@ -205,7 +205,6 @@ class _Computed(OperationMode):
         return found
 
 
-VectorProduct: TypeAlias = Callable[[Tensor], Tensor]
 Vectors = TypeVar("Vectors", Tensor, Mapping[str, Tensor])
 
 

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.curvature.frozen_steps import FrozenStep, frozen_step, name_of, steps_taken
-from flatlens.curvature.operators import Operator, VectorProduct
+from flatlens.curvature.krylov import VectorProduct
+from flatlens.curvature.operators import Operator
 from flatlens.curvature.space import dot
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress

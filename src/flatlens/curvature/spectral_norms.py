@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.krylov import Apply
+from flatlens.curvature.krylov import VectorProduct
 from flatlens.curvature.leading import lanczos
 from flatlens.curvature.operators import bytes_saved, derivative_of
 from flatlens.estimate import Progress
@@ -219,7 +219,7 @@ def batch_jacobians(
                 at = inputs if place is None else [tape.linear[place].z]
                 of_all, shape = squared_jacobian(f, at, softmax, token_mask(y), in_front=False)
 
-                def apply(u: Tensor, of_all: Apply = of_all, shape: torch.Size = shape) -> Tensor:
+                def apply(u: Tensor, of_all: VectorProduct = of_all, shape: torch.Size = shape) -> Tensor:
                     return of_all(u.reshape(shape)).flatten()
 
                 start = torch.randn(f.numel(), dtype=torch.float64, generator=generator).to(f.device)

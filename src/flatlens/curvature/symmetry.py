@@ -33,6 +33,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from flatlens.curvature.krylov import VectorProduct
 from flatlens.curvature.space import dot
 from flatlens.errors import NotDifferentiable, out_of_memory
 from flatlens.grams.autograd import Runner, places_of
@@ -50,7 +51,6 @@ _LOSING = "LogcumsumexpBackward0"  #: autograd's node that has no second derivat
 
 _Gradients: TypeAlias = list[Tensor | None]
 """A gradient with its graph: one tensor for each tensor differentiated to, or None where nothing depends on it."""
-_Product: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @final
@@ -72,7 +72,7 @@ class SymmetryCheck:
         self._require(batch, [of, *rows], lambda: asymmetry(rows, at))
 
     def require_adjoint(
-        self, batch: Batch, of: Tensor, like: list[Tensor], jacobian: tuple[_Product, _Product]
+        self, batch: Batch, of: Tensor, like: list[Tensor], jacobian: tuple[VectorProduct, VectorProduct]
     ) -> None:
         """Refuse a network where the two products of `jacobian`, w -> J^T w and v -> J v, are not adjoint.
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.curvature.space import inner
+from flatlens.operations.graph import LEAF
 from flatlens.operations.table import operation_of
 from flatlens.perturbation.weights import Landscape
 from flatlens.problem import Problem
 
-_LEAF = "torch::autograd::AccumulateGrad"
 _KINKS = "whether an operation has kinks"
 
 
@@ -43,7 +43,7 @@ def has_kinks(problem: Problem, model: nn.Module) -> bool | None:
     facts = problem.facts
     if _KINKS not in facts:
         kinds, foreign = Landscape(problem, model=model, few=problem.probes[:1]).operations()
-        known = [operation_of(kind) for kind in kinds if kind != _LEAF]
+        known = [operation_of(kind) for kind in kinds if kind != LEAF]
         certain = not foreign and all(op is not None for op in known)
         facts[_KINKS] = any(op is not None and op.kinks for op in known) or (False if certain else None)
     found: bool | None = facts[_KINKS]
