@@ -17,7 +17,7 @@ from flatlens.papers.evidence import Evidence, along, reached
 from flatlens.papers.experiment import Plot, Results, Scale, tested
 from flatlens.papers.figures import followed_curves
 from flatlens.papers.sharpening.networks import JACOBIAN, SOFTMAXED
-from flatlens.papers.trajectories import in_trajectory, last, peak, rise, rise_to_peak
+from flatlens.papers.trajectories import in_trajectory, largest, last, rise, rise_to_peak
 from flatlens.training import SGD, Training
 
 NORM, SOFTMAXED_NORM = JACOBIAN.column, SOFTMAXED.column
@@ -41,7 +41,7 @@ NUMBERS = {
     **{f"rise of {column}": rise(column) for column in _INCREASING},
     **{f"rise to the peak of {column}": rise_to_peak(column) for column in _INCREASING},
     **{f"last {column}": last(column) for column in _FEATURES},
-    **{f"largest {column}": peak(column) for column in _INCREASING},
+    **{f"largest {column}": largest(column) for column in _INCREASING},
 }
 """Numbers of each network, from its measures followed in training."""
 
@@ -70,7 +70,7 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
             data,
             network,
             training,
-            (*measures, "accuracy", "test_accuracy", "generalisation_gap"),
+            (*measures, "generalisation_gap"),
             samples=samples,
             followed=Followed(measures, every, samples),
         )
