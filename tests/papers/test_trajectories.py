@@ -6,25 +6,28 @@ import pytest
 from fake_study import fake_result
 
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.evidence import along, histories, reached, trained_in
-from flatlens.papers.experiment import conclusion_of
-from flatlens.papers.trajectories import (
+from flatlens.papers.evidence import (
+    along,
     between,
     correlated_changes,
     first,
     gain,
     growth_beyond,
+    histories,
     in_trajectory,
     last,
     late,
     log_gain,
     once_below,
     peak,
+    reached,
     rise,
     slowing,
+    trained_in,
     until_partner,
     up_to_edge,
 )
+from flatlens.papers.experiment import conclusion_of
 
 VALUES = {  # of s at steps 0, 5, 10, 15
     "a": [2.0, 4.0, 8.0, 1.0],

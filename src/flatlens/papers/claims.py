@@ -29,7 +29,7 @@ stands for a value of that row, or one of `[words]`. An entry with `rows` is a g
 these. What a row gives takes the place of what its entry gives; a row that contradicts the row of a group around it is
 left out.
 
-`statistic` is an expression in the functions of `evidence`, `contrasts` and `trajectories`, the constants of
+`statistic` is an expression in the functions of `evidence` and `contrasts`, the constants of
 `experiment`, and the names of the experiment's module; then the side of the number where the claim has it. An entry
 with a `reason` is a reading, another one a claim, unless `kind` says that it is a theorem or a number.
 """
@@ -45,13 +45,13 @@ from pathlib import Path
 from typing import Any
 
 from flatlens.experiments.settings import Study
-from flatlens.papers import contrasts, evidence, trajectories
+from flatlens.papers import contrasts, evidence
 from flatlens.papers import experiment as constants
 from flatlens.papers.experiment import SHARED_WORDS, Experiment, Plot, Prediction, Results, Scale, Setting, Side
 
 _GIVEN = {field.name for field in fields(Prediction)} - {"side", "than"}
 """What an entry can give of a prediction; its side and number stand in the statistic."""
-_NAMES = {**vars(constants), **vars(trajectories), **vars(evidence), **vars(contrasts)}
+_NAMES = {**vars(constants), **vars(evidence), **vars(contrasts)}
 _SIDES: Mapping[str, Side] = {">": "above", "<": "below"}
 
 

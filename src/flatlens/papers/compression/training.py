@@ -19,19 +19,26 @@ from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
 from flatlens.papers.claims import experiment
 from flatlens.papers.contrasts import mean_of, of_each_case
-from flatlens.papers.evidence import CASE, Evidence, Table, along, histories, labelled, reached, where
-from flatlens.papers.experiment import ON_PAPERS_DATA, Plot, Results, Scale, Side, deferred, tested
-from flatlens.papers.figures import BANDS, banded, followed_curves
-from flatlens.papers.trajectories import (
+from flatlens.papers.evidence import (
+    CASE,
+    Evidence,
     Number,
+    Table,
     Trajectories,
+    along,
     between,
     correlated_changes,
     gain,
+    histories,
     in_trajectory,
+    labelled,
     log_gain,
     once_below,
+    reached,
+    where,
 )
+from flatlens.papers.experiment import ON_PAPERS_DATA, Plot, Results, Scale, Side, deferred, tested
+from flatlens.papers.figures import BANDS, banded, followed_curves
 from flatlens.statistics.correlations import CoefficientName
 from flatlens.training import SGD, Training
 

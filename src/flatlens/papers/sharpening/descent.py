@@ -23,7 +23,26 @@ from flatlens.experiments.tables import kinds_of
 from flatlens.models import MLP, Architecture
 from flatlens.papers.claims import experiment
 from flatlens.papers.contrasts import of_each_case
-from flatlens.papers.evidence import CASE, Evidence, Table, along, histories, reached, trained_ones
+from flatlens.papers.evidence import (
+    CASE,
+    Evidence,
+    Table,
+    along,
+    correlated_changes,
+    first,
+    growth_beyond,
+    histories,
+    in_trajectory,
+    last,
+    late,
+    peak,
+    reached,
+    rise,
+    rise_to_peak,
+    trained_ones,
+    until_partner,
+    up_to_edge,
+)
 from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis
 from flatlens.papers.figures import BANDS, banded, trajectory_curves
 from flatlens.papers.sharpening.networks import (
@@ -37,19 +56,6 @@ from flatlens.papers.sharpening.networks import (
     of_smoothing,
     rows,
     smoothings,
-)
-from flatlens.papers.trajectories import (
-    correlated_changes,
-    first,
-    growth_beyond,
-    in_trajectory,
-    last,
-    late,
-    peak,
-    rise,
-    rise_to_peak,
-    until_partner,
-    up_to_edge,
 )
 from flatlens.training import SGD, Adam, Training
 

@@ -10,7 +10,17 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import Architecture
 from flatlens.papers.claims import experiment
-from flatlens.papers.evidence import histories, reached, trained_in
+from flatlens.papers.evidence import (
+    Number,
+    correlated_changes,
+    histories,
+    in_trajectory,
+    last,
+    peak,
+    reached,
+    rise,
+    trained_in,
+)
 from flatlens.papers.experiment import Plot, Results, Scale, tested
 from flatlens.papers.figures import BANDS, trajectory_curves
 from flatlens.papers.sharpening.networks import (
@@ -24,7 +34,6 @@ from flatlens.papers.sharpening.networks import (
     rows,
     smoothings,
 )
-from flatlens.papers.trajectories import Number, correlated_changes, in_trajectory, last, peak, rise
 from flatlens.training import SGD, Training
 
 _OUTPUTS = Quantity("output norm", "output_norm")

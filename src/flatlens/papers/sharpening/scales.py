@@ -13,11 +13,10 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Activation
 from flatlens.papers.claims import experiment
-from flatlens.papers.evidence import Evidence, along, reached
+from flatlens.papers.evidence import Evidence, along, in_trajectory, last, peak, reached, rise, rise_to_peak
 from flatlens.papers.experiment import Plot, Results, Scale, tested
 from flatlens.papers.figures import followed_curves
 from flatlens.papers.sharpening.networks import JACOBIAN, SOFTMAXED
-from flatlens.papers.trajectories import in_trajectory, largest, last, rise, rise_to_peak
 from flatlens.training import SGD, Training
 
 NORM, SOFTMAXED_NORM = JACOBIAN.column, SOFTMAXED.column
@@ -41,7 +40,7 @@ NUMBERS = {
     **{f"rise of {column}": rise(column) for column in _INCREASING},
     **{f"rise to the peak of {column}": rise_to_peak(column) for column in _INCREASING},
     **{f"last {column}": last(column) for column in _FEATURES},
-    **{f"largest {column}": largest(column) for column in _INCREASING},
+    **{f"largest {column}": peak(column) for column in _INCREASING},
 }
 """Numbers of each network, from its measures followed in training."""
 
