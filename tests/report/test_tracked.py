@@ -78,6 +78,17 @@ def test_an_undefined_step_breaks_the_line_and_parts_have_no_panel():
     assert figure.data.groupby("measure")["value"].agg(lambda values: values.isna().sum()).tolist() == [11, 0]
 
 
+def test_options_stand_below_the_name_and_a_band_below_zero_needs_a_linear_axis():
+    rows = history()[lambda rows: rows["measure"] == "hessian_trace"]
+    for stderr, kind in ((0.5, "log"), (5.0, None)):  # 5 +- 9.8: a log axis has no place for its lower end
+        wide = rows.assign(stderr=stderr).replace("hessian_trace", "eigenspace(top_k=3)")
+        (panel,) = tracked_figure({"a": wide}).panel_specs
+        _, line = panel["layer"]  # above its band
+        assert line["encoding"]["y"]["scale"].get("type") == kind
+        said = ["top_k=3", "log scale"] if kind else "top_k=3"
+        assert panel["title"] == {"text": "eigenspace", "subtitle": said}
+
+
 def test_one_measurement_is_a_point_below_its_edge():
     (panel,) = tracked_figure({"a": history(steps=(0,)).iloc[:1]}).panel_specs
     point, edge = panel["layer"]

@@ -10,7 +10,7 @@ from torch import nn
 import flatlens as fl
 from flatlens import cli
 from flatlens.errors import BadFolder
-from flatlens.tracking.history import TYPES, answer_of_run
+from flatlens.tracking.history import TYPES, answer_of_run, save_history
 from flatlens.training import ASAM, SAM, SGD, Training, train
 
 
@@ -30,6 +30,8 @@ def sharp(*ratios, name="sharpness"):
         ((0.2, 0.9, 1.05, 1.0, 0.98), "been at its edge of stability since step 200: since then sharpness is 1.00"),
         ((0.2, 0.4, 0.3), "not come to its edge of stability: sharpness is at most 0.40 times the edge, at step 100"),
         ((0.2, 2.0, 3.0), "has been above its edge of stability since step 100: since then sharpness is 2.50 times"),
+        ((1.1, 0.9, 0.002), "began above its edge of stability, at 1.10 times the edge; sharpness is now 0.002 times"),
+        ((0.2, 9.0, 9.0, 0.5), "came to its edge of stability at step 100; sharpness is now 0.50 times the edge"),
         ((0.2, 1.1, 1.0, 0.5), "came to its edge of stability at step 100; sharpness is now 0.50 times the edge"),
     ],
 )  # fmt: skip
@@ -60,6 +62,43 @@ def test_the_loss_and_the_noise_have_a_sentence_where_they_were_tracked():
     assert loss == "The loss fell from 2.3 to 0.05 in 1,000 steps."
     assert "in batches of at least 320 samples" in of_noise
     assert len(answer_of_run(history(*losses[:1]))) == 1
+
+
+def test_a_run_without_an_edge_says_why():
+    rows = [{"step": at, "measure": "sharpness", "value": 1.0, "note": "no edge: Lion steps by signs"} for at in (0, 1)]
+    assert answer_of_run(history(*rows)) == ["No edge of stability is known: Lion steps by signs."]
+
+
+def test_a_lower_bound_of_zero_is_no_size_of_batches():
+    bound = {"step": 5, "measure": "gradient_noise_scale", "value": 0.0, "kind": "lower bound", "note": "use more"}
+    assert answer_of_run(history(bound))[-1] == "At step 5 the gradient's noise scale is not known (use more)."
+
+
+def test_a_diverged_run_says_so_first_and_a_skipped_measurement_is_no_divergence():
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1)
+    problem = fl.Problem(net, "half_squared_error", (torch.randn(8, 3), torch.zeros(8, 1)))
+    tracker = fl.Tracker(problem, ["sharpness", "loss"], every=2, live=False)
+    for step in range(7):
+        if step == 3:
+            net.weight.data.fill_(torch.nan)
+        tracker.step(step, optimiser=torch.optim.SGD(net.parameters(), lr=0.01))
+    assert tracker.answer[0] == "Nothing could be measured since step 4: 3 of 3 entries of 'weight' are NaN or inf."
+    assert "not come to its edge" in tracker.answer[1]
+    skipped = {"step": 300, "measure": "sharpness", "value": float("nan"), "kind": "undefined",
+               "note": "skipped: measuring had taken 9% of the time, the budget is 5%"}  # fmt: skip
+    assert answer_of_run(history(*sharp(0.2, 0.9, 1.05), skipped)) == answer_of_run(history(*sharp(0.2, 0.9, 1.05)))
+
+
+def test_only_measures_with_an_edge_have_one_in_the_table(tmp_path, capsys):
+    trace = {"step": 0, "measure": "hessian_trace", "value": 7.0, "edge": 20.0, "stderr": 0.5, "kind": "estimate"}
+    rows = [*sharp(0.2, 0.4), {"step": 0, "measure": "loss", "value": 2.0, "edge": 20.0}, trace]
+    save_history(history(*rows), tmp_path / "run.csv")
+    assert cli.run(["track", str(tmp_path / "run.csv")]) == 0
+    cells = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert cells["sharpness"] == ["4", "8", "20"]
+    assert cells["loss"] == ["2", "2"]
+    assert cells["hessian_trace"] == ["7", "±", "0.98", "7", "±", "0.98"]
 
 
 @pytest.fixture

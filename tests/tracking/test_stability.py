@@ -190,12 +190,15 @@ def test_edges_with_closed_forms(beta1: float) -> None:
 FrozenSteps = type("SGDScheduleFree", (torch.optim.Optimizer,), {"step": lambda self: None})
 
 
+@pytest.mark.parametrize(("name", "settings"), [("Lion", {}), ("AdaFactor", {"relative_step": False})])
 @pytest.mark.parametrize(("share", "rises"), [(0.99, False), (1.01, True)])
-def test_beyond_two_over_the_learning_rate_a_step_of_lion_raises_the_loss(share: float, rises: bool) -> None:
-    lion = pytest.importorskip("pytorch_optimizer").Lion
+def test_beyond_two_over_the_learning_rate_a_step_without_an_edge_raises_the_loss(
+    name: str, settings: dict[str, bool], share: float, rises: bool
+) -> None:
+    kind = getattr(pytest.importorskip("pytorch_optimizer"), name)
     net, x = torch.nn.Linear(3, 2, bias=False).double(), torch.randn(9, 3, dtype=torch.float64)
     problem = fl.Problem(net, "half_squared_error", (x, torch.zeros(9, 2, dtype=torch.float64)))
-    optimiser = lion(net.parameters(), lr=0.01)
+    optimiser = kind(net.parameters(), lr=0.01, **settings)
     found = fl.measure(fl.Lens(problem, optimiser=optimiser), "critical_sharpness")["critical_sharpness"]
     assert found.value > 0
     for group in optimiser.param_groups:

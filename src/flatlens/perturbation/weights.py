@@ -365,7 +365,7 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         without: dict[int, Any] = {id(grad): None for grad in held if grad is not None}  # gradients are not copied
         twin = copy.deepcopy(optimiser, without)
         for key, value in vars(optimiser).items():  # torch copies groups and state, and no setting of a subclass
-            if value is None or isinstance(value, bool | int | float | str):
+            if value is None or isinstance(value, bool | int | float | str | torch.dtype):
                 vars(twin).setdefault(key, value)
         _widen(twin)
         scale = _LONG / rate if _is_linear(twin) else 1.0

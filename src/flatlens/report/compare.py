@@ -345,7 +345,7 @@ def write_group_page(found: GroupComparison, path: Path) -> Path:
         cards={name: one.card for name, one in found.networks.measures.items()},
         groups=found.groups,
         medians=medians(found),
-        columns=RESULTS,
+        columns=[name for name in RESULTS if any(name in row for row in medians(found).values())],
         left_out=list(found.not_ranked.values()),
         sections=shown,
         notes=notes(found),

@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from flatlens.column import Column
+from flatlens.curvature.optimiser_geometry import WITH_EDGE
 from flatlens.errors import BadFolder
+from flatlens.estimate import Estimate
 from flatlens.progress import by_key, count_of
-from flatlens.report.cards import SIGNS, number
+from flatlens.report.cards import number, with_error
 from flatlens.report.screen import Fitted, remark
 from flatlens.tracking.history import answer_of_run
 from flatlens.version import __version__
 
-HEADINGS = ("measure", "first", "last", "95% ±", "edge")
+HEADINGS = ("measure", "first", "last", "edge")
+TITLE = "First and last values, ± 95%"
 _MOST = 4  #: reasons for undefined numbers that a screen shows
 
 
 def tracked_screen(history: pd.DataFrame) -> RenderableType:
     """Return the screen of `flatlens track`: the answer, and the first and last value of each measure."""
-    table = Fitted("First and last values", names=HEADINGS[:1], values=HEADINGS[1:])
+    table = Fitted(TITLE, names=HEADINGS[:1], values=HEADINGS[1:])
     for row in _rows(history):
         table.row(*row)
     missing = [remark("Undefined: ", f"{'; '.join(at)}: {why}") for why, at in _undefined(history).items()]
@@ -45,6 +50,7 @@ def write_tracked_page(history: pd.DataFrame, path: Path) -> Path:
             answer=answer_of_run(history),
             figures=[tracked_figure({"": history})],
             facts=_facts(history),
+            table=TITLE,
             headings=HEADINGS,
             rows=list(_rows(history)),
             undefined=_undefined(history),
@@ -66,10 +72,14 @@ def _rows(history: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     known = history[(history["layer"] == "") & (history["kind"] != "undefined")]
     for measure, rows in known.groupby("measure", sort=False):
         first, last = rows.iloc[0], rows.iloc[-1]
-        sign = SIGNS.get(last["kind"], "")
-        margin = number(1.96 * last["stderr"], 2) if last["stderr"] > 0 else ""
-        edge = number(last["edge"]) if last["edge"] > 0 else ""
-        yield str(measure), number(first["value"]), f"{sign}{number(last['value'])}", margin, edge
+        column = Column.parse(str(measure))
+        edge = number(last["edge"]) if last["edge"] > 0 and column.name in WITH_EDGE and not column.part else ""
+        yield str(measure), _value(first), _value(last), edge
+
+
+def _value(row: pd.Series[Any]) -> str:
+    stderr = row["stderr"] if row["stderr"] > 0 else 0.0  # a bound has none
+    return with_error(Estimate(row["value"], stderr, row["kind"]), number(row["value"]))
 
 
 def _undefined(history: pd.DataFrame) -> dict[str, list[str]]:

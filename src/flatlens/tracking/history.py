@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ TYPES = {
     "note": "str",
 }
 _Row = list[int | float | str]
+NO_EDGE = "no edge: "  #: before the reason, in a note
+SKIPPED = "skipped"  #: the first word of the note of a measurement that was due and skipped
 
 
 class History:
@@ -45,7 +48,7 @@ class History:
             beside = edge.beside(Column.parse(measure).name)
             row: _Row = [step, edge.lr, beside, measure, layer or "", e.value, e.stderr, e.kind, e.seconds]
             why = edge.note if Column.parse(measure).name in WITH_EDGE and math.isnan(beside) else ""
-            note = e.note if why in e.note else "; ".join(filter(None, [e.note, f"no edge: {why}"]))
+            note = e.note if why in e.note else "; ".join(filter(None, [e.note, f"{NO_EDGE}{why}"]))
             self._rows.append([*row, e.products, note])
 
     @property
@@ -126,7 +129,7 @@ def answer_of_run(history: pd.DataFrame) -> list[str]:
     """Return the answer to a history: the edge of stability, the loss, and the noise of gradients.
 
     >>> rows = [{"step": s, "measure": "sharpness", "layer": "", "value": v, "stderr": 0.0, "kind": "lower bound",
-    ...          "lr": 0.1, "edge": 20.0} for s, v in ((0, 5.0), (100, 21.0), (200, 20.2))]
+    ...          "lr": 0.1, "edge": 20.0, "note": ""} for s, v in ((0, 5.0), (100, 21.0), (200, 20.2))]
     >>> answer_of_run(pd.DataFrame(rows))[0]
     'Training has been at its edge of stability since step 100: since then sharpness is 1.03 times the edge.'
     """
@@ -134,31 +137,50 @@ def answer_of_run(history: pd.DataFrame) -> list[str]:
     named = history.assign(name=["" if one.part else one.name for one in columns])
     known = named[(named["layer"] == "") & (named["name"] != "") & (named["kind"] != "undefined")]
     by = {str(name): rows for name, rows in known.groupby("name", sort=False)}
-    return [*_of_edge(by), *_of_loss(by), *_of_noise(by, history.attrs.get("batch_size"))]
+    return [*_of_end(named), *_of_edge(by, named), *_of_loss(by), *_of_noise(by, history.attrs.get("batch_size"))]
 
 
-def _of_edge(by: Mapping[str, pd.DataFrame]) -> Iterator[str]:
+def _of_end(history: pd.DataFrame) -> Iterator[str]:
+    """Say since when nothing could be measured, as after a divergence; skipped measurements are none."""
+    tried = history[~history["note"].str.startswith(SKIPPED)]
+    measured = tried.loc[tried["kind"] != "undefined", "step"].max()  # NaN if there is none
+    lost = tried[~(tried["step"] <= measured)]
+    for step, note in lost[["step", "note"]].iloc[:1].itertuples(index=False):
+        if why := re.split(r": |, as ", re.sub(r"^\w+\(.*?\): ", "", note))[0]:
+            yield f"Nothing could be measured since step {step:,}: {why}."
+
+
+def _of_edge(by: Mapping[str, pd.DataFrame], history: pd.DataFrame) -> Iterator[str]:
     beside = {name: rows[rows["edge"] > 0] for name, rows in by.items() if name in WITH_EDGE}
     # the first of the measures with an edge, in the order of WITH_EDGE: several may be there
     name = next((one for one in WITH_EDGE if len(beside.get(one, ()))), None)
     if name is None:
-        yield f"No edge of stability is known: track one of {', '.join(WITH_EDGE)}, and give the optimiser to step."
+        notes = history.loc[history["name"].isin(WITH_EDGE), "note"].str.rpartition(NO_EDGE)
+        why = next(filter(None, (after for _, found, after in notes.itertuples(index=False) if found)), "")
+        todo = f"track one of {', '.join(WITH_EDGE)}, and give the optimiser to step"
+        yield f"No edge of stability is known: {why or todo}."
         return
     rows = beside[name]
     ratio = (rows["value"] / rows["edge"]).set_axis(rows["step"])
     above = ratio.index[ratio >= 1]
     if not len(above):
-        at = f"{name} is at most {ratio.max():.2f} times the edge, at step {ratio.index[int(ratio.argmax())]:,}"
+        at = f"{name} is at most {_times(ratio.max())} times the edge, at step {ratio.index[int(ratio.argmax())]:,}"
         yield f"Training has not come to its edge of stability: {at}."
         return
     first, now, median = above[0], float(ratio.iloc[-1]), float(ratio.loc[above[0] :].median())
-    since = f"since then {name} is {median:.2f} times the edge"
-    if median > ABOVE_EDGE:
-        yield f"Training has been above its edge of stability since step {first:,}: {since}."
-    elif now < AT_EDGE:
-        yield f"Training came to its edge of stability at step {first:,}; {name} is now {now:.2f} times the edge."
+    since = f"since then {name} is {_times(median)} times the edge"
+    came = f"came to its edge of stability at step {first:,}"
+    if first == ratio.index[0]:
+        came = f"began above its edge of stability, at {_times(ratio.iloc[0])} times the edge"
+    if now < AT_EDGE:
+        yield f"Training {came}; {name} is now {_times(now)} times the edge."
     else:
-        yield f"Training has been at its edge of stability since step {first:,}: {since}."
+        where = "above" if median > ABOVE_EDGE else "at"
+        yield f"Training has been {where} its edge of stability since step {first:,}: {since}."
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.1g}"
 
 
 def _of_loss(by: Mapping[str, pd.DataFrame]) -> Iterator[str]:
@@ -173,10 +195,13 @@ def _of_noise(by: Mapping[str, pd.DataFrame], batch: int | None) -> Iterator[str
     if (rows := by.get("gradient_noise_scale")) is not None:
         last = rows.iloc[-1]
         least = "at least " if last["kind"] == "lower bound" else ""
-        size = f"{least}{_in_words(float(last['value']))} samples"
-        own = "" if batch is None else f"; training takes batches of {batch:,}"
         at = f"At step {int(last['step']):,}"
-        yield f"{at} the gradient's noise is as large as the gradient in batches of {size}{own}."
+        own = "" if batch is None else f"; training takes batches of {batch:,}"
+        if last["value"] > 0:
+            size = f"{least}{_in_words(float(last['value']))} samples"
+            yield f"{at} the gradient's noise is as large as the gradient in batches of {size}{own}."
+        else:  # a lower bound of 0 says nothing
+            yield f"{at} the gradient's noise scale is not known ({last['note']}){own}."
 
 
 def _in_words(value: float) -> str:

@@ -19,7 +19,7 @@ def rises_figures(found: Compression) -> list[Figure]:
     drawn = data[(data["layer"] != "") & (data["forecast"] > 0) & (data["rise"] > 0)]
     if drawn.empty:
         return []
-    whole, narrow = _rises(drawn, 520, 300, 3), _rises(drawn, 230, 230, 2)
+    whole, narrow = _rises(drawn, 520, 300, 3), _rises(drawn, 230, 230, 1)
     left = int((data["layer"] != "").sum()) - len(drawn)
     caption = (
         f"Each mark is a layer under a scheme. On the line forecast and measured rise are equal; between the dashed "
@@ -38,9 +38,9 @@ def _rises(data: pd.DataFrame, width: int, height: int, columns: int) -> Drawing
     places = alt.X("forecast:Q", scale=scale, axis=axis), alt.Y("rise:Q", title="measured rise", scale=scale, axis=axis)
     marks = alt.Chart(data, width=width, height=height).mark_point(size=60, filled=True, opacity=0.8).encode(
         x=places[0], y=places[1],
-        shape=alt.Shape("scheme:N", legend=alt.Legend(orient="top", title=None, columns=columns)),
+        shape=alt.Shape("scheme:N", legend=alt.Legend(orient="top", title=None, columns=columns, columnPadding=20)),
         color=alt.Color("forecast holds:N", scale=alt.Scale(domain=["expected", "flagged"], range=_COLOURS),
-                        legend=alt.Legend(orient="top")),
+                        legend=alt.Legend(orient="top", columnPadding=20)),
         tooltip=["layer:N", "scheme:N", "forecast:Q", "rise:Q", "forecast holds:N"],
     )  # fmt: skip
     ends = [(factor, end) for factor in (1 / EXPECTED_WITHIN, 1.0, EXPECTED_WITHIN) for end in (low, high)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import altair as alt
@@ -122,10 +123,10 @@ def _tightness(data: pd.DataFrame, width: int, letters: int, columns: int) -> Dr
     low, high = (float(seen.min()) / 1.5, max(2.0, float(seen.max()) * 1.5)) if len(seen) else (0.1, 2.0)
     met = [at for at, status in enumerate(STATUS) if status in set(data["status"])]
     statuses, shapes, colours = ([of[at] for at in met] for of in (STATUS, _SHAPES, _COLOURS))
-    ticks = log_ticks(low, high) or [1.0]
+    axis = alt.Axis(values=log_ticks(low, high) or [1.0], labelOverlap=True, labelSeparation=12, format="~g")
     marks = alt.Chart(data, width=width, height=alt.Step(17)).mark_point(size=60, filled=True, opacity=0.85).encode(
         y=alt.Y("bound:N", sort=None, title=None, axis=alt.Axis(labelLimit=0, labelExpr=short_labels(letters))),
-        x=alt.X("drawn:Q", title="left side / right side", axis=alt.Axis(values=ticks, labelOverlap=True, format="~g"),
+        x=alt.X("drawn:Q", title="left side / right side", axis=axis,
                 scale=alt.Scale(type="log", domain=[low, high], nice=False)),
         shape=alt.Shape("status:N", scale=alt.Scale(domain=statuses, range=shapes),
                         legend=alt.Legend(orient="top", title=None, columns=columns), condition=_ARROWS),
@@ -280,7 +281,7 @@ def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Wid
     near = bool(max(peak, edge) <= _FAR * min(peak, edge)) if known(data["edge"]) else False
     # near its edge a sharpness is compared with it by eye; far from it, a linear axis would flatten one of the two
     beside_edge = Column.parse(measure).name in WITH_EDGE and (near or not known(data["edge"]))
-    logarithmic = bool((drawn > 0).all()) and not beside_edge
+    logarithmic = bool((drawn > 0).all() and (data["low"].dropna() > 0).all()) and not beside_edge
     y = value_axis("value:Q", drawn, logarithmic, 6, zero=True, **({"padding": 8} if logarithmic else {}))
     if not logarithmic and known(data["edge"]) and not near:  # a negative sharpness far from the edge
         y = alt.Y("value:Q", scale=alt.Scale(type="symlog", constant=peak or 1.0), axis=alt.Axis(title=None))
@@ -301,7 +302,10 @@ def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Wid
             edge = alt.Chart(data).mark_rule(strokeDash=[5, 4], strokeWidth=1.2)
         layers.append(edge.encode(y="edge:Q", color=colour))
     told = (["dashed: edge of stability"] if known(data["edge"]) else []) + (["log scale"] if logarithmic else [])
-    title = alt.TitleParams(text=measure, subtitle=", ".join(told)) if told else measure
+    # options below the name: a panel has no room for both in a line
+    name, options = re.sub(r"\(.*\)", "", measure), re.findall(r"\((.*)\)", measure)
+    below = [*options, *filter(None, [", ".join(told)])]
+    title = alt.TitleParams(text=name, subtitle=below[0] if len(below) == 1 else below) if below else name
     return alt.layer(*layers).properties(width=width, height=145, title=title)
 
 
