@@ -287,7 +287,7 @@ def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Wid
         y = alt.Y("value:Q", scale=alt.Scale(type="symlog", constant=peak or 1.0), axis=alt.Axis(title=None))
     legend = alt.Legend(title=None, orient="top") if len(runs) > 1 else None
     colour = alt.Color("run:O", sort=runs, scale=alt.Scale(domain=runs), legend=legend)
-    x = alt.X("step:Q", title="step", axis=alt.Axis(tickCount=6))
+    x = alt.X("step:Q", title="step", axis=alt.Axis(tickCount=4))
     tooltip = ["run:N", "step:Q", alt.Tooltip("value:Q", format=".4g"), alt.Tooltip("edge:Q", format=".4g")]
     few = len(data) <= _WITH_POINTS * len(runs)
     line = alt.Chart(data).mark_line(
