@@ -49,7 +49,7 @@ from flatlens.papers.sharpening.networks import (
 )
 from flatlens.training import SAM, Constant, InputJacobian, Mixup, ParameterJacobian, Steps
 
-SHARP, NORM, GAP = SHARPNESS_COLUMN, JACOBIAN_COLUMN, ABSOLUTE
+SHARP, NORM, SOFTMAXED, GAP = SHARPNESS_COLUMN, JACOBIAN_COLUMN, SOFTMAXED_COLUMN, ABSOLUTE
 
 # ---- X9
 
@@ -156,8 +156,13 @@ def fitted(results: Results) -> pd.DataFrame:
 _DIFFERENCE = "Fisher's z with the gap, Jacobian's less sharpness's"
 superior = readings(
     {
-        said: in_each_case(fitted, [(NORM, GAP), (SHARP, GAP)], f"{said}: {_DIFFERENCE}", size=size)
-        for said, size in (("with its sign", False), ("by its size", True))
+        said: in_each_case(fitted, [(norm, GAP), (SHARP, GAP)], f"{said}: {_DIFFERENCE}", size=size)
+        for said, norm, size in (
+            ("with its sign", NORM, False),
+            ("by its size", NORM, True),
+            ("softmax, with its sign", SOFTMAXED, False),
+            ("softmax, by its size", SOFTMAXED, True),
+        )
     },
     _DIFFERENCE,
 )
@@ -180,36 +185,36 @@ def beyond_weakest(name: str) -> Table:
     return where(regularised_networks(name), f"{FIG_5} and strength > 0")
 
 
-def sharpness_along(name: str, side: Side) -> Evidence:
+def sharpness_along(name: str, table: Table, side: Side) -> Evidence:
     """Return Kendall's tau of strength and sharpness in each kind of network; all have to be on the side."""
-    return _along_strengths(name, SHARP, "sharpness", side)
+    return _along_strengths(where(table, f"regulariser == '{name}'"), SHARP, "sharpness", side)
 
 
-def jacobian_along(name: str) -> Evidence:
-    """Return Kendall's tau of strength and Jacobian norm in each kind of network; all have to be below."""
-    return _along_strengths(name, NORM, "Jacobian norm", "below")
+def jacobian_along(name: str, norm: str) -> Evidence:
+    """Return Kendall's tau of strength and this Jacobian norm in each kind of network; all have to be below."""
+    return _along_strengths(regularised_networks(name), norm, "Jacobian norm", "below")
 
 
-def _along_strengths(name: str, column: str, said: str, side: Side) -> Evidence:
+def _along_strengths(table: Table, column: str, said: str, side: Side) -> Evidence:
     return of_each_case(
-        regularised_networks(name),
+        table,
         lambda kind: along(kind, "strength", column, SAME_EXCEPT_STRENGTH),
         f"Kendall tau-b of strength and {said}",
         side=side,
     )
 
 
-def at_the_weakest(name: str) -> Evidence:
-    """Return the log ratio of the Jacobian norm at the weakest strength to that at none, in each kind of network."""
+def at_the_weakest(name: str, norm: str) -> Evidence:
+    """Return the log ratio of this Jacobian norm at the weakest strength to that at none, in each kind of network."""
     return of_each_case(
         regularised_networks(name),
-        lambda kind: first_change(kind, "strength", NORM, SAME_EXCEPT_STRENGTH),
+        lambda kind: first_change(kind, "strength", norm, SAME_EXCEPT_STRENGTH),
         "log of the Jacobian norm at the weakest over that without",
         side="below",
     )
 
 
-_CORRELATED = {"sharpness": SHARP, "Jacobian norm": NORM, "Jacobian norm of softmax": SOFTMAXED_COLUMN}
+_CORRELATED = {"sharpness": SHARP, "Jacobian norm": NORM, "Jacobian norm of softmax": SOFTMAXED}
 
 
 def _x9_plots(results: Results) -> list[Plot]:
