@@ -108,6 +108,13 @@ def test_beyond_muon_s_edge_its_step_raises_the_risk(share: float, rises: bool) 
     assert (fl.measure(fl.Lens(problem), "loss")["loss"].value > before) == rises
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_s_momentum_has_no_known_edge() -> None:
+    found = edge_of(torch.optim.Muon([torch.nn.Parameter(torch.ones(2, 2))], lr=0.1))
+    assert math.isnan(found.value)
+    assert found.note == "the edge of Muon with momentum is not known"
+
+
 def test_where_there_is_no_edge() -> None:
     one = [torch.nn.Parameter(torch.ones(1))]
     assert math.isnan(edge_of(None).lr)

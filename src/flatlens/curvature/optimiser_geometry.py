@@ -340,7 +340,8 @@ def edge_of(optimiser: torch.optim.Optimizer | None, *, gradient_norm: float = m
 
         h < 2 (1 + b) / (a (1 - b)),    38 / a for b = 0.9
 
-    (Cohen et al. 2022, Adaptive gradient methods at the edge of stability). For Muon it is 2 / a, without its momentum.
+    (Cohen et al. 2022, Adaptive gradient methods at the edge of stability). For Muon without momentum it is 2 / a; with
+    momentum it is not known.
 
     SAM with radius r on SGD with the edge E needs the norm of the gradient g, which is frozen, too. Its step follows
     the gradient at x + r g / ||g||, which is h (1 + r h / ||g||) x, so that
@@ -364,6 +365,8 @@ def edge_of(optimiser: torch.optim.Optimizer | None, *, gradient_norm: float = m
     if base is not optimiser:
         return _with_ascent(edge_of(base), optimiser.param_groups, gradient_norm)
     if name_of(base) == "torch.Muon":
+        if any(group["momentum"] for group in base.param_groups):
+            return Edge(lr, note="the edge of Muon with momentum is not known")
         return Edge(lr, 2 / lr, "2/lr", "preconditioned_sharpness")
     try:
         plain = is_plain(base)
