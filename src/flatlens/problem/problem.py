@@ -136,8 +136,10 @@ class Problem(NetworkOnData):
 
     def _check(self, network: nn.Module) -> None:
         """Run the network on all the data; refuse what cannot be measured, and note what is found."""
+        # nothing here differentiates attention: on a processor its fast kernel multiplies in float32, too
+        twice = device_of(network).type != "cpu"
         with untouched(network):
-            with self.measuring(network), torch.no_grad():
+            with self.measuring(network, twice=twice), torch.no_grad():
                 with apart_from_original(network):
                     self.loss, first = self._first(network)
                 with nullcontext() if self.casts is None else plain_casts(self.dtype):
@@ -152,7 +154,7 @@ class Problem(NetworkOnData):
             if self.test is not None:
                 if self.convention != Convention():
                     require_same_form(self.test)
-                with self.measuring(network, plain=True), torch.no_grad():
+                with self.measuring(network, twice=twice, plain=True), torch.no_grad():
                     check_all(self, network, self.test)
 
     def _first(self, network: nn.Module) -> tuple[Loss, Outputs | None]:
