@@ -8,6 +8,7 @@ from checkpoints import TEST, X, Y, lens, network, rescaled
 
 import flatlens as fl
 from flatlens.comparing import direction
+from flatlens.deprecated_names import FormerName
 from flatlens.errors import BadInput
 from flatlens.measures import MEASURES
 
@@ -30,6 +31,13 @@ def test_ranks_follow_the_values_of_fl_measure(three):
     for name, value in values.items():
         assert frame.loc[("mls", name), "value"] == pytest.approx(value, rel=1e-12)
     assert (values["a"] < values["b"]) == (frame.loc[("mls", "a"), "rank"] < frame.loc[("mls", "b"), "rank"])
+
+
+def test_the_former_name_of_is_invariant_warns(three):
+    assert three.is_invariant("mls")
+    assert not three.is_invariant("ggn_trace")
+    with pytest.warns(FormerName, match="survives is now called is_invariant"):
+        assert three.survives("mls")
 
 
 def test_the_frame_is_tidy_and_says_what_survives(three):

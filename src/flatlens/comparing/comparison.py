@@ -139,9 +139,14 @@ class Comparison(Result):
         """Return one measure's estimates by network."""
         return {name: report[measure] for name, report in self.reports.items()}
 
-    def survives(self, measure: str) -> bool:
+    def is_invariant(self, measure: str) -> bool:
         """Return whether both rescalings of the weights leave the measure unchanged: it is about the function."""
         return self.measures[measure].invariant_under >= RESCALINGS
+
+    def survives(self, measure: str) -> bool:
+        """Deprecated name of `is_invariant`."""
+        warn("a method of Comparison", "survives", "is_invariant")
+        return self.is_invariant(measure)
 
     def plot(self) -> Any:
         """Return an Altair chart (report.figures); a notebook shows it by itself."""
@@ -181,7 +186,7 @@ class Comparison(Result):
             if ("generalisation_gap", None) in report:
                 row["gap_stderr"] = report["generalisation_gap"].stderr
             row["mean_rank"] = ranks.loc[counted, model].mean()
-            row["mean_rank_surviving"] = ranks.loc[[name for name in counted if self.survives(name)], model].mean()
+            row["mean_rank_surviving"] = ranks.loc[[name for name in counted if self.is_invariant(name)], model].mean()
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -193,7 +198,7 @@ class Comparison(Result):
     def _agreement(self) -> Agreement:
         reports = {name: self.reports[name] for name in self.ranked}
         gaps = {name: r["generalisation_gap"] for name, r in reports.items() if ("generalisation_gap", None) in r}
-        surviving = [name for name in self.measures if self.survives(name)]
+        surviving = [name for name in self.measures if self.is_invariant(name)]
         pointing = [name for name, one in self.measures.items() if direction(one.card)]
         return agreement(self._ranked_estimates, pointing, surviving, gaps, self.rounding)
 

@@ -24,6 +24,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from flatlens.column import Column
 from flatlens.curvature.frozen_steps import FrozenStep, frozen_step, name_of, steps_taken
 from flatlens.curvature.krylov import VectorProduct
 from flatlens.curvature.operators import Operator
@@ -293,6 +294,16 @@ def _corner(operator: Operator, v: Tensor, radius: Mapping[str, float]) -> Tenso
 
 WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness", "batch_sharpness")
 """The measures that are compared with an edge."""
+
+
+def has_edge(row: str) -> bool:
+    """Return whether a report's row is compared with an edge: that of a measure in `WITH_EDGE`, and none of its parts.
+
+    >>> has_edge("batch_sharpness(samples=8)"), has_edge("loss")
+    (True, False)
+    """
+    column = Column.parse(row)
+    return column.name in WITH_EDGE and not column.part
 
 
 @dataclass(frozen=True)

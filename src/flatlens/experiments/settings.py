@@ -88,7 +88,8 @@ class NetworkSettings:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain dicts, lists and numbers; `from_json` undoes it."""
-        return as_plain(self)  # type: ignore[no-any-return]  # a dict, of settings
+        plain: dict[str, Any] = as_plain(self)
+        return plain
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> NetworkSettings:
@@ -201,7 +202,8 @@ class Study:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain dicts, lists and numbers; `from_json` undoes it."""
-        return as_plain(self)  # type: ignore[no-any-return]  # a dict, of settings
+        plain: dict[str, Any] = as_plain(self)
+        return plain
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Study:

@@ -82,7 +82,7 @@ def _grouped(comparison: Comparison) -> dict[str, list[str]]:
     def heading(name: str) -> str:
         if not direction(comparison.measures[name].card):
             return NO_DIRECTION
-        return INVARIANT if comparison.survives(name) else CHANGE
+        return INVARIANT if comparison.is_invariant(name) else CHANGE
 
     found = by_key((heading(name), name) for name in comparison.measures)
     return {group: found[group] for group in (INVARIANT, CHANGE, NO_DIRECTION) if group in found}
@@ -90,7 +90,7 @@ def _grouped(comparison: Comparison) -> dict[str, list[str]]:
 
 def marked(comparison: Comparison, name: str) -> str:
     """Return the measure's name, with a star if a rescaling of the weights changes it."""
-    return name if comparison.survives(name) else f"{name} *"
+    return name if comparison.is_invariant(name) else f"{name} *"
 
 
 def rank_text(rank: float, undecided: bool) -> str:

@@ -11,8 +11,7 @@ import pandas as pd
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from flatlens.column import Column
-from flatlens.curvature.optimiser_geometry import WITH_EDGE
+from flatlens.curvature.optimiser_geometry import has_edge
 from flatlens.errors import BadFolder
 from flatlens.estimate import Estimate
 from flatlens.progress import by_key, count_of
@@ -72,8 +71,7 @@ def _rows(history: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     known = history[(history["layer"] == "") & (history["kind"] != "undefined")]
     for measure, rows in known.groupby("measure", sort=False):
         first, last = rows.iloc[0], rows.iloc[-1]
-        column = Column.parse(str(measure))
-        edge = number(last["edge"]) if last["edge"] > 0 and column.name in WITH_EDGE and not column.part else ""
+        edge = number(last["edge"]) if last["edge"] > 0 and has_edge(str(measure)) else ""
         yield str(measure), _value(first), _value(last), edge
 
 

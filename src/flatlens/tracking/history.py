@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from flatlens.column import Column
-from flatlens.curvature.optimiser_geometry import WITH_EDGE, Edge
+from flatlens.curvature.optimiser_geometry import WITH_EDGE, Edge, has_edge
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Report, undefined
 from flatlens.files import csv_of, unescaped, write_whole
@@ -47,7 +47,7 @@ class History:
         for (measure, layer), e in report.items():
             beside = edge.beside(Column.parse(measure).name)
             row: _Row = [step, edge.lr, beside, measure, layer or "", e.value, e.stderr, e.kind, e.seconds]
-            why = edge.note if Column.parse(measure).name in WITH_EDGE and math.isnan(beside) else ""
+            why = edge.note if has_edge(measure) and math.isnan(beside) else ""
             note = e.note if why in e.note else "; ".join(filter(None, [e.note, f"{NO_EDGE}{why}"]))
             self._rows.append([*row, e.products, note])
 

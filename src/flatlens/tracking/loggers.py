@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, final
 
 from flatlens.column import Column
-from flatlens.curvature.optimiser_geometry import WITH_EDGE, Edge
+from flatlens.curvature.optimiser_geometry import Edge, has_edge
 from flatlens.errors import BadFolder, BadInput, needs
 from flatlens.estimate import Report
 from flatlens.problem.ranks import claimed, in_first_process
@@ -92,7 +92,7 @@ def as_line(moment: Moment) -> str:
             continue
         told = f"{name} {estimate.value:.3g}" + (f" +- {estimate.margin:.1g}" if estimate.margin else "")
         edge = moment.edge.beside(column.name)
-        if column.name in WITH_EDGE and edge > 0:
+        if has_edge(name) and edge > 0:
             formula = "2/lr" if column.name == "critical_sharpness" else moment.edge.formula
             label = formula if 0 < len(formula) <= len("2(1+momentum)/lr") else "edge"
             told += f", {label} = {edge:.3g} ({estimate.value / edge:.0%})"
@@ -120,9 +120,8 @@ def scalars(moment: Moment) -> dict[str, float]:
         found[name] = estimate.value
         if estimate.margin:
             found[f"{name}.stderr"] = estimate.stderr
-        column = Column.parse(measure)
-        edge = moment.edge.beside(column.name)
-        if not layer and column.name in WITH_EDGE and not column.part and edge == edge:
+        edge = moment.edge.beside(Column.parse(measure).name)
+        if not layer and has_edge(measure) and edge == edge:
             found[f"{name}.edge"] = edge
     return found
 

@@ -61,7 +61,7 @@ def values_frame(comparison: Comparison) -> pd.DataFrame:
         + ("" if row["ranked"] else ", not ranked")
         for row in data.to_dict("records")
     ]
-    data["stable"] = [comparison.survives(name) for name in data["measure"]]
+    data["stable"] = [comparison.is_invariant(name) for name in data["measure"]]
     data["points"] = data["small_means"] != ""
     found: pd.DataFrame = data.sort_values(["points", "stable"], ascending=False, kind="stable", ignore_index=True)
     return found

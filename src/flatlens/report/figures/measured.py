@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import altair as alt
 import pandas as pd
@@ -12,7 +12,7 @@ import pandas as pd
 from flatlens.bounds import Verdict
 from flatlens.column import Column
 from flatlens.comparing import Comparison
-from flatlens.curvature.optimiser_geometry import WITH_EDGE
+from flatlens.curvature.optimiser_geometry import has_edge
 from flatlens.estimate import Estimate, Report
 from flatlens.report.blocks import CALL, grouped
 from flatlens.report.cards import SIGNS, number, spelling, with_error
@@ -162,7 +162,7 @@ def ranks_frame(comparison: Comparison) -> pd.DataFrame:
     ranks = ["" if rank != rank else f"{rank:g}" for rank in data["rank"]]
     data["value_text"] = [f"{text}{mark}" for text, mark in zip(values, shared, strict=True)]
     data["rank_text"] = [f"{text}{mark}" if text else "" for text, mark in zip(ranks, shared, strict=True)]
-    data["stable"] = [comparison.survives(name) for name in data["measure"]]
+    data["stable"] = [comparison.is_invariant(name) for name in data["measure"]]
     data["row"] = data["measure"].where(data["stable"], data["measure"] + " *")
     return data
 
@@ -233,14 +233,14 @@ _COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
 def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return network-level numbers of each run's history (`Tracker.history`), with their 95% intervals.
 
-    Only rows of `WITH_EDGE` have a value of `edge`. A step where a measure is undefined has NaN, and breaks its line.
+    Only rows that `has_edge` have a value of `edge`. A step where a measure is undefined has NaN, and breaks its line.
     """
     parts = [pd.DataFrame(columns=_COLUMNS)]
     for run, history in histories.items():
         rows = history[history["layer"] == ""]
         rows = rows[rows["value"].notna().groupby(rows["measure"]).transform("any")]
         reach = Z * rows["stderr"].fillna(0)  # a bound has none
-        edge = rows["edge"].where(rows["measure"].map(lambda name: Column.parse(name).name in WITH_EDGE))
+        edge = rows["edge"].where(rows["measure"].map(has_edge))
         parts.append(rows.assign(run=run, low=rows["value"] - reach, high=rows["value"] + reach, edge=edge)[_COLUMNS])
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
 
@@ -280,7 +280,7 @@ def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Wid
     peak, edge = data["value"].abs().max(), data["edge"].median()
     near = bool(max(peak, edge) <= _FAR * min(peak, edge)) if known(data["edge"]) else False
     # near its edge a sharpness is compared with it by eye; far from it, a linear axis would flatten one of the two
-    beside_edge = Column.parse(measure).name in WITH_EDGE and (near or not known(data["edge"]))
+    beside_edge = has_edge(measure) and (near or not known(data["edge"]))
     logarithmic = bool((drawn > 0).all() and (data["low"].dropna() > 0).all()) and not beside_edge
     y = value_axis("value:Q", drawn, logarithmic, 6, zero=True, **({"padding": 8} if logarithmic else {}))
     if not logarithmic and known(data["edge"]) and not near:  # a negative sharpness far from the edge
@@ -303,8 +303,9 @@ def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Wid
         layers.append(edge.encode(y="edge:Q", color=colour))
     told = (["dashed: edge of stability"] if known(data["edge"]) else []) + (["log scale"] if logarithmic else [])
     # options below the name: a panel has no room for both in a line
-    name, options = re.sub(r"\(.*\)", "", measure), re.findall(r"\((.*)\)", measure)
-    below = [*options, *filter(None, [", ".join(told)])]
+    column = Column.parse(measure)
+    name, options = str(replace(column, measure=column.name)), column.measure.removeprefix(column.name)[1:-1]
+    below = list(filter(None, [options, ", ".join(told)]))
     title = alt.TitleParams(text=name, subtitle=below[0] if len(below) == 1 else below) if below else name
     return alt.layer(*layers).properties(width=width, height=145, title=title)
 
