@@ -143,8 +143,8 @@ def _several() -> Iterator[Row]:
     pair, both = [("a", "b")], [("a", "b"), ("c", "b")]
     for count in (4,):
         said, draw = f"{count} cases of the same seeds", partial(kinds, count)
-        yield Row("mean of z over cases", said, draw, lambda t: contrasts.across(t, pair, contrasts.mean, "r"),
-                  conservative=JOINT)  # fmt: skip
+        yield Row("mean of z over cases", said, draw,
+                  lambda t: contrasts.across(t, pair, contrasts.mean_correlation, "r"), conservative=JOINT)  # fmt: skip
         yield Row("mean difference of two z over cases", said, draw,
                   lambda t: contrasts.across(t, both, contrasts.margin, "z"), conservative=JOINT)  # fmt: skip
         yield Row("r in all cases", f"{said}, r 0 in each", draw, lambda t: contrasts.in_each_case(t, pair, "r"),
@@ -202,8 +202,9 @@ def _joint() -> Iterator[Row]:
     yield Row("|Pearson r| against .2", "one network a seed", partial(related, 1.0, 1, 0.2),
               lambda t: contrasts.strength(t, "a", "b"), 0.2, conservative=FOLDED)  # fmt: skip
     yield Row("mean of z of ranks over cases", f"{EACH} cases of the same seeds", partial(kinds, EACH),
-              lambda t: contrasts.across(contrasts.ranked(t, ("a", "b")), [("a", "b")], contrasts.mean, "rho"),
-              conservative=JOINT)  # fmt: skip
+              lambda t: contrasts.across(
+                  contrasts.ranked(t, ("a", "b")), [("a", "b")], contrasts.mean_correlation, "rho"
+              ), conservative=JOINT)  # fmt: skip
     yield Row("mean of what holds or not", "16 networks a seed, true share one half", holding,
               lambda t: contrasts.mean_of(t, "x"), 0.5, conservative=DISCRETE)  # fmt: skip
     yield Row("r in all cases", f"{EACH} cases, r 0 in one, .8 in the others", all_but_one,

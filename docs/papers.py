@@ -16,7 +16,7 @@ from flatlens.papers import EXPERIMENTS
 from flatlens.papers.figures import BANDS, FIGURES, PaperFigure
 from flatlens.papers.reproduction import Reproduction
 from flatlens.papers.summary import Row, rows_of
-from flatlens.report.blocks import by_key
+from flatlens.progress import by_key
 
 FOLDER = Path(__file__).parent / "papers"
 BEGIN, END = "<!-- results -->", "<!-- end -->"

@@ -40,6 +40,13 @@ UNSEEN = {
         "jacobian.in_all_cases.fitted",
         "jacobian.in_all_cases.fitted.accuracy_gap",
         "jacobian.in_all_cases.fitted.by_size",
+        "jacobian.in_all_cases.fitted.softmaxed",
+        "jacobian.in_all_cases.fitted.accuracy_gap.softmaxed",
+        "jacobian.in_all_cases.fitted.by_size.softmaxed",
+        "label_smoothing.sharpness.fitted",
+        "mixup.sharpness.fitted",
+        "augmentation.sharpness.fitted",
+        "sam.sharpness.fitted",
     ),
     "X18": (
         "flatness.accuracy_gap",

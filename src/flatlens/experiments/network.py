@@ -19,7 +19,7 @@ from flatlens.data import DataSettings, Split, UserData, default_root
 from flatlens.distributions import RULES
 from flatlens.errors import BadWeights
 from flatlens.estimate import Estimate, Key, Progress, Report
-from flatlens.experiments.runner import one_by_one, traced
+from flatlens.experiments.runner import one_by_one, traceback_in
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.store import Record, Store, versions
 from flatlens.files import contents_of
@@ -168,7 +168,7 @@ class _Pack:
                 for ended in train_together(self._members(), self.task.together):
                     place, split, member, note = self.begun[ended.number]
                     note.close()
-                    with traced(self.found, place):
+                    with traceback_in(self.found, place):
                         if ended.error is not None:
                             raise ended.error
                         assert ended.result is not None
@@ -184,7 +184,7 @@ class _Pack:
         for place, settings in enumerate(self.pack):
             if self.store.folder(settings.key).is_dir():
                 continue
-            with traced(self.found, place):
+            with traceback_in(self.found, place):
                 note = ExitStack()
                 progress = note.enter_context(self.store.progress_file(settings.key)) if self.task.tell else None
                 split, member = _member(settings, self.store.checkpoint(settings.key), progress)

@@ -252,13 +252,13 @@ def one_by_one(function: Callable[[_T], object], pack: Sequence[_T]) -> list[str
     """Run the tasks of a pack; return the traceback of what went wrong in each, "" where nothing did."""
     traces = [""] * len(pack)
     for place, task in enumerate(pack):
-        with traced(traces, place):
+        with traceback_in(traces, place):
             function(task)
     return traces
 
 
 @contextmanager
-def traced(traces: list[str], place: int) -> Iterator[None]:
+def traceback_in(traces: list[str], place: int) -> Iterator[None]:
     """Write the traceback of what goes wrong inside, in one task of a pack, to its place; BadFolder ends all tasks."""
     try:
         yield
