@@ -22,7 +22,9 @@ from flatlens.problem.data import Data
 
 PROGRAM = Path(__file__).parent / "ranks_program.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-MEASURES = "mls,relative_flatness,neuron_flatness,sharpness,hessian_trace,average_sharpness,loss,test_loss"
+MEASURES = (
+    "mls,representation_mls,relative_flatness,neuron_flatness,sharpness,hessian_trace,average_sharpness,loss,test_loss"
+)
 
 
 def environment(**more):

@@ -20,7 +20,7 @@ from flatlens.curvature.spectral_norms import batch_jacobians, squared_jacobian,
 from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, Progress, joined_notes, undefined, with_note
 from flatlens.grams import LayerGrams, Plan
-from flatlens.grams.plan import FRONT, coupled_places
+from flatlens.grams.plan import FRONT, agreed, coupled_places
 from flatlens.grams.record import run_recorded
 from flatlens.measures.definition import (
     FUNCTION,
@@ -44,6 +44,7 @@ from flatlens.perturbation.variation import certified_variation, found_variation
 from flatlens.problem import Problem
 from flatlens.problem.batches import size
 from flatlens.problem.eval_context import differentiable
+from flatlens.problem.ranks import ChunkBuffer
 
 FEATURES = 1024  #: features of a layer's input up to which each takes a backward pass
 _CHUNK = 256  #: largest number of samples in a chunk
@@ -69,6 +70,7 @@ def representations(
     """Yield (number of the chunk, representations by call); a call whose samples depend on each other is left out."""
     problem = problem.as_asked()
     probe = problem.place(problem.probes[0])
+    seed = int(torch.randint(2**62, (), generator=generator))
     with problem.measuring(model), differentiable(model.parameters()):
         # a chunk whose graph and Jacobians fit in the memory
         tape, inputs, f, _ = run_recorded(problem, model, probe)
@@ -77,6 +79,7 @@ def representations(
         each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
         most = max(1, min(_CHUNK, problem.memory // (3 * each + 24 * entries)))
         for number, raw in problem.shared(most, what="hidden representations", progress=progress):
+            own = torch.Generator().manual_seed(seed + number)  # the same on whichever process has the chunk
             batch = problem.place(raw)
             tape, inputs, f, _ = run_recorded(problem, model, batch)
             problem.require_as_seen(model, batch, number, f)
@@ -88,7 +91,7 @@ def representations(
                 named = {str(k): x for k, x in enumerate(at)}
                 if coupled_places(h, named, dict.fromkeys(named, FRONT), torch.Generator().manual_seed(0)):
                     continue
-                found[key] = _below(h, at, rtol, generator)
+                found[key] = _below(h, at, rtol, own)
             yield number, found
 
 
@@ -261,42 +264,45 @@ def representation_mls(lens: Lens, run: Run, *, top_k: int | None = None, rtol: 
 
 
 def _of_representations(lens: Lens, run: Run, calls: list[str], top_k: int | None, rtol: float) -> Parts:
-    kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {key: [] for key in calls}
-    residuals, missing = dict.fromkeys(calls, 0.0), dict[str, str]()
+    kept: ChunkBuffer[str] = ChunkBuffer()
+    residuals, coupled = dict[str, float](), set[str]()
+    ranks = lens.problem.ranks
     walk = representations(lens.problem, lens.model, lens.plan, calls, rtol, run.generator, run.progress)
     least = 100 * max(lens.problem.precision, torch.finfo(torch.float64).eps)
-    with closing(walk) as chunks:
-        for _, found in chunks:
-            for key in calls:
-                if key not in found:
-                    missing[key] = "samples depend on each other there"
-                    continue
-                s, top = found[key].singular, found[key].singular[:, :1]
-                if found[key].residual is not None:
-                    residuals[key] = max(residuals[key], found[key].residual or 0.0)
-                    unknown = torch.full_like(top[:, 0], math.nan)
-                    kept[key].append((top[:, 0], unknown, unknown))
-                    continue
-                k = min(top_k or s.shape[1], s.shape[1])
-                logs = torch.where(s[:, k - 1] > least * top[:, 0], s[:, :k].log().sum(1), -math.inf)
-                kept[key].append((top[:, 0], logs, s.square().sum(1).square() / s.pow(4).sum(1)))
+    with agreed(ranks), closing(walk) as chunks:
+        for number, found in chunks:
+            coupled |= set(calls) - set(found)
+            for key, one in found.items():
+                s, top = one.singular, one.singular[:, 0]
+                if one.residual is None:
+                    k = min(top_k or s.shape[1], s.shape[1])
+                    logs = torch.where(s[:, k - 1] > least * top, s[:, :k].log().sum(1), -math.inf)
+                    dimensions = s.square().sum(1).square() / s.pow(4).sum(1)
+                else:
+                    residuals[key] = max(residuals.get(key, 0.0), one.residual)
+                    logs = dimensions = torch.full_like(top, math.nan)
+                kept.add(number, {key: torch.stack([top, logs, dimensions], 1)})
+    rows, every = kept.joined(ranks), ranks.together((residuals, coupled))
     parts: dict[tuple[str, str | None], Estimate] = {}
     for key in calls:
-        if key in missing:
-            parts["", key] = undefined(missing[key])
+        if any(key in dependent for _, dependent in every):
+            parts["", key] = undefined("samples depend on each other there")
             continue
-        norms, logs, dimensions = (torch.cat(each).cpu() for each in zip(*kept[key], strict=True))
+        norms, logs, dimensions = rows[key].unbind(1)
         norm = Estimate(float(norms.mean()), samples=norms)
-        if residuals[key]:
-            note = f"each to a residual of {residuals[key]:.1g} of its size; a larger singular value may exist"
+        searched_to = [found[key] for found, _ in every if key in found]
+        if searched_to:
+            note = f"each to a residual of {max(searched_to):.1g} of its size; a larger singular value may exist"
             norm = replace(norm, kind="lower bound", note=note)
             many = undefined(f"{key} reads more than {FEATURES} features: its norm alone is known")
             parts |= {("", key): norm, ("log_volume", key): many, ("dimension", key): many}
             continue
         volume, dimension = mean_of_finite(logs, DEFICIENT), mean_of_finite(dimensions, "without any response")
         parts["", key] = norm
-        for name, one, unit in (("log_volume", volume, "log"), ("dimension", dimension, "dimensions")):
-            parts[name, key] = Estimate(one.value, kind=one.kind, note=one.note, samples=one.samples, unit=unit)
+        for name, of_all, unit in (("log_volume", volume, "log"), ("dimension", dimension, "dimensions")):
+            parts[name, key] = Estimate(
+                of_all.value, kind=of_all.kind, note=of_all.note, samples=of_all.samples, unit=unit
+            )
     last = calls[-1]
     return parts | {(name, None): estimate for (name, at), estimate in parts.items() if at == last}
 
