@@ -33,6 +33,7 @@ def sharp(*ratios, name="sharpness"):
         ((1.1, 0.9, 0.002), "began above its edge of stability, at 1.10 times the edge; sharpness is now 0.002 times"),
         ((0.2, 9.0, 9.0, 0.5), "came to its edge of stability at step 100; sharpness is now 0.50 times the edge"),
         ((0.2, 1.1, 1.0, 0.5), "came to its edge of stability at step 100; sharpness is now 0.50 times the edge"),
+        ((56071.87, 1.2, 0.5), "began above its edge of stability, at 56,000 times the edge"),
     ],
 )  # fmt: skip
 def test_the_first_line_says_where_the_run_is_beside_its_edge(ratios, says):
@@ -83,7 +84,10 @@ def test_a_diverged_run_says_so_first_and_a_skipped_measurement_is_no_divergence
         if step == 3:
             net.weight.data.fill_(torch.nan)
         tracker.step(step, optimiser=torch.optim.SGD(net.parameters(), lr=0.01))
-    assert tracker.answer[0] == "Nothing could be measured since step 4: 3 of 3 entries of 'weight' are NaN or inf."
+    cause = "as training that diverged or weights that were never set leave them"
+    assert tracker.answer[0] == (
+        f"Nothing could be measured since step 4: 3 of 3 entries of 'weight' are NaN or inf, {cause}."
+    )
     assert "not come to its edge" in tracker.answer[1]
     skipped = {"step": 300, "measure": "sharpness", "value": float("nan"), "kind": "undefined",
                "note": "skipped: measuring had taken 9% of the time, the budget is 5%"}  # fmt: skip

@@ -346,10 +346,9 @@ def require_finite_weights(model: nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *statistics]:
         if tensor.is_floating_point() and not finite(tensor):
             bad = int(in_one_piece((~torch.isfinite(tensor)).sum()))
-            raise BadModel(
-                f"{bad} of {tensor.numel()} entries of {name!r} are NaN or inf, as training that diverged or weights "
-                "that were never set leave them: load a checkpoint without"
-            )
+            what = f"{bad} of {tensor.numel()} entries of {name!r} are NaN or inf"
+            cause = "as training that diverged or weights that were never set leave them"
+            raise BadModel(f"{what}, {cause}", remedy="load a checkpoint without")
 
 
 def require_forward(forward: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +83,13 @@ class History:
                 f"Tracker.load_state_dict(...): the saved history has other columns ({', '.join(state['columns'])}): "
                 f"was it saved by another version?"
             )
-        measure = list(TYPES).index("measure")
-        rows = [[*row[:measure], str(Column.parse(row[measure])), *row[measure + 1 :]] for row in state["rows"]]
-        self._rows, self._skipped = rows, int(state["skipped"])
+        at = list(TYPES).index("measure")
+        self._rows = [[*row[:at], str(Column.parse(row[at])), *row[at + 1 :]] for row in state["rows"]]
+        self._skipped = int(state["skipped"])
 
 
 def save_history(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
-    """Write a CSV file, whole or not at all, without the seconds: the same run gives the same bytes.
-
-    Raises:
-        BadFolder: it cannot be written.
-    """
+    """Write a CSV file, whole or not at all, without the seconds: the same run gives the same bytes."""
     try:
         return write_whole(Path(path), csv_of(table.drop(columns="seconds")))
     except (OSError, TypeError, ValueError) as error:  # TypeError and ValueError: not a path
@@ -102,11 +97,7 @@ def save_history(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
 
 
 def load_history(path: Path) -> pd.DataFrame:
-    """Return the table that `save_history` wrote; its seconds are NaN.
-
-    Raises:
-        BadFolder: the file is damaged.
-    """
+    """Return the table that `save_history` wrote; its seconds are NaN."""
     types = {name: kind for name, kind in TYPES.items() if name != "seconds"}
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -137,20 +128,33 @@ def answer_of_run(history: pd.DataFrame) -> list[str]:
     named = history.assign(name=["" if one.part else one.name for one in columns])
     known = named[(named["layer"] == "") & (named["name"] != "") & (named["kind"] != "undefined")]
     by = {str(name): rows for name, rows in known.groupby("name", sort=False)}
-    return [*_of_end(named), *_of_edge(by, named), *_of_loss(by), *_of_noise(by, history.attrs.get("batch_size"))]
-
-
-def _of_end(history: pd.DataFrame) -> Iterator[str]:
-    """Say since when nothing could be measured, as after a divergence; skipped measurements are none."""
-    tried = history[~history["note"].str.startswith(SKIPPED)]
+    told = []
+    # since when nothing could be measured, as after a divergence; skipped measurements are none
+    tried = named[~named["note"].str.startswith(SKIPPED)]
     measured = tried.loc[tried["kind"] != "undefined", "step"].max()  # NaN if there is none
     lost = tried[~(tried["step"] <= measured)]
-    for step, note in lost[["step", "note"]].iloc[:1].itertuples(index=False):
-        if why := re.split(r": |, as ", re.sub(r"^\w+\(.*?\): ", "", note))[0]:
-            yield f"Nothing could be measured since step {step:,}: {why}."
+    if len(lost) and (why := lost["note"].iloc[0]):
+        told.append(f"Nothing could be measured since step {lost['step'].iloc[0]:,}: {why}.")
+    told.append(_of_edge(by, named))
+    # how far the loss came
+    losses = by.get("loss", pd.DataFrame())
+    if len(losses) > 1:
+        (first, *_, last), steps = losses["value"], int(losses["step"].iloc[-1] - losses["step"].iloc[0])
+        verb = "fell" if last < first else "rose" if last > first else "is the same:"
+        told.append(f"The loss {verb} from {first:.3g} to {last:.3g} in {steps:,} steps.")
+    # the batches in which the gradient's noise is as large as the gradient; a lower bound of 0 says nothing
+    if (noise := by.get("gradient_noise_scale")) is not None:
+        row, batch = noise.iloc[-1], history.attrs.get("batch_size")
+        says = f"noise scale is not known ({row['note']})"
+        if row["value"] > 0:
+            least = "at least " if row["kind"] == "lower bound" else ""
+            says = f"noise is as large as the gradient in batches of {least}{_in_words(float(row['value']))} samples"
+        own = "" if batch is None else f"; training takes batches of {batch:,}"
+        told.append(f"At step {int(row['step']):,} the gradient's {says}{own}.")
+    return told
 
 
-def _of_edge(by: Mapping[str, pd.DataFrame], history: pd.DataFrame) -> Iterator[str]:
+def _of_edge(by: Mapping[str, pd.DataFrame], history: pd.DataFrame) -> str:
     beside = {name: rows[rows["edge"] > 0] for name, rows in by.items() if name in WITH_EDGE}
     # the first of the measures with an edge, in the order of WITH_EDGE: several may be there
     name = next((one for one in WITH_EDGE if len(beside.get(one, ()))), None)
@@ -158,50 +162,25 @@ def _of_edge(by: Mapping[str, pd.DataFrame], history: pd.DataFrame) -> Iterator[
         notes = history.loc[history["name"].isin(WITH_EDGE), "note"].str.rpartition(NO_EDGE)
         why = next(filter(None, (after for _, found, after in notes.itertuples(index=False) if found)), "")
         todo = f"track one of {', '.join(WITH_EDGE)}, and give the optimiser to step"
-        yield f"No edge of stability is known: {why or todo}."
-        return
+        return f"No edge of stability is known: {why or todo}."
     rows = beside[name]
     ratio = (rows["value"] / rows["edge"]).set_axis(rows["step"])
     above = ratio.index[ratio >= 1]
     if not len(above):
         at = f"{name} is at most {_times(ratio.max())} times the edge, at step {ratio.index[int(ratio.argmax())]:,}"
-        yield f"Training has not come to its edge of stability: {at}."
-        return
+        return f"Training has not come to its edge of stability: {at}."
     first, now, median = above[0], float(ratio.iloc[-1]), float(ratio.loc[above[0] :].median())
-    since = f"since then {name} is {_times(median)} times the edge"
+    if now >= AT_EDGE:
+        since = f"since step {first:,}: since then {name} is {_times(median)} times the edge"
+        return f"Training has been {'above' if median > ABOVE_EDGE else 'at'} its edge of stability {since}."
     came = f"came to its edge of stability at step {first:,}"
     if first == ratio.index[0]:
         came = f"began above its edge of stability, at {_times(ratio.iloc[0])} times the edge"
-    if now < AT_EDGE:
-        yield f"Training {came}; {name} is now {_times(now)} times the edge."
-    else:
-        where = "above" if median > ABOVE_EDGE else "at"
-        yield f"Training has been {where} its edge of stability since step {first:,}: {since}."
+    return f"Training {came}; {name} is now {_times(now)} times the edge."
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.1g}"
-
-
-def _of_loss(by: Mapping[str, pd.DataFrame]) -> Iterator[str]:
-    rows = by.get("loss", pd.DataFrame())
-    if len(rows) > 1:
-        (first, *_, last), steps = rows["value"], int(rows["step"].iloc[-1] - rows["step"].iloc[0])
-        verb = "fell" if last < first else "rose" if last > first else "is the same:"
-        yield f"The loss {verb} from {first:.3g} to {last:.3g} in {steps:,} steps."
-
-
-def _of_noise(by: Mapping[str, pd.DataFrame], batch: int | None) -> Iterator[str]:
-    if (rows := by.get("gradient_noise_scale")) is not None:
-        last = rows.iloc[-1]
-        least = "at least " if last["kind"] == "lower bound" else ""
-        at = f"At step {int(last['step']):,}"
-        own = "" if batch is None else f"; training takes batches of {batch:,}"
-        if last["value"] > 0:
-            size = f"{least}{_in_words(float(last['value']))} samples"
-            yield f"{at} the gradient's noise is as large as the gradient in batches of {size}{own}."
-        else:  # a lower bound of 0 says nothing
-            yield f"{at} the gradient's noise scale is not known ({last['note']}){own}."
+    return _in_words(ratio) if ratio >= 100 else f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.1g}"
 
 
 def _in_words(value: float) -> str:

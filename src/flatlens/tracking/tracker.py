@@ -23,7 +23,7 @@ from flatlens.curvature.optimiser_geometry import Edge, edge_of, plain_optimiser
 from flatlens.curvature.space import inner
 from flatlens.deprecated_names import present_measure, renamed
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
-from flatlens.estimate import Estimate, Key, Report, undefined
+from flatlens.estimate import Key, Report, undefined
 from flatlens.measures import Lens, Measure
 from flatlens.measures.definition import NetworkMeasure, Run, as_studied, named
 from flatlens.measures.pipeline import measure_with
@@ -36,7 +36,7 @@ from flatlens.problem.forward import forwards
 from flatlens.problem.ranks import in_first_process
 from flatlens.progress import PAUSE, Aside, Bar, Watch, beside, count_of, no_progress
 from flatlens.result import of_report
-from flatlens.tracking.history import History, answer_of_run, save_history
+from flatlens.tracking.history import SKIPPED, History, answer_of_run, save_history
 from flatlens.tracking.loggers import Live, Moment
 
 Every: TypeAlias = int | Iterable[int] | Callable[[int], bool]
@@ -75,11 +75,7 @@ class Schedule:
 
 
 def whole(value: object, name: str, least: int) -> int:
-    """Return a whole number of at least `least`.
-
-    Raises:
-        BadInput: anything else.
-    """
+    """Return a whole number of at least `least`, and refuse anything else."""
     try:
         number = least - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -166,7 +162,24 @@ class Tracker:
     ) -> None:
         several = isinstance(log, Iterable) and not isinstance(log, str) and not callable(log)
         self._logs: list[Any] = list(log) if several else [log]  # type: ignore[arg-type]
-        self._measures = _checked(problem, measures, budget, live, self._logs)
+        # arguments that a tracker cannot use are refused
+        if not isinstance(problem, Problem):
+            raise BadInput(f"expected a Problem, got {type(problem).__name__}", argument="problem", call="Tracker")
+        self._measures = [as_studied(one) for one in named(measures)]
+        if not self._measures:
+            raise BadInput("Tracker(measures=[]): name at least one")
+        if problem.test is None and (held := [m.key for m in self._measures if m.held_out]):
+            what = f"{held[0]} needs held-out data: Problem(..., test=(x, y))"
+            raise BadInput(what, argument="measures", call="Tracker")
+        if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
+            raise BadInput(f"Tracker(budget={budget!r}): expected a share of wall time, between 0 and 1")
+        _require_alone(problem, budget)
+        if not (isinstance(live, bool) or callable(live)):
+            what = "expected True, False or a function of a Moment"
+            raise BadInput(what, argument="live", value=live, call="Tracker")
+        if wrong := [one for one in self._logs if not callable(one) or isinstance(one, type)]:
+            raise BadInput(f"Tracker(log={wrong[0]!r}): expected functions of a Moment, such as CSVLog('run.csv')")
+        # what is measured when, and who is told
         self._schedule, self._seed, self._budget = Schedule(every), whole(seed, "seed", 0), budget
         self._outputs: Literal["exact"] | int | None = outputs
         self._along = along
@@ -183,11 +196,13 @@ class Tracker:
             "outputs": outputs,
             "samples": problem.n,
         }
+        # the samples, and a lens on them, which refuses bad outputs now rather than at the first step
         with isolated(problem.model):
             self.problem = problem if samples is None else problem.subset(samples, self._generator(-1))
-            Lens(self.problem, outputs=outputs, along=along)  # refuses bad outputs now rather than at the first step
+            Lens(self.problem, outputs=outputs, along=along)
         if self.memory is not None and self.problem.bytes_of_weights > self.problem.memory:
             warn_of(self.memory, device_of(problem.model), "a measurement of this Tracker")
+        # what is known of the run so far
         self._history = History()
         self._warm: dict[Key, Remembered] = {}
         self._rounding: list[Any] = [0, ("", "")]  #: moments so far, and what the last look saw
@@ -274,7 +289,10 @@ class Tracker:
             with isolated(self.problem.model):
                 report, lens = self._measure(step, optimiser)
                 if optimiser is not None and without_ascent(optimiser) is not optimiser and lens is not None:
-                    edge = self._edge(optimiser, _norm_of_gradient(lens))
+                    norm = math.nan
+                    with suppress(*_UNMEASURABLE):
+                        norm = math.sqrt(inner(lens.gradient, lens.gradient))
+                    edge = self._edge(optimiser, norm)
         except BaseException:  # an interrupted step has not been measured
             self._latest = before
             raise
@@ -312,14 +330,27 @@ class Tracker:
                 watch = Watch(beside(line), limit=math.inf)
                 report = measure_with(lens, self._measures, Run(self._generator(step), watch, thorough=True))
         except _UNMEASURABLE as error:
-            report = Report({(m.key, None): undefined(one_line(error)) for m in self._measures}, {})
+            # what is wrong, without the argument and the remedy, which are those of one measurement
+            why = error.but(argument="", call="", remedy="") if isinstance(error, BadInput) else error
+            report = Report({(m.key, None): undefined(one_line(why)) for m in self._measures}, {})
             if lens is None:
                 return report, None
         self._warm = lens.remembered
         self._rounding = [moments + 1, vars(lens).get("rounding", seen)]
-        lost = any(e.kind == "undefined" for e in report.values())
-        doubt = "training diverged? " if lost and not _finite_outputs(lens) else ""
-        return Report({key: _undefined(e, doubt) for key, e in report.items()}, report.about), lens
+        # what has no number is undefined, and says so if the network's outputs on a few samples are not finite
+        doubt = ""
+        if any(e.kind == "undefined" for e in report.values()):
+            with (
+                suppress(*_UNMEASURABLE),
+                closing(forwards(lens.problem, lens.model, lens.problem.probes, twice=False)) as passes,
+            ):
+                doubt = "" if all(finite(f) for f, _ in passes) else "training diverged? "
+        rows = dict(report)
+        for key, e in report.items():
+            if e.value != e.value or e.kind == "undefined":
+                note = f"{doubt}{e.note}" if e.note else "not a number: did training diverge?"
+                rows[key] = replace(e, kind="undefined", note=note)
+        return Report(rows, report.about), lens
 
     def _generator(self, step: int) -> torch.Generator:
         """Return the generator of one measurement: a resumed run draws the same numbers."""
@@ -334,7 +365,7 @@ class Tracker:
         if self._measuring + self._longest <= self._budget * (elapsed + self._longest):
             return ""
         share = self._measuring / elapsed
-        return f"skipped: measuring had taken {share:.0%} of the time, the budget is {self._budget:.0%}"
+        return f"{SKIPPED}: measuring had taken {share:.0%} of the time, the budget is {self._budget:.0%}"
 
     def _elapsed(self) -> float:
         return self._before + time.perf_counter() - self._started
@@ -376,16 +407,15 @@ class Tracker:
 
         It holds up to 10 vectors of the parameters' size for each search for eigenvalues.
         """
-        warm = [
-            {"search": search, "layer": layer, "values": pairs.values, "vectors": pairs.vectors.cpu()}
-            for (search, layer), pairs in self._warm.items()
-        ]
         return {
             "version": 1,
             "tracker": dict(self._identity),
             "next": self._next,
             "latest": self._latest,
-            "warm": warm,
+            "warm": [
+                {"search": search, "layer": layer, "values": pairs.values, "vectors": pairs.vectors.cpu()}
+                for (search, layer), pairs in self._warm.items()
+            ],
             "history": self._history.state(),
             "rounding": self._rounding,
             "seconds": [self._measuring, self._longest, self._elapsed()],
@@ -431,53 +461,7 @@ _UNMEASURABLE = BadModel, BadLoss, BadData, ArithmeticError
 """What a network in training may come to, and what its own code, loss or data may raise."""
 
 
-def _norm_of_gradient(lens: Lens) -> float:
-    """Return the norm of the gradient of the measured risk; NaN if it cannot be measured."""
-    try:
-        return math.sqrt(inner(lens.gradient, lens.gradient))
-    except _UNMEASURABLE:
-        return math.nan
-
-
-def _finite_outputs(lens: Lens) -> bool:
-    """Return whether the network's outputs on a few samples are finite; True if it gives none."""
-    try:
-        with closing(forwards(lens.problem, lens.model, lens.problem.probes, twice=False)) as found:
-            return all(finite(f) for f, _ in found)
-    except _UNMEASURABLE:
-        return True
-
-
-def _checked(
-    problem: Problem, measures: str | Measure | Iterable[str | Measure], budget: object, live: object, logs: list[Any]
-) -> list[Measure]:
-    """Return the measures; refuse arguments that a tracker cannot use."""
-    if not isinstance(problem, Problem):
-        raise BadInput(f"expected a Problem, got {type(problem).__name__}", argument="problem", call="Tracker")
-    found = [as_studied(one) for one in named(measures)]
-    if not found:
-        raise BadInput("Tracker(measures=[]): name at least one")
-    if problem.test is None and (held := [m.key for m in found if m.held_out]):
-        raise BadInput(f"{held[0]} needs held-out data: Problem(..., test=(x, y))", argument="measures", call="Tracker")
-    if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
-        raise BadInput(f"Tracker(budget={budget!r}): expected a share of wall time, between 0 and 1")
-    _require_alone(problem, budget)
-    if not (isinstance(live, bool) or callable(live)):
-        raise BadInput("expected True, False or a function of a Moment", argument="live", value=live, call="Tracker")
-    if wrong := [one for one in logs if not callable(one) or isinstance(one, type)]:
-        raise BadInput(f"Tracker(log={wrong[0]!r}): expected functions of a Moment, such as CSVLog('run.csv')")
-    return found
-
-
 def _require_alone(problem: Problem, budget: float | None) -> None:
     """Refuse a budget of time where several processes measure together."""
     if budget is not None and problem.peers.size > 1:
         raise BadInput("Tracker(budget=...): processes that measure together would skip different steps: leave it out")
-
-
-def _undefined(estimate: Estimate, doubt: str) -> Estimate:
-    """Return a NaN estimate as undefined, with the known reason, and what may be behind it."""
-    if estimate.value == estimate.value and estimate.kind != "undefined":
-        return estimate
-    known = f"{doubt}{estimate.note}" if estimate.note else "not a number: did training diverge?"
-    return replace(estimate, kind="undefined", note=known)
