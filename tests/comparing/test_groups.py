@@ -82,9 +82,11 @@ def test_groups_that_do_not_fit_the_data_equally_well_are_not_called_flatter():
     rng = np.random.default_rng(0)
     worse = [report(0.6 * rng.lognormal(0, 0.1), neuron_flatness=0.5 * rng.lognormal(0, 0.1)) for _ in SEEDS]
     better = [report(0.2 * rng.lognormal(0, 0.1), neuron_flatness=rng.lognormal(0, 0.1)) for _ in SEEDS]
-    for found in (grouped(SGD=better, SAM=worse), grouped(SAM=worse, SGD=better)):
+    both = grouped(SGD=better, SAM=worse), grouped(SAM=worse, SGD=better)
+    assert both[0].answer[0] == both[1].answer[0]
+    for found in both:
         first, second, last = found.answer
-        assert first.startswith("SAM fits the training data worse than SGD (training loss of S")
+        assert first.startswith("SAM fits the training data worse than SGD (its training loss is ")
         assert first.endswith("so smaller values need not mean a flatter minimum or less sensitivity.")
         assert second.startswith("neuron_flatness of S")
         assert "flatter than" not in text(found)
@@ -97,7 +99,7 @@ def test_an_accuracy_over_two_points_lower_is_a_worse_fit():
         return [report(0.2, accuracy=accuracy + i / 1000, neuron_flatness=1 + i) for i in (*range(5), 7)]
 
     odd = [report(0.2, accuracy=0.9 + i / 500, neuron_flatness=1 + i) for i in SEEDS]
-    assert "SAM fits the training data worse than SGD (accuracy of SAM is lower" in text(grouped(SGD=of(0.95), SAM=odd))
+    assert "SAM fits the training data worse than SGD (its accuracy is lower" in text(grouped(SGD=of(0.95), SAM=odd))
     assert "worse" not in text(
         grouped(SGD=of(0.95), SAM=[*of(0.949)[:-1], report(0.2, accuracy=0.95, neuron_flatness=2)])
     )

@@ -68,7 +68,7 @@ def test_a_level_that_does_not_fit_the_data_is_not_called_flatter():
     table.loc[table["level"] == 1, "loss"] *= 5
     (one,) = found(table)
     sentence = level_sentences(one)[0]
-    assert sentence.startswith("SAM(rho=0.1) fits the training data worse than none (training loss of SAM(rho=0.1) is ")
+    assert sentence.startswith("SAM(rho=0.1) fits the training data worse than none (its training loss is ")
     assert "need not mean a flatter minimum" in sentence
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from flatlens.comparing.fit import FIT_POINTS, FIT_TIMES, HeldOut, NotRanked, at_chance, held_out, no_fit
+from flatlens.comparing.fit import FIT_POINTS, FIT_TIMES, NotRanked, at_chance, held_out, no_fit
 from flatlens.comparing.rankings import Place
 from flatlens.estimate import Estimate, Report
 from flatlens.progress import count_of, listed
@@ -17,7 +17,6 @@ from flatlens.statistics.inference import FEWEST_DESCRIBED
 EVIDENCE = "no measure correlates with the generalisation gap in every population of docs/papers"
 _SMALL = ("the", "no", "left", "held-out", "whether", "an", "compare")  #: first words of clauses that are not names
 _MOST = 3  #: number of networks that are named with a reason
-
 Smallest = Mapping[str, str | None]
 """By measure, the network that certainly has the smallest value; None where that is open."""
 
@@ -34,43 +33,55 @@ def first_of(places: Mapping[str, Place]) -> str | None:
 def answer_of(
     reports: Mapping[str, Report], excluded: Mapping[str, NotRanked], flat: Smallest, compressed: Smallest
 ) -> list[str]:
-    """Sentences: what is the case, how certain, what next.
-
-    Args:
-        reports: by network.
-        excluded: the networks that are not ranked.
-        flat: by invariant measure of flatness, the flattest of the ranked networks.
-        compressed: by invariant measure of sensitivity or compression, the network with the smallest value.
-    """
+    """Sentences: what is the case, how certain, what next; `excluded` networks are not ranked."""
     with_loss = {name: report for name, report in reports.items() if ("loss", None) in report}
     unfit = no_fit(with_loss)
     held = held_out({name: report for name, report in reports.items() if name not in unfit})
     ranked = [name for name in reports if name not in excluded]
     rest = [f"Not ranked: {with_reasons(list(excluded.values()))}."] if excluded else []
     rest = [sentence(none)] if (none := untrained(reports)) else rest
-    if held is not None:
-        return [_of_held_out(held, reports), *rest, *_agrees(held, ranked, flat)]
-    if len(ranked) < 2:
-        first = (
-            f"No other network fits the training data as well as {ranked[0]}: nothing to rank."
-            if ranked
-            else "No network is ranked."
-        )
-    else:
+    # without held-out losses flatness and compression decide, or nothing does
+    if held is None:
         parts = [_leader(flat, "flattest", "flatness"), _leader(compressed, "most compressed", "compression")]
-        first = sentence("; ".join(filter(None, parts))) if any(parts) else NO_MEASURE
-    held_out_known = any(("test_loss", None) in report for report in reports.values())
-    return [first, *rest, *([] if held_out_known else [_NEXT])]
+        if len(ranked) >= 2:
+            first = sentence("; ".join(filter(None, parts))) if any(parts) else NO_MEASURE
+        elif ranked:
+            first = f"No other network fits the training data as well as {ranked[0]}: nothing to rank."
+        else:
+            first = "No network is ranked."
+        held_out_known = any(("test_loss", None) in report for report in reports.values())
+        return [first, *rest, *([] if held_out_known else [_NEXT])]
+    # the best by held-out loss against those that it may not differ from, else against the next best
+    best, undecided = held.best, held.undecided
+    other = undecided[0] if undecided else held.others[0]
+    loss, its = (reports[name]["test_loss"].value for name in (best, other))
+    low, high = held.interval[other]
+    interval = f"{held.difference[other]:.3g} [{low:.3g}, {high:.3g}]"
+    if undecided:
+        first = (
+            f"The held-out loss does not decide between {listed([best, *undecided], 4)}: {loss:.3g} for {best}, "
+            f"{its:.3g} for {other}, difference {interval} (95%)."
+        )
+        return [first, *rest, f"Flatness does not decide such a case: {EVIDENCE}, least of all among seeds."]
+    accuracies = [reports[name]["test_accuracy"] for name in (best, other) if ("test_accuracy", None) in reports[name]]
+    known = [f"{one.value:.1%}" for one in accuracies if one.value == one.value]
+    accuracy = f"; accuracy {known[0]} against {known[1]}" if len(known) == 2 else ""
+    first = (
+        f"{best} has the lowest held-out loss: {loss:.3g} against {its:.3g} for {other}, difference {interval} "
+        f"(95%){accuracy}."
+    )
+    # whether flatness says the same
+    if best not in ranked or len(ranked) < 2:
+        rest.append(f"Flatness is not compared: no other network fits the training data as well as {best}.")
+    elif flat:
+        agree = [name == best for name in flat.values()]
+        verdict = "agrees" if all(agree) else "agrees in part" if any(agree) else "does not agree"
+        rest.append(f"Flatness {verdict}: {_leader(flat, 'flattest', 'flatness')}.")
+    return [first, *rest]
 
 
 def of_coefficient(reports: Mapping[str, Report], ranked: Sequence[str], row: str) -> str:
-    """Return which network is simpler by its local learning coefficient, and whether that exceeds its error.
-
-    Args:
-        reports: by network.
-        ranked: the networks that fit the training data equally well.
-        row: the name of the measure's row.
-    """
+    """Return which of the ranked networks is simpler by its local learning coefficient, and how certain that is."""
     known = sorted((name for name in ranked if reports[name][row].kind != "undefined"), key=lambda n: reports[n][row])
     lost = [name for name in ranked if name not in known]
     if len(ranked) < 2:
@@ -88,11 +99,10 @@ def of_coefficient(reports: Mapping[str, Report], ranked: Sequence[str], row: st
     falls = {name: reports[name].get((f"{row}.fall", None), Estimate(0.0)) for name in (first, second)}
     off = [name for name, fall in falls.items() if fall.value > reports[name][row].margin]
     at += f"; not at a minimum (`.fall`): {listed(off)}" if off else ""
-    if apart <= margin:
-        return (
-            f"Which of {first} and {second} is simpler is open: local learning coefficient {values}, {difference}{at}."
-        )
-    return f"{first} is simpler than {second}: local learning coefficient {values}, {difference}{at}."
+    verdict = (
+        f"{first} is simpler than {second}" if apart > margin else f"Which of {first} and {second} is simpler is open"
+    )
+    return f"{verdict}: local learning coefficient {values}, {difference}{at}."
 
 
 NO_MEASURE = "Which network is flatter is open: no measure that decides is invariant to what differs between them."
@@ -124,38 +134,6 @@ def untrained(reports: Mapping[str, Report]) -> str:
     return f"no network is trained: training losses {losses[0]:.3g} to {losses[-1]:.3g}, no better than chance"
 
 
-def _of_held_out(held: HeldOut, reports: Mapping[str, Report]) -> str:
-    best, undecided = held.best, held.undecided
-    other = undecided[0] if undecided else held.others[0]
-    loss, its = (reports[name]["test_loss"].value for name in (best, other))
-    low, high = held.interval[other]
-    interval = f"{held.difference[other]:.3g} [{low:.3g}, {high:.3g}]"
-    if undecided:
-        return (
-            f"The held-out loss does not decide between {listed([best, *undecided], 4)}: {loss:.3g} for {best}, "
-            f"{its:.3g} for {other}, difference {interval} (95%)."
-        )
-    accuracies = [reports[name]["test_accuracy"] for name in (best, other) if ("test_accuracy", None) in reports[name]]
-    known = [f"{one.value:.1%}" for one in accuracies if one.value == one.value]
-    accuracy = f"; accuracy {known[0]} against {known[1]}" if len(known) == 2 else ""
-    return (
-        f"{best} has the lowest held-out loss: {loss:.3g} against {its:.3g} for {other}, difference {interval} "
-        f"(95%){accuracy}."
-    )
-
-
-def _agrees(held: HeldOut, ranked: Sequence[str], flat: Smallest) -> list[str]:
-    if held.undecided:
-        return [f"Flatness does not decide such a case: {EVIDENCE}, least of all among seeds."]
-    if held.best not in ranked or len(ranked) < 2:
-        return [f"Flatness is not compared: no other network fits the training data as well as {held.best}."]
-    if not flat:
-        return []
-    agree = [name == held.best for name in flat.values()]
-    verdict = "agrees" if all(agree) else "agrees in part" if any(agree) else "does not agree"
-    return [f"Flatness {verdict}: {_leader(flat, 'flattest', 'flatness')}."]
-
-
 def _leader(smallest: Smallest, adjective: str, noun: str) -> str:
     """Return the clause that names the flattest network and counts its measures; empty without a measure."""
     votes, n = Counter(name for name in smallest.values() if name is not None), len(smallest)
@@ -176,7 +154,6 @@ def _leader(smallest: Smallest, adjective: str, noun: str) -> str:
 # ---- groups of networks
 
 _OPEN = "Which group is flatter is open: no measure that decides is invariant to what differs between the networks."
-_UNEQUAL = "smaller values need not mean a flatter minimum or less sensitivity"
 _WORDS = {
     "flat": ("flatness", "flatter", "sharper"),
     "sensitivity": ("sensitivity", "less sensitive", "more sensitive"),
@@ -198,13 +175,9 @@ def group_answer(
 ) -> list[str]:
     """Sentences: which group is flatter and less sensitive than the first one, how certain, what next.
 
-    Args:
-        differences: of each column between each group and the first one; "loss", "accuracy" and "test_loss", too.
-        meanings: of the measures that decide.
-        left_out: networks that fit the data worse than their group.
-        untrained: a clause that no network is trained; empty if one is.
-        paired: whether units are pairs.
+    `differences` are of each column, "loss", "accuracy" and "test_loss" too; `untrained` is a clause.
     """
+    # which group fits the data worse, and what the measures that decide say of the others
     groups = dict.fromkeys(one.group for one in differences)
     rows = {group: [one for one in differences if one.group == group] for group in groups}
     unequal = {group: clause for group, of in rows.items() if (clause := unequal_fit(of))}
@@ -214,14 +187,27 @@ def group_answer(
         if deciding:
             told = _value(deciding[0], paired) if group in unequal else _verdict(deciding, meanings, paired)
             clauses[meaning].append(told)
+    parts = list(clauses.values())
     if unequal:
-        parts = [[f"{'; '.join(unequal.values())}, so {_UNEQUAL}"], [*clauses["flat"], *clauses["compressed"]]]
-    else:
-        parts = [clauses["flat"], clauses["compressed"]]
+        so = "smaller values need not mean a flatter minimum or less sensitivity"
+        parts = [[f"{'; '.join(unequal.values())}, so {so}"], [*clauses["flat"], *clauses["compressed"]]]
     sentences = [sentence("; ".join(part)) for part in parts if part]
     if not any(clauses.values()):
         sentences.append(_OPEN)
-    return [*sentences, *_last(differences, left_out, untrained, next_step=_next(differences, meanings, bool(unequal)))]
+    # what is left out, the held-out loss, and what to do next
+    last = [untrained] if untrained else []
+    last += [f"left out: {with_reasons(left_out)}"] if left_out else []
+    held_out = [one for one in differences if one.name == "test_loss"]
+    for one in held_out:
+        certain = f"Holm-corrected p = {one.p_holm:.2g}" if one.significant else "not significant"
+        last.append(f"the held-out loss of {one.group} is {_told(one)} ({certain})")
+    if any(one.p != one.p and one.n < FEWEST_DESCRIBED for one in differences if one.name in meanings):
+        last.append(f"an interval needs {FEWEST_DESCRIBED} networks a group")
+    elif unequal:
+        last.append("compare networks of equal training loss")
+    elif not held_out:
+        last.append("held-out data (test=..., --test) shows which group generalises better")
+    return [*sentences, *([sentence("; ".join(last))] if last else [])]
 
 
 def unequal_fit(differences: Sequence[GroupDifference]) -> str:
@@ -230,8 +216,8 @@ def unequal_fit(differences: Sequence[GroupDifference]) -> str:
     The rule is that for single networks: the interval of the training loss excludes equality and it is over twice as
     large, or that of the accuracy does and it is over 2 points lower.
 
-    >>> unequal_fit([GroupDifference("loss", "SAM", "SGD", 3.0, 2.0, 4.5, "ratio")])
-    'SAM fits the training data worse than SGD (training loss of SAM is 3 [2, 4.5] times that of SGD)'
+    >>> unequal_fit([GroupDifference("loss", "SAM", "SGD", 0.25, 0.2, 0.5, "ratio")])
+    'SGD fits the training data worse than SAM (its training loss is 4 [2, 5] times as large)'
     """
     for one in differences:
         excluded = one.low > _equal(one) or one.high < _equal(one)
@@ -240,8 +226,17 @@ def unequal_fit(differences: Sequence[GroupDifference]) -> str:
         if excluded and (loss or accuracy):
             worse = (one.value > _equal(one)) == loss
             first, second = (one.group, one.reference) if worse else (one.reference, one.group)
-            what = "training loss" if loss else "accuracy"
-            return f"{first} fits the training data worse than {second} ({what} of {one.group} is {_told(one)})"
+            # told of the worse group, whichever the difference is of
+            values = one.value, one.low, one.high
+            if loss:
+                value, *ends = values if worse else (1 / end if end else math.inf for end in values)
+                told = "its training loss is {:.3g}{} times as large"
+            else:
+                value, *ends = map(abs, values)
+                told = "its accuracy is lower by {:.3g}{}"
+            low, high = sorted(ends)
+            interval = f" [{low:.3g}, {high:.3g}]" if low == low else ""
+            return f"{first} fits the training data worse than {second} ({told.format(value, interval)})"
     return ""
 
 
@@ -272,28 +267,6 @@ def _value(one: GroupDifference, paired: bool) -> str:
         of = f"smaller in {one.smaller} of {one.n} pairs" if paired else count_of(one.n, "network")
         certain = f"{of}, Holm-corrected p = {one.p_holm:.2g}"
     return f"{one.name} of {one.group} is {_told(one)} ({certain})"
-
-
-def _last(
-    differences: Sequence[GroupDifference], left_out: Sequence[NotRanked], untrained: str, next_step: str
-) -> list[str]:
-    parts = [untrained] if untrained else []
-    parts += [f"left out: {with_reasons(left_out)}"] if left_out else []
-    for one in differences:
-        if one.name == "test_loss":
-            certain = f"Holm-corrected p = {one.p_holm:.2g}" if one.significant else "not significant"
-            parts.append(f"the held-out loss of {one.group} is {_told(one)} ({certain})")
-    return [sentence("; ".join(filter(None, [*parts, next_step])))] if parts or next_step else []
-
-
-def _next(differences: Sequence[GroupDifference], meanings: Meanings, unequal: bool) -> str:
-    if any(one.p != one.p and one.n < FEWEST_DESCRIBED for one in differences if one.name in meanings):
-        return f"an interval needs {FEWEST_DESCRIBED} networks a group"
-    if unequal:
-        return "compare networks of equal training loss"
-    if not any(one.name == "test_loss" for one in differences):
-        return "held-out data (test=..., --test) shows which group generalises better"
-    return ""
 
 
 def _equal(one: GroupDifference) -> float:

@@ -173,7 +173,7 @@ class Comparison(Result):
         return pd.DataFrame.from_dict(found, orient="index", columns=self.models, dtype=float)
 
     def networks(self) -> pd.DataFrame:
-        """Return one row per network: loss, accuracy, mean ranks; with held-out data the gap and its standard error.
+        """Return one row per network: loss, accuracy, mean ranks; the test loss and the gap with standard errors.
 
         The mean ranks are over the measures that `agreement` counts, and over those invariant under both rescalings.
         """
@@ -183,8 +183,8 @@ class Comparison(Result):
         for model, report in self.reports.items():
             row: dict[str, Any] = {"model": model}
             row |= {name: report[name].value for name in RESULTS if (name, None) in report}
-            if ("generalisation_gap", None) in report:
-                row["gap_stderr"] = report["generalisation_gap"].stderr
+            for name, stderr in (("generalisation_gap", "gap_stderr"), ("test_loss", "test_loss_stderr")):
+                row |= {stderr: report[name].stderr} if (name, None) in report else {}
             row["mean_rank"] = ranks.loc[counted, model].mean()
             row["mean_rank_surviving"] = ranks.loc[[name for name in counted if self.is_invariant(name)], model].mean()
             rows.append(row)
@@ -256,22 +256,18 @@ class Comparison(Result):
             start = f"{number}/"
             arrays = {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
             reports[name] = Report._restored({**rows, "about": content["about"][name]}, arrays)
-        named_now = {present_measure(name): row for name, row in content["measures"].items()}
-        measures = {name: _from_plain(name, row) for name, row in named_now.items()}
+        measures = {}
+        for former, row in content["measures"].items():
+            # the measure that flatlens knows, or one without a function that has the card of the user's own
+            name = present_measure(former)
+            card = Card(**{**row["card"], "invariant_under": frozenset(row["card"]["invariant_under"])})
+            own = replace(card, invariant_under=frozenset(row["invariant_under"]))
+            measures[name] = Measure(own, _lost, tuple((option, value) for option, value in row["options"]))
+            with suppress(BadInput):
+                measures[name] = known if (known := named(name)[0]).card == card else measures[name]
         notes = tuple(content["notes"])
         of_notes = not any(DIFFERENT in note for note in notes)  # schema 1 has only notes
         return cls(reports, measures, notes, content.get("same_architecture", of_notes))
-
-
-def _from_plain(name: str, row: Mapping[str, Any]) -> Measure:
-    # The measure that flatlens knows, or one without a function that has the card of the user's own
-    card = Card(**{**row["card"], "invariant_under": frozenset(row["card"]["invariant_under"])})
-    with suppress(BadInput):
-        known = named(name)[0]
-        if known.card == card:
-            return known
-    card = replace(card, invariant_under=frozenset(row["invariant_under"]))
-    return Measure(card, _lost, tuple((option, value) for option, value in row["options"]))
 
 
 def _lost(*_arguments: object, **_options: object) -> Estimate:

@@ -102,7 +102,26 @@ class Compression(Result):
     @property
     def answer(self) -> list[str]:
         """The answer in at most three sentences: what can be compressed at what cost, how certain, what is left out."""
-        return [_first(self.plan, self.about), _second(self), _third(self)]
+        # how far the forecast can be trusted: its ranks over layers, and how many forecasts are flagged
+        table, single = self.correlations(), [row for row in self.rows if row.layer]
+        known = table["forecast"][table["layers"] >= _FEWEST].dropna()
+        flagged = sum(not row.valid for row in single)
+        told = f"{flagged} of {count_of(len(single), 'forecast')} {'is' if flagged == 1 else 'are'} flagged"
+        ranks = f"{known.mean():.2f}" + f" ({known.min():.2f} to {known.max():.2f} by scheme)" * (len(known) > 1)
+        second = f"Over layers the forecast has a mean rank correlation of {ranks} with the measured rise; {told}."
+        if known.empty:
+            second = f"Too few layers for a rank correlation of forecast and measured rise; {told}."
+        # what is not known: other samples, activations, and how badly layers add up
+        joint = min((row for row in self.rows if not row.layer), key=lambda row: row.size)
+        summed = sum(row.rise for row in single if row.scheme == joint.scheme)
+        third = (
+            f"Weights alone, on these {self.about['n']:,} samples: quantised activations are not forecast. All layers "
+            f"in {joint.scheme} together cost {joint.rise:.2g}, the sum of single layers is {summed:.2g}"
+        )
+        if not self.plan.get("ended", True):
+            trials = count_of(self.plan["trials"], "trial")
+            third += f"; exchanges stopped after {trials}, so a better plan may exist"
+        return [_first(self.plan), second, f"{third}."]
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each layer and scheme."""
@@ -120,8 +139,15 @@ class Compression(Result):
         for scheme in dict.fromkeys(row.scheme for row in self.rows):
             of = [row for row in self.rows if row.scheme == scheme and row.layer]
             valid = [row for row in of if row.valid]
-            ranks = {name: _ranked([getattr(row, name) for row in of], [row.rise for row in of]) for name in _RANKED}
-            within = sum(_close(row.forecast, row.rise) for row in valid)
+            rises, ranks = [row.rise for row in of], dict.fromkeys(_RANKED, math.nan)
+            for name in _RANKED if len(of) >= 3 and len(set(rises)) > 1 else ():
+                forecasts = [getattr(row, name) for row in of]
+                ranks[name] = float(spearmanr(forecasts, rises).statistic) if len(set(forecasts)) > 1 else math.nan
+            within = sum(
+                row.forecast == row.rise
+                or (row.forecast * row.rise > 0 and 1 / EXPECTED_WITHIN <= row.forecast / row.rise <= EXPECTED_WITHIN)
+                for row in valid
+            )
             rows.append({"scheme": scheme, "layers": len(of), **ranks, "valid": len(valid), "within": within})
         return pd.DataFrame(rows, columns=["scheme", "layers", *_RANKED, "valid", "within"])
 
@@ -144,19 +170,6 @@ class Compression(Result):
 _RANKED = ("forecast", "extrapolated", "squared_change", "trace_change")
 
 
-def _ranked(x: Sequence[float], y: Sequence[float]) -> float:
-    if len(x) < 3 or len(set(x)) == 1 or len(set(y)) == 1:
-        return math.nan
-    return float(spearmanr(x, y).statistic)
-
-
-def _close(forecast: float, rise: float) -> bool:
-    return forecast == rise or (forecast * rise > 0 and 1 / EXPECTED_WITHIN <= forecast / rise <= EXPECTED_WITHIN)
-
-
-# The answer
-
-
 def _changes(of: Mapping[str, Any], loss: str = "the loss") -> str:
     """Return how a measured rise changes the loss, with its margin.
 
@@ -168,7 +181,7 @@ def _changes(of: Mapping[str, Any], loss: str = "the loss") -> str:
     return f"{verb} {loss} by {abs(of['rise']):.2g}" + (f" ± {margin:.1g}" if math.isfinite(margin) else "")
 
 
-def _first(plan: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+def _first(plan: Mapping[str, Any]) -> str:
     """Return which layers can be compressed, or what a budget costs, as measured for all together."""
     layers = plan["layers"]
     used = {name: of["scheme"] for name, of in layers.items() if of["scheme"] != UNCOMPRESSED}
@@ -190,32 +203,6 @@ def _first(plan: Mapping[str, Any], about: Mapping[str, Any]) -> str:
         return f"No layer of {len(layers)} can certainly go to {target} ({level}; the loss is {plan['loss']:.3g})."
     rest = f"; not {listed(others, _NAMED)}" if others else ""
     return f"{len(used)} of {count_of(len(layers), 'layer')} can go to {target} together, which {costs}; {level}{rest}."
-
-
-def _second(found: Compression) -> str:
-    """Return how far the forecast can be trusted: its ranks over layers, and how many forecasts are flagged."""
-    table = found.correlations()
-    known = table["forecast"][table["layers"] >= _FEWEST].dropna()
-    single = [row for row in found.rows if row.layer]
-    flagged = sum(not row.valid for row in single)
-    told = f"{flagged} of {count_of(len(single), 'forecast')} {'is' if flagged == 1 else 'are'} flagged"
-    if known.empty:
-        return f"Too few layers for a rank correlation of forecast and measured rise; {told}."
-    ranks = f"{known.mean():.2f}" + (f" ({known.min():.2f} to {known.max():.2f} by scheme)" if len(known) > 1 else "")
-    return f"Over layers the forecast has a mean rank correlation of {ranks} with the measured rise; {told}."
-
-
-def _third(found: Compression) -> str:
-    """Return what is not known: other samples, activations, and how badly layers add up."""
-    joint = min((row for row in found.rows if not row.layer), key=lambda row: row.size)
-    summed = sum(row.rise for row in found.rows if row.layer and row.scheme == joint.scheme)
-    stopped = "" if found.plan.get("ended", True) else (
-        f"; exchanges stopped after {count_of(found.plan['trials'], 'trial')}, so a better plan may exist"
-    )  # fmt: skip
-    return (
-        f"Weights alone, on these {found.about['n']:,} samples: quantised activations are not forecast. All layers in "
-        f"{joint.scheme} together cost {joint.rise:.2g}, the sum of single layers is {summed:.2g}{stopped}."
-    )
 
 
 _ALLOWED = 1 / 4  #: share of a forecast up to which its expected rest, itself up to a third off, leaves it within 1.5
@@ -291,9 +278,8 @@ def compression(
         schemes = list(dict.fromkeys(row.scheme for row in earlier.rows))
     asked, draws = schemes_named(schemes), drawing(generator, progress, "compression")
     for name, value, most in (("budget", budget, 1.0), ("level", level, math.inf)):
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most
-        ):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value <= most):
             told = "a share between 0 and 1" if name == "budget" else "a number above 0"
             raise BadInput(f"expected {told}", argument=name, value=value, call="compression")
     if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
@@ -307,8 +293,18 @@ def compression(
     model, folded = _folded(problem)
     work = _Work(problem, model, given, draws)
     with progress_shown(progress) as line:
-        rows = work.rows(asked, line) if earlier is None else work.taken_over(earlier, asked)
-        level = _default_level(problem, work.risk) if level is None else float(level)
+        if earlier is None:
+            rows = work.rows(asked, line)
+        else:  # the rows on the same layers and samples are taken over
+            same = [weight.label for weight in work.weights] == earlier.about["layers"]
+            if not same or abs(work.risk - earlier.about["risk"]) > work.rounding:
+                raise BadInput("measured on other layers, weights or samples", argument="earlier", call="compression")
+            if missing := [one.name for one in asked if one.name not in {row.scheme for row in earlier.rows}]:
+                raise BadInput(f"has no {listed(missing, 4)}", argument="earlier", call="compression")
+            rows = [row for row in earlier.rows if row.scheme in {one.name for one in asked}]
+        constant = work.risk if problem.constant is None else problem.constant.loss
+        usual = _LEVEL * max(constant, 0.0) or _LEVEL * abs(work.risk) or _LEVEL
+        level = usual if level is None else float(level)
         chosen, why = (
             _within(work, rows, asked, level) if budget is None else _cheapest(work, rows, asked, budget, trials, line)
         )
@@ -353,61 +349,48 @@ def _stored(lens: Lens, name: str) -> int:
     return 8 * (own if own is not None else torch.empty(0)).element_size()
 
 
-def _weights(lens: Lens, model: nn.Module) -> list[_Weight]:
-    """Return the weights to compress: of two or more axes, each once; all, unless the problem names its parameters."""
-    problem = lens.problem
-    whole = problem.parameters == chosen_parameters(problem.model, "trainable")
-    names = by_key((id(p), name) for name, p in model.named_parameters(remove_duplicate=False))
-    found = []
-    for name, p in model.named_parameters():
-        layer, _, own = name.rpartition(".")
-        module = model.get_submodule(layer)
-        made_of = _parts_of(name)
-        asked = whole or any(one == name or one.startswith(made_of) for one in problem.parameters)
-        if asked and p.is_floating_point() and p.ndim > 1 and p.numel() and not isinstance(module, _NORMS):
-            label = layer if own == "weight" and layer else name
-            found.append(_Weight(label, name, output_axis(module, own), _stored(lens, name), tuple(names[id(p)][1:])))
-    if not found:
-        raise BadInput(
-            "there is no weight of two or more axes among the parameters", argument="lens", call="compression"
-        )
-    return found
-
-
-def _default_level(problem: Problem, risk: float) -> float:
-    constant = risk if problem.constant is None else problem.constant.loss
-    return _LEVEL * max(constant, 0.0) or _LEVEL * abs(risk) or _LEVEL
-
-
 class _Work:
     """The weights of one network: what schemes make of them, the terms of the risk along that, and measured losses."""
 
     def __init__(self, problem: Problem, model: nn.Module, lens: Lens, draws: torch.Generator) -> None:
-        self.problem, self.model, self.weights = problem, model, _weights(lens, model)
+        self.problem, self.model = problem, model  # in float64
+        # the weights: of two or more axes, each once; all, unless the problem names its parameters
+        asked = lens.problem.parameters
+        whole = asked == chosen_parameters(lens.problem.model, "trainable")
+        names = by_key((id(p), name) for name, p in model.named_parameters(remove_duplicate=False))
+        self.weights: list[_Weight] = []
+        for name, p in model.named_parameters():
+            layer, _, own = name.rpartition(".")
+            module, label = model.get_submodule(layer), layer if own == "weight" and layer else name
+            if not whole and not any(one == name or one.startswith(_parts_of(name)) for one in asked):
+                continue
+            if p.is_floating_point() and p.ndim > 1 and p.numel() and not isinstance(module, _NORMS):
+                axis, tied = output_axis(module, own), tuple(names[id(p)][1:])
+                self.weights.append(_Weight(label, name, axis, _stored(lens, name), tied))
+        if not self.weights:
+            what = "there is no weight of two or more axes among the parameters"
+            raise BadInput(what, argument="lens", call="compression")
+        # a copy whose weights move, and the loss where they are
         self._trial = copy_of(model, "compression")
-        self._here = {name: p.detach() for name, p in model.named_parameters()}
+        self.here = {name: p.detach() for name, p in model.named_parameters()}
         self._moving = dict(self._trial.named_parameters())
         self._compressed: dict[str, Scheme] = {}  #: layers of that copy, by label
-        self.total = sum(p.numel() * _stored(lens, name) for name, p in self._here.items())  #: bits of the network
+        self.total = sum(p.numel() * _stored(lens, name) for name, p in self.here.items())  #: bits of the network
         self.losses = sample_losses(problem, model)
         self.risk = float(self.losses.mean())
         inside = torch.finfo(coarsest_inside(problem, model)).eps
         self.rounding = _ROUNDINGS * inside * float(self.losses.abs().mean())
         self._draws = draws
 
-    def shape(self, weight: _Weight) -> list[int]:
-        """Return the shape of a weight."""
-        return list(self._here[weight.parameter].shape)
-
     def size(self, weight: _Weight, scheme: Scheme | None = None) -> int:
         """Return the bits of a weight, compressed or as it is."""
-        p = self._here[weight.parameter]
+        p = self.here[weight.parameter]
         d = p.shape[weight.axis]
         return weight.stored * p.numel() if scheme is None else scheme.size(d, p.numel() // d, weight.stored)
 
     def change(self, weight: _Weight, scheme: Scheme) -> Tensor | None:
         """Return dw; None where the scheme leaves nothing of the weight."""
-        p = self._here[weight.parameter].detach()
+        p = self.here[weight.parameter].detach()
         made = in_matrix(scheme, p, weight.axis)
         return None if made is None else made - p
 
@@ -422,7 +405,7 @@ class _Work:
         finally:
             with torch.no_grad():
                 for name in step:
-                    self._moving[name].copy_(self._here[name])
+                    self._moving[name].copy_(self.here[name])
 
     def _compress(self, chosen: Mapping[str, Scheme]) -> None:
         """Compress the layers of the copy whose weights move; those that already are so stay."""
@@ -430,7 +413,7 @@ class _Work:
             one = chosen.get(weight.label)
             if one != self._compressed.get(weight.label):
                 d = None if one is None else self.change(weight, one)
-                here = self._here[weight.parameter]
+                here = self.here[weight.parameter]
                 with torch.no_grad():
                     self._moving[weight.parameter].copy_(here if d is None else here + d)
         self._compressed = dict(chosen)
@@ -466,15 +449,6 @@ class _Work:
         progress("layers", len(self.weights) + 1, len(self.weights) + 1)
         return found
 
-    def taken_over(self, earlier: Compression, schemes: Sequence[Scheme]) -> list[CompressedLayer]:
-        """Return the rows of an earlier result on the same layers and samples."""
-        same = [weight.label for weight in self.weights] == earlier.about["layers"]
-        if not same or abs(self.risk - earlier.about["risk"]) > self.rounding:
-            raise BadInput("measured on other layers, weights or samples", argument="earlier", call="compression")
-        if missing := [one.name for one in schemes if one.name not in {row.scheme for row in earlier.rows}]:
-            raise BadInput(f"has no {listed(missing, 4)}", argument="earlier", call="compression")
-        return [row for row in earlier.rows if row.scheme in {one.name for one in schemes}]
-
     def _row(self, layer: str, scheme: Scheme, step: Mapping[str, Tensor], terms: RiskTerms) -> CompressedLayer:
         # the loss after a quarter of the change, half, three quarters, and all
         quarter, half, most, whole = (self.measured(step, share) - self.losses for share in (0.25, 0.5, 0.75, 1.0))
@@ -490,7 +464,7 @@ class _Work:
         _, by_sample = _over_samples(6 * half - 8 * quarter)  # both terms of each sample, but for third orders
         of = [weight for weight in self.weights if weight.parameter in step]
         lengths = {w.parameter: dot([step[w.parameter]], [step[w.parameter]]) for w in of}
-        norm = sum(dot([self._here[w.parameter]], [self._here[w.parameter]]) for w in of)
+        norm = sum(dot([self.here[w.parameter]], [self.here[w.parameter]]) for w in of)
         size = sum(self.size(w, scheme) for w in of) / sum(self.size(w) for w in of)
         return CompressedLayer(
             layer, scheme.name, size,
@@ -618,7 +592,7 @@ def _plan(
     for weight in work.weights:
         one = chosen.get(weight.label)
         layers[weight.label] = {
-            "parameter": weight.parameter, "tied": list(weight.tied), "shape": work.shape(weight),
+            "parameter": weight.parameter, "tied": list(weight.tied), "shape": list(work.here[weight.parameter].shape),
             "scheme": UNCOMPRESSED if one is None else one.name,
             "bits": weight.stored if one is None or not one.quantises else one.bits,
             "by": None if one is None or not one.quantises else one.by,

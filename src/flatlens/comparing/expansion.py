@@ -34,7 +34,7 @@ from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK
 from flatlens.problem.eval_context import copy_of, device_of, differentiable, unwrapped
 from flatlens.problem.forward import outcomes
-from flatlens.progress import listed
+from flatlens.progress import by_key, listed
 from flatlens.result import Result
 
 Merged: TypeAlias = Callable[[nn.Module], Mapping[str, Tensor]]
@@ -152,7 +152,8 @@ def forgetting(
     warn_of(forgetting_memory(problem), device_of(problem.model), "forgetting(...)")
     model = problem.measured()
     end, step = _end(lens, problem, model, after, coordinates)
-    differ = _buffers(model, end)
+    new = dict(end.named_buffers())
+    differ = [name for name, b in model.named_buffers() if name in new and not torch.equal(b, new[name])]
     if not step and not differ:
         rows: dict[Key, Estimate] = {(part, None): Estimate(0.0, unit="loss") for part in ("change", *_PARTS)}
         return Forgetting(rows, about(lens), ["The weights are the same: the loss does not change."])
@@ -323,12 +324,6 @@ def expanded(problem: Problem, model: nn.Module, steps: Sequence[Mapping[str, Te
     return found
 
 
-def _buffers(model: nn.Module, end: nn.Module) -> list[str]:
-    """Return the names of the buffers that differ."""
-    new = dict(end.named_buffers())
-    return [name for name, b in model.named_buffers() if name in new and not torch.equal(b, new[name])]
-
-
 def _found(
     lens: Lens, here: RiskTerms, parts: Tensor, errors: Tensor, changes: Tensor, outside: float, differ: list[str],
     inside: torch.dtype, coordinates: object,
@@ -343,23 +338,18 @@ def _found(
     # of a long step the second order is huge, and the rest nearly its negative: the change shows it
     larger = max(abs(first.value), abs(second.value))
     of_change = abs(rest.value) > max(abs(change.value), _NEGLIGIBLE * larger)
-    refused = abs(rest.value) > larger or of_change
-    if refused:
+    terms = {"first_order": here.first, "second_order": here.second}
+    if abs(rest.value) > larger or of_change:
         exceeded = "the first order and the second" if abs(rest.value) > larger else "the change"
         why = (f"the rest, {rest.value:.3g}, exceeds {exceeded} (first order {first.value:.3g}, second order "
                f"{second.value:.3g}): the step is too long")  # fmt: skip
-        rows |= {(part, None): undefined(why) for part in _PARTS}
-    else:
-        rows |= {(part, None): estimate for part, estimate in named.items()}
+        named, terms = dict.fromkeys(_PARTS, undefined(why)), {}
+    rows |= {(part, None): estimate for part, estimate in named.items()}
     if differ:
         rows["buffers", None] = replace(change, value=outside, note=f"{listed(differ, 4)} changed")
-    if not refused:
-        for name, terms in (("first_order", here.first), ("second_order", here.second)):
-            by_layer: dict[str, float] = {}
-            for parameter, term in terms.items():
-                layer = module_of(parameter)
-                by_layer[layer] = by_layer.get(layer, 0.0) + term
-            rows |= {(name, layer): replace(named[name], value=value) for layer, value in by_layer.items()}
+    for name, of in terms.items():
+        by_layer = by_key((module_of(parameter), term) for parameter, term in of.items())
+        rows |= {(name, layer): replace(named[name], value=sum(parts)) for layer, parts in by_layer.items()}
     where = {"parameters": "the parameters as they are"}.get(str(coordinates), "the merged weights")
     return Forgetting(rows, {**about(lens), "coordinates": where}, _answer(rows, here.risk, where, lens.problem.n))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Literal, overload
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from flatlens.comparing.comparison import DIFFERENT, Comparison
 from flatlens.comparing.groups import GroupComparison
 from flatlens.errors import BadInput
-from flatlens.measures import MEASURES, Lens, Measure, measure
+from flatlens.measures import MEASURES, Lens, measure
 from flatlens.measures.definition import PRESETS, RISK_FAMILY, Choice, asked_for, drawing
 from flatlens.problem import Problem
 from flatlens.problem.batches import FORWARD_CHUNK, checksum
@@ -92,27 +92,6 @@ def same_architecture(lenses: Mapping[str, Lens]) -> bool:
     return all(shape == shapes[0] for shape in shapes)
 
 
-def _remarks(lenses: Mapping[str, Lens]) -> tuple[str, ...]:
-    """Return the allowed differences, one sentence each."""
-    told = []
-    sizes = {name: sum(p.numel() for p in lens.problem.model.parameters()) for name, lens in lenses.items()}
-    if not same_architecture(lenses):
-        each = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        told.append(
-            f"The networks {DIFFERENT} (parameters: {each}): measures that sum over parameters or layers, "
-            f"or use units of a layer's features, also depend on the architecture itself."
-        )
-    for what, values in {
-        "precision": {name: str(lens.problem.dtype).removeprefix("torch.") for name, lens in lenses.items()},
-        "combinations of outputs": {name: str(lens.probes or "all") for name, lens in lenses.items()},
-    }.items():
-        if len(set(values.values())) > 1:
-            told.append(f"They differ in {what}: {', '.join(f'{name} {value}' for name, value in values.items())}.")
-    if len({tuple(sorted(lens.problem.parameters)) for lens in lenses.values()}) > 1 and not told:
-        told.append("They differ in which parameters are measured.")
-    return tuple(told)
-
-
 @overload
 def compare(
     lenses: Mapping[str, Lens],
@@ -183,13 +162,6 @@ def compare(
         if paired:
             raise BadInput("only groups have pairs", argument="paired", value=True, call="compare")
         return _networks(lenses, measures, anyway, generator, progress)
-    _require_groups(groups, paired)
-    names = {group: tuple(f"{group} {number}" for number in range(1, len(of) + 1)) for group, of in groups.items()}
-    every = {name: lens for group, of in groups.items() for name, lens in zip(names[group], of, strict=True)}
-    return GroupComparison(_networks(every, measures, anyway, generator, progress), names, paired)
-
-
-def _require_groups(groups: Mapping[str, Sequence[Lens]], paired: bool) -> None:
     such = 'such as compare(groups={"SGD": [Lens(...), ...], "SAM": [Lens(...), ...]})'
     if not isinstance(groups, Mapping) or not all(isinstance(of, Sequence) for of in groups.values()):
         raise BadInput(f"expected a dict of name -> list of Lens, {such}", argument="groups", call="compare")
@@ -199,6 +171,9 @@ def _require_groups(groups: Mapping[str, Sequence[Lens]], paired: bool) -> None:
         raise BadInput(f"compare(groups=...): expected at least two groups of networks{f': {each}' if each else ''}")
     if paired and len(set(sizes.values())) > 1:
         raise BadInput(f"compare(paired=True): pairs need groups of one size: {each}")
+    names = {group: tuple(f"{group} {number}" for number in range(1, len(of) + 1)) for group, of in groups.items()}
+    every = {name: lens for group, of in groups.items() for name, lens in zip(names[group], of, strict=True)}
+    return GroupComparison(_networks(every, measures, anyway, generator, progress), names, paired)
 
 
 def _networks(
@@ -208,6 +183,7 @@ def _networks(
     generator: torch.Generator | None,
     progress: Shown,
 ) -> Comparison:
+    # what is asked can be ranked by
     require_alike(lenses)
     draws = drawing(generator, progress, "compare")
     asked = asked_for(measures)
@@ -215,24 +191,37 @@ def _networks(
         names = ", ".join(one.key for one in asked.measures) or "none"
         mend = "name at least one other measure; loss, accuracy and gap are always shown"
         raise BadInput(f"{names} gives nothing to rank by", argument="measures", remedy=mend, call="compare")
-    # Every network is measured with the same random draws
+    # every network is measured with the same random draws; the risk and, with held-out data, the gap are always shown
     seed = 0 if generator is None else int(torch.randint(2**40, (), generator=draws))
+    keys = {one.key for one in asked.measures}
+    risk = [one for one in MEASURES.values() if one.card.family == RISK_FAMILY and one.key not in keys]
     reports = {}
     with progress_shown(progress) as line:
         for done, (name, lens) in enumerate(lenses.items()):
             line("networks", done, len(lenses))
-            together = asked.preset if asked.preset in PRESETS else [*asked.measures, *_beside(asked.measures, lens)]
+            more = [one for one in risk if lens.problem.test is not None or not one.held_out]
+            together = asked.preset if asked.preset in PRESETS else [*asked.measures, *more]
             draw = torch.Generator().manual_seed(seed)
             reports[name] = measure(lens, together, anyway=anyway, generator=draw, progress=line)
         line("networks", len(lenses), len(lenses))
-    # Ranked is what the networks have a number for, except the risk
+    # ranked is what the networks have a number for, except the risk
     known = {row: one for row, one in asked.answers.items() if one.card.family != RISK_FAMILY}
     ranked = {row: one for row, one in known.items() if all((row, None) in report for report in reports.values())}
-    return Comparison(reports, ranked, _remarks(lenses), same_architecture(lenses))
-
-
-def _beside(chosen: Iterable[Measure], lens: Lens) -> list[Measure]:
-    # The risk and, with held-out data, the gap, which are always shown
-    keys = {one.key for one in chosen}
-    risk = [one for one in MEASURES.values() if one.card.family == RISK_FAMILY]
-    return [one for one in risk if one.key not in keys and (lens.problem.test is not None or not one.held_out)]
+    # the differences that are allowed have a sentence each
+    told, alike = [], same_architecture(lenses)
+    if not alike:
+        sizes = {name: sum(p.numel() for p in lens.problem.model.parameters()) for name, lens in lenses.items()}
+        told.append(
+            f"The networks {DIFFERENT} (parameters: {', '.join(f'{name} {size:,}' for name, size in sizes.items())}): "
+            "measures that sum over parameters or layers, or use units of a layer's features, also depend on the "
+            "architecture itself."
+        )
+    for what, values in {
+        "precision": {name: str(lens.problem.dtype).removeprefix("torch.") for name, lens in lenses.items()},
+        "combinations of outputs": {name: str(lens.probes or "all") for name, lens in lenses.items()},
+    }.items():
+        if len(set(values.values())) > 1:
+            told.append(f"They differ in {what}: {', '.join(f'{name} {value}' for name, value in values.items())}.")
+    if len({tuple(sorted(lens.problem.parameters)) for lens in lenses.values()}) > 1 and not told:
+        told.append("They differ in which parameters are measured.")
+    return Comparison(reports, ranked, tuple(told), alike)

@@ -57,18 +57,15 @@ def larger_of(estimates: Sequence[Estimate], rounding: float = _ROUNDING) -> NDA
     that a search found reaches as far as its residual.
     """
     values = np.array([one.value for one in estimates], dtype=np.float64)
-    reach = np.array([_reach(one) for one in estimates])
+    reach = np.array([np.inf if np.isnan(one.margin) else one.margin for one in estimates])
+    for at, one in enumerate(estimates):
+        if one.kind == "lower bound" and {"eigenvalues", "residuals"} <= one.arrays.keys():
+            reach[at] += float(one.arrays["residuals"][0])
     size = np.where(np.isinf(values), 0.0, np.abs(values))
     enough = reach[:, None] + reach + rounding * np.maximum(size[:, None], size)
     with np.errstate(invalid="ignore"):  # inf - inf: neither is larger
         apart = values[:, None] - values
         return np.where(np.abs(apart) > enough, np.sign(apart), 0.0)
-
-
-def _reach(one: Estimate) -> float:
-    searched = one.kind == "lower bound" and {"eigenvalues", "residuals"} <= one.arrays.keys()
-    residual = float(one.arrays["residuals"][0]) if searched else 0.0
-    return np.inf if np.isnan(one.margin) else one.margin + residual
 
 
 PERMUTED = 9999
@@ -119,13 +116,10 @@ def agreement(
 ) -> Agreement:
     """Return the agreement of rankings in which ties and overlapping intervals stay open.
 
-    Args:
-        estimates: by measure and network.
-        pointing: the measures of which a small value is known to mean flat or compressed.
-        surviving: those invariant under rescaling.
-        gaps: the generalisation gap by network; empty without held-out data.
-        rounding: values that are closer than this, relatively, tie.
+    `pointing` are the measures of which a small value is known to mean flat or compressed, `surviving` those invariant
+    under rescaling; values that are relatively closer than `rounding` tie.
     """
+    # Kendall's W over the measures that count
     left_out, equal = not_counted(estimates, pointing, rounding), all_equal(estimates, rounding)
     counted = [name for name in estimates if name not in left_out]
     models = list(next(iter(estimates.values()), {}))
@@ -136,6 +130,7 @@ def agreement(
     kept = [name for name in counted if name in surviving]
     overall = _w(ranks, "Kendall's W, all measures")
     of_function = _w(ranks.loc[kept], "Kendall's W, measures invariant under rescaling")
+    # tau of any two measures
     signs = {
         name: larger_of(list(row.values()), rounding)
         for name, row in estimates.items()
@@ -144,10 +139,30 @@ def agreement(
     taus = pd.DataFrame(
         [[_tau(a, b) for b in signs.values()] for a in signs.values()], index=list(signs), columns=list(signs)
     )
-    remarks = ALL_EQUAL if equal else (*_about_w(overall, ranks), *_about_gaps(gaps, rounding))
-    return Agreement(
-        len(models), overall, of_function, counted, left_out, equal, taus, _with_gap(signs, gaps, rounding), remarks
-    )
+    # each measure's tau with the measured gap, and its p from permuted gaps, over networks that have a gap
+    rows, at_gap = [], [at for at, gap in enumerate(gaps.values()) if np.isfinite(gap.value)]
+    known = [gap for gap in gaps.values() if np.isfinite(gap.value)]
+    if known:
+        order = larger_of([Estimate(gap.value) for gap in known], rounding)
+        drawn = [order[np.ix_(one, one)] for one in permutations(len(known), 0, PERMUTED // 10)]
+        for name, all_signs in signs.items():
+            mine = all_signs[np.ix_(at_gap, at_gap)]
+            tau = _tau(mine, order)
+            under_null = np.array([(mine * other).sum() for other in drawn])
+            rows.append((name, tau, p_value(float((mine * order).sum()), under_null) if tau == tau else np.nan))
+    with_gap = pd.DataFrame(rows, columns=["measure", "tau", "p"])
+    # in words: W and its limits, networks without a gap, and how many pairs of gaps the held-out data cannot order
+    told = _about_w(overall, ranks)
+    if unknown := ", ".join(model for model, gap in gaps.items() if not np.isfinite(gap.value)):
+        told.append(f"Excluded from tau with the gap (no finite generalisation gap): {unknown}.")
+    pairs = len(known) * (len(known) - 1) // 2
+    if undecided := pairs - int((larger_of(known, rounding) > 0).sum()):
+        told.append(
+            f"The 95% intervals of the generalisation gap overlap for {undecided} of {pairs} pairs of networks: tau "
+            "with the gap uses the order of the measured gaps."
+        )
+    remarks = ALL_EQUAL if equal else tuple(told)
+    return Agreement(len(models), overall, of_function, counted, left_out, equal, taus, with_gap, remarks)
 
 
 def all_equal(estimates: _Table, rounding: float) -> bool:
@@ -205,22 +220,6 @@ def _tau(a: Array, b: Array) -> float:
     return float(ratio(both, in_a, in_b)[0])
 
 
-def _with_gap(signs: Mapping[str, Array], gaps: Mapping[str, Estimate], rounding: float) -> pd.DataFrame:
-    # Each measure's tau with the measured gap, and its p from permuted gaps, over networks that have a gap
-    rows = []
-    values = np.array([gap.value for gap in gaps.values()])
-    known = np.flatnonzero(np.isfinite(values))
-    if len(known):
-        order = larger_of([Estimate(value) for value in values[known]], rounding)
-        drawn = [order[np.ix_(one, one)] for one in permutations(len(known), 0, PERMUTED // 10)]
-        for name, all_signs in signs.items():
-            mine = all_signs[np.ix_(known, known)]
-            tau = _tau(mine, order)
-            under_null = np.array([(mine * other).sum() for other in drawn])
-            rows.append((name, tau, p_value(float((mine * order).sum()), under_null) if tau == tau else np.nan))
-    return pd.DataFrame(rows, columns=["measure", "tau", "p"])
-
-
 def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
     if w.value != w.value:
         return [f"The agreement of the rankings is undefined: {w.note}."]
@@ -238,22 +237,3 @@ def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
         tied = f"{ties} {'tie' if ties == 1 else 'ties'}" if ties else "no ties"
         told.append(f"{a} is smaller by {count_of(first, 'measure')}, {b} by {second}; {tied}.")
     return told
-
-
-def _about_gaps(gaps: Mapping[str, Estimate], rounding: float) -> list[str]:
-    # Networks without a gap, and how many pairs of gaps the held-out data can order
-    if not gaps:
-        return []
-    known = [gap for gap in gaps.values() if np.isfinite(gap.value)]
-    unknown = ", ".join(model for model, gap in gaps.items() if not np.isfinite(gap.value))
-    told = [f"Excluded from tau with the gap (no finite generalisation gap): {unknown}."] if unknown else []
-    signs = larger_of(known, rounding)
-    pairs = len(known) * (len(known) - 1) // 2
-    undecided = pairs - int((signs > 0).sum())
-    if not undecided:
-        return told
-    return [
-        *told,
-        f"The 95% intervals of the generalisation gap overlap for {undecided} of {pairs} pairs of networks: tau with "
-        f"the gap uses the order of the measured gaps.",
-    ]

@@ -49,17 +49,17 @@ def _networks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
     table = Fitted("The networks", values=[""] * numbered, between=1)
     table.column("network", "name")
     rows = comparison.networks()
-    shown = {"loss": "loss", "accuracy": "accuracy", "test_loss": "test loss", "generalisation_gap": "gap ± 95%"}
+    shown = {"loss": "loss", "accuracy": "accuracy", "test_loss": "test loss ± 95%", "generalisation_gap": "gap ± 95%"}
     columns = [name for name in shown if name in rows and rows[name].notna().any()]
     means = {"mean_rank": "mean rank", "mean_rank_surviving": "without *"} if comparison.agreement().has_ranks else {}
     for name in [*(shown[column] for column in columns), *means.values()]:
         table.column(name)
     for head, row in zip(heads, rows.to_dict("records"), strict=True):
-        cells = [number(row[name], 2 if name == "generalisation_gap" else 3) for name in columns]
-        if "generalisation_gap" in columns:
-            cells[-1] += f" ± {number(1.96 * row['gap_stderr'], 1)}"
-        cells += [number(row[name], 2) for name in means]
-        table.row(*([head] if numbered else []), str(row["model"]), *cells)
+        cells = {name: number(row[name], 2 if name == "generalisation_gap" else 3) for name in columns}
+        for name, stderr in {"test_loss": "test_loss_stderr", "generalisation_gap": "gap_stderr"}.items():
+            cells |= {name: f"{cells[name]} ± {number(1.96 * row[stderr], 1)}"} if name in cells else {}
+        ranks = [number(row[name], 2) for name in means]
+        table.row(*([head] if numbered else []), str(row["model"]), *cells.values(), *ranks)
     return table
 
 
