@@ -50,25 +50,21 @@ def bounds_screen(verdicts: BoundsReport) -> RenderableType:
         table.column(heading, "extra")
     table.column("tight")
     table.column("status", left=True)
-    if deep:
-        table.column("claims")
 
     # of a deep network each bound has one row, else each claim has one, and the name of its bound stands above
     rows = [(v, "") for v in verdicts]
     if deep:
+        table.column("claims")
         rows = [
             (top, f"{sum(v.status == top.status for v in claims)} of {len(claims)}" if len(claims) > 1 else "")
             for _, claims, _, top in _by_bound(verdicts)
         ]
     above = None
     for verdict, told in rows:
-        table.row(
-            Text("" if verdict.bound == above else verdict.bound),
-            verdict.layer or "",
-            *(_shown(value, digits) for value, digits in ((verdict.lhs, 3), (verdict.rhs, 3), (verdict.tightness, 2))),
-            Text(verdict.status, style=STYLES[verdict.status]),
-            *([Text(told, style="dim")] if deep else []),
-        )
+        bound = Text("" if verdict.bound == above else verdict.bound)
+        status = Text(verdict.status, style=STYLES[verdict.status])
+        sides = _shown(verdict.lhs, 3), _shown(verdict.rhs, 3), _shown(verdict.tightness, 2)
+        table.row(bound, verdict.layer or "", *sides, status, *([Text(told, style="dim")] if deep else []))
         above = verdict.bound
     more = "One row per bound: its tightest claim, and how many have its verdict; all claims: --page or --json."
     every = [Text(more, style="dim")] if deep else []
@@ -78,18 +74,16 @@ def bounds_screen(verdicts: BoundsReport) -> RenderableType:
         "left side over right side, where they are closest; 1 is equality. not applicable: an assumption of the "
         "theorem fails here, or is neither checked nor declared; the sides are shown anyway.",
     )
-    return Group(*head, table, *every, _reasons(verdicts), key)
-
-
-def _reasons(verdicts: Sequence[Verdict]) -> Text:
+    # why a bound does not apply, is violated or undecided: by reason
     said = by_key((why, (verdict.bound, verdict.layer or "")) for verdict in verdicts if (why := _why(verdict)))
     text = Text("\nWhy" if said else "", style="bold")
     for why, places in list(said.items())[:REASONS]:
         bounds = by_key(places)
         of = [f"{name} at {summed_up(layers, most=4)}" if any(layers) else name for name, layers in bounds.items()]
         text.append(f"\n{', '.join(of)}: ", style="not bold italic").append(why, style="not bold not italic dim")
-    more = len(said) - REASONS
-    return text.append(f"\nand {more} more reasons: --page or --json", style="not bold") if more > 0 else text
+    if len(said) > REASONS:
+        text.append(f"\nand {len(said) - REASONS} more reasons: --page or --json", style="not bold")
+    return Group(*head, table, *every, text, key)
 
 
 def _why(verdict: Verdict) -> str:

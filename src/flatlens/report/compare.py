@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,15 +25,57 @@ NO_DIRECTION = "Smaller is not necessarily better"
 
 def compare_screen(comparison: Comparison) -> RenderableType:
     """Return the screen of `flatlens compare`: the networks, their ranks and values, how far the measures agree."""
-    heads = headings(comparison)
-    parts = [*head_of_screen(comparison.about, comparison.answer), _networks(comparison, heads)]
-    if len(heads) <= ACROSS:
-        parts += [_ranks(comparison, heads)] if comparison.agreement().has_ranks else []
-        parts.append(_values(comparison, heads))
-    else:
-        parts.append(Text(f"\n{len(heads)} networks: their ranks and values by each measure are in --page and --json."))
-    parts.append(_key(comparison))
-    return Group(*parts)
+    heads, agreement = headings(comparison), comparison.agreement()
+    numbered = list(heads) != comparison.models
+
+    # the networks, with the means of their ranks
+    networks = Fitted("The networks", values=[""] * numbered, between=1)
+    networks.column("network", "name")
+    rows = comparison.networks()
+    shown = {"loss": "loss", "accuracy": "accuracy", "test_loss": "test loss ± 95%", "generalisation_gap": "gap ± 95%"}
+    columns = [name for name in shown if name in rows and rows[name].notna().any()]
+    means = {"mean_rank": "mean rank", "mean_rank_surviving": "without *"} if agreement.has_ranks else {}
+    for name in [*(shown[column] for column in columns), *means.values()]:
+        networks.column(name)
+    for head, row in zip(heads, rows.to_dict("records"), strict=True):
+        cells = {name: number(row[name], 2 if name == "generalisation_gap" else 3) for name in columns}
+        for name, stderr in {"test_loss": "test_loss_stderr", "generalisation_gap": "gap_stderr"}.items():
+            cells |= {name: f"{cells[name]} ± {number(1.96 * row[stderr], 1)}"} if name in cells else {}
+        ranks = [number(row[name], 2) for name in means]
+        networks.row(*([head] if numbered else []), str(row["model"]), *cells.values(), *ranks)
+    parts = [*head_of_screen(comparison.about, comparison.answer), networks]
+    if len(heads) > ACROSS:
+        more = f"\n{len(heads)} networks: their ranks and values by each measure are in --page and --json."
+        return Group(*parts, Text(more), _key(comparison))
+
+    # by measure a row of ranks, and one of values
+    gap = agreement.gap.set_index("measure")
+    ranked = Fitted("Ranks: 1 is the smallest value", names=["measure"], between=1)
+    for column in [*heads, *(["τ gap", "p"] if len(gap) else [])]:
+        ranked.column(column, least=5)
+    values, digits = Fitted("Values", names=["measure"], values=heads, between=1), 3 if len(heads) < 5 else 2
+
+    def heading(name: str) -> str:
+        if not direction(comparison.measures[name].card):
+            return NO_DIRECTION
+        return INVARIANT if comparison.is_invariant(name) else CHANGE
+
+    groups = by_key((heading(name), name) for name in comparison.measures)
+    for group in (INVARIANT, CHANGE, NO_DIRECTION):
+        if group in groups:
+            ranked.section(group)
+        for name in groups.get(group, ()):
+            places = [rank_text(place.rank, bool(place.open)) for place in comparison.places[name].values()]
+            with_gap = [number(gap[c].get(name, float("nan")), 2) for c in ("tau", "p")] if len(gap) else []
+            ranked.row(marked(comparison, name), *places, *with_gap)
+            estimates = comparison.estimates(name).values()
+            signs = [SIGNS.get(e.kind, "") for e in estimates]
+            alike = len(set(signs)) == 1  # then once, beside the name: it leaves the columns narrow
+            told = [
+                f"{'' if alike else sign}{number(e.value, digits)}" for sign, e in zip(signs, estimates, strict=True)
+            ]
+            values.row(f"{marked(comparison, name)} {signs[0] if alike else ''}".rstrip(), *told)
+    return Group(*parts, *([ranked] if agreement.has_ranks else []), values, _key(comparison))
 
 
 def headings(comparison: Comparison) -> list[str]:
@@ -42,50 +83,6 @@ def headings(comparison: Comparison) -> list[str]:
     models = comparison.models
     room = 36 // len(models) - 1
     return models if max(map(len, models)) <= room else [str(number) for number in range(1, len(models) + 1)]
-
-
-def _networks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
-    numbered = list(heads) != comparison.models
-    table = Fitted("The networks", values=[""] * numbered, between=1)
-    table.column("network", "name")
-    rows = comparison.networks()
-    shown = {"loss": "loss", "accuracy": "accuracy", "test_loss": "test loss ± 95%", "generalisation_gap": "gap ± 95%"}
-    columns = [name for name in shown if name in rows and rows[name].notna().any()]
-    means = {"mean_rank": "mean rank", "mean_rank_surviving": "without *"} if comparison.agreement().has_ranks else {}
-    for name in [*(shown[column] for column in columns), *means.values()]:
-        table.column(name)
-    for head, row in zip(heads, rows.to_dict("records"), strict=True):
-        cells = {name: number(row[name], 2 if name == "generalisation_gap" else 3) for name in columns}
-        for name, stderr in {"test_loss": "test_loss_stderr", "generalisation_gap": "gap_stderr"}.items():
-            cells |= {name: f"{cells[name]} ± {number(1.96 * row[stderr], 1)}"} if name in cells else {}
-        ranks = [number(row[name], 2) for name in means]
-        table.row(*([head] if numbered else []), str(row["model"]), *cells.values(), *ranks)
-    return table
-
-
-def _ranks(comparison: Comparison, heads: Sequence[str]) -> Fitted:
-    gap = comparison.agreement().gap.set_index("measure")
-    table = Fitted("Ranks: 1 is the smallest value", names=["measure"], between=1)
-    for column in [*heads, *(["τ gap", "p"] if len(gap) else [])]:
-        table.column(column, least=5)
-    for heading, names in _grouped(comparison).items():
-        table.section(heading)
-        for name in names:
-            cells = [rank_text(place.rank, bool(place.open)) for place in comparison.places[name].values()]
-            with_gap = [number(gap[c].get(name, float("nan")), 2) for c in ("tau", "p")] if len(gap) else []
-            table.row(marked(comparison, name), *cells, *with_gap)
-    return table
-
-
-def _grouped(comparison: Comparison) -> dict[str, list[str]]:
-
-    def heading(name: str) -> str:
-        if not direction(comparison.measures[name].card):
-            return NO_DIRECTION
-        return INVARIANT if comparison.is_invariant(name) else CHANGE
-
-    found = by_key((heading(name), name) for name in comparison.measures)
-    return {group: found[group] for group in (INVARIANT, CHANGE, NO_DIRECTION) if group in found}
 
 
 def marked(comparison: Comparison, name: str) -> str:
@@ -102,33 +99,35 @@ def rank_text(rank: float, undecided: bool) -> str:
     return "-" if rank != rank else f"{rank:g}{'~' if undecided else ''}"
 
 
-def _values(comparison: Comparison, heads: Sequence[str]) -> Fitted:
-    table = Fitted("Values", names=["measure"], values=heads, between=1)
-    digits = 3 if len(heads) < 5 else 2
-    for name in (name for names in _grouped(comparison).values() for name in names):
-        signs = [SIGNS.get(e.kind, "") for e in comparison.estimates(name).values()]
-        alike = len(set(signs)) == 1  # then once, beside the name: it leaves the columns narrow
-        cells = [number(e.value, digits) for e in comparison.estimates(name).values()]
-        cells = cells if alike else [f"{sign}{cell}" for sign, cell in zip(signs, cells, strict=True)]
-        table.row(f"{marked(comparison, name)} {signs[0] if alike else ''}".rstrip(), *cells)
-    return table
-
-
 def _key(comparison: Comparison) -> Text:
-    agreement = comparison.agreement()
-    text = Text()
+    """Return the lines below the tables: the agreement, what is not counted or undefined, and the marks."""
+    agreement, text = comparison.agreement(), Text()
 
     def say(head: str, body: str) -> None:
         text.append(f"\n{head}: ", style="bold").append(body, style="not bold")
 
-    if rankings := _of_rankings(agreement):
+    rankings, remarks, left_out = _conclusions(agreement)
+    if rankings:
         say("Agreement", "; ".join(rankings) + ".")
-    for line in (*remarks(agreement), *comparison.notes):
+    for line in (*remarks, *comparison.notes):
         text.append(f"\n{line}", style="not bold")
-    for why, names in _left_out(agreement).items():
+    for why, names in left_out.items():
         say("Not counted", f"{', '.join(names)}: {why}")
-    for why, names in _undefined(comparison).items():
-        say("Undefined", f"{'; '.join(names)}: {why}")
+
+    # the measures that are undefined, and on which networks, by reason
+    places = by_key(
+        (e.note, (name, model))
+        for name in comparison.measures
+        for model, e in comparison.estimates(name).items()
+        if e.kind == "undefined"
+    )
+    for why, pairs in places.items():
+        at = by_key(pairs)
+        everywhere = [name for name, models in at.items() if models == comparison.models]
+        told = [f"{', '.join(everywhere)} on every network"] if everywhere else []
+        told += [f"{name} on {', '.join(models)}" for name, models in at.items() if name not in everywhere]
+        say("Undefined", f"{'; '.join(told)}: {why}")
+
     if not agreement.has_ranks:
         say("*", "not invariant under rescaling of the weights. ≥, ≤: a bound.")
         return text
@@ -147,13 +146,12 @@ def _key(comparison: Comparison) -> Text:
     return text
 
 
-def remarks(agreement: Agreement) -> tuple[str, ...]:
-    """Return what is said beside the answer."""
-    return agreement.remarks if agreement.informative else ()
-
-
-def _of_rankings(agreement: Agreement) -> list[str]:
-    return [told(w) for w in (agreement.overall, agreement.surviving)] if agreement.informative else []
+def _conclusions(agreement: Agreement) -> tuple[list[str], tuple[str, ...], dict[str, list[str]]]:
+    """Return W in words, remarks, and measures that are not counted by reason; nothing where all rank alike."""
+    if not agreement.informative:
+        return [], (), {}
+    left_out = by_key((why, name) for name, why in agreement.left_out.items())
+    return [told(w) for w in (agreement.overall, agreement.surviving)], agreement.remarks, left_out
 
 
 def told(w: Statistic) -> str:
@@ -169,28 +167,6 @@ def told(w: Statistic) -> str:
     return f"{w.name} = {w.value:.2f} ({said})"
 
 
-def _left_out(agreement: Agreement) -> dict[str, list[str]]:
-    """Return the measures that are not counted, by reason; none where no measure tells the networks apart."""
-    return by_key((why, name) for name, why in agreement.left_out.items()) if agreement.informative else {}
-
-
-def _undefined(comparison: Comparison) -> dict[str, list[str]]:
-    """Return the measures that are undefined, and on which networks, by reason."""
-    places = by_key(
-        (e.note, (name, model))
-        for name in comparison.measures
-        for model, e in comparison.estimates(name).items()
-        if e.kind == "undefined"
-    )
-    told = {}
-    for why, pairs in places.items():
-        at = by_key(pairs)
-        everywhere = [name for name, models in at.items() if models == comparison.models]
-        told[why] = [f"{', '.join(everywhere)} on every network"] if everywhere else []
-        told[why] += [f"{name} on {', '.join(models)}" for name, models in at.items() if name not in everywhere]
-    return told
-
-
 def write_compare_page(comparison: Comparison, path: Path) -> Path:
     """Write one HTML file that needs no network: the ranks as a picture, the networks, the agreement, every value."""
     from flatlens.report.figures.compared import values_figure
@@ -198,6 +174,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
     from flatlens.report.page import write_page
 
     agreement = comparison.agreement()
+    rankings, remarks, left_out = _conclusions(agreement)
     return write_page(
         "compare",
         path,
@@ -212,10 +189,10 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         models=comparison.models,
         networks=_records(comparison.networks()),
         agreement=agreement,
-        told=_of_rankings(agreement),
-        remarks=remarks(agreement),
+        told=rankings,
+        remarks=remarks,
         method=agreement.overall.method,
-        left_out=_left_out(agreement),
+        left_out=left_out,
         notes=comparison.notes,
         gap=_records(agreement.gap),
         rows=_records(comparison.frame()),
@@ -237,7 +214,17 @@ _OTHERS = "Other measures: not invariant, or smaller is not necessarily better"
 
 def group_screen(found: GroupComparison) -> RenderableType:
     """The screen of `flatlens compare --group`: the answer, the groups, and the difference by each measure."""
-    # The difference by each measure; of several groups beside the first, which group it is
+    # the groups: medians over their networks
+    groups = Fitted("The groups: medians over their networks", names=["group"], values=["networks", "left out"])
+    columns = _columns(medians(found))
+    for name in columns:
+        groups.column(name.replace("_", " ").removeprefix("generalisation "))
+    for group, row in medians(found).items():
+        left = sum(network in found.not_ranked for network in found.groups[group])
+        cells = [number(row[name]) if name in row else "-" for name in columns]
+        groups.row(group, str(len(found.groups[group])), str(left or ""), *cells)
+
+    # the difference by each measure; of several groups beside the first, which group it is
     several, first = len(found.groups) > 2, next(iter(found.groups))
     title = f"Compared with {first}" if several else f"{list(found.groups)[1]} compared with {first}"
     table = Fitted(title, names=["measure", *(["group"] if several else [])], values=["change", "95% interval", "p"])
@@ -247,19 +234,11 @@ def group_screen(found: GroupComparison) -> RenderableType:
             cells = [change(one), interval_in_words(one), number(one.p_holm, 2)]
             table.row(one.name, *([one.group] if several else []), *cells)
     remarks = (remark(f"\n{head}: ", words) for head, words in notes(found))
-    return Group(*head_of_screen(found.about, found.answer), _groups(found), table, *remarks)
+    return Group(*head_of_screen(found.about, found.answer), groups, table, *remarks)
 
 
-def _groups(found: GroupComparison) -> Fitted:
-    table = Fitted("The groups: medians over their networks", names=["group"], values=["networks", "left out"])
-    rows = medians(found)
-    for name in (columns := [name for name in RESULTS if any(name in row for row in rows.values())]):
-        table.column(name.replace("_", " ").removeprefix("generalisation "))
-    for group, row in rows.items():
-        left = sum(network in found.not_ranked for network in found.groups[group])
-        cells = [number(row[name]) if name in row else "-" for name in columns]
-        table.row(group, str(len(found.groups[group])), str(left or ""), *cells)
-    return table
+def _columns(rows: dict[str, dict[str, float]]) -> list[str]:
+    return [name for name in RESULTS if any(name in row for row in rows.values())]
 
 
 def medians(found: GroupComparison) -> dict[str, dict[str, float]]:
@@ -315,13 +294,11 @@ def notes(found: GroupComparison) -> list[tuple[str, str]]:
         ("p", "two-sided, with Holm's correction over invariant measures and the test loss; others on their own"),
     ]
     missing = by_key((one.note, one.name) for one in found.differences if one.note)
-    said += [("Note", f"{why}: {_few(names)}") for why, names in missing.items()]
+    for why, names in missing.items():
+        first, more = list(dict.fromkeys(names))[:5], len(set(names)) - 5
+        others = f" and {count_of(more, 'other')}" if more > 0 else ""
+        said.append(("Note", f"{why}: {', '.join(first)}{others}"))
     return [*said, *(("Note", remark) for remark in found.networks.notes)]
-
-
-def _few(names: Sequence[str], most: int = 5) -> str:
-    names = list(dict.fromkeys(names))
-    return ", ".join(names[:most]) + (f" and {count_of(len(names) - most, 'other')}" if len(names) > most else "")
 
 
 def write_group_page(found: GroupComparison, path: Path) -> Path:
@@ -345,7 +322,7 @@ def write_group_page(found: GroupComparison, path: Path) -> Path:
         cards={name: one.card for name, one in found.networks.measures.items()},
         groups=found.groups,
         medians=medians(found),
-        columns=[name for name in RESULTS if any(name in row for row in medians(found).values())],
+        columns=_columns(medians(found)),
         left_out=list(found.not_ranked.values()),
         sections=shown,
         notes=notes(found),

@@ -39,8 +39,17 @@ CELLS = (
 
 def invariance_screen(report: InvarianceReport) -> RenderableType:
     """Return the screen of `flatlens invariance`: a row for each measure, a column for each transform."""
-    tables = [_table(report)] if report.moved else []
-    # What each transform did, and those that do not apply
+    # a row for each measure; of many no parts, unless they change although they are declared to stay
+    table = Fitted("Is the number invariant?", names=["measure"], values=["before"])
+    for name in report.moved:
+        table.column(SHORT.get(name, name), left=True)
+    rows = _rows(report)
+    for name, cells in rows.items():
+        part = len(rows) > ANSWERS_DOWN and name != spelling(name)
+        if name not in RESULTS and (not part or any(cell.agrees is False for cell in cells)):
+            table.row(name, _before(cells[0]), *(_cell(cell) for cell in cells))
+
+    # what each transform did, and those that do not apply
     text = Text("\nTransforms\n", style="bold")
     for name, done in report.moved.items():
         text.append(f"{SHORT.get(name, name)}: ", style="not bold italic")
@@ -58,12 +67,15 @@ def invariance_screen(report: InvarianceReport) -> RenderableType:
         f"whether the number is invariant, within rounding and 4 standard errors, when the weights change and the "
         f"function does not; x: the factor by which it changes. {CELLS}",
     )
-    return Group(*head_of_screen({"": report.about}, report.answer), *tables, text, key)
+    return Group(*head_of_screen({"": report.about}, report.answer), *([table] if report.moved else []), text, key)
 
 
 def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
     """Write one HTML file that needs no network: the table, what each transform did, and the proof."""
     from flatlens.report.page import write_page  # not above: the screen draws nothing
+
+    def kind(cell: Cell) -> str:
+        return "wrong" if cell.agrees is False else {True: "stays", False: "moves", None: "open"}[cell.unchanged]
 
     return write_page(
         "invariance",
@@ -73,7 +85,7 @@ def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
         wrong=[f"{cell.measure} under {cell.transform}" for cell in report.disagreeing],
         transforms=list(report.moved),
         rows=[
-            (name, _before(cells[0]).plain, [(str(_cell(cell)), _kind(cell)) for cell in cells])
+            (name, _before(cells[0]).plain, [(str(_cell(cell)), kind(cell)) for cell in cells])
             for name, cells in _rows(report).items()
         ],
         applied=[
@@ -86,26 +98,6 @@ def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
 
 def _rows(report: InvarianceReport) -> dict[str, list[Cell]]:
     return by_key((cell.measure, cell) for cell in report)
-
-
-def _kind(cell: Cell) -> str:
-    if cell.agrees is False:
-        return "wrong"
-    return {True: "stays", False: "moves", None: "open"}[cell.unchanged]
-
-
-def _table(report: InvarianceReport) -> Fitted:
-    table = Fitted("Is the number invariant?", names=["measure"], values=["before"])
-    for name in report.moved:
-        table.column(SHORT.get(name, name), left=True)
-    rows = _rows(report)
-    whole = len(rows) > ANSWERS_DOWN
-    for name, cells in rows.items():
-        wrong = any(cell.agrees is False for cell in cells)
-        if name in RESULTS or (whole and name != spelling(name) and not wrong):
-            continue
-        table.row(name, _before(cells[0]), *(_cell(cell) for cell in cells))
-    return table
 
 
 def _before(cell: Cell) -> Text:

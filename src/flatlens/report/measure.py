@@ -85,16 +85,7 @@ def layers_and_others(report: Report, met: list[str]) -> str:
 
 
 def measure_screen(report: Report, cards: Sequence[Card], layers: str = "") -> RenderableType:
-    """Return the screen of `flatlens measure`.
-
-    Args:
-        report: The measured numbers.
-        cards: The catalogue's cards; a measure without one is shown without its invariances.
-        layers: Show every value of the layers whose names hold this.
-
-    Returns:
-        Something for a rich console: what was measured, the network's answers, the layers' values, a key.
-    """
+    """Return the screen of `flatlens measure`, with every value of the layers whose names hold `layers`."""
     return Lines(*(part for parts in _parts(report, cards, layers).values() for part in parts))
 
 
@@ -113,29 +104,11 @@ def printed(report: Report) -> str:
 
 
 def _parts(report: Report, cards: Sequence[Card], layers: str = "") -> dict[str, list[RenderableType]]:
-    """Return what a screen shows, by name, from top to bottom."""
+    """Return what a screen shows, by name, from top to bottom; measures without a card have no invariances."""
     whole = report
     if sum(layer is None for _, layer in whole) > ANSWERS_DOWN:  # a screen would not hold the parts
         report = Report({key: e for key, e in whole.items() if key[0] == spelling(key[0])}, whole.about)
-    notes = by_key((estimate.note, name) for (name, layer), estimate in report.items() if layer is None)
-    told = " ".join(whole.answer)  # of few numbers it has the notes
-    lines = [f"{', '.join(names)}: {note}" for note, names in notes.items() if note and note not in told]
-    key = remark(
-        f"\n{', '.join(short for _, short, _ in MOVES)}: ",
-        f"is the network-level value invariant under {', '.join(in_words for _, _, in_words in MOVES)}? None of these "
-        "changes the function.",
-    )
-    dotted = "Parts such as .sum and .max: in --json and --save, and shown for measures requested by name."
-    return {
-        "head": head_of_screen({"": report.about}, whole.answer),
-        "network": [_network_table(report, cards)],
-        "layers": _layer_tables(report, layers),
-        "notes": [remark("\nNotes\n", "\n".join(lines))] if lines else [],
-        "key": [key, *([Text(dotted)] if len(report) < len(whole) else [])],
-    }
-
-
-def _network_table(report: Report, cards: Sequence[Card]) -> Fitted:
+    # the network's numbers by family, each with its meaning where they are few
     table = Fitted("The network", names=["measure"])
     table.column("value")
     table.column("95% ±")
@@ -152,7 +125,23 @@ def _network_table(report: Report, cards: Sequence[Card]) -> Fitted:
             table.row(f"  {name}", _value(e), error, kind, *badges)
             if explained and (meaning := in_short(name)):
                 table.section(f"    {meaning}")
-    return table
+    # notes, which the answer of few numbers has, and what the columns mean
+    notes = by_key((estimate.note, name) for (name, layer), estimate in report.items() if layer is None)
+    told = " ".join(whole.answer)
+    lines = [f"{', '.join(names)}: {note}" for note, names in notes.items() if note and note not in told]
+    key = remark(
+        f"\n{', '.join(short for _, short, _ in MOVES)}: ",
+        f"is the network-level value invariant under {', '.join(in_words for _, _, in_words in MOVES)}? None of these "
+        "changes the function.",
+    )
+    dotted = "Parts such as .sum and .max: in --json and --save, and shown for measures requested by name."
+    return {
+        "head": head_of_screen({"": report.about}, whole.answer),
+        "network": [table],
+        "layers": _layer_tables(report, layers),
+        "notes": [remark("\nNotes\n", "\n".join(lines))] if lines else [],
+        "key": [key, *([Text(dotted)] if len(report) < len(whole) else [])],
+    }
 
 
 def _value(estimate: Estimate) -> Text:
@@ -176,7 +165,15 @@ def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
         matching = [layer for layer in layers if wanted in layer]
         if not matching:
             raise UnknownName.among("layer", wanted, layers)
-        return [_wanted_table(values, matching, names, wanted)]
+        names = [name for name in names if any((name, layer) in values for layer in matching)]
+        table = Fitted(f"Layers with {wanted!r} in their name", names=["layer"], values=names)
+        for block, members in grouped(matching):
+            if block:
+                table.section(block)
+            for layer in members:
+                cells = [_cell(values.get((name, layer))) for name in names]
+                table.row(f"{'  ' if block else ''}{role(layer, block)}", *cells)
+        return [table]
     if not values:
         return []
     if len(layers) <= LAYERS_ACROSS:
@@ -184,48 +181,34 @@ def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
         for name in names:
             table.row(f"  {name}", *(_cell(values.get((name, layer))) for layer in layers))
         return [table]
+
+    # of many layers the range of each measure
     groups = [(block, members) for block, members in grouped(layers) if block]
-    ranges = _range_table(report, values, layers, names, len(groups))
-    return [ranges, _profile_table(values, groups, names)] if len(groups) >= BLOCKS else [ranges]
-
-
-def _wanted_table(values: Values, layers: list[str], names: list[str], wanted: str) -> Fitted:
-    names = [name for name in names if any((name, layer) in values for layer in layers)]
-    table = Fitted(f"Layers with {wanted!r} in their name", names=["layer"], values=names)
-    for block, members in grouped(layers):
-        if block:
-            table.section(block)
-        for layer in members:
-            table.row(f"{'  ' if block else ''}{role(layer, block)}", *(_cell(values.get((n, layer))) for n in names))
-    return table
-
-
-def _profile_table(values: Values, groups: list[tuple[str, list[str]]], names: list[str]) -> Fitted:
-    blocks = f"From {groups[0][0]} to {groups[-1][0]}"
-    table = Fitted(f"{blocks}: the largest in each block (by logarithm where positive)", names=["measure"])
-    table.column("", "picture")
-    for name in names:
-        found = [[values[name, layer].value for layer in members if (name, layer) in values] for _, members in groups]
-        largest = [max((v for v in block if v == v), default=float("nan")) for block in found]
-        if any(value == value for value in largest):
-            table.row(f"  {name}", Profile(largest))
-    return table
-
-
-def _range_table(report: Report, values: Values, layers: list[str], names: list[str], blocks: int) -> Fitted:
-    size = f"{layers_and_others(report, layers)}{f' in {blocks} blocks' if blocks >= BLOCKS else ''}"
-    table = Fitted(f"Over {size} (every value: --layers NAME, --page, --json or --save)", names=["measure"])
+    size = layers_and_others(report, layers) + (f" in {len(groups)} blocks" if len(groups) >= BLOCKS else "")
+    ranges = Fitted(f"Over {size} (every value: --layers NAME, --page, --json or --save)", names=["measure"])
     for heading in ("smallest", "in layer", "largest", "in layer"):
-        table.column(heading, "name" if heading == "in layer" else "value")
+        ranges.column(heading, "name" if heading == "in layer" else "value")
     for name in names:
         found = {layer: values[name, layer] for layer in layers if (name, layer) in values}
         defined = [layer for layer, estimate in found.items() if estimate.value == estimate.value]
         if not defined:
-            table.row(f"  {name}", Text("undefined", style="dim"))
+            ranges.row(f"  {name}", Text("undefined", style="dim"))
             continue
         low, high = (pick(defined, key=lambda layer: found[layer].value) for pick in (min, max))
-        table.row(f"  {name}", _cell(found[low]), low, _cell(found[high]), high)
-    return table
+        ranges.row(f"  {name}", _cell(found[low]), low, _cell(found[high]), high)
+    if len(groups) < BLOCKS:
+        return [ranges]
+
+    # and of many blocks its profile over them
+    blocks = f"From {groups[0][0]} to {groups[-1][0]}"
+    profiles = Fitted(f"{blocks}: the largest in each block (by logarithm where positive)", names=["measure"])
+    profiles.column("", "picture")
+    for name in names:
+        each = [[values[name, layer].value for layer in members if (name, layer) in values] for _, members in groups]
+        largest = [max((v for v in block if v == v), default=float("nan")) for block in each]
+        if any(value == value for value in largest):
+            profiles.row(f"  {name}", Profile(largest))
+    return [ranges, profiles]
 
 
 def folded(report: Report) -> str:

@@ -120,7 +120,7 @@ def environment() -> Environment:
     environment.globals["script_hash"] = f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"
     for function in (
         blocks.summed_up, blocks.by_reason, crossed, prose.shown, prose.exact, prose.breakable, prose.threshold,
-        prose.coded, prose.quoted,
+        prose.coded, prose.quoted, prose.what_was_run,
     ):  # fmt: skip
         environment.filters[function.__name__] = function
     return environment

@@ -11,7 +11,7 @@ from flatlens.estimate import Progress
 from flatlens.files import write_whole
 from flatlens.papers.experiment import MARKS, WEAK
 from flatlens.papers.reproduction import HALVES, IN_WORDS, answer_of_claims
-from flatlens.papers.summary import Row, by_chance, counted_by_kind, of_papers, rows_of
+from flatlens.papers.summary import by_chance, counted_by_kind, of_papers, rows_of
 from flatlens.report import prose
 from flatlens.report.figures.figure import MODES, Figure, ordered_colours
 from flatlens.report.figures.plots import plot_figure
@@ -26,16 +26,9 @@ DRAWN_COLOURS = 4  #: number of colours for lines and marks without an order
 def write_atlas(
     found: Sequence[Reproduction], out: Path, folders: Sequence[Path], *, progress: Progress | None = None
 ) -> list[Path]:
-    """Write `out/report.html`, and the figures of each experiment into its folder's `figures/`.
+    """Write `out/report.html`, and the figures of each experiment into `figures/` in its folder below `out`.
 
-    Args:
-        found: the experiments, one for its own page.
-        out: where the page goes.
-        folders: where each experiment's runs are, below `out`.
-        progress: called once a figure.
-
-    Returns:
-        The files written, the page first.
+    Return the files written, the page first.
     """
     drawn = [[plot_figure(plot, one.results) for plot in one.plots] for one in found]
     for folder in folders:
@@ -52,8 +45,18 @@ def write_atlas(
 def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]], places: Sequence[str]) -> str:
     """Return the page's text; `places` are the experiments' folders as the page links them."""
     summary = rows_of(found)
-    rows = [
-        _row(one, predicted, figures, "" if place == "." else f"{place}/", several=len(found) > 1)
+    rows: list[dict[str, Any]] = [
+        {
+            "found": one,
+            "experiment": one.experiment,
+            "answer": answer_of_claims([one]) if len(found) > 1 else (),
+            "differs": one.experiment.differs.get(one.scale, ()),
+            "protocol": one.experiment.protocol_table if one.scale == "desk" else (),
+            "predicted": predicted,
+            "counts": Counter(row.decided for row in of_papers(predicted)),
+            "figures": figures,
+            "place": "" if place == "." else f"{place}/",
+        }
         for one, predicted, figures, place in zip(found, summary, drawn, places, strict=True)
     ]
     every = [row for each in summary for row in each]
@@ -62,7 +65,12 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
     only = experiments[0]
     return drawing_page(
         "atlas",
-        {slot: spec for row in rows for slot, spec in row["specs"].items()},
+        {
+            f"{one.id}-{figure.name}-{i}": spec
+            for one, figures in zip(experiments, drawn, strict=True)
+            for figure in figures
+            for i, spec in enumerate(figure.panel_specs)
+        },
         DRAWN_COLOURS,
         title=f"{only.id}: {only.title}" if len(found) == 1 else "Atlas: the papers' figures and claims, reproduced",
         answer=answer_of_claims(found),
@@ -76,39 +84,3 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
         papers=prose.cited([*(experiment.reproduces for experiment in experiments), *claims]),
         swatches={mode: ordered_colours(DRAWN_COLOURS, mode) for mode in MODES},
     )
-
-
-def _row(
-    one: Reproduction, predicted: Sequence[Row], figures: Sequence[Figure], place: str, *, several: bool
-) -> dict[str, Any]:
-    slots = {f"{one.experiment.id}-{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)}
-    return {
-        "experiment": one.experiment,
-        "scale": one.scale,
-        "answer": answer_of_claims([one]) if several else (),
-        "differs": one.experiment.differs.get(one.scale, ()),
-        "protocol": one.experiment.protocol_table if one.scale == "desk" else (),
-        "predicted": predicted,
-        "again": bool(one.again),
-        "halves": bool(one.halves),
-        "networks": one.networks,
-        "counts": Counter(row.decided for row in of_papers(predicted)),
-        "studies": [_study(name, one, place) for name in one.results],
-        "unfinished": one.unfinished,
-        "figures": figures,
-        "place": place,
-        "specs": slots,
-    }
-
-
-def _study(name: str, one: Reproduction, place: str) -> dict[str, Any]:
-    result = one.results[name]
-    return {
-        "name": name,
-        "place": f"{place}{name}/",
-        "run": prose.what_was_run(result),
-        "excluded": len(result.excluded),
-        "failed": len(result.failed),
-        "followed": len(result.histories) > 0,
-        "versions": result.versions,
-    }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pandas as pd
@@ -182,21 +183,15 @@ def name_in_lines(cell: RenderableType, room: int) -> RenderableType:
         return cell
     indent = " " * (len(cell) - len(cell.lstrip()))
     lines = [indent]
-    for piece in _pieces(cell.lstrip()):
+    name = cell.lstrip()
+    inside = {at for number in _NUMBER.finditer(name) for at in range(number.start() + 1, number.end())}
+    ends = [0, *(place.start() for place in _BETWEEN.finditer(name) if place.start() not in inside), len(name)]
+    for start, end in pairwise(ends):
+        piece = name[start:end]
         if lines[-1].strip() and cell_len(lines[-1] + piece.rstrip()) > room:
             lines.append(indent * 2)
         lines[-1] += piece
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _pieces(name: str) -> Iterator[str]:
-    inside = {at for number in _NUMBER.finditer(name) for at in range(number.start() + 1, number.end())}
-    start = 0
-    for place in _BETWEEN.finditer(name):
-        if place.start() not in inside:
-            yield name[start : place.start()]
-            start = place.start()
-    yield name[start:]
 
 
 def frame_as_text(frame: pd.DataFrame, answer: Sequence[str] = ()) -> str:
@@ -219,13 +214,12 @@ def frame_as_text(frame: pd.DataFrame, answer: Sequence[str] = ()) -> str:
         first = min(first, at) if numeric else first
         long = not numeric and frame[name].astype(str).str.len().max() > _NAME
         table.column(str(name), "name" if at < min(first, 2) else "extra" if long else "value", left=not numeric)
-    half, rows = MOST_ROWS // 2, [tuple(map(_shown, row)) for row in frame.itertuples(index=False)]
-    for row in rows[:half] if len(rows) > MOST_ROWS else rows:
-        table.row(*row)
-    if len(rows) > MOST_ROWS:
-        table.section(f"{len(rows) - 2 * half} more rows: frame() has them")
-        for row in rows[-half:]:
-            table.row(*row)
+    half, left = MOST_ROWS // 2, len(frame) - MOST_ROWS
+    for at, row in enumerate(frame.itertuples(index=False)):
+        if at == half and left > 0:
+            table.section(f"{left} more rows: frame() has them")
+        if left <= 0 or not half <= at < half + left:
+            table.row(*(f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row))
     return as_text(*map(Text, answer), *([""] if answer else []), table)
 
 
@@ -236,10 +230,6 @@ def as_text(*parts: RenderableType) -> str:
     with console.capture() as captured:
         console.print(*parts, sep="\n", highlight=False, markup=False)
     return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
-
-
-def _shown(cell: object) -> str:
-    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 
 def remark(head: str, words: str) -> Text:
@@ -276,22 +266,21 @@ def measured_facts(abouts: Abouts) -> str:
     >>> measured_facts({"a": {"n": 12, "outputs": 1, "layers": ["1"]}, "b": {"n": 12, "outputs": 1, "layers": []}})
     '12 samples, 1 output'
     """
-    first, *others = [_facts(about) for about in abouts.values()] or [[]]
-    return ", ".join(fact for fact in first if all(fact in other for other in others)) or "measured"
-
-
-def _facts(about: Mapping[str, Any]) -> list[str]:
-    found = [count_of(about[key], noun) for key, noun in (("n", "sample"), ("outputs", "output")) if key in about]
-    layers = about.get("layers")
-    if layers and isinstance(layers, Sequence) and not isinstance(layers, str):
-        found.append(count_of(len(layers), "layer"))
-    if about.get("arithmetic", "full") != "full":
-        found.append(f"multiplied in {about['arithmetic']}")
-    if "casts" in about:
-        found.append(f"without forward()'s casts to {about['casts']}")
-    if "loss" in about:
-        found.append(str(about["loss"]).replace("_", " "))
-    return found
+    each: list[list[str]] = []
+    for about in abouts.values():
+        each.append(
+            [count_of(about[key], noun) for key, noun in (("n", "sample"), ("outputs", "output")) if key in about]
+        )
+        layers = about.get("layers")
+        if layers and isinstance(layers, Sequence) and not isinstance(layers, str):
+            each[-1].append(count_of(len(layers), "layer"))
+        if about.get("arithmetic", "full") != "full":
+            each[-1].append(f"multiplied in {about['arithmetic']}")
+        if "casts" in about:
+            each[-1].append(f"without forward()'s casts to {about['casts']}")
+        if "loss" in about:
+            each[-1].append(str(about["loss"]).replace("_", " "))
+    return ", ".join(fact for fact in (each or [[]])[0] if all(fact in other for other in each)) or "measured"
 
 
 def origins(abouts: Abouts, most: int | None = None) -> list[tuple[str, str]]:
@@ -308,8 +297,7 @@ def origins(abouts: Abouts, most: int | None = None) -> list[tuple[str, str]]:
     for what, origin in by_key((what, (words, name)) for name, what, words in told).items():
         names = by_key(origin)
         if most is not None and len(names) > most:
-            lines.append((what, f"{len(names)} different ones: --page and --json list them"))
-            continue
+            names = {f"{len(names)} different ones: --page and --json list them": list(abouts)}
         for words, of in names.items():
             lines.append((what if len(of) == len(abouts) else f"{what} of {', '.join(of)}", words))
     return lines
