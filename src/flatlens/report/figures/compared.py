@@ -71,7 +71,32 @@ def values_figure(comparison: Comparison) -> Figure:
     """Return a panel for each measure: a row for each network, with a dot at its value."""
     data = values_frame(comparison)
     names = list(dict.fromkeys(data["measure"]))
-    panels = tuple(_network_panel(data[data["measure"] == name], comparison.models) for name in names)
+    models = comparison.models
+
+    def panel(name: str) -> Drawing:
+        rows = data[data["measure"] == name]
+        towards, low, high = _TOWARDS[rows["small_means"].iloc[0]], float(rows["low"].min()), float(rows["high"].max())
+        logarithmic = low > 0 and high > 4 * low  # over a narrower range a linear axis shows it, with rounder ticks
+        axis = alt.Axis(title=None, tickCount=4, labelOverlap=True, format=".4~g" if high < 1e5 else ".3~e")
+        scale = alt.Scale(zero=False, padding=8)
+        if logarithmic:
+            axis, scale = log_axis(pd.Series([low, high]), None), alt.Scale(type="log", nice=False, padding=8)
+        beside = alt.Axis(
+            labelExpr=short_labels(18), labelLimit=0, domain=False, ticks=False, grid=True, tickBand="extent"
+        )
+        base = alt.Chart(rows).encode(
+            y=alt.Y("model:N", sort=models, scale=alt.Scale(domain=models), title=None, axis=beside),
+            tooltip=[alt.Tooltip("told:N", title="value")],
+            color=alt.condition("datum.ranked", alt.value(RANKED), alt.value(NOT_KNOWN_GREY)),
+        )
+        fill = alt.condition("datum.ranked", alt.value(RANKED), alt.value("transparent"))
+        bars, dots = _bars_and_dots(base, scale, axis, fill, shape=alt.ShapeValue("circle", condition=_BOUNDS))
+        star = "" if rows["stable"].iloc[0] else " *"
+        title = alt.TitleParams(text=f"{name}{star}", subtitle=f"{towards}{', log scale' if logarithmic else ''}")
+        drawn: Drawing = alt.layer(bars, dots).properties(width=_WIDTH, height=_ROW * len(models), title=title)
+        return drawn
+
+    panels: tuple[Drawing, ...] = tuple(map(panel, names))
     panels = panels or (empty("no value is defined"),)
     kinds = set(data["kind"])
     caption = "A dot is a network's value."
@@ -83,30 +108,6 @@ def values_figure(comparison: Comparison) -> Figure:
         caption += " *: the measure changes when the weights are rescaled without changing the function."
     whole = alt.concat(*panels, columns=PANELS_A_ROW, spacing=22)
     return Figure("compared", "Which network is flatter", caption, data, whole, panels, "grid", colours=False)
-
-
-def _network_panel(data: pd.DataFrame, models: list[str]) -> Drawing:
-    name, towards = data["measure"].iloc[0], _TOWARDS[data["small_means"].iloc[0]]
-    low, high = float(data["low"].min()), float(data["high"].max())
-    logarithmic = low > 0 and high > 4 * low  # over a narrower range a linear axis shows the same, with rounder ticks
-    axis = alt.Axis(title=None, tickCount=4, labelOverlap=True, format=".4~g" if high < 1e5 else ".3~e")
-    scale = alt.Scale(zero=False, padding=8)
-    if logarithmic:
-        axis = log_axis(pd.Series([low, high]), None)
-        scale = alt.Scale(type="log", nice=False, padding=8)
-    beside = alt.Axis(labelExpr=short_labels(18), labelLimit=0, domain=False, ticks=False, grid=True, tickBand="extent")
-    colour = alt.condition("datum.ranked", alt.value(RANKED), alt.value(NOT_KNOWN_GREY))
-    base = alt.Chart(data).encode(
-        y=alt.Y("model:N", sort=models, scale=alt.Scale(domain=models), title=None, axis=beside),
-        tooltip=[alt.Tooltip("told:N", title="value")],
-        color=colour,
-    )
-    fill = alt.condition("datum.ranked", alt.value(RANKED), alt.value("transparent"))
-    bars, dots = _bars_and_dots(base, scale, axis, fill, shape=alt.ShapeValue("circle", condition=_BOUNDS))
-    star = "" if data["stable"].iloc[0] else " *"
-    title = alt.TitleParams(text=f"{name}{star}", subtitle=f"{towards}{', log scale' if logarithmic else ''}")
-    drawn: Drawing = alt.layer(bars, dots).properties(width=_WIDTH, height=_ROW * len(models), title=title)
-    return drawn
 
 
 def groups_frame(found: GroupComparison) -> pd.DataFrame:
@@ -134,7 +135,45 @@ def groups_figure(found: GroupComparison) -> Figure:
     data = groups_frame(found)
     reference = next(iter(found.groups))
     several = len(found.groups) > 2
-    whole, narrow = (_sections(data, reference, several, sizes) for sizes in ((560, 34), (170, 20)))
+    sections = [(name, data[data["section"] == name]) for name in (FLAT, COMPRESSED, FIT, OTHERS)]
+    sections = [(name, rows) for name, rows in sections if len(rows)]
+    ends = pd.concat([data[name] for name in ("low", "value", "high")] + [pd.Series([1.0])])
+    ends = ends[np.isfinite(ends) & (ends > 0)]
+    domain = [float(ends.min()) / 1.05, float(ends.max()) * 1.05]
+    scale = alt.Scale(type="log", domain=domain, nice=False)
+
+    def panel(name: str, rows: pd.DataFrame, width: int, letters: int) -> Drawing:
+        names, groups = (list(dict.fromkeys(rows[field])) for field in ("measure", "group"))
+        axis = log_axis(pd.Series(domain), f"ratio to {reference}" if name == sections[-1][0] else None)
+        hues = alt.Color(
+            "group:N",
+            scale=alt.Scale(domain=groups, range=list(HUES[: len(groups)])),
+            legend=alt.Legend(title=None, orient="top") if several else None,
+        )
+        beside = alt.Axis(
+            labelExpr=short_labels(letters), labelLimit=0, minExtent=6 * letters, domain=False, ticks=False
+        )
+        base = alt.Chart(rows).encode(
+            y=alt.Y("measure:N", sort=names, title=None, axis=beside),
+            color=hues,
+            tooltip=[alt.Tooltip("told:N", title="ratio")],
+        )
+        if several:
+            base = base.encode(yOffset=alt.YOffset("group:N", sort=groups, scale=alt.Scale(paddingOuter=0.3)))
+        line = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeDash=[4, 3])
+        line = line.encode(x=alt.X("one:Q", scale=scale))
+        bars, dots = _bars_and_dots(base, scale, axis, alt.condition("datum.significant", hues, alt.value("white")))
+        height = _GROUP_ROW * len(names) * len(groups)
+        drawn: Drawing = alt.layer(line, bars, dots).properties(width=width, height=height, title=name)
+        return drawn
+
+    # the lowest panel names the axis of all
+    whole, narrow = (
+        alt.concat(*(panel(name, rows, *sizes) for name, rows in sections), columns=1, spacing=14)
+        if sections
+        else empty("no measure has a ratio")
+        for sizes in ((560, 34), (170, 20))
+    )
     bars = ", its bar the 95% interval" if known(data["low"]) else ""
     caption = (
         f"A dot is the ratio to {reference} of geometric means{bars}; left of the line, at 1, the measure is smaller "
@@ -142,50 +181,6 @@ def groups_figure(found: GroupComparison) -> Figure:
         "without it)."
     )
     return one_picture("groups-ratios", f"Compared with {reference}", caption, data, whole, narrow)
-
-
-def _sections(data: pd.DataFrame, reference: str, several: bool, sizes: tuple[int, int]) -> Drawing:
-    there = [(name, data[data["section"] == name]) for name in (FLAT, COMPRESSED, FIT, OTHERS)]
-    drawn = [(name, rows) for name, rows in there if len(rows)]
-    if not drawn:
-        return empty("no measure has a ratio")
-    ends = pd.concat([data[name] for name in ("low", "value", "high")] + [pd.Series([1.0])])
-    ends = ends[np.isfinite(ends) & (ends > 0)]
-    domain = [float(ends.min()) / 1.05, float(ends.max()) * 1.05]
-    across = [None] * (len(drawn) - 1) + [f"ratio to {reference}"]  # the lowest panel names the axis of all
-    panels = [
-        _group_panel(rows, name, several, domain, sizes, told) for (name, rows), told in zip(drawn, across, strict=True)
-    ]
-    stacked: Drawing = alt.concat(*panels, columns=1, spacing=14)
-    return stacked
-
-
-def _group_panel(
-    data: pd.DataFrame, name: str, several: bool, domain: list[float], sizes: tuple[int, int], across: str | None
-) -> Drawing:
-    width, letters = sizes
-    names, groups = (list(dict.fromkeys(data[field])) for field in ("measure", "group"))
-    scale = alt.Scale(type="log", domain=domain, nice=False)
-    axis = log_axis(pd.Series(domain), across)
-    hues = alt.Color(
-        "group:N",
-        scale=alt.Scale(domain=groups, range=list(HUES[: len(groups)])),
-        legend=alt.Legend(title=None, orient="top") if several else None,
-    )
-    beside = alt.Axis(labelExpr=short_labels(letters), labelLimit=0, minExtent=6 * letters, domain=False, ticks=False)
-    base = alt.Chart(data).encode(
-        y=alt.Y("measure:N", sort=names, title=None, axis=beside),
-        color=hues,
-        tooltip=[alt.Tooltip("told:N", title="ratio")],
-    )
-    if several:
-        base = base.encode(yOffset=alt.YOffset("group:N", sort=groups, scale=alt.Scale(paddingOuter=0.3)))
-    line = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(x=alt.X("one:Q", scale=scale))
-    bars, dots = _bars_and_dots(base, scale, axis, alt.condition("datum.significant", hues, alt.value("white")))
-    drawn: Drawing = alt.layer(line, bars, dots).properties(
-        width=width, height=_GROUP_ROW * len(names) * len(groups), title=name
-    )
-    return drawn
 
 
 def _bars_and_dots(base: Any, scale: alt.Scale, axis: alt.Axis, fill: Any, **more: Any) -> tuple[Any, Any]:

@@ -176,8 +176,13 @@ class Grid:
     @classmethod
     def of(cls, result: StudyResult) -> Grid:
         """Return the settings and their levels in a study."""
-        shown = frames.shown_settings(result)
-        levels = {sign: _levels(result.networks[name]) for sign, name in shown.items()}
+        shown, levels = frames.shown_settings(result), {}
+        for sign, name in shown.items():
+            # numbers by size, others as they come, then NOT_KNOWN if one is missing
+            column = result.networks[name]
+            values = column.sort_values() if pd.api.types.is_numeric_dtype(column) else column
+            each = frames.with_not_known(values).drop_duplicates().tolist()
+            levels[sign] = tuple(sorted(each, key=lambda level: bool(level == frames.NOT_KNOWN)))
         return cls(shown["colour"], levels["colour"], shown["shape"], levels["shape"])
 
     @property
@@ -219,13 +224,6 @@ class Grid:
         for name in (self.colour, self.shape):
             who.setdefault(frames.plain_field(name), frames.spoken(name))
         return [alt.Tooltip(f"{field}:N", title=title) for field, title in who.items()] + list(more)
-
-
-def _levels(column: pd.Series[Any]) -> tuple[Any, ...]:
-    """Return the values of a setting: numbers by size, others as they come, then NOT_KNOWN if one is missing."""
-    values = column.sort_values() if pd.api.types.is_numeric_dtype(column) else column
-    levels = frames.with_not_known(values).drop_duplicates().tolist()
-    return tuple(sorted(levels, key=lambda level: bool(level == frames.NOT_KNOWN)))
 
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")

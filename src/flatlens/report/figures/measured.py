@@ -253,14 +253,43 @@ def tracked_figure(histories: Mapping[str, pd.DataFrame]) -> Figure:
     data = tracked_frame(histories)
     names = list(dict.fromkeys(data["measure"]))
     names = [name for name in names if spelling(name) == name or spelling(name) not in names]
-    whole, panels = in_panels(
-        lambda name, width: _panel_tracked(data[data["measure"] == name], name, list(histories), width),
-        names,
-        "nothing was measured",
-        columns=2,
-        width=360,
-        color="shared",
-    )
+    runs = list(histories)
+
+    def panel(measure: str, width: Width) -> Drawing:
+        rows = data[data["measure"] == measure]
+        with_edge = known(rows["edge"])
+        drawn = pd.concat([rows["value"], rows["edge"]]).dropna()
+        peak, edge = rows["value"].abs().max(), rows["edge"].median()
+        near = bool(max(peak, edge) <= _FAR * min(peak, edge)) if with_edge else False
+        # near its edge a sharpness is compared with it by eye; far from it, a linear axis would flatten one of the two
+        beside_edge = has_edge(measure) and (near or not with_edge)
+        logarithmic = bool((drawn > 0).all() and (rows["low"].dropna() > 0).all()) and not beside_edge
+        y = value_axis("value:Q", drawn, logarithmic, 6, zero=True, **({"padding": 8} if logarithmic else {}))
+        if not logarithmic and with_edge and not near:  # a negative sharpness far from the edge
+            y = alt.Y("value:Q", scale=alt.Scale(type="symlog", constant=peak or 1.0), axis=alt.Axis(title=None))
+        legend = alt.Legend(title=None, orient="top") if len(runs) > 1 else None
+        colour = alt.Color("run:O", sort=runs, scale=alt.Scale(domain=runs), legend=legend)
+        x = alt.X("step:Q", title="step", axis=alt.Axis(tickCount=4))
+        tooltip = ["run:N", "step:Q", alt.Tooltip("value:Q", format=".4g"), alt.Tooltip("edge:Q", format=".4g")]
+        points = alt.OverlayMarkDef(size=18) if len(rows) <= _WITH_POINTS * len(runs) else False
+        line = alt.Chart(rows).mark_line(strokeWidth=1.6, invalid="break-paths-show-domains", point=points)
+        layers = [line.encode(x=x, y=y, color=colour, tooltip=tooltip)]
+        if _banded(rows):
+            layers.insert(0, alt.Chart(rows).mark_area(opacity=0.2).encode(x=x, y="low:Q", y2="high:Q", color=colour))
+        if with_edge:
+            dashes = alt.Chart(rows).mark_line(strokeDash=[5, 4], strokeWidth=1.2).encode(x=x)
+            if len(rows) == 1:  # a line needs two points
+                dashes = alt.Chart(rows).mark_rule(strokeDash=[5, 4], strokeWidth=1.2)
+            layers.append(dashes.encode(y="edge:Q", color=colour))
+        told = ["dashed: edge of stability"] * with_edge + ["log scale"] * logarithmic
+        # options below the name: a panel has no room for both in a line
+        column = Column.parse(measure)
+        name, options = str(replace(column, measure=column.name)), column.measure.removeprefix(column.name)[1:-1]
+        below = list(filter(None, [options, ", ".join(told)]))
+        title = alt.TitleParams(text=name, subtitle=below[0] if len(below) == 1 else below) if below else name
+        return alt.layer(*layers).properties(width=width, height=145, title=title)
+
+    whole, panels = in_panels(panel, names, "nothing was measured", columns=2, width=360, color="shared")
     said = ["One line a run."] if len(histories) > 1 else []
     said += ["Bands are 95% intervals."] if _banded(data) else []
     caption = " ".join([*said, _EDGE] if known(data["edge"]) else said)
@@ -273,41 +302,6 @@ def _banded(data: pd.DataFrame) -> bool:
 
 _WITH_POINTS = 50  #: measurements of a run up to which each is a point
 _FAR = 5  #: a sharpness and its edge that differ by a larger factor share a logarithmic axis
-
-
-def _panel_tracked(data: pd.DataFrame, measure: str, runs: list[str], width: Width) -> Drawing:
-    drawn = pd.concat([data["value"], data["edge"]]).dropna()
-    peak, edge = data["value"].abs().max(), data["edge"].median()
-    near = bool(max(peak, edge) <= _FAR * min(peak, edge)) if known(data["edge"]) else False
-    # near its edge a sharpness is compared with it by eye; far from it, a linear axis would flatten one of the two
-    beside_edge = has_edge(measure) and (near or not known(data["edge"]))
-    logarithmic = bool((drawn > 0).all() and (data["low"].dropna() > 0).all()) and not beside_edge
-    y = value_axis("value:Q", drawn, logarithmic, 6, zero=True, **({"padding": 8} if logarithmic else {}))
-    if not logarithmic and known(data["edge"]) and not near:  # a negative sharpness far from the edge
-        y = alt.Y("value:Q", scale=alt.Scale(type="symlog", constant=peak or 1.0), axis=alt.Axis(title=None))
-    legend = alt.Legend(title=None, orient="top") if len(runs) > 1 else None
-    colour = alt.Color("run:O", sort=runs, scale=alt.Scale(domain=runs), legend=legend)
-    x = alt.X("step:Q", title="step", axis=alt.Axis(tickCount=4))
-    tooltip = ["run:N", "step:Q", alt.Tooltip("value:Q", format=".4g"), alt.Tooltip("edge:Q", format=".4g")]
-    few = len(data) <= _WITH_POINTS * len(runs)
-    line = alt.Chart(data).mark_line(
-        strokeWidth=1.6, invalid="break-paths-show-domains", point=alt.OverlayMarkDef(size=18) if few else False
-    )
-    layers = [line.encode(x=x, y=y, color=colour, tooltip=tooltip)]
-    if _banded(data):
-        layers.insert(0, alt.Chart(data).mark_area(opacity=0.2).encode(x=x, y="low:Q", y2="high:Q", color=colour))
-    if known(data["edge"]):
-        edge = alt.Chart(data).mark_line(strokeDash=[5, 4], strokeWidth=1.2).encode(x=x)
-        if len(data) == 1:  # a line needs two points
-            edge = alt.Chart(data).mark_rule(strokeDash=[5, 4], strokeWidth=1.2)
-        layers.append(edge.encode(y="edge:Q", color=colour))
-    told = (["dashed: edge of stability"] if known(data["edge"]) else []) + (["log scale"] if logarithmic else [])
-    # options below the name: a panel has no room for both in a line
-    column = Column.parse(measure)
-    name, options = str(replace(column, measure=column.name)), column.measure.removeprefix(column.name)[1:-1]
-    below = list(filter(None, [options, ", ".join(told)]))
-    title = alt.TitleParams(text=name, subtitle=below[0] if len(below) == 1 else below) if below else name
-    return alt.layer(*layers).properties(width=width, height=145, title=title)
 
 
 _WHOLE = 40  #: with more layers, a row is a block
@@ -337,24 +331,20 @@ def layers_frame(report: Report) -> pd.DataFrame:
 
     found = []
     for name in names:
-        column = {row: _largest(values, members, name) for row, members in rows.items()}
-        places = _places({row: e.value for row, (_, e) in column.items() if e is not None and math.isfinite(e.value)})
+        # the layer with the largest defined value of each row
+        column: dict[str, tuple[str, Estimate]] = {}
+        for row, members in rows.items():
+            if there := [(at, values[at, name]) for at in members if (at, name) in values]:
+                defined = [(at, e) for at, e in there if e.value == e.value]
+                column[row] = max(defined, key=lambda one: one[1].value, default=there[0])
+        places = _places({row: e.value for row, (_, e) in column.items() if math.isfinite(e.value)})
         for row, (at, e) in column.items():
-            if e is None:
-                continue
             known = e.value == e.value
             text = with_error(e, number(e.value)) if known else "–"
             said = f"{name} of {at}: {text} ({e.kind})" if known else f"{name} of {at}: undefined: {e.note}"
             found.append((row, at, name, e.value, places.get(row, math.nan), text.partition(" ±")[0], said))
     data = pd.DataFrame(found, columns=_MAP_COLUMNS)
     return data[data.groupby("measure")["place"].transform("count") > 0].reset_index(drop=True)
-
-
-def _largest(values: dict[tuple[str, str], Estimate], members: list[str], name: str) -> tuple[str, Estimate | None]:
-    """Return the layer with the largest defined value, and its estimate."""
-    there = [(at, values[at, name]) for at in members if (at, name) in values]
-    known = [(at, e) for at, e in there if e.value == e.value]
-    return max(known, key=lambda one: one[1].value) if known else there[0] if there else ("", None)
 
 
 def _places(values: dict[str, float]) -> dict[str, float]:

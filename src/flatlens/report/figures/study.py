@@ -53,14 +53,37 @@ def gap_panels(result: StudyResult) -> Figure:
     gap, measures = frames.gap_of(result), frames.measures_of(result)
     data = frames.value_frame(result)
     grid, relations = Grid.of(result), frames.relation_frame(result)
+    who = dict.fromkeys([*IDENTITY, *map(frames.plain_field, (grid.colour, grid.shape))])
+    scale, ticks = alt.Scale(zero=False), alt.Axis(tickCount=5)
+
+    def panel(x: Quantity, width: Width) -> Drawing:
+        assert gap is not None
+        # plain names of columns: a dot or bracket in a field would be read as a path
+        drawn = data.rename(columns={x.name: "x", gap.name: "y"})[[*who, "outcome", "included", "x", "y"]]
+        drawn = grid.told(drawn.dropna(subset=["x", "y"]))
+        legend, names = width != "container", {"x": frames.axis_title(x), "y": frames.axis_title(gap)}
+        values = [alt.Tooltip(f"{axis}:Q", title=name, format=".4g") for axis, name in names.items()]
+        marks = alt.Chart(drawn).mark_point(size=55, opacity=1, strokeWidth=1.5).encode(
+            x=alt.X("x:Q", title=names["x"], scale=scale, axis=ticks),
+            y=alt.Y("y:Q", title=names["y"], scale=scale, axis=ticks),
+            fill=grid.colour_of(alt.Fill, legend),
+            stroke=grid.colour_of(alt.Stroke, legend),
+            shape=grid.shape_of(legend),
+            fillOpacity=solid_if_included(),
+            tooltip=grid.tooltip(alt.Tooltip("outcome:N"), *values),
+        )  # fmt: skip
+        counted = drawn[drawn["included"]]
+        fit = alt.Chart(frames.regression_line(counted["x"], counted["y"]))
+        fit = fit.mark_line(strokeWidth=1.5, strokeDash=[5, 3], color="#8a94a3").encode(x="x:Q", y="y:Q")
+        found = relations[(relations["x"] == x.name) & (relations["y"] == gap.name)]
+        row = found.iloc[0].to_dict() if len(found) else None
+        words = f"{interval(row, 'pearson', 'r')},  {interval(row, 'kendall', 'τ')}"
+        title = alt.TitleParams(text=names["x"], subtitle=words)
+        return alt.layer(fit, marks).properties(width=width, height=210, title=title)
+
     there = gap is not None and len(data) > 0
-    whole, panels = in_panels(
-        lambda q, width: _panel(data, relations, q, gap, grid, width),
-        measures if there else [],
-        "no measure and gap to compare",
-        fill="shared",
-        shape="shared",
-    )
+    nothing = "no measure and gap to compare"
+    whole, panels = in_panels(panel, measures if there else [], nothing, fill="shared", shape="shared")
     bars = " with 95% intervals over independent seeds" if known(relations["pearson_low"]) else ""
     title = "Each measure against the generalisation gap"
     caption = (
@@ -68,34 +91,6 @@ def gap_panels(result: StudyResult) -> Figure:
         f"tau{bars}.{hollow(data['included'])}"
     )
     return Figure(GAP_PANELS, title, caption, data, whole, panels, "grid", signs=True)
-
-
-def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Any, grid: Grid, width: Width) -> Drawing:
-    """Return one measure's panel. Columns get plain names: a dot or bracket in a field would be read as a path."""
-    who = dict.fromkeys([*IDENTITY, *map(frames.plain_field, (grid.colour, grid.shape))])
-    drawn = data.rename(columns={x.name: "x", y.name: "y"})[[*who, "outcome", "included", "x", "y"]]
-    drawn = grid.told(drawn.dropna(subset=["x", "y"]))
-    legend, names = width != "container", {"x": frames.axis_title(x), "y": frames.axis_title(y)}
-    scale, ticks = alt.Scale(zero=False), alt.Axis(tickCount=5)
-    values = [alt.Tooltip(f"{axis}:Q", title=name, format=".4g") for axis, name in names.items()]
-    points = alt.Chart(drawn).mark_point(size=55, opacity=1, strokeWidth=1.5)
-    marks = points.encode(
-        x=alt.X("x:Q", title=names["x"], scale=scale, axis=ticks),
-        y=alt.Y("y:Q", title=names["y"], scale=scale, axis=ticks),
-        fill=grid.colour_of(alt.Fill, legend),
-        stroke=grid.colour_of(alt.Stroke, legend),
-        shape=grid.shape_of(legend),
-        fillOpacity=solid_if_included(),
-        tooltip=grid.tooltip(alt.Tooltip("outcome:N"), *values),
-    )
-    counted = drawn[drawn["included"]]
-    fit = alt.Chart(frames.regression_line(counted["x"], counted["y"]))
-    fit = fit.mark_line(strokeWidth=1.5, strokeDash=[5, 3], color="#8a94a3").encode(x="x:Q", y="y:Q")
-    found = relations[(relations["x"] == x.name) & (relations["y"] == y.name)]
-    row = found.iloc[0].to_dict() if len(found) else None
-    words = f"{interval(row, 'pearson', 'r')},  {interval(row, 'kendall', 'τ')}"
-    title = alt.TitleParams(text=names["x"], subtitle=words)
-    return alt.layer(fit, marks).properties(width=width, height=210, title=title)
 
 
 def gap_forest(result: StudyResult) -> Figure:
@@ -183,7 +178,32 @@ def scatter_matrix(result: StudyResult) -> Figure:
     gap = frames.gap_of(result)
     quantities = [*([gap] if gap else []), *frames.measures_of(result)]
     data = frames.value_frame(result)
-    drawing = _matrix(result, quantities, data) if quantities and len(data) else empty("no network to show")
+    drawing: Drawing = empty("no network to show")
+    if quantities and len(data):
+        # cells row by row; quantities become q0, q1...: a dot or bracket in a field would be read as a path
+        fields = {q.name: f"q{i}" for i, q in enumerate(quantities)}
+        grid, last = Grid.of(result), len(quantities) - 1
+        drawn = grid.told(data[[*frames.network_columns(result), "included", *fields]].rename(columns=fields))
+        pairs = {(row["x"], row["y"]): row for row in frames.relation_frame(result).to_dict("records")}
+        views: list[str] = []
+        cells: list[Drawing] = []
+        for i, row in enumerate(quantities):
+            for j, column in enumerate(quantities):
+                if i == j:
+                    cells.append(_diagonal(data[row.name], frames.axis_title(row), last=i == last))
+                elif i > j:
+                    cell = _scatter(drawn, (column, f"q{j}"), (row, f"q{i}"), (j == 0, i == last), grid)
+                    views.append(f"cell_{i}_{j}")
+                    cells.append(cell.properties(name=views[-1]))
+                else:
+                    cells.append(_coefficients(pairs.get((column.name, row.name))))
+        # the brush is declared once for all panels by their names: handed to each, Altair would warn of every double
+        brushed = alt.TopLevelSelectionParameter(
+            name=BRUSH, select=alt.IntervalSelectionConfig(type="interval", resolve="global"), views=views
+        )
+        drawing = alt.concat(
+            *cells, columns=len(quantities), spacing=5, bounds="flush", params=[brushed] if views else alt.Undefined
+        ).resolve_scale(fill="shared")
     caption = (
         "Below the diagonal one mark a network; with a mouse, drag a rectangle in any panel to follow its "
         "networks through all of them, double-click to let go. On the diagonal each quantity's histogram. Above it "
@@ -192,34 +212,6 @@ def scatter_matrix(result: StudyResult) -> Figure:
         f"|r|.{hollow(data['included'])}"
     )
     return one_picture("scatter_matrix", "All pairs of quantities", caption, data, drawing)  # own legend
-
-
-def _matrix(result: StudyResult, quantities: list[Quantity], data: pd.DataFrame) -> Drawing:
-    """Return cells row by row. Quantities become q0, q1...: a dot or bracket in a field would be read as a path."""
-    fields = {q.name: f"q{i}" for i, q in enumerate(quantities)}
-    grid = Grid.of(result)
-    drawn = grid.told(data[[*frames.network_columns(result), "included", *fields]].rename(columns=fields))
-    pairs = {(row["x"], row["y"]): row for row in frames.relation_frame(result).to_dict("records")}
-    views: list[str] = []
-    cells: list[Drawing] = []
-    for i, row in enumerate(quantities):
-        for j, column in enumerate(quantities):
-            if i == j:
-                cells.append(_diagonal(data[row.name], frames.axis_title(row), last=i == len(quantities) - 1))
-            elif i > j:
-                edge = (j == 0, i == len(quantities) - 1)
-                views.append(f"cell_{i}_{j}")
-                cells.append(_scatter(drawn, (column, f"q{j}"), (row, f"q{i}"), edge, grid).properties(name=views[-1]))
-            else:
-                cells.append(_coefficients(pairs.get((column.name, row.name))))
-    # Declared once for all panels by their names: handed to each, Altair would warn of every double.
-    brushed = alt.TopLevelSelectionParameter(
-        name=BRUSH, select=alt.IntervalSelectionConfig(type="interval", resolve="global"), views=views
-    )
-    matrix: alt.ConcatChart = alt.concat(
-        *cells, columns=len(quantities), spacing=5, bounds="flush", params=[brushed] if views else alt.Undefined
-    ).resolve_scale(fill="shared")
-    return matrix
 
 
 def _wrap(title: str) -> list[str]:
@@ -310,38 +302,34 @@ def layer_profiles(result: StudyResult) -> Figure:
     data = frames.profile_frame(result)
     grid = Grid.of(result)
     whose = f"its {frames.spoken(grid.colour)}" if grid.known_colours else "all of them"
-    whole, panels = in_panels(
-        lambda name, width: _profile(data[data["measure"] == name], name, grid, width),
-        list(dict.fromkeys(data["measure"])),
-        "no value by layer",
-        color="shared",
-    )
+
+    def panel(measure: str, width: Width) -> Drawing:
+        rows = grid.told(data[data["measure"] == measure])
+        layers = list(rows.sort_values("position")["layer"].drop_duplicates())
+        logarithmic = bool((rows["value"] > 0).all())
+        y = value_axis("value:Q", rows["value"], logarithmic, 5)
+        x = alt.X("layer:O", sort=layers, title=None, axis=alt.Axis(labelAngle=0, labelOverlap=True))
+        colour, field = grid.colour_of(alt.Color, width != "container"), frames.plain_field(grid.colour)
+        thin = alt.Chart(rows).mark_line(strokeWidth=1, strokeOpacity=0.5)  # opacity: a PNG takes 20 times as long
+        thin = thin.encode(x=x, y=y, color=colour, detail="key:N", strokeDash=_dashed_if_excluded())
+        tooltip = [
+            alt.Tooltip("layer:N"),
+            alt.Tooltip(f"{field}:N", title=frames.spoken(grid.colour)),
+            alt.Tooltip("value:Q", title=f"median {measure}", format=".4g"),
+        ]
+        thick = alt.Chart(frames.middle_profiles(rows, field))
+        thick = thick.mark_line(strokeWidth=2.6, point=alt.OverlayMarkDef(size=38, filled=True))
+        thick = thick.encode(x=x, y=y, color=colour, tooltip=tooltip)
+        title = alt.TitleParams(text=measure, subtitle="log scale" if logarithmic else "linear scale")
+        return alt.layer(thin, thick).properties(width=width, height=190, title=title)
+
+    names = list(dict.fromkeys(data["measure"]))
+    whole, panels = in_panels(panel, names, "no value by layer", color="shared")
     caption = (
         f"Layers from input to output. A thin line is one network{dashed(data['included'])}, a thick one the "
         f"median of {whose}. The axis is logarithmic where every value is positive."
     )
     return Figure("layer_profiles", "Layer by layer", caption, data, whole, panels, "grid")
-
-
-def _profile(data: pd.DataFrame, measure: str, grid: Grid, width: Width) -> Drawing:
-    data = grid.told(data)
-    layers = list(data.sort_values("position")["layer"].drop_duplicates())
-    logarithmic = bool((data["value"] > 0).all())
-    y = value_axis("value:Q", data["value"], logarithmic, 5)
-    x = alt.X("layer:O", sort=layers, title=None, axis=alt.Axis(labelAngle=0, labelOverlap=True))
-    colour, field = grid.colour_of(alt.Color, width != "container"), frames.plain_field(grid.colour)
-    thin = alt.Chart(data).mark_line(strokeWidth=1, strokeOpacity=0.5)  # opacity: a PNG takes 20 times as long
-    thin = thin.encode(x=x, y=y, color=colour, detail="key:N", strokeDash=_dashed_if_excluded())
-    tooltip = [
-        alt.Tooltip("layer:N"),
-        alt.Tooltip(f"{field}:N", title=frames.spoken(grid.colour)),
-        alt.Tooltip("value:Q", title=f"median {measure}", format=".4g"),
-    ]
-    thick = alt.Chart(frames.middle_profiles(data, field))
-    thick = thick.mark_line(strokeWidth=2.6, point=alt.OverlayMarkDef(size=38, filled=True))
-    thick = thick.encode(x=x, y=y, color=colour, tooltip=tooltip)
-    title = alt.TitleParams(text=measure, subtitle="log scale" if logarithmic else "linear scale")
-    return alt.layer(thin, thick).properties(width=width, height=190, title=title)
 
 
 def training_curves(result: StudyResult) -> Figure:
@@ -350,38 +338,31 @@ def training_curves(result: StudyResult) -> Figure:
     grid = Grid.of(result)
     bound = result.settings.get("base", {}).get("training", {}).get("until", {}).get("loss_below")
     extent = (float(data["step"].min()), float(data["step"].max())) if len(data) else (1.0, 1.0)
+    steps = alt.Scale(type="log", domain=list(extent), nice=False)
 
-    whole, panels = in_panels(
-        lambda part, width: _curves(part[1], f"batch size {part[0]}", bound, extent, grid, width),
-        list(data.groupby("batch_size", sort=True)),
-        "no training curve",
-        color="shared",
-    )
+    def panel(part: tuple[Any, pd.DataFrame], width: Width) -> Drawing:
+        size, rows = part
+        lines = alt.Chart(grid.told(rows)).mark_line(strokeWidth=1.2, strokeOpacity=0.85, clip=True).encode(
+            x=alt.X("step:Q", scale=steps, axis=log_axis(rows["step"], "step")),
+            y=alt.Y("loss:Q", scale=alt.Scale(type="log"), axis=log_axis(rows["loss"], "training loss")),
+            color=grid.colour_of(alt.Color, width != "container"),
+            detail="key:N",
+            strokeDash=_dashed_if_excluded(),
+            tooltip=grid.tooltip(alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".3g")),
+        )  # fmt: skip
+        layers = [lines]
+        if bound:
+            layers.append(alt.Chart(pd.DataFrame({"loss": [bound]})).mark_rule(strokeDash=[4, 3]).encode(y="loss:Q"))
+        return alt.layer(*layers).properties(width=width, height=210, title=f"batch size {size}")
+
+    sizes = list(data.groupby("batch_size", sort=True))
+    whole, panels = in_panels(panel, sizes, "no training curve", color="shared")
     stop = f" The dashed level is the loss every network was trained to ({bound:g})." if bound else ""
     caption = (
         "Loss over the whole training set against the number of updates, one line a "
         f"network{dashed(data['included'])}.{stop}"
     )
     return Figure("training_curves", "Training", caption, data, whole, panels, "grid")
-
-
-def _curves(
-    data: pd.DataFrame, title: str, bound: float | None, extent: tuple[float, float], grid: Grid, width: Width
-) -> Drawing:
-    steps = alt.Scale(type="log", domain=list(extent), nice=False)
-    lines = alt.Chart(grid.told(data)).mark_line(strokeWidth=1.2, strokeOpacity=0.85, clip=True)
-    lines = lines.encode(
-        x=alt.X("step:Q", scale=steps, axis=log_axis(data["step"], "step")),
-        y=alt.Y("loss:Q", scale=alt.Scale(type="log"), axis=log_axis(data["loss"], "training loss")),
-        color=grid.colour_of(alt.Color, width != "container"),
-        detail="key:N",
-        strokeDash=_dashed_if_excluded(),
-        tooltip=grid.tooltip(alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".3g")),
-    )
-    layers = [lines]
-    if bound:
-        layers.append(alt.Chart(pd.DataFrame({"loss": [bound]})).mark_rule(strokeDash=[4, 3]).encode(y="loss:Q"))
-    return alt.layer(*layers).properties(width=width, height=210, title=title)
 
 
 def _dashed_if_excluded() -> alt.StrokeDash:
