@@ -6,7 +6,6 @@ network, the data and the results included), and the one over the other. Ten min
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from torch.utils.data import Dataset
 from benchmarks import machine
 from benchmarks.timed import mlp
 from flatlens import cli
-from flatlens.cli import terminal
+from flatlens.cli import inputs, terminal
 from flatlens.memory import OfProcess
 from flatlens.models import LeNet5
 
@@ -129,7 +128,7 @@ def measured(name: str, **changes: Any) -> dict[str, Any]:
         found.append(terminal.announce(lens, work, **options))
         peaks.append(gauge.peak())  # once the trials are over
 
-    sys.modules[cli.measure.__module__].announce = announce  # type: ignore[attr-defined]
+    inputs.announce = announce  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "case.py"
         told = f"from benchmarks.announced import CASES\ncase = CASES[{name!r}]\n"

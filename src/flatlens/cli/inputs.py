@@ -11,21 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from cyclopts import Parameter
 
 from flatlens import user_code
 from flatlens.cli.processes import local, ranks
-from flatlens.cli.terminal import Flag, Whole, note, stdout_to_stderr
+from flatlens.cli.terminal import DryRun, Flag, Whole, announce, note, show_cost, stdout_to_stderr
 from flatlens.column import split_at_commas
 from flatlens.errors import BadFolder, BadInput, BadLoss, BadModel
-from flatlens.progress import visible
+from flatlens.progress import Bar, no_progress, visible
 
 if TYPE_CHECKING:
     import torch
 
     from flatlens.data.sources import Source
+    from flatlens.measures import Lens
     from flatlens.models.external import Named
     from flatlens.problem import Loss, Problem
 
@@ -40,9 +41,6 @@ def all_names(parts: Sequence[str], option: str) -> list[str]:
     Traceback (most recent call last):
     ...
     flatlens.errors.BadInput: --measures: expected at least one name: give one, or leave the option out
-
-    Raises:
-        BadInput: it is given, and has no name in it.
     """
     names = [name for part in parts for name in split_names(part)]
     if parts and not names:
@@ -59,21 +57,14 @@ def split_names(text: str) -> list[str]:
     return [name for name in split_at_commas(text) if name]
 
 
-_MOST = 5  #: largest number of files that are named
-
-
 def require_trust(models: Sequence[str], trusted: bool) -> None:
-    """Ask before running Python files that the config.json of a study's network names: it may be from anybody.
-
-    Raises:
-        BadInput: the answer is no; or there is no terminal to ask in, and not `trusted`.
-    """
+    """Ask before running Python files that the config.json of a study's network names: it may be from anybody."""
     for folder in dict.fromkeys(models):
         named = code_in(Path(folder) / "config.json")
         if not named or trusted:
             continue
-        more = f", ... ({len(named)} in all)" if len(named) > _MOST else ""
-        told = f"{folder}/config.json names Python code that has to run: {', '.join(named[:_MOST])}{more}"
+        more = f", ... ({len(named)} in all)" if len(named) > 5 else ""
+        told = f"{folder}/config.json names Python code that has to run: {', '.join(named[:5])}{more}"
         if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
             raise BadInput(told, argument="model", remedy="read it, then add --trust to run it")
         print(f"flatlens: {visible(told)}\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -92,13 +83,11 @@ def code_in(config: Path) -> list[str]:
         if isinstance(part, dict):
             kind = part.get("type")
             sources = [part.get("source"), part.get("held_out")] if kind in ("UserNetwork", "UserData") else []
-            named += [str(one) for one in sources if one is not None and not (kind == "UserData" and _is_folder(one))]
+            for one in sources:
+                folder = isinstance(one, str) and not one.endswith(".py") and ":" not in one and Path(one).is_dir()
+                named += [] if one is None or (kind == "UserData" and folder) else [str(one)]
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
     return list(dict.fromkeys(named))
-
-
-def _is_folder(source: object) -> bool:
-    return isinstance(source, str) and not source.endswith(".py") and ":" not in source and Path(source).is_dir()
 
 
 @Parameter(name="*")
@@ -144,6 +133,19 @@ class How:
 
     anyway: Annotated[bool, Flag] = False
     """Start even if the work is not expected to fit in memory, or takes longer than 10 minutes for one measure."""
+
+    def announced(self, bar: Bar, lens: Lens, work: Callable[..., object], times: int = 1) -> None:
+        """Announce what `times` such measurements take, from trials on a few samples; with --dry-run, end there."""
+        bar.stage("trying a few samples")
+        quiet = partial(work, progress=no_progress)
+        if self.dry_run:
+            from flatlens.forecast import forecast
+
+            found = forecast(lens, quiet, whole=True).cost(lens, times)
+            more = "; memory of each process" if lens.problem.ranks.size > 1 else ""
+            raise DryRun(partial(show_cost, replace(found, work=f"{found.work}{more}")))
+        announce(lens, quiet, times=times, anyway=self.anyway)
+        bar.stage("measuring")
 
 
 @Parameter(name="*")
@@ -220,9 +222,31 @@ class Inputs:
             )
         named = self._weighted(model, named)
         source = self._data(source, named, beside)
-        if self.loss is not None or loss is not None:
-            return named, source, loss if self.loss is None else _loss(self.loss)
-        chosen = _guessed(source.data)
+        if self.loss is not None:
+            # a loss's name; from a file a loss module, a function, or what a class or a factory makes: a factory takes
+            # no (outputs, targets), and needs no argument
+            if not user_code.is_userfile(self.loss):
+                return named, source, self.loss
+            own = user_code.load(self.loss, "--loss")
+            factory = callable(own) and not user_code.takes(own, 2) and not user_code.needed_arguments(own)
+            if isinstance(own, type) or factory:
+                own = user_code.guarded(cast(Callable[[], object], own), f"--loss: {self.loss}")
+            if not callable(own):
+                raise BadLoss(f"{self.loss} is a {type(own).__name__}; it must be a function of (outputs, targets)")
+            return named, source, own
+        if loss is not None:
+            return named, source, loss
+        # cross-entropy for class labels, half the squared error for targets that are floating numbers
+        from torch import Tensor
+        from torch import bool as boolean
+
+        from flatlens.problem.data import Data
+
+        batch = next((source.data if isinstance(source.data, Data) else Data(source.data, "--data")).chunks(1), None)
+        targets = batch[1] if isinstance(batch, tuple) and len(batch) == 2 else None
+        if not isinstance(targets, Tensor) or targets.dtype == boolean:
+            raise BadInput("--loss is missing, and the targets are neither class labels nor floating-point numbers")
+        chosen = "half_squared_error" if targets.is_floating_point() else "cross_entropy"
         if beside is None:  # else it was said of the first network
             note(f"--loss: {chosen}, chosen from the targets; give --loss if you trained with another one")
         return named, source, chosen
@@ -286,37 +310,6 @@ def generator_of(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _guessed(data: Any) -> str:
-    """Return cross_entropy for class labels, half_squared_error for targets that are floating numbers."""
-    from torch import Tensor
-    from torch import bool as boolean
-
-    from flatlens.problem.data import Data
-
-    batch = next((data if isinstance(data, Data) else Data(data, "--data")).chunks(1), None)
-    targets = batch[1] if isinstance(batch, tuple) and len(batch) == 2 else None
-    if not isinstance(targets, Tensor) or targets.dtype == boolean:
-        raise BadInput("--loss is missing, and the targets are neither class labels nor floating-point numbers")
-    return "half_squared_error" if targets.is_floating_point() else "cross_entropy"
-
-
-def _loss(spec: str) -> Any:
-    """Return a loss's name unchanged; from a file, a loss module, a function, or what a class or a factory makes."""
-    if not user_code.is_userfile(spec):
-        return spec
-    found = user_code.load(spec, "--loss")
-    if isinstance(found, type) or _makes_a_loss(found):
-        found = user_code.guarded(found, f"--loss: {spec}")
-    if not callable(found):
-        raise BadLoss(f"{spec} is a {type(found).__name__}; it must be a function of (outputs, targets)")
-    return found
-
-
-def _makes_a_loss(found: object) -> TypeGuard[Callable[[], object]]:
-    """Return whether a function is not a loss itself: it takes no (outputs, targets), and needs no argument."""
-    return callable(found) and not user_code.takes(found, 2) and not user_code.needed_arguments(found)
-
-
 def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
     """Return the network that a study saved in OUT/networks/<key>, with the data and the loss of its training."""
     from flatlens.data.sources import Source
@@ -328,7 +321,16 @@ def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
     try:
         settings = NetworkSettings.from_json(json.loads((folder / "config.json").read_text()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadModel(f"the folder {folder} holds no network of a study{_in_its_stead(folder)}") from error
+        # what is in its stead: a whole study, a damaged network of one, a folder of transformers
+        holds = " (no config.json in it)"
+        if keys := sorted(p.parent.name for p in folder.glob("networks/*/config.json")):
+            such = folder / "networks" / keys[0]
+            holds = f": it is a whole study; name one of its {len(keys)} networks, such as {such}"
+        elif (folder / "weights.safetensors").is_file() and (folder / "curves.safetensors").is_file():
+            holds = " that can be read: its config.json is damaged; delete the folder, and the study makes it again"
+        elif (folder / "config.json").is_file():
+            holds = f": for a folder of transformers write hf:{folder}"
+        raise BadModel(f"the folder {folder} holds no network of a study{holds}") from error
     try:
         require_checksums(folder)
     except BadFolder as error:
@@ -339,14 +341,3 @@ def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
     split = settings.data.load()
     named = Named(network, f"of the study's network {folder.name}")
     return named, Source(split.train, split.held_out, split.description), settings.training.objective.measured()
-
-
-def _in_its_stead(folder: Path) -> str:
-    keys = sorted(p.parent.name for p in folder.glob("networks/*/config.json"))
-    if keys:
-        return f": it is a whole study; name one of its {len(keys)} networks, such as {folder / 'networks' / keys[0]}"
-    if (folder / "weights.safetensors").is_file() and (folder / "curves.safetensors").is_file():
-        return " that can be read: its config.json is damaged; delete the folder, and the study makes it again"
-    if (folder / "config.json").is_file():
-        return f": for a folder of transformers write hf:{folder}"
-    return " (no config.json in it)"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.inputs import How, Inputs, generator_of
-from flatlens.cli.networks import Compared, Files, announced, reading
+from flatlens.cli.inputs import How, Inputs, generator_of, split_names
+from flatlens.cli.networks import Compared, Files, reading
 from flatlens.cli.terminal import Flag, Json, Whole, or_cost, page_beside, require_own, saved, show, show_json
 from flatlens.errors import BadInput
 
@@ -96,7 +96,7 @@ def path_between(
         options: dict[str, Any] = {"match_neurons": match_neurons, "bends": bends, "points": points, "steps": steps,
                                    "lr": lr, "batch_size": batch_size, "rtol": rtol}  # fmt: skip
         lens = fl.Lens(first)
-        announced(bar, lens, partial(fl.path, b=second, **options), pair.how)
+        pair.how.announced(bar, lens, partial(fl.path, b=second, **options))
         found = fl.path(lens, second, **options, generator=generator_of(seed), progress=bar)
         kept = saved(found, save, "result")
         page_beside(page, bar, partial(write_path_page, found))
@@ -150,7 +150,6 @@ def plane_around(
     require_own(save, "--save")
     with reading([model], inputs.how, page) as bar:
         import flatlens as fl
-        from flatlens.cli.inputs import split_names
         from flatlens.models.weights import load_weights
         from flatlens.problem.eval_context import copy_of
         from flatlens.report.landscape import plane_screen, write_plane_page
@@ -162,7 +161,7 @@ def plane_around(
             load_weights(network, file, inputs.how.prefix)
             along.append(network)
         work = partial(fl.plane, directions=along or directions, points=points, extent=extent, rtol=rtol)
-        announced(bar, lens, work, inputs.how)
+        inputs.how.announced(bar, lens, work)
         found = work(lens, generator=generator_of(seed), progress=bar)
         kept = saved(found, save, "result")
         page_beside(page, bar, partial(write_plane_page, found))

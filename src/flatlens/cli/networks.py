@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from flatlens.cli.inputs import How, Inputs, Names, all_names, generator_of, require_trust, split_names
 from flatlens.cli.terminal import (
-    MEASURING,
-    READING,
-    TRYING,
-    DryRun,
     Flag,
     Json,
     Whole,
-    announce,
-    foretold,
     or_cost,
     page_beside,
     plain,
@@ -35,20 +29,16 @@ from flatlens.cli.terminal import (
     require_plan,
     saved,
     show,
-    show_cost,
     show_json,
     stdout_to_stderr,
     written,
 )
 from flatlens.errors import BadInput, UnknownName
 from flatlens.files import require_writable
-from flatlens.progress import Bar, no_progress
+from flatlens.progress import Bar
 
 if TYPE_CHECKING:
-    from flatlens.comparing import Comparison
-    from flatlens.measures import Lens
     from flatlens.problem import Problem
-    from flatlens.statistics import Statistic
 
 
 @contextmanager
@@ -56,18 +46,8 @@ def reading(models: Sequence[str], how: How, page: Path | None) -> Iterator[Bar]
     """Refuse what cannot work before anything is read, and show the progress of what follows."""
     require_page(page)
     require_trust(models, how.trust)
-    with stdout_to_stderr(), Bar(stage=READING) as bar:
+    with stdout_to_stderr(), Bar(stage="reading the network and the data") as bar:
         yield bar
-
-
-def announced(bar: Bar, lens: Lens, work: Callable[..., object], how: How, times: int = 1) -> None:
-    """Announce what `times` such measurements will take, from trials on a few samples."""
-    bar.stage(TRYING)
-    quiet = partial(work, progress=no_progress)
-    if how.dry_run:
-        raise DryRun(partial(show_cost, foretold(lens, quiet, times=times)))
-    announce(lens, quiet, times=times, anyway=how.anyway)
-    bar.stage(MEASURING)
 
 
 @or_cost
@@ -134,10 +114,15 @@ def measure(
         known = [name for name, _ in (*problem.model.named_modules(), *problem.model.named_parameters()) if name]
         if layers is not None and not any(layers in name for name in known):
             raise UnknownName.among("layer", layers, known, argument="--layers", call="")
-        lens = fl.Lens(problem, outputs=_combinations(outputs), after=earlier, attention_heads=attention_heads)
+        combinations: Literal["exact"] | int | None = None if outputs is None else "exact"
+        if outputs not in (None, "exact"):
+            if not outputs.isdecimal() or len(outputs) > 9:
+                raise BadInput(f"--outputs {outputs}: expected 'exact' or a number of combinations, such as 16")
+            combinations = int(outputs)
+        lens = fl.Lens(problem, outputs=combinations, after=earlier, attention_heads=attention_heads)
         generator = generator_of(seed)
         work = partial(fl.measure, measures=names or None, layers=layers)
-        announced(bar, lens, work, inputs.how)
+        inputs.how.announced(bar, lens, work)
         found = work(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
         if problem.ranks.rank:  # only the first process writes and prints
             return 0
@@ -156,16 +141,6 @@ def measure(
     else:
         show(measure_screen(found, fl.catalogue(), layers or ""))
     return 0 if kept else 2
-
-
-def _combinations(outputs: str | None) -> Literal["exact"] | int | None:
-    if outputs is None:
-        return None
-    if outputs == "exact":
-        return "exact"
-    if not outputs.isdecimal() or len(outputs) > 9:
-        raise BadInput(f"--outputs {outputs}: expected 'exact' or a number of combinations, such as 16")
-    return int(outputs)
 
 
 @or_cost
@@ -222,7 +197,7 @@ def bounds(
             M = x[0].numel()
             law = Cube(M) if distribution == "cube" else Sphere(M - 1)
         check = partial(fl.check_bounds, bounds=asked, assume=declared, distribution=law, delta=delta)
-        announced(bar, lens, check, inputs.how)
+        inputs.how.announced(bar, lens, check)
         found = check(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
         page_beside(page, bar, partial(write_bounds_page, found))
     if as_json:
@@ -273,7 +248,7 @@ def invariance(
         lens, generator = fl.Lens(problem), generator_of(seed)
         asked, moves = all_names(measures, "--measures") or None, all_names(transforms, "--transforms") or None
         times = 1 + len(possible(lens, moves))
-        announced(bar, lens, partial(fl.measure, measures=asked or "pass"), inputs.how, times)
+        inputs.how.announced(bar, lens, partial(fl.measure, measures=asked or "pass"), times)
         found = fl.check_invariance(lens, asked, moves, anyway=inputs.how.anyway, generator=generator, progress=bar)
         page_beside(page, bar, partial(write_invariance_page, found))
     if as_json:
@@ -336,7 +311,7 @@ def compress(
         asked = all_names(schemes, "--schemes") or None
         lens, generator = fl.Lens(inputs.problem(model)), generator_of(seed)
         compressing = partial(fl.compression, schemes=asked, budget=budget, level=level, trials=trials)
-        announced(bar, lens, compressing, inputs.how)
+        inputs.how.announced(bar, lens, compressing)
         found = compressing(lens, generator=generator, progress=bar)
         kept = True
         if plan is not None:
@@ -490,7 +465,7 @@ def compare(
         require_alike(lenses)  # before the trial
         generator = generator_of(seed)
         names = all_names(measures, "--measures") or None
-        announced(bar, next(iter(lenses.values())), partial(fl.measure, measures=names), compared.how, len(lenses))
+        compared.how.announced(bar, next(iter(lenses.values())), partial(fl.measure, measures=names), len(lenses))
         anyway, paired = compared.how.anyway, compared.paired
         if groups:
             each = iter(lenses.values())
@@ -502,9 +477,9 @@ def compare(
         else:
             found = fl.compare(lenses, names, anyway=anyway, generator=generator, progress=bar)
             page_beside(page, bar, partial(write_compare_page, found))
-    if not groups:
-        show_json(_json(found)) if as_json else show(compare_screen(found))
-    elif as_json:
+    if not as_json:
+        show(group_screen(grouped) if groups else compare_screen(found))
+    elif groups:
         show_json({
             "answer": grouped.answer, "not_ranked": [asdict(one) for one in grouped.not_ranked.values()],
             "about": grouped.about, "groups": grouped.groups, "paired": grouped.paired,
@@ -512,7 +487,21 @@ def compare(
             "networks": grouped.networks.networks().to_dict("records"), "notes": grouped.networks.notes,
         })  # fmt: skip
     else:
-        show(group_screen(grouped))
+        agreement = found.agreement()
+        rankings = {
+            name: {"kendall_w": one.value, "p": one.p, "networks": one.n, "method": one.method, "note": one.note}
+            for name, one in (("all", agreement.overall), ("survive_rescalings", agreement.surviving))
+        }
+        show_json({
+            "answer": found.answer, "not_ranked": [asdict(one) for one in found.not_ranked.values()],
+            "about": found.about, "ranks": found.frame().to_dict("records"),
+            "networks": found.networks().to_dict("records"),
+            "agreement": {
+                **rankings, "left_out": agreement.left_out, "taus": agreement.taus.to_dict("index"),
+                "with_gap": agreement.gap.to_dict("records"), "remarks": agreement.remarks,
+            },
+            "notes": found.notes,
+        })  # fmt: skip
 
 
 def unique(labels: Sequence[str]) -> list[str]:
@@ -533,27 +522,3 @@ def unique(labels: Sequence[str]) -> list[str]:
             return short
     last = [part[-1] for part in parts]
     return [f"{name} {number}" for number, name in enumerate(last, 1)]
-
-
-def _json(found: Comparison) -> dict[str, Any]:
-    agreement = found.agreement()
-
-    def statistic(one: Statistic) -> dict[str, Any]:
-        return {"kendall_w": one.value, "p": one.p, "networks": one.n, "method": one.method, "note": one.note}
-
-    return {
-        "answer": found.answer,
-        "not_ranked": [asdict(one) for one in found.not_ranked.values()],
-        "about": found.about,
-        "ranks": found.frame().to_dict("records"),
-        "networks": found.networks().to_dict("records"),
-        "agreement": {
-            "all": statistic(agreement.overall),
-            "survive_rescalings": statistic(agreement.surviving),
-            "left_out": agreement.left_out,
-            "taus": agreement.taus.to_dict("index"),
-            "with_gap": agreement.gap.to_dict("records"),
-            "remarks": agreement.remarks,
-        },
-        "notes": found.notes,
-    }

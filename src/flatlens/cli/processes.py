@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Never, NoReturn
+from typing import TYPE_CHECKING, Any, Never
 
 from flatlens.errors import BadInput, LostRank, one_line
 from flatlens.progress import visible
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-GRACE = 1.2  #: seconds in which a command may end by itself; then the process is ended
-_grace = GRACE
+_grace = 1.2  #: seconds in which a command may end by itself; then the process is ended
 _received = 0
 _said = threading.Event()
 
@@ -50,9 +49,24 @@ def stoppable() -> Iterator[None]:
 
     def watch() -> None:
         while content := os.read(read, 1):
-            if content[0] in SIGNALS:
-                time.sleep(_grace)
-                _end(content[0])
+            if content[0] not in SIGNALS:
+                continue
+            time.sleep(_grace)
+            with suppress(OSError):
+                if os.isatty(2):
+                    os.write(2, b"\r\x1b[?25h")  # a bar hides the cursor
+                if not _said.is_set():
+                    os.write(2, b"flatlens: stopped\n")
+            # loky's tracker would complain about leftovers: it is ended, and they, semaphores with our process id,
+            # are removed
+            tracker = sys.modules.get("loky.backend.resource_tracker")
+            if (process := getattr(getattr(tracker, "_resource_tracker", None), "_pid", None)) is not None:
+                with suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+                for semaphore in Path("/dev/shm").glob(f"sem.loky-{os.getpid()}-*"):
+                    with suppress(OSError):
+                        semaphore.unlink()
+            os._exit(128 + content[0])
         os.close(read)
 
     before = [signal.signal(number, interrupt) for number in SIGNALS]
@@ -83,23 +97,6 @@ def patient(seconds: float) -> Iterator[None]:
         yield
     finally:
         _grace = before
-
-
-def _end(number: int) -> NoReturn:
-    with suppress(OSError):
-        if os.isatty(2):
-            os.write(2, b"\r\x1b[?25h")  # a bar hides the cursor
-        if not _said.is_set():
-            os.write(2, b"flatlens: stopped\n")
-    # loky's tracker would complain about leftovers: it is ended, and they, semaphores with our process id, are removed
-    tracker = sys.modules.get("loky.backend.resource_tracker")
-    if (process := getattr(getattr(tracker, "_resource_tracker", None), "_pid", None)) is not None:
-        with suppress(OSError):
-            os.kill(process, signal.SIGKILL)
-        for semaphore in Path("/dev/shm").glob(f"sem.loky-{os.getpid()}-*"):
-            with suppress(OSError):
-                semaphore.unlink()
-    os._exit(128 + number)
 
 
 SHARED = ("measure",)  #: the commands whose work can be shared

@@ -106,9 +106,6 @@ def require_names(data: str, model: str | None, names: Sequence[str], given: Seq
                 raise UnknownName.among("setting", name.strip(), settings())
 
 
-CALLED_BACK = 20.0  #: seconds in which jobs of Slurm are cancelled
-
-
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Running:
@@ -155,13 +152,8 @@ class Running:
         """Yield the keyword arguments of `run_study`; an interrupt says that nothing is lost."""
         try:
             with stdout_to_stderr(), self._executor() as executor:
-                options: RunOptions = {
-                    "workers": self.workers,
-                    "executor": executor,
-                    "pack": self.pack,
-                    "retry_failed": self.retry_failed,
-                    "mixed": self.mixed,
-                }
+                options: RunOptions = {"workers": self.workers, "executor": executor, "pack": self.pack,
+                                       "retry_failed": self.retry_failed, "mixed": self.mixed}  # fmt: skip
                 if self.together is not None:
                     options["together"] = 1 if self.together == "off" else self.together
                 yield options
@@ -175,32 +167,27 @@ class Running:
             yield None
             return
         from flatlens.experiments.executors import SlurmSettings, dask_executor, slurm_executor
+        from flatlens.settings_json import made
 
         if self.dask is not None:
             with dask_executor(self.dask, mixed=self.mixed) as executor:
                 yield executor
             return
-        settings = _slurm_settings(self.slurm or "", SlurmSettings)
-        with patient(CALLED_BACK), slurm_executor(settings, mixed=self.mixed) as executor:
+        # settings such as `jobs=8,queue=short`; no value may contain a comma
+        known = {field.name: field for field in fields(SlurmSettings)}
+        given: dict[str, Any] = {}
+        for part in filter(None, (part.strip() for part in (self.slurm or "").split(","))):
+            name, equals, value = part.partition("=")
+            if not equals:
+                raise BadInput(f"--slurm {part}: write NAME=VALUE, with commas between")
+            if name not in known:
+                raise UnknownName.among("setting", name, known, where="of --slurm")
+            number = isinstance(known[name].default, int) and value.isdecimal()
+            given[name] = int(value) if number else (value,) if isinstance(known[name].default, tuple) else value
+        settings = made(SlurmSettings, given)
+        # within these seconds jobs of Slurm are cancelled
+        with patient(20.0), slurm_executor(settings, mixed=self.mixed) as executor:
             yield executor
-
-
-def _slurm_settings(text: str, kind: type[Any]) -> Any:
-    """Return the settings in text such as `jobs=8,queue=short`; no value may contain a comma."""
-    from flatlens.settings_json import made
-
-    known = {field.name: field for field in fields(kind)}
-    given: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise BadInput(f"--slurm {part}: write NAME=VALUE, with commas between")
-        if name not in known:
-            raise UnknownName.among("setting", name, known, where="of --slurm")
-        several = isinstance(known[name].default, tuple)
-        given[name] = int(value) if isinstance(known[name].default, int) and value.isdecimal() else value
-        given[name] = (value,) if several else given[name]
-    return made(kind, given)
 
 
 STUDIES = {
@@ -285,7 +272,15 @@ def study(
             bar.stage("a trial")
             left = _left([(chosen, out)], set(), running.workers)
             raise DryRun(partial(_show_left, chosen.name, left))
-        bar.announcement = _expected(chosen)
+        # what it will take; of the digits study the seconds are known
+        networks, memory = len(chosen.networks()), "about 0.5 GiB of memory for each worker"
+        name, told = chosen.name, count_of(networks, "network")
+        if (each := _usual(chosen)) is not None:
+            name += f" at {chosen.scale} scale"
+            told += f", about {in_words(each * networks)} on two cores"
+        elif not any("+" in axis.name for axis in chosen.axes):
+            told += f" ({' x '.join(f'{len(axis.values)} {axis.name}' for axis in chosen.axes)})"
+        bar.announcement = f"{name}: {told}, {memory}"
         bar.stage("correlating the measures")
         with running.started() as options:
             result = run_study(chosen, out, progress=bar, **options)
@@ -355,18 +350,6 @@ def _usual(chosen: Study) -> float | None:
     return SECONDS[chosen.scale] if own else None
 
 
-def _expected(chosen: Study) -> str:
-    memory = "about 0.5 GiB of memory for each worker"
-    networks = len(chosen.networks())
-    told = count_of(networks, "network")
-    if (each := _usual(chosen)) is not None:
-        time = in_words(each * networks)
-        return f"{chosen.name} at {chosen.scale} scale: {told}, about {time} on two cores, {memory}"
-    if not any("+" in axis.name for axis in chosen.axes):
-        told += f" ({' x '.join(f'{len(axis.values)} {axis.name}' for axis in chosen.axes)})"
-    return f"{chosen.name}: {told}, {memory}"
-
-
 @dataclass(frozen=True)
 class Left:
     """The networks of studies that are still to train, and what they are expected to take."""
@@ -429,7 +412,13 @@ def _show_left(name: str, left: Left, as_json: bool) -> int:
 def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
     page = next((path for path in files if path.suffix == ".html"), None)
     if as_json:
-        show_json({"page": page, "files": files, **_facts(result)})
+        excluded, failed = ([{"key": key, "why": why} for key, why in of] for of in (result.excluded, result.failed))
+        tables = {name: getattr(result, name).to_dict("records") for name in ("networks", "relations", "differences")}
+        show_json({
+            "page": page, "files": files, "answer": result.answer, **tables, "findings": result.findings,
+            "excluded": excluded, "failed": failed, "unfinished": result.unfinished, "settings": result.settings,
+            "versions": result.versions,
+        })  # fmt: skip
         return
     reached, outcomes = len(result.networks) - len(result.excluded), set(result.networks["outcome"])
     end = "completed training" if "finished" in outcomes else "converged"
@@ -446,21 +435,6 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
         note("add --retry-failed to the same command to run the failed networks again")
     if page is not None:
         show(f"\n{page}")
-
-
-def _facts(result: StudyResult) -> dict[str, Any]:
-    return {
-        "answer": result.answer,
-        "networks": result.networks.to_dict("records"),
-        "relations": result.relations.to_dict("records"),
-        "differences": result.differences.to_dict("records"),
-        "findings": result.findings,
-        "excluded": [{"key": key, "why": why} for key, why in result.excluded],
-        "failed": [{"key": key, "why": why} for key, why in result.failed],
-        "unfinished": result.unfinished,
-        "settings": result.settings,
-        "versions": result.versions,
-    }
 
 
 @or_cost

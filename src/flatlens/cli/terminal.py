@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
-from dataclasses import replace
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
+    from flatlens.forecast import Cost, Forecast
+    from flatlens.measures import Lens
     from flatlens.result import Result
 
 
@@ -53,14 +54,10 @@ def require_page(file: Path | None) -> None:
         require_writable(file, f"--page {file}")
         if file.suffix.lower() not in (".html", ".htm"):
             raise BadFolder(f"--page {file}: a page is HTML: choose a name that ends in .html")
-        _require_ours(file, "--page", _is_page, "flatlens page")
+        html = b"<!doctype html"
+        _require_ours(file, "--page", lambda there: html in there.read_bytes()[: 2**12].lower(), "flatlens page")
         with needs("study", "--page"):
             import_module("flatlens.report.page")
-
-
-def _is_page(file: Path) -> bool:
-    with file.open("rb") as stream:
-        return b"<!doctype html" in stream.read(2**12).lower()
 
 
 def require_own(file: Path | None, option: str) -> None:
@@ -169,8 +166,7 @@ def stdout_to_stderr() -> AbstractContextManager[object]:
     return redirect_stdout(sys.stderr)
 
 
-READING, TRYING, MEASURING = "reading the network and the data", "trying a few samples", "measuring"
-DRAWING = "drawing the page"  # these are the stages of the commands on one network
+DRAWING = "drawing the page"  #: the last stage of a command with a page
 
 
 def saved(found: Result, save: Path | None, what: str) -> bool:
@@ -190,21 +186,12 @@ def page_beside(page: Path | None, bar: Bar, write: Callable[[Path], Path]) -> N
         Aside(f"--page {page}", lambda: note(f"page written: {write(page)}"))()
 
 
-if TYPE_CHECKING:
-    from flatlens.forecast import Cost, Forecast
-    from flatlens.measures import Lens
-
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyway: bool = False) -> Forecast:
-    """Announce long work before it starts: its size, its time and its memory.
-
-    Raises:
-        BadInput: the work does not fit in memory, or a trial of it would take too long, and not `anyway`.
-    """
+    """Announce the size, time and memory of long work; refuse, unless `anyway`, what takes too much of either."""
     from flatlens.forecast import FIRST, SHARE, by_rule, forecast
 
     expected = by_rule(lens)
@@ -249,14 +236,6 @@ def or_cost(command: Callable[_P, _T]) -> Callable[_P, _T | int]:
             return end.show(bool(options.get("as_json")))
 
     return either
-
-
-def foretold(lens: Lens, work: Callable[[Lens], object], *, times: int = 1) -> Cost:
-    """Return what the work costs, without doing it on more than a few samples."""
-    from flatlens.forecast import forecast
-
-    found = forecast(lens, work, whole=True).cost(lens, times)
-    return found if lens.problem.ranks.size == 1 else replace(found, work=f"{found.work}; memory of each process")
 
 
 def show_cost(cost: Cost, as_json: bool) -> int:
