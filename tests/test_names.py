@@ -13,7 +13,6 @@ PACKAGE = Path(flatlens.__file__).parent
 COMMAND = "the command of the same name, and the function that it calls"
 STORED = "public in both; the names of settings are stored with studies"
 SHARED = {
-    "EXPERIMENTS": "each paper's package offers its own, and papers all of them",
     "Cost": "of the networks of a study, and of one measurement",
     "Answer": "what a report says, and the layers that a measure is of",
     "compare": COMMAND,

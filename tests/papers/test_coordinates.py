@@ -9,7 +9,7 @@ from flatlens.data import eight_points
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import in_trajectory
 from flatlens.papers.sharpening.coordinates import COMPARED, PUBLISHED, SPLINE, SQUARED, SUMMED_SHARPNESS, of_seeds
-from flatlens.papers.sharpening.scales import NUMBERS
+from flatlens.papers.sharpening.descent import NUMBERS
 
 
 def test_the_published_settings_of_the_scaled_inputs():

@@ -5,8 +5,7 @@ import pytest
 
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.sharpening import regularised
-from flatlens.papers.sharpening.networks import ABSOLUTE, DRAWN_QUANTITIES, JACOBIAN_COLUMN
-from flatlens.papers.sharpening.regularised import REGULARISERS, regularised_networks
+from flatlens.papers.sharpening.regularised import DRAWN_QUANTITIES, GAP, NORM, REGULARISERS, regularised_networks
 from flatlens.training import SAM, SGD, Augmentation, Constant, InputJacobian, Mixup, ParameterJacobian, Steps
 
 
@@ -76,7 +75,7 @@ def test_without_strength_they_are_one_training(smoke_of):
     assert unregularised["kind"].nunique() == 4
     # moved images lie otherwise in memory, and round otherwise, which training with BatchNorm amplifies
     alike = unregularised[(unregularised["regulariser"] != "augmentation") | ~unregularised["batchnorm"].astype(bool)]
-    for column in (ABSOLUTE, JACOBIAN_COLUMN, "loss"):
+    for column in (GAP, NORM, "loss"):
         values = alike.groupby("kind")[column]
         assert (values.max() / values.min() - 1 < 1e-3).all()
     regularised = table[table["strength"] > 0].groupby(["kind", "regulariser"])
@@ -116,6 +115,6 @@ def test_similar_improvements_are_of_the_best_coefficients(smoke_of):
     best = {}
     for name in regularised.JACOBIAN_REGULARISERS:
         networks = results[f"digits.{name}"].networks
-        best[name] = networks[networks["accuracy"] >= 0.19].groupby("seed")[ABSOLUTE].min()  # others never trained
+        best[name] = networks[networks["accuracy"] >= 0.19].groupby("seed")[GAP].min()  # others never trained
     (outcome,) = [v for v in smoke_of("X13")[1].outcomes if v.prediction.name == "similar"]
     assert outcome.statistic.value == pytest.approx(np.abs(np.log(best["input"] / best["parameters"])).mean())

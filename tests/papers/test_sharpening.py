@@ -16,9 +16,10 @@ from flatlens.papers.sharpening.descent import (
     WIDTH,
     in_all_figures,
     of_laws,
+    of_smoothing,
     with_width,
 )
-from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, BATCH_SHARPNESS, of_smoothing
+from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, BATCH_SHARPNESS
 from flatlens.problem import Problem
 
 

@@ -22,7 +22,6 @@ from flatlens.distributions import RULES, Rule
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP
-from flatlens.papers.claims import experiment
 from flatlens.papers.evidence import UNIT, reached
 from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis
 from flatlens.papers.figures import BANDS, banded
@@ -108,7 +107,7 @@ def decay(results: Results, law: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _plots(results: Results) -> list[Plot]:
+def _x19_plots(results: Results) -> list[Plot]:
     table = sides()(results)
     long = table.melt(["law", "train"], list(_SIDES), "line", "y").dropna(subset=["y"])
     long["line"] = long["line"].where(long["line"] == "true error", "bound, " + long["line"])
@@ -164,6 +163,3 @@ def enough(law: str, rule: Rule) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if vacuous(middle) else (low, middle)
     return high
-
-
-EXPERIMENTS = (experiment("sharpening", "X19", _x19, _plots, globals()),)

@@ -38,16 +38,15 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flatlens.experiments.settings import Study
 from flatlens.papers import contrasts, evidence
 from flatlens.papers import experiment as constants
-from flatlens.papers.experiment import SHARED_WORDS, Experiment, Plot, Prediction, Results, Scale, Setting, Side
+from flatlens.papers.experiment import SHARED_WORDS, Experiment, Prediction, Setting, Side
 
 _GIVEN = {field.name for field in fields(Prediction)} - {"side", "than"}
 """What an entry can give of a prediction; its side and number stand in the statistic."""
@@ -55,22 +54,35 @@ _NAMES = {**vars(constants), **vars(evidence), **vars(contrasts)}
 _SIDES: Mapping[str, Side] = {">": "above", "<": "below"}
 
 
-def experiment(
-    paper: str,
-    id: str,
-    studies: Callable[[Scale], Mapping[str, Study]],
-    plots: Callable[[Results], list[Plot]],
-    names: Mapping[str, Any],
-) -> Experiment:
-    """Return the experiment that the paper's file describes; `names` are those that its statistics use."""
-    words, own = SHARED_WORDS | _file(paper)["words"], _file(paper)[id]
+def experiment(paper: str, id: str, names: Mapping[str, Any]) -> Experiment:
+    """Return the experiment that the paper's file describes; `names` are those of its module, which claims may use."""
+    of_paper, known = _file(paper), {**_NAMES, **names}
+    own, words = of_paper[id], SHARED_WORDS | of_paper["words"]
     differs = {scale: tuple(_filled(one, words) for one in several) for scale, several in own["differs"].items()}
-    rows = _rows(own["claims"], words, {})
-    predictions = tuple(_prediction(paper, row, {**_NAMES, **names}) for row in rows)
     settings = [{name: _filled(text, words) for name, text in row.items()} for row in own.get("protocol", [])]
-    protocol, code = tuple(Setting(**row) for row in settings), _file(paper)["code"]
-    reproduces = f"{paper} {own['reproduces']}"
-    return Experiment(id, own["title"], reproduces, studies, predictions, plots, differs, protocol, code)
+
+    def evaluated(text: str) -> Any:
+        return eval(text, {"__builtins__": {}}, known)  # of a file of this package, trusted as its code is
+
+    predictions = []
+    for row in _rows(own["claims"], words, {}):
+        statistic, sign, than = re.split(r" ([<>]) (?=[^<>]*$)", row["statistic"])
+        predictions.append(Prediction(**{
+            "kind": "reading" if row.get("reason") else "claim", **row, "name": row["name"].replace(" ", "_"),
+            "source": f"{paper} {row['source']}", "statistic": evaluated(statistic), "side": _SIDES[sign],
+            "than": float(evaluated(than)),
+        }))  # fmt: skip
+    return Experiment(
+        id,
+        own["title"],
+        f"{paper} {own['reproduces']}",
+        studies=names[f"_{id.lower()}"],
+        predictions=tuple(predictions),
+        plots=names[f"_{id.lower()}_plots"],
+        differs=differs,
+        protocol=tuple(Setting(**row) for row in settings),
+        code=of_paper["code"],
+    )
 
 
 @cache
@@ -98,15 +110,3 @@ def _filled(text: str, words: Mapping[str, Any]) -> str:
     while (filled := re.sub(r"<(\w+)>", lambda word: str(words[word[1]]), text)) != text:
         text = filled  # words may hold words
     return text.strip()
-
-
-def _prediction(paper: str, row: dict[str, Any], names: dict[str, Any]) -> Prediction:
-    def evaluated(text: str) -> Any:
-        return eval(text, {"__builtins__": {}}, names)  # of a file of this package, trusted as its code is
-
-    statistic, sign, than = re.split(r" ([<>]) (?=[^<>]*$)", row["statistic"])
-    return Prediction(**{
-        "kind": "reading" if row.get("reason") else "claim", **row, "name": row["name"].replace(" ", "_"),
-        "source": f"{paper} {row['source']}", "statistic": evaluated(statistic), "side": _SIDES[sign],
-        "than": float(evaluated(than)),
-    })  # fmt: skip

@@ -29,7 +29,6 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
-from flatlens.papers.claims import experiment
 from flatlens.papers.coded_bound import coded_bound
 from flatlens.papers.contrasts import all_of, mean_of, readings
 from flatlens.papers.evidence import ACCURACY_GAP, UNIT, Evidence, Table, correlated, labelled, reached, these, where
@@ -505,10 +504,3 @@ def _loss_by_epoch(loader: StudyResult) -> Plot:
     })  # fmt: skip
     caption = "LeNet5 on all images with crops and flips, measured on 2,000 training images as they are."
     return Plot("loader", "The authors' loader: the loss by epoch", caption, "curves", data, "epoch", "on 2,000 images")
-
-
-EXPERIMENTS = (
-    experiment("relative2021", "X16", _x16, _x16_plots, globals()),
-    experiment("relative2021", "X17", _x17, _x17_plots, globals()),
-    experiment("relative2021", "X18", _x18, _x18_plots, globals()),
-)

@@ -22,7 +22,6 @@ from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
-from flatlens.papers.claims import experiment
 from flatlens.papers.contrasts import readings, strength, stronger
 from flatlens.papers.evidence import (
     UNIT,
@@ -367,9 +366,3 @@ def _table_1(results: Results) -> Plot:
         "random, in [5, 25]. Of rho^l(j), of single neurons, its maximum and sum over a layer are shown.",
         "table", pd.DataFrame(rows, columns=["panel", "row", "column", "text"]),
     )  # fmt: skip
-
-
-EXPERIMENTS = (
-    experiment("reparam2019", "X14", _x14, _x14_plots, globals()),
-    experiment("reparam2019", "X15", _x15, _x15_plots, globals()),
-)

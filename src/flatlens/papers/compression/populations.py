@@ -21,7 +21,6 @@ from flatlens.column import Column
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
-from flatlens.papers.claims import experiment
 from flatlens.papers.compression.training import (
     FIXED_BATCH,
     FIXED_LR,
@@ -65,8 +64,6 @@ _ALSO = (
     Quantity("C", "mls_chain.C_D.lhs[fc1]"),
     *(side for bound in _VOLUMES for side in bound),
 )
-_CODED = ((0.05, 20), (0.1, 20), (0.2, 20), (0.1, 8), (0.1, 32))
-"""Learning rate and batch size of the authors' five settings, those of Fig. 1 and 2; 20 networks each."""
 _PROTOCOLS = {
     "lenet_printed": (2, 1, 100),
     "lenet_printed_x5": (2, 5, 100),
@@ -76,24 +73,15 @@ _PROTOCOLS = {
 }
 """Outputs, factor of the code's learning rates, and training samples that are measured."""
 MINUS_D, HOLDS = "-D", "bounds hold"
-COLUMNS_AS_CODED = {
-    LOG_VOLUME.name: TOP_THREE.column,
-    D.name: "mls_chain(norm='frobenius').rhs[fc1]",
-    BOUND.name: "nmls_bound(norm='frobenius').rhs",
-}
-"""Columns of the quantities that the authors' code computes otherwise: the volume of the three largest eigenvalues, and
-D and the bound with Frobenius norms, of a convolution times the root of its positions, where a network has one."""
-_ROUNDED = 1e-9
-_GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
-    "smoke": ((0.05, 0.1), (8,), 2),
-    "laptop": ((0.05, 0.1, 0.2), (8, 16, 32), 3),
-    "desk": ((0.05, 0.1, 0.2), (8, 16, 32, 64), 8),
-    "paper": ((0.01, 0.02, 0.05, 0.1, 0.2), (8, 16, 32, 64), 5),
-}
 
 
 def _x4(scale: Scale) -> Mapping[str, Study]:
-    lrs, batches, each = _GRIDS[scale]
+    lrs, batches, each = {
+        "smoke": ((0.05, 0.1), (8,), 2),
+        "laptop": ((0.05, 0.1, 0.2), (8, 16, 32), 3),
+        "desk": ((0.05, 0.1, 0.2), (8, 16, 32, 64), 8),
+        "paper": ((0.01, 0.02, 0.05, 0.1, 0.2), (8, 16, 32, 64), 5),
+    }[scale]
     grid = [*product(lrs, batches)]
     steps = {"smoke": 400, "laptop": 20_000, "desk": 30_000, "paper": 200_000}[scale]
     below: Mapping[Scale, float] = {"smoke": 0.2, "laptop": INTERPOLATES, "desk": INTERPOLATES}
@@ -153,14 +141,17 @@ def _of_protocol(name: str, scale: Scale) -> Study:
         bounds=tuple(dict.fromkeys(f"{one}{form}" for one in ("mls_chain", "nmls_bound") for form in ("", norm))),
         samples=min(measured, data.train or measured),
     )
-    grid = ((0.01, 8), (0.02, 8)) if scale == "smoke" else _CODED * 20  # in turn: the settings of a part are all there
+    # the authors' five settings, those of Fig. 1 and 2, with 20 networks each; in turn, so that a part has all settings
+    settings = ((0.05, 20), (0.1, 20), (0.2, 20), (0.1, 8), (0.1, 32))
+    grid = ((0.01, 8), (0.02, 8)) if scale == "smoke" else settings * 20
     setups = own_seeds("lr+batch_size", [(lr * factor * 2 / outputs, batch) for lr, batch in grid], 1)
-    return Study(name, base, (setups,), tuple(q.with_first(_first_layer(name)) for q in _shown(name)), scale=scale)
-
-
-def _shown(study: str) -> tuple[Quantity, ...]:
-    coded = {"lenet_coded": COLUMNS_AS_CODED, "mlp_coded": {LOG_VOLUME.name: TOP_THREE.column}}.get(study, {})
-    return tuple(replace(q, column=coded.get(q.name, q.column)) for q in SHOWN)
+    # columns of the quantities that the authors' code computes otherwise: the volume of the three largest eigenvalues,
+    # and D and the bound with Frobenius norms, of a convolution times the root of its positions
+    column = {LOG_VOLUME: TOP_THREE.column} if name in ("lenet_coded", "mlp_coded") else {}
+    if name == "lenet_coded":
+        column |= {D: "mls_chain(norm='frobenius').rhs[fc1]", BOUND: "nmls_bound(norm='frobenius').rhs"}
+    shown = [replace(q, column=column.get(q, q.column)).with_first(_first_layer(name)) for q in SHOWN]
+    return Study(name, base, (setups,), tuple(shown), scale=scale)
 
 
 def _first_layer(study: str) -> str:
@@ -174,9 +165,10 @@ def population(results: Results, study: str) -> pd.DataFrame:
     networks = results[study].networks.set_index("key").loc[values["key"]].reset_index()
     also = {q.name: q.with_first(_first_layer(study)).of(networks) for q in (*_ALSO, TOP_THREE)}
     table = values.assign(**also, **{MINUS_D: -values[D.name]})
+    rounded = 1e-9
     violated = pd.concat(
-        [table[small.name] > table[large.name] * (1 + _ROUNDED) for small, large in ((MLS, D), (NMLS, BOUND))]
-        + [table[small.name] > table[large.name] + _ROUNDED for small, large in _VOLUMES],
+        [table[small.name] > table[large.name] * (1 + rounded) for small, large in ((MLS, D), (NMLS, BOUND))]
+        + [table[small.name] > table[large.name] + rounded for small, large in _VOLUMES],
         axis=1,
     )
     return table.assign(**{HOLDS: 1.0 - violated.any(axis=1)})
@@ -213,7 +205,7 @@ def only_the_bound_of_nmls(results: Results, studies: Sequence[str]) -> Statisti
     return in_cases({"Prop. 3.10": with_all, "Prop. 3.8": against}, "all", name)
 
 
-def _plots(results: Results) -> list[Plot]:
+def _x4_plots(results: Results) -> list[Plot]:
     titles = {
         "vgg": "Fig. G.5: VGGs", "mlp": "Fig. G.6: MLPs", "mlp_coded": "Fig. G.6: MLPs, as coded",
         "lenet": "Fig. G.7: LeNets, ten classes", "lenet_printed": "Fig. G.7: LeNets, as printed",
@@ -221,6 +213,3 @@ def _plots(results: Results) -> list[Plot]:
     }  # fmt: skip
     drawn = [replace(pairwise(name, results[name]), title=title) for name, title in titles.items() if name in results]
     return [plot for plot in drawn if len(plot.data)]
-
-
-EXPERIMENTS = (experiment("compression", "X4", _x4, _plots, globals()),)

@@ -8,7 +8,6 @@ bound at the first layer, A <= B <= C <= D of Eq. 48.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,6 @@ from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import SHARPNESS, Quantity, in_words
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
-from flatlens.papers.claims import experiment
 from flatlens.papers.contrasts import mean_of, of_each_case
 from flatlens.papers.evidence import (
     CASE,
@@ -45,12 +43,9 @@ from flatlens.training import SGD, Training
 FIXED_LR, FIXED_BATCH = 0.1, 20
 INTERPOLATES = 0.01
 """Loss below which a network counts as interpolating, where the paper says "after the loss is minimized"."""
-SAMPLES = 100
-
 LOG_VOLUME = Quantity("log volume", "log_volume")
 TOP_THREE = Quantity("log volume, 3 largest eigenvalues (code)", "log_volume(top_k=3)")
-LOG_DIMENSION = Quantity("log local dimension (code)", "local_dimension", "log")
-"""The last two are quantities of the text in the form in which the authors' figures show them."""
+"""Volume in the form in which the authors' figures show it."""
 
 
 def vgg(scale: Scale) -> tuple[DataSettings, Architecture]:
@@ -77,7 +72,7 @@ def lenet(scale: Scale) -> tuple[DataSettings, Architecture]:
 
 def samples(data: DataSettings) -> int:
     """Return the number of training samples that are measured."""
-    return min(SAMPLES, data.train or SAMPLES)
+    return min(100, data.train or 100)
 
 
 def top_three(model: Architecture) -> tuple[Quantity, ...]:
@@ -99,7 +94,7 @@ _IN_TRAINING = (
     LOG_VOLUME,
     Quantity("MLS", "mls"),
     Quantity("local dimension", "local_dimension"),
-    LOG_DIMENSION,
+    Quantity("log local dimension (code)", "local_dimension", "log"),
 )
 """The quantities of Fig. 1, from left to right; the last one a second time, as the authors' code draws it."""
 
@@ -123,18 +118,13 @@ def _through_training(data: DataSettings, model: Architecture, steps: int, every
         max_steps=steps,
         check_every=10 if data.train else steps // 4,  # all images of a set take as long as many steps
     )
-    shown = tuple(dict.fromkeys(q.column for q in in_training(model)))
+    shown = tuple(dict.fromkeys(q.column for q in (*_IN_TRAINING, *top_three(model))))
     measures = (*shown, "generalisation_gap", "test_accuracy", "accuracy")
     followed = Followed(shown, every, samples(data))
     base = NetworkSettings(data, model, training, measures, samples=samples(data), followed=followed)
     pairs = [(lr, FIXED_BATCH) for lr in (0.05, 0.1, 0.2)] + [(FIXED_LR, batch) for batch in (8, 32)]
     axes = (Axis("lr+batch_size", tuple(pairs)), Axis("seed", tuple(range(seeds))))
     return {STUDY: Study("through training", base, axes)}
-
-
-def in_training(model: Architecture) -> tuple[Quantity, ...]:
-    """Return the quantities followed in training: unless there are two classes, also three eigenvalues' volume."""
-    return (*_IN_TRAINING, *top_three(model))
 
 
 def in_figure(table: Table, setting: str) -> Table:
@@ -209,23 +199,24 @@ _BEYOND = {"log(last / first) of sharpness": of_long(log_gain(SHARP)), "gain of 
 batch_32 = where(in_trajectory(STUDY, _BEYOND, LATER), "batch_size == 32")
 
 
-def _plots(figures: Mapping[str, str]) -> Callable[[Results], list[Plot]]:
+@deferred
+def _by_setting(results: Results, figures: Mapping[str, str]) -> list[Plot]:
     """Return the figures over each setting: one panel per quantity over the steps, one curve per value."""
+    result = results[STUDY]
+    measured = set(result.histories["measure"])
+    shown = [q for q in (*_IN_TRAINING, TOP_THREE) if q.column in measured]
+    return [
+        followed_curves(
+            result, in_figure(reached(STUDY), setting)(results), setting, shown, f"through_training_{setting}",
+            f"{figure}: through training, by {in_words(setting)}",
+            "batch size 20" if setting == "lr" else "learning rate 0.1",
+        )
+        for setting, figure in figures.items()
+    ]  # fmt: skip
 
-    def drawn(results: Results) -> list[Plot]:
-        result = results[STUDY]
-        measured = set(result.histories["measure"])
-        shown = [q for q in (*_IN_TRAINING, TOP_THREE) if q.column in measured]
-        return [
-            followed_curves(
-                result, in_figure(reached(STUDY), setting)(results), setting, shown, f"through_training_{setting}",
-                f"{figure}: through training, by {in_words(setting)}",
-                "batch size 20" if setting == "lr" else "learning rate 0.1",
-            )
-            for setting, figure in figures.items()
-        ]  # fmt: skip
 
-    return drawn
+_x1_plots = _by_setting({"lr": "Fig. 1", "batch_size": "Fig. 2"})
+_x2_plots = _by_setting({"batch_size": "Fig. H.8", "lr": "Fig. H.9"})
 
 
 # ---- X3: how tight each step of the bound is
@@ -236,19 +227,8 @@ CHAIN = {
     "C": "mls_chain.C_D.lhs[fc1]",
     "D": "mls_chain.C_D.rhs[fc1]",
 }
-_FACTORS = {
-    "B/A by W and J not aligned": ("mls_chain.A_B.aligned.rhs[fc1]", CHAIN["A"]),
-    "B/A by the rank of J": (CHAIN["B"], "mls_chain.A_B.rank.lhs[fc1]"),
-    "C/B by variation over samples": (CHAIN["C"], CHAIN["B"]),
-    "D/C by the other weights": (CHAIN["D"], CHAIN["C"]),
-}
-"""The factors between the ends of the chain, one for each condition of G.1 under which a step is an equality."""
 VARIATION_SIDES = ("mls_chain.B_C.variation.rhs[fc1]", "mls_chain.B_C.variation.lhs[fc1]")
 """Root mean square and mean over the samples of ||df/dW||_F / ||x||: their ratio is above 1 where it varies."""
-_OfRun: TypeAlias = Callable[[pd.DataFrame, CoefficientName], float]
-"""Returns a number of a run from correlations of this kind."""
-_ROUNDED = 1 + 1e-9
-"""Factor by which rounding may violate an inequality."""
 
 
 def _x3(scale: Scale) -> Mapping[str, Study]:
@@ -276,7 +256,8 @@ def chain_steps(results: Results) -> pd.DataFrame:
     """
     networks = reached("tightness")(results)
     a, b, c, d = (networks[column] for column in CHAIN.values())
-    holds = (a <= b * _ROUNDED) & (b <= c * _ROUNDED) & (c <= d * _ROUNDED)
+    rounded = 1 + 1e-9
+    holds = (a <= b * rounded) & (b <= c * rounded) & (c <= d * rounded)
     return networks.assign(
         wide=(d - c) - np.maximum(b - a, c - b),
         loose=np.log(d / c) - np.maximum(np.log(b / a), np.log(c / b)),
@@ -284,7 +265,7 @@ def chain_steps(results: Results) -> pd.DataFrame:
     )
 
 
-def over_runs(number: _OfRun, name: str) -> Evidence:
+def over_runs(number: Callable[[pd.DataFrame, CoefficientName], float], name: str) -> Evidence:
     """Return the mean over runs of a number of the logarithms of all columns, in the order of the steps of training.
 
     A run is the networks of one seed: they differ in the number of steps alone. The number's own of ranks has to agree.
@@ -323,7 +304,14 @@ def with_variation(run: pd.DataFrame, coefficient: CoefficientName) -> float:
 
 def _x3_plots(results: Results) -> list[Plot]:
     networks = reached("tightness")(results)
-    factors = {name: networks[large] / networks[small] for name, (large, small) in _FACTORS.items()}
+    a, b, c, d = CHAIN.values()
+    # the factors between the ends of the chain, one for each condition of G.1 under which a step is an equality
+    factors = {
+        "B/A by W and J not aligned": networks["mls_chain.A_B.aligned.rhs[fc1]"] / networks[a],
+        "B/A by the rank of J": networks[b] / networks["mls_chain.A_B.rank.lhs[fc1]"],
+        "C/B by variation over samples": networks[c] / networks[b],
+        "D/C by the other weights": networks[d] / networks[c],
+    }
     chain = {name: networks[column] for name, column in CHAIN.items()}
     plots = []
     for name, title, said, panel, lines in (
@@ -336,10 +324,3 @@ def _x3_plots(results: Results) -> list[Plot]:
         long = wide.melt(["panel", "x", "seed"], list(lines), "line", "y")
         plots.append(banded(long, name, title, f"{said}. {BANDS}.", "step", log_x=True))
     return plots
-
-
-EXPERIMENTS = (
-    experiment("compression", "X1", _x1, _plots({"lr": "Fig. 1", "batch_size": "Fig. 2"}), globals()),
-    experiment("compression", "X2", _x2, _plots({"batch_size": "Fig. H.8", "lr": "Fig. H.9"}), globals()),
-    experiment("compression", "X3", _x3, _x3_plots, globals()),
-)

@@ -20,7 +20,6 @@ from flatlens.experiments.overrides import seedless
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.measures import named
 from flatlens.models import Published, ViT
-from flatlens.papers.claims import experiment
 from flatlens.papers.evidence import Evidence, Table, correlated, labelled, where, with_units
 from flatlens.papers.experiment import Plot, Results, Scale, deferred
 from flatlens.papers.figures import scatter
@@ -69,9 +68,7 @@ TEXT = """
     vit_srelpos_small_patch16_224 vit_tiny_patch16_224 vit_tiny_patch16_384 vit_tiny_r_s16_p8_224
     vit_tiny_r_s16_p8_384 vit_wee_patch16_reg1_gap_256
 """
-
 VIT_NAMES = tuple(TEXT.split())
-
 
 SHARPNESS_46, SEARCHED = (
     one.key for one in named(["average_sharpness(probes=16,scale='published46')", "mls_by_search(normalized=True)"])
@@ -161,7 +158,7 @@ def tested_on(results: Results, table: Table, weighed: Evidence, name: str, need
     return weighed(results) if len(table(results)) else Statistic(name, float("nan"), 0, note=needed)
 
 
-def _plots(results: Results) -> list[Plot]:
+def _x5_plots(results: Results) -> list[Plot]:
     networks = results["transformers"].networks
     steps = networks["steps"].map(lambda number: f", {number} steps" if number else "")
     drawn = scatter(
@@ -183,6 +180,3 @@ def _class_of(model: str) -> str:
     if name := re.search(r"timm:([a-z0-9]+)", model):
         return name[1]
     return "mean pooling" if "mean" in model else "class token"
-
-
-EXPERIMENTS = (experiment("compression", "X5", _x5, _plots, globals()),)

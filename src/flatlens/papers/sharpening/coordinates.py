@@ -24,7 +24,6 @@ from flatlens.data.synthetic import POINTS
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import CoordinateNet
-from flatlens.papers.claims import experiment
 from flatlens.papers.contrasts import changed, side_by_side
 from flatlens.papers.evidence import Evidence, labelled, with_units
 from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis
@@ -168,7 +167,7 @@ def low_over_high(study: str, column: str) -> Evidence:
     return changed(side_by_side(measured(study), "start"), f"{column}, high", f"{column}, low")
 
 
-def _plots(results: Results) -> list[Plot]:
+def _x12_plots(results: Results) -> list[Plot]:
     title = "Fig. 32: interpolations of eight points"
     graphs = Plot("fig32", title, _GRAPHS, "curves", _graphs(results), "x", "start", dashed=(SPLINE,))
     return [graphs, beside_printed(results)]
@@ -190,6 +189,3 @@ def _graphs(results: Results) -> pd.DataFrame:
     rows = pd.concat(parts, ignore_index=True)
     drawn: pd.DataFrame = rows.assign(low=rows["y"], high=rows["y"])[["panel", "x", "line", "y", "low", "high"]]
     return drawn
-
-
-EXPERIMENTS = (experiment("sharpening", "X12", _x12, _plots, globals()),)

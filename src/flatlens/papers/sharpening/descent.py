@@ -1,9 +1,10 @@
-"""X6: progressive sharpening under label smoothing, by full-batch gradient descent.
+"""X6, X10 and X11: sharpness and Jacobian norm through training, by label smoothing and by the scale of the inputs.
 
-With it Theorem 5.1's lower bound on the Jacobian norm in the course of training, which needs a sample that covers the
-support of a known law: cubes, whose support is convex (a network of its own for each number of steps, from the same
-start, is the same training). And the end of section 5, for which the paper cites Cohen et al. (2021) and shows no
-experiment: wide networks sharpen less, and linear models not at all while their Jacobian grows.
+X6 has progressive sharpening under label smoothing, by full-batch gradient descent. With it Theorem 5.1's lower bound
+on the Jacobian norm in the course of training, which needs a sample that covers the support of a known law: cubes,
+whose support is convex (a network of its own for each number of steps, from the same start, is the same training). And
+the end of section 5, for which the paper cites Cohen et al. (2021) and shows no experiment: wide networks sharpen less,
+and linear models not at all while their Jacobian grows.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from flatlens.column import Column
 from flatlens.data.sources import DataSettings
 from flatlens.data.synthetic import RECIPES
 from flatlens.experiments.quantities import GAP, Quantity
-from flatlens.experiments.result import StudyResult
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.experiments.tables import kinds_of
-from flatlens.models import MLP, Architecture
-from flatlens.papers.claims import experiment
+from flatlens.models import MLP, Activation, Architecture
 from flatlens.papers.contrasts import of_each_case
 from flatlens.papers.evidence import (
     CASE,
     Evidence,
+    Number,
     Table,
     along,
     correlated_changes,
@@ -39,41 +39,63 @@ from flatlens.papers.evidence import (
     reached,
     rise,
     rise_to_peak,
+    trained_in,
     trained_ones,
     until_partner,
     up_to_edge,
+    where,
 )
-from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis
-from flatlens.papers.figures import BANDS, banded, trajectory_curves
+from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis, tested
+from flatlens.papers.figures import BANDS, banded, followed_curves, trajectory_curves
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
+    JACOBIAN,
     NARROW_RESNET,
     NARROW_VGG,
     RESNET,
-    SMOOTHING,
     SOFTMAXED,
     VGG,
-    of_smoothing,
-    rows,
-    smoothings,
+    measured_in,
 )
 from flatlens.training import SGD, Adam, Training
+
+
+def rows(scale: Scale) -> tuple[DataSettings, MLP]:
+    """Return patches of photographs as rows of numbers, and a fully connected ReLU network on them."""
+    train, width = (20, 8) if scale == "smoke" else (300, 64)
+    return DataSettings("patches", train=train, test=200, flat=True), MLP(3072, (width, width, width), 2)
+
+
+SMOOTHING = "label_smoothing"
+
+
+def smoothings(scale: Scale) -> Axis:
+    """Return the axis of B.1's strengths."""
+    return Axis(SMOOTHING, (0.0, 0.5) if scale == "smoke" else (0.0, 0.5, 0.75))
+
+
+def of_smoothing(table: Table, smoothed: bool, *, fastest: bool = False) -> Table:
+    """Return the networks with label smoothing, or those without; with `fastest`, only at the largest learning rate."""
+
+    def chosen(networks: pd.DataFrame) -> pd.Series:
+        rows = (networks[SMOOTHING] > 0) == smoothed
+        return rows & (networks["lr"] == trained_ones(networks)[0]["lr"].max()) if fastest else rows
+
+    return where(table, chosen)
+
+
+# ---- X6
 
 LAWS_OF_INPUTS = ("interval", "square")
 BOUND, NORM = (str(Column.parse("jacobian_growth").of_side(side)) for side in ("lhs", "rhs"))
 """Columns of the lower bound and of the Jacobian norm."""
-_STUDY = "bound_{}"
-_STEPS: Mapping[Scale, tuple[int, ...]] = {
-    "smoke": (1, 100),
-    "laptop": (1, 10, 30, 100, 300, 1000),
-    "desk": (1, 10, 30, 100, 300, 1000),
-    "paper": (1, 10, 30, 100, 300, 1000, 3000),
-}
 
 
 def bound_studies(scale: Scale) -> dict[str, Study]:
     """Return one study per law of the inputs: networks by the number of steps of their training."""
     samples, seeds = {"smoke": (60, 4), "desk": (300, 12)}.get(scale, (300, 8))
+    most = (1, 10, 30, 100, 300, 1000, 3000)
+    steps = {"smoke": (1, 100), "paper": most}.get(scale, most[:-1])
     training = Training(Adam(0.003), batch_size=64, loss="mse", max_steps=1, check_every=1000)
     studies = {}
     for law in LAWS_OF_INPUTS:
@@ -86,20 +108,20 @@ def bound_studies(scale: Scale) -> dict[str, Study]:
             bounds=("jacobian_growth",),
         )
         shown = (GAP, Quantity("training loss", "loss"), Quantity("Jacobian norm", NORM), Quantity("bound", BOUND))
-        axes = (Axis("max_steps", _STEPS[scale]), seed_axis(seeds))
-        studies[_STUDY.format(law)] = Study(f"Theorem 5.1 on {RECIPES[law]}", base, axes, shown, scale=scale)
+        axes = (Axis("max_steps", steps), seed_axis(seeds))
+        studies[f"bound_{law}"] = Study(f"Theorem 5.1 on {RECIPES[law]}", base, axes, shown, scale=scale)
     return studies
 
 
 @deferred
 def on_law(results: Results, law: str) -> pd.DataFrame:
     """Return the networks on a law, with `law` and `holds`: 1 if the bound is at most the Jacobian norm, else 0."""
-    networks = reached(_STUDY.format(law))(results)
+    networks = reached(f"bound_{law}")(results)
     return networks.assign(law=law, holds=(networks[BOUND] <= networks[NORM]).astype(float))
 
 
 def of_laws(results: Results) -> pd.DataFrame:
-    """Return the networks on both laws, as in `on_law`."""
+    """Return the networks on both laws."""
     return pd.concat([on_law(law)(results) for law in LAWS_OF_INPUTS], ignore_index=True)
 
 
@@ -115,20 +137,18 @@ def bound_plot(results: Results) -> Plot:
 
 
 _SHOWN = (Quantity("training loss", "loss"), BATCH_SHARPNESS, SOFTMAXED)
-_SIZES: Mapping[Scale, tuple[tuple[int, ...], int, int, int]] = {
-    "smoke": ((4, 8), 20, 20, 4),
-    "laptop": ((16, 48, 144), 400, 80, 8),
-    "desk": ((16, 48, 144), 400, 40, 12),
-    "paper": ((16, 64, 256, 1024), 400, 20, 8),
-}
-"""Widths, steps, steps between measurements, and seeds."""
 WIDTH = "width"
 
 
 def width_studies(scale: Scale) -> dict[str, Study]:
     """Return networks of three hidden layers by their width, and linear models at a learning rate that suits them."""
     data, model = rows("smoke" if scale == "smoke" else "laptop")
-    widths, steps, every, seeds = _SIZES[scale]
+    widths, steps, every, seeds = {
+        "smoke": ((4, 8), 20, 20, 4),
+        "laptop": ((16, 48, 144), 400, 80, 8),
+        "desk": ((16, 48, 144), 400, 40, 12),
+        "paper": ((16, 64, 256, 1024), 400, 20, 8),
+    }[scale]
     followed = tuple(q.column for q in _SHOWN)
     training = Training(SGD(0.02), max_steps=steps)
     base = NetworkSettings(
@@ -154,16 +174,16 @@ def with_width(results: Results, table: Table) -> pd.DataFrame:
 
 def width_plots(results: Results) -> list[Plot]:
     """Return the curves of networks by their width, and of linear models."""
-    caption = f"Full-batch gradient descent. {BANDS}. {{}} The paper has no such figure."
     plots = []
     for study, title, said in (
         ("width", "Section 5: networks by their width", "Learning rate 0.02."),
         ("linear", "Section 5: linear models", "Learning rate 0.001."),
     ):
+        caption = f"Full-batch gradient descent. {BANDS}. {said} The paper has no such figure."
         networks = reached(study)(results)
         lines = with_width(reached(study))(results) if study == "width" else networks.assign(**{WIDTH: "linear"})
-        trajectories = histories(results[study])
-        plots.append(trajectory_curves(lines, trajectories, WIDTH, _SHOWN, f"by_{study}", title, caption.format(said)))
+        known = histories(results[study])
+        plots.append(trajectory_curves(lines, known, WIDTH, _SHOWN, f"by_{study}", title, caption))
     return plots
 
 
@@ -240,7 +260,7 @@ def in_all_figures(table: Table, rise: str) -> Evidence:
     return of_each_case(figures, lambda case: along(case, SMOOTHING, rise, _ALIKE), name, side="below")
 
 
-_SHARP, _SOFTMAXED, _CHANGES = BATCH_SHARPNESS.column, SOFTMAXED.column, (BATCH_SHARPNESS.column, SOFTMAXED.column)
+_SHARP, _SOFTMAXED = _CHANGES = BATCH_SHARPNESS.column, SOFTMAXED.column
 _DESCENTS = ("descent", "slower")
 _RISES = {"rise of sharpness": rise(_SHARP), "rise of the Jacobian norm": rise(_SOFTMAXED)}
 _NUMBERS = {
@@ -269,15 +289,13 @@ def _joined(results: Results, table_of: Callable[[str], Table]) -> pd.DataFrame:
     return pd.concat(named, ignore_index=True)
 
 
-def _fitted_or_whole(result: StudyResult) -> Mapping[str, pd.DataFrame]:
-    return {**histories(result), **FITTED(result)}
-
-
 def of_lowered_loss(results: Results) -> pd.DataFrame:
     """Return all networks of gradient descent that lower their loss: up to 99% accuracy, or to the end without it."""
     change = "change of the loss"
     numbers = {**_RISES, change: lambda one: last(_EXCESS.column)(one) - first(_EXCESS.column)(one)}
-    networks = _joined(results, lambda study: in_trajectory(study, numbers, _fitted_or_whole))
+    networks = _joined(
+        results, lambda study: in_trajectory(study, numbers, lambda result: {**histories(result), **FITTED(result)})
+    )
     return networks[networks[change] < 0].reset_index(drop=True)
 
 
@@ -286,23 +304,17 @@ by_width = with_width(in_trajectory("width", {**_RISES, "rise to the peak of sha
 linear = in_trajectory("linear", _RISES)
 
 
-_FIGURES: Mapping[float, Mapping[str, str]] = {
-    0.08: {"VGG11": "Fig. 1, 6", "ResNet18": "Fig. 9"},
-    0.04: {"VGG11": "Fig. 7", "ResNet18": "Fig. 10"},
-    0.02: {"VGG11": "Fig. 8", "ResNet18": "Fig. 11"},
-}
-"""Figures by learning rate and network."""
-
-
 def descent_plots(results: Results) -> list[Plot]:
     """Return the curves of Fig. 1 and 6 to 11: one figure a network and learning rate."""
     trajectories = {key: one for name in _DESCENTS if name in results for key, one in FITTED(results[name]).items()}
     networks, _ = trained_ones(descents(results))
     kinds = kinds_of(networks)
+    by_lr = {0.08: ("Fig. 1, 6", "Fig. 9"), 0.04: ("Fig. 7", "Fig. 10"), 0.02: ("Fig. 8", "Fig. 11")}
     plots = []
     for _, same in networks.groupby([kinds, "lr"], sort=False):
         kind, lr = str(kinds[same.index[0]]), float(same["lr"].iloc[0])
-        figures = _FIGURES[lr].get(kind.partition(" ")[0]) or " and ".join(_FIGURES[lr].values())
+        of_vgg, of_resnet = by_lr[lr]
+        figures = {"VGG11": of_vgg, "ResNet18": of_resnet}.get(kind.partition(" ")[0], f"{of_vgg} and {of_resnet}")
         plots.append(
             trajectory_curves(
                 same,
@@ -323,4 +335,139 @@ def _x6_plots(results: Results) -> list[Plot]:
     return [*descent_plots(results), *width_plots(results), bound_plot(results)]
 
 
-EXPERIMENTS = (experiment("sharpening", "X6", _x6, _x6_plots, globals()),)
+# ---- X10: the link from Jacobian to sharpness through the loss, in the first epoch of SGD and in the whole training
+
+_OUTPUTS = Quantity("output norm", "output_norm")
+_FACTORS = "layer_factors(blocks=False)"
+_CURVATURE = Quantity("norm of C", f"{_FACTORS}.loss_curvature")
+"""||C||, the square root of the loss's second derivative in Eq. 4."""
+
+
+def _x10(scale: Scale) -> Mapping[str, Study]:
+    data, network = {
+        "desk": (DataSettings("cifar10", train=2000, test=tested(scale), standardise="channel"), NARROW_VGG),
+        "paper": (DataSettings("cifar10", standardise="channel"), VGG),
+    }.get(scale, rows(scale))
+    if scale == "laptop":
+        data = replace(data, train=600)
+    lr, batch, often, seldom, epochs, seeds, samples = {
+        "smoke": (0.02, 5, 2, 4, 3, 4, None),
+        "laptop": (0.02, 5, 5, 120, 30, 8, 300),
+        "desk": (0.1, 64, 2, 64, 60, 10, 500),
+        "paper": (0.1, 128, 5, 391, 90, 5, 2500),
+    }[scale]
+    training = Training(SGD(lr), batch_size=batch, max_epochs=1, check_every=100)
+    shown = (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS)
+    followed = tuple(q.column for q in shown)
+    axes = (smoothings(scale), Axis("seed", tuple(range(seeds))))
+    base = NetworkSettings(
+        data,
+        network,
+        training,
+        (*followed, "loss", "accuracy", "generalisation_gap"),
+        samples=samples,
+        followed=Followed(followed, often, samples),
+        dtype=measured_in(scale),
+    )
+    first = Study("the first epoch", base, axes, (GAP, *shown), scale=scale)
+    whole = first.setting("max_epochs", epochs).setting("every", seldom)
+    with_curvature = replace(whole.base, followed=Followed((*followed, _FACTORS), seldom, samples))
+    return {"first_epoch": first, "training": replace(whole, base=with_curvature)}
+
+
+def _share(column: str) -> Number:
+    """Return the last value as a share of the largest: 1 if the column ends there, near 0 if it has collapsed."""
+    return lambda trajectory: last(column)(trajectory) / peak(column)(trajectory)
+
+
+training = in_trajectory(
+    "training",
+    {
+        "share of the largest sharpness": _share(_SHARP),
+        "share of the largest Jacobian norm": _share(_SOFTMAXED),
+        "share of the largest norm of C": _share(_CURVATURE.column),
+        "rise of the output norm": rise(_OUTPUTS.column),
+        "r of the changes of output norm and norm of C": correlated_changes(_OUTPUTS.column, _CURVATURE.column),
+        "of ranks": correlated_changes(_OUTPUTS.column, _CURVATURE.column, "spearman"),
+    },
+    networks=trained_in,
+)
+unsmoothed, smoothed = of_smoothing(training, False), of_smoothing(training, True)
+first_epoch = in_trajectory(
+    "first_epoch", {"rise of sharpness": rise(_SHARP), "rise of the Jacobian norm": rise(_SOFTMAXED)}
+)
+
+
+def _x10_plots(results: Results) -> list[Plot]:
+    plots = []
+    for study, name, title, more in (
+        ("first_epoch", "fig28", "Fig. 28: the first epoch, by label smoothing", ()),
+        ("training", "fig29", "Fig. 29: the whole training, by label smoothing; and the norm of C", (_CURVATURE,)),
+    ):
+        shown, networks, known = (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS, *more), reached(study)(results), results[study]
+        plots.append(trajectory_curves(networks, histories(known), SMOOTHING, shown, name, title, f"SGD. {BANDS}."))
+    return plots
+
+
+# ---- X11: the effect of scaling the inputs on Jacobian norm, sharpness and features; Jacobian norms with and without
+# softmax, as in the paper's other figures of the Jacobian norm
+
+_FEATURES = ("feature_norm[fc2]", "feature_norm[fc3]")
+_OF_SCALES = (
+    Quantity("training loss", "loss"),
+    JACOBIAN,
+    SOFTMAXED,
+    Quantity("sharpness", "sharpness"),
+    Quantity("norm of the first layer's features", _FEATURES[0]),
+    Quantity("norm of the second layer's features", _FEATURES[1]),
+)
+_ACTIVATIONS: tuple[Activation, ...] = ("relu", "tanh")
+_INCREASING = (JACOBIAN.column, SOFTMAXED.column, "sharpness")
+NUMBERS = {
+    **{f"rise of {column}": rise(column) for column in _INCREASING},
+    **{f"rise to the peak of {column}": rise_to_peak(column) for column in _INCREASING},
+    **{f"last {column}": last(column) for column in _FEATURES},
+    **{f"largest {column}": peak(column) for column in _INCREASING},
+}
+"""Numbers of each network, from its measures followed in training."""
+
+
+def _x11(scale: Scale) -> Mapping[str, Study]:
+    first_5000 = DataSettings(
+        "cifar10", train=5000, order="first", standardise="component", statistics="all", scale=1.0, flat=True
+    )
+    often_at_first = (*range(0, 60, 5), *range(60, 301, 20))  # on digits sharpness is largest in the first steps
+    sizes: Mapping[Scale, tuple[DataSettings, MLP, int, int | tuple[int, ...], int]] = {
+        "smoke": (DataSettings("digits", train=60, scale=1.0), MLP(64, (20, 20), 10), 40, 20, 2),
+        "laptop": (DataSettings("digits", train=600, scale=1.0), MLP(64, (200, 200), 10), 300, often_at_first, 8),
+        "desk": (replace(first_5000, test=tested(scale)), MLP(3072, (200, 200), 10), 300, 20, 10),
+        "paper": (first_5000, MLP(3072, (200, 200), 10), 300, 10, 5),
+    }
+    data, model, steps, every, seeds = sizes[scale]
+    samples = 1000 if scale == "desk" else None
+    measures = ("loss", *_INCREASING, "feature_norm")
+    axes = (Axis("scale", (0.5, 1.0, 1.5)), Axis("seed", tuple(range(seeds))))
+    training = Training(SGD(0.2), loss="cross_entropy", max_steps=steps, check_every=10)
+    studies: dict[str, Study] = {}
+    followed = Followed(measures, every, samples)
+    for name in _ACTIVATIONS:
+        network, measured = replace(model, activation=name), (*measures, "generalisation_gap")
+        base = NetworkSettings(data, network, training, measured, samples=samples, followed=followed)
+        studies[name] = Study(name, base, axes, (GAP, *_OF_SCALES), scale=scale)
+    return studies
+
+
+def over_scales(study: str, number: str) -> Evidence:
+    """Return the mean over seeds of Kendall's tau-b of the scale of the inputs and a number."""
+    return along(in_trajectory(study, NUMBERS), "scale", number, ["seed"])
+
+
+def _x11_plots(results: Results) -> list[Plot]:
+    held = "gradient descent at a learning rate of 0.2"
+    return [
+        followed_curves(
+            results[study], reached(study)(results), "scale", _OF_SCALES, f"fig{number}",
+            f"Fig. {number}: input scaling, {said} networks through training", held,
+        )
+        for study, number, said in (("relu", 30, "ReLU"), ("tanh", 31, "tanh"))
+    ]  # fmt: skip

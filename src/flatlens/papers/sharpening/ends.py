@@ -9,8 +9,7 @@ import pandas as pd
 from flatlens.data.sources import DataSettings
 from flatlens.experiments.quantities import BATCH_SIZE, LEARNING_RATE, Quantity, in_words
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
-from flatlens.models import Architecture
-from flatlens.papers.claims import experiment
+from flatlens.models import VGG11, Architecture, ResNet18
 from flatlens.papers.evidence import CASE, Table, reached, trained_in
 from flatlens.papers.experiment import Plot, Results, Scale, deferred, seed_axis
 from flatlens.papers.figures import BANDS, banded, pairwise
@@ -23,10 +22,21 @@ from flatlens.papers.sharpening.networks import (
     RESNET,
     VGG,
     measured_in,
-    small_resnet,
-    small_vgg,
 )
 from flatlens.training import SGD, Steps, Training, Until
+
+
+def small_resnet(scale: Scale) -> tuple[DataSettings, ResNet18]:
+    """Return digits of 8 x 8 pixels, and a narrow ResNet-18 with BatchNorm on them."""
+    train, width = (20, 0.03125) if scale == "smoke" else (200, 0.125)
+    return DataSettings("digits", train=train, flat=False), ResNet18(classes=10, channels=1, width=width)
+
+
+def small_vgg(scale: Scale) -> tuple[DataSettings, VGG11]:
+    """Return patches of photographs, and a narrow VGG-11 with BatchNorm on them."""
+    train, width = (20, 0.03125) if scale == "smoke" else (200, 0.0625)
+    return DataSettings("patches", train=train, test=200), VGG11(classes=2, width=width)
+
 
 SHARP, NORM, GAP = BATCH_SHARPNESS.column, JACOBIAN.column, ABSOLUTE_GAP.column
 END_MEASURES = (SHARP, NORM, "loss", "accuracy", "test_accuracy", GAP)
@@ -50,8 +60,6 @@ def ends(
     caption = f"At the end of training. {BANDS}."
     return banded(rows, name, title, caption, in_words(x), in_words(line), log_x=log_x, log_y=log_y)
 
-
-# ---- X7: weight decay
 
 DECAY = "weight_decay"
 
@@ -88,17 +96,16 @@ def _x7_plots(results: Results) -> list[Plot]:
 # ---- X8: learning rate and batch size
 
 _DATA = "data+model.classes+loss_below"
-_GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
-    "smoke": ((0.1, 0.03), (5, 10), 2),
-    "laptop": ((0.1, 0.03, 0.01), (8, 32, 128), 6),
-    "desk": ((0.1, 0.03, 0.01), (8, 32, 128), 10),
-    "paper": ((0.1, 0.01, 0.001), (64, 128, 256, 512, 1024), 5),
-}
 _KINDS = {"resnet": "ResNet-18", "vgg": "VGG-11"}
 
 
 def _x8(scale: Scale) -> Mapping[str, Study]:
-    lrs, batches, seeds = _GRIDS[scale]
+    lrs, batches, seeds = {
+        "smoke": ((0.1, 0.03), (5, 10), 2),
+        "laptop": ((0.1, 0.03, 0.01), (8, 32, 128), 6),
+        "desk": ((0.1, 0.03, 0.01), (8, 32, 128), 10),
+        "paper": ((0.1, 0.01, 0.001), (64, 128, 256, 512, 1024), 5),
+    }[scale]
     every, window, steps, samples = {
         "smoke": (10, 1, 4, 10),
         "laptop": (10, 5, 4000, 40),
@@ -144,16 +151,6 @@ _FIGURES = {
 """Figures of each network and setting on CIFAR-10 and on CIFAR-100."""
 
 
-def _figures(study: str, setting: str, data: str) -> str:
-    """Return the figures that a picture stands for; those of both sets where the data are one of neither, or alone.
-
-    >>> _figures("resnet", "lr", "cifar100"), _figures("resnet", "lr", "")
-    ('Fig. 13', 'Fig. 3, 12, 13')
-    """
-    on_10, on_100 = _FIGURES[study, setting]
-    return "Fig. " + {"cifar10": on_10, "cifar100": on_100}.get(data, f"{on_10}, {on_100}")
-
-
 @deferred
 def by_data(results: Results, table: Table) -> pd.DataFrame:
     """Return the table with the data set as its case."""
@@ -170,7 +167,9 @@ def _x8_plots(results: Results) -> list[Plot]:
             at, on = (f"{study}_{name}", f"{kind} on {name}") if name else (study, kind)
             logarithmic = ("sharpness",) if study == "resnet" else True  # as the caption of Fig. 4 says
             for setting, line, log_y in (("lr", "batch_size", True), ("batch_size", "lr", logarithmic)):
-                said = f"{_figures(study, setting, str(name))}: {on}, {in_words(setting)} by {in_words(line)}"
+                on_10, on_100 = _FIGURES[study, setting]
+                figures = {"cifar10": on_10, "cifar100": on_100}.get(str(name), f"{on_10}, {on_100}")
+                said = f"Fig. {figures}: {on}, {in_words(setting)} by {in_words(line)}"
                 short = setting.removesuffix("_size")
                 plots.append(ends(among, f"{at}_{short}", setting, line, said, log_x=True, log_y=log_y))
         plots.append(pairwise(study, results[study]))
@@ -184,9 +183,3 @@ def _data_in(cell: str) -> str:
     'cifar10'
     """
     return cell.partition("name='")[2].partition("'")[0]
-
-
-EXPERIMENTS = (
-    experiment("sharpening", "X7", _x7, _x7_plots, globals()),
-    experiment("sharpening", "X8", _x8, _x8_plots, globals()),
-)
