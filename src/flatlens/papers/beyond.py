@@ -8,8 +8,10 @@ the exact measure of the smallest ball; the printed formulas, Eq. 6 or 7; and th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pandas as pd
@@ -35,12 +37,11 @@ _SIDES = {
     "tight": str(Column.parse(THEOREM_BOUND).of_side("rhs", "tight")),
 }
 """Columns of the tables of networks: the true error, and the bound by each rule for the radius."""
-_THEOREM_SIDE = str(Column.parse("jacobian_generalisation").of_side("rhs"))
 VACUOUS = "vacuous from here up"
 
 
 def _x19(scale: Scale) -> Mapping[str, Study]:
-    sizes, count, steps = {
+    sizes, seeds, steps = {
         "smoke": ((10, 40), 4, 100),
         "laptop": ((10, 30, 100, 300, 1000, 3000, 10_000), 8, 3000),
         "desk": ((10, 30, 100, 300, 1000, 3000, 10_000, 30_000), 12, 5000),
@@ -55,12 +56,12 @@ def _x19(scale: Scale) -> Mapping[str, Study]:
     training = Training(
         Adam(0.01), batch_size=64, loss="mse", schedule=Cosine(steps, "steps"), max_steps=steps, check_every=1000
     )
-    axes = (Axis("train", sizes), seed_axis(count))
+    axes = (Axis("train", sizes), seed_axis(seeds))
+    measures = ("jacobian_norm", "loss", "test_loss", "generalisation_gap")
     studies = {}
     for law in RECIPES:
         data = DataSettings(f"waves_{law}", train=sizes[0], test=1000)
         model = MLP(law_of(law)[0].dimension, (32,), 1, "tanh")
-        measures = ("jacobian_norm", "loss", "test_loss", "generalisation_gap")
         base = NetworkSettings(data, model, training, measures, bounds=("jacobian_generalisation",))
         studies[law] = Study(law, base, axes, shown, scale=scale)
     return studies
@@ -97,12 +98,12 @@ def decay(results: Results, law: str) -> pd.DataFrame:
     fall with N. log(N / 0.05) / N is the rate of the radius at a probability of 0.05; it is of the order of log(N) / N,
     over which all slopes would be larger.
     """
-    table = reached(law)(results)
+    table, bound = reached(law)(results), str(Column.parse("jacobian_generalisation").of_side("rhs"))
     rate = 1 / law_of(law)[0].intrinsic
     rows = []
     for unit, seed in table.groupby(UNIT):
         n = seed["train"].to_numpy(dtype=float)
-        slope, _ = np.polyfit(np.log(np.log(n / FAILURE) / n), np.log(seed[_THEOREM_SIDE].to_numpy(dtype=float)), 1)
+        slope, _ = np.polyfit(np.log(np.log(n / FAILURE) / n), np.log(seed[bound].to_numpy(dtype=float)), 1)
         rows.append({UNIT: unit, "slope less 1/d": slope - rate})
     return pd.DataFrame(rows)
 
@@ -152,14 +153,9 @@ def enough(law: str, rule: Rule) -> int:
     distribution, target = law_of(law)
     steep = 2 * target.steepness((distribution.dimension,))
 
-    def vacuous(n: int) -> bool:
+    def informative(n: int) -> bool:
         delta = distribution.covering_radius(n, FAILURE, rule=rule)
-        return delta.kind == "undefined" or steep * delta.value >= widest(law)
+        return delta.kind != "undefined" and steep * delta.value < widest(law)
 
-    low, high = 1, 2
-    while vacuous(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if vacuous(middle) else (low, middle)
-    return high
+    high = next(n for n in (2**power for power in count(1)) if informative(n))
+    return bisect_left(range(high), True, lo=high // 2 + 1, key=informative)

@@ -42,8 +42,6 @@ from flatlens.statistics.statistic import Array, Retained
 OfCounts: TypeAlias = Callable[[Array, Array, Array], Array]
 """A correlation of two columns in each subset of networks: `pearson` or `spearman`."""
 Columns: TypeAlias = dict[str, Array]
-_Over: TypeAlias = Callable[[Columns, OfCounts, Array], Array]
-"""A statistic of such correlations of columns."""
 
 
 @deferred
@@ -84,21 +82,18 @@ def _each_pair(
 ) -> dict[str, Statistic]:
     parts = {}
     for mine, rival in product(these, others):
-        if _same_numbers(networks, mine, rival):
-            continue  # a maximum over layers that is one layer's in every network has that layer's correlation
+        # a maximum over layers that is one layer's in every network has that layer's correlation
+        of = numbers_of(networks, [mine, rival])
+        if mine != rival and of[mine].notna().any() and np.array_equal(of[mine], of[rival], equal_nan=True):
+            continue
 
         def difference(of: Columns, r: OfCounts, counts: Array, pair: tuple[str, str] = (mine, rival)) -> Array:
             own, theirs = (scale(r(of[x], of[y], counts)) for x in pair)
             return own - theirs
 
         name = f"Fisher's {said} with {y}: {mine} less {rival}"
-        parts[f"{mine} less {rival}"] = _of(networks, [mine, rival, y], difference, name)
+        parts[f"{mine} less {rival}"] = _of(complete(networks, [mine, rival, y]), difference, name)
     return parts
-
-
-def _same_numbers(networks: pd.DataFrame, a: str, b: str) -> bool:
-    of = numbers_of(networks, [a, b])
-    return a != b and bool(of[a].notna().any()) and np.array_equal(of[a], of[b], equal_nan=True)
 
 
 def all_of(each: Mapping[str, Evidence], name: str) -> Evidence:
@@ -123,16 +118,17 @@ def steadier(table: Table, these: Sequence[str], others: Sequence[str], y: str) 
         own, theirs = (beyond_errors(z, z) / (len(z) - 1) for z in (mine, rival))
         return np.asarray(theirs - own)
 
-    return lambda results: _of(table(results), [*these, *others, y], difference, name)
+    return lambda results: _of(complete(table(results), [*these, *others, y]), difference, name)
 
 
 def strength(table: Table, x: str, y: str) -> Evidence:
     """Return |Pearson's r| of two columns."""
 
-    def size(of: Columns, r: OfCounts, counts: Array) -> Array:
+    def signed(of: Columns, r: OfCounts, counts: Array) -> Array:
         return r(of[x], of[y], counts)
 
-    return lambda results: _of(table(results), [x, y], size, f"|Pearson r| of {x} and {y}", fisher=True, folded=True)
+    name = f"|Pearson r| of {x} and {y}"
+    return lambda results: _of(complete(table(results), [x, y]), signed, name, fisher=True, folded=True)
 
 
 def rising(table: Table, group: str, x: str, y: str) -> Evidence:
@@ -147,18 +143,13 @@ def rising(table: Table, group: str, x: str, y: str) -> Evidence:
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(centred @ z / (centred @ centred))
 
-    return lambda results: _of(table(results), [group, x, y], slope, name)
+    return lambda results: _of(complete(table(results), [group, x, y]), slope, name)
 
 
-def _of(networks: pd.DataFrame, columns: Sequence[str], over: _Over, name: str, **options: bool) -> Statistic:
-    return _of_kept(complete(networks, columns), over, name, **options)
-
-
-def _of_kept(kept: Retained, over: _Over, name: str, *, fisher: bool = False, folded: bool = False) -> Statistic:
+def _of(kept: Retained, over: Callable[[Columns, OfCounts, Array], Array], name: str, **options: bool) -> Statistic:
     """Return `over` of Pearson's correlations of columns, with that of Spearman's beside it, over independent units."""
     of = {str(column): kept.table[column].to_numpy() for column in kept.table}
-    ranks = partial(over, of, spearman)
-    return weighed(name, partial(over, of, pearson), kept, fisher=fisher, folded=folded, ranks=ranks)
+    return weighed(name, partial(over, of, pearson), kept, ranks=partial(over, of, spearman), **options)
 
 
 def unchanged(table: Table, before: str, after: str) -> Evidence:
@@ -215,8 +206,6 @@ def _log_ratio(table: pd.DataFrame, before: str, after: str) -> Array:
 Over: TypeAlias = Callable[..., Array]
 """Function of Fisher's z of one or two pairs of columns in every case: (cases, B) each -> (B,)."""
 _Pair: TypeAlias = tuple[str, str]
-_FEWEST = 3
-"""Smallest number of networks of a case: r of two is always 1 or -1."""
 
 
 @deferred
@@ -225,26 +214,24 @@ def across(results: Results, table: Table, pairs: Sequence[_Pair], over: Over, n
     back = over in (mean_correlation, alike)  # they return a correlation
     networks = table(results)
     networks = networks.assign(**{CASE: networks.groupby(CASE).ngroup()})
-    kept = _related(complete(networks, [CASE, *(column for pair in pairs for column in pair)]), pairs)
+    kept = complete(networks, [CASE, *(column for pair in pairs for column in pair)])
+    # without the cases in which a pair has no correlation: few networks, or a constant column
+    related = []
+    for _, case in kept.table.groupby(CASE, sort=False):
+        once = np.ones((1, len(case)))
+        r = [pearson(case[x].to_numpy(), case[y].to_numpy(), once) for x, y in pairs]
+        if len(case) >= 3 and np.isfinite(r).all():  # r of two networks is always 1 or -1
+            related.append(case)
+    left = len(kept.table) - sum(map(len, related))
+    excluded = (*kept.excluded, ("no correlation in their case", left)) if left else kept.excluded
+    rows = pd.concat(related).sort_index() if related else kept.table.iloc[:0]
+    kept = Retained(rows.reset_index(drop=True), excluded)
     members = _members(kept)
 
     def with_all(of: Columns, r: OfCounts, counts: Array) -> Array:
         return over(*(_in_each(members, of[x], of[y], counts, r) for x, y in pairs))
 
-    return _of_kept(kept, with_all, name if back else f"{name}, of Fisher's z", fisher=back)
-
-
-def _related(kept: Retained, pairs: Sequence[_Pair]) -> Retained:
-    def has_each(case: pd.DataFrame) -> bool:
-        every = np.ones((1, len(case)))
-        correlations = [pearson(case[x].to_numpy(), case[y].to_numpy(), every) for x, y in pairs]
-        return len(case) >= _FEWEST and bool(np.isfinite(correlations).all())
-
-    cases = [mine for _, mine in kept.table.groupby(CASE, sort=False) if has_each(mine)]
-    left = len(kept.table) - sum(map(len, cases))
-    excluded = (*kept.excluded, ("no correlation in their case", left)) if left else kept.excluded
-    table = pd.concat(cases).sort_index() if cases else kept.table.iloc[:0]
-    return Retained(table.reset_index(drop=True), excluded)
+    return _of(kept, with_all, name if back else f"{name}, of Fisher's z", fisher=back)
 
 
 def in_each_case(
@@ -254,7 +241,19 @@ def in_each_case(
 
     It has to be on the side in "all" cases, or in "some" case (see `in_cases`). `size`: compare |z|.
     """
-    return of_each_case(table, lambda case: lambda results: _case(case(results), pairs, name, size), name, holds, side)
+    columns = [column for pair in pairs for column in pair]
+
+    def one(of: Columns, r: OfCounts, counts: Array) -> Array:
+        each = [r(of[x], of[y], counts) for x, y in pairs]
+        if len(pairs) == 1:
+            return each[0]
+        own, theirs = (np.abs(fishers_z(one)) if size else fishers_z(one) for one in each)
+        return own - theirs
+
+    def of_case(case: Table) -> Evidence:
+        return lambda results: _of(complete(case(results), columns), one, name, fisher=len(pairs) == 1)
+
+    return of_each_case(table, of_case, name, holds, side)
 
 
 @deferred
@@ -275,17 +274,6 @@ def of_each_case(
     return in_cases(parts, holds, name, side)
 
 
-def _case(networks: pd.DataFrame, pairs: Sequence[_Pair], name: str, size: bool) -> Statistic:
-    def one(of: Columns, r: OfCounts, counts: Array) -> Array:
-        each = [r(of[x], of[y], counts) for x, y in pairs]
-        if len(pairs) == 1:
-            return each[0]
-        own, theirs = (np.abs(fishers_z(one)) if size else fishers_z(one) for one in each)
-        return own - theirs
-
-    return _of(networks, [column for pair in pairs for column in pair], one, name, fisher=len(pairs) == 1)
-
-
 @deferred
 def by_part(results: Results, table: Table, part: Chosen, x: str, y: str, name: str) -> Statistic:
     """Return the mean over cases of Fisher's z of two columns over a part of the networks less that over all."""
@@ -300,7 +288,7 @@ def by_part(results: Results, table: Table, part: Chosen, x: str, y: str, name: 
         known = np.isfinite(z[:, 0]) & np.isfinite(other[:, 0])  # over all networks, the first of each row
         return margin(z[known], other[known]) if known.any() else np.full(z.shape[1], np.nan)
 
-    return _of_kept(kept, difference, f"{name}, of Fisher's z")
+    return _of(kept, difference, f"{name}, of Fisher's z")
 
 
 def _members(kept: Retained) -> list[Array]:
@@ -310,7 +298,7 @@ def _members(kept: Retained) -> list[Array]:
 
 def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array, r: OfCounts) -> Array:
     """Return Fisher's z over each set of networks, shape (sets, B); NaN of fewer than three networks."""
-    few = np.array([mine.sum() < _FEWEST for mine in members])
+    few = np.array([mine.sum() < 3 for mine in members])
     z = np.stack([fishers_z(r(x[mine], y[mine], counts[:, mine])) for mine in members])
     return np.where(few[:, None], np.nan, z)
 

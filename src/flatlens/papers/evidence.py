@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -24,14 +24,13 @@ from flatlens.papers.experiment import Results, deferred
 from flatlens.statistics import Statistic, average, clustered, kendall, spearman
 from flatlens.statistics.correlations import COEFFICIENTS, TITLES, CoefficientName
 from flatlens.statistics.resampling import Coefficient
-from flatlens.statistics.statistic import Array, Retained, keep
+from flatlens.statistics.statistic import Retained, keep
 from flatlens.training import REACHED
 
 UNIT = "unit"
 """Name of the column with the unit of each network."""
 CASE = "case"
 """Name of the column with the kind of each network, where kinds are never pooled."""
-_NETWORK = "network"
 WHY_LEFT_OUT = "left out"
 """Name of the column that says why a network is left out of every statistic, though it reached the end; "" if not."""
 ACCURACY_GAP = "accuracy gap"
@@ -51,7 +50,7 @@ def with_units(result: StudyResult, networks: pd.DataFrame) -> pd.DataFrame:
     Networks are rows with a column `key`, and a column `seed` if the study varies it.
     """
     column = column_of_units(result)
-    return labelled(networks, [column], _NETWORK if column == "key" else "seed")
+    return labelled(networks, [column], "network" if column == "key" else "seed")
 
 
 def labelled(table: pd.DataFrame, columns: Sequence[str], word: str = "") -> pd.DataFrame:
@@ -160,7 +159,6 @@ def accuracy_gaps(networks: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 Evidence: TypeAlias = Callable[[Results], Statistic]
-
 Table: TypeAlias = Callable[[Results], pd.DataFrame]
 """Returns one row per network, one column per number."""
 
@@ -243,16 +241,12 @@ def along(results: Results, table: Table, setting: str, column: str, same: Seque
     """Return the mean of Kendall's tau-b of a setting and a column, over groups of networks equal in `same`."""
     name = f"Kendall tau-b of {setting} and {column}, alike in {', '.join(same)}"
 
-    def ordered(line: pd.Series) -> float:
-        return tau(line.index.to_numpy(dtype=float), line.to_numpy())
+    def tau(line: pd.Series) -> float:
+        once = np.ones((1, len(line)))
+        return float(kendall(line.index.to_numpy(float), line.to_numpy(), once)[0]) if len(line) > 1 else np.nan
 
-    one = over_groups(table, setting, column, same, ordered, name, correlations=True)(results)
+    one = over_groups(table, setting, column, same, tau, name, correlations=True)(results)
     return replace(one, low=np.clip(one.low, -1, 1), high=np.clip(one.high, -1, 1))  # where a tau lies
-
-
-def tau(x: Array, y: Array) -> float:
-    """Return Kendall's tau-b of two columns; NaN for fewer than two rows, or if a column is constant."""
-    return float(kendall(x, y, np.ones((1, len(x))))[0]) if len(x) > 1 else np.nan
 
 
 @deferred
@@ -307,15 +301,11 @@ def histories(result: StudyResult) -> dict[str, pd.DataFrame]:
     for key, history in result.histories.groupby("key", sort=False):
         if key not in reached:
             continue
-        table = history.assign(name=in_full(history)).pivot(index="step", columns="name", values="value")
+        rows = zip(history["measure"], history["layer"], strict=True)
+        named = history.assign(name=[str(Column.of(measure, layer or None)) for measure, layer in rows])
+        table = named.pivot(index="step", columns="name", values="value")
         tables[str(key)] = table.assign(edge=history.groupby("step")["edge"].first()) if "edge" in history else table
     return tables
-
-
-def in_full(history: pd.DataFrame) -> pd.Series:
-    """Return the name of each row's measure: "mls" of the network, "mls[fc1]" of a layer."""
-    rows = zip(history["measure"], history["layer"], strict=True)
-    return pd.Series([str(Column.of(measure, layer or None)) for measure, layer in rows], index=history.index)
 
 
 def numbers_of(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -334,20 +324,10 @@ def complete(table: pd.DataFrame, columns: Sequence[str]) -> Retained:
     return Retained(found.table, (*untrained, *found.excluded))
 
 
-def weighed(
-    name: str,
-    coefficient: Coefficient,
-    kept: Retained,
-    *,
-    fisher: bool = False,
-    folded: bool = False,
-    ranks: Coefficient | None = None,
-    ordered: Sequence[Array] = (),
-) -> Statistic:
-    """Return a statistic of the networks that are kept, weighed over their units, as in `clustered`."""
+def weighed(name: str, coefficient: Coefficient, kept: Retained, **options: Any) -> Statistic:
+    """Return a statistic of the networks that are kept, weighed over their units; options as of `clustered`."""
     units = kept.table[UNIT]
-    return clustered(name, coefficient, units, unit=word_of(units), fisher=fisher, folded=folded, ranks=ranks,
-                     excluded=kept.excluded, ordered=ordered)  # fmt: skip
+    return clustered(name, coefficient, units, unit=word_of(units), excluded=kept.excluded, **options)
 
 
 Trajectories: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
@@ -481,10 +461,8 @@ def slowing(trajectory: pd.DataFrame, column: str) -> float:
 @deferred
 def once_below(result: StudyResult, loss: float) -> Mapping[str, pd.DataFrame]:
     """Return trajectories from the first step with a smaller loss on; those with fewer than two rows are left out."""
-    trajectories = {
-        key: trajectory[(trajectory["loss"] < loss).cummax()] for key, trajectory in histories(result).items()
-    }
-    return {key: trajectory for key, trajectory in trajectories.items() if len(trajectory) > 1}
+    later = {key: trajectory[(trajectory["loss"] < loss).cummax()] for key, trajectory in histories(result).items()}
+    return {key: trajectory for key, trajectory in later.items() if len(trajectory) > 1}
 
 
 @deferred

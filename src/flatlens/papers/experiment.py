@@ -321,7 +321,6 @@ Scale: TypeAlias = Literal["smoke", "laptop", "desk", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "desk", "paper")
 ON_PAPERS_DATA: tuple[Scale, ...] = ("desk", "paper")
 """Scales on the papers' own data, which have to be fetched."""
-FigureKind: TypeAlias = Literal["matrix", "curves", "scatter", "bars", "table"]
 
 
 def tested(scale: Scale) -> int | None:
@@ -345,7 +344,7 @@ class Plot:
     name: str  #: the stem of its files
     title: str
     caption: str
-    kind: FigureKind
+    kind: Literal["matrix", "curves", "scatter", "bars", "table"]
     data: pd.DataFrame
     x: str = ""  #: titles of the axes
     y: str = ""
@@ -391,10 +390,10 @@ class Experiment:
     @property
     def protocol_table(self) -> tuple[tuple[str, ...], ...]:
         """The heading and the rows of the table of settings; without "as coded" where no code has the experiment."""
+        heading = Setting("setting", "as printed", "ours, at desk scale", "as coded")
+        rows = [(row.what, row.printed, row.coded, row.ours) for row in (heading, *self.protocol)]
         coded = any(row.coded for row in self.protocol)
-        heading = ("setting", "as printed", *["as coded"] * coded, "ours, at desk scale")
-        rows = ((row.what, row.printed, *[row.coded] * coded, row.ours) for row in self.protocol)
-        return (heading, *rows)
+        return tuple(row if coded else (*row[:2], row[3]) for row in rows)
 
     @property
     def paper(self) -> str:

@@ -11,7 +11,6 @@ features are linear in the separation, so that one draw serves all separations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Literal, TypeAlias
@@ -81,13 +80,10 @@ def stored(n: int, seed: int) -> Draw:
     return Draw(around, means[cluster], labels, means, covariances, torch.arange(CLUSTERS) % 2, torch.tensor(FLIPPED))
 
 
-_GENERATORS: dict[Generator, Callable[[int, int], Draw]] = {"printed": printed, "stored": stored}
-
-
 @lru_cache(2048)
 def measured(separations: tuple[float, ...], n: int, seeds: range, generator: Generator = "printed") -> Tensor:
     """Return SEEN_COLUMNS of data sets with n training samples: (separations, seeds, 4)."""
-    draws = [_GENERATORS[generator](n, seed) for seed in seeds]
+    draws = [(printed if generator == "printed" else stored)(n, seed) for seed in seeds]
     stacked = Draw(*(torch.stack([getattr(one, field.name) for one in draws]) for field in fields(Draw)))
     return torch.stack([_at(stacked, separation) for separation in separations])
 
@@ -102,21 +98,15 @@ def _at(draw: Draw, separation: float) -> Tensor:
     b = level.squeeze(1) - (W @ centre.mT).squeeze(2)
     # Definition 3, where the Hessian is the mean of phi phi' in each output: ||W||^2 mean ||phi||^2
     variance = phi.var(1, keepdim=True, correction=0)
-    kappas = [_kappa(W, phi), _kappa(W * variance, phi / variance)]
-    # Both gaps: exact risks less those of the training samples
+    kappas = [
+        w.square().sum((1, 2)) * features.square().sum(2).mean(1)
+        for w, features in ((W, phi), (W * variance, phi / variance))
+    ]
+    # The risks of the training samples
     outputs = phi @ W.mT + b[:, None]
     loss = (outputs - targets).square().sum(2).mean(1) / 2
-    wrong = (outputs.argmax(2) != draw.labels).double().mean(1)
-    squared, error = _risks(draw, separation, W, b)
-    return torch.stack([*kappas, squared - loss, error - wrong], 1)
-
-
-def _kappa(W: Tensor, phi: Tensor) -> Tensor:
-    return W.square().sum((1, 2)) * phi.square().sum(2).mean(1)
-
-
-def _risks(draw: Draw, separation: float, W: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return E ||W phi + b - y||^2 / 2 and the probability of a wrong class, exactly; W (B, 2, 8), b (B, 2)."""
+    mistaken = (outputs.argmax(2) != draw.labels).double().mean(1)
+    # The exact ones, E ||W phi + b - y||^2 / 2 and the probability of a wrong class; both gaps are their differences
     at = separation * draw.means @ W.mT + b[:, None]  # (B, 4, 2)
     spread = torch.einsum("bom,bkmj,boj->bk", W, draw.covariances, W)
     units = torch.eye(2, dtype=torch.float64)
@@ -127,4 +117,5 @@ def _risks(draw: Draw, separation: float, W: Tensor, b: Tensor) -> tuple[Tensor,
     wrong = torch.where(draw.classes == 1, 1 - one, one)
     changed = draw.anew[:, None] / 2  # half of the labels that are drawn anew are the other one
     squared = ((1 - changed) * right + changed * other).mean(1) / 2
-    return squared, ((1 - changed) * wrong + changed * (1 - wrong)).mean(1)
+    error = ((1 - changed) * wrong + changed * (1 - wrong)).mean(1)
+    return torch.stack([*kappas, squared - loss, error - mistaken], 1)

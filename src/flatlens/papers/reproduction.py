@@ -61,13 +61,13 @@ def rerun(study: Study) -> Study:
     >>> second.base.data.train, second.base.data.seed, second.axes[-1].values
     (300, 1000, (1000, 1001))
     """
-    axes = [Axis(axis.name, tuple(_shifted(axis.name.split(TOGETHER), v) for v in axis.values)) for axis in study.axes]
+    axes = []
+    for axis in study.axes:
+        names = [last_field(name) for name in axis.name.split(TOGETHER)]
+        rows = axis.values if len(names) > 1 else [(value,) for value in axis.values]
+        values = [tuple(map(_another, row, names)) for row in rows]
+        axes.append(Axis(axis.name, tuple(values if len(names) > 1 else (value for (value,) in values))))
     return replace(study, base=_another(study.base), axes=tuple(axes))
-
-
-def _shifted(names: list[str], value: Any) -> Any:
-    each = [_another(its, last_field(name)) for name, its in zip(names, value if names[1:] else [value], strict=True)]
-    return tuple(each) if names[1:] else each[0]
 
 
 def _another(value: Any, name: str = "") -> Any:
@@ -168,10 +168,6 @@ class Reproduction:
         return sum(result.unfinished for result in self.results.values())
 
 
-MOST_NAMED = 2
-"""Number of claims that are not reproduced which the answer names."""
-
-
 def answer_of_claims(found: Sequence[Reproduction]) -> list[str]:
     """Return at most three sentences on one experiment or several: what is the case, how certain, what next."""
     # The main claims with their conclusions: those that a replication agrees with, if there was one
@@ -183,26 +179,16 @@ def answer_of_claims(found: Sequence[Reproduction]) -> list[str]:
             outcome, again = one.outcomes[at], one.again[at] if one.again else None
             halves = one.halves[at] if one.halves else ()
             main.append((outcome, replicated(outcome, again, halves) if again or halves else outcome.conclusion))
-    return [_what(found, main), _certain(found, main), *_next(found)]
-
-
-def _what(found: Sequence[Reproduction], main: Sequence[tuple[Outcome, Conclusion]]) -> str:
-    counts = counted(conclusion for _, conclusion in main)
-    others = [f"{number} {c}" for c, number in counts.items() if c in _ALWAYS or (number and c != "reproduced")]
+    # What is the case: some conclusions are counted even if no claim has them
+    counts, always = counted(conclusion for _, conclusion in main), ("not reproduced", "open")
+    others = [f"{number} {c}" for c, number in counts.items() if c in always or (number and c != "reproduced")]
     kind = "main claim" if all(outcome.prediction.headline for outcome, _ in main) else "claim"
     told = ", ".join([f"{counts['reproduced']} of {count_of(len(main), kind)} reproduced", *others])
     who = found[0].experiment.id if len(found) == 1 else count_of(len(found), "experiment")
     scales = " and ".join(dict.fromkeys(one.scale for one in found))
-    failed = [outcome.prediction.says.rstrip(".") for outcome, c in main if c == "not reproduced"][:MOST_NAMED]
+    failed = [outcome.prediction.says.rstrip(".") for outcome, c in main if c == "not reproduced"][:2]
     named = f"; not reproduced: {'; '.join(failed)}" if failed else ""
-    return f"{who} at {scales} scale: {told}{named}."
-
-
-_ALWAYS = ("not reproduced", "open")
-"""Conclusions that are counted even if none has them, as the reproduced ones."""
-
-
-def _certain(found: Sequence[Reproduction], main: Sequence[tuple[Outcome, Conclusion]]) -> str:
+    # How certain that is: the units of the intervals, and the replication
     known = [s for outcome, _ in main if (s := outcome.statistic).units is not None and s.n]
     least, most = (end((s.units or 0 for s in known), default=0) for end in (min, max))
     units = f"{least}" if least == most else f"{least} to {most}"
@@ -210,7 +196,22 @@ def _certain(found: Sequence[Reproduction], main: Sequence[tuple[Outcome, Conclu
     unit = next(iter(words)) if len(words) == 1 else "unit"
     over = f"over {units} independent {unit}{'' if most == 1 else 's'}" if known else "over networks"
     few = f", and fewer than {FEWEST_UNITS} give none" if least < FEWEST_UNITS and known else ""
-    return f"How certain: 95% intervals {over}{few}; {_replication(found, main)}."
+    certain = f"How certain: 95% intervals {over}{few}; {_replication(found, main)}."
+    # What differs from the paper, and what to do next, if there is anything to say
+    unfinished = sum(one.unfinished for one in found)
+    parts = [f"{count_of(unfinished, 'network')} not finished: the same command continues"] if unfinished else []
+    differ = [sentence.rstrip(".") for one in found for sentence in one.experiment.differs.get(one.scale, ())]
+    if len(found) > 1 and differ:
+        parts.append(f"{count_of(len(differ), 'difference')} from the papers in all, listed with each experiment")
+    elif differ:
+        more = f" ({len(differ) - 1} more)" if len(differ) > 1 else ""
+        parts.append(f"differs from the paper: {differ[0]}{more}")
+    larger = {"smoke": "laptop", "laptop": "desk"}.get(found[0].scale)
+    if larger and not unfinished:
+        parts.append(f"next: --scale {larger}")
+    next_step = "; ".join(parts)
+    last = [f"{next_step[0].upper()}{next_step[1:]}."] if parts else []
+    return [f"{who} at {scales} scale: {told}{named}.", certain, *last]
 
 
 def _replication(found: Sequence[Reproduction], main: Sequence[tuple[Outcome, Conclusion]]) -> str:
@@ -224,25 +225,6 @@ def _replication(found: Sequence[Reproduction], main: Sequence[tuple[Outcome, Co
     of_one = "a replication with other seeds" if True in ways else "a split-half check"
     way = "a replication" if len(ways) > 1 else of_one
     return f"{way} agrees with {agree} of {count_of(len(decided), 'decided claim')}"
-
-
-def _next(found: Sequence[Reproduction]) -> list[str]:
-    """Return what differs from the paper, and what to do next; one sentence, if there is anything to say."""
-    unfinished = sum(one.unfinished for one in found)
-    parts = [f"{count_of(unfinished, 'network')} not finished: the same command continues"] if unfinished else []
-    differ = [sentence.rstrip(".") for one in found for sentence in one.experiment.differs.get(one.scale, ())]
-    if len(found) > 1 and differ:
-        parts.append(f"{count_of(len(differ), 'difference')} from the papers in all, listed with each experiment")
-    elif differ:
-        more = f" ({len(differ) - 1} more)" if len(differ) > 1 else ""
-        parts.append(f"differs from the paper: {differ[0]}{more}")
-    if (scale := found[0].scale) in _LARGER and not unfinished:
-        parts.append(f"next: --scale {_LARGER[scale]}")
-    told = "; ".join(parts)
-    return [f"{told[0].upper()}{told[1:]}."] if told else []
-
-
-_LARGER: dict[Scale, Scale] = {"smoke": "laptop", "laptop": "desk"}
 
 
 def experiment_of(name: str) -> Experiment:
