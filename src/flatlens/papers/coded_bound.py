@@ -26,8 +26,6 @@ from torch import Tensor
 from flatlens.training.optimisers import solution
 
 SAMPLES, FOLDS, TRAINED_ON, CROSS = 600, 3, 50, 10
-DELTA = 0.1
-WIDTHS = (784, 512, 128, 16, 10)
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ class CodedBound:
     error: float  #: the mean 0-1 error of the cross-validation alone
 
 
+@lru_cache(1024)
 def coded_bound(separation: float, seed: int) -> tuple[CodedBound, ...]:
     """Return bound and gap of each fold of one sample.
 
@@ -62,7 +61,7 @@ def coded_bound(separation: float, seed: int) -> tuple[CodedBound, ...]:
         layers = network(seed * FOLDS + at)
         sides = [flatness(layers, W, b, preimages(layers, phi[rows]), y[rows]) for rows in (train, test)]
         (kappa, train_loss), (_, test_loss) = sides
-        bound = DELTA**2 / phi.shape[1] * kappa + representativeness
+        bound = 0.1**2 / phi.shape[1] * kappa + representativeness
         found.append(CodedBound(bound, test_loss - train_loss, representativeness, error))
     return tuple(found)
 
@@ -100,7 +99,7 @@ def network(seed: int) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
         return reach * (2 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 1)
 
     layers = []
-    for inputs, outputs in pairwise(WIDTHS):
+    for inputs, outputs in pairwise((784, 512, 128, 16, 10)):
         W = uniform(sqrt(6 / (inputs + outputs)), outputs, inputs)
         layers.append((W, uniform(1 / sqrt(inputs), outputs), torch.linalg.solve(W @ W.T, W).T))
     return tuple(layers)

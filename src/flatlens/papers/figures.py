@@ -26,14 +26,8 @@ def pairwise(name: str, result: StudyResult) -> Plot:
     """Return the matrix of all pairs of quantities, over the networks that reached the end of training."""
     names = [q.name for q in result.quantities if q.name in result.values]
     data = result.values.loc[result.values["included"], names].reset_index(drop=True)
-    return Plot(
-        name=f"pairs_{name}",
-        title=f"All pairs of quantities: {name}",
-        caption=f"One mark a network, {len(data)} of them. Above the diagonal Pearson's r.",
-        kind="matrix",
-        data=data,
-        study=name,
-    )
+    caption = f"One mark a network, {len(data)} of them. Above the diagonal Pearson's r."
+    return Plot(f"pairs_{name}", f"All pairs of quantities: {name}", caption, "matrix", data, study=name)
 
 
 def followed_curves(
@@ -123,20 +117,11 @@ def scatter(
     y: str,
 ) -> Plot:
     """Return one panel per column, over the column `against`; marks differ by `group`, and have their network's key."""
-    parts = [
-        pd.DataFrame(
-            {
-                "panel": panel,
-                "x": networks[column],
-                "y": networks[against],
-                "group": networks[group].astype(str),
-                "key": networks["key"],
-            }
-        )
-        for panel, column in panels.items()
-        if {column, against, group} <= set(networks.columns)
-    ]
-    data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["panel", "x", "y", "group", "key"])
+    data = pd.DataFrame(columns=["panel", "x", "y", "group", "key"])
+    if there := [panel for panel, column in panels.items() if {column, against, group} <= set(networks.columns)]:
+        own = networks[["key"]].assign(y=networks[against], group=networks[group].astype(str))
+        parts = [own.assign(panel=panel, x=networks[panels[panel]]) for panel in there]
+        data = pd.concat(parts, ignore_index=True)[data.columns]
     data = data.dropna(subset=["x", "y"]).reset_index(drop=True)
     return Plot(name, title, caption, "scatter", data, x, y, group=in_words(group))
 
@@ -157,17 +142,13 @@ class PaperFigure:
         return [plot for plot in drawn if plot.name in self.plots]
 
 
-_COURSE = "training loss, NMLS, sqrt(S), log volume, MLS and local dimension over training"
-_PAIRS = "local dimension, sqrt(S), log volume, MLS, NMLS, gap, D, bound and relative flatness, each against each"
 _ENDS = "Jacobian norm, sharpness and gap at the end"
 _SAME_PICTURE = "a stand-in at laptop scale, CIFAR-10 at desk scale; CIFAR-100 needs paper scale"
-_ONE_NETWORK = (
-    "one fully connected network stands for both at laptop scale; ResNet-18 and VGG-11, narrow ones at desk scale, "
-    "whole ones at paper scale"
-)
 
 
-def _compression() -> Iterator[PaperFigure]:
+def _all() -> Iterator[PaperFigure]:
+    # ---- compression
+    trajectory = "training loss, NMLS, sqrt(S), log volume, MLS and local dimension over training"
     for name, experiment, network, setting in (
         ("Fig. 1", "X1", "VGG-11", "lr"),
         ("Fig. 2", "X1", "VGG-11", "batch_size"),
@@ -175,7 +156,7 @@ def _compression() -> Iterator[PaperFigure]:
         ("Fig. H.9", "X2", "a 4-layer MLP", "lr"),
     ):
         said = "three learning rates" if setting == "lr" else "three batch sizes"
-        yield PaperFigure("compression", name, f"{network}, {said}: {_COURSE}", experiment,
+        yield PaperFigure("compression", name, f"{network}, {said}: {trajectory}", experiment,
                           (f"through_training_{setting}",),
                           "the logarithm of the dimension, and the volume of three eigenvalues, are drawn, too, as in "
                           "the authors' code")  # fmt: skip
@@ -184,14 +165,17 @@ def _compression() -> Iterator[PaperFigure]:
                       "small ones trained here at laptop scale; the published list is not known")  # fmt: skip
     yield PaperFigure("compression", "Fig. G.4", "an MLP through training: A, B, C and D of Eq. 48", "X3",
                       ("tightness",), "a network of its own for each number of steps")  # fmt: skip
+    pairs = "local dimension, sqrt(S), log volume, MLS, NMLS, gap, D, bound and relative flatness, each against each"
     for name, network, study in (("G.5", "VGG-11s", "vgg"), ("G.6", "MLPs", "mlp"), ("G.7", "LeNets", "lenet")):
         plots = tuple(f"pairs_{study}{protocol}" for protocol in ("", "_printed", "_coded"))
-        yield PaperFigure("compression", f"Fig. {name}", f"100 {network}: {_PAIRS}", "X4", plots,
+        yield PaperFigure("compression", f"Fig. {name}", f"100 {network}: {pairs}", "X4", plots,
                           "coefficients stand above the diagonal; the paper's stand in each panel")  # fmt: skip
-
-
-def _sharpening() -> Iterator[PaperFigure]:
+    # ---- sharpening
     trajectory = "loss less label entropy, sharpness and (log axis) Jacobian norm of the softmax over full-batch steps"
+    both = (
+        "one fully connected network stands for both at laptop scale; ResNet-18 and VGG-11, narrow ones at desk scale, "
+        "whole ones at paper scale"
+    )
     # descent: a figure for each network and learning rate
     descents = [("Fig. 1", "VGG11", 0.08)]
     descents += [(f"Fig. {6 + i}", "VGG11", lr) for i, lr in enumerate((0.08, 0.04, 0.02))]
@@ -199,7 +183,7 @@ def _sharpening() -> Iterator[PaperFigure]:
     for name, network, lr in descents:
         at = f"lr_{lr:g}".replace(".", "_")
         yield PaperFigure("sharpening", name, f"{network}, learning rate {lr:g}, three label smoothings: {trajectory}",
-                          "X6", (at, f"{network.lower()}_{at}"), _ONE_NETWORK)  # fmt: skip
+                          "X6", (at, f"{network.lower()}_{at}"), both)  # fmt: skip
     # ends of training: by weight decay, and by learning rate or batch size for each network and data set
     yield PaperFigure("sharpening", "Fig. 2", f"ResNet18: {_ENDS}, over weight decay, a line a learning rate", "X7",
                       ("fig2",))  # fmt: skip
@@ -241,9 +225,7 @@ def _sharpening() -> Iterator[PaperFigure]:
                           "after each start", "X12", ("tables",), "our numbers beside the printed ones")  # fmt: skip
     yield PaperFigure("sharpening", "Fig. 33", "networks with regularised Jacobians on CIFAR10 and CIFAR100: measures "
                       "over the coefficient, and two references", "X13", ("fig33",), _SAME_PICTURE)  # fmt: skip
-
-
-def _reparam2019() -> Iterator[PaperFigure]:
+    # ---- reparam2019
     setups = "one mark a network, colours by initialisation; the paper's by initialisation, batch size and rate"
     yield PaperFigure("reparam2019", "Fig. 1", "LeNet5: gap over kappa^5 and kappa_tau^5", "X14", ("fig1",), setups)
     yield PaperFigure("reparam2019", "Fig. 2", "the same after a layer-wise reparametrisation, beside the largest "
@@ -256,9 +238,7 @@ def _reparam2019() -> Iterator[PaperFigure]:
     yield PaperFigure("reparam2019", "Table 1", "definitions and invariances of all measures", "X15", ("table1",),
                       "measures of the whole network, with the change that is measured; definitions are in "
                       "[measures.md](measures.md)")  # fmt: skip
-
-
-def _relative2021() -> Iterator[PaperFigure]:
+    # ---- relative2021
     yield PaperFigure("relative2021", "Fig. 1", "a network as feature extractor and model",
                       remark="a drawing of the notation: nothing is measured")  # fmt: skip
     yield PaperFigure("relative2021", "Fig. 2", "the steps of the theory", remark="an overview: nothing is measured")
@@ -274,5 +254,5 @@ def _relative2021() -> Iterator[PaperFigure]:
     yield PaperFigure("relative2021", "Fig. 8", "gap over relative flatness of another layer", "X18", ("fig8",))
 
 
-FIGURES: tuple[PaperFigure, ...] = (*_compression(), *_sharpening(), *_reparam2019(), *_relative2021())
+FIGURES = tuple(_all())
 """All figures and tables of the four papers."""

@@ -242,8 +242,6 @@ OF_TABLE_1 = {
     **{symbol: (column,) for symbol, column in NETWORK_WISE.items()},
 }
 """Columns of each measure of Table 1: one of the whole network, or one of each layer."""
-_BATCHES_LRS = ((1000, 0.02), (2000, 0.04), (4000, 0.08), (8000, 0.16))
-"""The paper's batch sizes, and learning rates in a constant ratio to them."""
 
 
 def _x15(scale: Scale) -> Mapping[str, Study]:
@@ -253,12 +251,11 @@ def _x15(scale: Scale) -> Mapping[str, Study]:
         "desk": (DataSettings("mnist", flat=True), 784),
         "paper": (DataSettings("mnist", flat=True), 784),
     }[scale]
+    papers = ((1000, 0.02), (2000, 0.04), (4000, 0.08), (8000, 0.16))  # learning rates in a constant ratio
     pairs: tuple[tuple[int, float], ...] = {
         "smoke": ((25, 0.1), (50, 0.2)),
         "laptop": ((25, 0.05), (50, 0.1), (100, 0.2), (200, 0.4)),
-        "desk": _BATCHES_LRS,
-        "paper": _BATCHES_LRS,
-    }[scale]
+    }.get(scale, papers)
     epochs, seeds = {"smoke": (40, 2), "laptop": (30, 24), "desk": (160, 20), "paper": (1000, 10)}[scale]
     looks = 1000 if scale == "desk" else 100
     base = NetworkSettings(
@@ -341,28 +338,23 @@ def _x15_plots(results: Results) -> list[Plot]:
         )
         for column, (symbol, figure) in LAYER_MEASURES.items()
     ]  # fmt: skip
+    changes, rows = mlp_changes(results), []
+    for name, columns in OF_TABLE_1.items():
+        of = "layer" if len(columns) > 1 else "network"
+        rows.append((of, name, "invariant, says the paper", "all linear" if "rho" in name else "layer-wise"))
+        for said, transform in (("layer-wise", MOVED), ("neuron-wise", MOVED_NEURONS)):
+            rows.append((of, name, f"changed by {said}", f"{changes[f'{name}, {transform}'].mean():.2g}"))
     return [
         *plots,
         scatter(
             networks, "fig6", "Fig. 6: flatness of the whole network and the gap", "One mark a network.", NETWORK_WISE,
             "generalisation_gap", "batch_size", x="flatness", y="generalisation gap",
         ),
-        _table_1(results),
+        Plot(
+            "table1", "Table 1: which reparametrisations leave the measures unchanged",
+            "The change is the mean over networks of |log(after / before)|, in the layer where it is largest. Factors "
+            "are random, in [5, 25]. Of rho^l(j), of single neurons, its maximum and sum over a layer are shown.",
+            "table", pd.DataFrame(rows, columns=["panel", "row", "column", "text"]),
+        ),
         pairwise("mlp", results["mlp"]),
     ]  # fmt: skip
-
-
-def _table_1(results: Results) -> Plot:
-    networks, rows = mlp_changes(results), []
-    for name, columns in OF_TABLE_1.items():
-        of = "layer" if len(columns) > 1 else "network"
-        rows.append((of, name, "invariant, says the paper", "all linear" if "rho" in name else "layer-wise"))
-        for said, transform in (("layer-wise", MOVED), ("neuron-wise", MOVED_NEURONS)):
-            change = networks[f"{name}, {transform}"].mean()
-            rows.append((of, name, f"changed by {said}", f"{change:.2g}"))
-    return Plot(
-        "table1", "Table 1: which reparametrisations leave the measures unchanged",
-        "The change is the mean over networks of |log(after / before)|, in the layer where it is largest. Factors are "
-        "random, in [5, 25]. Of rho^l(j), of single neurons, its maximum and sum over a layer are shown.",
-        "table", pd.DataFrame(rows, columns=["panel", "row", "column", "text"]),
-    )  # fmt: skip
