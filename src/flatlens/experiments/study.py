@@ -220,13 +220,17 @@ def load_study(out: str | os.PathLike[str], *, again: bool = False) -> StudyResu
     if not finished:
         why = f"; the first error: {failed[0][1]}" if failed else ""
         raise BadFolder(f"no network of the study in {str(out)!r} is finished ({len(failed)} failed{why})")
-    found, nothing = _gathered(store, study, finished), pd.DataFrame()
-    result = StudyResult(  # what is derived from the rest is empty yet
-        networks=found.networks,
-        layers=found.layers,
-        curves=found.curves,
-        histories=found.histories,
-        functions=found.functions,
+    # the tables of the networks whose folders are here, then of others that an earlier run finished elsewhere
+    here = [key for key in finished if store.folder(key).is_dir()]
+    found = Loaded.of_records([store.read(key) for key in here], study.varied)
+    there = {settings.key: settings for settings in study.networks() if settings.key in set(finished) - set(here)}
+    for kept in store.kept():
+        mine = [there.pop(key) for key in kept.networks["key"] if key in there]
+        found = found.with_others(Loaded.of_result(kept, mine, study.varied), finished)
+    # what is derived from the rest is empty yet
+    nothing = pd.DataFrame()
+    result = StudyResult(
+        **vars(replace(found, seconds=round(found.seconds, 1))),
         values=values_table(found.networks, study.quantities),
         relations=nothing,
         within=nothing,
@@ -234,26 +238,12 @@ def load_study(out: str | os.PathLike[str], *, again: bool = False) -> StudyResu
         findings=[],
         quantities=study.quantities,
         settings=without_places(study.as_json()),
-        versions=found.versions,
-        excluded=found.excluded,
         failed=failed,
         unfinished=len(study.networks()) - len(found.networks) - len(failed),
-        alone=found.alone,
         varied=study.varied,
-        seconds=round(found.seconds, 1),
     )
     known = None if again else read_derived(store.out / DERIVED, _digest(result))
     return replace(result, **(_derived(study, result) if known is None else known))
-
-
-def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Loaded:
-    here = [key for key in finished if store.folder(key).is_dir()]
-    found = Loaded.of_records([store.read(key) for key in here], study.varied)
-    there = {settings.key: settings for settings in study.networks() if settings.key in set(finished) - set(here)}
-    for kept in store.kept():
-        mine = [there.pop(key) for key in kept.networks["key"] if key in there]
-        found = found.with_others(Loaded.of_result(kept, mine, study.varied), finished)
-    return found
 
 
 def _derived(study: Study, result: StudyResult) -> dict[str, Any]:

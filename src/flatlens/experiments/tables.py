@@ -1,7 +1,7 @@
 """Tables of a study: of its networks, from their folders or an earlier result, and what is derived from these tables.
 
-`networks_table` to `functions_table` have the numbers of each network, `Loaded` all of them together; `values_table`,
-`groupings` and `gap_correlations` say what is correlated with the generalisation gap, and over which groups.
+`tables_of` has the numbers of each network, `Loaded` all of them together; `values_table`, `groupings` and
+`gap_correlations` say what is correlated with the generalisation gap, and over which groups.
 
 Levels of an axis of words, such as SAM and none, are compared over pairs of networks with the same seed and the same
 other settings. Where no level shares a seed with another, they are groups of independent networks.
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from math import nan
 from statistics import median
 from typing import Any
@@ -85,64 +85,46 @@ def kinds_of(networks: pd.DataFrame) -> pd.Series[str]:
     return named.str.strip().rename("kind")
 
 
-def networks_table(records: Sequence[Record], varied: Sequence[str]) -> pd.DataFrame:
-    """Return one row per network, in the order given: identity, other varied settings, outcome, steps, all numbers."""
-    rows = []
+def tables_of(records: Sequence[Record], varied: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """Return the tables whose rows are of one network each, by name, with the networks in the order given."""
+    networks, layers = [], []
+    parts: dict[str, list[pd.DataFrame]] = {"curves": [], "histories": [], "functions": []}
     for record in records:
+        identity, training, curves = _identity(record), record.settings.training, record.curves
+        # the network: identity, other varied settings, outcome, steps, all numbers
         own = {name: setting_of(record.settings, name) for name in setting_columns(varied)}
-        row = {**_identity(record), **own, "outcome": record.result["outcome"]}
+        row = {**identity, **own, "outcome": record.result["outcome"]}
         if "steps" not in own:
             row["steps"] = record.result["steps"]
         row |= {str(Column.of(*key)): e.value for key, e in record.report.items()}
-        if isinstance(record.settings.training, TrainedElsewhere):
-            row |= record.settings.training.results
-        rows.append(row)
-    in_order = dict.fromkeys(name for row in rows for name in row)  # a network that diverged has no measured ones
-    return pd.DataFrame(rows, columns=list(in_order))
-
-
-def layers_table(records: Sequence[Record]) -> pd.DataFrame:
-    """Return the values of each layer, with its position in execution order; tidy."""
-    rows = []
-    for record in records:
+        networks.append(row | training.results if isinstance(training, TrainedElsewhere) else row)
+        # each layer's values, with its position in execution order
         position = {layer: number for number, layer in enumerate(record.result["layers"])}
-        rows += [
-            {**_identity(record), "measure": name, "layer": layer, "position": position.get(layer, len(position))}
+        layers += [
+            {**identity, "measure": name, "layer": layer, "position": position.get(layer, len(position))}
             | {"value": e.value, "kind": e.kind}
             for (name, layer), e in record.report.items()
             if layer is not None
         ]
-    return pd.DataFrame(rows, columns=TABLE_COLUMNS["layers"])
-
-
-def histories_table(records: Sequence[Record]) -> pd.DataFrame:
-    """Return the measures followed during training, as a Tracker's history; `rate` is the step's learning rate."""
-    return _together("histories", [
-        record.history.rename(columns={"lr": "rate"}).assign(**_identity(record))
-        for record in records if record.history is not None
-    ])  # fmt: skip
-
-
-def curves_table(records: Sequence[Record]) -> pd.DataFrame:
-    """Return the training curves; tidy."""
-    columns = ["step", "loss", "accuracy", "test_loss"]
-    return _together("curves", [
-        pd.DataFrame({**_identity(record), **{name: record.curves[name].numpy() for name in columns}})
-        for record in records if "step" in record.curves  # a training elsewhere left none
-    ])  # fmt: skip
-
-
-def functions_table(records: Sequence[Record]) -> pd.DataFrame:
-    """Return test inputs and outputs of each network from R to R; tidy."""
-    return _together("functions", [
-        pd.DataFrame({**_identity(record), "x": record.curves["input"].numpy(), "y": record.curves["output"].numpy()})
-        for record in records if "input" in record.curves
-    ])  # fmt: skip
-
-
-def _together(name: str, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    columns = TABLE_COLUMNS[name]
-    return pd.concat([table[columns] for table in tables] or [pd.DataFrame(columns=columns)], ignore_index=True)
+        # curves, which a training elsewhere has not; measures followed in training; the graph of one from R to R
+        if "step" in curves:
+            of_steps = {name: curves[name].numpy() for name in ("step", "loss", "accuracy", "test_loss")}
+            parts["curves"].append(pd.DataFrame({**identity, **of_steps}))
+        if record.history is not None:
+            parts["histories"].append(record.history.rename(columns={"lr": "rate"}).assign(**identity))
+        if "input" in curves:
+            graph = {"x": curves["input"].numpy(), "y": curves["output"].numpy()}
+            parts["functions"].append(pd.DataFrame({**identity, **graph}))
+    in_order = list(dict.fromkeys(name for row in networks for name in row))  # one that diverged has no measured ones
+    tables = {
+        "networks": pd.DataFrame(networks, columns=in_order),
+        "layers": pd.DataFrame(layers, columns=TABLE_COLUMNS["layers"]),
+    }
+    for name, several in parts.items():
+        columns = TABLE_COLUMNS[name]
+        whole = [table[columns] for table in several] or [pd.DataFrame(columns=columns)]
+        tables[name] = pd.concat(whole, ignore_index=True)
+    return tables
 
 
 def values_table(networks: pd.DataFrame, quantities: Sequence[Quantity]) -> pd.DataFrame:
@@ -252,27 +234,24 @@ class Loaded:
     def of_records(cls, records: Sequence[Record], varied: Sequence[str]) -> Loaded:
         """Return what is in the folders of these networks."""
         return cls(
-            networks=networks_table(records, varied),
-            layers=layers_table(records),
-            curves=curves_table(records),
-            histories=histories_table(records),
-            functions=functions_table(records),
+            **tables_of(records, varied),
             versions=_merged([record.result["versions"] for record in records]),
-            excluded=[(r.settings.key, _why(r)) for r in records if r.result["outcome"] not in REACHED],
+            excluded=[(r.settings.key, _why_excluded(r)) for r in records if r.result["outcome"] not in REACHED],
             alone=sorted(Counter(why for r in records if (why := r.result.get("trained_alone"))).items()),
             seconds=_summed([r.result["seconds_training"] + r.result["seconds_measuring"] for r in records]),
         )
 
     @classmethod
     def of_result(cls, result: StudyResult, networks: Sequence[NetworkSettings], varied: Sequence[str]) -> Loaded:
-        """Return what a result holds of these networks; its seconds are shared out evenly.
-
-        Its study may have varied other settings: the columns of settings are those of `varied`.
-        """
+        """Return what a result, whose study may have varied other settings, holds of these networks."""
         of = {settings.key: settings for settings in networks}
         tables = {name: getattr(result, name) for name in OF_NETWORKS}
         rows = {name: table[table["key"].isin(set(of))].reset_index(drop=True) for name, table in tables.items()}
-        rows["networks"] = _with_settings(rows["networks"], of, varied, former=result.varied)
+        # the columns of other settings give way to those of `varied`
+        table, columns = rows["networks"], setting_columns(varied)
+        results = [name for name in table if name not in {*IDENTITY, *setting_columns(result.varied), *columns}]
+        own = {name: [setting_of(of[key], name) for key in table["key"]] for name in columns}
+        rows["networks"] = pd.concat([table[IDENTITY], pd.DataFrame(own, index=table.index), table[results]], axis=1)
         share = len(rows["networks"]) / max(len(result.networks), 1)
         return cls(
             **rows,
@@ -286,8 +265,13 @@ class Loaded:
         """Return both together, with the rows of each table in the order of `keys`."""
         order = {key: number for number, key in enumerate(keys)}
         alone = Counter(dict(self.alone)) + Counter(dict(others.alone))
+        tables = {}
+        for name in OF_NETWORKS:
+            both = [getattr(self, name), getattr(others, name)]
+            whole = pd.concat([one for one in both if len(one)] or both[:1], ignore_index=True)  # empty ones: no types
+            tables[name] = whole.sort_values("key", key=lambda keys: keys.map(order), kind="stable", ignore_index=True)
         return Loaded(
-            **{name: _in_order([getattr(self, name), getattr(others, name)], order) for name in OF_NETWORKS},
+            **tables,
             versions=_merged([one.versions for one in (self, others) if len(one.networks)]),
             excluded=sorted((*self.excluded, *others.excluded), key=lambda one: order[one[0]]),
             alone=sorted(alone.items()),
@@ -304,22 +288,7 @@ def _summed(seconds: Sequence[float]) -> float:
     return sum(min(one, 10 * median(seconds)) for one in seconds)
 
 
-def _with_settings(
-    table: pd.DataFrame, networks: Mapping[str, NetworkSettings], varied: Sequence[str], former: Sequence[str]
-) -> pd.DataFrame:
-    columns = setting_columns(varied)
-    results = [name for name in table if name not in {*IDENTITY, *setting_columns(former), *columns}]
-    own = {name: [setting_of(networks[key], name) for key in table["key"]] for name in columns}
-    return pd.concat([table[IDENTITY], pd.DataFrame(own, index=table.index), table[results]], axis=1)
-
-
-def _in_order(tables: Sequence[pd.DataFrame], order: dict[str, int]) -> pd.DataFrame:
-    """Return the rows of both tables in the order of their networks; an empty table has no types to give."""
-    whole = pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
-    return whole.sort_values("key", key=lambda keys: keys.map(order), kind="stable", ignore_index=True)
-
-
-def _why(record: Record) -> str:
+def _why_excluded(record: Record) -> str:
     training, result = record.settings.training, record.result
     assert isinstance(training, Training)  # a training elsewhere is at its end
     batch = "full batch" if training.batch_size is None else f"batch size {training.batch_size}"
@@ -342,7 +311,6 @@ GRANULATED = "granulated Kendall"
 GIVEN_LOSS = {"pearson": "Pearson r given the training loss", "spearman": "Spearman rho given the training loss"}
 LOSSES_DIFFER = 1.1
 """Ratio of the largest to the smallest training loss from which on they differ."""
-_PARTIAL = {"pearson": "partial Pearson", "spearman": "partial Spearman"}
 
 
 def gap_correlations(
@@ -399,15 +367,6 @@ def training_losses(networks: pd.DataFrame, curves: pd.DataFrame) -> pd.Series:
     return networks["key"].map(last).astype(float)
 
 
-def _log_if_different(losses: pd.Series) -> pd.Series | None:
-    """Return losses, as logarithms if all are positive; None where they do not differ, or one is not known."""
-    if not np.isfinite(losses).all() or not len(losses):
-        return None
-    if losses.min() > 0:
-        return np.log(losses) if losses.max() > LOSSES_DIFFER * losses.min() else None
-    return losses if np.ptp(losses) > 0 else None
-
-
 def _rows(
     kind: str,
     values: pd.DataFrame,
@@ -417,12 +376,20 @@ def _rows(
     losses: pd.Series,
 ) -> list[tuple[object, ...]]:
     gap = values[GAP.name]
-    loss = _log_if_different(losses)
+    # the training losses, as logarithms if all are positive; None where they do not differ, or one is not known
+    loss = None
+    if len(losses) and np.isfinite(losses).all():
+        positive = losses.min() > 0
+        differ = losses.max() > LOSSES_DIFFER * losses.min() if positive else np.ptp(losses) > 0
+        loss = (np.log(losses) if positive else losses) if differ else None
     varied = settings.loc[:, settings.nunique() > 1]  # all networks of a kind have one model
     controls = values[[q.name for q in quantities if q.role == "setting" and values[q.name].nunique() > 1]]
     rows: list[tuple[object, ...]] = []
     for name in measure_names(quantities):
-        add = partial(_row, kind, name)
+
+        def add(coefficient: str, s: Statistic, given: str = "", name: str = name) -> tuple[object, ...]:
+            return kind, name, coefficient, s.value, s.low, s.high, s.p, s.n, s.units, given, s.why, s.note
+
         same: dict[str, Any] = {"names": (name, GAP.name), "units": units}
         rows += [add(title, correlate(values[name], gap, key, **same)) for key, title in TITLES.items()]  # type: ignore[arg-type]
         if loss is not None:
@@ -434,14 +401,10 @@ def _rows(
             rows.append(add(GRANULATED, psi, "all settings but one"))
             rows += [add(f"{GRANULATED} along {axis}", part, f"all but {axis}") for axis, part in psi.parts.items()]
         if len(controls.columns):
-            for key, title in _PARTIAL.items():
+            for key, title in {"pearson": "partial Pearson", "spearman": "partial Spearman"}.items():
                 found = partial_correlation(values[name], gap, controls, key, **same)  # type: ignore[arg-type]
                 rows.append(add(title, found, ", ".join(controls.columns)))
     return rows
-
-
-def _row(kind: str, quantity: str, coefficient: str, s: Statistic, given: str = "") -> tuple[object, ...]:
-    return kind, quantity, coefficient, s.value, s.low, s.high, s.p, s.n, s.units, given, s.why, s.note
 
 
 _ROUNDING = 1e-9
@@ -472,7 +435,12 @@ def level_differences(networks: pd.DataFrame, quantities: Sequence[Quantity], va
         varied: the study's axes.
     """
     settings = without_seeds(networks, varied)
-    columns = {name: networks[name].to_numpy(float) for name in _columns(networks, quantities)}
+    # measures of the whole network, those that decide first, then risks, as far as they are numbers in the table
+    measured = [q.column for q in quantities if q.role == "measure" and q.column in networks]
+    measured.sort(key=lambda name: _meaning(name) is None)
+    names = dict.fromkeys([*measured, *(name for name in RESULTS if name in networks)])
+    columns = {name: networks[name].to_numpy(float) for name in names if pd.api.types.is_numeric_dtype(networks[name])}
+    cards = {name: one.card for name in columns if (one := MEASURES.get(Column.parse(name).name))}
     # the columns that decide, each one once: a column that is a multiple of another says the same
     meanings: dict[str, tuple[str, str]] = {}
     for name, values in columns.items():
@@ -493,7 +461,7 @@ def level_differences(networks: pd.DataFrame, quantities: Sequence[Quantity], va
             units,
             first=[*meanings, _HELD_OUT],
             untested=[name for name in RESULTS if name in columns and name != _HELD_OUT],
-            linear=[name for name in columns if name in SHARES or _is_logarithm(name)],
+            linear=[name for name in columns if name in SHARES or (name in cards and cards[name].unit == "log")],
         )
         found.append(Levels(str(setting), differences, meanings, pairs is not None))
     return found
@@ -513,14 +481,6 @@ def table_of(found: Sequence[Levels]) -> pd.DataFrame:
     return whole[["setting", *(name for name in whole if name != "setting")]].rename(columns={"name": "column"})
 
 
-def _columns(networks: pd.DataFrame, quantities: Sequence[Quantity]) -> list[str]:
-    measured = [q.column for q in quantities if q.role == "measure" and q.column in networks]
-    deciding = [name for name in measured if _meaning(name)]
-    risks = [name for name in RESULTS if name in networks]
-    kept = dict.fromkeys([*deciding, *measured, *risks])
-    return [name for name in kept if pd.api.types.is_numeric_dtype(networks[name])]
-
-
 def _meaning(name: str) -> tuple[str, str] | None:
     """Return the meaning and the family of an invariant number of the whole network that has a direction."""
     column = Column.parse(name)
@@ -529,11 +489,6 @@ def _meaning(name: str) -> tuple[str, str] | None:
     one = named([column.measure])[0]
     meaning = direction(one.card)
     return (meaning, one.card.family) if meaning and one.invariant_under >= RESCALINGS else None
-
-
-def _is_logarithm(name: str) -> bool:
-    one = MEASURES.get(Column.parse(name).name)
-    return one is not None and one.card.unit == "log"
 
 
 def _pairs(
